@@ -11,7 +11,7 @@ SEED ?= 1
 # Hundreds of processes that tests start import compiled files, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-browser test-integrations lint types kernels fuzz crash bench bench-quick gpu sample screenshots docs house wheel clean help
+.PHONY: run test test-browser test-integrations lint types kernels fuzz crash bench bench-quick gpu sample screenshots docs reference house wheel release clean help
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -72,17 +72,24 @@ sample: $(STAMP)  ## Train the bundled sample run anew (changes its files)
 	$(BIN)/python sample_checkpoints/make_digits_cnn.py
 
 screenshots: $(STAMP)  ## Take the screenshots of README and docs from the running explorer
+	$(BIN)/python -m benchmarks.figure
 	$(BIN)/python -m benchmarks.screenshots
 
 docs: $(STAMP)  ## Build the documentation site into build/site, every warning an error; run what its pages say
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	$(BIN)/python -m pytest --quiet -m documentation tests/docs
 
-house: $(STAMP)  ## Count lines by package, and the functions a tensor passes
+reference: $(STAMP)  ## Write the derived parts of docs/cli.md and the schema of JSON documents anew
+	$(BIN)/python -m benchmarks.reference
+
+house: $(STAMP)  ## Print how large and how deep the code is beside its targets; fails above one
 	$(BIN)/python -m benchmarks.house
 
 wheel: $(STAMP)  ## Build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+release: $(STAMP)  ## Check version and changelog, build wheel and sdist, try both; CONFIRM=yes tags the commit
+	$(BIN)/python .ci/release.py $(if $(filter yes,$(CONFIRM)),--tag)
 
 clean:  ## Remove the environment and everything built
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -197,8 +197,7 @@ def _load_ahead() -> None:
     graph_objects.Figure(graph_objects.Heatmap(z=[[0.0]])).to_json()
     for package in (widgets, pages):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not module.name.endswith(".view"):  # a view draws as it is imported
-                importlib.import_module(module.name)
+            importlib.import_module(module.name)
 
 
 def _server_is_up() -> bool:

@@ -6,14 +6,19 @@ writes those that concern it again; a page opened by a link reads them first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 import streamlit as st
 from inshrink_app.server.roots import settings
 
+if TYPE_CHECKING:
+    from streamlit.navigation.page import StreamlitPage
+
 __all__ = [
     "BY",
+    "CARRIED",
+    "LAYERS",
     "METRIC",
     "RUN",
     "STATISTIC",
@@ -41,11 +46,18 @@ BY = "by"
 STATISTIC = "stat"
 LOG = "log"
 
+CARRIED = "carried"
+"""The configuration that a page hands to Export: JSON of ``run`` and ``config``."""
+
+LAYERS = "rows"
+"""The layers that a page hands to Allocate: a JSON list of names."""
+
 _PREFIX = "inshrink."
 _STARTED = _PREFIX + "started"
 _ARRIVED = _PREFIX + "arrived"
 _CLICKED = _PREFIX + "clicked"
 _GIVEN = _PREFIX + "given"
+_PAGES = _PREFIX + "pages"
 
 
 def arrive(page: str) -> None:
@@ -77,10 +89,20 @@ def was_asked_for() -> bool:
     return was_clicked() or (given is not None and given == st.session_state.get(_PREFIX + RUN))
 
 
+def know(pages: Mapping[str, StreamlitPage]) -> None:
+    """Take note of the pages there are, by the names of their folders."""
+    st.session_state[_PAGES] = dict(pages)
+
+
+def go_to(page: str) -> NoReturn:
+    """Go to another page, by the name of its folder."""
+    st.switch_page(st.session_state[_PAGES][page])
+
+
 def lead_to(page: str) -> NoReturn:
     """Go to another page by ourselves, which is no click."""
     st.session_state.pop(_ARRIVED, None)
-    st.switch_page(page)
+    go_to(page)
 
 
 def wants_given_run() -> bool:

@@ -39,7 +39,7 @@ _LIGHT = {
     "violetTextColor": "#0C1118",
 }
 # White on the primary colour, and it on the page (the value of a slider), both have a contrast of 4.5; that
-# leaves room for no lighter page. Violet is the colour of plain text, for `formatting.inked`.
+# leaves room for no lighter page. Violet is the colour of plain text, for `fmt.inked`.
 _DARK = {
     "primaryColor": "#1B7BBF",
     "backgroundColor": "#030507",

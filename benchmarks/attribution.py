@@ -32,9 +32,9 @@ from torch import Tensor, nn
 
 from benchmarks.results import renew
 from inshrink_core.formats import Run, open_run
-from inshrink_core.formats.attribution import gather
-from inshrink_core.formats.owners import Attribution
-from inshrink_core.formats.registered import saved_names
+from inshrink_core.formats.attribution.laws import Attribution
+from inshrink_core.formats.attribution.registered import saved_names
+from inshrink_core.formats.attribution.values import gather
 
 N_SAVES: Final = 9
 EVERY: Final = 20

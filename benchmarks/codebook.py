@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.results import write
 from inshrink_core.ops.quantize import histogram16
-from inshrink_core.quantization import fit_exact, fit_published, value_histogram
+from inshrink_core.quantization import fit_exact, fit_published, key_histogram
 
 REPEATS = 9
 _SCIKIT_LEARN = "scikit-learn KMeans on the raw values"
@@ -54,13 +54,13 @@ def main(*, quick: bool = False) -> Path:
     n_values, k = (500_000 if quick else 20_000_000), 16
     values = torch.randn(n_values, generator=torch.Generator().manual_seed(0)) * 0.02
     raw = values.numpy()
-    fit_exact(value_histogram(histogram16(values[:1000]).numpy(), "float32"), 2)  # compiles the kernels
+    fit_exact(key_histogram(histogram16(values[:1000]).numpy(), "float32"), 2)  # compiles the kernels
 
     def exact() -> NDArray[np.float64]:
-        return fit_exact(value_histogram(histogram16(values).numpy(), "float32"), k)
+        return fit_exact(key_histogram(histogram16(values).numpy(), "float32"), k)
 
     def published() -> NDArray[np.float64]:
-        return fit_published(value_histogram(histogram16(values).numpy(), "float32"), k)
+        return fit_published(key_histogram(histogram16(values).numpy(), "float32"), k)
 
     def scikit_learn() -> NDArray[np.float64]:
         model = KMeans(k, n_init=1, random_state=0).fit(raw[:, None])

@@ -31,13 +31,13 @@ from benchmarks.results import write
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference, make_codec
 from inshrink_core.codecs.inshrinkerator.block import FIRST_BIN
-from inshrink_core.codecs.lattice.spacing import grid_of, new_spacing
+from inshrink_core.codecs.lattice.spacing import lattice_of, new_spacing
 from inshrink_core.coding.delta import modular_delta
 from inshrink_core.coding.rans import decode_rans, encode_rans
-from inshrink_core.ops.distance import Distance, distance_to_grid
-from inshrink_core.ops.lattice import N_CONTEXTS, advance, round_to_grid, scale_integers
+from inshrink_core.ops.distance import Distance, distance_to_lattice
+from inshrink_core.ops.lattice import N_CONTEXTS, advance, round_to_lattice, scale_integers
 from inshrink_core.ops.quantize import MAGNITUDE_KEYS, assign, dequantize, histogram16
-from inshrink_core.quantization import assignment_table, fit_exact, round_centroids, value_histogram
+from inshrink_core.quantization import assignment_table, fit_exact, key_histogram, round_centroids
 
 MEGABYTES = (16, 64, 256, 1024)
 QUICK_MEGABYTES = (16, 64)
@@ -81,28 +81,28 @@ def lattice_on_device(walk: list[Tensor]) -> Way:
     spacing = new_spacing(COARSENESS * moved, size)
     if spacing is None:
         raise ValueError("the walk has no spacing")
-    grid = grid_of(spacing, "float32")
-    before = round_to_grid(first, torch.zeros_like(first, dtype=torch.int32), None, grid)
-    before = round_to_grid(second, before.integers, None, grid)
+    lattice = lattice_of(spacing, "float32")
+    before = round_to_lattice(first, torch.zeros_like(first, dtype=torch.int32), None, lattice)
+    before = round_to_lattice(second, before.integers, None, lattice)
     integers, history = before.integers, before.history
-    expected = round_to_grid(now, integers, history, grid)
+    expected = round_to_lattice(now, integers, history, lattice)
     if expected.n_large:
         raise ValueError("the walk has changes with extra bits, which this does not code")
 
     def encode() -> bytes:
-        rounded = round_to_grid(now, integers, history, grid)
+        rounded = round_to_lattice(now, integers, history, lattice)
         return encode_rans(rounded.tokens, history & 31, rounded.largest + 1, N_CONTEXTS)
 
     def decode(payload: bytes) -> Tensor:
         tokens = decode_rans(payload, now.numel(), expected.largest + 1, history & 31, N_CONTEXTS)
-        moved = advance(tokens, _NO_LARGE, integers, history, grid)
-        return scale_integers(moved.integers, grid.delta)
+        moved = advance(tokens, _NO_LARGE, integers, history, lattice)
+        return scale_integers(moved.integers, lattice.unit)
 
     return Way(
         encode,
         decode,
-        lambda values: torch.equal(values, expected.integers * grid.delta),
-        lambda: distance_to_grid(now, expected.integers, grid.delta),
+        lambda values: torch.equal(values, expected.integers * lattice.unit),
+        lambda: distance_to_lattice(now, expected.integers, lattice.unit),
     )
 
 
@@ -110,7 +110,7 @@ def inshrinkerator_on_device(walk: list[Tensor]) -> Way:
     """Count and assign to a held codebook, and code the delta of symbols; the state stays on the device."""
     device, now = walk[0].device, walk[-1]
     codebook = round_centroids(
-        fit_exact(value_histogram(histogram16(walk[1]).numpy(), "float32"), BINS), "float32", bfloat16=True
+        fit_exact(key_histogram(histogram16(walk[1]).numpy(), "float32"), BINS), "float32", bfloat16=True
     )
     keys = assignment_table(
         codebook, "float32", first_symbol=FIRST_BIN, prune_below=0, protect_from=MAGNITUDE_KEYS

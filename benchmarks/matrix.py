@@ -28,7 +28,7 @@ from inshrink_core.codec import get_codec
 from inshrink_core.codecs.variants import Variant
 from inshrink_core.execution.progress import Progress
 from inshrink_core.lab.bench import BenchReport, bench
-from inshrink_core.lab.bench.report import REPEAT, Row
+from inshrink_core.lab.bench.report import REPEAT, BoundRow
 
 INSHRINKERATOR = (
     "inshrinkerator",
@@ -128,7 +128,7 @@ def measure(name: str, codec: str, plan: Plan) -> list[dict[str, object]]:
         for point in swept
         if point.mean_divergence is not None and point.ratio_weights is not None
     ]
-    best: dict[tuple[bool, str, float], Row] = {}
+    best: dict[tuple[bool, str, float], BoundRow] = {}
     for row in report.rows:  # of the values that a knob was held at, the largest ratio within a bound
         key = row.codec == REPEAT, row.bound.kind, row.bound.limit
         if key not in best or _ratio(row) > _ratio(best[key]):
@@ -152,7 +152,7 @@ def measure(name: str, codec: str, plan: Plan) -> list[dict[str, object]]:
     return rows
 
 
-def _ratio(row: Row) -> float:
+def _ratio(row: BoundRow) -> float:
     """Return what is to be large; 0 where the bound is out of reach."""
     return (row.point.ratio_weights or 0.0) if row.kept and row.point is not None else 0.0
 

@@ -74,7 +74,7 @@ def _replaced(module: Any, name: str, function: Callable[..., Any]) -> Iterator[
 
 
 def overhead_share(archive: Path) -> float:
-    """Return the share of an archive's bytes that is overhead; the checkpoint's other parts are left out.
+    """Return the share of an archive's bytes that is overhead; the checkpoint's attachments are left out.
 
     Parameters
     ----------
@@ -91,10 +91,10 @@ def overhead_share(archive: Path) -> float:
             for spec in checkpoint.specs:
                 checkpoint.source.read(spec)
     n_blocks = sum(len(frame.tensors) for frame in size.frames)
-    parts = sum(frame.parts_nbytes for frame in size.frames)
+    attachments = sum(frame.attachments_nbytes for frame in size.frames)
     framing = sum(frame.overhead_nbytes for frame in size.frames) + size.manifest_nbytes
     overhead = framing + n_blocks * BLOCK_HEAD_BYTES + side.tables_nbytes
-    return overhead / (size.nbytes - parts)
+    return overhead / (size.nbytes - attachments)
 
 
 def main(quick: bool = False) -> Path:

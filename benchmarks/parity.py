@@ -2,9 +2,11 @@
 
 Runs the command line on the bundled sample and on two generated runs: every codec, every optimizer preset,
 overrides, bounds, branches, exports, packs, prunes, and every verb that reads. What comes out is reduced to
-digests: SHA-256 of every frame and of every restored or exported file, and of every ``--json`` document
-without its times and places. ``--write`` records them in ``results/parity.txt``; without it they are compared
-with what stands there, and each difference is a line and exit code 1.
+digests: SHA-256 of every file of an archive and of every restored or exported one, of every ``--json``
+document without its times and places, and, by frame, of all its blocks and of all the values it decodes to.
+``--write`` records them in ``results/parity.txt``; without it they are compared with what is there, and each
+difference is a line and exit code 1. ``--content`` compares blocks, values and restored files alone: what a
+change of how frames are written leaves as it is.
 
 The identity of an archive is random, and all its frames bear it, so the system's random bytes are fixed here.
 Numbers in documents are compared to six digits: evaluators multiply matrices, and the last bits of that are
@@ -23,7 +25,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +36,15 @@ from torch import Tensor
 
 import inshrink_core
 from benchmarks.results import RESULTS
+from inshrink_core.chain import OPTIMIZER_CHOICES, Archive, tensor_digest
 from inshrink_core.cli import main as inshrink
 
 CODECS = ("lattice", "inshrinkerator", "lossless", "lc-checkpoint", "excp", "qd", "uniform", "context")
-OPTIMIZERS = ("lossless", "lattice", "lattice-ratio", "drop")
-"""In the words of the record: `RENAMED` has those of the command line."""
-
-RENAMED = {"--optimizer": {"lossless": "exact", "lattice": "compressed", "lattice-ratio": "compact"}}
-"""Words of options that have been renamed since the record was made: old to new."""
-
-RENAMED_VALUES = {"optimizer": {new: old for old, new in RENAMED["--optimizer"].items()}}
-"""The same in documents, by key: new to old."""
-
-RENAMED_TEXT = {"the previous checkpoint, in the place of each one,": "the stale copy"}
-"""The same in the prose of documents: new to old."""
 
 RECORD = RESULTS / "parity.txt"
+
+_BLOCKS, _VALUES, _RESTORED = "blocks", "values", "restored"
+"""Words of names: of a frame's blocks, of what it decodes to, and of restored files."""
 
 _CHANGING = frozenset(
     {"seconds", "train_seconds", "restored_seconds", "save_seconds", "restore_seconds"}
@@ -126,7 +121,7 @@ class Parity:
         """Run a verb with ``--json``; keep its document."""
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-            ended = inshrink([*_renamed(words), "--json"])
+            ended = inshrink([*words, "--json"])
         document = json.loads(out.getvalue())
         if ended != code:
             raise RuntimeError(f"{name}: exit code {ended}, expected {code}: {document.get('error')}")
@@ -143,29 +138,33 @@ class Parity:
             where = path.name if path == folder else path.relative_to(folder).as_posix()
             self.found[f"{name} {where}"] = hashlib.sha256(path.read_bytes()).hexdigest()
 
+    def archive(self, name: str, path: Path) -> None:
+        """Keep digests of an archive's files, and of what its frames hold however they are written."""
+        self.files(name, path)
+        archive = Archive.open(path)
+        for info in archive.reader.frames:
+            blocks, values = hashlib.sha256(), hashlib.sha256()
+            for entry in archive.frame(info).entries:
+                payload = archive.frame(info).read(entry)
+                blocks.update(f"{entry.key}\0{entry.attachment}\0{len(payload)}\0".encode() + payload)
+            checkpoint = archive.checkpoint(info)
+            for spec in checkpoint.specs:
+                values.update(f"{spec.key}\0".encode() + tensor_digest(checkpoint.source.read(spec)))
+            where = f"{name} {info.generation}-{info.step}"
+            self.found[f"{where} {_BLOCKS}"] = blocks.hexdigest()
+            self.found[f"{where} {_VALUES}"] = values.hexdigest()
+
     def _plain(self, value: Any) -> Any:
         """Return a document without times and places, its numbers rounded."""
         if isinstance(value, dict):
-            return {
-                key: self._plain(RENAMED_VALUES.get(key, {}).get(one, one) if isinstance(one, str) else one)
-                for key, one in value.items()
-                if key not in _CHANGING
-            }
+            return {key: self._plain(one) for key, one in value.items() if key not in _CHANGING}
         if isinstance(value, list):
             return [self._plain(one) for one in value]
         if isinstance(value, str):
-            for new, old in RENAMED_TEXT.items():
-                value = value.replace(new, old)
             return value.replace(str(self.scratch), "SCRATCH").replace(str(sample()), "SAMPLE")
         if isinstance(value, float) and math.isfinite(value):
             return float(f"{value:.{_DIGITS}g}")
         return value
-
-
-def _renamed(words: Sequence[str]) -> list[str]:
-    """Return a command in today's words."""
-    before = ("", *words)
-    return [RENAMED.get(option, {}).get(word, word) for option, word in zip(before, words, strict=False)]
 
 
 def sample() -> Path:
@@ -258,7 +257,7 @@ def _archived(parity: Parity, name: str, run: Path, *options: str) -> Path:
     """Compress a run, then look at the archive with every verb that reads one."""
     archive = parity.scratch / f"{name.replace(' ', '-')}.inshrink"
     parity.run(f"{name} compress", "compress", str(run), "-o", str(archive), *options)
-    parity.files(f"{name} archive", archive)
+    parity.archive(f"{name} archive", archive)
     parity.run(f"{name} inspect", "inspect", str(archive), "--tensors")
     left_out = int("--steps" in options)  # what the run holds beside them is missing, and verify says so
     parity.run(f"{name} verify", "verify", str(archive), "--deep", "--against", str(run), code=left_out)
@@ -280,7 +279,7 @@ def codecs(parity: Parity) -> None:
                 "--codec",
                 codec,
                 "--optimizer",
-                "lossless",
+                "exact",
                 "--keyframe-every",
                 "3",
             )
@@ -290,7 +289,7 @@ def optimizers(parity: Parity) -> None:
     """Every optimizer preset, and what is taken where nothing is said."""
     run = _runs(parity)[0]
     _archived(parity, "default", run)
-    for optimizer in OPTIMIZERS:
+    for optimizer in OPTIMIZER_CHOICES:
         _archived(parity, f"optimizer {optimizer}", run, "--optimizer", optimizer)
 
 
@@ -338,7 +337,7 @@ def branches(parity: Parity) -> None:
     archive = _archived(parity, "trunk", first, "--keyframe-every", "4")
     second = torch_run(parity.scratch / "second", range(4, 8), seed=_SEED + 2)
     parity.run("branch compress", "compress", str(second), "-o", str(archive), "--resumed-from", "3")
-    parity.files("branch archive", archive)
+    parity.archive("branch archive", archive)
     parity.run("branch inspect", "inspect", str(archive))
     out = parity.scratch / "branch-restored"
     parity.run("branch restore", "restore", str(archive), "--all", "-o", str(out))
@@ -347,7 +346,7 @@ def branches(parity: Parity) -> None:
     words = ("prune", str(archive), "--keep-last", "2", "--keep-every", "3")
     parity.run("prune plan", *words)
     parity.run("prune", *words, "--apply")
-    parity.files("pruned archive", archive)
+    parity.archive("pruned archive", archive)
 
 
 def exports(parity: Parity) -> None:
@@ -356,13 +355,13 @@ def exports(parity: Parity) -> None:
     for name, *options in (("weights", "--weights-only"), ("exact", "--weights-only", "--exact"), ("whole",)):
         target = parity.scratch / f"{name}.inshrink"
         parity.run(f"export {name}", "export", str(archive), "--step", "3", "-o", str(target), *options)
-        parity.files(f"export {name}", target)
+        parity.archive(f"export {name}", target)
     packed = parity.scratch / "packed.inshrink"
     parity.run("pack", "export", str(archive), "--pack", str(packed))
-    parity.files("pack", packed)
+    parity.archive("pack", packed)
     parity.run("packed verify", "verify", str(packed), "--deep")
     parity.run("unpack", "export", str(packed), "--unpack", str(parity.scratch / "unpacked.inshrink"))
-    parity.files("unpack", parity.scratch / "unpacked.inshrink")
+    parity.archive("unpack", parity.scratch / "unpacked.inshrink")
     for kind in ("safetensors", "torch"):
         out = parity.scratch / f"as-{kind}"
         parity.run(
@@ -402,7 +401,7 @@ def trainings(parity: Parity) -> None:
         )
         parity.run(f"rehearse {name}", *words, *options)
         for archive in sorted(out.rglob("*.inshrink")):
-            parity.files(f"rehearse {name} {archive.name}", archive)
+            parity.archive(f"rehearse {name} {archive.name}", archive)
 
 
 def looks(parity: Parity) -> None:
@@ -475,11 +474,20 @@ def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
     return sorted(lines)
 
 
+def _content(digests: dict[str, str]) -> dict[str, str]:
+    """Return the digests of what archives hold, without those of how it is written and told."""
+    kept = (_BLOCKS, _VALUES, _RESTORED)
+    return {name: digest for name, digest in digests.items() if not set(kept).isdisjoint(name.split(" "))}
+
+
 def main() -> int:
     """Measure, then write or compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="by default all")
     parser.add_argument("--write", action="store_true", help="record the digests in place of comparing them")
+    parser.add_argument(
+        "--content", action="store_true", help="compare blocks, values and restored files alone"
+    )
     parser.add_argument("--record", type=Path, default=RECORD, help="the file to write or compare with")
     arguments = parser.parse_args()
     parts = arguments.parts or list(PARTS)
@@ -494,6 +502,8 @@ def main() -> int:
         rows = {**{name: d for name, d in known.items() if name not in of_parts}, **found}
         arguments.record.write_text("".join(f"{name} {digest}\n" for name, digest in sorted(rows.items())))
         return 0
+    if arguments.content:
+        of_parts, found = _content(of_parts), _content(found)
     lines = differences(of_parts, found)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stderr.write(f"{len(found)} digests, {len(lines)} differences\n")

@@ -20,6 +20,7 @@ import inshrink_core
 from benchmarks.results import DATA, RESULTS, machine
 
 BENCHMARKS = (
+    "sample",
     "footprint",
     "small_frames",
     "explorer",

@@ -26,9 +26,8 @@ from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge
-from inshrink_core.search.measure import encode_chain
+from inshrink_core.search.measure import RatioEstimate, encode_chain
 from inshrink_core.search.quadratic import damage_of, sensitivities
-from inshrink_core.search.sampling import RatioEstimate
 from inshrink_core.search.space import CubePoint, space_of
 from inshrink_core.search.strategies import DeltaNeighbourhood, Everything, GuidedExhaustive, Outcome, explore
 from inshrink_core.search.trials import Position, TrialLog, TrialRunner

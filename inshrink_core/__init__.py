@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from inshrink_core import training as training
     from inshrink_core import verbs as verbs
     from inshrink_core.chain import Archive as Archive
-    from inshrink_core.chain.opening import open_any as open
+    from inshrink_core.chain.archive import open_any as open
     from inshrink_core.checkpoint import Checkpoint as Checkpoint
     from inshrink_core.formats import Run as Run
     from inshrink_core.samples import sample as sample
@@ -41,4 +41,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = index(__name__)
+__all__ = index(
+    __name__,
+    {
+        "inshrink_core": ["analysis", "codecs", "errors", "evaluate", "training", "verbs"],
+        "inshrink_core.chain": ["Archive"],
+        "inshrink_core.chain.archive": ["open_any as open"],
+        "inshrink_core.checkpoint": ["Checkpoint"],
+        "inshrink_core.formats": ["Run"],
+        "inshrink_core.samples": ["sample"],
+        "inshrink_core.training.saver": ["Saver"],
+        "inshrink_core.verbs": ["rehearse"],
+        "inshrink_core.verbs.compare": ["compare"],
+        "inshrink_core.verbs.compress": ["compress"],
+        "inshrink_core.verbs.restore": ["restore"],
+        "inshrink_core.verbs.search": ["search"],
+        "inshrink_core.verbs.verify": ["verify"],
+    },
+)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPE_SIZES",
+    "EXACT_ROLES",
     "FLOATS",
     "MODEL_ROLES",
     "OPTIMIZER_ROLES",
@@ -102,6 +103,9 @@ MODEL_ROLES = frozenset({TensorRole.WEIGHT, TensorRole.BUFFER})
 OPTIMIZER_ROLES = frozenset(set(TensorRole) - MODEL_ROLES - {TensorRole.GRADIENT, TensorRole.EXTRA})
 """What `--optimizer` speaks of."""
 
+EXACT_ROLES = frozenset({TensorRole.STEP, TensorRole.STATE, TensorRole.EXTRA})
+"""What every codec stores bit for bit."""
+
 
 class LayerType(StrEnum):
     """Kind of layer a parameter belongs to; partitions and steps are decided per layer type."""
@@ -121,7 +125,7 @@ _ATTENTION = re.compile(
 
 
 def classify_layer(name: str, shape: tuple[int, ...]) -> LayerType:
-    """Return the layer type a parameter's name and shape tell.
+    """Return the layer type that a parameter's name and shape suggest.
 
     Parameters
     ----------
@@ -170,8 +174,17 @@ class TensorSpec:
         True where values must survive bit for bit whatever the codec, because another tensor shares
         part of the storage.
     layer
-        Layer type; by default what `classify_layer` tells from name and shape. Readers give it where
+        Layer type; by default what `classify_layer` finds from name and shape. Readers give it where
         they know more, as for a head tied to an embedding.
+
+    Attributes
+    ----------
+    key
+        Unique within a checkpoint: the name, with ``@role`` for all but weights and buffers.
+    numel
+        Number of elements.
+    nbytes
+        Raw size in bytes in the stored dtype.
 
     Examples
     --------
@@ -186,15 +199,17 @@ class TensorSpec:
     shape: tuple[int, ...]
     exact: bool = False
     layer: LayerType | None = None
+    key: str = field(init=False, repr=False, compare=False)
+    numel: int = field(init=False, repr=False, compare=False)
+    nbytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        set_field, numel = object.__setattr__, math.prod(self.shape)  # frozen, and never seen without
         if self.layer is None:
-            object.__setattr__(self, "layer", classify_layer(self.name, self.shape))
-
-    @property
-    def key(self) -> str:
-        """Unique key within a checkpoint: the name, with ``@role`` for all but weights and buffers."""
-        return self.name if self.role in MODEL_ROLES else f"{self.name}@{self.role.value}"
+            set_field(self, "layer", classify_layer(self.name, self.shape))
+        set_field(self, "key", self.name if self.role in MODEL_ROLES else f"{self.name}@{self.role.value}")
+        set_field(self, "numel", numel)
+        set_field(self, "nbytes", numel * DTYPE_SIZES[self.dtype])
 
     @property
     def parameter(self) -> str:
@@ -203,18 +218,8 @@ class TensorSpec:
 
     @property
     def is_unattributed(self) -> bool:
-        """Whether it is optimizer state of which nobody knows whose it is."""
+        """Whether it is optimizer state whose parameter is not known."""
         return self.role in OPTIMIZER_ROLES and _UNATTRIBUTED.fullmatch(self.parameter) is not None
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Raw size in bytes in the stored dtype."""
-        return self.numel * DTYPE_SIZES[self.dtype]
 
     def check(self, tensor: Tensor) -> None:
         """Refuse a tensor unlike this spec: what is encoded of it would decode to another dtype or shape.
@@ -350,7 +355,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
     step
         The training step.
     specs
-        Every distinct tensor, in file order; tensors that are one storage stand once.
+        Every distinct tensor, in file order; tensors that share one storage are listed once.
     source
         Where values are read from, on demand.
     files
@@ -414,7 +419,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
         return len(self.specs)
 
     def companion_spec(self, spec: TensorSpec, *roles: TensorRole) -> TensorSpec | None:
-        """Return which tensor tells a number for each element of a parameter: its gradient, a moment.
+        """Return the tensor that has a number for each element of a parameter: its gradient, a moment.
 
         Parameters
         ----------

@@ -1,7 +1,7 @@
-"""The contract every codec keeps, and the registry.
+"""The contract of all codecs, and the registry.
 
 One tensor at a time, so that memory is bounded by a tensor and work spreads over threads, devices and
-machines; what one frame decides for all tensors together stands in a small plan. A codec keeps six
+machines; what one frame decides for all tensors together is a small plan. A codec obeys six
 laws (``tests/codec_suite.py`` tests them, ``docs/design.md`` explains them): closed loop, locality,
 device independence, bounded size, totality, and re-key.
 """
@@ -45,9 +45,9 @@ __all__ = [
     "FrameContext",
     "Knob",
     "Levels",
-    "Seen",
+    "LookAheadInput",
+    "LookAheadStep",
     "ShapedReference",
-    "Sight",
     "Switch",
     "TensorInput",
     "TensorReference",
@@ -59,6 +59,7 @@ __all__ = [
     "get_codec",
     "make_codec",
     "require_weight_codec",
+    "weight_codecs",
     "within_memory",
 ]
 
@@ -71,10 +72,10 @@ _MEMORY_OF_FALLBACK: Final = 3
 """The same of the lossless codec; measured: 2.0 to 2.9."""
 
 DEFAULT_CODEC: Final = "lattice"
-"""What weights are written with where nobody said."""
+"""The codec of weights where none was chosen."""
 
 FALLBACK_CODEC: Final = "lossless"
-"""What keeps tensors that no other codec takes, and steps that nothing coarser keeps a promise of."""
+"""Stores tensors that no other codec takes, and steps for which nothing coarser keeps the bounds."""
 
 DIVERGENCE_PER_ERROR: Final = 1.9
 """Nats over the squared relative error of the weights: geometric mean over two runs and eleven settings of
@@ -82,7 +83,7 @@ Inshrinkerator, .9 to 4.2."""
 
 PARTS = ("pruned", "quantized", "protected")
 PRUNED, QUANTIZED, PROTECTED = range(len(PARTS))
-"""What a codec does with an element: make it zero, give it a level, or keep it as it is or nearly so."""
+"""What a codec does with an element: set it to zero, give it a level, or store it exactly or nearly so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +225,7 @@ class TensorReference(ABC):
         return self.decoded().clone()
 
     def distance(self, tensor: Tensor) -> Distance | None:
-        """Return how far a tensor is from the decoded one; None where that is not told without decoding.
+        """Return how far a tensor is from the decoded one; None where only decoding would show it.
 
         Sums as of `inshrink_core.ops.distance.squared_distance`.
         """
@@ -303,7 +304,7 @@ class TensorInput:
     owned
         True where nobody else will write to `tensor`: a state may then keep it instead of a copy.
     sampled
-        True where `tensor` and what stands beside it are flat samples (`inshrink_core.ops.sample.sample`) of
+        True where `tensor` and its companions are flat samples (`inshrink_core.ops.sample.sample`) of
         the tensors: for `Codec.observe` and `Codec.look_ahead` of a codec that says `Codec.looks_at_sample`.
     """
 
@@ -327,7 +328,8 @@ class FrameContext:
         Learning rate by parameter name, where the checkpoint's optimizer state says it.
     memory
         What `Codec.remember` returned for the previous frame of the chain; in the first frame what
-        `Codec.foresee` did, if the run could be looked at; else, and after a frame of another codec, None.
+        `Codec.initial_memory` returned, if the run could be looked at. None otherwise, and after a frame of
+        another codec.
     after_restore
         Whether the training that led here was restored from the previous frame of the chain.
     reaches
@@ -347,7 +349,7 @@ class FrameContext:
 _NOTHING_KNOWN: Final = FrameContext()
 
 
-class Sight(NamedTuple):
+class LookAheadStep(NamedTuple):
     """A step of a run that a codec looks at before it plans a chain's first frame.
 
     Parameters
@@ -362,8 +364,8 @@ class Sight(NamedTuple):
     companions: bool
 
 
-class Seen(NamedTuple):
-    """One tensor at one `Sight`."""
+class LookAheadInput(NamedTuple):
+    """One tensor at one `LookAheadStep`."""
 
     place: int
     item: TensorInput
@@ -472,7 +474,7 @@ class Codec(ABC, Generic[_Plan, _State]):
         return None
 
     def knob_value(self) -> float | None:
-        """Return where the knob of these settings stands; None without one."""
+        """Return the value of the knob in these settings; None without one."""
         return None if self.tuning is None else float(getattr(self, self.tuning.knob.settings[0]))
 
     def companions(self) -> frozenset[TensorRole]:
@@ -507,28 +509,28 @@ class Codec(ABC, Generic[_Plan, _State]):
         """
         return cast("_Plan", None)
 
-    def sights(self, n_steps: int) -> tuple[Sight, ...]:
+    def look_ahead_steps(self, n_steps: int) -> tuple[LookAheadStep, ...]:
         """Return the steps to look at before the first frame of a run of `n_steps`, ascending; mostly none.
 
         A codec that looks ahead must also work where it cannot, as in a training that still goes on.
         """
         return ()
 
-    def look_ahead(self, spec: TensorSpec, seen: Iterator[Seen]) -> Any:
-        """Return what one tensor's course through a run tells.
+    def look_ahead(self, spec: TensorSpec, inputs: Iterator[LookAheadInput]) -> Any:
+        """Return what the values of one tensor along a run show.
 
         Parameters
         ----------
         spec
             The tensor as it is in the run's first step.
-        seen
-            The tensor at the codec's `sights`, read as they are asked for. A step that cannot be read, or
-            that has no such tensor, is left out.
+        inputs
+            The tensor at each of the codec's `look_ahead_steps`, read when it is asked for. Steps that cannot
+            be read, or that have no such tensor, are left out.
         """
         return None
 
-    def foresee(
-        self, specs: Sequence[TensorSpec], told: Sequence[Any], rates: Sequence[Mapping[str, float]]
+    def initial_memory(
+        self, specs: Sequence[TensorSpec], statistics: Sequence[Any], rates: Sequence[Mapping[str, float]]
     ) -> Any:
         """Return what a chain's first frame is planned with, as if an earlier frame had remembered it.
 
@@ -536,15 +538,15 @@ class Codec(ABC, Generic[_Plan, _State]):
         ----------
         specs
             The tensors that this codec takes.
-        told
+        statistics
             What `look_ahead` returned of each.
         rates
-            `FrameContext.learning_rates` at each of the `sights` that could be read.
+            `FrameContext.learning_rates` at each of the `look_ahead_steps` that could be read.
         """
         return None
 
     def expected_divergence(self, relative_error: float) -> float:
-        """Return what the worst step of a chain may diverge by, in nats, as far as other runs tell.
+        """Return what the worst step of a chain may diverge by, in nats, estimated from other runs.
 
         Parameters
         ----------
@@ -560,7 +562,7 @@ class Codec(ABC, Generic[_Plan, _State]):
     def remember(self, plan: _Plan) -> Any:
         """Return what later frames of the chain plan with: msgpack values, stored in the frame.
 
-        Kept in the archive, so that a chain goes on the same way in another process.
+        Stored in the archive, so that a chain goes on the same way in another process.
         """
         return None
 
@@ -632,14 +634,14 @@ class Codec(ABC, Generic[_Plan, _State]):
     def follow(
         self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
     ) -> TensorReference:
-        """Return the state after a block: what `decode` does, where nobody asks for the values."""
+        """Return the state after a block: what `decode` does, where the values are not needed."""
         return self.decode(spec, block, reference, device).reference
 
     def unchanged(self, spec: TensorSpec, reference: TensorReference) -> Encoded:
         """Return a block of a few bytes that decodes to the same bits as `reference`, and the state after it.
 
-        By default an exact block. A codec that can say it in its own bitstream keeps its own state so, and
-        what the next block is coded against.
+        By default an exact block. A codec that can say it in its own bitstream keeps its own state, which the
+        next block is coded relative to.
         """
         same = TensorInput(spec=spec, tensor=reference.decoded())
         return get_codec(FALLBACK_CODEC)().encode(same, None, reference)
@@ -654,10 +656,10 @@ class Codec(ABC, Generic[_Plan, _State]):
 
 
 AnyCodec: TypeAlias = Codec[Any, Any]
-"""A codec whatever it plans and keeps."""
+"""A codec of any plan and state."""
 
 _MOST_NBYTES = 1 << 62
-"""Of a tensor: beyond it, sizes of what is made of it do not fit 64 bits."""
+"""Largest size of a tensor: beyond it, sizes of what is derived from it do not fit 64 bits."""
 
 _Coder = TypeVar("_Coder", bound=AnyCodec)
 
@@ -717,6 +719,18 @@ _GROUP: Final = "inshrink.codecs"
 def codec_names() -> tuple[str, ...]:
     """Return the names of every codec installed, built-in ones first."""
     return tuple(plugins(_GROUP))
+
+
+def weight_codecs() -> tuple[str, ...]:
+    """Return the names of the codecs that store weights, the default one first.
+
+    Examples
+    --------
+    >>> weight_codecs()[0], "moments" in weight_codecs()
+    ('lattice', False)
+    """
+    names = sorted(codec_names(), key=lambda name: name != DEFAULT_CODEC)
+    return tuple(name for name in names if get_codec(name).stores_weights)
 
 
 @functools.cache
@@ -802,7 +816,7 @@ def _reader(bitstream: str) -> AnyCodec | None:
 def decoding_memory(bitstream: str) -> int:
     """Return about the peak memory of decoding a tensor, over its bytes.
 
-    Told without the codec, whose import takes longer than reading every header of an archive.
+    Known without the codec, whose import takes longer than reading every header of an archive.
     """
     return _MEMORY_OF_FALLBACK if bitstream.partition("/")[0] == FALLBACK_CODEC else _MEMORY
 

@@ -17,6 +17,7 @@ __all__ = [
     "BaseModelError",
     "CheckFailedError",
     "ConfigError",
+    "ConflictError",
     "DamagedError",
     "EvaluatorError",
     "ExistsError",
@@ -195,6 +196,10 @@ class NotFiniteError(EvaluatorError):
 
 class LockedError(InputError):
     """Another process is writing the archive."""
+
+
+class ConflictError(LockedError):
+    """Another writer changed the archive meanwhile; what it wrote stays."""
 
 
 class MissingExtraError(InputError):

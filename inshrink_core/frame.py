@@ -42,9 +42,9 @@ class BlockEntry:
     Parameters
     ----------
     key
-        Unique within (frame, part).
-    part
-        False for a tensor, True for a *part*: opaque bytes of the rest (skeletons, side files).
+        Unique among the tensors, or among the attachments, of the frame.
+    attachment
+        False for a tensor, True for opaque bytes of the rest (skeletons, side files).
     codec
         Bitstream of the payload, ``name/version``.
     attributes
@@ -58,7 +58,7 @@ class BlockEntry:
     """
 
     key: str
-    part: bool
+    attachment: bool
     codec: str
     attributes: tuple[Any, ...]
     offset: int

@@ -1,9 +1,9 @@
-"""Packages whose public names load on first use (PEP 562), each said once."""
+"""Packages whose public names load on first use (PEP 562)."""
 
 from __future__ import annotations
 
-import ast
 import sys
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -11,14 +11,16 @@ from typing import Any
 __all__ = ["index"]
 
 
-def index(package: str, *, with_verbs: bool = False) -> list[str]:
-    """Make what a package imports for type checkers load on first use; return the names, for ``__all__``.
+def index(package: str, names: Mapping[str, Sequence[str]], *, with_verbs: bool = False) -> list[str]:
+    """Make the names of a package load on first use; return them, for ``__all__``.
 
     Parameters
     ----------
     package
-        Name of the package, which calls this while it is imported. Under ``if TYPE_CHECKING:`` it has lines
-        ``from MODULE import NAME as PUBLIC``.
+        Name of the package, which calls this while it is imported.
+    names
+        By module, what the package takes from it: ``NAME`` or ``NAME as PUBLIC``. Under
+        ``if TYPE_CHECKING:`` the package imports the same for editors and type checkers; a test compares.
     with_verbs
         Whether verbs that are registered elsewhere are found in it, too.
 
@@ -27,25 +29,16 @@ def index(package: str, *, with_verbs: bool = False) -> list[str]:
     A public name hides a submodule of the same name: ``from PACKAGE.MODULE import NAME`` reaches the
     submodule, ``import PACKAGE.MODULE as module`` does not.
     """
+    where = {}
+    for source, taken in names.items():
+        for name in taken:
+            attribute, _, public = name.partition(" as ")
+            where[public or attribute] = source, attribute
     module = sys.modules[package]
-    where = {
-        alias.asname or alias.name: (node.module or "", alias.name)
-        for block in ast.parse(_source(module)).body
-        if isinstance(block, ast.If)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
     module.__dict__["_where"] = where
     module.__dict__["_with_verbs"] = with_verbs
     module.__class__ = _Index
     return sorted(where)
-
-
-def _source(module: ModuleType) -> str:
-    """Return the text of a module, wherever it was loaded from."""
-    loader: Any = module.__spec__.loader if module.__spec__ is not None else None
-    return str(loader.get_source(module.__name__))
 
 
 class _Index(ModuleType):

@@ -1,4 +1,4 @@
-"""What can be added from outside: codecs, run layouts, verbs, tasks, evaluators. One mechanism, entry points.
+"""What can be added from outside, by entry points: codecs, run layouts, storages, verbs, tasks, evaluators.
 
 The project's own stand in ``pyproject.toml`` like everybody's, and are read from there where the project is
 used from a checkout, installed or not.
@@ -45,8 +45,8 @@ def plugins(group: str) -> Mapping[str, EntryPoint]:
     Parameters
     ----------
     group
-        ``inshrink.codecs``, ``inshrink.readers``, ``inshrink.verbs``, ``inshrink.tasks`` or
-        ``inshrink.evaluators``.
+        ``inshrink.codecs``, ``inshrink.readers``, ``inshrink.storages``, ``inshrink.verbs``,
+        ``inshrink.tasks`` or ``inshrink.evaluators``.
 
     Notes
     -----

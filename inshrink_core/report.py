@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,20 +47,9 @@ def _listed(values: list[Any]) -> list[Any]:
 
 
 class Report:
-    """A frozen dataclass that is a JSON document.
-
-    Attributes
-    ----------
-    DOCUMENT
-        The document's keys in their order, separated by spaces: each is an attribute's name, or
-        ``KEY=ATTRIBUTE`` where the two differ or the attribute is another object's, as in
-        ``bytes=size.nbytes``. Of a tuple of objects it is a list of their attributes, of None it is None.
-        By default every field.
-    """
+    """A frozen dataclass that is a JSON document: of its fields, or of what `_document` makes of them."""
 
     __slots__ = ()
-
-    DOCUMENT: ClassVar[str] = ""
 
     def show(self, console: Console) -> None:
         """Print it for people."""
@@ -68,15 +57,8 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``--json`` writes."""
-        entries = self.DOCUMENT or " ".join(field.name for field in fields(self))  # type: ignore[arg-type]
-        pairs = (entry.partition("=") for entry in entries.split())
-        return {key: plain_value(_attribute(self, (path or key).split("."))) for key, _, path in pairs}
+        return {key: plain_value(value) for key, value in self._document().items()}
 
-
-def _attribute(value: Any, path: Sequence[str]) -> Any:
-    """Return what a dotted path leads to, in each of several objects."""
-    if not path or value is None:
-        return value
-    if type(value) is tuple:
-        return [_attribute(item, path) for item in value]
-    return _attribute(getattr(value, path[0]), path[1:])
+    def _document(self) -> dict[str, Any]:
+        """Return the values of the document in their order."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]

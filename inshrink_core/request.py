@@ -9,14 +9,17 @@ inherit.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 import json
+import math
 import os
 import pkgutil
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
+from types import UnionType
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -27,6 +30,7 @@ from typing import (
     Protocol,
     Self,
     TypeVar,
+    Union,
     cast,
     get_args,
     get_origin,
@@ -34,14 +38,26 @@ from typing import (
 )
 
 from inshrink_core.errors import InputError
-from inshrink_core.plugins import VERBS, plugin
+from inshrink_core.plugins import VERBS, plugin, plugins
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from inshrink_core.report import Report
 
-__all__ = ["Field", "Option", "Request", "Shown", "Watcher", "fields_of", "python_call", "request_of"]
+__all__ = [
+    "MAX_REQUEST_BYTES",
+    "Field",
+    "Option",
+    "Request",
+    "Shown",
+    "Watcher",
+    "fields_of",
+    "python_call",
+    "read_document",
+    "request_from_json",
+    "request_of",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R", bound="Report | None")
@@ -205,6 +221,10 @@ class Request(Generic[R_co]):
         """Do it, and report."""
         raise NotImplementedError
 
+    def meant(self) -> Request[Any]:
+        """Return what is to be done: this, or what a file of this name asks for."""
+        return self
+
     def shows_data(self, *, as_json: bool) -> bool:
         """Return whether text on stdout is data, which being quiet does not hide.
 
@@ -250,6 +270,18 @@ class Request(Generic[R_co]):
         return {
             name: _plain(value) for name, default, value in found if value is not default and value != default
         }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that `request_from_json` reads: the verb, its mode, and what is given.
+
+        Examples
+        --------
+        >>> request_from_json({"verb": "restore", "fields": {"archive": "a", "output": "b"}}).to_json()
+        {'verb': 'restore', 'fields': {'archive': 'a', 'output': 'b'}}
+        """
+        mode = self.COMMAND.partition(" ")[2].removeprefix("--")
+        fields = {name: _finite(value) for name, value in self.given().items()}
+        return {"verb": self.verb(), **({"mode": mode} if mode else {}), "fields": fields}
 
     def words(self) -> list[str]:
         """Return what one writes after ``inshrink`` to ask for the same."""
@@ -383,8 +415,18 @@ def python_call(request: Callable[P, Request[R]]) -> Callable[P, R]:
     cls = cast("type[Request[R]]", request)
     call.__name__ = call.__qualname__ = _kebab(cls.__name__).replace("-", "_")
     call.__module__, call.__doc__ = cls.__module__, _docstring(cls)
-    call.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]
+    signature = inspect.signature(cls).replace(return_annotation=_report_of(cls))
+    call.__signature__ = signature  # type: ignore[attr-defined]
     return _CALLS.setdefault(cls, call)
+
+
+def _report_of(request: type) -> Any:
+    """Return what a request says that it reports, a class or its name."""
+    for base in getattr(request, "__orig_bases__", ()):
+        if issubclass(get_origin(base) or object, Request):
+            report = get_args(base)[0]
+            return getattr(report, "__forward_arg__", report)
+    return inspect.Signature.empty
 
 
 def request_of(verb: str) -> type[Request[Any]] | None:
@@ -419,3 +461,193 @@ def _no_verb(point: EntryPoint, reason: str) -> InputError:
         where=point.value,
         remedy="update or remove the package that registers it",
     )
+
+
+MAX_REQUEST_BYTES = 1_000_000
+"""A larger document is not read: one of 10,000 steps and as many overrides takes less."""
+
+_DEEPEST = 16
+"""Lists in lists that a document may have."""
+
+
+def read_document(content: bytes, where: str = "") -> Request[Any]:
+    """Return the request that a file says, which is untrusted.
+
+    Raises
+    ------
+    InputError
+        It is too large, is no JSON, or is not what `request_from_json` takes.
+    """
+    if len(content) > MAX_REQUEST_BYTES:
+        raise InputError(
+            "the request is too large", where=where, expected=f"at most {MAX_REQUEST_BYTES:,} bytes"
+        )
+    try:
+        document = json.loads(content, object_pairs_hook=_once, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"the request is no JSON document: {reason}", where=where) from error
+    try:
+        return request_from_json(document)
+    except InputError as error:
+        told = {"expected": error.expected, "found": error.found, "remedy": error.remedy}
+        raise InputError(error.what, where=error.where or where, **told) from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number; infinity is written as 'inf'")
+
+
+def request_from_json(document: Any) -> Request[Any]:
+    """Return the request that a document says; it is untrusted, and nothing is performed.
+
+    Parameters
+    ----------
+    document
+        ``verb``, the name of a registered verb; ``mode``, for one that an option switches to, as ``watch``;
+        ``fields``, by name: JSON data of the types that the request has, infinity as ``inf``.
+
+    Raises
+    ------
+    InputError
+        There is no such verb, mode or field, one is missing, or a value is of another type or out of range.
+
+    Examples
+    --------
+    >>> request_from_json({"verb": "restore", "fields": {"archive": "a", "output": "b", "step": 4}})
+    Traceback (most recent call last):
+        ...
+    inshrink_core.errors.InputError: restore has no field 'step'; did you mean 'steps'?
+    """
+    if not isinstance(document, dict) or not {"verb", "fields"} <= set(document) <= {
+        "verb",
+        "mode",
+        "fields",
+    }:
+        raise InputError("this is no request", remedy="give an object of verb, fields and, where asked, mode")
+    verb, mode, given = document["verb"], document.get("mode", ""), document["fields"]
+    if not (isinstance(verb, str) and isinstance(mode, str) and isinstance(given, dict)):
+        raise InputError("this is no request", expected="two texts and an object of fields")
+    request = request_of(verb)
+    if request is None or not request.REPORTS or request.meant is not Request.meant:
+        others = [name for name in plugins(VERBS) if name != verb]
+        raise InputError(f"no request is of the verb '{_short(verb)}'", remedy=_meant(verb, others))
+    if mode:
+        modes = {flag.removeprefix("--"): one for flag, one in request.modes().items()}
+        if mode not in modes:
+            raise InputError(f"{verb} has no mode '{_short(mode)}'", remedy=_meant(mode, modes))
+        request = modes[mode]
+    fields = {field.name: field for field in fields_of(request)}
+    unknown = next((name for name in given if name not in fields), None)
+    if unknown is not None:
+        raise InputError(f"{verb} has no field '{_short(unknown)}'", remedy=_meant(unknown, fields))
+    for name, field in fields.items():
+        if name not in given and field.default is inspect.Parameter.empty:
+            raise InputError(f"{verb} needs '{name}'", remedy="add it to the fields")
+    return request(**{name: _value(f"{verb}: {name}", fields[name].type, one) for name, one in given.items()})
+
+
+def _value(name: str, hint: Any, value: Any) -> Any:
+    """Return a value of a document as a field of this type has it, lists as tuples."""
+    if not _is_plain(value):
+        raise InputError(f"{name} cannot be used", expected="texts of a file system, lists that are not deep")
+    for one in _alternatives(hint):
+        read = _as(one, value)
+        if read is not _NOTHING:
+            return read
+    raise InputError(f"{name} is of another type", found=_short(json.dumps(value)))
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """Return whether a value is not deep, and its texts can be names of files."""
+    if isinstance(value, str):
+        try:
+            return b"\0" not in os.fsencode(value)
+        except UnicodeEncodeError:
+            return False
+    if isinstance(value, dict):
+        return depth < _DEEPEST and all(_is_plain(one, depth + 1) for pair in value.items() for one in pair)
+    return not isinstance(value, list) or (
+        depth < _DEEPEST and all(_is_plain(one, depth + 1) for one in value)
+    )
+
+
+_NOTHING = object()
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    if get_origin(hint) is Annotated:
+        return _alternatives(get_args(hint)[0])
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _as(hint: Any, value: Any) -> Any:
+    """Return a JSON value as this type has it; `_NOTHING` where it has none such."""
+    origin, arguments = get_origin(hint) or hint, get_args(hint)
+    if hint in (None, type(None)) or value is None:
+        return value if hint in (None, type(None), Any) and value is None else _NOTHING
+    if hint in (Any, str) or (origin is os.PathLike):
+        return value if isinstance(value, str) else _NOTHING
+    if hint in (bool, int):
+        return value if type(value) is hint else _NOTHING
+    if hint is float:
+        number = math.inf if value == "inf" else value
+        return _NOTHING if type(number) not in (int, float) else _float(number)
+    if not isinstance(origin, type):
+        return _NOTHING
+    if isinstance(value, dict):
+        return value if issubclass(Mapping, origin) or origin is dict else _NOTHING
+    if not isinstance(value, list) or not (issubclass(origin, tuple) or origin in _LISTS):
+        return _NOTHING
+    of = [one for one in arguments if one is not Ellipsis]
+    if origin is tuple and Ellipsis not in arguments and len(value) != len(of):
+        return _NOTHING
+    fixed = origin is tuple and Ellipsis not in arguments
+    read = [
+        next(
+            (r for r in (_as(h, one) for h in _alternatives(of[i if fixed else 0])) if r is not _NOTHING),
+            _NOTHING,
+        )
+        for i, one in enumerate(value)
+    ]
+    return _NOTHING if _NOTHING in read else tuple(read)
+
+
+_LISTS = (Sequence, Iterable, Collection, list)
+
+
+def _float(number: float) -> Any:
+    try:
+        return float(number)
+    except OverflowError:
+        return _NOTHING
+
+
+def _finite(value: Any) -> Any:
+    """Return a value as strict JSON has it."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
+
+
+def _meant(text: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(text[:_LONGEST], list(known), n=1)
+    return f"did you mean '{close[0]}'?" if close else f"there are {', '.join(known)}"
+
+
+_LONGEST = 60
+
+
+def _short(text: str) -> str:
+    """Return what a stranger has written in one short line."""
+    shown = "".join(sign if sign.isprintable() else "?" for sign in text)
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from inshrink_core.errors import InputError
 from inshrink_core.values import magnitudes
@@ -30,7 +30,28 @@ STATISTICS = ("mean", "p50", "p99")
 """What a table says of the scores of a row."""
 
 
-class SensitivityMetric(StrEnum):
+class _Word(StrEnum):
+    """A word that a user chooses."""
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        """Return the member of a name.
+
+        Raises
+        ------
+        InputError
+            There is none.
+        """
+        try:
+            return cls(name)
+        except ValueError:
+            noun = "grouping" if cls is Grouping else "sensitivity metric"
+            raise InputError(
+                f"there is no {noun} '{name}'", remedy=f"choose one of {', '.join(cls)}"
+            ) from None
+
+
+class SensitivityMetric(_Word):
     """What is measured: abs(w), abs(g·w), Adam's second moment, or abs(w − previous w)."""
 
     MAGNITUDE = "magnitude"
@@ -50,45 +71,13 @@ class SensitivityMetric(StrEnum):
         words = {SensitivityMetric.MAGNITUDE: "magnitude", SensitivityMetric.UPDATE: "movement"}
         return words.get(self, "sensitivity")
 
-    @classmethod
-    def parse(cls, name: str) -> SensitivityMetric:
-        """Return the metric of a name.
 
-        Raises
-        ------
-        InputError
-            There is no such metric.
-        """
-        try:
-            return cls(name)
-        except ValueError:
-            raise InputError(
-                f"there is no sensitivity metric '{name}'", remedy=f"choose one of {', '.join(cls)}"
-            ) from None
-
-
-class Grouping(StrEnum):
-    """What a row stands for."""
+class Grouping(_Word):
+    """What a row is of."""
 
     TENSOR = "tensor"
     BLOCK = "block"
     LAYER_TYPE = "layer_type"
-
-    @classmethod
-    def parse(cls, name: str) -> Grouping:
-        """Return the grouping of a name.
-
-        Raises
-        ------
-        InputError
-            There is no such grouping.
-        """
-        try:
-            return cls(name)
-        except ValueError:
-            raise InputError(
-                f"there is no grouping '{name}'", remedy=f"choose one of {', '.join(cls)}"
-            ) from None
 
 
 class Scores(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from inshrink_app.widgets.download import csv_bytes
+from inshrink_app.widgets.listing import csv_bytes
 
 import inshrink_core
 from inshrink_core.cli import main

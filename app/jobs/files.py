@@ -18,10 +18,14 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from inshrink_app.jobs.work import Work
+from inshrink_app.model.problem import Problem
 from inshrink_app.server.recent import recent_file
-from inshrink_app.widgets.tables import Problem
+
+if TYPE_CHECKING:
+    from inshrink_core.request import Request
 
 __all__ = [
     "JOB_STATES",
@@ -37,6 +41,7 @@ _RECORD_NAME = "job.json"
 _LOG_NAME = "log.txt"
 _LOCK_NAME = "lock"
 _ROWS_NAME = "rows.jsonl"
+_REQUEST_NAME = "request.json"
 _MAX_RECORD_BYTES = 1_000_000
 """A larger record was not written by us."""
 
@@ -56,8 +61,7 @@ class JobRecord(NamedTuple):
     """What is kept of a job: what it was asked, how far it came and how it ended (Unix times)."""
 
     job_id: str
-    key: str
-    request: dict[str, Any]
+    work: Work
     state: str
     done: int
     total: int
@@ -96,7 +100,7 @@ class JobFolder:
 
     @property
     def output(self) -> Path:
-        """The documents of its commands, once all have ended: one JSON list."""
+        """The reports of its requests, once all have ended: one JSON list."""
         return self.path / "result"
 
     def make(self) -> None:
@@ -105,7 +109,10 @@ class JobFolder:
 
     def write(self, record: JobRecord) -> None:
         """Replace the record at once; a disk that refuses costs the memory of the job, not the job."""
-        fields = record._asdict() | {"problem": record.problem and list(record.problem)}
+        fields = record._asdict() | {
+            "work": record.work.to_json(),
+            "problem": record.problem and list(record.problem),
+        }
         with contextlib.suppress(OSError, UnicodeError, ValueError):
             descriptor, name = tempfile.mkstemp(dir=self.path, prefix="record-")
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -119,8 +126,14 @@ class JobFolder:
                 content = file.read(_MAX_RECORD_BYTES + 1)
             fields = json.loads(content) if len(content) <= _MAX_RECORD_BYTES else None
             return _parse(fields, self.path.name)
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
+
+    def ask(self, request: Request[Any]) -> Path:
+        """Write the request that is worked on next, for the process that performs it."""
+        path = self.path / _REQUEST_NAME
+        path.write_bytes(json.dumps(request.to_json()).encode())
+        return path
 
     def log(self, text: str) -> None:
         """Add a line to the log, with the time of day."""
@@ -208,13 +221,10 @@ def _parse(fields: Any, job_id: str) -> JobRecord:
     """Accept only what `JobFolder.write` writes; raises ValueError, TypeError or KeyError."""
     if fields["job_id"] != job_id or fields["state"] not in JOB_STATES:
         raise ValueError("this is another job's record")
-    request, ended_at, problem = fields["request"], fields["ended_at"], fields["problem"]
-    if not isinstance(request, dict) or not _are_commands(request.get("commands")):
-        raise TypeError("this is no request")
+    ended_at, problem = fields["ended_at"], fields["problem"]
     return JobRecord(
         job_id=job_id,
-        key=str(fields["key"]),
-        request=request,
+        work=Work.from_json(fields["work"]),
         state=str(fields["state"]),
         done=int(fields["done"]),
         total=int(fields["total"]),
@@ -222,14 +232,6 @@ def _parse(fields: Any, job_id: str) -> JobRecord:
         started_at=_time(fields["started_at"]),
         ended_at=None if ended_at is None else _time(ended_at),
         problem=None if problem is None else Problem(*(str(part) for part in problem)),
-    )
-
-
-def _are_commands(value: Any) -> bool:
-    """Tell whether a value is a list of command lines, each of at least a verb and what it is about."""
-    return isinstance(value, list) and all(
-        isinstance(words, list) and len(words) > 1 and all(isinstance(word, str) for word in words)
-        for words in value
     )
 
 

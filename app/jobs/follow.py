@@ -1,4 +1,4 @@
-"""Running the commands of a job: what they tell on the way, and what becomes of it at their end."""
+"""Performing the requests of a job: what is told on the way, and what becomes of it at their end."""
 
 from __future__ import annotations
 
@@ -10,25 +10,30 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from inshrink_app.jobs.commands import archives_of, is_shrinking
 from inshrink_app.jobs.job import Job, Load
-from inshrink_app.widgets.tables import Problem
+from inshrink_app.jobs.work import report_of, subject_of, subjects_of
+from inshrink_app.model.problem import Problem
+
+if TYPE_CHECKING:
+    from inshrink_core.request import Request
 
 __all__ = [
-    "StartCommand",
+    "StartRequest",
     "end_process",
     "follow",
     "not_kept",
     "problem_of",
     "remove_scratch",
+    "start_next",
     "what_is_left",
 ]
 
-StartCommand = Callable[[Sequence[str], bool], "subprocess.Popen[str]"]
-"""Starts `inshrink` with some words; and whether code may run that the reader has trusted."""
+StartRequest = Callable[[Path, str], "subprocess.Popen[str]"]
+"""Starts `inshrink run` with a file; and the SHA-256 of the code that the reader has trusted, if any."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +50,7 @@ _HAS_RESULT = (0, 1)
 
 _DOINGS = {"compress": "encoding", "pack": "packing", "export": "writing", "report": "measuring"}
 _PARTS = {"compress": "Exporting", "verify": "Verifying", "compare": "Comparing"}
-"""What each command of several in a row is called."""
+"""What each of the requests is called that shrink a run."""
 
 _DIED = Problem(
     "the process that worked on this ended before it was done",
@@ -76,22 +81,22 @@ def end_process(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def follow(job: Job, start: StartCommand, load: Load) -> None:
-    """Run the commands one after the other, take in what they tell, and load what they left."""
+def follow(job: Job, start: StartRequest, load: Load) -> None:
+    """Have the requests performed one after the other, and take in what comes of them."""
     folder, attempt = job.folder, job.attempt
     if folder is None:
         return
     folder.output.unlink(missing_ok=True)
     state, result, problem = "failed", None, None
     try:
-        for place in range(len(job.commands)):
+        n = len(job.requests)
+        for place in range(n):
             job.documents.append(_run(job, place, start))
-            if len(job.commands) > 1:
-                job.advance(
-                    (place + 1) * _SHARE, len(job.commands) * _SHARE, f"{place + 1} of {len(job.commands)}"
-                )
+            if n > 1:
+                _keep(folder.path / report_of(place), job.documents[-1])
+                job.advance((place + 1) * _SHARE, n * _SHARE, f"{place + 1} of {n}")
         _keep(folder.output, job.documents)
-        result = load(folder.output)
+        result = load(job)
         state = "finished"
         remove_scratch(job)
     except _FailedError as error:
@@ -113,7 +118,7 @@ def follow(job: Job, start: StartCommand, load: Load) -> None:
     folder.release_lock()
 
 
-def _keep(output: Path, documents: Sequence[Any]) -> None:
+def _keep(output: Path, documents: Any) -> None:
     """Write the result.
 
     Raises
@@ -129,52 +134,71 @@ def _keep(output: Path, documents: Sequence[Any]) -> None:
 
 
 def remove_scratch(job: Job) -> None:
-    """Remove what the commands made for each other."""
-    for path in map(Path, job.request.get("scratch", ())):
+    """Remove what the requests made for each other."""
+    for path in job.work.placed_scratch(job.folder.path) if job.folder is not None else ():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
 
 
-def what_is_left(words: Sequence[str], told: Sequence[dict[str, Any]]) -> list[str] | None:
-    """Return what a command has still to do; None for nothing.
+def what_is_left(request: Request[Any], told: Sequence[dict[str, Any]]) -> Request[Any] | None:
+    """Return what a request has still to do; None for nothing.
 
     A comparison not the steps that it told of; one of several archives not those that came before the last
     that it told of, but the last two in any case, as one alone would have to have all of the steps.
     """
-    if words[0] != "compare" or "--steps" not in words:
-        return list(words)
-    archives = archives_of(words)
+    steps: Sequence[Any] = getattr(request, "steps", None) or ()
+    if request.verb() != "compare" or not steps or not all(isinstance(step, int) for step in steps):
+        return request
+    archives = subjects_of(request)
     if len(archives) > 1:
         done = max((archives.index(row["of"]) for row in told if row.get("of") in archives), default=0)
-        return [words[0], *words[1 + min(done, len(archives) - 2) :]]
-    known = {int(row["step"]) for row in told if row.get("of") == words[1] and "step" in row}
-    place = list(words).index("--steps") + 1
-    steps = [step for step in words[place].split(",") if int(step) not in known]
-    return [*words[:place], ",".join(steps), *words[place + 1 :]] if steps else None
+        return _changed(request, archives=tuple(archives[min(done, len(archives) - 2) :]))
+    known = {int(row["step"]) for row in told if row.get("of") == archives[0] and "step" in row}
+    left = tuple(step for step in steps if step not in known)
+    return _changed(request, steps=left) if left else None
 
 
-def _run(job: Job, place: int, start: StartCommand) -> Any:
-    """Run one command and return its document.
+def _changed(request: Request[Any], **fields: Any) -> Request[Any]:
+    return replace(request, **fields)
+
+
+def start_next(job: Job, place: int, start: StartRequest) -> bool:
+    """Start what is left of a request; False where nothing is.
+
+    Raises
+    ------
+    OSError
+        The system refuses.
+    """
+    left = what_is_left(job.requests[place], job.told())
+    if left is None or job.folder is None:
+        return False
+    job.process = start(job.folder.ask(left), job.work.trusted)
+    job.log("inshrink " + " ".join(left.words()))
+    return True
+
+
+def _run(job: Job, place: int, start: StartRequest) -> Any:
+    """Have one request performed, and return its report.
 
     Raises
     ------
     _FailedError
         It ended without a result.
     """
-    words = what_is_left(job.commands[place], job.told())
-    if words is None:
-        return {}
-    if place or job.process is None:
-        if job.state != "running":  # Cancelled between two commands.
+    if place:
+        if job.state != "running":  # Cancelled between two requests.
             raise _FailedError(_DIED)
-        job.process = start(words, bool(job.request.get("trusted")))
+        if not start_next(job, place, start):
+            return {}
     process = job.process
-    if process is None or process.stdin is None:
+    if process is None:
+        return {}
+    if process.stdin is None:
         raise OSError("there is no process")
     process.stdin.close()
-    job.log("inshrink " + " ".join(words))
     try:
         text, said = _listen(job, process, place)
         code = process.wait()
@@ -223,25 +247,25 @@ def _take_in(job: Job, line: str, place: int) -> bool:
         verb, done, total, step = (message[name] for name in ("verb", "done", "total", "step"))
     except (ValueError, TypeError, KeyError):
         return False
-    n = len(job.commands)
+    n = len(job.requests)
     item = f"step {int(step):,}"
     if message.get("unit") == "trials":
         item = f"trial {int(done):,}, {item}"
     elif verb in _DOINGS:
         item = f"{_DOINGS[verb]} {item}"
     if n > 1:
-        item = f"{_PARTS[verb]}, {item}" if verb in _PARTS and is_shrinking(job.commands) else item
+        item = f"{_PARTS[verb]}, {item}" if verb in _PARTS and job.work.topic == "shrink" else item
         done, total = place * _SHARE + int(_SHARE * done / max(1, total)), n * _SHARE
     job.advance(int(done), int(total), item, None if n > 1 else message.get("seconds_left"))
     if isinstance(message.get("found"), dict):
-        words = job.commands[place]
-        job.tell({**message["found"], "of": message["found"].get("archive", words[1])})
+        about = message["found"].get("archive") or subject_of(job.requests[place])
+        job.tell({**message["found"], "of": about})
         job.log(f"{item} done")
     return True
 
 
 def problem_of(error: dict[str, Any]) -> Problem:
-    """Return the problem that the document of a command tells, its parts apart again."""
+    """Return the problem that an error's document tells, its parts apart again."""
     where, remedy = str(error.get("where", "")), str(error.get("remedy", ""))
     what = str(error.get("message", "")).removeprefix(f"{where}: ")
     what = what.removesuffix(remedy).removesuffix("; ") if remedy else what

@@ -6,13 +6,17 @@ import json
 import logging
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from inshrink_app.jobs.files import JobFolder, JobRecord
-from inshrink_app.widgets.tables import Problem
+from inshrink_app.jobs.work import Work
+from inshrink_app.model.problem import Problem
+
+if TYPE_CHECKING:
+    from inshrink_core.request import Request
 
 __all__ = ["Job", "Load", "load_kept", "load_last", "refresh_job", "revive"]
 
@@ -21,13 +25,13 @@ _log = logging.getLogger(__name__)
 _SURE = 0.02
 """The share that has to be done before the remaining time is more than anyone's guess."""
 
-Load = Callable[[Path], Any]
-"""Turns what is kept of a job's result into what a page shows."""
+Load = Callable[["Job"], Any]
+"""Returns what a page shows of a job's reports; raises OSError, or what malformed ones raise."""
 
 
-def load_last(path: Path) -> Any:
-    """Return the document of a job's last command."""
-    return json.loads(path.read_bytes())[-1]
+def load_last(job: Job) -> Any:
+    """Return the report of a job's last request."""
+    return job.reports()[-1]
 
 
 @dataclass(eq=False)
@@ -37,31 +41,30 @@ class Job:
     Parameters
     ----------
     process
-        The command at work; None where the job waits, or was started by an explorer that has ended.
+        What performs a request; None where the job waits, or was started by an explorer that has ended.
     state
         ``queued``, ``running``, ``finished``, ``failed``, ``cancelled`` or ``interrupted``.
     done, total
-        Progress, in whatever the command counts.
+        Progress, in whatever the verb counts.
     item
         What it is at now. Untrusted text.
     rows, documents
-        What the commands have told of their results so far, and the documents of those that have ended.
+        What was told of the results so far, and the reports of the requests that have ended.
     started_at, ended_at
         Unix time, of the last attempt.
     result
-        What `load` made of the documents of its commands, when finished and asked for.
+        What `load` made of the reports, when finished and asked for.
     problem
         What went wrong, when failed.
-    job_id, key, request
-        Its name in links, the question it answers as text, and what it does: ``commands``, words of
-        `inshrink` each; ``shown``, the path that the asking page is about; ``scratch``, what goes at the end;
-        ``trusted``, the ``file`` of an evaluator and its ``digest`` as its reader saw it.
+    job_id, work
+        Its name in links, and what it does.
     folder
         What is kept of it on disk.
     attempt
         How often it was begun.
     """
 
+    work: Work
     process: subprocess.Popen[str] | None = None
     state: str = "running"
     done: int = 0
@@ -74,27 +77,36 @@ class Job:
     result: Any = None
     problem: Problem | None = None
     job_id: str = ""
-    key: str = ""
-    request: Mapping[str, Any] = field(default_factory=dict)
     folder: JobFolder | None = None
     attempt: int = 0
     _pace_from: tuple[float, int] | None = None
     _told_left: tuple[float, float] | None = None
 
-    @property
-    def commands(self) -> list[list[str]]:
-        """What it runs, one after the other: the words after `inshrink`."""
-        return list(self.request.get("commands", ()))
+    @cached_property
+    def requests(self) -> tuple[Request[Any], ...]:
+        """What it performs, one after the other.
+
+        Raises
+        ------
+        InputError
+            It was left by another version, and this one does not know such requests.
+        """
+        return self.work.requests(None if self.folder is None else self.folder.path)
 
     @property
     def verb(self) -> str:
-        """The verb of its last command."""
-        return self.commands[-1][0] if self.commands else ""
+        """The verb of its last request."""
+        return str(self.work.documents[-1]["verb"])
 
     @property
     def shown(self) -> str:
         """The path that the asking page is about."""
-        return str(self.request.get("shown", ""))
+        return self.work.shown
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether it stays beside a training until it is ended."""
+        return any(one.get("mode") == "watch" for one in self.work.documents)
 
     @property
     def is_running(self) -> bool:
@@ -160,6 +172,12 @@ class Job:
             self.rows = self.folder.rows()
         return list(self.rows)
 
+    def reports(self) -> list[Any]:
+        """Return the reports of the requests that have ended; raises OSError or ValueError."""
+        if self.documents or self.folder is None:
+            return list(self.documents)
+        return list(json.loads(self.folder.output.read_bytes()))
+
     def log(self, text: str) -> None:
         """Add a line to what is kept of it."""
         if self.folder is not None:
@@ -199,10 +217,8 @@ def refresh_job(job: Job) -> None:
 
 def load_kept(job: Job, load: Load) -> bool:
     """Read the result that an earlier explorer left; False where it cannot be read."""
-    if job.folder is None:
-        return False
     try:
-        job.result = load(job.folder.output)
+        job.result = load(job)
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         _log.info("a kept result cannot be read: %s", error)
         return False

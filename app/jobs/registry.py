@@ -1,14 +1,13 @@
-"""The jobs of the explorer: each is an `inshrink VERB … --json --progress jsonl` child, or several in a row.
+"""The jobs of the explorer: each is a child `inshrink run REQUEST.json`, or several in a row.
 
-The words of its commands are all that a job is: its title, the command that a page shows, and what is kept on
-disk (`jobs.files`), so that it outlives its explorer as ``interrupted`` and can be resumed. A few are worked
-on at a time; the others wait. A command ends by itself when the explorer does, because nobody reads its
-progress any more.
+The requests are all that a job is: its title, the command that a page shows, and what is kept on disk
+(`jobs.files`), so that it outlives its explorer as ``interrupted`` and can be resumed. A few are worked on at
+a time; the others wait. A child ends by itself when the explorer does, because nobody reads its progress any
+more.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -16,23 +15,18 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from typing import Any
 
-from inshrink_app.jobs.commands import is_watching
 from inshrink_app.jobs.files import JobFolder, job_folders
-from inshrink_app.jobs.follow import StartCommand, end_process, follow, not_kept, remove_scratch, what_is_left
+from inshrink_app.jobs.follow import StartRequest, end_process, follow, not_kept, remove_scratch, start_next
 from inshrink_app.jobs.job import Job, Load, load_kept, load_last, refresh_job, revive
-from inshrink_app.widgets.tables import Problem
+from inshrink_app.jobs.work import Work
+from inshrink_app.model.problem import Problem
 
 __all__ = ["MOST_AT_WORK", "Job", "JobRegistry"]
 
-Refuse = Callable[[Mapping[str, Any]], Problem | None]
-"""Says why a request may not be worked on; None where it may."""
-
 MOST_AT_WORK = min(2, os.cpu_count() or 1)
-"""Jobs that are worked on at a time: a command uses every core, and the memory that its work takes."""
+"""Jobs that are worked on at a time: one uses every core, and the memory that its work takes."""
 
 _MAX_JOBS = 64
 """Ended jobs that are remembered; what they found lies on disk."""
@@ -47,25 +41,26 @@ class JobRegistry:
     Parameters
     ----------
     start
-        Starts a command.
+        Starts what performs a request.
     folder
         Where jobs are kept; by default they are forgotten with the registry.
     most
         Jobs that are worked on at a time; others are queued, and begin in the order they were asked for. One
         that stays beside a training mostly waits, and does not count.
-    refuse
-        Asked right before a job begins, as what it may execute can change while it waits.
+    load
+        Makes the result of the reports, when the job has finished or its result is asked for; called in a
+        thread.
     """
 
     def __init__(
         self,
-        start: StartCommand,
+        start: StartRequest,
         folder: Path | None = None,
         most: int = MOST_AT_WORK,
-        refuse: Refuse = lambda request: None,
+        load: Load = load_last,
     ) -> None:
-        self._start_command, self._most, self._refuse = start, most, refuse
-        self._waiting: list[tuple[Job, Load]] = []
+        self._start_request, self._most, self._load = start, most, load
+        self._waiting: list[Job] = []
         self._at_work: list[Job] = []
         if folder is None:
             folder = Path(tempfile.mkdtemp(prefix="inshrink-jobs-"))
@@ -92,72 +87,65 @@ class JobRegistry:
             refresh_job(job)
         return job
 
-    def get(self, key: Hashable, load: Load = load_last) -> Job | None:
-        """Return the newest job that answers a question, if there is one.
-
-        Parameters
-        ----------
-        key
-            The question.
-        load
-            Reads the result, where the job finished before this explorer started; a result that it cannot
-            read counts as none.
-        """
-        job = self.newest(key)
+    def get(self, work: Work) -> Job | None:
+        """Return the newest job that answers a question, if there is one that can be read."""
+        job = self._newest([job for job in self._all() if job.work.key == work.key])
         if job is None or job.state != "finished" or job.result is not None:
             return job
-        return job if load_kept(job, load) else None
+        return job if load_kept(job, self._load) else None
 
-    def start(
-        self, key: Hashable, request: dict[str, Any], load: Load = load_last, *, again: bool = False
-    ) -> Job:
-        """Start a job, or return the one that runs or has finished under this key.
+    def newest(self, page: str, topic: str, shown: str, state: str = "") -> Job | None:
+        """Return the newest job of a topic of a page; of those in a state alone, where one is given."""
+        asked = (page, topic, shown)
+        found = [job for job in self._all() if (job.work.page, job.work.topic, job.shown) == asked]
+        return self._newest([job for job in found if state in ("", job.state)])
+
+    def _all(self) -> list[Job]:
+        with self._lock:
+            found = list(self._jobs.values())
+        for job in found:
+            refresh_job(job)
+        return found
+
+    @staticmethod
+    def _newest(found: list[Job]) -> Job | None:
+        return max(found, key=lambda job: job.started_at, default=None)
+
+    def start(self, work: Work, *, again: bool = False) -> Job:
+        """Start a job, or return the one that runs or has finished and answers the same.
 
         Parameters
         ----------
-        key
-            What the job answers; equal questions share a job.
-        request
-            ``commands`` and the like (`Job`), plain JSON values. ``{job}`` in a word stands for the folder in
-            which the job may keep files of its own.
-        load
-            Turns the documents of the commands into the job's `result`; called in a thread.
+        work
+            What is asked.
         again
             Work on it once more, although there is an answer.
         """
         with self._starting:
-            known = self.get(key, load)
+            known = self.get(work)
             if known is not None and (known.is_running or (known.state == "finished" and not again)):
                 return known
             name = secrets.token_hex(8)
-            folder = JobFolder(self._folder / name)
-            request = json.loads(json.dumps(request).replace("{job}", json.dumps(str(folder.path))[1:-1]))
-            job = Job(key=_text(key), request=request, job_id=name, folder=folder, state="new")
-            self._run(job, load)
+            job = Job(work, job_id=name, folder=JobFolder(self._folder / name), state="new")
+            self._run(job)
         self._forget_oldest()
         return job
 
-    def resume(self, job_id: str, load: Load = load_last) -> Job | None:
+    def resume(self, job_id: str) -> Job | None:
         """Go on with a job that was interrupted, was cancelled or failed; None where there is none."""
         job = self.find(job_id)
         if job is not None and not job.is_running:
             with self._starting:
-                self._run(job, load)
+                self._run(job)
         return job
-
-    def cancel(self, key: Hashable) -> None:
-        """End the running job of a question; see `stop`."""
-        job = self.newest(key)
-        if job is not None:
-            self.stop(job)
 
     def stop(self, job: Job) -> None:
         """End a running job; the engine's files are written whole or not at all, so it may just stop."""
         with self._lock:
-            waited = any(job is one for one, _ in self._waiting)
+            waited = any(job is one for one in self._waiting)
             if not job.is_running or not (waited or job.process is not None):
                 return
-            self._waiting = [(one, load) for one, load in self._waiting if one is not job]
+            self._waiting = [one for one in self._waiting if one is not job]
             job.state, job.ended_at = "cancelled", time.time()
         job.log("cancelled")
         if job.process is not None:
@@ -170,13 +158,7 @@ class JobRegistry:
     def place(self, job: Job) -> int | None:
         """Return how many jobs go before a queued one, itself included; None where it does not wait here."""
         with self._lock:
-            return next((i for i, (one, _) in enumerate(self._waiting, 1) if one is job), None)
-
-    def forget(self, key: Hashable) -> None:
-        """Drop a job that did not finish, so that it can be asked for anew."""
-        job = self.newest(key)
-        if job is not None and not job.is_running and job.state != "finished":
-            self.remove(job.job_id)
+            return next((i for i, one in enumerate(self._waiting, 1) if one is job), None)
 
     def remove(self, job_id: str) -> None:
         """Drop an ended job with all that is kept of it."""
@@ -189,17 +171,7 @@ class JobRegistry:
         if job.folder is not None:
             job.folder.remove()
 
-    def newest(self, key: Hashable, state: str = "") -> Job | None:
-        """Return the newest job under a key; of those in a state alone, where one is given."""
-        text = _text(key)
-        with self._lock:
-            found = [job for job in self._jobs.values() if job.key == text]
-        for job in found:
-            refresh_job(job)
-        found = [job for job in found if state in ("", job.state)]
-        return max(found, key=lambda job: job.started_at, default=None)
-
-    def _run(self, job: Job, load: Load) -> None:
+    def _run(self, job: Job) -> None:
         """Put a job into the queue, and begin what may begin; the second of two that ask finds it there."""
         if job.process is not None:
             end_process(job.process)
@@ -220,7 +192,7 @@ class JobRegistry:
             job.begin()
             job.state = "queued"
             self._jobs[job.job_id] = job
-            self._waiting.append((job, load))
+            self._waiting.append(job)
         job.folder.write(job.record())
         self._begin_waiting()
 
@@ -228,29 +200,30 @@ class JobRegistry:
         """Begin with those that wait longest, while fewer than the most are at work."""
         while True:
             with self._lock:
-                at_work = sum(not is_watching(one.commands) for one in self._at_work)
+                at_work = sum(not one.is_watching for one in self._at_work)
                 if not self._waiting or at_work >= self._most:
                     return
-                job, load = self._waiting.pop(0)
+                job = self._waiting.pop(0)
                 if not self._begin(job):
                     continue
                 self._at_work.append(job)
             if job.folder is not None:
                 job.folder.write(job.record())
-            threading.Thread(target=self._follow, args=(job, load), daemon=True).start()
+            threading.Thread(target=self._follow, args=(job,), daemon=True).start()
 
     def _begin(self, job: Job) -> bool:
-        """Start the first command of a job; one that is refused, or that the system refuses, has failed."""
+        """Start the first request of a job; one that cannot be read or started has failed."""
+        from inshrink_core.errors import InputError
+
         if job.folder is None:
             return False
-        problem = self._refuse(job.request)
-        if problem is None:
-            try:
-                words = what_is_left(job.commands[0], job.told())
-                if words is not None:
-                    job.process = self._start_command(words, bool(job.request.get("trusted")))
-            except OSError as error:
-                problem = Problem("no process could be started for this", detail=str(error))
+        problem = None
+        try:
+            start_next(job, 0, self._start_request)
+        except OSError as error:
+            problem = Problem("no process could be started for this", detail=str(error))
+        except InputError as error:
+            problem = Problem(error.what, error.where, error.remedy)
         if problem is not None:
             job.ended_at, job.state, job.problem = time.time(), "failed", problem
             job.folder.write(job.record())
@@ -259,10 +232,10 @@ class JobRegistry:
         job.started_at, job.state = time.time(), "running"
         return True
 
-    def _follow(self, job: Job, load: Load) -> None:
-        """Follow a job; a method, so that the registry's folder lasts as long as its commands."""
+    def _follow(self, job: Job) -> None:
+        """Follow a job; a method, so that the registry's folder lasts as long as its children."""
         try:
-            follow(job, self._start_command, load)
+            follow(job, self._start_request, self._load)
         finally:
             with self._lock:
                 self._at_work.remove(job)
@@ -275,13 +248,5 @@ class JobRegistry:
             self.remove(job.job_id)
         for job in ended[_MAX_RESULTS:]:
             if job.state == "finished" and job.folder is not None and job.folder.output.exists():
-                job.result, job.rows, job.documents = (
-                    None,
-                    [],
-                    [],
-                )  # Read from disk again when it is asked for.
-
-
-def _text(key: Hashable) -> str:
-    """Return a key as text, the same in every process."""
-    return json.dumps(key)
+                # Read from disk again when it is asked for.
+                job.result, job.rows, job.documents = None, [], []

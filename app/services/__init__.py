@@ -2,14 +2,11 @@
 
 The engine is imported inside the functions, so that the first page does not wait for it. What comes back are
 the engine's own reports and documents, or plain values where it has none; what goes wrong is a `ServiceError`
-that a page can show. Long work is a command in a process of its own (`inshrink_app.jobs`).
+that a page can show. Long work are requests in processes of their own (`inshrink_app.jobs`).
 """
 
 from inshrink_app.jobs.registry import MOST_AT_WORK as MOST_AT_WORK
-from inshrink_app.services.ahead import *
-from inshrink_app.services.allocating import *
 from inshrink_app.services.archives import *
-from inshrink_app.services.catalog import *
 from inshrink_app.services.comparing import *
 from inshrink_app.services.drafts import *
 from inshrink_app.services.drilldown import *
@@ -20,9 +17,6 @@ from inshrink_app.services.inside import is_dropped as is_dropped
 from inshrink_app.services.jobs import *
 from inshrink_app.services.logs import *
 from inshrink_app.services.measuring import *
-from inshrink_app.services.naming import *
 from inshrink_app.services.opening import *
 from inshrink_app.services.rehearsing import *
-from inshrink_app.services.reporting import *
 from inshrink_app.services.searching import *
-from inshrink_app.services.shrinking import *

@@ -9,11 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inshrink_app.pages.allocate.config import config_words
+from inshrink_app.model.config import config_words
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.model.subject import Subject
 from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import settings
 from inshrink_app.services.opening import chain_of, load_subject, place_of, resolve, samples
-from inshrink_app.widgets.tables import ServiceError, Subject
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from inshrink_app.jobs.commands import archives_of, is_shrinking, option, steps_words
 from inshrink_app.jobs.job import Job
+from inshrink_app.jobs.work import Work, subjects_of
+from inshrink_app.model.subject import Subject
 from inshrink_app.services.evaluating import EvaluatorCode
 from inshrink_app.services.jobs import all_jobs, documents_of, job_of, start_job
 from inshrink_app.services.opening import opened
-from inshrink_app.widgets.tables import Subject
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
     from inshrink_core.evaluate import EvaluatedStep
+    from inshrink_core.verbs.compare import CompareArchives
 
 __all__ = [
     "Compared",
     "compare_job",
-    "compare_words",
     "compared",
+    "comparison",
     "newest_comparing",
     "newest_comparison",
     "spread_of",
@@ -88,38 +88,49 @@ def spread_of(steps: Sequence[int]) -> tuple[int, ...]:
     return tuple(steps[round(i * (len(steps) - 1) / (_SPREAD - 1))] for i in range(_SPREAD))
 
 
-def compare_words(
+def comparison(
     subject: Subject, archives: Sequence[Path], steps: Sequence[int], judge: EvaluatorCode | None
-) -> list[str]:
-    """Return the command that compares archives with their run."""
-    own = ["--trust-run"] if judge is None else judge.words
-    return ["compare", *map(str, archives), "--against", str(subject.path), *own, *steps_words(steps)]
+) -> CompareArchives:
+    """Return the request that compares archives with their run."""
+    from inshrink_core.verbs.compare import CompareArchives
+
+    fields = {"trust_run": True} if judge is None else judge.fields
+    return CompareArchives(tuple(map(str, archives)), str(subject.path), steps=tuple(steps) or None, **fields)
 
 
-def _key(
-    subject: Subject, archives: Sequence[ChainReport], steps: Sequence[int], spec: str
-) -> tuple[str, ...]:
-    """Name a comparison: another one once the run or an archive has changed."""
-    path = str(subject.path)
-    states = [f"{one.path} {one.nbytes} {one.steps[-1] if one.steps else ''}" for one in archives]
-    return ("compare", path, opened(path).token, spec, ",".join(map(str, steps)), *states)
+def _state(archive: Path, nbytes: int) -> str:
+    return f"{archive} {nbytes}"
+
+
+def _work(
+    subject: Subject, archives: Sequence[ChainReport], steps: Sequence[int], judge: EvaluatorCode
+) -> Work:
+    """Return a comparison: another question once the run or an archive has changed."""
+    held = [one for one in archives if set(steps) & set(one.steps)]
+    used = [step for step in steps if any(step in one.steps for one in held)]
+    states = [text for one in archives for text in (_state(one.path, one.nbytes), *one.state)]
+    return Work.asking(
+        [comparison(subject, [one.path for one in held], used, judge)],
+        shown=subject.path,
+        page="compare",
+        topic="compare",
+        of=(opened(str(subject.path)).token, *states),
+        trusted=judge.trusted,
+    )
 
 
 def compare_job(
     subject: Subject, archives: Sequence[ChainReport], steps: Sequence[int], judge: EvaluatorCode
 ) -> Job | None:
     """Return the comparison of these archives and steps, if one was started."""
-    return job_of(_key(subject, archives, steps, judge.spec))
+    return job_of(_work(subject, archives, steps, judge))
 
 
 def start_compare(
     subject: Subject, archives: Sequence[ChainReport], steps: Sequence[int], judge: EvaluatorCode
 ) -> Job:
     """Compare; called only after the reader has said that the code may run, or where it is ours."""
-    held = [one for one in archives if set(steps) & set(one.steps)]
-    used = [step for step in steps if any(step in one.steps for one in held)]
-    words = compare_words(subject, [one.path for one in held], used, judge)
-    return start_job(_key(subject, archives, steps, judge.spec), [words], subject.path, trusted=judge.trusted)
+    return start_job(_work(subject, archives, steps, judge))
 
 
 def compared(job: Job) -> tuple[Compared, ...]:
@@ -127,7 +138,7 @@ def compared(job: Job) -> tuple[Compared, ...]:
     from inshrink_core.evaluate import EvaluatedStep
 
     rows: dict[str, dict[int, dict[str, Any]]] = {
-        path: {} for words in job.commands if words[0] == "compare" for path in archives_of(words)
+        path: {} for one in job.requests if one.verb() == "compare" for path in subjects_of(one)
     }
     for row in job.told():
         rows.setdefault(str(row["of"]), {})[int(row["step"])] = row
@@ -160,17 +171,17 @@ def newest_comparison(archive: Path, nbytes: int) -> Compared | None:
 
 def newest_comparing(archive: Path, nbytes: int) -> Job | None:
     """Return the newest finished comparison of an archive of this size; None without one."""
-    state = json.dumps(f"{archive} {nbytes} ")[:-1]  # As it begins in the text of `_key`.
+    state = _state(archive, nbytes)
     for job in all_jobs():
         is_finished = job.verb == "compare" and job.state == "finished"
-        if is_finished and (state in job.key or _has_made(job, archive, nbytes)):
+        if is_finished and (state in job.work.of or _has_made(job, archive, nbytes)):
             return job
     return None
 
 
 def _has_made(job: Job, archive: Path, nbytes: int) -> bool:
     """Return whether a job that did the whole has written this archive, as large as it is now."""
-    if not is_shrinking(job.commands) or option(job.commands[0], "-o") != str(archive):
+    if job.work.topic != "shrink" or getattr(job.requests[0], "archive", "") != str(archive):
         return False
     documents = documents_of(job)
     return bool(documents) and documents[0].get("archive_bytes") == nbytes

@@ -7,18 +7,86 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inshrink_app.pages.allocate.config import Edit
+from inshrink_app.model.config import plain
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.model.subject import Subject
 from inshrink_app.server.recent import recent_file
 from inshrink_app.services.searching import SearchPoint, check_config
-from inshrink_app.widgets.tables import ServiceError, Subject
 
-__all__ = ["keep_draft", "kept_draft"]
+__all__ = ["Edit", "keep_draft", "kept_draft"]
 
 _FIELD = "draft"
 _MOST_KEPT = 64
+_MAX_UNDO = 50
+
+
+@dataclass
+class Edit:
+    """What is in the editor.
+
+    Parameters
+    ----------
+    run
+        Path of the run it is for.
+    config
+        The configuration as it stands.
+    origin
+        The point it was loaded from; None for the default.
+    before
+        Configurations and origins to go back to.
+    version
+        Grows with every change that the tables have to show; part of their keys.
+    is_estimated
+        Whether an estimate was asked for.
+    locked
+        Keys of the tensors whose bits stay as they are.
+    """
+
+    run: str
+    config: dict[str, Any]
+    origin: SearchPoint | None = None
+    before: list[tuple[dict[str, Any], SearchPoint | None]] = field(default_factory=list)
+    version: int = 0
+    is_estimated: bool = False
+    locked: set[str] = field(default_factory=set)
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether the reader changed or locked anything."""
+        return bool(self.before or self.locked)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it is another configuration than the one that was loaded."""
+        return self.origin is not None and self.config != self.origin.config
+
+    def change(self, config: Mapping[str, Any]) -> None:
+        """Take in another configuration, and remember this one."""
+        if config != self.config:
+            self.before = [*self.before, (self.config, self.origin)][-_MAX_UNDO:]
+            self.config = plain(config)
+            self.version += 1
+
+    def load(self, point: SearchPoint) -> None:
+        """Take in the configuration of a point."""
+        self.change(point.config)
+        self.origin, self.is_estimated = point, False
+
+    def undo(self) -> None:
+        """Go back by one change."""
+        if self.before:
+            self.config, self.origin = self.before.pop()
+            self.version += 1
+
+    def reset(self) -> None:
+        """Go back to what was loaded; this can be undone too."""
+        if self.origin is not None:
+            self.load(self.origin)
 
 
 def _file(run: str) -> Path:

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import streamlit as st
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.model.subject import Subject
 from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import list_folder, settings
 from inshrink_app.services.archives import original_of
-from inshrink_app.services.failures import reported
+from inshrink_app.services.inside import reported
 from inshrink_app.services.opening import engine_at, engine_of, place_of, samples
-from inshrink_app.widgets.tables import ServiceError, Subject
 
 if TYPE_CHECKING:
     from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram
@@ -45,9 +46,6 @@ _log = logging.getLogger(__name__)
 ARCHIVE = "archive"
 """Stands for "as it lies in the archive" among the codecs."""
 
-CODECS = ("lattice", "inshrinkerator", "uniform", "lossless")
-"""Codecs a run's tensor can be tried with on the page: the default, the paper's, the baseline, the exact."""
-
 _READINGS = 6
 """A tensor, its predecessor, and up to two companions of each."""
 
@@ -64,10 +62,12 @@ Seen = TypeVar("Seen")
 
 def stored_ways(subject: Subject, step: int) -> tuple[str, ...]:
     """Return the ways a tensor can be shown: as an archive holds it, or as a codec would store it."""
+    from inshrink_core.codec import weight_codecs
+
     if subject.kind == "archive":
         return (ARCHIVE,)
     archived = subject.archive is not None and step in subject.archive.steps
-    return (ARCHIVE, *CODECS) if archived else CODECS
+    return (ARCHIVE, *weight_codecs()) if archived else weight_codecs()
 
 
 def _nbytes_of(subject: Subject, tensor: str | None = None) -> int:

@@ -15,11 +15,13 @@ from pathlib import Path, PureWindowsPath
 from typing import BinaryIO, NamedTuple, TypeVar
 
 import streamlit as st
-from inshrink_app.services.failures import reported
-from inshrink_app.services.inside import dropped_folder, is_dropped
+from inshrink_app.model.problem import Problem, ServiceError
+from inshrink_app.model.subject import Subject
+from inshrink_app.services.inside import dropped_folder, is_dropped, reported
 from inshrink_app.services.opening import load_subject
-from inshrink_app.widgets.formatting import bytes_text, elide
-from inshrink_app.widgets.tables import Problem, ServiceError, Subject
+
+from inshrink_core.text import elided as elide
+from inshrink_core.text import size as bytes_text
 
 __all__ = ["Dropped", "dropped", "forget_dropped", "keep_dropped", "open_dropped"]
 

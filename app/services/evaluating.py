@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inshrink_app.jobs.job import Job
+from inshrink_app.jobs.work import Work
+from inshrink_app.model.problem import Problem, ServiceError
+from inshrink_app.model.subject import Subject
 from inshrink_app.server.roots import settings
-from inshrink_app.services.failures import reported
+from inshrink_app.services.inside import reported
 from inshrink_app.services.jobs import job_of, start_job
 from inshrink_app.services.opening import engine_of, opened, resolve
-from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
 if TYPE_CHECKING:
     from inshrink_core import Run
     from inshrink_core.evaluate.template import TaskGuess
     from inshrink_core.verbs import EvaluatorReport
+    from inshrink_core.verbs.evaluate import Evaluate
 
 __all__ = [
     "EvaluatorCode",
     "evaluator_of",
+    "evaluator_template",
     "evaluator_trial",
-    "evaluator_words",
     "given_evaluator",
     "guessed_task",
     "make_evaluator",
@@ -51,14 +54,14 @@ class EvaluatorCode(NamedTuple):
     is_bundled: bool
 
     @property
-    def words(self) -> list[str]:
-        """The options that have a command use it."""
-        return ["--evaluator", self.spec] if self.spec else [] if self.is_bundled else ["--trust-run"]
+    def fields(self) -> dict[str, Any]:
+        """The fields by which a request asks for it."""
+        return {"evaluator": self.spec} if self.spec else {} if self.is_bundled else {"trust_run": True}
 
     @property
-    def trusted(self) -> dict[str, str] | None:
-        """What a job is told of the reader's consent; None where none is needed."""
-        return None if self.is_bundled else {"file": str(self.path), "digest": self.digest}
+    def trusted(self) -> str:
+        """What a job is told of the reader's consent: the digest; empty where none is needed."""
+        return "" if self.is_bundled else self.digest
 
 
 def evaluator_of(subject: Subject) -> EvaluatorCode | None:
@@ -69,7 +72,7 @@ def evaluator_of(subject: Subject) -> EvaluatorCode | None:
     ServiceError
         It cannot be read, or lies outside of the run.
     """
-    from inshrink_core.formats.log import read_settings
+    from inshrink_core.formats.logs.log import read_settings
     from inshrink_core.samples import is_trusted_sample
 
     folder = subject.folder
@@ -145,10 +148,11 @@ def suggested_evaluator(shown: Subject) -> str:
     return str((folder if settings().allows(folder) else settings().roots[0]) / "evaluator.py")
 
 
-def evaluator_words(shown: Subject, target: str, task: str, model: str, *, replace: bool) -> list[str]:
-    """Return the command that writes an evaluator to begin with."""
-    words = ["evaluate", str(shown.path), "--write", target, "--task", task]
-    return [*words, *(["--model", model] if model else []), *(["--force"] if replace else [])]
+def evaluator_template(shown: Subject, target: str, task: str, model: str, *, replace: bool) -> Evaluate:
+    """Return the request that writes an evaluator to begin with."""
+    from inshrink_core.verbs.evaluate import Evaluate
+
+    return Evaluate(str(shown.path), write=target, task=task, model=model or None, force=replace)
 
 
 def make_evaluator(shown: Subject, target: str, task: str, model: str, *, replace: bool) -> EvaluatorReport:
@@ -169,16 +173,21 @@ def make_evaluator(shown: Subject, target: str, task: str, model: str, *, replac
         return verbs.make_evaluator(run, path, task=task, model=model or None, force=replace)
 
 
-def _trial_key(shown: Subject, judge: EvaluatorCode) -> tuple[str, ...]:
-    return ("evaluate", str(shown.path), opened(str(shown.path)).token, judge.spec, judge.digest)
+def _trial(shown: Subject, judge: EvaluatorCode) -> Work:
+    """Return the trial of an evaluator, as it is now, on the last step."""
+    from inshrink_core.verbs.evaluate import Evaluate
+
+    request = Evaluate(str(shown.path), step=shown.steps[-1], **judge.fields)
+    of = (opened(str(shown.path)).token, judge.digest)
+    more = {"page": "allocate", "topic": "evaluator", "trusted": judge.trusted}
+    return Work.asking([request], shown=shown.path, of=of, **more)
 
 
 def evaluator_trial(shown: Subject, judge: EvaluatorCode) -> Job | None:
     """Return the trial of an evaluator as it is now on the last step, if there was one."""
-    return job_of(_trial_key(shown, judge))
+    return job_of(_trial(shown, judge))
 
 
 def start_evaluator_trial(shown: Subject, judge: EvaluatorCode) -> Job:
     """Evaluate the last step; called only after the reader has said that the code may run."""
-    words = ["evaluate", str(shown.path), *judge.words, "--step", str(shown.steps[-1])]
-    return start_job(_trial_key(shown, judge), [words], shown.path, trusted=judge.trusted)
+    return start_job(_trial(shown, judge))

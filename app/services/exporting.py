@@ -1,27 +1,29 @@
-"""Exporting and restoring: the commands that write, where to, how large it will be, and what was made."""
+"""Exporting and restoring: the requests that write, where to, how large it will be, and what was made."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
-from inshrink_app.jobs.commands import option, settings_words, steps_words
 from inshrink_app.jobs.job import Job
+from inshrink_app.jobs.work import Own, Work
+from inshrink_app.model.problem import Problem, ServiceError
+from inshrink_app.model.subject import Subject
 from inshrink_app.server.downloads import downloads
 from inshrink_app.server.roots import settings
 from inshrink_app.services.archives import archives_of
 from inshrink_app.services.inside import is_own
 from inshrink_app.services.jobs import documents_of, job_of, start_job
 from inshrink_app.services.opening import chain_of, opened, resolve
-from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
+    from inshrink_core.request import Request
 
 __all__ = [
     "ExportRequest",
@@ -29,10 +31,9 @@ __all__ = [
     "Plan",
     "default_folder",
     "download_url",
-    "errors_key",
-    "export_commands",
     "export_made_at",
     "export_plan",
+    "export_requests",
     "export_target",
     "made_by",
     "own_path",
@@ -111,17 +112,23 @@ class ExportRequest:
         return chosen_names(names, self.tensors, self.without)
 
     @property
-    def _words_of_weights(self) -> list[str]:
-        graded = ["--ratio", f"{self.ratio:g}"] if self.size is None else ["--size", str(self.size)]
-        words = ["--weights-only", *(["--exact"] if self.exact else graded)]
-        for name, globs in (("--tensors", self.tensors), ("--without", self.without)):
-            words += [word for one in globs for word in (name, one)]
-        words += ["--format", self.layout] if self.layout != "packed" else []
-        return [*words, *(["--dtype", self.dtype] if self.dtype != "same" else [])]
+    def _of_weights(self) -> dict[str, Any]:
+        """The fields that say what becomes of weights alone."""
+        asked = ("exact",) if self.exact else ("ratio",) if self.size is None else ("size",)
+        graded = {name: getattr(self, name) for name in asked}
+        chosen = {name: getattr(self, name) for name in ("tensors", "without", "layout", "dtype")}
+        return {"weights_only": True, **graded, **chosen}
 
 
-def export_commands(shown: Subject, request: ExportRequest, target: str, between: str) -> list[list[str]]:
-    """Return the commands that write what is asked for.
+def chosen_steps(steps: Sequence[int], every: Sequence[int] = ()) -> tuple[int, ...] | None:
+    """Return steps as a request has them: None where they are all that there are."""
+    return None if not steps or tuple(steps) == tuple(every) else tuple(steps)
+
+
+def export_requests(
+    shown: Subject, request: ExportRequest, target: str | Own, between: str, **fields: Any
+) -> list[Request[Any]]:
+    """Return the requests that write what is asked for.
 
     Parameters
     ----------
@@ -134,28 +141,37 @@ def export_commands(shown: Subject, request: ExportRequest, target: str, between
     between
         Where an archive may be made on the way: of a chain that becomes one file, and of a step of a run,
         whose bits go through a lossless archive.
+    fields
+        More of how a chain is written: whose code measures what it costs.
     """
-    path, force = str(shown.path), ["--force"] if request.replace else []
+    from inshrink_core.verbs.compress import Compress
+    from inshrink_core.verbs.export import Export
+    from inshrink_core.verbs.watch import Watch
+
+    path = str(shown.path)
     if request.kind == "pack":
-        return [["export", path, "--pack", target, *force]]
+        return [Export(path, pack=target, force=request.replace)]
     if request.kind == "chain":
         made = between if request.packed else target
-        words = ["compress", path, "-o", made, "--codec", request.codec, *settings_words(request.config)]
-        words += ["--optimizer", request.optimizer] if request.optimizer else []
-        words += ["--keyframe-every", str(request.keyframe_every)]
-        if request.max_restore_cost is not None:
-            words += ["--max-restore-cost", f"{request.max_restore_cost:g}"]
-        words += ["--watch"] if request.watch else steps_words(request.steps, shown.steps)
-        return [words, ["export", made, "--pack", target, *force]] if request.packed else [words]
-    step, first = str(request.steps[0] if request.steps else 0), []
+        fields |= {name: getattr(request, name) for name in ("codec", "optimizer", "max_restore_cost")}
+        fields |= {"config": dict(request.config) or None, "keyframe_every": request.keyframe_every}
+        if request.watch:
+            written: Request[Any] = Watch(path, made, **fields)
+        else:
+            written = Compress(path, made, steps=chosen_steps(request.steps, shown.steps), **fields)
+        return [written, Export(made, pack=target, force=request.replace)] if request.packed else [written]
+    step, first = request.steps[0] if request.steps else 0, []
     if shown.kind == "run":
         optimizer = "drop" if request.weights_only else "exact"
-        first = [["compress", path, "-o", between, "--codec", "lossless", "--optimizer", optimizer]]
-        first[0] += ["--steps", step]
+        first = [Compress(path, between, codec="lossless", optimizer=optimizer, steps=(step,))]
         path = between
-    words = ["export", path, "--step", step, "-o", target]
-    words += request._words_of_weights if request.weights_only else []
-    return [*first, [*words, *force]]
+    weights = request._of_weights if request.weights_only else {}
+    return [*first, Export(path, target, step=step, force=request.replace, **weights)]
+
+
+def _export(shown: Subject, requests: list[Request[Any]], scratch: str = "") -> Job:
+    kept = (scratch,) if scratch and len(requests) > 1 else ()
+    return start_job(Work.asking(requests, shown=shown.path, page="export", topic="export", scratch=kept))
 
 
 def start_export(shown: Subject, request: ExportRequest, target: Path) -> Job:
@@ -163,20 +179,17 @@ def start_export(shown: Subject, request: ExportRequest, target: Path) -> Job:
 
     The name of what is made on the way tells its settings, so that another export begins anew.
     """
-    told = export_commands(shown, replace(request, replace=False), str(target), "")
-    digest = hashlib.sha256(repr(told).encode()).hexdigest()[:8]
-    between = target.with_name(f".{target.name}-{digest}.building")
-    commands = export_commands(shown, request, str(target), str(between))
-    scratch = [between] if len(commands) > 1 else []
-    return start_job(("export", str(shown.path)), commands, shown.path, scratch=scratch)
+    told = export_requests(shown, replace(request, replace=False), str(target), "")
+    digest = hashlib.sha256(repr([one.to_json() for one in told]).encode()).hexdigest()[:8]
+    between = str(target.with_name(f".{target.name}-{digest}.building"))
+    return _export(shown, export_requests(shown, request, str(target), between), between)
 
 
 def start_pack(shown: Subject, archive: Path) -> Job:
     """Copy an archive into one file beside it."""
     request = ExportRequest(kind="pack", packed=True)
     named = replace(shown, name=archive.name, path=archive)
-    commands = export_commands(named, request, suggested_name(named, request), "")
-    return start_job(("export", str(shown.path)), commands, shown.path)
+    return _export(shown, export_requests(named, request, suggested_name(named, request), ""))
 
 
 def suggested_name(shown: Subject, request: ExportRequest) -> str:
@@ -326,25 +339,36 @@ def _is_like(chain: ChainReport, request: ExportRequest) -> bool:
     return same and (chain.codec, chain.optimizer) == (request.codec, request.optimizer)
 
 
-def _trial_key(shown: Subject, request: ExportRequest) -> tuple[str, ...]:
-    written = repr([request.codec, sorted(request.config.items()), request.optimizer])
-    return ("trial", str(shown.path), opened(str(shown.path)).token, written)
+def _trial(shown: Subject, request: ExportRequest) -> Work:
+    """Return the trial of an export's settings: two steps are written somewhere temporary."""
+    middle = max(0, len(request.steps) // 2 - 1)
+    tried = replace(
+        request,
+        steps=request.steps[middle : middle + _N_TRIED],
+        packed=False,
+        watch=False,
+        max_restore_cost=None,
+        keyframe_every=_N_TRIED,
+    )
+    target = Own(f"trial{_SUFFIX}")
+    return Work.asking(
+        export_requests(shown, tried, target, ""),
+        shown=shown.path,
+        page="export",
+        topic="trial",
+        of=(opened(str(shown.path)).token,),
+        scratch=(target,),
+    )
 
 
 def trial_job(shown: Subject, request: ExportRequest) -> Job | None:
     """Return the trial of these settings on two steps, if there was one."""
-    if shown.kind != "run" or request.kind != "chain":
-        return None
-    return job_of(_trial_key(shown, request))
+    return job_of(_trial(shown, request)) if shown.kind == "run" and request.kind == "chain" else None
 
 
 def start_trial(shown: Subject, request: ExportRequest) -> Job:
     """Encode two steps somewhere temporary, to estimate the rest from."""
-    middle = max(0, len(request.steps) // 2 - 1)
-    tried = replace(request, steps=request.steps[middle : middle + _N_TRIED], packed=False)
-    target = f"{{job}}/trial{_SUFFIX}"
-    commands = export_commands(shown, tried, target, "")
-    return start_job(_trial_key(shown, request), commands, shown.path, scratch=[Path(target)], again=False)
+    return start_job(_trial(shown, request), again=False)
 
 
 class Made(NamedTuple):
@@ -391,26 +415,27 @@ def made_by(job: Job) -> Made | None:
     ServiceError
         What lies there cannot be read.
     """
-    last, documents = job.commands[-1], documents_of(job)
+    last, documents = job.requests[-1], documents_of(job)
+    asked: Mapping[str, Any] = last.given()
     target = export_made_at(job)
     if not target.exists() or not documents:
         return None
-    is_copy = len(job.commands) == 1 and "--pack" in last
-    error = 0.0 if is_copy else documents[0 if "--pack" in last else -1].get("relative_error")
+    is_copy = len(job.requests) == 1 and "pack" in asked
+    error = 0.0 if is_copy else documents[0 if "pack" in asked else -1].get("relative_error")
     path = target if target.is_file() else target / "inshrink-manifest"
     status = path.stat()
-    chain = None if option(last, "--format") == "safetensors" else chain_of(str(target))
+    chain = None if asked.get("layout") == "safetensors" else chain_of(str(target))
     return Made(
-        kind="pack" if is_copy else "step" if "--step" in last else "chain",
+        kind="pack" if is_copy else "step" if "step" in asked else "chain",
         path=target,
         nbytes=status.st_size if chain is None else chain.nbytes,
         chain=chain,
         digest=_sha256(str(path), status.st_mtime_ns, status.st_size),
         relative_error=error,
         left_out=tuple(map(str, documents[-1].get("left_out", ()))),
-        weights_only="--weights-only" in last,
+        weights_only="weights_only" in asked,
         n_tensors=documents[-1].get("tensors"),
-        is_whole=not {"--tensors", "--without"} & set(last),
+        is_whole=not {"tensors", "without"} & set(asked),
         unreadable=tuple(
             (str(row["path"]), str(row["reason"])) for one in documents for row in one.get("unreadable", ())
         ),
@@ -419,7 +444,8 @@ def made_by(job: Job) -> Made | None:
 
 def export_made_at(job: Job) -> Path:
     """Return where an export writes to."""
-    return Path(option(job.commands[-1], "-o", "--pack") or "")
+    last: Any = job.requests[-1]
+    return Path(last.archive if last.verb() == "compress" else last.pack or last.output)
 
 
 @st.cache_data(show_spinner=False, max_entries=512)
@@ -438,11 +464,6 @@ def download_url(path: Path) -> tuple[str, int] | None:
         return downloads.offer(real), real.stat().st_size
     except (ServiceError, OSError):
         return None
-
-
-def errors_key(chain: ChainReport, original: Subject) -> tuple[str, ...]:
-    """Name the errors of an archive against its run: another measurement once either has changed."""
-    return ("verify", *chain.state, f"against {opened(str(original.path)).token}")
 
 
 def suggested_folder(shown: Subject, name: str, what: str) -> str:

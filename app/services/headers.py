@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inshrink_app.model.subject import Subject
 from inshrink_app.server.recent import recent_file
-from inshrink_app.widgets.tables import Subject
 
 if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec

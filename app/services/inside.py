@@ -1,21 +1,23 @@
-"""What is opened lies inside of the roots, and so does everything it leads to."""
+"""What is opened lies inside of the roots, and so does everything it leads to; else a page says why not."""
 
 from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.server.recent import recent_file
 from inshrink_app.server.roots import links_below, settings
-from inshrink_app.widgets.tables import Problem, ServiceError
 
 if TYPE_CHECKING:
     from inshrink_core.chain import Archive
     from inshrink_core.formats import Run
 
-__all__ = ["dropped_folder", "is_dropped", "is_inside", "is_own", "keep_inside", "require_inside"]
+__all__ = ["dropped_folder", "is_dropped", "is_inside", "is_own", "keep_inside", "reported", "require_inside"]
 
 
 _Engine = TypeVar("_Engine", "Run", "Archive", "Run | Archive")
@@ -97,3 +99,27 @@ def require_inside(path: Path) -> None:
                 str(error.strerror or error),
             )
         ) from error
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Turn what the engine and the file system raise into a `ServiceError`."""
+    from inshrink_core.errors import InshrinkError
+    from inshrink_core.formats import NoCheckpointError
+
+    try:
+        yield
+    except NoCheckpointError as error:
+        detail = "\n".join(f"{row.path}: {row.reason}" for row in error.skipped)
+        remedy = "choose a folder of .pt, .pth, .bin, .ckpt or .safetensors files, or of checkpoint folders"
+        raise ServiceError(Problem("no readable checkpoint in here", error.where, remedy, detail)) from error
+    except InshrinkError as error:
+        detail = f"expected {error.expected}, found {error.found}" if error.expected or error.found else ""
+        raise ServiceError(Problem(error.what, error.where, error.remedy, detail)) from error
+    except OSError as error:
+        problem = Problem(
+            f"the file system refused: {error.strerror or error}",
+            str(error.filename or ""),
+            "check that the folder exists and that you may read it",
+        )
+        raise ServiceError(problem) from error

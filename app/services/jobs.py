@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inshrink_app.jobs.commands import option, page_of, title_of
+import streamlit as st
 from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.job import Job, Load, load_kept, load_last
+from inshrink_app.jobs.registry import JobRegistry
+from inshrink_app.jobs.work import Work, subject_of, subjects_of
+from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.server.roots import settings
-from inshrink_app.services import running
-from inshrink_app.services.measuring import sensitivity_loader
 from inshrink_app.services.opening import samples
-from inshrink_app.widgets.tables import Problem, ServiceError
+from inshrink_app.widgets.tables import METRICS
 
 __all__ = [
+    "LOADERS",
     "JobText",
     "all_jobs",
     "describe",
@@ -31,8 +32,43 @@ __all__ = [
     "read_result",
     "resume_job",
     "start_job",
+    "start_request",
     "stop_job",
 ]
+
+LOADERS: dict[str, Load] = {}
+"""What reads the result of the jobs of a page, where that is not the last report."""
+
+
+@st.cache_resource(show_spinner=False)
+def registry() -> JobRegistry:
+    """Return the registry that all sessions share; without a state directory it forgets with the explorer."""
+    folder: Path | None = jobs_folder()
+    try:
+        jobs_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        folder = None
+    return JobRegistry(start_request, folder, load=_load)
+
+
+def start_request(file: Path, trusted: str) -> subprocess.Popen[str]:
+    """Start what performs a request, in an empty folder.
+
+    Only where it runs code that the reader has trusted, known by its SHA-256, is it given the user's
+    environment; other code it refuses.
+    """
+    from inshrink_core.execution.process import minimal_environment, start_python, user_environment
+
+    trust = ["--trust", trusted] if trusted else []
+    return start_python(
+        ["-m", "inshrink_core.cli", "run", str(file), *trust, "--json", "--progress", "jsonl"],
+        errors=subprocess.PIPE,
+        environment=user_environment() if trusted else minimal_environment(),
+    )
+
+
+def _load(job: Job) -> Any:
+    return LOADERS.get(job.work.page, load_last)(job)
 
 
 class JobText(NamedTuple):
@@ -44,82 +80,50 @@ class JobText(NamedTuple):
     query: dict[str, str]
 
 
-def start_job(
-    key: Sequence[str],
-    commands: Sequence[Sequence[str]],
-    shown: Path,
-    *,
-    trusted: Mapping[str, str] | None = None,
-    scratch: Sequence[Path] = (),
-    load: Load = load_last,
-    again: bool = True,
-) -> Job:
-    """Start a job.
-
-    Parameters
-    ----------
-    key
-        The question that it answers.
-    commands
-        The words after `inshrink`, of each of its commands.
-    shown
-        What the page is about, to come back to.
-    trusted
-        The ``file`` of an evaluator and the ``digest`` under which its reader has trusted it.
-    scratch
-        What the commands make for each other; it goes at the end.
-    load
-        Reads the result.
-    again
-        Work on it once more, although there is an answer.
-    """
-    request = {
-        "commands": [list(words) for words in commands],
-        "shown": str(shown),
-        "trusted": dict(trusted) if trusted else None,
-        "scratch": [str(path) for path in scratch],
-    }
-    return running.jobs().start(tuple(key), request, load, again=again)
+def start_job(work: Work, *, again: bool = True) -> Job:
+    """Start a job; once more, where asked, although there is an answer."""
+    return registry().start(work, again=again)
 
 
-def job_of(key: Sequence[str]) -> Job | None:
+def job_of(work: Work) -> Job | None:
     """Return the newest job that answers a question, if there is one."""
-    return running.jobs().get(tuple(key))
+    return registry().get(work)
 
 
-def newest_job(key: Sequence[str], state: str) -> Job | None:
-    """Return the newest job of a question that is in a state, whatever came after it."""
-    job = running.jobs().newest(tuple(key), state)
-    return job if job is not None and read_result(job) is not None else None
+def newest_job(page: str, topic: str, shown: Path, state: str = "") -> Job | None:
+    """Return the newest job of a topic of a page about what is on screen; None without one.
+
+    Where a state is given, the newest of those in it.
+    """
+    job = registry().newest(page, topic, str(shown), state)
+    return None if job is None or (job.state == "finished" and read_result(job) is None) else job
 
 
 def all_jobs() -> tuple[Job, ...]:
     """Return the jobs that this explorer may show, the newest first."""
-    return tuple(job for job in running.jobs().jobs() if _is_visible(job.request))
+    return tuple(job for job in registry().jobs() if _is_visible(job))
 
 
 def find_job(job_id: str) -> Job | None:
     """Return a job by its id, which is untrusted; None where there is none to show."""
-    job = running.jobs().find(job_id)
-    return job if job is not None and _is_visible(job.request) else None
+    job = registry().find(job_id)
+    return job if job is not None and _is_visible(job) else None
 
 
 def linked_job(job_id: str, page: str, path: Path) -> Job | None:
     """Return the job of a link where it belongs to this page and to what is on screen; None otherwise."""
     job = find_job(job_id) if job_id else None
-    if job is None or not job.commands or page_of(job.commands) != page or job.shown != str(path):
-        return None
-    return job
+    return None if job is None or (job.work.page, job.shown) != (page, str(path)) else job
 
 
 def place_in_queue(job: Job) -> int | None:
     """Return how many jobs go before a queued one, itself included; None where it does not wait here."""
-    return running.jobs().place(job)
+    return registry().place(job)
 
 
 def stop_job(job: Job) -> None:
     """Cancel a running job."""
-    running.jobs().stop(job)
+    registry().stop(job)
 
 
 def forget_job(job: Job) -> None:
@@ -127,8 +131,8 @@ def forget_job(job: Job) -> None:
 
     What it had written of a file that it did not finish goes too: nothing else would find it.
     """
-    if _is_visible(job.request):
-        running.jobs().remove(job.job_id)
+    if _is_visible(job):
+        registry().remove(job.job_id)
 
 
 def resume_job(job: Job) -> None:
@@ -139,38 +143,35 @@ def resume_job(job: Job) -> None:
     ServiceError
         Its files lie outside of the roots of this explorer.
     """
-    if not _is_visible(job.request):
+    if not _is_visible(job):
         raise ServiceError(Problem("this job is about files that the explorer may not see"))
-    running.jobs().resume(job.job_id, _loader(job))
-
-
-def _loader(job: Job) -> Load:
-    """Return what reads the result of a job."""
-    return sensitivity_loader if page_of(job.commands) == "sensitivity" else load_last
+    registry().resume(job.job_id)
 
 
 def read_result(job: Job) -> Any:
     """Return the result of a finished job; None where it cannot be read any more."""
     if job.result is None and job.state == "finished":
-        load_kept(job, _loader(job))
+        load_kept(job, _load)
     return job.result
 
 
 def documents_of(job: Job) -> list[Any]:
-    """Return the documents of the commands that have ended; nothing where they cannot be read."""
-    if job.documents or job.folder is None:
-        return list(job.documents)
+    """Return the reports of the requests that have ended; nothing where they cannot be read."""
     try:
-        return list(json.loads(job.folder.output.read_bytes()))
+        return job.reports()
     except (OSError, ValueError, TypeError):
         return []
 
 
-def _is_visible(request: Mapping[str, Any]) -> bool:
-    """Return whether every file that a request names lies inside of the roots, or is a sample's or ours."""
-    words = [word for command in request.get("commands", ()) for word in command[1:]]
-    paths = [*words, str(request.get("shown", "")), *request.get("scratch", ())]
-    return all(_is_allowed(path) for path in paths if path.startswith(("/", "\\")) or "\0" in path)
+def _is_visible(job: Job) -> bool:
+    """Return whether a job can be read, and its files are inside of the roots, a sample's or ours."""
+    from inshrink_core.errors import InputError
+
+    paths = [text for text in job.work.texts() if text.startswith(("/", "\\")) or "\0" in text]
+    try:
+        return all(map(_is_allowed, paths)) and bool(job.requests)
+    except InputError:
+        return False
 
 
 def _is_allowed(path: str) -> bool:
@@ -187,12 +188,56 @@ def _is_allowed(path: str) -> bool:
         return False
 
 
+_LINKED = ("compare", "compress", "export", "prune", "report", "search", "verify")
+"""Verbs whose page shows the result of one job among several."""
+
+
 def describe(job: Job) -> JobText:
     """Say what a job is about. Every part comes from a file and is untrusted."""
-    words = job.commands[-1]
-    page, query = page_of(job.commands), {"run": job.shown or words[1]}
+    about, page = subject_of(job.requests[0]), job.work.page
+    query = {"run": job.shown or subject_of(job.requests[-1])}
     if page == "sensitivity":
-        query["metric"] = option(words, "--metric") or "gain"
-    elif words[0] in ("compare", "compress", "export", "prune", "report", "search", "verify"):
+        query["metric"] = job.work.topic
+    elif job.verb in _LINKED:
         query["job"] = job.job_id
-    return JobText(title_of(job.commands), job.commands[0][1], page, query)
+    return JobText(_title(job), about, page, query)
+
+
+def _title(job: Job) -> str:
+    """Say what a job does. Names come from files and are untrusted."""
+    first, last, topic = job.requests[0], job.requests[-1], job.work.topic
+    name, target = Path(subject_of(first)).name, Path(_target_of(last)).name
+    against = Path(getattr(last, "against", None) or "").name
+    if topic == "shrink":
+        return f"Shrink {name} to {Path(_target_of(first)).name}"
+    if topic == "compare":
+        compared = (Path(path).name for request in job.requests for path in subjects_of(request))
+        return f"Compare {', '.join(compared)} with {against}"
+    if job.work.page == "sensitivity":
+        metric = METRICS[topic].label.lower() if topic in METRICS else topic
+        return f"Measure {'restore gain and noise' if last.verb() == 'inspect' else metric} of {name}"
+    grows = f"Archive {name} as it grows, to {target}"
+    return {
+        "average": f"Average steps of {name}",
+        "baselines": f"Measure baselines of {name}",
+        "errors": f"Errors of {name} against {against}",
+        "estimates": f"Estimate {getattr(last, 'codec', '')} on {name}",
+        "evaluator": f"Try the evaluator on {name}",
+        "export": grows if job.is_watching else f"Export {name} to {target}",
+        "goals": f"Try what {name} shrinks to",
+        "measured": f"Measure one configuration of {name}",
+        "plan": f"Prune {name}, dry run",
+        "prune": f"Prune {name}",
+        "rehearse": f"Rehearse failures of {name}",
+        "report": f"Write a report of {name}",
+        "restore": f"Restore step {(getattr(last, 'steps', None) or ('',))[0]} of {name}",
+        "search": f"Search {getattr(last, 'codec', '')} on {name}",
+        "trial": f"Try two steps of {name}",
+        "verify": f"Verify {name}" + (", every tensor decoded" if getattr(last, "deep", False) else ""),
+    }.get(topic, last.verb())
+
+
+def _target_of(request: Any) -> str:
+    """Return where a request writes to: empty for nowhere."""
+    names = ("output", "pack", "archive") if request.verb() != "compress" else ("archive",)
+    return os.fspath(next((one for name in names if (one := getattr(request, name, None))), ""))

@@ -9,14 +9,14 @@ import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import streamlit as st
+from inshrink_app.model.problem import Problem, ServiceError
+from inshrink_app.model.subject import Subject
 from inshrink_app.services.dropping import dropped, keep_dropped
-from inshrink_app.services.failures import reported
-from inshrink_app.services.inside import is_inside
+from inshrink_app.services.inside import is_inside, reported
 from inshrink_app.services.opening import resolve
-from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
 if TYPE_CHECKING:
     from inshrink_core.formats import MetricsFile
@@ -43,10 +43,9 @@ class LogChoice(NamedTuple):
         return json.dumps([self.file, self.step_column, *self.columns], ensure_ascii=False)
 
     @property
-    def words(self) -> list[str]:
-        """The options that have a report use it."""
-        named = [word for name in self.columns for word in ("--column", name)]
-        return ["--log", self.file, "--step-column", self.step_column, *named]
+    def fields(self) -> dict[str, Any]:
+        """The fields by which a report uses it."""
+        return {"log": self.file, "step_column": self.step_column, "column": self.columns}
 
     @classmethod
     def parse(cls, text: str) -> LogChoice:

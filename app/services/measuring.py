@@ -13,27 +13,26 @@ from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
 import numpy as np
-from inshrink_app.jobs.files import JobFolder
 from inshrink_app.jobs.job import Job
-from inshrink_app.services import running
+from inshrink_app.jobs.work import Work
+from inshrink_app.model.sensitivity import METRICS, Sensitivity
+from inshrink_app.model.subject import Subject
 from inshrink_app.services.drilldown import gain_partner
+from inshrink_app.services.jobs import LOADERS, job_of, start_job
 from inshrink_app.services.opening import opened
-from inshrink_app.widgets.tables import METRICS, HeatRow, Sensitivity, Subject
 
 from inshrink_core.sensitivity import STATISTICS, Grouping
 
 if TYPE_CHECKING:
+    from inshrink_core.analysis.profile import Row
     from inshrink_core.chain import TensorGain
 
 __all__ = [
-    "cancel_sensitivity",
-    "forget_sensitivity",
     "known_shares",
     "measured",
     "measuring_cost",
     "optimizer_state",
     "sensitivity_job",
-    "sensitivity_loader",
     "start_sensitivity",
     "told_metrics",
     "untold_metrics",
@@ -107,18 +106,28 @@ def measuring_cost(subject: Subject, metric: str) -> int:
     return readings * len(subject.steps) * sum(row.nbytes for row in subject.tensors if row.role in roles)
 
 
-def _job_key(text: str, metric: str) -> tuple[str, str, str]:
-    """Name the measurement that a page asks for: the same in every tab, another when the run has changed.
+def _work(text: str, metric: str) -> Work:
+    """Return the measurement that a page asks for: another question when the run has changed.
 
     Gain and noise come of one measurement.
     """
+    from inshrink_core.request import Request
+    from inshrink_core.verbs.inspect import Inspect
+    from inshrink_core.verbs.sensitivity import Sensitivity as Measure
+
     found = opened(text)
-    return (str(found.subject.path), found.token, "gain" if METRICS[metric].pooled else metric)
+    subject, path = found.subject, str(found.subject.path)
+    request: Request[Any] = Measure(path, metric=metric, by=",".join(Grouping))
+    if METRICS[metric].pooled:
+        metric, partner = "gain", gain_partner(subject)
+        run, archive = (path, partner) if subject.kind == "run" else (partner, path)
+        request = Inspect(archive, gain=True, against=run) if run and archive else Inspect(path, gain=True)
+    return Work.asking([request], shown=path, page="sensitivity", topic=metric, of=(found.token,))
 
 
 def sensitivity_job(text: str, metric: str) -> Job | None:
     """Return the measurement of a metric, if one was started; its result maps groupings to tables."""
-    return _of(running.jobs().get(_job_key(text, metric), sensitivity_loader), metric)
+    return _of(job_of(_work(text, metric)), metric)
 
 
 def _of(job: Job | None, metric: str) -> Job | None:
@@ -130,38 +139,23 @@ def _of(job: Job | None, metric: str) -> Job | None:
 
 def start_sensitivity(text: str, metric: str) -> Job:
     """Start measuring a metric in another process, or return the measurement that there is."""
-    key = _job_key(text, metric)
-    words = ["sensitivity", key[0], "--metric", metric, "--by", ",".join(Grouping)]
-    if METRICS[metric].pooled:
-        subject = opened(text).subject
-        partner = gain_partner(subject)
-        pair = (partner, key[0]) if subject.kind == "run" else (key[0], partner)
-        words = ["inspect", pair[0] or key[0], "--gain"]
-        words += ["--against", pair[1]] if pair[0] and pair[1] else []
-    request = {"commands": [words], "shown": key[0]}
-    job = running.jobs().start(key, request, sensitivity_loader)
+    job = start_job(_work(text, metric), again=False)
     return _of(job, metric) or job
 
 
-def cancel_sensitivity(text: str, metric: str) -> None:
-    """Stop measuring."""
-    running.jobs().cancel(_job_key(text, metric))
-
-
-def forget_sensitivity(text: str, metric: str) -> None:
-    """Drop a measurement that failed or was cancelled."""
-    running.jobs().forget(_job_key(text, metric))
-
-
-def sensitivity_loader(path: Path) -> dict[str, dict[str, Sensitivity]]:
-    """Read the document of a measurement: by metric, one table a grouping."""
-    kept = path.with_name(_KEPT_TABLES)
-    found = _kept_tables(kept)
+def load_tables(job: Job) -> dict[str, dict[str, Sensitivity]]:
+    """Return what a job measured: by metric, one table a grouping."""
+    kept = None if job.folder is None else job.folder.path / _KEPT_TABLES
+    found = None if kept is None else _kept_tables(kept)
     if found is None:
-        document = json.loads(path.read_bytes())[-1]
-        found = _gains(path, document) if "restore_gain" in document else _tables(document)
-        _keep_tables(kept, found)
+        document = job.reports()[-1]
+        found = _gains(job, document) if "restore_gain" in document else _tables(document)
+        if kept is not None:
+            _keep_tables(kept, found)
     return found
+
+
+LOADERS["sensitivity"] = load_tables
 
 
 def _keep_tables(path: Path, found: Mapping[str, Mapping[str, Sensitivity]]) -> None:
@@ -182,6 +176,8 @@ def _keep_tables(path: Path, found: Mapping[str, Mapping[str, Sensitivity]]) -> 
 
 def _kept_tables(path: Path) -> dict[str, dict[str, Sensitivity]] | None:
     """Return what `_keep_tables` kept; None where there is nothing, or nothing sound."""
+    from inshrink_core.analysis.profile import Row
+
     found: dict[str, dict[str, Sensitivity]] = {}
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
@@ -190,8 +186,7 @@ def _kept_tables(path: Path) -> dict[str, dict[str, Sensitivity]] | None:
                     metric=metric,
                     by=by,
                     rows=tuple(
-                        HeatRow(*row)._replace(shape=None if row[-1] is None else tuple(row[-1]))
-                        for row in rows
+                        Row(*row)._replace(shape=None if row[-1] is None else tuple(row[-1])) for row in rows
                     ),
                     steps=tuple(steps),
                     values={name: held[f"{i}.{name}"] for name in STATISTICS},
@@ -204,14 +199,18 @@ def _kept_tables(path: Path) -> dict[str, dict[str, Sensitivity]] | None:
 
 def _tables(document: Mapping[str, Any]) -> dict[str, dict[str, Sensitivity]]:
     """Return the tables of ``inshrink sensitivity --by`` with several groupings."""
+    from inshrink_core.analysis.profile import Row
+
     tables = {str(one["by"]): one for one in document["tables"]}
     counts = {by: Counter(str(row[by]) for row in tables["tensor"]["rows"]) for by in ("block", "layer_type")}
     found = {}
     for by, table in tables.items():
         rows = tuple(
-            HeatRow(
+            Row(
                 str(row["name"]),
+                str(row["block"]),
                 str(row["layer_type"]),
+                "weight",
                 counts[by][str(row["name"])] if by in counts else 1,
                 int(row["n_parameters"]),
                 None if row["shape"] is None else tuple(map(int, row["shape"])),
@@ -256,19 +255,15 @@ def _note(table: Mapping[str, Any], *, restored: bool) -> str:
     return " ".join(notes)
 
 
-def _gains(path: Path, document: Mapping[str, Any]) -> dict[str, dict[str, Sensitivity]]:
-    """Pool the sums of each tensor, which the command told of, into blocks and layer types."""
+def _gains(job: Job, document: Mapping[str, Any]) -> dict[str, dict[str, Sensitivity]]:
+    """Pool the sums of each tensor, which were told on the way, into blocks and layer types."""
     import inshrink_core
     from inshrink_core.chain import TensorGain, pool
 
-    kept = JobFolder(path.parent)
-    record = kept.read()
-    if record is None:
-        raise ValueError("there is no record of this measurement")
-    source = inshrink_core.open(record.request["shown"])
+    source = inshrink_core.open(job.shown)
     steps = tuple(source.steps)
     found: dict[int, dict[str, TensorGain]] = {
-        row["step"]: {one["key"]: TensorGain(**one) for one in row["tensors"]} for row in kept.rows()
+        row["step"]: {one["key"]: TensorGain(**one) for one in row["tensors"]} for row in job.told()
     }
     known = {key for at in found.values() for key in at}
     specs = {spec.key: spec for step in reversed(steps) for spec in source[step].specs if spec.key in known}
@@ -301,9 +296,12 @@ def _gains(path: Path, document: Mapping[str, Any]) -> dict[str, dict[str, Sensi
     return tables
 
 
-def _heat_row(name: str, members: Sequence[Any], by: str) -> HeatRow:
+def _heat_row(name: str, members: Sequence[Any], by: str) -> Row:
     """Return what a page shows of a row: of several tensors, the layer type of the largest."""
+    from inshrink_core.analysis.profile import Row
+
     largest = max(members, key=lambda spec: spec.numel)
     layer = name if by == "layer_type" else str(largest.layer)
     shape = tuple(largest.shape) if by == "tensor" else None
-    return HeatRow(name, layer, len(members), sum(spec.numel for spec in members), shape)
+    block = "" if by == "layer_type" else str(largest.name).rpartition(".")[0]
+    return Row(name, block, layer, "weight", len(members), sum(spec.numel for spec in members), shape)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import streamlit as st
-from inshrink_app.jobs.commands import option
 from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.job import Job
-from inshrink_app.services.failures import reported
+from inshrink_app.model.problem import Problem, ServiceError
+from inshrink_app.model.subject import Subject
+from inshrink_app.services.inside import reported
 from inshrink_app.services.jobs import all_jobs
 from inshrink_app.services.opening import resolve
-from inshrink_app.widgets.tables import Problem, ServiceError, Subject
 
 __all__ = [
     "Training",
@@ -89,7 +89,7 @@ def finished_rehearsals(training: Training) -> tuple[Job, ...]:
     return tuple(
         job
         for job in all_jobs()
-        if job.verb == "rehearse" and job.state == "finished" and job.commands[-1][1] == training.name
+        if job.work.topic == "rehearse" and job.state == "finished" and _asked(job).task == training.name
     )
 
 
@@ -98,13 +98,17 @@ def rehearsal_so_far(job: Job) -> dict[str, Any] | None:
 
     Its report so far is in the folder of the rehearsal, with the pairs of earlier rehearsals among its own.
     """
-    words = job.commands[-1]
-    wanted = (words[1], *(option(words, f"--{name}") for name in ("codec", "restores", "steps")))
-    n_seeds = int(option(words, "--seeds") or 0)
+    asked = _asked(job)
+    wanted = (asked.task, asked.codec, asked.restores, asked.steps)
     for one in _kept(rehearsals_folder()):
-        if (one["task"], one["codec"], str(len(one["restored_at"])), str(one.get("steps"))) == wanted:
-            return {**one, "curves": [row for row in one["curves"] if row["seed"] < n_seeds]}
+        if (one["task"], one["codec"], len(one["restored_at"]), one.get("steps")) == wanted:
+            return {**one, "curves": [row for row in one["curves"] if row["seed"] < asked.seeds]}
     return None
+
+
+def _asked(job: Job) -> Any:
+    """Return the request of a rehearsal, which is of the laboratory."""
+    return job.requests[-1]
 
 
 def _kept(folder: Path) -> tuple[dict[str, Any], ...]:

@@ -1,23 +1,24 @@
-"""Searching a configuration: the commands, and what they found, or have found so far, as points."""
+"""Searching a configuration: the requests, and what they found, or have found so far, as points."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
-from inshrink_app.jobs.commands import MEASURED, is_measuring, option, settings_words, steps_words
 from inshrink_app.jobs.job import Job
-from inshrink_app.pages.allocate.config import config_words, engine_settings
+from inshrink_app.jobs.work import Own, Work
+from inshrink_app.model.config import config_words, engine_settings
+from inshrink_app.model.subject import Subject
 from inshrink_app.services.archives import archives_of
 from inshrink_app.services.comparing import Compared, compared, newest_comparing
 from inshrink_app.services.evaluating import EvaluatorCode
-from inshrink_app.services.failures import reported
+from inshrink_app.services.exporting import chosen_steps
+from inshrink_app.services.inside import reported
 from inshrink_app.services.jobs import (
     all_jobs,
     documents_of,
@@ -28,10 +29,10 @@ from inshrink_app.services.jobs import (
     stop_job,
 )
 from inshrink_app.services.opening import engine_at, opened
-from inshrink_app.widgets.tables import Subject
 
 if TYPE_CHECKING:
-    from inshrink_core.verbs.estimate import EstimateReport
+    from inshrink_core.verbs.estimate import EstimateLevels, EstimateReport
+    from inshrink_core.verbs.search import Search
 
 __all__ = [
     "SearchPoint",
@@ -42,7 +43,7 @@ __all__ = [
     "check_config",
     "codec_settings",
     "default_optimizer",
-    "estimate_words",
+    "estimate_levels",
     "estimated",
     "estimates",
     "estimates_job",
@@ -51,7 +52,7 @@ __all__ = [
     "measured_configs",
     "measured_job",
     "newest_search",
-    "search_words",
+    "search_request",
     "searched",
     "searched_before",
     "start_baselines",
@@ -61,6 +62,9 @@ __all__ = [
     "steps_of",
     "unmatched_overrides",
 ]
+
+_MEASURED = "measured.inshrink"
+"""The archive of one configuration, that is compared and goes."""
 
 _LEVELS = 7
 """Configurations that are estimated: enough to see the course of a curve."""
@@ -238,47 +242,47 @@ def front(points: Sequence[SearchPoint], figure: str) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def _key(shown: Subject) -> tuple[str, ...]:
-    return ("search", str(shown.path))
-
-
 def newest_search(shown: Subject) -> Job | None:
     """Return the last search on a run."""
-    return job_of(_key(shown))
+    return newest_job("allocate", "search", shown.path)
 
 
 def searched_before(shown: Subject, job: Job) -> Searched | None:
     """Return what the last finished search found, where the last of all did not finish; None for neither."""
     if job.is_running or job.state == "finished":
         return None
-    earlier = newest_job(_key(shown), "finished")
+    earlier = newest_job("allocate", "search", shown.path, "finished")
     return None if earlier is None else searched(earlier, steps_of(earlier, shown), more=job.told())
 
 
-def search_words(
-    shown: Subject, request: SearchRequest, judge: EvaluatorCode | None, output: str
-) -> list[str]:
-    """Return the command that searches; without `output` it keeps trials alone."""
-    words = ["search", str(shown.path), "--codec", request.codec]
-    for name, limit in request.limits().items():
-        words += [f"--{name.replace('_', '-')}", f"{limit:g}"]
-    words += ["--strategy", request.strategy] if request.strategy != "auto" else []
-    words += ["--budget", str(request.budget)] if request.budget is not None else []
-    words += ["--trust-run"] if judge is None else judge.words
-    words += steps_words(request.steps, shown.steps)
-    return [*words, "-o", output] if output else words
+def search_request(
+    shown: Subject, asked: SearchRequest, judge: EvaluatorCode | None, output: str = ""
+) -> Search:
+    """Return the request that searches; without `output` it keeps trials alone."""
+    from inshrink_core.verbs.search import Search
+
+    fields: dict[str, Any] = {"trust_run": True} if judge is None else judge.fields
+    return Search(
+        str(shown.path),
+        codec=asked.codec,
+        strategy=asked.strategy,
+        budget=asked.budget,
+        steps=chosen_steps(asked.steps, shown.steps),
+        output=output or None,
+        **fields | asked.limits(),
+    )
 
 
-def start_search(shown: Subject, request: SearchRequest, judge: EvaluatorCode) -> Job:
+def start_search(shown: Subject, asked: SearchRequest, judge: EvaluatorCode) -> Job:
     """Search; called only after the reader has said that the code may run, or where it is ours."""
-    words = search_words(shown, request, judge, "")
-    return start_job(_key(shown), [words], shown.path, trusted=judge.trusted)
+    request = search_request(shown, asked, judge)
+    more = {"page": "allocate", "topic": "search", "trusted": judge.trusted}
+    return start_job(Work.asking([request], shown=shown.path, **more))
 
 
 def steps_of(job: Job, shown: Subject) -> tuple[int, ...]:
-    """Return the steps that a command was asked for."""
-    told = option(job.commands[-1], "--steps")
-    return shown.steps if told is None else tuple(int(step) for step in told.split(","))
+    """Return the steps that a job was asked for."""
+    return getattr(job.requests[-1], "steps", None) or shown.steps
 
 
 def searched(job: Job, steps: Sequence[int], *, more: Iterable[Mapping[str, Any]] = ()) -> Searched:
@@ -294,12 +298,11 @@ def searched(job: Job, steps: Sequence[int], *, more: Iterable[Mapping[str, Any]
     result = read_result(job) if job.state == "finished" else None
     told: Mapping[str, Any] = result if isinstance(result, dict) else {}
     rows = [*(told["trials"] if "trials" in told else job.told()), *more]
-    words = job.commands[-1]
-    limits = _limits(words, told, rows)
+    asked: Any = job.requests[-1]
+    limits = _limits(asked, told, rows)
     steps = tuple(told.get("steps") or steps)
     points = _points(rows, len(steps), limits)
-    target = option(words, "--target-ratio")
-    ratio = None if target is None else float(target)
+    ratio = asked.target_ratio
     if ratio is not None:
         points = [point._replace(keeps=point.keeps and point.ratio >= ratio) for point in points]
     best = told.get("best")
@@ -320,14 +323,12 @@ def searched(job: Job, steps: Sequence[int], *, more: Iterable[Mapping[str, Any]
     )
 
 
-def _limits(
-    words: Sequence[str], told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-) -> dict[str, float]:
+def _limits(asked: Search, told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the bounds; until the search has told its own, a divergence joins a drop as it will then."""
     if "bounds" in told:
         bounds = {name: float(limit) for name, limit in told["bounds"].items() if limit is not None}
         return {name: limit for name, limit in bounds.items() if math.isfinite(limit)}
-    limits = {name: option(words, f"--max-{name}") for name in ("drop", "divergence")}
+    limits = {"drop": asked.max_drop, "divergence": asked.max_divergence}
     known = {name: float(limit) for name, limit in limits.items() if limit is not None}
     if math.isinf(known.get("divergence", 0.0)):
         return {"drop": known["drop"]} if "drop" in known else {}
@@ -386,25 +387,28 @@ def _keeps(row: Mapping[str, Any], limits: Mapping[str, float]) -> bool:
     )
 
 
-def _baselines_key(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> tuple[str, ...]:
-    token = opened(str(shown.path)).token
-    return ("baselines", str(shown.path), token, judge.digest, ",".join(map(str, steps)))
+def _baselines(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Work:
+    """Return the measuring of the baselines: a bench of codecs with everything held."""
+    from inshrink_core.codecs import compared_variants
+    from inshrink_core.request import request_from_json
+
+    # The laboratory's verb is found by its name, as every verb that another package registers.
+    codecs = ",".join(one.label for one in compared_variants().values())
+    fields = {"run": str(shown.path), "codecs": codecs, "steps": list(steps), **judge.fields}
+    kept: dict[str, Any] = {"output": Own("bench")}
+    bench = replace(request_from_json({"verb": "bench", "fields": fields}), **kept)
+    of, more = (opened(str(shown.path)).token, judge.digest), {"page": "allocate", "topic": "baselines"}
+    return Work.asking([bench], shown=shown.path, of=of, trusted=judge.trusted, **more)
 
 
 def baselines_job(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Job | None:
     """Return the measuring of the baselines on these steps, if it was started."""
-    return job_of(_baselines_key(shown, steps, judge))
+    return job_of(_baselines(shown, steps, judge))
 
 
 def start_baselines(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Job:
-    """Measure the baselines: a bench of codecs with everything held; under the same consent as a search."""
-    from inshrink_core.codecs import compared_variants
-
-    codecs = ",".join(one.label for one in compared_variants().values())
-    words = ["bench", str(shown.path), "--codecs", codecs, "--steps"]
-    words += [",".join(map(str, steps)), *judge.words, "-o", "{job}/bench"]
-    key = _baselines_key(shown, steps, judge)
-    return start_job(key, [words], shown.path, trusted=judge.trusted, again=False)
+    """Measure the baselines, under the same consent as a search."""
+    return start_job(_baselines(shown, steps, judge), again=False)
 
 
 def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
@@ -434,16 +438,30 @@ def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
     return tuple(sorted(points, key=lambda point: order.index(point.baseline)))
 
 
-def _measured_key(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> list[str]:
-    token = opened(str(shown.path)).token
-    return ["measured", str(shown.path), token, judge.digest, ",".join(map(str, steps))]
+def _measuring(shown: Subject, steps: Sequence[int], judge: EvaluatorCode, config: Mapping[str, Any]) -> Work:
+    """Return the measuring of one configuration: an archive is written with it, and compared."""
+    from inshrink_core.verbs.compare import CompareArchives
+    from inshrink_core.verbs.compress import Compress
+
+    target, chosen, path = Own(_MEASURED), tuple(steps) or None, str(shown.path)
+    given, codec = engine_settings(config), str(config["codec"])
+    requests = (
+        Compress(path, target, codec=codec, config=given or None, optimizer="drop", steps=chosen),
+        CompareArchives((target,), path, steps=chosen, **judge.fields),
+    )
+    of, more = _measured_on(shown, judge), {"page": "allocate", "topic": "measured", "scratch": (target,)}
+    return Work.asking(requests, shown=path, of=of, trusted=judge.trusted, **more)
+
+
+def _measured_on(shown: Subject, judge: EvaluatorCode) -> tuple[str, ...]:
+    return (opened(str(shown.path)).token, judge.digest)
 
 
 def measured_job(
     shown: Subject, steps: Sequence[int], judge: EvaluatorCode, config: Mapping[str, Any]
 ) -> Job | None:
     """Return the measuring of one configuration on these steps, if it was started."""
-    return job_of([*_measured_key(shown, steps, judge), _text(config)])
+    return job_of(_measuring(shown, steps, judge, config))
 
 
 def start_measuring(
@@ -453,18 +471,12 @@ def start_measuring(
 
     What measures another configuration of the run is stopped: only the one that stands counts.
     """
-    key = [*_measured_key(shown, steps, judge), _text(config)]
+    work = _measuring(shown, steps, judge, config)
     for job in all_jobs():
-        is_other = is_measuring(job.commands) and job.key != json.dumps(key)
+        is_other = job.work.topic == work.topic and job.work.key != work.key
         if is_other and job.is_running and not job.is_elsewhere:
             stop_job(job)
-    target, chosen = f"{{job}}/{MEASURED}", steps_words(steps)
-    settings = ["--codec", str(config["codec"]), *settings_words(engine_settings(config))]
-    commands = [
-        ["compress", str(shown.path), "-o", target, *settings, "--optimizer", "drop", *chosen],
-        ["compare", target, "--against", str(shown.path), *judge.words, *chosen],
-    ]
-    return start_job(key, commands, shown.path, trusted=judge.trusted, scratch=[Path(target)], again=False)
+    return start_job(work, again=False)
 
 
 def measured_configs(
@@ -479,9 +491,12 @@ def measured_configs(
     found
         A search, by whose limits they are judged.
     """
-    begin = json.dumps(_measured_key(shown, steps, judge))[:-1]
-    jobs = (job for job in all_jobs() if job.key.startswith(begin) and job.state == "finished")
-    points = [point for job in jobs if (point := _measured(job.job_id, len(steps), job)) is not None]
+    asked = ("measured", str(shown.path), _measured_on(shown, judge))
+    points = []
+    for job in all_jobs():
+        is_of = (job.work.topic, job.shown, job.work.of) == asked and steps_of(job, shown) == tuple(steps)
+        if is_of and job.state == "finished":
+            points += _measured(job.job_id, len(steps), job)
     if found is None:
         return tuple(points)
     least = found.target_ratio or 0.0
@@ -492,13 +507,16 @@ def measured_configs(
 
 
 @st.cache_resource(show_spinner=False, max_entries=64)
-def _measured(job_id: str, n_steps: int, _job: Job) -> SearchPoint | None:
-    """Return what a finished job measured; None where its documents are gone."""
+def _measured(job_id: str, n_steps: int, _job: Job) -> list[SearchPoint]:
+    """Return what a finished job measured; nothing where its reports are gone."""
     documents = documents_of(_job)
     if len(documents) < 2:
-        return None
-    (found,), config = compared(_job), json.loads(json.loads(_job.key)[-1])
-    return _compared_point(found, config, float(documents[0]["ratio_weights"]), n_steps)
+        return []
+    (found,), written = compared(_job), _job.requests[0]
+    settings = dict(getattr(written, "config", None) or {})
+    overrides = {"override": settings.pop("overrides")} if "overrides" in settings else {}
+    config = {"codec": getattr(written, "codec", ""), "settings": settings, **overrides}
+    return [_compared_point(found, config, float(documents[0]["ratio_weights"]), n_steps)]
 
 
 def _compared_point(found: Compared, config: Mapping[str, Any], ratio: float, n_steps: int) -> SearchPoint:
@@ -525,7 +543,11 @@ def measured_archives(shown: Subject, judge: EvaluatorCode | None) -> tuple[Sear
     points: list[SearchPoint] = []
     for chain in archives_of(shown) if shown.kind == "run" else ():
         job = newest_comparing(chain.path, chain.nbytes)
-        if job is None or not chain.is_uniform or (judge and not set(judge.words) <= set(job.commands[-1])):
+        if (
+            job is None
+            or not chain.is_uniform
+            or (judge is not None and not judge.fields.items() <= job.requests[-1].given().items())
+        ):
             continue
         config: dict[str, Any] = {"codec": chain.codec, "settings": dict(chain.config)}
         config |= {"override": [dict(one) for one in chain.overrides]} if chain.overrides else {}
@@ -537,10 +559,10 @@ def measured_archives(shown: Subject, judge: EvaluatorCode | None) -> tuple[Sear
     return tuple(points)
 
 
-def _estimates_key(shown: Subject, steps: Sequence[int], codec: str, is_calibrated: bool) -> tuple[str, ...]:
-    token = opened(str(shown.path)).token
-    how = "calibrated" if is_calibrated else "uncalibrated"
-    return ("estimates", str(shown.path), token, codec, ",".join(map(str, steps)), how)
+def _estimating(shown: Subject, steps: Sequence[int], codec: str, is_calibrated: bool) -> Work:
+    of = (opened(str(shown.path)).token, "calibrated" if is_calibrated else "uncalibrated")
+    request = estimate_levels(shown, steps, codec)
+    return Work.asking([request], shown=shown.path, page="allocate", topic="estimates", of=of)
 
 
 def estimates_job(shown: Subject, steps: Sequence[int], codec: str, *, is_calibrated: bool) -> Job | None:
@@ -553,19 +575,21 @@ def estimates_job(shown: Subject, steps: Sequence[int], codec: str, *, is_calibr
     is_calibrated
         Whether trials tell what an error costs; estimates from before are others.
     """
-    return job_of(_estimates_key(shown, steps, codec, is_calibrated))
+    return job_of(_estimating(shown, steps, codec, is_calibrated))
 
 
 def start_estimates(shown: Subject, steps: Sequence[int], codec: str, *, is_calibrated: bool) -> Job:
     """Estimate a codec from fine to coarse; no evaluator is asked, so that no consent is needed."""
-    words = estimate_words(shown, steps, codec)
-    return start_job(_estimates_key(shown, steps, codec, is_calibrated), [words], shown.path)
+    return start_job(_estimating(shown, steps, codec, is_calibrated))
 
 
-def estimate_words(shown: Subject, steps: Sequence[int], codec: str) -> list[str]:
-    """Return the command that estimates a codec from fine to coarse, tensor by tensor."""
-    words = ["estimate", str(shown.path), "--codec", codec, "--levels", str(_LEVELS), "--by-tensor"]
-    return [*words, *steps_words(steps)]
+def estimate_levels(shown: Subject, steps: Sequence[int], codec: str) -> EstimateLevels:
+    """Return the request that estimates a codec from fine to coarse, tensor by tensor."""
+    from inshrink_core.verbs.estimate import EstimateLevels
+
+    return EstimateLevels(
+        str(shown.path), codec=codec, levels=_LEVELS, by_tensor=True, steps=chosen_steps(steps)
+    )
 
 
 def estimates(job: Job | None) -> tuple[SearchPoint, ...]:

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.widgets.formatting import bytes_text, elide, ratio_text, steps_text
-from inshrink_app.widgets.tables import Subject
+from inshrink_app.model.subject import Subject
+from inshrink_app.widgets import fmt
+from inshrink_app.widgets.layout import section
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
 
-__all__ = ["ARCHIVE", "choice_text", "choose", "none_yet"]
 
 ARCHIVE = "archive"
-EXPORT_PAGE = "pages/export/view.py"
 
 _NAME_WIDTH = 44
 _SETTINGS_WIDTH = 60
@@ -42,19 +41,18 @@ def choose(shown: Subject) -> ChainReport | None:
 def choice_text(one: ChainReport) -> str:
     """Say which archive it is, in one line of plain text."""
     told = services.told_apart_by(one)
-    settings = f" {elide(told, _SETTINGS_WIDTH)}" if told else ""
+    settings = f" {fmt.elided(told, _SETTINGS_WIDTH)}" if told else ""
     return (
-        f"{elide(one.name, _NAME_WIDTH)} · {one.codec}{settings} · {steps_text(one.steps)} · "
-        f"{bytes_text(one.nbytes)} · {ratio_text(one.ratio_total)}"
+        f"{fmt.elided(one.name, _NAME_WIDTH)} · {one.codec}{settings} · {fmt.steps(one.steps)} · "
+        f"{fmt.size(one.nbytes)} · {fmt.ratio(one.ratio_total)}"
     )
 
 
 def none_yet(what: str) -> None:
     """Say that the run has no archive, and lead to where one is made."""
-    with st.container(border=True):
-        st.header("This run has no archive yet", anchor=False)
+    with section("This run has no archive yet"):
         st.write(
             f"{what} Archives of a run are looked for beside it and in the folders that the explorer may see."
         )
         if st.button("Export an archive", type="primary", icon=":material/archive:"):
-            st.switch_page(EXPORT_PAGE)
+            state.go_to("export")

@@ -1,4 +1,4 @@
-"""Choices that a link carries: they begin with what it says, or the session."""
+"""Choices that a link carries, and those among the codecs that are installed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 
 import streamlit as st
 from inshrink_app import state
-from inshrink_app.widgets.formatting import count_text, inked
-
-__all__ = ["ends_of_range", "one_of_few", "one_of_many"]
+from inshrink_app.widgets import fmt
 
 
 def one_of_few(
@@ -39,7 +37,7 @@ def one_of_few(
     if st.session_state.get(widget) not in options:
         st.session_state[widget] = state.choice(key, list(options), default)
     chosen = st.segmented_control(
-        label, list(options), format_func=lambda name: inked(options[name]), key=widget, help=tip, **look
+        label, list(options), format_func=lambda name: fmt.inked(options[name]), key=widget, help=tip, **look
     )
     state.publish(**{key: str(chosen)})
     return str(chosen)
@@ -63,7 +61,52 @@ def ends_of_range(page: str, steps: Sequence[int]) -> tuple[int, int]:
         "From and to",
         steps,
         value=(steps[0], steps[-1]),
-        format_func=count_text,
+        format_func=fmt.count,
         key=f"{page}.range",
     )
     return first, last
+
+
+def codec_labels(*, searched: bool = False) -> dict[str, str]:
+    """Return what each codec of weights is called, by its name; the default comes first.
+
+    Parameters
+    ----------
+    searched
+        Only those that have something to search.
+    """
+    from inshrink_core.codec import get_codec, weight_codecs
+
+    kinds = {name: get_codec(name) for name in weight_codecs()}
+    return {
+        name: kind.label or name for name, kind in kinds.items() if kind.tuning is not None or not searched
+    }
+
+
+def strategies(codec: str) -> tuple[str, ...]:
+    """Return the strategies that search a codec."""
+    from inshrink_core.search.space import space_of
+
+    return ("auto", *space_of(codec).STRATEGIES)
+
+
+def ask_for_knob(codec: str, page: str) -> dict[str, Any]:
+    """Draw the knob of a codec on a page and return its settings; nothing where it has none."""
+    from inshrink_core.codec import get_codec
+
+    kind = get_codec(codec)
+    if kind.tuning is None:
+        return {}
+    knob = kind.tuning.knob
+    default = getattr(kind(), knob.settings[0])
+    value = st.select_slider(
+        knob.label or knob.settings[0],
+        sorted({*knob.values, default}, reverse=knob.is_coarser(0, 1)),
+        default,
+        format_func="{:g}".format,
+        key=f"{page}.{codec}.{knob.settings[0]}",
+        help=f"{knob.unit.capitalize()}. To the right, frames are smaller and errors larger.".removeprefix(
+            ". "
+        ),
+    )
+    return kind.tuning.settings(value)

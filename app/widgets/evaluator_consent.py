@@ -6,15 +6,13 @@ from pathlib import Path
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.commands import python_text, shell_text
+from inshrink_app.jobs.printed import python_text, shell_text
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.model.subject import Subject
 from inshrink_app.server.recent import is_trusted, trust
 from inshrink_app.services import EvaluatorCode
-from inshrink_app.widgets import facts, job_card, problem
-from inshrink_app.widgets.formatting import count_text, elide, markdown_text, value_text
-from inshrink_app.widgets.layout import answer
-from inshrink_app.widgets.tables import ServiceError, Subject
-
-__all__ = ["ask"]
+from inshrink_app.widgets import fmt, job_card, problem
+from inshrink_app.widgets.layout import answer, facts
 
 _OTHER = "evaluator.other"
 _MADE = "evaluator.made"
@@ -50,8 +48,8 @@ def ask(original: Subject) -> tuple[EvaluatorCode | None, bool]:
         "Trust this run's code and run it on this computer",
         value=is_trusted(judge.path, judge.digest),
         key=key,
-        help="It runs in a process of its own, with your rights. Your word is remembered for this file as it "
-        "is; once it changes you are asked again.",
+        help="It runs in a process of its own, with your rights. Your consent is remembered for this file as "
+        "it is; if the file changes, you are asked again.",
         on_change=_trusted_changed,
         args=(key, judge),
     )
@@ -103,7 +101,7 @@ def _make(original: Subject) -> None:
         return
     with panel:
         guess = services.guessed_task(original)
-        st.caption(markdown_text(f"Guessed from names and shapes: {guess.why}. It reads {guess.inputs}."))
+        st.caption(fmt.markdown(f"Guessed from names and shapes: {guess.why}. It reads {guess.inputs}."))
         task = st.selectbox(
             "Task",
             list(_TASKS),
@@ -126,9 +124,9 @@ def _make(original: Subject) -> None:
         st.caption(
             "Then fill in what is marked TODO, in your own editor, trust it here and try it on one step."
         )
-        words = services.evaluator_words(original, target, task, model, replace=bool(replace))
-        st.code(shell_text([words]), language=None, wrap_lines=True)
-        st.code(python_text([words]), language=None, wrap_lines=True)
+        request = services.evaluator_template(original, target, task, model, replace=bool(replace))
+        st.code(shell_text([request]), language=None, wrap_lines=True)
+        st.code(python_text([request]), language=None, wrap_lines=True)
 
 
 def _trial(original: Subject, judge: EvaluatorCode, *, trusted: bool) -> None:
@@ -142,9 +140,9 @@ def _trial(original: Subject, judge: EvaluatorCode, *, trusted: bool) -> None:
         "Try on one step" if job is None else "Try again",
         icon=":material/science:",
         disabled=not trusted,
-        help=f"Evaluates step {count_text(original.steps[-1])} and keeps nothing."
+        help=f"Evaluates step {fmt.count(original.steps[-1])} and keeps nothing."
         if trusted
-        else "Say first that you trust this code.",
+        else "Confirm first that you trust this code.",
     ):
         state.clicked()
         services.start_evaluator_trial(original, judge)
@@ -154,13 +152,13 @@ def _trial(original: Subject, judge: EvaluatorCode, *, trusted: bool) -> None:
 def _told(found: dict[str, object]) -> None:
     """Draw what an evaluator said of one step; names and prints are untrusted."""
     metrics = found["metrics"] if isinstance(found["metrics"], dict) else {}
-    counting, better = str(found["metric"]), f"counts, {found['direction']} is better"
+    counting, better = str(found["metric"]), f"decides, {found['direction']} is better"
     names = sorted(metrics, key=lambda name: name != counting)[:_MOST_FIGURES]
-    facts.row(
+    facts(
         [
             (
-                markdown_text(elide(name, _NAME_WIDTH)),
-                value_text(metrics[name]),
+                fmt.markdown(fmt.elided(name, _NAME_WIDTH)),
+                fmt.value(metrics[name]),
                 better if name == counting else None,
             )
             for name in names
@@ -174,8 +172,8 @@ def _told(found: dict[str, object]) -> None:
         else ("It returns neither log_probs nor predictions, so no divergence is measured.")
     )
     st.caption(
-        markdown_text(
-            f"Step {count_text(int(str(found['step'])))}, in {float(str(found['seconds'])):.2f} s. {said}"
+        fmt.markdown(
+            f"Step {fmt.count(int(str(found['step'])))}, in {float(str(found['seconds'])):.2f} s. {said}"
         )
     )
     if found["printed"]:

@@ -1,4 +1,4 @@
-"""What figures have in common: their room, their axes and the ticks on them. No Streamlit here.
+"""What figures have in common: their room, their axes and the ticks on them; and curves. No Streamlit here.
 
 A figure is a function of its data alone, never of what is selected in it, and leaves text and background
 to Streamlit's theme, so that one figure serves light and dark. Its colours are those of `theme`.
@@ -12,27 +12,9 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from inshrink_app.theme import GAP
-from inshrink_app.widgets.formatting import bytes_text, html_text, power_text, value_text
+from inshrink_app.theme import CATEGORICAL, GAP
+from inshrink_app.widgets import fmt
 from numpy.typing import NDArray
-
-__all__ = [
-    "CONFIG",
-    "TOOLBAR",
-    "add_heading",
-    "byte_ticks",
-    "colour_bar",
-    "columns_axis",
-    "few_ticks",
-    "gaps",
-    "lay_out",
-    "linear_scale_ticks",
-    "log_scale_ticks",
-    "log_ticks",
-    "steps_axis",
-    "tick_text",
-    "title",
-]
 
 CONFIG: Mapping[str, object] = {
     "displaylogo": False,
@@ -157,7 +139,7 @@ def colour_bar(text: str, ticks: Mapping[str, Sequence[object]], **more: object)
     """Return the scale beside a heatmap."""
     # At a distance in pixels: one in widths would need a margin that depends on the screen's.
     place = {"x": 1, "xpad": 12, "thickness": 12, "outlinewidth": 0}
-    return {"title": {"text": html_text(text), "side": "top"}, **place, **ticks, **more}
+    return {"title": {"text": fmt.html(text), "side": "top"}, **place, **ticks, **more}
 
 
 def _round_values(low: float, high: float, most: int = 5) -> list[float]:
@@ -192,20 +174,20 @@ def _texts(values: Sequence[float], text: Callable[[float, int], str]) -> list[s
 def byte_ticks(largest: float) -> dict[str, list[object]]:
     """Return about four round ticks of an axis of bytes, written as sizes."""
     ticks = _round_values(0, 1.1 * max(1.0, largest), 4)
-    return {"tickvals": [*ticks], "ticktext": [bytes_text(tick) for tick in ticks]}
+    return {"tickvals": [*ticks], "ticktext": [fmt.size(tick) for tick in ticks]}
 
 
 def linear_scale_ticks(low: float, high: float) -> dict[str, list[object]]:
     """Return about five round ticks between two values."""
     ticks = _round_values(low, high)
-    return {"tickvals": [*ticks], "ticktext": [*_texts(ticks, value_text)]}
+    return {"tickvals": [*ticks], "ticktext": [*_texts(ticks, fmt.value)]}
 
 
 def log_scale_ticks(low: float, high: float) -> dict[str, list[object]]:
     """Return ticks between two decimal logarithms, at logarithms."""
     ends = [10.0 ** max(-_LARGEST_POWER, min(_LARGEST_POWER, end)) for end in (low, high)]
     values = _log_values(*ends)
-    text = tick_text if len(values) > 2 and values[-1] / values[0] >= 100 else value_text
+    text = tick_text if len(values) > 2 and values[-1] / values[0] >= 100 else fmt.value
     return {
         "tickvals": [min(high, max(low, math.log10(value))) for value in values],
         "ticktext": [*_texts(values, text)],
@@ -223,7 +205,7 @@ def tick_text(value: float, digits: int = 3) -> str:
     if 1 <= value <= 10:
         return f"{value:.{digits}g}"
     mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
-    power = power_text(int(exponent))
+    power = fmt.power(int(exponent))
     return power if float(mantissa) == 1 else f"{float(mantissa):g}·{power}"
 
 
@@ -256,3 +238,107 @@ def log_ticks(values: Iterable[float], text: Callable[[float], str] | None = Non
     else:
         texts = [f"{tick:g}" for tick in ticks] if in_full else _texts(ticks, tick_text)
     return {"tickvals": [*ticks], "ticktext": [*texts]}
+
+
+CURVE_PARTS = 1_000
+"""Parts of a curve with more values than two in each: the smallest and the largest of each are drawn."""
+
+_DASHES = ("solid", "dash", "dot")
+_DASH_SIGNS = ("\u2501", "\u2505", "\u2509")
+_MAX_IN_TITLE = 3
+_NAME_WIDTH = 34
+
+
+_KINDS = (("keyframe", "Keyframe"), ("delta", "Delta frame"))
+"""Kinds of frames, in the order of their colours, and what they are called."""
+
+
+def frames_figure(frames: Sequence[tuple[int, str, float, str]]) -> go.Figure:
+    """Draw frames as bars, keyframes apart from delta frames.
+
+    Parameters
+    ----------
+    frames
+        Of each its step, ``keyframe`` or ``delta``, its bytes, and what its hover says behind them.
+    """
+    figure = go.Figure()
+    for (kind, label), colour in zip(_KINDS, CATEGORICAL, strict=False):
+        rows = [row for row in frames if row[1] == kind]
+        if rows:
+            figure.add_trace(
+                go.Bar(
+                    x=[fmt.count(step) for step, *_ in rows],
+                    y=np.asarray([size for _, _, size, _ in rows], dtype=np.float64),
+                    name=label,
+                    marker_color=colour,
+                    customdata=[[f"{fmt.size(size)}{said}"] for _, _, size, said in rows],
+                    hovertemplate=f"{label} of step %{{x}}<br>%{{customdata[0]}}<extra></extra>",
+                )
+            )
+    labels = [fmt.count(step) for step, *_ in frames]
+    lay_out(figure, 220, legend=True)
+    figure.update_layout(bargap=0.15, barmode="overlay")
+    figure.update_xaxes(categoryorder="array", categoryarray=labels, **columns_axis(labels))
+    largest = max((size for _, _, size, _ in frames), default=1)
+    figure.update_yaxes(rangemode="tozero", automargin=True, **byte_ticks(largest))
+    return figure
+
+
+def log_groups(names: Sequence[str]) -> dict[str, list[str]]:
+    """Group training metrics that share a scale by the last word of their names.
+
+    Examples
+    --------
+    >>> log_groups(["loss", "eval_loss", "lr", "val/accuracy"])
+    {'loss': ['loss', 'eval_loss'], 'lr': ['lr'], 'accuracy': ['val/accuracy']}
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        last = name.replace("/", "_").replace(".", "_").replace("-", "_").rsplit("_", 1)[-1]
+        groups.setdefault(last or name, []).append(name)
+    return groups
+
+
+def log_figure(log: Mapping[str, Sequence[tuple[int, float]]], heading: str = "") -> go.Figure:
+    """Draw training metrics by step; the title serves as legend.
+
+    Parameters
+    ----------
+    log
+        Of each metric its values by step; of very many, those that show at this width.
+    heading
+        Stands in the place of the legend.
+    """
+    from inshrink_core.analysis.thinning import thinned
+
+    figure = go.Figure()
+    for position, (name, logged) in enumerate(log.items()):
+        series = thinned(logged, CURVE_PARTS)
+        figure.add_trace(
+            go.Scatter(
+                x=np.asarray([step for step, _ in series], dtype=np.int64),
+                y=np.asarray([value for _, value in series], dtype=np.float64),
+                name=fmt.html(name),
+                mode="lines+markers" if len(series) < 3 else "lines",
+                line={
+                    "color": CATEGORICAL[position % len(CATEGORICAL)],
+                    "width": 2,
+                    "dash": _DASHES[position % len(_DASHES)],
+                },
+                hovertemplate=f"{fmt.html(name)} = %{{y:.4~g}}<br>step %{{x:,}}<extra></extra>",
+            )
+        )
+    add_heading(figure, fmt.html(fmt.elided(heading, _NAME_WIDTH)) or _legend([*log]))
+    lay_out(figure, 216, titles=True)
+    figure.update_xaxes(rangemode="tozero", **steps_axis(5))
+    figure.update_yaxes(automargin=True, nticks=6)
+    return figure
+
+
+def _legend(members: Sequence[str]) -> str:
+    """Return a panel's title: each metric's name behind a sign in its colour and its dash."""
+    return "   ".join(
+        f"<span style='color:{CATEGORICAL[i]}'><b>{_DASH_SIGNS[i]}</b></span> "
+        f"{fmt.html(fmt.elided(name, _NAME_WIDTH))}"
+        for i, name in enumerate(members[:_MAX_IN_TITLE])
+    )

@@ -8,35 +8,10 @@ from typing import Literal
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.commands import is_watching, page_of
 from inshrink_app.jobs.job import Job
-from inshrink_app.widgets import problem
-from inshrink_app.widgets.formatting import (
-    count_text,
-    counted,
-    duration_text,
-    elide,
-    markdown_text,
-    remaining_text,
-    share_text,
-)
-from inshrink_app.widgets.tables import ServiceError
-
-__all__ = [
-    "POLL_SECONDS",
-    "STATES",
-    "cancel_button",
-    "current",
-    "lead_to",
-    "log",
-    "of_page",
-    "progress",
-    "resume_button",
-    "running",
-    "settled",
-    "stopped",
-    "when",
-]
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.widgets import fmt, problem
+from inshrink_app.widgets.layout import section
 
 POLL_SECONDS = 0.5
 
@@ -68,8 +43,7 @@ def current(job: Job) -> Job:
 def running(job: Job, title: str) -> None:
     """Draw a job that runs; the page is drawn anew once it has ended."""
     now = current(job)
-    with st.container(border=True):
-        st.header(title, anchor=False)
+    with section(title):
         progress(now)
         cancel_button(now)
 
@@ -98,16 +72,16 @@ def progress(job: Job) -> None:
     if job.state == "queued":
         st.progress(0.0, text=_queued_text(job))
         return
-    if is_watching(job.commands):
+    if job.is_watching:
         at = job.item.rpartition("step ")[2]
-        st.caption(markdown_text(f"Beside the training, at step {at}" if at else "Beside the training"))
+        st.caption(fmt.markdown(f"Beside the training, at step {at}" if at else "Beside the training"))
         return
     if not job.total:
         st.progress(0.0, text="Starting…")
         return
-    parts = [share_text(job.fraction), remaining_text(job.seconds, job.seconds_left)]
+    parts = [fmt.share(job.fraction), fmt.remaining(job.seconds, job.seconds_left)]
     if job.item:
-        parts.insert(0, markdown_text(elide(job.item, _ITEM_WIDTH)))
+        parts.insert(0, fmt.markdown(fmt.elided(job.item, _ITEM_WIDTH)))
     st.progress(job.fraction, text=" · ".join(parts))
 
 
@@ -116,7 +90,7 @@ def _queued_text(job: Job) -> str:
     place = services.place_in_queue(job)
     if place is None:
         return "Queued" if not job.is_elsewhere else "Queued by another explorer"
-    before = f"{counted(place - 1, 'job')} before it, after" if place > 1 else "next, after"
+    before = f"{fmt.counted(place - 1, 'job')} before it, after" if place > 1 else "next, after"
     return f"Queued: {before} what runs now"
 
 
@@ -125,7 +99,7 @@ def cancel_button(job: Job) -> None:
     if job.is_elsewhere:
         st.caption("Another explorer works on this; cancel it there.")
     elif st.button(
-        "End it" if is_watching(job.commands) else "Cancel",
+        "End it" if job.is_watching else "Cancel",
         icon=":material/close:",
         key=f"cancel.{job.job_id}",
     ):
@@ -156,11 +130,11 @@ def stopped(job: Job, *, primary: bool = True) -> None:
         problem.show(job.problem)
     elif job.state == "interrupted":
         st.warning(
-            "The explorer ended while this was at work. Nothing is lost: resume, and what is done already is "
-            "not done again.",
+            "The explorer was closed while this was running. Nothing is lost: resume, and what is done "
+            "already is not repeated.",
             icon=":material/pause_circle:",
         )
-    elif is_watching(job.commands):
+    elif job.is_watching:
         st.info("This was ended. What was archived stays; resume, and it goes on.", icon=":material/info:")
     else:
         st.info("This was cancelled. What was done already stays done.", icon=":material/info:")
@@ -178,7 +152,7 @@ def log(job: Job, *, expanded: bool = False) -> None:
 def when(job: Job) -> str:
     """Say when a job began and how long it took."""
     begun = datetime.fromtimestamp(job.started_at, UTC).astimezone()
-    return f"{begun:%d %b %Y, %H:%M}" + ("" if job.is_running else f" · {duration_text(job.seconds)}")
+    return f"{begun:%d %b %Y, %H:%M}" + ("" if job.is_running else f" · {fmt.duration(job.seconds)}")
 
 
 def lead_to(job: Job) -> None:
@@ -188,7 +162,7 @@ def lead_to(job: Job) -> None:
     if run:
         state.set_run(run)
     state.remember(**{key: value for key, value in text.query.items() if key != "run"})
-    st.switch_page(f"pages/{text.page}/view.py")
+    state.go_to(text.page)
 
 
 def of_page(page: str, *paths: Path) -> None:
@@ -197,11 +171,11 @@ def of_page(page: str, *paths: Path) -> None:
     jobs = [
         job for job in services.all_jobs() if job.shown in shown and "job" in services.describe(job).query
     ]
-    jobs = [job for job in jobs if page_of(job.commands) == page]
+    jobs = [job for job in jobs if job.work.page == page]
     if not jobs:
         return
     panel = st.expander(
-        f"Jobs of this page ({count_text(len(jobs))})",
+        f"Jobs of this page ({fmt.count(len(jobs))})",
         icon=":material/history:",
         key=f"jobs.of.{page}",
         on_change="rerun",
@@ -218,10 +192,10 @@ def _line(job: Job) -> None:
     label, colour, icon = STATES[job.state]
     with st.container(horizontal=True, vertical_alignment="center"):
         st.badge(label, color=colour, icon=icon)
-        st.caption(markdown_text(f"{elide(services.describe(job).title, _TITLE_WIDTH)} · {when(job)}"))
+        st.caption(fmt.markdown(f"{fmt.elided(services.describe(job).title, _TITLE_WIDTH)} · {when(job)}"))
         if job.state == "finished":
             if st.button("Show", icon=":material/arrow_forward:", key=f"line.{job.job_id}", type="tertiary"):
                 lead_to(job)
         elif st.button("Details", icon=":material/work_history:", key=f"line.{job.job_id}", type="tertiary"):
             state.remember(job=job.job_id)
-            st.switch_page("pages/jobs/view.py")
+            state.go_to("jobs")

@@ -1,20 +1,18 @@
-"""What every page is built of: sections with a heading, charts, and answers that may fail."""
+"""What every page is built of: sections, charts, rows of figures, and answers that may fail."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import state
-from inshrink_app.widgets import curves, problem
-from inshrink_app.widgets.figures import CONFIG
-from inshrink_app.widgets.formatting import count_text
-from inshrink_app.widgets.tables import ASK_ABOVE_BYTES, ServiceError
-
-__all__ = ["allow", "answer", "chart", "is_allowed", "panels", "section"]
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.model.subject import ASK_ABOVE_BYTES
+from inshrink_app.widgets import fmt, problem
+from inshrink_app.widgets.figures import CONFIG, CURVE_PARTS, log_figure
 
 Answer = TypeVar("Answer")
 
@@ -53,14 +51,14 @@ def panels(
         Titles tell the metrics of a figure apart; else they are its name.
     """
     for column, (name, members) in zip(st.columns(len(groups)), groups.items(), strict=True):
-        figure = curves.log_figure({one: log[one] for one in members}, "" if legends else name)
+        figure = log_figure({one: log[one] for one in members}, "" if legends else name)
         with column:
             chart(figure, f"{key}.{name}", "By step: " + ", ".join(members))
     most = max((len(log[one]) for members in groups.values() for one in members), default=0)
-    if most > 2 * curves.WIDTH:
+    if most > 2 * CURVE_PARTS:
         st.caption(
-            f"Up to {count_text(most)} values a curve: drawn are the smallest and the largest in each of "
-            f"{count_text(curves.WIDTH)} parts of its width, and gaps where there is no number."
+            f"Up to {fmt.count(most)} values a curve: the smallest and the largest are drawn in each of "
+            f"{fmt.count(CURVE_PARTS)} parts of its width, and gaps where there is no number."
         )
 
 
@@ -92,3 +90,75 @@ def allow(asked: str) -> None:
     """Take note that the reader wants it read; a callback of the button that asks."""
     state.clicked()
     st.session_state[asked] = True
+
+
+Fact = tuple[str, str, str | None] | tuple[str, str, str | None, str | None]
+"""A figure: its name, its value, what stands below, and where there is one, what stands behind the name."""
+
+
+def facts(rows: Iterable[Fact]) -> None:
+    """Draw figures side by side."""
+    with st.container(horizontal=True, gap="small"):
+        for label, value, below, *tip in rows:
+            st.metric(
+                label,
+                value,
+                delta=below,
+                delta_color="off",
+                delta_arrow="off",
+                border=True,
+                help=(tip[0] or None) if tip else None,
+            )
+
+
+_WHEN_DRAWN = """
+export default function ({ setTriggerValue }) {
+  const ask = () => setTriggerValue("drawn", true);
+  const frame = requestAnimationFrame(() => setTimeout(ask));
+  const again = setInterval(ask, 3000);
+  return () => {
+    cancelAnimationFrame(frame);
+    clearInterval(again);
+  };
+}
+"""
+"""Runs with the first frame of what came together with it, and speaks when that is on the screen. Of what two
+fragments say at the same moment, Streamlit's page hears one: it asks again, and a page has one such part."""
+
+_component = st.components.v2.component("inshrink.below", js=_WHEN_DRAWN, isolate_styles=False)
+
+
+@st.fragment
+def below(place: str, draw: Callable[[], None], *, height: int, about: Hashable = None) -> None:
+    """Draw a part of the page, after the parts above it are on the screen.
+
+    Charts and tables are drawn with scripts of some megabytes; sent together with the rest, all of it would
+    appear when the last of them has run.
+
+    Parameters
+    ----------
+    place
+        Tells the parts of one page apart, and is the key of what is remembered.
+    draw
+        Draws it; what is clicked in it redraws it alone.
+    height
+        Pixels that are kept free for it.
+    about
+        What it is about: it waits again once this is another.
+    """
+    if not _is_due(f"below.{place}", about, height):
+        return
+    draw()
+
+
+def _is_due(key: str, about: Hashable, height: int) -> bool:
+    """Whether the browser has told that it is ready; until then, keep the place free."""
+    if st.session_state.get(key) == (about,):
+        return True
+
+    def ready() -> None:
+        st.session_state[key] = (about,)
+
+    with st.container(height=height, border=False):
+        _component(key=f"{key}.asked", on_drawn_change=ready)
+    return False

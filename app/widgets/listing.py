@@ -1,15 +1,16 @@
-"""A table with its files: headings, numbers and missing values look the same on every page."""
+"""What a page lists and hands over: tables that look the same everywhere, and files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
 import streamlit as st
-from inshrink_app.widgets import download
+from inshrink_app.widgets import fmt
 
-__all__ = ["HEIGHT", "RATIO", "SHARE", "SMALL", "WHOLE", "show"]
+from inshrink_core.text import csv_cell
 
 WHOLE: Final = "localized"
 """Counts, bytes and steps: in full, thousands apart. Integers are written so unasked."""
@@ -84,7 +85,7 @@ def show(
         column_config={**looks, **(columns or {})},
         **more,
     )
-    download.table_buttons(table, stem)
+    table_buttons(table, stem)
 
 
 def _column(table: pd.DataFrame, name: str, form: str | None, tip: str | None, is_wide: bool) -> Any:
@@ -95,3 +96,58 @@ def _column(table: pd.DataFrame, name: str, form: str | None, tip: str | None, i
     if form is not None:
         return st.column_config.NumberColumn(label, format=form, help=tip)
     return st.column_config.Column(label, help=tip, width="large" if is_wide else None)
+
+
+_MIME = {".csv": "text/csv", ".json": "application/json"}
+
+
+def buttons(*files: tuple[str, str, Callable[[], bytes] | bytes]) -> None:
+    """Offer files of at most some MB, side by side.
+
+    Parameters
+    ----------
+    *files
+        Of each the label, the name, which is also the widget's key, and the content or what makes it once it
+        is asked for.
+    """
+    with st.container(horizontal=True, gap="small"):
+        for label, name, content in files:
+            st.download_button(
+                label,
+                content,
+                file_name=name,
+                mime=_MIME[Path(name).suffix],
+                key=name,
+                on_click="ignore",
+                type="tertiary",
+                icon=":material/download:",
+                help=f"Download {name}",
+            )
+
+
+def csv_bytes(table: pd.DataFrame) -> bytes:
+    """Return a table as CSV, in which no name can be a formula."""
+    text: str = table.map(csv_cell).rename(columns=csv_cell).to_csv(index=False)
+    return text.encode()
+
+
+def table_buttons(table: pd.DataFrame | Callable[[], pd.DataFrame], stem: str) -> None:
+    """Offer a table, or what makes it, as CSV and as JSON under a name without suffix."""
+
+    def made() -> pd.DataFrame:
+        return table() if callable(table) else table
+
+    buttons(
+        ("CSV", f"{stem}.csv", lambda: csv_bytes(made())),
+        ("JSON", f"{stem}.json", lambda: made().to_json(orient="records", indent=1).encode()),
+    )
+
+
+def file_link(label: str, url: str, nbytes: int, *, primary: bool = False) -> None:
+    """Offer a file of any size, which the server streams from disk."""
+    st.link_button(
+        f"{label} ({fmt.size(nbytes)})",
+        url,
+        type="primary" if primary else "secondary",
+        icon=":material/download:",
+    )

@@ -10,27 +10,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 import streamlit as st
 from inshrink_app import state
-from inshrink_app.widgets import listing
-from inshrink_app.widgets.formatting import counted
-
-__all__ = [
-    "BLOCK",
-    "LAYER_TYPE",
-    "TENSOR",
-    "Node",
-    "default_level",
-    "is_within",
-    "labels",
-    "level_slider",
-    "levels",
-    "members_of",
-    "outline",
-    "rows_at",
-    "say_picked",
-    "share_column",
-    "table",
-    "trail",
-]
+from inshrink_app.widgets import fmt, listing
 
 LAYER_TYPE, BLOCK, TENSOR = "layer_type", "block", "tensor"
 """Levels beside those that are numbers: by kind, the modules that hold tensors, and tensors."""
@@ -305,7 +285,7 @@ def table(
 def say_picked(n: int, what: str) -> None:
     """Say how many are picked, or how to pick some."""
     how = "Pick layers: the box before a line, or the arrow keys and Shift+Space."
-    st.caption(f"{counted(n, what)} picked." if n else how, width="content")
+    st.caption(f"{fmt.counted(n, what)} picked." if n else how, width="content")
 
 
 def share_column(tip: str) -> Any:

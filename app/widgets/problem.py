@@ -6,10 +6,8 @@ import logging
 from collections.abc import Sequence
 
 import streamlit as st
-from inshrink_app.widgets.formatting import count_text, counted, markdown_text, sentence
-from inshrink_app.widgets.tables import Problem
-
-__all__ = ["of_os_error", "show", "show_unexpected", "show_unreadable"]
+from inshrink_app.model.problem import Problem
+from inshrink_app.widgets import fmt
 
 _MOST_NAMED = 10
 _log = logging.getLogger(__name__)
@@ -18,11 +16,11 @@ _log = logging.getLogger(__name__)
 def show(problem: Problem) -> None:
     """Draw a problem. Every part is untrusted: paths and names from files stand in it."""
     with st.container(border=True):
-        st.error(f"**{markdown_text(sentence(problem.what))}**", icon=":material/error:")
+        st.error(f"**{fmt.markdown(fmt.sentence(problem.what))}**", icon=":material/error:")
         if problem.where:
             st.code(problem.where, language=None, wrap_lines=True)
         if problem.remedy:
-            st.markdown(f"**What to do:** {markdown_text(sentence(problem.remedy))}")
+            st.markdown(f"**What to do:** {fmt.markdown(fmt.sentence(problem.remedy))}")
         if problem.detail:
             with st.expander("Details"):
                 st.code(problem.detail, language=None, wrap_lines=True)
@@ -33,10 +31,10 @@ def show_unreadable(rows: Sequence[tuple[str, str]], what_follows: str) -> None:
     if not rows:
         return
     some = rows[:_MOST_NAMED]
-    more = f"\n- and {count_text(len(rows) - len(some))} more" if len(rows) > len(some) else ""
-    listed = "".join(f"\n- **{markdown_text(path)}**: {markdown_text(reason)}" for path, reason in some)
+    more = f"\n- and {fmt.count(len(rows) - len(some))} more" if len(rows) > len(some) else ""
+    listed = "".join(f"\n- **{fmt.markdown(path)}**: {fmt.markdown(reason)}" for path, reason in some)
     st.error(
-        f"{counted(len(rows), 'checkpoint')} cannot be read. {what_follows}\n{listed}{more}",
+        f"{fmt.counted(len(rows), 'checkpoint')} cannot be read. {what_follows}\n{listed}{more}",
         icon=":material/error:",
     )
 

@@ -1,21 +1,18 @@
-"""The head of every page about a run: its name, the way to another one, and what to show without one."""
+"""The head of every page about a run: its name, the way to another one, and whether it is watched."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from typing import Final, NamedTuple
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.widgets import problem, watching
-from inshrink_app.widgets.formatting import elide, markdown_text, steps_text
-from inshrink_app.widgets.layout import answer
-from inshrink_app.widgets.tables import ServiceError, Subject
-
-__all__ = ["open_another", "require"]
-
-OPEN_PAGE = "pages/open/view.py"
-ARCHIVE_PAGE = "pages/archive/view.py"
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.model.subject import Subject
+from inshrink_app.services.headers import files_stamp
+from inshrink_app.widgets import fmt, problem
+from inshrink_app.widgets.layout import answer, section
 
 _NAME_WIDTH = 48
 _HEAD_WIDTH = 340
@@ -65,7 +62,7 @@ def open_another() -> None:
     """Offer to leave this run for another one."""
     if st.button("Open another run", type="primary", icon=":material/folder_open:"):
         state.set_run(None)
-        st.switch_page(OPEN_PAGE)
+        state.go_to("open")
 
 
 def _ways_out(*, is_archive: bool) -> None:
@@ -73,31 +70,30 @@ def _ways_out(*, is_archive: bool) -> None:
     with st.container(horizontal=True):
         open_another()
         if is_archive and st.button("See what is left", icon=":material/inventory_2:"):
-            st.switch_page(ARCHIVE_PAGE)
+            state.go_to("archive")
 
 
 def _no_run(page: str) -> None:
     """Say that a run must be opened first, and lead there."""
     st.title(page, anchor=False)
-    with st.container(border=True):
-        st.header("No run is open", anchor=False)
+    with section("No run is open"):
         st.write(
             "Open a training run or an archive first. The bundled sample takes one click. Nothing is "
             "uploaded: the explorer reads files on this computer."
         )
         if st.button("Choose a run", type="primary", icon=":material/folder_open:"):
-            st.switch_page(OPEN_PAGE)
+            state.go_to("open")
 
 
 def _head(subject: Subject, *, watched: bool) -> None:
     """Name the run, and offer to read it anew."""
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        st.title(markdown_text(elide(subject.name, _NAME_WIDTH)), anchor=False, width="content")
+        st.title(fmt.markdown(fmt.elided(subject.name, _NAME_WIDTH)), anchor=False, width="content")
         with st.container(
             horizontal=True, horizontal_alignment="right", vertical_alignment="center", width=_HEAD_WIDTH
         ):
             if watched:
-                watching.show(subject)
+                _watch(subject)
             if st.button(
                 "Refresh",
                 icon=":material/refresh:",
@@ -107,14 +103,85 @@ def _head(subject: Subject, *, watched: bool) -> None:
                 services.refresh(subject.path)
                 st.rerun()
     kind = "Archive" if subject.kind == "archive" else f"Run · {subject.format}"
-    st.caption(markdown_text(f"{kind} · {steps_text(subject.steps)} · {subject.path}"))
+    st.caption(fmt.markdown(f"{kind} · {fmt.steps(subject.steps)} · {subject.path}"))
 
 
 def _no_steps(subject: Subject) -> None:
     """Say that the archive holds nothing yet, and how to fill it."""
-    with st.container(border=True):
-        st.header("This archive is empty", anchor=False)
+    with section("This archive is empty"):
         st.write("It is intact and holds no steps yet. Add a run to it:")
         st.code(f"inshrink compress RUN -o {shlex.quote(str(subject.path))}", language=None)
         if st.button("Open another run", type="primary", icon=":material/folder_open:"):
-            st.switch_page(OPEN_PAGE)
+            state.go_to("open")
+
+
+_SECONDS: Final = 3.0
+"""Between two looks. A file counts as finished when it has not changed from one to the next."""
+
+_SWITCH = "watch"
+_CONTROL = "watch.control"
+_LOOKS = "watch.looks"
+
+
+class _Looks(NamedTuple):
+    """Stamps of the files: as they are accounted for, and as they were at the last look."""
+
+    known: str
+    seen: str
+
+
+def is_on() -> bool:
+    """Return whether the reader lets runs be watched."""
+    return bool(st.session_state.get(_SWITCH, True))
+
+
+def _watch(shown: Subject) -> None:
+    """Draw the switch, and the badge while a folder is watched; a file does not grow."""
+    if not shown.place.is_dir():
+        return
+    found = services.opened(str(shown.path))
+    if found.stamp is None:  # Too many files for a look to be cheap.
+        return
+    if is_on():
+        with st.container(width="content"):
+            look(str(shown.path), found.token, found.stamp)
+    st.toggle(
+        "Watch",
+        is_on(),
+        key=_CONTROL,
+        on_change=_switched,
+        help="New checkpoints appear by themselves, here and on the other page that has this switch.",
+    )
+
+
+def _switched() -> None:
+    """Remember the switch for other pages; the widget's own value goes with its page."""
+    st.session_state[_SWITCH] = st.session_state[_CONTROL]
+
+
+@st.fragment(run_every=_SECONDS)
+def look(path: str, token: str, stamp: str) -> None:
+    """Look at names, sizes and times of the files; draw the page anew where there is another checkpoint.
+
+    Parameters
+    ----------
+    path
+        The run or archive.
+    token, stamp
+        Of what the page shows (`services.Opened`).
+    """
+    looks: dict[str, _Looks] = st.session_state.setdefault(_LOOKS, {})
+    last = looks.get(path, _Looks("", ""))
+    now = files_stamp(services.place_of(services.resolve(path)))
+    if now is not None and now not in (stamp, last.known):
+        if now != last.seen:
+            looks[path] = last._replace(seen=now)
+            st.badge("new files", icon=":material/hourglass_top:", color="orange")
+            return
+        looks[path] = _Looks(now, now)
+        try:
+            if services.look_again(services.resolve(path)) != token:
+                st.rerun()
+        except ServiceError:  # Files vanish while a trainer tidies up; the next look tells.
+            looks.pop(path)
+    st.badge("watching", icon=":material/visibility:", color="green")

@@ -23,7 +23,7 @@ from benchmarks.crash.disk import Tree, read_tree, write_tree
 from benchmarks.crash.judging import Expected, digests, judge_archive, promised, told
 from benchmarks.crash.shim import Operation, Plan, Shim
 from benchmarks.crash.verbs import VERBS, Verb
-from inshrink_core.archive.durable import is_locked
+from inshrink_core.archive import LocalStorage
 from inshrink_core.errors import StorageError
 
 LIMIT_S = 60.0
@@ -173,7 +173,7 @@ class Stage:
             finally:
                 self.shim.disarm()
             gc.collect()
-        if self.verb.archive and is_locked(self.root / self.verb.archive):
+        if self.verb.archive and LocalStorage(self.root / self.verb.archive).is_locked():
             raw.found.append("refused: the lock is still held after the error")
         return {"ended": ended} | ({"problems": raw.found} if raw.found else {})
 

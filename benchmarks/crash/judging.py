@@ -74,11 +74,16 @@ def observed(note: Note, evaluator: Callable[[], Any]) -> Iterator[None]:
     A frame of a group is promised when the group was flushed.
     """
     commit, resolve, urandom = FrameWriter.commit, EvaluatorRequest.resolve, os.urandom
-    flush = ArchiveWriter.flush
+    flush, hold = ArchiveWriter.flush, ArchiveWriter._add_to_group
+    grouped: list[Any] = []
+
+    def held(self: ArchiveWriter, content: bytes, info: Any) -> None:
+        grouped.append(info)
+        hold(self, content, info)
 
     def committed(self: FrameWriter, meta: Any) -> Any:
         info = commit(self, meta)
-        if self._synced:
+        if info not in grouped:
             note(f"committed {info.step}")
         return info
 
@@ -90,6 +95,7 @@ def observed(note: Note, evaluator: Callable[[], Any]) -> Iterator[None]:
 
     FrameWriter.commit = committed  # type: ignore[method-assign]
     ArchiveWriter.flush = flushed  # type: ignore[method-assign]
+    ArchiveWriter._add_to_group = held  # type: ignore[method-assign]
     EvaluatorRequest.resolve = lambda *_: evaluator()  # type: ignore[assignment,method-assign,return-value]
     # The same ids every time: equal states are then judged once.
     os.urandom = lambda nbytes: bytes(range(1, 1 + nbytes))
@@ -99,6 +105,7 @@ def observed(note: Note, evaluator: Callable[[], Any]) -> Iterator[None]:
         os.urandom = urandom
         FrameWriter.commit, EvaluatorRequest.resolve = commit, resolve  # type: ignore[method-assign]
         ArchiveWriter.flush = flush  # type: ignore[method-assign]
+        ArchiveWriter._add_to_group = hold  # type: ignore[method-assign]
 
 
 def promised(

@@ -9,11 +9,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inshrink_core.archive import ArchiveWriter, FrameWriter, durable, frame_writer, writer
-from inshrink_core.archive import maintenance as pack
-from inshrink_core.archive import maintenance as rewrite
+from inshrink_core.archive import ArchiveWriter, FrameWriter, Rewrite, frame_writer
+from inshrink_core.archive.layout import FRAME_FOLDER
+from inshrink_core.archive.storage import Creation, local
 from inshrink_core.errors import DamagedError
-from inshrink_core.execution import sync_path
 from inshrink_core.frame import FrameInfo
 from inshrink_core.training.spool import Spool, SpooledSave
 
@@ -53,12 +52,10 @@ def folder_unsynced() -> AbstractContextManager[None]:
 def manifest_first() -> AbstractContextManager[None]:
     """A writer that lists a frame before it has its name."""
 
-    def publish(self: ArchiveWriter, temporary: Path, info: FrameInfo) -> None:
-        manifest = self._manifest.with_frame(info)
-        self._write_manifest(manifest)
-        temporary.replace(self._root / info.path)
-        sync_path((self._root / info.path).parent)
-        self._manifest = manifest
+    def publish(self: ArchiveWriter, file: Creation, info: FrameInfo) -> None:
+        self._write_manifest(self._manifest.with_frame(info))
+        file.commit()
+        self.storage.sync(FRAME_FOLDER)
         self.reader.refresh()
 
     return _replaced((ArchiveWriter, "_publish", publish))
@@ -80,30 +77,30 @@ def early_report() -> AbstractContextManager[None]:
 
 def unlink_first() -> AbstractContextManager[None]:
     """A writer that deletes the manifest before the new one has its name."""
-    write_durably = durable.write_durably
+    write_durably = local.write_durably
 
     def write(path: Path, content: bytes) -> None:
         path.unlink(missing_ok=True)
         write_durably(path, content)
 
-    return _replaced((writer, "write_durably", write))
+    return _replaced((local, "write_durably", write))
 
 
 def deleted_first() -> AbstractContextManager[None]:
     """A rewrite that deletes old frames before the manifest is switched."""
-    switch = rewrite.Rewrite.switch
+    switch = Rewrite.switch
 
-    def switch_late(self: rewrite.Rewrite, gone: Any = ()) -> None:
+    def switch_late(self: Rewrite, gone: Any = ()) -> None:
         for frame in self._old.values():
-            (self._root / frame.path).unlink()
+            self._storage.delete(frame.path)
         switch(self, gone)
 
-    return _replaced((rewrite.Rewrite, "switch", switch_late))
+    return _replaced((Rewrite, "switch", switch_late))
 
 
 def parents_unsynced() -> AbstractContextManager[None]:
     """A pack that syncs no parent it makes."""
-    return _replaced((pack, "make_folders", lambda folder: folder.mkdir(parents=True, exist_ok=True)))
+    return _replaced((local, "make_folders", lambda folder: folder.mkdir(parents=True, exist_ok=True)))
 
 
 def raw_errors() -> AbstractContextManager[None]:

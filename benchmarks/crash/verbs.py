@@ -200,7 +200,9 @@ class Watch(Compress):
             codec="lattice",
             keyframe_every=3,
             threads=1,
-            on_event=lambda event: note(f"committed {event.step}") if event.kind == "archived" else None,
+            progress=lambda now: (
+                note(f"committed {now.step}") if (now.found or {}).get("event") == "archived" else None
+            ),
         )
         if report.ended != "until":
             raise RuntimeError(f"the watch ended: {report.ended}")

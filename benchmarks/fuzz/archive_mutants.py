@@ -28,7 +28,7 @@ from benchmarks.fuzz.sealing import (
     unpacked,
 )
 from benchmarks.fuzz.values import TEXTS, hostile_value, mutate_value
-from inshrink_core.archive.layout import SEGMENTS_VERSION, segment_path
+from inshrink_core.archive.layout import segment_path
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.frame import FrameKind
 
@@ -36,7 +36,7 @@ Truth = dict[str, Any]
 """What the untouched archive gives: ``steps``, ``head``, and digests of what each step restores."""
 
 _TENSORS: Final = 0
-_PARTS: Final = 1
+_ATTACHMENTS: Final = 1
 _META: Final = 5
 """Where these stand in an index."""
 
@@ -195,7 +195,7 @@ def _with_hostile_frame(rng: random.Random, files: Files, kind: int) -> Files:
     elif kind == 16:
         frame.header = _hostile_header(rng, frame)
     else:
-        _hostile_part(rng, frame)
+        _hostile_attachment(rng, frame)
         frame.fit_index()
     changed[name] = frame.seal()
     changed[MANIFEST_NAME] = refit_manifest(files[MANIFEST_NAME], changed)
@@ -208,7 +208,7 @@ def _repaired_segments(rng: random.Random, files: Files) -> Files:
     archive_id, columns = open_manifest(files[MANIFEST_NAME])
     places = rng.randrange(10, 12)
     columns[places] = mutate_value(rng, columns[places])
-    return files | {MANIFEST_NAME: seal_manifest(archive_id, bounded(columns), SEGMENTS_VERSION)}
+    return files | {MANIFEST_NAME: seal_manifest(archive_id, bounded(columns), has_segments=True)}
 
 
 def _repaired_pack(rng: random.Random, files: Files) -> Files:
@@ -233,7 +233,7 @@ def _hostile_block(rng: random.Random, frame: OpenFrame) -> None:
 
 def _hostile_spec(rng: random.Random, frame: OpenFrame) -> None:
     """Change what the index says of blocks: keys, codecs, roles, dtypes, shapes."""
-    columns = frame.index[rng.choice((_TENSORS, _TENSORS, _TENSORS, _PARTS))]
+    columns = frame.index[rng.choice((_TENSORS, _TENSORS, _TENSORS, _ATTACHMENTS))]
     present = [i for i, column in enumerate(columns) if column]
     if not present:
         frame.index = bounded(mutate_value(rng, frame.index))
@@ -279,7 +279,6 @@ def _hostile_header(rng: random.Random, frame: OpenFrame) -> Any:
             header._replace(parent_id=header.frame_id[::-1]),
             header._replace(parent_id=None, kind=FrameKind.KEYFRAME),
             header._replace(kind=FrameKind.KEYFRAME),
-            header._replace(version=rng.choice((1, 2, 3, 4))),
             header._replace(branch=rng.choice((1, 2, (1 << 32) - 1))),
             header._replace(frame_id=header.parent_id or header.frame_id[::-1]),
             header._replace(archive_id=header.frame_id),
@@ -288,16 +287,16 @@ def _hostile_header(rng: random.Random, frame: OpenFrame) -> Any:
     )
 
 
-def _hostile_part(rng: random.Random, frame: OpenFrame) -> None:
-    """Change a part behind its compression: the layout of the files, or a file's bytes."""
-    columns = frame.index[_PARTS]
+def _hostile_attachment(rng: random.Random, frame: OpenFrame) -> None:
+    """Change an attachment behind its compression: the layout of the files, or a file's bytes."""
+    columns = frame.index[_ATTACHMENTS]
     if not columns[0] or not columns[1]:
         _hostile_block(rng, frame)
         return
     keys, (names, numbers) = columns[0], columns[1]
     first = len(frame.blocks) - len(keys)
     at = rng.randrange(len(keys)) if rng.random() < 0.2 else keys.index("") if "" in keys else 0
-    content = _part_content(names[numbers[at]], frame.blocks[first + at])
+    content = _attachment_content(names[numbers[at]], frame.blocks[first + at])
     if content is None:
         _hostile_block(rng, frame)
         return
@@ -317,7 +316,7 @@ def _hostile_part(rng: random.Random, frame: OpenFrame) -> None:
     if kind == 3:
         squeezed = _bomb(rng)
         claimed = rng.choice((len(content), 1 << 20, 1 << 31))
-    names.append(rng.choice(("zstd/1", "zstd/1", "zstd/2")))
+    names.append(rng.choice(("zstd/1", "zstd/1", "renamed/1")))
     numbers[at] = len(names) - 1
     frame.blocks[first + at] = claimed.to_bytes(5, "little") + squeezed
 
@@ -346,8 +345,8 @@ def _bomb(rng: random.Random) -> bytes:
     )
 
 
-def _part_content(codec: str, payload: bytes) -> bytes | None:
-    """Return what a keyframe's part holds; None for what refers to the frame before."""
+def _attachment_content(codec: str, payload: bytes) -> bytes | None:
+    """Return what a keyframe's attachment holds; None for what refers to the frame before."""
     if codec == "stored/1":
         return payload
     try:

@@ -27,7 +27,7 @@ from benchmarks.fuzz.sealing import packed
 from benchmarks.fuzz.target import BrokenPromiseError
 from inshrink_core.errors import InshrinkError
 from inshrink_core.formats import Run, open_run
-from inshrink_core.formats.pickles import read_pickle
+from inshrink_core.formats.torch.pickles import read_pickle
 
 _MOST_ELEMENTS: Final = 1 << 20
 _STEP: Final = 10

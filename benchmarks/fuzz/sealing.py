@@ -18,11 +18,9 @@ from benchmarks.fuzz.runs import Files
 from inshrink_core.archive.document import compress_document, decompress_document
 from inshrink_core.archive.index import INDEX_DICTIONARY, SmallBlocks
 from inshrink_core.archive.layout import (
-    FORMAT_VERSION,
+    FRAME,
     FRAME_HEADER_NBYTES,
-    FRAME_VERSION,
     MANIFEST_HEADER_NBYTES,
-    SEGMENTS_VERSION,
     TRAILER_NBYTES,
     FrameHeader,
     ManifestHeader,
@@ -62,63 +60,52 @@ class OpenFrame:
     def parse(cls, data: bytes) -> OpenFrame:
         """Take a sound frame apart."""
         header = FrameHeader.parse(data[:FRAME_HEADER_NBYTES], "")
-        trailer = Trailer.parse(header.layout, data[-TRAILER_NBYTES:], len(data), "")
+        trailer = Trailer.parse(FRAME, data[-TRAILER_NBYTES:], len(data), "")
         at = len(data) - TRAILER_NBYTES - trailer.nbytes
-        raw = decompress_document(data[at:-TRAILER_NBYTES], trailer.raw_nbytes, "", _dictionary(header))
+        raw = decompress_document(data[at:-TRAILER_NBYTES], trailer.raw_nbytes, "", INDEX_DICTIONARY)
         index = msgpack.unpackb(raw, raw=False, strict_map_key=False)
-        return cls(header, index, _blocks(data, header, index[_LENGTHS], trailer.offset))
+        return cls(header, index, _blocks(data, index[_LENGTHS], trailer.offset))
 
     def fit_index(self) -> None:
         """Write lengths and checksums of the blocks into the index."""
-        if self.header.version < FRAME_VERSION:
-            self.index[_LENGTHS] = [len(block) for block in self.blocks]
-            self.index[_CRCS] = struct.pack(f"<{len(self.blocks)}I", *map(crc32c, self.blocks))
-            return
-        _, large, told = self._placed()
-        self.index[_LENGTHS] = told
+        _, large, lengths = self._placed()
+        self.index[_LENGTHS] = lengths
         self.index[_CRCS] = struct.pack(f"<{len(large)}I", *map(crc32c, large))
 
     def _placed(self) -> tuple[bytes, list[bytes], list[int]]:
         """Return the small blocks, the large ones, and what the index says of lengths."""
-        small, large, told = SmallBlocks(), [], []
+        small, large, lengths = SmallBlocks(), [], []
         for number, block in enumerate(self.blocks):
             back = small.add(number, block)
             if back is None:
                 large.append(block)
-            told.append(2 * back + 1 if back else 2 * len(block))
-        return bytes(small.content), large, told
+            lengths.append(2 * back + 1 if back else 2 * len(block))
+        return bytes(small.content), large, lengths
 
     def seal(self) -> bytes:
         """Return the file; the index is taken as it is, fitting or not."""
         content = bytearray(self.header.pack())
         head = bytes(content)
-        old = self.header.version < FRAME_VERSION
-        small, large, _ = (b"", self.blocks, []) if old else self._placed()
+        small, large, _ = self._placed()
         for block in large:
             content += bytes(align(len(content), len(block)) - len(content)) + block
-        if old:
-            content += bytes(align(len(content), 0) - len(content))
         raw = packed(self.index)
-        document = compress_document(raw, _dictionary(self.header))
+        document = compress_document(raw, INDEX_DICTIONARY)
         size = len(content) + len(small) + len(document) + TRAILER_NBYTES
         trailer = Trailer(len(content), size, len(document), len(raw))
         tail = small + document
-        return bytes(content) + tail + trailer.pack(self.header.layout, head, tail)
+        return bytes(content) + tail + trailer.pack(FRAME, head, tail)
 
 
-def _dictionary(header: FrameHeader) -> bytes:
-    return INDEX_DICTIONARY if header.version >= FRAME_VERSION else b""
-
-
-def _blocks(data: bytes, header: FrameHeader, told: list[int], small_at: int) -> list[bytes]:
-    """Return the blocks of a frame of any version."""
+def _blocks(data: bytes, lengths: list[int], small_at: int) -> list[bytes]:
+    """Return the blocks of a frame."""
     blocks: list[bytes] = []
-    offset, n_small, old = FRAME_HEADER_NBYTES, 0, header.version < FRAME_VERSION
-    for value in told:
-        nbytes = value if old else value >> 1
-        if not old and value & 1:
+    offset, n_small = FRAME_HEADER_NBYTES, 0
+    for value in lengths:
+        nbytes = value >> 1
+        if value & 1:
             blocks.append(blocks[-nbytes])
-        elif not old and is_small(nbytes, n_small):
+        elif is_small(nbytes, n_small):
             blocks.append(data[small_at + n_small : small_at + n_small + nbytes])
             n_small += nbytes
         else:
@@ -153,16 +140,16 @@ def open_manifest(data: bytes) -> tuple[bytes, list[Any]]:
     return header.archive_id, msgpack.unpackb(zstandard.decompress(data[MANIFEST_HEADER_NBYTES:]), raw=False)
 
 
-def seal_manifest(archive_id: bytes, columns: Any, version: int = FORMAT_VERSION) -> bytes:
+def seal_manifest(archive_id: bytes, columns: Any, has_segments: bool = False) -> bytes:
     """Return the file of a manifest."""
     raw = packed(columns)
     payload = zstandard.compress(raw)
-    return ManifestHeader(archive_id, len(payload), len(raw), version).pack(payload) + payload
+    return ManifestHeader(archive_id, len(payload), len(raw), has_segments).pack(payload) + payload
 
 
 def has_segments(files: Files) -> bool:
     """Tell whether frames of a sound archive lie in segments."""
-    return ManifestHeader.parse(files[MANIFEST_NAME], "").version == SEGMENTS_VERSION
+    return ManifestHeader.parse(files[MANIFEST_NAME], "").has_segments
 
 
 def loosened(files: Files) -> Files:
@@ -179,7 +166,7 @@ def joined(loose: Files, files: Files) -> Files:
     """Return loose frames in the segments that those of another archive of as many lie in."""
     archive_id, columns = open_manifest(loose[MANIFEST_NAME])
     places = open_manifest(files[MANIFEST_NAME])[1][_SEGMENTS:]
-    changed = {MANIFEST_NAME: seal_manifest(archive_id, [*columns, *places], SEGMENTS_VERSION)}
+    changed = {MANIFEST_NAME: seal_manifest(archive_id, [*columns, *places], has_segments=True)}
     for row, number in enumerate(places[0]):
         path = frame_path(columns[_GENERATIONS][row], columns[2][row])
         target = segment_path(number) if number else path

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from benchmarks.fuzz import archive_target, folder_target, input_target
+from benchmarks.fuzz import archive_target, folder_target, input_target, request_target
 from benchmarks.fuzz.target import Target
 
 
 def all_targets() -> list[Target]:
-    """Return every target: archives, what people give us, whole runs, and each codec's payloads."""
+    """Return every target: archives, what people give us, whole runs, requests, and each codec's payloads."""
     found: list[Target] = [
         *archive_target.targets(),
         *input_target.targets(),
         *folder_target.targets(),
+        *request_target.targets(),
     ]
     if find_spec("benchmarks.fuzz.payloads") is not None:
         from benchmarks.fuzz.payloads import PayloadTarget

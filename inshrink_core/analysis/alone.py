@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from inshrink_core.chain import ChainConfig, FrameEncoder, Standing
+from inshrink_core.chain import ChainConfig, ChainState, FrameEncoder
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.codec import TensorReference
 from inshrink_core.formats.source import peek
@@ -45,13 +45,13 @@ def encode_alone(
 ) -> Coded:
     """Encode a tensor alone and, where there is one, against its predecessor, which is encoded first."""
     encoder = FrameEncoder(chain)
-    _, (alone,) = encoder.encode(checkpoint, Standing(), [spec])
+    _, (alone,) = encoder.encode(checkpoint, ChainState(), [spec])
     size = len(alone.block.payload)
     if before is None:
         return Coded(alone.reference, None, alone.block.codec, size, size)
-    memory, (first,) = encoder.encode(before, Standing(), [spec])
-    standing = Standing(references={spec.key: first.reference}, memory=memory)
-    _, (after,) = encoder.encode(checkpoint, standing, [spec])
+    memory, (first,) = encoder.encode(before, ChainState(), [spec])
+    state = ChainState(references={spec.key: first.reference}, memory=memory)
+    _, (after,) = encoder.encode(checkpoint, state, [spec])
     return Coded(after.reference, first.reference, after.block.codec, len(after.block.payload), size)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inshrink_core.analysis.alone import Coded, encode_alone, peek_if_there, step_before
 from inshrink_core.chain import Archive, ChainConfig
+from inshrink_core.chain.archive import open_any
 from inshrink_core.chain.config import overridden
 from inshrink_core.chain.defaults import make_configs
-from inshrink_core.chain.opening import open_any
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
 from inshrink_core.codec import DEFAULT_CODEC, FALLBACK_CODEC, PARTS, AnyCodec, get_codec
 from inshrink_core.errors import InputError
@@ -72,7 +72,7 @@ class Anatomy(Report):
         What it was encoded with, or would be.
     estimated
         True for a run: the tensor was encoded by itself, although a frame pools thresholds and steps over
-        all its tensors. False for an archive: this is what stands in it.
+        all its tensors. False for an archive: this is what it holds.
     kind
         ``keyframe``, or ``delta`` against the step before.
     histogram
@@ -90,7 +90,7 @@ class Anatomy(Report):
     nbytes
         Bytes of the tensor's block.
     keyframe_nbytes
-        Bytes of a block that stands alone; None for an archive's delta.
+        Bytes of a block that needs no other; None for an archive's delta.
     sensitivity
         Sensitivity against magnitude; None where the checkpoint does not tell a sensitivity.
     relative_error
@@ -118,11 +118,27 @@ class Anatomy(Report):
     relative_error: float | None = None
     places: Places | None = None
 
-    DOCUMENT: ClassVar = (
-        "step tensor=spec.key dtype=spec.dtype shape=spec.shape codec config estimated kind restored "
-        "histogram levels entropy_bits=entropy nbytes keyframe_nbytes bits_per_weight sensitivity "
-        "relative_error places"
-    )
+    def _document(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "tensor": self.spec.key,
+            "dtype": self.spec.dtype,
+            "shape": self.spec.shape,
+            "codec": self.codec,
+            "config": self.config,
+            "estimated": self.estimated,
+            "kind": self.kind,
+            "restored": self.restored,
+            "histogram": self.histogram,
+            "levels": self.levels,
+            "entropy_bits": self.entropy,
+            "nbytes": self.nbytes,
+            "keyframe_nbytes": self.keyframe_nbytes,
+            "bits_per_weight": self.bits_per_weight,
+            "sensitivity": self.sensitivity,
+            "relative_error": self.relative_error,
+            "places": self.places,
+        }
 
     @property
     def bits_per_weight(self) -> float | None:
@@ -231,7 +247,7 @@ def _of_run(
 
 
 def _of_archive(archive: Archive, run: Run | None, step: int, key: str, metric: str | None) -> Anatomy:
-    """Decode the tensor's chain, and say what stands in it."""
+    """Decode the tensor's chain, and say what it holds."""
     info = archive.reader.find(step)
     view = archive.sequential()
     frame = archive.frame(info)

@@ -26,10 +26,10 @@ _CHANGED: Final = {
     "movement": "come to move {} times {} between checkpoints",
     "magnitude": "become {} times {}",
 }
-"""How a change is told, by what was measured."""
+"""What a change is called, by what was measured."""
 
 _CURVED: Final = "fisher"
-"""The metric that stands for curvature, and so says what a bit is worth."""
+"""The metric that is in proportion to curvature, and so says what a bit is worth."""
 
 
 class Stretch(NamedTuple):

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from inshrink_core.chain import Archive, Standing, StepGain, TensorGain, pool, step_gain, stored_view
+from inshrink_core.chain import Archive, ChainState, StepGain, TensorGain, pool, step_gain, stored_view
 from inshrink_core.chain.defaults import chain_config_of, make_chain_config
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import InputError
@@ -47,7 +47,15 @@ class RestoreGain(Report):
     config: Mapping[str, Any]
     steps: tuple[StepGain, ...]
 
-    DOCUMENT: ClassVar = "codec config steps=steps.step gain=steps.gain noise=steps.noise tensors"
+    def _document(self) -> dict[str, Any]:
+        return {
+            "codec": self.codec,
+            "config": self.config,
+            "steps": [one.step for one in self.steps],
+            "gain": [one.gain for one in self.steps],
+            "noise": [one.noise for one in self.steps],
+            "tensors": self.tensors,
+        }
 
     @property
     def pooled(self) -> TensorGain:
@@ -229,8 +237,8 @@ def _one(archive: Archive, run: Run, before: FrameInfo, info: FrameInfo, device:
     decoded = archive.checkpoint(before)
     after = stored_view(run.as_archived(info.step, archive.checkpoint(info)), chain.optimizer)
     weights = [spec.key for spec in after.specs if spec.role is TensorRole.WEIGHT and spec.key in decoded]
-    standing = Standing(
+    state = ChainState(
         references={key: archive.decode(before, key)[1] for key in weights},
         memory=old_meta.get("memory") if old_meta.get("codec") == chain.codec else None,
     )
-    return step_gain(chain, run.as_archived(before.step, decoded), after, standing)
+    return step_gain(chain, run.as_archived(before.step, decoded), after, state)

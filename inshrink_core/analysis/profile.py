@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointSeries",
-    "Measured",
+    "MeasuredRow",
     "Profile",
     "Row",
     "SensitivityTable",
@@ -230,9 +230,9 @@ class _Record:
 
     def __init__(self) -> None:
         self._sources: set[str | None] = set()
-        self._tensors: list[Measured] = []
+        self._tensors: list[MeasuredRow] = []
         self._groups: dict[tuple[Grouping, str], tuple[ScoreHistogram, list[TensorSpec]]] = {}
-        self._blocks: list[Measured] = []
+        self._blocks: list[MeasuredRow] = []
 
     def add(self, spec: TensorSpec, found: Scores | None) -> None:
         """Count one tensor by itself, in its block and in its layer type."""
@@ -240,7 +240,7 @@ class _Record:
         if found is not None:
             histogram.add(found.values)
             self._sources.add(found.source)
-        self._tensors.append(Measured(_row(spec.name, (spec,), spec.shape), histogram.summary()))
+        self._tensors.append(MeasuredRow(_row(spec.name, (spec,), spec.shape), histogram.summary()))
         for group in ((Grouping.BLOCK, _block(spec)), (Grouping.LAYER_TYPE, str(spec.layer))):
             pooled, members = self._groups.setdefault(group, (ScoreHistogram(), []))
             pooled.merge(histogram)
@@ -249,14 +249,14 @@ class _Record:
     def close_block(self, block: str) -> None:
         """Summarise a block whose tensors have all come, so that one histogram of blocks is held at most."""
         pooled, members = self._groups.pop((Grouping.BLOCK, block))
-        self._blocks.append(Measured(_row(block, members), pooled.summary()))
+        self._blocks.append(MeasuredRow(_row(block, members), pooled.summary()))
 
     def finish(self, order: Sequence[str]) -> StepRecord:
         """Return the record, tensors and blocks in model order."""
         position = {name: index for index, name in enumerate(order)}
         self._tensors.sort(key=lambda measured: position[measured.row.name])
         types = [
-            Measured(_row(name, members)._replace(block=""), pooled.summary())
+            MeasuredRow(_row(name, members)._replace(block=""), pooled.summary())
             for (_, name), (pooled, members) in self._groups.items()
         ]
         sources = self._sources or {None}
@@ -270,7 +270,7 @@ class _Record:
 
 
 def _block(spec: TensorSpec) -> str:
-    """Return the module path that holds a tensor; a tensor of the root stands for itself."""
+    """Return the module path that holds a tensor; of a tensor of the root, its own name."""
     return spec.name.rpartition(".")[0] or spec.name
 
 
@@ -335,7 +335,7 @@ class Row(NamedTuple):
     shape: tuple[int, ...] | None
 
 
-class Measured(NamedTuple):
+class MeasuredRow(NamedTuple):
     """A row and what was measured of it at one step."""
 
     row: Row
@@ -356,7 +356,7 @@ class StepRecord:
     """
 
     source: str | None
-    rows: Mapping[Grouping, tuple[Measured, ...]]
+    rows: Mapping[Grouping, tuple[MeasuredRow, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -494,8 +494,8 @@ def _unpack(document: Any) -> StepRecord:
     )
 
 
-def _unpack_row(values: list[Any]) -> Measured:
+def _unpack_row(values: list[Any]) -> MeasuredRow:
     name, block, layer_type, role, n_tensors, numel, shape, mean, p50, p99, n, n_nonfinite = values
     extent = None if shape is None else tuple(map(int, shape))
     row = Row(str(name), str(block), str(layer_type), str(role), int(n_tensors), int(numel), extent)
-    return Measured(row, Summary(float(mean), float(p50), float(p99), int(n), int(n_nonfinite)))
+    return MeasuredRow(row, Summary(float(mean), float(p50), float(p99), int(n), int(n_nonfinite)))

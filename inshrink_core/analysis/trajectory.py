@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from inshrink_core.analysis.alone import peek_if_there
 from inshrink_core.chain import Archive
-from inshrink_core.chain.opening import open_any
+from inshrink_core.chain.archive import open_any
 from inshrink_core.errors import NotFoundError
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run

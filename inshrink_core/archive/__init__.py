@@ -16,7 +16,7 @@ from inshrink_core.archive.maintenance import (
 )
 from inshrink_core.archive.reader import ArchiveReader, is_archive, open_storage
 from inshrink_core.archive.segment import MAX_SMALL_FILES
-from inshrink_core.archive.storage import LocalStorage, Storage
+from inshrink_core.archive.storage import LocalStorage, MemoryStorage, Storage
 from inshrink_core.archive.writer import ArchiveWriter
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "FrameReader",
     "FrameWriter",
     "LocalStorage",
+    "MemoryStorage",
     "Problem",
     "Rewrite",
     "Storage",

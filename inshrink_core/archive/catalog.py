@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from inshrink_core.archive.digest import is_sound
 from inshrink_core.archive.frame_reader import FrameFile, read_envelope
 from inshrink_core.archive.layout import (
     FRAME,
@@ -22,12 +23,13 @@ from inshrink_core.archive.layout import (
     SMALL_FRAME_NBYTES,
     damaged,
     file_number,
+    frame_path,
     parse_frame_name,
     trailed_spans,
 )
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import PackedStorage
-from inshrink_core.archive.storage import OverlaidStorage, Storage, is_sound, storage_error, storage_errors
+from inshrink_core.archive.storage import OverlaidStorage, Storage, storage_error, storage_errors
 from inshrink_core.errors import DamagedError, InshrinkError, NotFoundError, StorageError
 from inshrink_core.execution import NotRegularError
 from inshrink_core.frame import FrameInfo
@@ -133,8 +135,8 @@ def scan_frame(file: FrameFile) -> tuple[FrameInfo, bytes]:
         It is not a whole frame of a version known here, or bears another frame's name.
     """
     envelope = read_envelope(file)
-    header, name = envelope.header, file.path.rpartition("/")[2]
-    if file.offset is None and parse_frame_name(name) != (header.generation, header.step):
+    header = envelope.header
+    if file.offset is None and file.path != frame_path(header.generation, header.step):
         raise DamagedError(
             "the frame's name contradicts its header",
             where=file.where,

@@ -6,18 +6,18 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from inshrink_core.archive.catalog import Catalog
-from inshrink_core.archive.durable import LOCK_NAME, is_locked, is_temporary, temporary_path
+from inshrink_core.archive.digest import frame_digest
 from inshrink_core.archive.frame_reader import FrameReader
 from inshrink_core.archive.layout import FRAME_FOLDER, REBUILD_REMEDY, file_number
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.reader import ArchiveReader, open_storage
-from inshrink_core.archive.storage import LocalStorage, Storage, frame_digest
+from inshrink_core.archive.storage import LOCK_NAME, Storage, object_at
 from inshrink_core.errors import DamagedError, InshrinkError
+from inshrink_core.execution import temporary_name
 from inshrink_core.frame import FrameInfo
 
 __all__ = ["Problem", "check_archive"]
@@ -80,7 +80,7 @@ def check_archive(path: str | os.PathLike[str]) -> tuple[Problem, ...]:
             Problem(storage.name, f"the padding before {path} is not zero", _RESTORE)
             for path in storage.stray_padding()
         ]
-        problems += _check_beside(Path(path))
+        problems += _check_beside(path)
     else:
         problems += _check_segments(reader.catalog, storage)
         problems += _check_strays(storage)
@@ -145,12 +145,13 @@ def _check_blocks(frame: FrameReader, where: str) -> Iterator[Problem]:
         yield Problem(where, f"the padding before {behind} is not zero", _RESTORE)
 
 
-def _check_beside(path: Path) -> Iterator[Problem]:
+def _check_beside(path: str | os.PathLike[str]) -> Iterator[Problem]:
     """Report a packing of the same name that was cut off; one at work looks the same."""
-    leftover = temporary_path(path)
-    if leftover.is_file():
+    around, name = object_at(path)
+    leftover = temporary_name(name)
+    if leftover in around.remains(""):
         what = "a packing was cut off and left this file, unless one is at work"
-        yield Problem(str(leftover), what, "the next packing of that name replaces it", True)
+        yield Problem(f"{around.name}/{leftover}", what, "the next packing of that name replaces it", True)
 
 
 def _check_segments(catalog: Catalog, storage: Storage) -> Iterator[Problem]:
@@ -169,12 +170,13 @@ def _check_segments(catalog: Catalog, storage: Storage) -> Iterator[Problem]:
 
 
 def _check_strays(storage: Storage) -> Iterator[Problem]:
-    """Temporary files are a problem only if no writer is at work on them."""
+    """Unfinished files are a problem only if no writer is at work on them."""
     known = {MANIFEST_NAME, LOCK_NAME, FRAME_FOLDER}
     names = [name for name in storage.list("") if name not in known]
     names += [f"{FRAME_FOLDER}/{name}" for name in storage.list(FRAME_FOLDER) if not file_number(name)]
     for name in names:
-        if not is_temporary(name.rpartition("/")[2]):
-            yield Problem(f"{storage.name}, {name}", "this file is no part of an archive", _DELETE)
-        elif not (isinstance(storage, LocalStorage) and is_locked(storage.root)):
+        yield Problem(f"{storage.name}, {name}", "this file is no part of an archive", _DELETE)
+    left = [*storage.remains(""), *(f"{FRAME_FOLDER}/{name}" for name in storage.remains(FRAME_FOLDER))]
+    if left and not storage.is_locked():
+        for name in left:
             yield Problem(f"{storage.name}, {name}", "a writer was cut off and left this file", _APPEND, True)

@@ -9,13 +9,12 @@ from typing import Any, Final, NamedTuple, Self
 from inshrink_core.archive.document import decompress_document, unpack_value
 from inshrink_core.archive.index import INDEX_DICTIONARY, FrameIndex, block_entries, parse_index
 from inshrink_core.archive.layout import (
+    FRAME,
     FRAME_HEADER_NBYTES,
-    FRAME_VERSION,
     LARGE_ALIGNMENT,
     TRAILER_NBYTES,
     FrameHeader,
     Trailer,
-    align,
     crc32c,
     damaged,
 )
@@ -52,12 +51,13 @@ class FrameFile(NamedTuple):
         at = "" if self.offset is None else f", offset {self.offset}"
         return f"{self.storage.name}, frame {self.path}{at}"
 
-    def size(self) -> int:
-        """Return the length of the frame; of a file of its own, what the system says."""
+    def suffix(self, nbytes: int) -> tuple[bytes, int]:
+        """Return the last bytes, and the length of the frame; of a file of its own, what the system says."""
         if self.offset is not None:
-            return self.nbytes
+            nbytes = min(nbytes, self.nbytes)
+            return self.read(self.nbytes - nbytes, nbytes), self.nbytes
         with _frame_errors(self.where):
-            return self.storage.size(self.path)
+            return self.storage.suffix(self.path, nbytes)
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Read exactly, in Inshrink's errors: a frame may vanish or shrink between two calls."""
@@ -85,15 +85,12 @@ def _frame_errors(where: str) -> Iterator[None]:
 
 
 class FrameEnvelope(NamedTuple):
-    """A frame without its blocks but the small ones: checksums of all this are verified.
-
-    `small` is None in a frame of the versions 1 and 2.
-    """
+    """A frame without its blocks but the small ones: checksums of all this are verified."""
 
     header: FrameHeader
     trailer: Trailer
     document: bytes
-    small: bytes | None
+    small: bytes
 
 
 def read_envelope(file: FrameFile) -> FrameEnvelope:
@@ -106,19 +103,18 @@ def read_envelope(file: FrameFile) -> FrameEnvelope:
     DamagedError, IncompatibleError
         It is not a whole frame of a version known here.
     """
-    where, size = file.where, file.size()
+    where = file.where
+    suffix, size = file.suffix(_SUFFIX_NBYTES)
     head = file.read(0, min(FRAME_HEADER_NBYTES, size))
     header = FrameHeader.parse(head, where)
-    suffix = file.read(size - min(_SUFFIX_NBYTES, size), min(_SUFFIX_NBYTES, size))
     fields = suffix[-TRAILER_NBYTES:]
-    trailer = Trailer.parse(header.layout, fields, size, where)
+    trailer = Trailer.parse(FRAME, fields, size, where)
     beyond = size - trailer.offset
     tail = suffix[-beyond:] if beyond <= len(suffix) else file.read(trailer.offset, beyond)
     covered = tail[:-TRAILER_NBYTES]
-    trailer.check_crc(header.layout, fields, head, covered, where)
+    trailer.check_crc(FRAME, fields, head, covered, where)
     n_small = len(covered) - trailer.nbytes
-    small = covered[:n_small] if header.version >= FRAME_VERSION else None
-    return FrameEnvelope(header, trailer, covered[n_small:], small)
+    return FrameEnvelope(header, trailer, covered[n_small:], covered[:n_small])
 
 
 def read_index(file: FrameFile, envelope: FrameEnvelope, parent: FrameIndex | None) -> FrameIndex:
@@ -129,11 +125,9 @@ def read_index(file: FrameFile, envelope: FrameEnvelope, parent: FrameIndex | No
     DamagedError
         The index contradicts itself, its parent or the file.
     """
-    where = file.where
-    trailer, small = envelope.trailer, envelope.small
-    dictionary = b"" if small is None else INDEX_DICTIONARY
-    raw = decompress_document(envelope.document, trailer.raw_nbytes, where, dictionary)
-    return parse_index(raw, parent, trailer.offset, small, where)
+    where, trailer = file.where, envelope.trailer
+    raw = decompress_document(envelope.document, trailer.raw_nbytes, where, INDEX_DICTIONARY)
+    return parse_index(raw, parent, trailer.offset, envelope.small, where)
 
 
 class FrameReader:
@@ -154,10 +148,10 @@ class FrameReader:
         self.entries: tuple[BlockEntry, ...] = block_entries(index)
         self._file = FrameFile.of(storage, info)
         self._ahead = (-LARGE_ALIGNMENT, b"")
-        self._compact, self._small = index.small is not None, index.small or b""
+        self._small = index.small
         self._small_at = min((e.offset for e in self.entries if e.crc is None), default=0)
         self._meta = index.meta
-        self._by_key = {(entry.key, entry.part): entry for entry in self.entries}
+        self._by_key = {(entry.key, entry.attachment): entry for entry in self.entries}
         self._where = f"{storage.name}, frame {info.path} (step {info.step})"
 
     @property
@@ -172,22 +166,15 @@ class FrameReader:
 
     def stray_padding(self) -> Iterator[str]:
         """Yield what has bytes other than zero before it, where there should be padding."""
-        for offset, nbytes, behind in self._padding():
-            if any(self._file.read(offset, nbytes)):
-                yield behind
-
-    def _padding(self) -> Iterator[tuple[int, int, str]]:
-        """Yield offset and length of every space between blocks, and what stands behind it."""
         end = FRAME_HEADER_NBYTES
         for entry in self.entries:
             if entry.crc is not None:
-                yield end, entry.offset - end, f"block '{entry.key}'"
+                if any(self._file.read(end, entry.offset - end)):
+                    yield f"block '{entry.key}'"
                 end = entry.offset + entry.nbytes
-        if not self._compact:
-            yield end, align(end, 0) - end, "the index"
 
-    def entry(self, key: str, part: bool = False) -> BlockEntry:
-        """Return the entry of a tensor, or of a part.
+    def entry(self, key: str, attachment: bool = False) -> BlockEntry:
+        """Return the entry of a tensor, or of an attachment.
 
         Raises
         ------
@@ -195,10 +182,10 @@ class FrameReader:
             The frame has no such block.
         """
         try:
-            return self._by_key[key, part]
+            return self._by_key[key, attachment]
         except KeyError:
             raise NotFoundError(
-                f"there is no {'part' if part else 'tensor'} '{key}' at step {self.info.step}",
+                f"there is no {'attachment' if attachment else 'tensor'} '{key}' at step {self.info.step}",
                 where=self._where,
                 remedy="`inshrink inspect` lists the tensors",
             ) from None

@@ -1,16 +1,13 @@
-"""Writing one frame: blocks go to a temporary file at once, the name appears when all is durable."""
+"""Writing one frame: blocks are passed to the storage at once, the name appears when all is durable."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from inshrink_core.archive.document import compress_document, pack_value
-from inshrink_core.archive.durable import temporary_path
 from inshrink_core.archive.index import (
     INDEX_DICTIONARY,
     MAX_ATTRIBUTES,
@@ -26,17 +23,12 @@ from inshrink_core.archive.layout import (
     Trailer,
     align,
     crc32c,
-    frame_path,
 )
-from inshrink_core.archive.storage import storage_errors
+from inshrink_core.archive.storage import Creation, storage_errors
 from inshrink_core.errors import InputError
-from inshrink_core.execution import new_file
 from inshrink_core.frame import FrameInfo
 
 __all__ = ["FrameWriter"]
-
-_BUFFER_NBYTES: Final = 1 << 20
-"""Blocks are mostly far smaller, so that a frame is a few system calls."""
 
 
 class FrameWriter:
@@ -47,34 +39,32 @@ class FrameWriter:
 
     Parameters
     ----------
-    root
-        The archive's folder.
+    file
+        Where its bytes go.
+    where
+        The archive, for messages.
     header
         What the frame is.
     parent
         Resolved index of the parent, from which a delta frame inherits; None in a keyframe.
     publish
-        Called with the temporary file and the frame once all bytes are written; renames and lists it.
+        Called with the frame once all bytes are written; commits the file and lists the frame.
     release
         Called once the frame is committed or aborted.
-    synced
-        Whether to wait until the disk has the bytes; otherwise `publish` has to.
     """
 
     def __init__(
         self,
-        root: Path,
+        file: Creation,
+        where: str,
         header: FrameHeader,
         parent: FrameIndex | None,
-        publish: Callable[[Path, FrameInfo], None],
+        publish: Callable[[FrameInfo], None],
         release: Callable[[], None],
-        *,
-        synced: bool = True,
     ) -> None:
+        self._file = file
         self._header, self._parent, self._publish, self._release = header, parent, publish, release
-        self._synced = synced
-        self._temporary = temporary_path(root / frame_path(header.generation, header.step))
-        self._where = f"{root}, frame of step {header.step}"
+        self._where = f"{where}, frame of step {header.step}"
         self._seen: set[tuple[str, bool]] = set()
         self._columns: tuple[list[Any], list[Any]] = ([], [])
         self._runs = [0]
@@ -85,8 +75,6 @@ class FrameWriter:
         self._digest = hashlib.sha256()
         self._offset = 0
         self._open = True
-        with storage_errors("the frame cannot be written", self._where):
-            self._file = new_file(self._temporary, _BUFFER_NBYTES)
         self._write(header.pack())
 
     def add(
@@ -96,21 +84,21 @@ class FrameWriter:
         payload: bytes | bytearray | memoryview,
         *,
         attributes: tuple[Any, ...] = (),
-        part: bool = False,
+        attachment: bool = False,
     ) -> None:
         """Append a block; its bytes go to the file before this returns, but those of a small one.
 
         Parameters
         ----------
         key
-            Unique among the tensors, or among the parts, of the frame.
+            Unique among the tensors, or among the attachments, of the frame.
         codec
             Bitstream of the payload, ``name/version``.
         payload
             The bytes; not kept.
         attributes
             At most 16 msgpack values; sequences inside come back as tuples.
-        part
+        attachment
             True for opaque bytes of the rest, False for a tensor.
 
         Raises
@@ -121,7 +109,7 @@ class FrameWriter:
             The system refused, as on a full disk; the frame is aborted.
         """
         self._require_open()
-        if (key, part) in self._seen:
+        if (key, attachment) in self._seen:
             raise InputError(f"block '{key}' was added twice", where=self._where)
         if len(attributes) > MAX_ATTRIBUTES:
             raise InputError(
@@ -140,13 +128,11 @@ class FrameWriter:
             self._write(bytes(padding))
             self._write(content)
             self._crcs.append(crc32c(content))
-        if len(self._runs) % 2 == int(part) or (
-            part and len(self._runs) == 1
-        ):  # the last run is of the other sort
+        if (len(self._runs) % 2 == 0) != attachment:  # the last run is of the other sort
             self._runs.append(0)
         self._runs[-1] += 1
-        self._seen.add((key, part))
-        self._columns[part].append((key, codec, attributes))
+        self._seen.add((key, attachment))
+        self._columns[attachment].append((key, codec, attributes))
         self._nbytes.append(len(content))
         self._back.append(back or 0)
 
@@ -183,16 +169,15 @@ class FrameWriter:
         raw = pack_index(index, self._parent)
         info = self._finish(compress_document(raw, INDEX_DICTIONARY), len(raw))
         with self._aborting("the frame cannot be committed"):
-            self._publish(self._temporary, info)
+            self._publish(info)
         self._close()
         return info
 
     def abort(self) -> None:
-        """Drop the frame and its temporary file; harmless after `commit`."""
+        """Drop the frame; harmless after `commit`."""
         if self._open:
             self._close()
-            with contextlib.suppress(OSError):  # the next writer cleans up
-                self._temporary.unlink(missing_ok=True)
+            self._file.abort()
 
     def __enter__(self) -> Self:
         return self
@@ -207,11 +192,6 @@ class FrameWriter:
         trailer = Trailer(self._offset, file_nbytes, len(document), raw_nbytes)
         self._write(tail)
         self._write(trailer.pack(FRAME, self._header.pack(), tail))
-        with self._aborting("the frame cannot be written"):
-            self._file.flush()
-            if self._synced:
-                os.fsync(self._file.fileno())
-            self._file.close()
         return self._header.info(self._offset, self._digest.digest())
 
     def _write(self, content: bytes | memoryview) -> None:
@@ -236,8 +216,6 @@ class FrameWriter:
 
     def _close(self) -> None:
         self._open = False
-        with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
-            self._file.close()
         self._release()
 
 

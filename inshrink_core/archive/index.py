@@ -1,4 +1,4 @@
-"""The index of a frame: which blocks it holds and its meta, told as the difference to its parent's.
+"""The index of a frame: which blocks it holds and its meta, stored as the difference to its parent's.
 
 A delta frame usually has the blocks of its parent, with other lengths. Its index therefore leaves
 out each column that equals the parent's and each meta key whose bytes do. Offsets are not stored: lengths
@@ -8,20 +8,30 @@ with it; of those with the same bytes, as counters of steps are, only the first 
 
 from __future__ import annotations
 
+import hashlib
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from inshrink_core.archive.document import pack_value, unpack_value
-from inshrink_core.archive.layout import FRAME_HEADER_NBYTES, MAX_STEP, align, damaged, is_small
+from inshrink_core.archive.document import compress_document, pack_value, unpack_value
+from inshrink_core.archive.layout import (
+    FRAME_HEADER_NBYTES,
+    MAX_STEP,
+    TRAILER_NBYTES,
+    align,
+    damaged,
+    is_small,
+)
 from inshrink_core.frame import BlockEntry
 
 __all__ = [
     "INDEX_DICTIONARY",
     "BlockColumns",
+    "ExpectedBlock",
     "FrameIndex",
     "SmallBlocks",
     "block_entries",
+    "expected_index",
     "pack_index",
     "parse_index",
 ]
@@ -37,16 +47,17 @@ WORDS: Final = (
     *("buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "master", "gradient", "step"),
     *(".weight", ".bias", ".weight@step", ".weight@exp_avg", ".weight@exp_avg_sq"),
     *(".bias@step", ".bias@exp_avg", ".bias@exp_avg_sq", "@momentum"),
-    *("float32", "bfloat16", "float16", "int64", "lattice/1", "lossless/1", "moments/2", "inshrinkerator/1"),
-    *("stored/1", "zstd/1", "zstd/2", "same/1", "model.safetensors", "step_000100.pt"),
-    *("codec", "lattice", "lossless", "inshrinkerator", "config", "coarseness", "contexts", "history"),
-    *("exact", "gain_per", "tensor", "gamma", "one_dimensional", "sensitivity"),
-    *("optimizer", "compressed", "compact", "drop", "overrides", "originals", "crc-32", "none", "restored"),
-    *("source", "rekeyed", "base", "memory", "held", "movement", "rate", "probes"),
-    *("quality", "bounds", "how", "measured", "predicted", "why", "divergence", "drop", "restore_cost"),
-    "content",
+    *("float32", "bfloat16", "float16", "int64", "lattice/1", "lossless/1", "moments/1", "inshrinkerator/1"),
+    *("stored/1", "zstd/1", "renamed/1", "same/1", "model.safetensors", "step_000100.pt"),
+    *("lossless", "inshrinkerator", "compact", "drop", "overrides", "none", "restored"),
+    *("source", "rekeyed", "base", "quality", "bounds", "how", "measured", "predicted", "why"),
+    *("divergence", "restore_cost", "optimizer", "compressed"),
+    *("originals", "checked", "crc32", "unchecked", "safetensors"),
+    *("memory", "held", "movement", "rate", "probes", "content", "codec", "lattice", "config"),
+    *("coarseness", "contexts", "history", "exact", "gain_per", "tensor", "gamma", "one_dimensional"),
+    *("sensitivity", "written"),
 )
-"""What indexes mostly say."""
+"""What indexes mostly say; what they say side by side is side by side here."""
 
 INDEX_DICTIONARY: Final = pack_value(WORDS)
 """What an index is compressed with: a fixed part of the format."""
@@ -56,7 +67,7 @@ _MAX_BLOCK_NBYTES: Final = MAX_STEP
 
 
 class BlockColumns(NamedTuple):
-    """The blocks of one sort (tensors, or parts), a tuple for each property."""
+    """The blocks of one sort (tensors, or attachments), a tuple for each property."""
 
     keys: tuple[str, ...] = ()
     codecs: tuple[str, ...] = ()
@@ -66,20 +77,20 @@ class BlockColumns(NamedTuple):
 class FrameIndex(NamedTuple):
     """The whole content of an index, inheritance resolved.
 
-    `runs` counts blocks in their order: tensors, parts, tensors, and so on. `nbytes` is in that order too, as
-    is `back`: 0, or how many places before a block the small block stands that has the same bytes. `crcs`
+    `runs` counts blocks in their order: tensors, attachments, tensors, and so on. `nbytes` is in that order
+    too, as is `back`: 0, or how many places before a block the small block is that has the same bytes. `crcs`
     are of all but the small blocks. `meta` maps a key to the canonical msgpack bytes of its value. `small`
-    holds the small blocks; None in a frame of the versions 1 and 2, which has none.
+    holds the small blocks.
     """
 
     tensors: BlockColumns
-    parts: BlockColumns
+    attachments: BlockColumns
     runs: tuple[int, ...]
     nbytes: tuple[int, ...]
     crcs: tuple[int, ...]
     meta: Mapping[str, bytes]
     back: tuple[int, ...] = ()
-    small: bytes | None = b""
+    small: bytes = b""
 
 
 def _pack_codecs(codecs: tuple[str, ...]) -> list[Any]:
@@ -144,7 +155,7 @@ class SmallBlocks:
 
 
 def pack_index(index: FrameIndex, parent: FrameIndex | None) -> bytes:
-    """Return the uncompressed document of a frame of the newest version.
+    """Return the uncompressed document of a frame.
 
     Parameters
     ----------
@@ -157,7 +168,7 @@ def pack_index(index: FrameIndex, parent: FrameIndex | None) -> bytes:
     return pack_value(
         [
             _pack_columns(index.tensors, None if parent is None else parent.tensors),
-            _pack_columns(index.parts, None if parent is None else parent.parts),
+            _pack_columns(index.attachments, None if parent is None else parent.attachments),
             index.runs,
             [
                 2 * back + 1 if back else 2 * nbytes
@@ -237,9 +248,7 @@ def _parse_meta(changed: Any, removed: Any, parent: FrameIndex | None) -> dict[s
     return meta
 
 
-def parse_index(
-    raw: bytes, parent: FrameIndex | None, end: int, small: bytes | None, where: str
-) -> FrameIndex:
+def parse_index(raw: bytes, parent: FrameIndex | None, end: int, small: bytes, where: str) -> FrameIndex:
     """Read a document and resolve what it inherits.
 
     Parameters
@@ -249,9 +258,9 @@ def parse_index(
     parent
         The resolved index of the parent; None in a keyframe.
     end
-        Where the blocks must end: at the small ones, or in the versions 1 and 2 at the index.
+        Where the large blocks must end.
     small
-        The small blocks; None in the versions 1 and 2.
+        The small blocks.
     where
         The frame, for messages.
 
@@ -263,14 +272,11 @@ def parse_index(
     document = unpack_value(raw, where, lists=False)
     try:
         _require(type(document) is tuple and len(document) == _N_FIELDS, "number of fields")
-        tensors, parts, runs, told, crcs, changed, removed = document
-        nbytes = _counts(told, "block lengths")
-        back = (0,) * len(nbytes)
-        if small is not None:
-            nbytes, back = _parse_lengths(nbytes)
+        tensors, attachments, runs, lengths, crcs, changed, removed = document
+        nbytes, back = _parse_lengths(_counts(lengths, "block lengths"))
         index = FrameIndex(
             _parse_columns(tensors, parent and parent.tensors),
-            _parse_columns(parts, parent and parent.parts),
+            _parse_columns(attachments, parent and parent.attachments),
             _counts(runs, "runs"),
             nbytes,
             _parse_crcs(crcs),
@@ -279,23 +285,23 @@ def parse_index(
             small,
         )
         _require(sum(index.runs[0::2]) == len(index.tensors.keys), "runs of tensors")
-        _require(sum(index.runs[1::2]) == len(index.parts.keys), "runs of parts")
+        _require(sum(index.runs[1::2]) == len(index.attachments.keys), "runs of attachments")
         _require(len(index.nbytes) == sum(index.runs), "number of blocks")
         places = _places(index)
         _require(sum(not place.small for place in places) == len(index.crcs), "number of checksums")
-        _require(_end_of_large(index, places) == end, "blocks do not end at the index")
+        _require(_end_of_large(places) == end, "the large blocks do not end at the small ones")
         filled = sum(place.nbytes for place in places if place.small and not place.shared)
-        _require(filled == len(small or b""), "small blocks do not fill their space")
+        _require(filled == len(small), "small blocks do not fill their space")
     except _MalformedError as error:
         raise damaged(f"the frame's index is malformed: {error}", where) from error
     return index
 
 
-def _parse_lengths(told: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _parse_lengths(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return bytes of each block, and how far back the block stands that has the same."""
     nbytes: list[int] = []
     back: list[int] = []
-    for value in told:
+    for value in lengths:
         number, shared = value >> 1, value & 1
         _require(not shared or 0 < number <= len(nbytes), "a block that is another's")
         back.append(number if shared else 0)
@@ -321,7 +327,7 @@ def _places(index: FrameIndex) -> list[_Place]:
             first = places[-back]
             _require(first.small and not first.shared, "a block that is another's")
             places.append(first._replace(shared=True))
-        elif index.small is not None and is_small(nbytes, n_small):
+        elif is_small(nbytes, n_small):
             places.append(_Place(n_small, nbytes, small=True))
             n_small += nbytes
         else:
@@ -331,11 +337,10 @@ def _places(index: FrameIndex) -> list[_Place]:
     return places
 
 
-def _end_of_large(index: FrameIndex, places: Iterable[_Place]) -> int:
-    """Return where the blocks end that are not small; in the versions 1 and 2 the padding after them."""
-    end = max((place.offset + place.nbytes for place in places if not place.small), default=0)
-    end = max(end, FRAME_HEADER_NBYTES)
-    return align(end, 0) if index.small is None else end
+def _end_of_large(places: Iterable[_Place]) -> int:
+    """Return where the blocks end that are not small."""
+    ends = (place.offset + place.nbytes for place in places if not place.small)
+    return max(ends, default=FRAME_HEADER_NBYTES)
 
 
 def _parse_crcs(value: Any) -> tuple[int, ...]:
@@ -345,17 +350,17 @@ def _parse_crcs(value: Any) -> tuple[int, ...]:
 
 def block_entries(index: FrameIndex) -> tuple[BlockEntry, ...]:
     """Return the blocks in their order, offsets worked out. O(blocks)."""
-    sorts = (zip(*index.tensors, strict=True), zip(*index.parts, strict=True))
+    sorts = (zip(*index.tensors, strict=True), zip(*index.attachments, strict=True))
     places = _places(index)
-    end, crcs = _end_of_large(index, places), iter(index.crcs)
+    end, crcs = _end_of_large(places), iter(index.crcs)
     of_runs = [run % 2 for run, count in enumerate(index.runs) for _ in range(count)]
     entries: list[BlockEntry] = []
-    for part, place in zip(of_runs, places, strict=True):
-        key, codec, attributes = next(sorts[part])
+    for sort, place in zip(of_runs, places, strict=True):
+        key, codec, attributes = next(sorts[sort])
         entries.append(
             BlockEntry(
                 key=key,
-                part=bool(part),
+                attachment=bool(sort),
                 codec=codec,
                 attributes=attributes,
                 offset=place.offset + (end if place.small else 0),
@@ -365,3 +370,74 @@ def block_entries(index: FrameIndex) -> tuple[BlockEntry, ...]:
             )
         )
     return tuple(entries)
+
+
+class ExpectedBlock(NamedTuple):
+    """A block of a frame that is not written: what its index says of it, its size, and its bytes if small.
+
+    Of a large block no more bytes are needed than make it so.
+    """
+
+    key: str
+    codec: str
+    attributes: tuple[Any, ...]
+    nbytes: int
+    payload: bytes
+
+
+def expected_index(
+    tensors: Sequence[ExpectedBlock],
+    attachments: Sequence[ExpectedBlock],
+    meta: Mapping[str, Any],
+    parent: FrameIndex | None,
+) -> tuple[int, FrameIndex]:
+    """Return what a frame would take beside its blocks, and its index, without writing it.
+
+    Parameters
+    ----------
+    tensors, attachments
+        Its blocks.
+    meta
+        What describes it, by key.
+    parent
+        Index of the parent; None in a keyframe, which inherits nothing.
+
+    Returns
+    -------
+    nbytes
+        Header, index, trailer and padding, to a few bytes: checksums are as long, but not the same.
+    index
+        About that of the frame, for the next one to inherit from.
+    """
+    blocks, small, back = [*tensors, *attachments], SmallBlocks(), []
+    padding, offset = 0, FRAME_HEADER_NBYTES
+    crcs = []
+    for number, block in enumerate(blocks):
+        before = small.add(number, block.payload)
+        back.append(before or 0)
+        if before is None:
+            start = align(offset, block.nbytes)
+            padding, offset = padding + start - offset, start + block.nbytes
+            digest = hashlib.sha256(f"{number} {block.nbytes}".encode()).digest()
+            crcs.append(int.from_bytes(digest[:4], "little"))  # compresses as little as a checksum
+    index = FrameIndex(
+        _expected_columns(tensors),
+        _expected_columns(attachments),
+        (len(tensors), len(attachments)),
+        tuple(block.nbytes for block in blocks),
+        tuple(crcs),
+        {key: pack_value(value) for key, value in meta.items()},
+        tuple(back),
+    )
+    document = compress_document(pack_index(index, parent), INDEX_DICTIONARY)
+    return FRAME_HEADER_NBYTES + padding + len(document) + TRAILER_NBYTES, index
+
+
+def _expected_columns(blocks: Sequence[ExpectedBlock]) -> BlockColumns:
+    rows = [(block.key, block.codec, _as_read(block.attributes)) for block in blocks]
+    return BlockColumns(*zip(*rows, strict=True)) if rows else BlockColumns()
+
+
+def _as_read(value: Any) -> Any:
+    """Return sequences as they are read back, so that what is inherited compares equal."""
+    return tuple(map(_as_read, value)) if isinstance(value, list | tuple) else value

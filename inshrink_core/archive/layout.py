@@ -17,15 +17,10 @@ from inshrink_core.errors import DamagedError, IncompatibleError
 from inshrink_core.frame import FrameInfo, FrameKind
 
 __all__ = [
-    "ALIGNED_FRAME",
-    "EXTERNAL_VERSION",
     "FORMAT_VERSION",
     "FRAME",
     "FRAME_FOLDER",
-    "FRAME_VERSION",
-    "MANIFEST_VERSION",
     "MAX_SEGMENT_NBYTES",
-    "SEGMENTS_VERSION",
     "SMALL_FRAME_NBYTES",
     "FileKind",
     "FrameHeader",
@@ -40,6 +35,7 @@ __all__ = [
     "frame_path",
     "is_sealed",
     "is_small",
+    "newer",
     "parse_frame_name",
     "parse_segment_name",
     "sealed",
@@ -48,23 +44,13 @@ __all__ = [
 ]
 
 FORMAT_VERSION: Final = 1
-"""Version of packed archives, and of manifests that name no segment."""
+"""Version of frames, manifests and packed archives."""
 
-SEGMENTS_VERSION: Final = 2
-"""Version of manifests that name segments."""
+_EXTERNAL: Final = 1
+"""Flag of a frame."""
 
-MANIFEST_VERSION: Final = SEGMENTS_VERSION
-"""Newest version of manifests that is read."""
-
-FRAME_VERSION: Final = 3
-"""Version of the frames that are written; every version up to it is read."""
-
-EXTERNAL_VERSION: Final = 2
-"""Version of frames that are as those of version 1, but have flags."""
-
-_EXTERNAL_FLAG: Final = 1
-_FLAGS: Final = {1: (0,), EXTERNAL_VERSION: (_EXTERNAL_FLAG,), FRAME_VERSION: (0, _EXTERNAL_FLAG)}
-"""Values of the field in each version."""
+_SEGMENTS, _PARTS = 1, 2
+"""Flags of a manifest; that of parts is reserved."""
 
 FRAME_MAGIC: Final = b"INSHRNKF"
 MANIFEST_MAGIC: Final = b"INSHRNKM"
@@ -83,7 +69,7 @@ MAX_SMALL_NBYTES: Final = 1 << 16
 """Small blocks of a frame together: they are read with the index, and held with it."""
 
 _CRC: Final = struct.Struct("<I")
-_FRAME_FIELDS: Final = struct.Struct("<8sHBBI16s16s16sqQI")
+_FRAME_FIELDS: Final = struct.Struct("<8sHBBI16s16s16sqQHH")
 _TRAILER_FIELDS: Final = struct.Struct("<QQII")
 _MANIFEST_FIELDS: Final = struct.Struct("<8sHHII16s")
 
@@ -112,7 +98,7 @@ MAX_SEGMENT_NBYTES: Final = 1 << 22
 """Largest segment: read whole where no manifest says what is in it, and written anew where a frame goes."""
 
 FRAME_FOLDER: Final = "frames"
-_FRAME_NAME: Final = re.compile(r"([0-9]{8,19})-(0|[1-9][0-9]{0,18})\.frame", re.ASCII)
+_FRAME_NAME: Final = re.compile(r"(([0-9]{8,19})-(0|[1-9][0-9]{0,18}))(\.[0-9]{5})?\.frame", re.ASCII)
 
 _SEGMENT_NAME: Final = re.compile(r"([0-9]{8,19})\.segment", re.ASCII)
 
@@ -178,14 +164,14 @@ def frame_path(generation: int, step: int) -> str:
 
 
 def parse_frame_name(name: str) -> tuple[int, int] | None:
-    """Return (generation, step) of a frame file's name, None if it is not such a name."""
+    """Return (generation, step) of the name of a frame file or of one of its parts, None for another name."""
     match = _FRAME_NAME.fullmatch(name)
     if match is None:
         return None
-    generation, step = int(match[1]), int(match[2])
+    generation, step = int(match[2]), int(match[3])
     if not (1 <= generation <= MAX_GENERATION and step <= MAX_STEP):
         return None
-    return (generation, step) if frame_path(generation, step) == f"{FRAME_FOLDER}/{name}" else None
+    return (generation, step) if match[1] == f"{generation:08d}-{step}" else None
 
 
 def segment_path(number: int) -> str:
@@ -240,17 +226,21 @@ def is_sealed(data: bytes, nbytes: int, *chunks: bytes) -> bool:
     return bool(_CRC.unpack_from(data, nbytes)[0] == crc32c(*chunks, data[:nbytes]))
 
 
-def check_version(version: int, where: str, made: str = "written", newest: int | None = None) -> None:
+def newer(where: str, expected: str, found: str, made: str = "written") -> IncompatibleError:
+    """Return the error for what only a newer version can read."""
+    return IncompatibleError(
+        f"it was {made} by a newer version of Inshrink",
+        where=where,
+        expected=expected,
+        found=found,
+        remedy="upgrade Inshrink",
+    )
+
+
+def check_version(version: int, where: str, made: str = "written") -> None:
     """Refuse a file of a newer format, and one of the format 0, which there is not."""
-    newest = FORMAT_VERSION if newest is None else newest
-    if version > newest:
-        raise IncompatibleError(
-            f"it was {made} by a newer version of Inshrink",
-            where=where,
-            expected=f"format version {newest} or older",
-            found=f"{version}",
-            remedy="upgrade Inshrink",
-        )
+    if version > FORMAT_VERSION:
+        raise newer(where, f"format version {FORMAT_VERSION}", str(version), made)
     if version == 0:
         raise DamagedError("format version 0 does not exist", where=where)
 
@@ -258,8 +248,7 @@ def check_version(version: int, where: str, made: str = "written", newest: int |
 class FrameHeader(NamedTuple):
     """The first bytes of a frame file: what the frame is, without its blocks.
 
-    `external` says that decoding it needs what the archive does not hold. `version` is that of the frame's
-    layout, which follows from `external` in the versions 1 and 2.
+    `external` says that decoding it needs what the archive does not hold.
     """
 
     archive_id: bytes
@@ -270,26 +259,21 @@ class FrameHeader(NamedTuple):
     branch: int
     generation: int
     external: bool = False
-    version: int = FRAME_VERSION
-
-    @property
-    def layout(self) -> FileKind:
-        """How the rest of the file is laid out."""
-        return FRAME if self.version >= FRAME_VERSION else ALIGNED_FRAME
 
     def pack(self) -> bytes:
         """Return the 88 bytes."""
         fields = _FRAME_FIELDS.pack(
             FRAME_MAGIC,
-            self.version,
+            FORMAT_VERSION,
             _KIND_CODES[self.kind],
-            _EXTERNAL_FLAG if self.external else 0,
+            _EXTERNAL if self.external else 0,
             self.branch,
             self.archive_id,
             self.frame_id,
             self.parent_id or NO_ID,
             self.step,
             self.generation,
+            0,
             0,
         )
         return sealed(fields)
@@ -303,7 +287,7 @@ class FrameHeader(NamedTuple):
         DamagedError
             Too short, not a frame, a wrong checksum or a field out of range.
         IncompatibleError
-            A newer version.
+            A newer version, or a part of a frame.
         """
         if len(data) < FRAME_HEADER_NBYTES:
             raise damaged(
@@ -312,19 +296,19 @@ class FrameHeader(NamedTuple):
                 expected=f"{FRAME_HEADER_NBYTES} bytes",
                 found=f"{len(data)}",
             )
-        magic, version, kind, flags, branch, archive_id, frame_id, parent_id, step, generation, reserved = (
+        magic, version, kind, flags, branch, archive_id, frame_id, parent_id, step, generation, part, last = (
             _FRAME_FIELDS.unpack_from(data)
         )
         if magic != FRAME_MAGIC:
             raise damaged("this is not a frame: the magic is wrong", where)
         if not is_sealed(data, _FRAME_FIELDS.size):
             raise damaged("the checksum of the frame's header does not match", where)
-        check_version(version, where, newest=FRAME_VERSION)
+        check_version(version, where)
         parent = None if parent_id == NO_ID else parent_id
         sound = (
             kind in _KINDS
-            and flags in _FLAGS[version]
-            and reserved == 0
+            and flags in (0, _EXTERNAL)
+            and part <= last
             and frame_id not in (NO_ID, parent_id)
             and step >= 0
             and 1 <= generation <= MAX_GENERATION
@@ -332,7 +316,9 @@ class FrameHeader(NamedTuple):
         )
         if not sound:
             raise damaged("a field of the frame's header is out of range", where)
-        return cls(archive_id, frame_id, parent, step, _KINDS[kind], branch, generation, bool(flags), version)
+        if last:
+            raise newer(where, "a frame of one part", f"part {part + 1} of {last + 1}")
+        return cls(archive_id, frame_id, parent, step, _KINDS[kind], branch, generation, bool(flags))
 
     def info(self, nbytes: int, digest: bytes = b"") -> FrameInfo:
         """Return the frame as the archive lists it; an empty digest is one that is not known."""
@@ -360,13 +346,10 @@ class FileKind(NamedTuple):
     document: str
     magic: bytes
     header_nbytes: int
-    alignment: int
     most_before: int = 0
 
 
-FRAME: Final = FileKind("frame", "index", b"INSE", FRAME_HEADER_NBYTES, 1, MAX_SMALL_NBYTES)
-ALIGNED_FRAME: Final = FileKind("frame", "index", b"INSE", FRAME_HEADER_NBYTES, SMALL_ALIGNMENT)
-"""Of the versions 1 and 2: no block is small."""
+FRAME: Final = FileKind("frame", "index", b"INSE", FRAME_HEADER_NBYTES, MAX_SMALL_NBYTES)
 
 
 class Trailer(NamedTuple):
@@ -401,7 +384,6 @@ class Trailer(NamedTuple):
         if (
             trailer.file_nbytes != file_nbytes
             or trailer.offset < kind.header_nbytes
-            or trailer.offset % kind.alignment
             or not 0 <= file_nbytes - trailer.end_of_shortest <= kind.most_before
             or trailer.raw_nbytes > MAX_DOCUMENT_NBYTES
         ):
@@ -439,14 +421,14 @@ class ManifestHeader(NamedTuple):
     archive_id: bytes
     payload_nbytes: int
     payload_raw_nbytes: int
-    version: int = FORMAT_VERSION
+    has_segments: bool = False
 
     def pack(self, payload: bytes) -> bytes:
         """Return the 40 bytes; the checksum covers these fields and the payload."""
         fields = _MANIFEST_FIELDS.pack(
             MANIFEST_MAGIC,
-            self.version,
-            0,
+            FORMAT_VERSION,
+            _SEGMENTS if self.has_segments else 0,
             self.payload_nbytes,
             self.payload_raw_nbytes,
             self.archive_id,
@@ -462,7 +444,7 @@ class ManifestHeader(NamedTuple):
         DamagedError
             Too short, not a manifest, a wrong checksum or a length that does not fit the file.
         IncompatibleError
-            A newer version.
+            A newer version, or frames in parts.
         """
         if len(data) < MANIFEST_HEADER_NBYTES or data[:8] != MANIFEST_MAGIC:
             raise DamagedError("this is not a manifest", where=where, remedy=REBUILD_REMEDY)
@@ -472,9 +454,11 @@ class ManifestHeader(NamedTuple):
             raise DamagedError(
                 "the checksum of the manifest does not match", where=where, remedy=REBUILD_REMEDY
             )
-        check_version(version, where, newest=MANIFEST_VERSION)
-        if flags or nbytes != len(payload) or raw_nbytes > MAX_DOCUMENT_NBYTES:
+        check_version(version, where)
+        if flags & ~(_SEGMENTS | _PARTS) or nbytes != len(payload) or raw_nbytes > MAX_DOCUMENT_NBYTES:
             raise DamagedError(
                 "a field of the manifest's header is out of range", where=where, remedy=REBUILD_REMEDY
             )
-        return cls(archive_id, nbytes, raw_nbytes, version)
+        if flags & _PARTS:
+            raise newer(where, "frames of one part", "frames of several")
+        return cls(archive_id, nbytes, raw_nbytes, bool(flags & _SEGMENTS))

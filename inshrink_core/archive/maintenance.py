@@ -5,24 +5,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import IO, Final, Self
+from typing import Final, Self
 
-from inshrink_core.archive.durable import LOCK_NAME, replacing, require_free, temporary_path, write_durably
+from inshrink_core.archive.digest import frame_chunks
 from inshrink_core.archive.frame_writer import FrameWriter
 from inshrink_core.archive.index import BlockColumns, FrameIndex
 from inshrink_core.archive.layout import FRAME_FOLDER, FrameHeader, frame_path
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import PackedFile, align_file, pack_directory, pack_header
 from inshrink_core.archive.reader import ArchiveReader
-from inshrink_core.archive.segment import MAX_SMALL_FILES, parts, placed
-from inshrink_core.archive.storage import frame_chunks, storage_errors
+from inshrink_core.archive.segment import MAX_SMALL_FILES, discard, parts, placed
+from inshrink_core.archive.storage import Creation, Storage, found_at, object_at, storage_at, storage_errors
 from inshrink_core.archive.writer import ArchiveWriter
 from inshrink_core.errors import DamagedError, ExistsError, InputError, InshrinkError, NotFoundError
-from inshrink_core.execution import make_folders, sync_path
 from inshrink_core.frame import FrameInfo, FrameKind
 
 __all__ = ["Rewrite", "pack_archive", "rebuild_manifest", "remove_frames", "unpack_archive"]
@@ -103,7 +100,7 @@ class Rewrite:
 
     def __init__(self, writer: ArchiveWriter, frames: Iterable[FrameInfo]) -> None:
         self._writer = writer
-        self._root = Path(writer.reader.path)
+        self._storage, self._where = writer.storage, writer.storage.name
         self._old = {frame.frame_id: frame for frame in sorted(frames, key=lambda frame: frame.generation)}
         self._new: dict[bytes, FrameInfo] = {}
         self._made: tuple[FrameInfo, ...] = ()
@@ -145,7 +142,7 @@ class Rewrite:
             The system refused.
         """
         if frame_id not in self._old or frame_id in self._new:
-            raise InputError(f"frame {frame_id.hex()} is not to be rewritten", where=str(self._root))
+            raise InputError(f"frame {frame_id.hex()} is not to be rewritten", where=self._where)
         old, archive_id = self._old[frame_id], self._writer.manifest.archive_id
         generation = self._generations[frame_id]
         header = FrameHeader(
@@ -154,15 +151,19 @@ class Rewrite:
         parent = None
         if kind is FrameKind.DELTA and parent_id is not None:
             parent = _inheriting_nothing(self._writer.reader.resolved_index(parent_id).meta)
-        self._open = FrameWriter(self._root, header, parent, self._publish, self._release)
+        with storage_errors(_FAILED, self._where):
+            file = self._storage.create(frame_path(generation, old.step))
+        self._open = FrameWriter(
+            file, self._where, header, parent, lambda info: self._publish(file, info), self._release
+        )
         return self._open
 
     def _release(self) -> None:
         self._open = None
 
-    def _publish(self, temporary: Path, info: FrameInfo) -> None:
+    def _publish(self, file: Creation, info: FrameInfo) -> None:
         """Give a frame its name: it is not live, as its generation is buried."""
-        temporary.replace(self._root / info.path)
+        file.commit()
         self._new[info.frame_id] = info
 
     def switch(self, gone: Iterable[FrameInfo] = ()) -> None:
@@ -181,11 +182,11 @@ class Rewrite:
             The system refused.
         """
         if self._new.keys() != self._old.keys():
-            raise InputError("not every frame was rewritten", where=str(self._root))
+            raise InputError("not every frame was rewritten", where=self._where)
         removed = {frame.generation: frame for frame in (*gone, *self._old.values())}
         stay = [f for f in self._writer.manifest.frames if f.generation not in removed]
         frames = tuple(sorted((*stay, *self._new.values()), key=lambda frame: frame.generation))
-        _require_references(frames, str(self._root))
+        _require_references(frames, self._where)
         fresh = set(self._generations.values())
         manifest = replace(
             self._writer.manifest,
@@ -194,8 +195,8 @@ class Rewrite:
         )
         try:
             # The names of the new frames must be durable before a manifest lists them.
-            with storage_errors(_FAILED, self._root):
-                sync_path(self._root / FRAME_FOLDER)
+            with storage_errors(_FAILED, self._where):
+                self._storage.sync(FRAME_FOLDER)
                 manifest = self._writer.without_remains(manifest, removed.values())
             self._made = manifest.frames
             self._writer.write_manifest(manifest, _FAILED)
@@ -216,10 +217,8 @@ class Rewrite:
                 return
             listed = {frame.path for frame in catalog.manifest.frames}
             # Children first: a file that is left by a crash still has its reference.
-            for frame in sorted(frames, key=lambda frame: -frame.generation):
-                if frame.path not in listed:
-                    (self._root / frame.path).unlink(missing_ok=True)
-            sync_path(self._root / FRAME_FOLDER)
+            newest_first = sorted(frames, key=lambda frame: -frame.generation)
+            discard(self._storage, [frame.path for frame in newest_first if frame.path not in listed])
             self._writer.reader.refresh()
 
     def __enter__(self) -> Self:
@@ -294,34 +293,56 @@ def pack_archive(
     Memory is bounded by 4 MiB. Every frame's SHA-256 is compared as it is copied. Frames that a writer
     commits meanwhile are not in it.
     """
-    path = Path(target)
-    require_free(path, force)
-    reader.require_whole()
-    with storage_errors("the archive cannot be packed", path):
-        make_folders(path.parent)
-    with storage_errors("the archive cannot be packed", path), replacing(path) as file:
-        return _write(reader, file, done)
+    storage, name = object_at(target)
+    where = os.fspath(target)
+    with storage_errors("the archive cannot be packed", where):
+        _require_free(target, force)
+        reader.require_whole()
+        with storage.create(name, over=force) as file:
+            nbytes = _write(reader, file, done)
+            try:
+                file.commit()
+            except FileExistsError:
+                _require_free(target, force)
+                raise
+        storage.sync("")
+    return nbytes
 
 
-def _write(reader: ArchiveReader, file: IO[bytes], done: FrameDone | None) -> int:
-    """Write header, frames, manifest, directory and trailer."""
+def _require_free(target: str | os.PathLike[str], force: bool) -> None:
+    """Refuse to write over what is there."""
+    found, where = found_at(target), os.fspath(target)
+    if isinstance(found, Storage):
+        raise ExistsError("a folder is there already", where=where, remedy="choose another name")
+    if found is not None and not force:
+        raise ExistsError(
+            "the file exists already", where=where, remedy="write elsewhere, or use --force to replace it"
+        )
+
+
+def _write(reader: ArchiveReader, file: Creation, done: FrameDone | None) -> int:
+    """Write header, frames, manifest, directory and trailer, and return how many bytes they are."""
     files: list[PackedFile] = []
     frames: list[FrameInfo] = []
     tell = _teller(reader, done)
-    file.write(pack_header())
+    header = pack_header()
+    file.write(header)
+    end = len(header)
     for frame in reader.frames:
-        file.write(bytes(align_file(file.tell()) - file.tell()))
-        files.append(PackedFile(frame_path(frame.generation, frame.step), file.tell(), frame.nbytes))
+        begin = align_file(end)
+        file.write(bytes(begin - end))
+        files.append(PackedFile(frame_path(frame.generation, frame.step), begin, frame.nbytes))
         frames.append(_copy(reader, frame, file, tell))
+        end = begin + frame.nbytes
     old = reader.catalog.manifest
     manifest = Manifest(
         archive_id=old.archive_id, frames=tuple(frames), next_generation=reader.catalog.next_generation
     ).pack()
-    file.write(bytes(align_file(file.tell()) - file.tell()))
-    files.append(PackedFile(MANIFEST_NAME, file.tell(), len(manifest)))
-    file.write(manifest)
-    file.write(pack_directory(tuple(files), file.tell()))
-    return file.tell()
+    begin = align_file(end)
+    files.append(PackedFile(MANIFEST_NAME, begin, len(manifest)))
+    directory = pack_directory(tuple(files), begin + len(manifest))
+    file.write(bytes(begin - end) + manifest + directory)
+    return begin + len(manifest) + len(directory)
 
 
 def _teller(reader: ArchiveReader, done: FrameDone | None) -> Callable[[int, int], None]:
@@ -338,7 +359,7 @@ def _teller(reader: ArchiveReader, done: FrameDone | None) -> Callable[[int, int
 
 
 def _copy(
-    reader: ArchiveReader, frame: FrameInfo, file: IO[bytes], tell: Callable[[int, int], None]
+    reader: ArchiveReader, frame: FrameInfo, file: Creation, tell: Callable[[int, int], None]
 ) -> FrameInfo:
     """Copy a frame and return it with its digest; of one that the manifest does not list none is known."""
     digest, nbytes = hashlib.sha256(), 0
@@ -383,43 +404,33 @@ def unpack_archive(
     StorageError
         The system refused; nothing is left behind.
     """
-    root = Path(target)
-    if os.path.lexists(root):
-        raise ExistsError("it exists already", where=str(root), remedy="choose another name")
-    reader.require_whole()
-    with storage_errors("the archive cannot be unpacked", root):
-        building = temporary_path(root)
-        shutil.rmtree(building, ignore_errors=True)  # what an unpacking left that was cut off
-        make_folders(root.parent)
-        building.mkdir()
-        try:
-            (building / FRAME_FOLDER).mkdir()
-            _write_folder(reader, building, done)
-            building.rename(root)
+    with storage_errors("the archive cannot be unpacked", os.fspath(target)):
+        if found_at(target) is not None:
+            raise ExistsError("it exists already", where=os.fspath(target), remedy="choose another name")
+        reader.require_whole()
+        with storage_at(target).building() as storage:
+            made: list[str] = []
             try:
-                sync_path(root.absolute().parent)
+                _write_folder(reader, storage, made, done)
             except BaseException:
-                root.rename(building)
+                discard(storage, made)
                 raise
-        except BaseException:
-            shutil.rmtree(building, ignore_errors=True)
-            raise
 
 
-def _write_folder(reader: ArchiveReader, root: Path, done: FrameDone | None) -> None:
-    """Write the frames, then the manifest."""
+def _write_folder(reader: ArchiveReader, storage: Storage, made: list[str], done: FrameDone | None) -> None:
+    """Write the frames, then the manifest; say which files were made."""
     tell, frames = _teller(reader, done), []
     written = parts(reader.frames) if len(reader.frames) > MAX_SMALL_FILES else zip(reader.frames)
     for part in written:
         lying = placed(part, part[-1].generation)
-        with (root / lying[0].path).open("xb") as file:
+        with storage.create(lying[0].path) as file:
             copied = [_copy(reader, frame, file, tell) for frame in part]
-            file.flush()
-            os.fsync(file.fileno())
+            file.commit()
+        made.append(lying[0].path)
         frames += [replace(place, digest=copy.digest) for place, copy in zip(lying, copied, strict=True)]
-    sync_path(root / FRAME_FOLDER)
-    (root / LOCK_NAME).touch()
+    if made:
+        storage.sync(FRAME_FOLDER)
     manifest = replace(
         reader.catalog.manifest, frames=tuple(frames), next_generation=reader.catalog.next_generation
     )
-    write_durably(root / MANIFEST_NAME, manifest.pack())
+    storage.replace(MANIFEST_NAME, manifest.pack(), None)

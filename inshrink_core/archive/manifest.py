@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from inshrink_core.archive.document import compress_document, decompress_document, pack_value, unpack_value
 from inshrink_core.archive.layout import (
-    FORMAT_VERSION,
     ID_NBYTES,
     MANIFEST_HEADER_NBYTES,
     MAX_BRANCH,
@@ -18,7 +17,6 @@ from inshrink_core.archive.layout import (
     MAX_STEP,
     NO_ID,
     REBUILD_REMEDY,
-    SEGMENTS_VERSION,
     SMALL_FRAME_NBYTES,
     ManifestHeader,
     derive_frame_id,
@@ -35,7 +33,8 @@ MANIFEST_NAME: Final = "inshrink-manifest"
 """A name no other tool uses, since its presence makes a folder an archive."""
 
 _DIGEST_NBYTES: Final = 32
-_N_FIELDS: Final = {FORMAT_VERSION: 10, SEGMENTS_VERSION: 12}
+_N_FIELDS: Final = 10
+"""Fields of every manifest; where frames lie in segments, two more say where."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +101,12 @@ class Manifest:
             self.tombstones,
             self.next_generation,
         ]
-        version = FORMAT_VERSION
-        if any(frame.offset is not None for frame in self.frames):
-            version = SEGMENTS_VERSION
+        has_segments = any(frame.offset is not None for frame in self.frames)
+        if has_segments:
             columns += zip(*_places(self.frames), strict=True)
         raw = pack_value(columns)
         payload = compress_document(raw)
-        return ManifestHeader(self.archive_id, len(payload), len(raw), version).pack(payload) + payload
+        return ManifestHeader(self.archive_id, len(payload), len(raw), has_segments).pack(payload) + payload
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> Manifest:
@@ -119,13 +117,13 @@ class Manifest:
         DamagedError
             Not a manifest, or one that contradicts itself.
         IncompatibleError
-            A newer version.
+            A newer version, or frames in parts.
         """
         header = ManifestHeader.parse(data, where)
         raw = decompress_document(data[MANIFEST_HEADER_NBYTES:], header.payload_raw_nbytes, where)
         document = unpack_value(raw, where, lists=False)
         try:
-            return _parse_document(document, header.archive_id, header.version)
+            return _parse_document(document, header.archive_id, header.has_segments)
         except (ValueError, TypeError) as error:
             raise DamagedError(
                 f"the manifest is malformed: {error}", where=where, remedy=REBUILD_REMEDY
@@ -162,11 +160,10 @@ def _is_id(value: Any) -> bool:
     return type(value) is bytes and len(value) == ID_NBYTES and value != NO_ID
 
 
-def _parse_document(document: Any, archive_id: bytes, version: int) -> Manifest:
-    if type(document) is not tuple or len(document) != _N_FIELDS[version]:
+def _parse_document(document: Any, archive_id: bytes, has_segments: bool) -> Manifest:
+    if type(document) is not tuple or len(document) != _N_FIELDS + 2 * has_segments:
         raise ValueError("number of fields")
-    n_fields = _N_FIELDS[FORMAT_VERSION]
-    ids, parents, *columns, digests, tombstones, next_generation = document[:n_fields]
+    ids, parents, *columns, digests, tombstones, next_generation = document[:_N_FIELDS]
     steps = _integers(columns[0], 0, MAX_STEP, "steps")
     kinds = _integers(columns[1], 0, 1, "kinds")
     branches = _integers(columns[2], 0, MAX_BRANCH, "branches")
@@ -185,7 +182,7 @@ def _parse_document(document: Any, archive_id: bytes, version: int) -> Manifest:
     used = (*generations, *tombstones)
     if len(set(used)) != len(used) or max(used, default=0) >= next_generation:
         raise ValueError("a generation is used twice, or above the next")
-    places = list(_parse_places(document[n_fields:], sizes, generations, next_generation))
+    places = list(_parse_places(document[_N_FIELDS:], sizes, generations, next_generation))
     frames: list[FrameInfo] = []
     for row, (frame_id, parent) in enumerate(zip(ids, parents, strict=True)):
         parent_id = frames[_row(parent, row)].frame_id if type(parent) is int else parent

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import struct
-import weakref
-from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from inshrink_core.archive.document import compress_document, decompress_document, pack_value, unpack_value
 from inshrink_core.archive.layout import (
@@ -24,18 +21,15 @@ from inshrink_core.archive.layout import (
     sealed,
 )
 from inshrink_core.archive.manifest import MANIFEST_NAME
-from inshrink_core.archive.storage import CountingStorage, read_range
+from inshrink_core.archive.storage import RangeFile, Storage
 from inshrink_core.errors import DamagedError
-from inshrink_core.execution import open_regular
 
 __all__ = [
     "PACKED",
     "PACK_HEADER_NBYTES",
     "PACK_MAGIC",
-    "LocalFile",
     "PackedFile",
     "PackedStorage",
-    "RangeFile",
     "align_file",
     "is_packed",
     "pack_directory",
@@ -49,59 +43,21 @@ PACK_MAGIC: Final = b"INSHRNKP"
 _HEADER_FIELDS: Final = struct.Struct("<8sHH")
 
 PACK_HEADER_NBYTES: Final = _HEADER_FIELDS.size + 4
-PACKED: Final = FileKind("packed archive", "directory", b"INSQ", PACK_HEADER_NBYTES, 1)
+PACKED: Final = FileKind("packed archive", "directory", b"INSQ", PACK_HEADER_NBYTES)
 
 _SUFFIX_NBYTES: Final = 64 << 10
 """First read at the end: trailer, directory and manifest of some hundred frames, in one request."""
 
 
-class RangeFile(Protocol):
-    """One file that is read by ranges; may be shared between threads."""
-
-    name: str
-    """The file, for messages."""
-
-    nbytes: int
-    """Its size."""
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Return `nbytes` bytes from `offset`, fewer only where the file ends."""
-        ...
+def is_packed(file: RangeFile) -> bool:
+    """Tell whether a file is a packed archive, by its first bytes; or, damaged there, by its last."""
+    if file.read(0, len(PACK_MAGIC)) == PACK_MAGIC:
+        return True
+    return file.read(max(0, file.nbytes - len(PACKED.magic)), len(PACKED.magic)) == PACKED.magic
 
 
-class LocalFile:
-    """A file of a local or mounted file system, held open: replacing it changes nothing for its reader.
-
-    Parameters
-    ----------
-    path
-        The file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.name = str(path)
-        self._descriptor = open_regular(path)
-        weakref.finalize(self, os.close, self._descriptor)
-        self.nbytes = os.fstat(self._descriptor).st_size
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Return `nbytes` bytes from `offset`, fewer only where the file ends."""
-        return read_range(self._descriptor, offset, nbytes)
-
-
-def is_packed(path: Path) -> bool:
-    """Tell whether a local file is a packed archive, by its first bytes; or, damaged there, by its last."""
-    if not path.is_file():
-        return False
-    with open(open_regular(path), "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor
-        if file.read(len(PACK_MAGIC)) == PACK_MAGIC:
-            return True
-        file.seek(-min(len(PACKED.magic), path.stat().st_size), os.SEEK_END)
-        return file.read() == PACKED.magic
-
-
-class PackedStorage(CountingStorage):
-    """The storage of a packed archive (`inshrink_core.archive.storage.Storage`).
+class PackedStorage(Storage):
+    """The storage of a packed archive, to read from.
 
     Parameters
     ----------
@@ -120,6 +76,8 @@ class PackedStorage(CountingStorage):
     Opening takes two reads, of the first 16 bytes and of the last 64 kB. What lies in the latter, as
     the manifest does in most archives, is not read again.
     """
+
+    writable = False
 
     def __init__(self, file: RangeFile) -> None:
         super().__init__(file.name)
@@ -152,10 +110,10 @@ class PackedStorage(CountingStorage):
             raise FileNotFoundError(path)
         return self._files[path].nbytes
 
-    def list(self, folder: str) -> tuple[str, ...]:
-        """Return the names in a folder, sorted; empty if there is no such folder."""
+    def names(self, folder: str) -> tuple[str, ...]:
+        """Return every name in a folder."""
         parts = [path.rpartition("/") for path in self._files]
-        return tuple(sorted(name for parent, _, name in parts if parent == folder))
+        return tuple(name for parent, _, name in parts if parent == folder)
 
     def stray_padding(self) -> tuple[str, ...]:
         """Return the files with bytes other than zero before them, where there should be padding."""

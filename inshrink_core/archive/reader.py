@@ -7,19 +7,17 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog
 from inshrink_core.archive.frame_reader import FrameFile, FrameReader, read_envelope, read_index
 from inshrink_core.archive.index import FrameIndex
-from inshrink_core.archive.packed import LocalFile, PackedStorage, is_packed
+from inshrink_core.archive.packed import PackedStorage, is_packed
 from inshrink_core.archive.storage import (
-    LocalStorage,
-    RemoteStorage,
     Storage,
+    found_at,
     is_url,
-    open_remote,
+    storage_at,
     storage_error,
 )
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
@@ -383,15 +381,18 @@ class ArchiveReader:
 def is_archive(path: str | os.PathLike[str]) -> bool:
     """Tell whether a path is an archive, a folder or packed. Never raises for what it may find there.
 
-    A URL counts as one without being looked at: nothing else that Inshrink reads lies behind a URL.
+    A URL whose storage is read only counts as one without being looked at: nothing else that Inshrink reads
+    lies behind a URL.
     """
-    if is_url(path):
-        return True
-    root = Path(path)
     try:
-        return is_archive_storage(LocalStorage(root)) if root.is_dir() else is_packed(root)
-    except OSError:
-        return False
+        if is_url(path) and not storage_at(path).writable:
+            return True
+        found = found_at(path)
+        if isinstance(found, Storage):
+            return is_archive_storage(found)
+        return found is not None and is_packed(found)
+    except (OSError, InshrinkError):
+        return is_url(path)
 
 
 def open_storage(path: str | os.PathLike[str]) -> Storage:
@@ -404,21 +405,19 @@ def open_storage(path: str | os.PathLike[str]) -> Storage:
     DamagedError, IncompatibleError
         A packed archive that cannot be read.
     MissingExtraError
-        A URL, and fsspec is not installed.
+        A URL of a scheme that only fsspec may know, and it is not installed.
     StorageError
         The system refused.
     """
+    where = os.fspath(path)
     try:
-        if isinstance(path, str) and is_url(path):
-            found = open_remote(path)
-            return found if isinstance(found, RemoteStorage) else PackedStorage(found)
-        root = Path(path)
-        if root.is_dir():
-            return LocalStorage(root)
-        if not root.exists():
-            raise NotFoundError("there is no such archive", where=str(root))
-        if not is_packed(root):
-            raise NotFoundError("this file is not an archive", where=str(root))
-        return PackedStorage(LocalFile(root))
+        found = found_at(path)
+        if found is None:
+            raise NotFoundError("there is no such archive", where=where)
+        if isinstance(found, Storage):
+            return found
+        if not (is_url(path) or is_packed(found)):
+            raise NotFoundError("this file is not an archive", where=where)
+        return PackedStorage(found)
     except OSError as error:
-        raise storage_error(error, "the archive cannot be read", str(path)) from error
+        raise storage_error(error, "the archive cannot be read", where) from error

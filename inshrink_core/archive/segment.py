@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
-from inshrink_core.archive.durable import write_durably
+from inshrink_core.archive.digest import frame_chunks, is_sound
 from inshrink_core.archive.layout import (
+    FRAME_FOLDER,
     MAX_SEGMENT_NBYTES,
     SMALL_FRAME_NBYTES,
     frame_path,
     segment_path,
 )
 from inshrink_core.archive.manifest import Manifest
-from inshrink_core.archive.storage import LocalStorage, frame_chunks, is_sound
+from inshrink_core.archive.storage import Storage
+from inshrink_core.errors import InshrinkError
 from inshrink_core.frame import FrameInfo
 
-__all__ = ["MAX_SMALL_FILES", "gathered", "parts", "placed", "small_files", "write_together"]
+__all__ = ["MAX_SMALL_FILES", "discard", "gathered", "parts", "placed", "small_files", "write_together"]
 
 MAX_SMALL_FILES: Final = 64
 """An archive of so few has nothing to gain; where there are more, they are written together."""
@@ -51,22 +52,35 @@ def placed(part: Sequence[FrameInfo], number: int) -> tuple[FrameInfo, ...]:
     return tuple(found)
 
 
-def write_together(
-    root: Path, part: Sequence[FrameInfo], contents: Iterable[bytes], number: int
-) -> tuple[FrameInfo, ...]:
-    """Write frames one after another into a new file, and return them with their places.
+def write_together(storage: Storage, part: Sequence[FrameInfo], contents: Iterable[bytes]) -> None:
+    """Write frames one after another into a new file; they say where they lie.
 
-    The file and its name are durable when this returns; after an error it is not there.
+    Its name is not durable yet (`Storage.sync`). After an error it is not there.
+
+    Raises
+    ------
+    FileExistsError
+        Another writer has written it.
     """
-    found = placed(part, number)
-    path = root / found[0].path
+    path = part[0].path
     try:
-        write_durably(path, b"".join(contents))
-    except BaseException:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+        with storage.create(path) as file:
+            for content in contents:
+                file.write(content)
+            file.commit()
+    except FileExistsError:
         raise
-    return found
+    except BaseException:
+        discard(storage, [path])
+        raise
+
+
+def discard(storage: Storage, paths: Iterable[str]) -> None:
+    """Delete what was written and is not listed; what cannot be deleted now, the next writer deletes."""
+    with contextlib.suppress(OSError, InshrinkError):
+        for path in paths:
+            storage.delete(path)
+        storage.sync(FRAME_FOLDER)
 
 
 def small_files(manifest: Manifest) -> list[list[FrameInfo]]:
@@ -77,26 +91,26 @@ def small_files(manifest: Manifest) -> list[list[FrameInfo]]:
     return [frames for frames in files.values() if sum(f.nbytes for f in frames) <= SMALL_FRAME_NBYTES]
 
 
-def gathered(root: Path, manifest: Manifest, files: Iterable[Sequence[FrameInfo]]) -> Manifest:
+def gathered(storage: Storage, manifest: Manifest, files: Iterable[Sequence[FrameInfo]]) -> Manifest:
     """Write the frames of some files into as few new ones, and return the manifest that says so.
 
     A file of which a frame is gone or damaged stays as it is. The manifest is not written, and no file
     deleted; after an error no new one is there.
     """
-    storage = LocalStorage(root)
     sound = [frame for file in files if all(is_sound(storage, f) for f in file) for frame in file]
-    made: list[Path] = []
+    made: list[str] = []
     try:
         for part in parts(sorted(sound, key=lambda frame: frame.generation)):
             if len(part) == 1 and part[0].offset is None:
                 continue
-            contents = [b"".join(frame_chunks(storage, frame, frame.nbytes)) for frame in part]
-            found = write_together(root, part, contents, manifest.next_generation)
-            made.append(root / found[0].path)
-            manifest = manifest.with_places(found)
+            lying = placed(part, manifest.next_generation)
+            contents = (b"".join(frame_chunks(storage, frame, frame.nbytes)) for frame in part)
+            write_together(storage, lying, contents)
+            made.append(lying[0].path)
+            manifest = manifest.with_places(lying)
+        if made:
+            storage.sync(FRAME_FOLDER)
     except BaseException:
-        for path in made:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+        discard(storage, made)
         raise
     return manifest

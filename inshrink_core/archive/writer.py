@@ -6,20 +6,12 @@ import contextlib
 import operator
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final, Self
 
 from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog, scan_frame
-from inshrink_core.archive.durable import (
-    WriterLock,
-    remove_remains,
-    remove_temporaries,
-    require_own,
-    require_place,
-    write_durably,
-)
+from inshrink_core.archive.digest import frame_digest
 from inshrink_core.archive.frame_reader import FrameFile
 from inshrink_core.archive.frame_writer import FrameWriter
 from inshrink_core.archive.layout import (
@@ -32,21 +24,38 @@ from inshrink_core.archive.layout import (
     SMALL_FRAME_NBYTES,
     FrameHeader,
     derive_frame_id,
+    frame_path,
 )
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import is_packed
-from inshrink_core.archive.reader import ArchiveReader, is_archive
-from inshrink_core.archive.segment import MAX_SMALL_FILES, gathered, placed, small_files, write_together
+from inshrink_core.archive.reader import ArchiveReader
+from inshrink_core.archive.segment import (
+    MAX_SMALL_FILES,
+    discard,
+    gathered,
+    placed,
+    small_files,
+    write_together,
+)
 from inshrink_core.archive.storage import (
-    LocalStorage,
+    LOCK_NAME,
+    Creation,
     OverlaidStorage,
     Storage,
-    frame_digest,
+    Tag,
+    found_at,
+    storage_at,
     storage_errors,
-    was_url,
 )
-from inshrink_core.errors import InputError, InshrinkError, StepConflictError
-from inshrink_core.execution import make_folders, read_regular, remove_empty, sync_path
+from inshrink_core.errors import (
+    ConflictError,
+    ExistsError,
+    InputError,
+    InshrinkError,
+    NotFoundError,
+    StepConflictError,
+)
+from inshrink_core.execution import NotRegularError
 from inshrink_core.frame import FrameInfo, FrameKind
 
 __all__ = ["ArchiveWriter"]
@@ -65,7 +74,7 @@ class ArchiveWriter:
     Parameters
     ----------
     path
-        The archive's folder.
+        The archive's folder, or its URL where that can be written.
     create
         Make the archive if there is none; its parents too.
     archive_id
@@ -87,6 +96,8 @@ class ArchiveWriter:
         Something else is there.
     LockedError
         Another process is writing it.
+    InputError
+        A packed archive, or a URL that can be read only.
     StorageError
         Read-only, full, or refused otherwise.
 
@@ -113,68 +124,43 @@ class ArchiveWriter:
         grouped: bool = False,
         rebuild: bool = False,
     ) -> None:
-        self._root = Path(path)
         self._frame: FrameWriter | None = None
         self._grouped = grouped
         self._group: list[FrameInfo] = []
         self._flushed_at = time.monotonic()
         self._held: dict[str, bytes] = {}
-        with storage_errors("the archive cannot be opened for writing", self._root):
-            if was_url(self._root) and not self._root.exists():
-                raise InputError(
-                    "archives are written on local or mounted file systems",
-                    where=os.fspath(path),
-                    remedy="write it here, then copy it: inshrink export ARCHIVE --pack FILE",
-                )
-            if is_packed(self._root):
-                raise InputError(
-                    "a packed archive is read only",
-                    where=str(self._root),
-                    remedy="make a folder of it: inshrink export PACKED --unpack FOLDER",
-                )
-            made: list[Path] = []
-            if not is_archive(self._root):
-                require_place(self._root, create)
-                made = make_folders(self._root)
-            try:
-                self._lock = WriterLock(self._root)
+        where = os.fspath(path)
+        with storage_errors("the archive cannot be opened for writing", where):
+            self.storage, new = _writable(path, create=create)
+            with self.storage.made() if new else contextlib.nullcontext():
+                self._lock = self.storage.lock()
                 try:
                     self._prepare(archive_id, rebuild)
                 except BaseException:
                     self._lock.release()
                     raise
-            except BaseException:
-                if self._root.absolute() in made:
-                    remove_remains(self._root)
-                    remove_empty(made)
-                raise
 
     def _prepare(self, archive_id: bytes | None, rebuild: bool) -> None:
-        require_own(self._root)
-        for folder in (self._root, self._root / FRAME_FOLDER):
-            remove_temporaries(folder)
-        (self._root / FRAME_FOLDER).mkdir(exist_ok=True)
-        if not is_archive_storage(LocalStorage(self._root)):
+        storage, where = self.storage, self.storage.name
+        storage.recover(("", FRAME_FOLDER))
+        self._tag: Tag | None = _tag_of_manifest(storage)
+        self._doubted = False
+        if not is_archive_storage(storage):
             new_id = os.urandom(ID_NBYTES) if archive_id is None else archive_id
             if len(new_id) != ID_NBYTES or not any(new_id):
                 raise InputError(f"an archive id is {ID_NBYTES} bytes, not all zero")
             self._write_manifest(Manifest(archive_id=new_id))
-        # A writer that died may have renamed manifest or frames and not synced that. Frames are listed and
-        # deleted by what is read here: it must be what a power loss leaves.
-        for folder in (self._root / FRAME_FOLDER, self._root):
-            sync_path(folder)
-        catalog = load_catalog(LocalStorage(self._root))
+        catalog = load_catalog(storage)
         if not rebuild:
-            catalog.require_complete(str(self._root))
+            catalog.require_complete(where)
         if archive_id not in (None, catalog.manifest.archive_id):
-            raise InputError("the archive has another id than the one asked for", where=str(self._root))
+            raise InputError("the archive has another id than the one asked for", where=where)
         self._manifest = self._repaired(catalog)
         if catalog.manifest_problem or catalog.unlisted or catalog.moved:
             self._write_manifest(self._manifest)
         for path in catalog.buried:
-            (self._root / path).unlink(missing_ok=True)
-        storage = OverlaidStorage(LocalStorage(self._root), self._held)
-        self.reader: ArchiveReader = _GroupReader(storage, self._group)
+            storage.delete(path)
+        self.reader: ArchiveReader = _GroupReader(OverlaidStorage(storage, self._held), self._group)
 
     def _repaired(self, catalog: Catalog) -> Manifest:
         """List what is whole and not listed, with the digest of what is there."""
@@ -184,7 +170,7 @@ class ArchiveWriter:
         return replace(manifest, next_generation=catalog.next_generation)
 
     def _digested(self, frame: FrameInfo) -> FrameInfo:
-        return replace(frame, digest=frame_digest(LocalStorage(self._root), frame))
+        return replace(frame, digest=frame_digest(self.storage, frame))
 
     def begin(
         self,
@@ -219,18 +205,19 @@ class ArchiveWriter:
         StepConflictError
             The step continues that parent on that branch already.
         """
-        step, branch, kind = _checked_place(step, branch, kind, self._root)
+        where = self.storage.name
+        step, branch, kind = _checked_place(step, branch, kind, where)
         if self._frame is not None:
-            raise InputError("a frame is being written already: commit or abort it", where=str(self._root))
+            raise InputError("a frame is being written already: commit or abort it", where=where)
         if self._lock.released:
-            raise InputError("the archive is closed", where=str(self._root))
+            raise InputError("the archive is closed", where=where)
         if kind is FrameKind.DELTA and parent_id is None:
-            raise InputError("a delta frame needs a parent", where=str(self._root))
+            raise InputError("a delta frame needs a parent", where=where)
         if kind is FrameKind.DELTA and external:
-            raise InputError("only a keyframe needs what is outside of the archive", where=str(self._root))
+            raise InputError("only a keyframe needs what is outside of the archive", where=where)
         generation = self.manifest.next_generation
         if generation > MAX_GENERATION:
-            raise InputError("the archive has used up its generations", where=str(self._root))
+            raise InputError("the archive has used up its generations", where=where)
         if parent_id is not None:
             self.reader.info(parent_id)
         self._refuse_taken(parent_id, step, branch)
@@ -240,8 +227,11 @@ class ArchiveWriter:
         archive_id = self._manifest.archive_id
         frame_id = derive_frame_id(archive_id, parent_id, step, branch, generation)
         header = FrameHeader(archive_id, frame_id, parent_id, step, kind, branch, generation, external)
+        path = frame_path(generation, step)
+        with storage_errors("the frame cannot be written", where):
+            file = _GroupedFile(self.storage, path) if self._grouped else self.storage.create(path)
         self._frame = FrameWriter(
-            self._root, header, parent, self._publish, self._release_frame, synced=not self._grouped
+            file, where, header, parent, lambda info: self._publish(file, info), self._release_frame
         )
         return self._frame
 
@@ -250,43 +240,46 @@ class ArchiveWriter:
             if (frame.parent_id, frame.step, frame.branch) == (parent_id, step, branch):
                 raise StepConflictError(
                     f"step {step} continues the same frame on branch {branch} already",
-                    where=str(self._root),
+                    where=self.storage.name,
                 )
 
     def _release_frame(self) -> None:
         self._frame = None
 
-    def _publish(self, temporary: Path, info: FrameInfo) -> None:
-        """Rename, then list; undo the rename if listing fails, so that an error means no frame."""
-        if self._grouped and info.nbytes <= SMALL_FRAME_NBYTES:
-            self._add_to_group(temporary, info)
+    def _publish(self, file: Creation, info: FrameInfo) -> None:
+        """Commit, then list; undo the commit if listing fails, so that an error means no frame."""
+        if isinstance(file, _GroupedFile) and file.held is not None:
+            self._add_to_group(bytes(file.held), info)
             return
         self.flush()
-        if self._grouped:
-            sync_path(temporary)
-        manifest, path = self._manifest.with_frame(info), self._root / info.path
-        try:
-            temporary.replace(path)
-            sync_path(path.parent)
+        manifest = self._manifest.with_frame(info)
+        with self._undone(manifest, info.path):
+            file.commit()
+            self.storage.sync(FRAME_FOLDER)
             self._write_manifest(manifest)
-        except BaseException:
-            self._undo(manifest, path)
-            raise
         self.reader.refresh()
         self.gather()
 
-    def _undo(self, manifest: Manifest, path: Path) -> None:
+    @contextlib.contextmanager
+    def _undone(self, manifest: Manifest, path: str) -> Iterator[None]:
         """After an error, delete the file that a manifest lists, unless the manifest is there."""
-        with contextlib.suppress(OSError, InshrinkError):
+        try:
+            yield
+        except FileExistsError as error:
+            raise ConflictError(
+                "another writer has written this frame",
+                where=f"{self.storage.name}, {path}",
+                remedy="what it wrote stays; open the archive again",
+            ) from error
+        except BaseException:
             if self._manifest is not manifest:
-                path.unlink(missing_ok=True)
-                sync_path(path.parent)
-            self.reader.refresh()
+                discard(self.storage, [path])
+            with contextlib.suppress(OSError, InshrinkError):
+                self.reader.refresh()
+            raise
 
-    def _add_to_group(self, temporary: Path, info: FrameInfo) -> None:
+    def _add_to_group(self, content: bytes, info: FrameInfo) -> None:
         """Hold a frame in memory, where this writer's reader finds it, until its group is written."""
-        content = temporary.read_bytes()
-        temporary.unlink()
         if sum(frame.nbytes for frame in self._group) + info.nbytes > MAX_SEGMENT_NBYTES:
             self.flush()
         self._group.append(info)
@@ -305,19 +298,23 @@ class ArchiveWriter:
         """
         if not self._group:
             return
-        group, number = tuple(self._group), self._group[-1].generation
-        contents = [self._held[frame.path] for frame in group]
-        moved = placed(group, number)
-        manifest, path = self.manifest.with_places(moved), self._root / moved[0].path
+        contents = [self._held[frame.path] for frame in self._group]
+        lying = placed(self._group, self._group[-1].generation)
+        manifest = self.manifest.with_places(lying)
         try:
-            with storage_errors("the frames cannot be committed", self._root):
-                write_together(self._root, group, contents, number)
+            with (
+                storage_errors("the frames cannot be committed", self.storage.name),
+                self._undone(manifest, lying[0].path),
+            ):
+                write_together(self.storage, lying, contents)
+                self.storage.sync(FRAME_FOLDER)
                 self._write_manifest(manifest)
         except BaseException as error:
             # After an interruption, closing tries again.
             if isinstance(error, Exception) or self._manifest is manifest:
                 self._leave_group()
-            self._undo(manifest, path)
+                with contextlib.suppress(OSError, InshrinkError):
+                    self.reader.refresh()
             raise
         self._leave_group()
         self.reader.refresh()
@@ -333,7 +330,7 @@ class ArchiveWriter:
         small = small_files(self._manifest)
         if len(small) > MAX_SMALL_FILES:
             with contextlib.suppress(OSError, InshrinkError):
-                self._replace_files(gathered(self._root, self._manifest, small))
+                self._replace_files(gathered(self.storage, self._manifest, small))
             self.reader.refresh()
 
     def _replace_files(self, manifest: Manifest) -> None:
@@ -352,24 +349,35 @@ class ArchiveWriter:
         """Delete the files of some frames, where the manifest lists no frame in them."""
         listed = {frame.path for frame in self._manifest.frames}
         for path in {frame.path for frame in frames} - listed:
-            (self._root / path).unlink(missing_ok=True)
-        sync_path(self._root / FRAME_FOLDER)
-
-    def _stands(self, manifest: Manifest) -> bool:
-        """After an interruption only the disk knows whether the manifest was replaced."""
-        try:
-            return read_regular(self._root / MANIFEST_NAME) == manifest.pack()
-        except OSError:
-            return True  # a frame too many does no harm, a listed frame without its file would
+            self.storage.delete(path)
+        self.storage.sync(FRAME_FOLDER)
 
     def _write_manifest(self, manifest: Manifest) -> None:
+        content = manifest.pack()
         try:
-            write_durably(self._root / MANIFEST_NAME, manifest.pack())
+            if self._doubted:
+                self._tag, self._doubted = _tag_of_manifest(self.storage), False
+            self._tag = self.storage.replace(MANIFEST_NAME, content, self._tag)
+        except ConflictError:
+            raise
         except BaseException:
-            if self._stands(manifest):
+            if self._stands(content):
                 self._manifest = manifest
             raise
         self._manifest = manifest
+
+    def _stands(self, content: bytes) -> bool:
+        """After an interruption only the storage knows whether the manifest was replaced."""
+        try:
+            found, tag = self.storage.load(MANIFEST_NAME)
+        except FileNotFoundError:
+            return False
+        except (OSError, InshrinkError):
+            self._doubted = True
+            return True  # a frame too many does no harm, a listed frame without its file would
+        if found == content:
+            self._tag = tag
+        return found == content
 
     @property
     def manifest(self) -> Manifest:
@@ -397,7 +405,7 @@ class ArchiveWriter:
         StorageError
             The system refused. `manifest` then tells whether it did so before or after the switch.
         """
-        with storage_errors(what, self._root):
+        with storage_errors(what, self.storage.name):
             self._write_manifest(manifest)
 
     def bury(self, frames: Iterable[FrameInfo]) -> None:
@@ -406,7 +414,7 @@ class ArchiveWriter:
         Tombstones come first: whatever happens after them, the frames stay removed.
         """
         gone = tuple(frames)
-        with storage_errors("the frames cannot be removed", self._root):
+        with storage_errors("the frames cannot be removed", self.storage.name):
             self.flush()
             manifest = self._manifest.without_frames(frozenset(frame.generation for frame in gone))
             try:
@@ -431,16 +439,16 @@ class ArchiveWriter:
         """
         left = {frame.path for frame in gone if frame.offset is not None}
         files = [[frame for frame in manifest.frames if frame.path == path] for path in sorted(left)]
-        return gathered(self._root, manifest, files)
+        return gathered(self.storage, manifest, files)
 
     def relist(self) -> None:
         """Write the manifest anew from what the frame files say."""
-        with storage_errors("the manifest cannot be rebuilt", self._root):
+        with storage_errors("the manifest cannot be rebuilt", self.storage.name):
             self.flush()
-            catalog = load_catalog(LocalStorage(self._root))
+            catalog = load_catalog(self.storage)
             manifest = replace(catalog.manifest, frames=(), next_generation=catalog.next_generation)
             for frame in sorted(catalog.by_id.values(), key=lambda frame: frame.generation):
-                info, _ = scan_frame(FrameFile.of(LocalStorage(self._root), frame))
+                info, _ = scan_frame(FrameFile.of(self.storage, frame))
                 manifest = manifest.with_frame(self._digested(info))
             self._write_manifest(manifest)
         self.reader.refresh()
@@ -467,6 +475,36 @@ class ArchiveWriter:
         self.close()
 
 
+class _GroupedFile(Creation):
+    """A frame's bytes: in memory, as long as they are few enough for a group."""
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        self._storage, self._path = storage, path
+        self._file: Creation | None = None
+        self.held: bytearray | None = bytearray()
+
+    def write(self, content: bytes | bytearray | memoryview) -> None:
+        """Append bytes."""
+        if self.held is not None and len(self.held) + len(content) > SMALL_FRAME_NBYTES:
+            self._file, held = self._storage.create(self._path), self.held
+            self.held = None
+            self._file.write(held)
+        if self._file is not None:
+            self._file.write(content)
+        elif self.held is not None:
+            self.held += content
+
+    def commit(self) -> None:
+        """Commit what is too large for a group."""
+        if self._file is not None:
+            self._file.commit()
+
+    def abort(self) -> None:
+        """Leave nothing of it."""
+        if self._file is not None:
+            self._file.abort()
+
+
 class _GroupReader(ArchiveReader):
     """A reader that sees the frames of a group, too."""
 
@@ -481,12 +519,47 @@ class _GroupReader(ArchiveReader):
             self.see(info)
 
 
-def _checked_place(step: Any, branch: Any, kind: Any, root: Path) -> tuple[int, int, FrameKind]:
+def _checked_place(step: Any, branch: Any, kind: Any, where: str) -> tuple[int, int, FrameKind]:
     """Accept numpy's integers too, which msgpack would not."""
     try:
         step, branch, kind = operator.index(step), operator.index(branch), FrameKind(kind)
     except (TypeError, ValueError) as error:
-        raise InputError(f"a frame cannot be described so: {error}", where=str(root)) from error
+        raise InputError(f"a frame cannot be described so: {error}", where=where) from error
     if not (0 <= step <= MAX_STEP and 0 <= branch <= MAX_BRANCH):
-        raise InputError(f"step {step} or branch {branch} is out of range", where=str(root))
+        raise InputError(f"step {step} or branch {branch} is out of range", where=where)
     return step, branch, kind
+
+
+def _writable(path: str | os.PathLike[str], *, create: bool) -> tuple[Storage, bool]:
+    """Return the storage of an archive that is to be written, and whether it is yet to be made."""
+    where, storage, found = os.fspath(path), storage_at(path), None
+    if not storage.writable:
+        storage.refuse()
+    found = found_at(path)
+    if found is not None and not isinstance(found, Storage):
+        if is_packed(found):
+            raise InputError(
+                "a packed archive is read only",
+                where=where,
+                remedy="make a folder of it: inshrink export PACKED --unpack FOLDER",
+            )
+    elif found is not None and is_archive_storage(found):
+        return found, False
+    if not create:
+        what = "there is no such archive" if found is None else "this is not an Inshrink archive"
+        raise NotFoundError(what, where=where, remedy="`inshrink compress RUN -o ARCHIVE` makes one of a run")
+    if isinstance(found, Storage):
+        found = None if set(found.list("")) <= {LOCK_NAME, FRAME_FOLDER} else found
+    if found is not None:
+        raise ExistsError(
+            "it exists and is not an Inshrink archive", where=where, remedy="choose another name"
+        )
+    return storage, True
+
+
+def _tag_of_manifest(storage: Storage) -> Tag | None:
+    """Return the tag of the manifest; None where there is none."""
+    try:
+        return storage.load(MANIFEST_NAME)[1]
+    except (FileNotFoundError, NotRegularError):
+        return None

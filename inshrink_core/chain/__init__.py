@@ -1,8 +1,9 @@
 """Frames in order: append, decode, measure, verify; owns the reference between frames."""
 
 from inshrink_core.chain.append import Appended, ChainWriter
-from inshrink_core.chain.archive import Archive
-from inshrink_core.chain.base import BaseFinder, BaseLike, BaseModel, BaseRecord, open_base
+from inshrink_core.chain.archive import Archive, open_base
+from inshrink_core.chain.attachments import content_digest, stored_view, tensor_digest, view_of
+from inshrink_core.chain.base import BaseFinder, BaseLike, BaseModel, BaseRecord
 from inshrink_core.chain.budget import Budget, changed_nbytes
 from inshrink_core.chain.config import (
     OPTIMIZER_CHOICES,
@@ -13,12 +14,18 @@ from inshrink_core.chain.config import (
     optimizer_of,
     parse_overrides,
 )
-from inshrink_core.chain.encoder import FrameEncoder, PreparedFrame, Standing
+from inshrink_core.chain.encoder import ChainState, FrameEncoder, PreparedFrame
 from inshrink_core.chain.gain import StepGain, TensorGain, pool, step_gain
-from inshrink_core.chain.meta import QUALITY, TAKEN, DamagedOriginal, OriginalChecks, original_checks
+from inshrink_core.chain.meta import QUALITY, WRITTEN
 from inshrink_core.chain.needs import StepNeeds, sequential_within, step_needs
-from inshrink_core.chain.parts import content_digest, stored_view, tensor_digest, view_of
-from inshrink_core.chain.report import ChainFrame, ChainReport, chain_report
+from inshrink_core.chain.report import (
+    ChainFrame,
+    ChainReport,
+    DamagedOriginal,
+    OriginalChecks,
+    chain_report,
+    original_checks,
+)
 from inshrink_core.chain.sizes import (
     ArchiveSize,
     Exactness,
@@ -32,7 +39,7 @@ from inshrink_core.chain.sizes import (
 __all__ = [
     "OPTIMIZER_CHOICES",
     "QUALITY",
-    "TAKEN",
+    "WRITTEN",
     "Appended",
     "Archive",
     "ArchiveSize",
@@ -44,6 +51,7 @@ __all__ = [
     "ChainConfig",
     "ChainFrame",
     "ChainReport",
+    "ChainState",
     "ChainWriter",
     "DamagedOriginal",
     "Exactness",
@@ -52,7 +60,6 @@ __all__ = [
     "OriginalChecks",
     "Override",
     "PreparedFrame",
-    "Standing",
     "StepGain",
     "StepNeeds",
     "TensorGain",

@@ -5,29 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inshrink_core.archive import ArchiveWriter
-from inshrink_core.chain.archive import Archive
+from inshrink_core.chain.archive import Archive, open_base_at
+from inshrink_core.chain.attachments import (
+    LAYOUT_KEY,
+    add_attachments,
+    attachments_of,
+    content_digest,
+    stored_view,
+)
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, require_base_codec
 from inshrink_core.chain.budget import Budget, unchanged_keys
 from inshrink_core.chain.config import ChainConfig
-from inshrink_core.chain.encoder import (
-    FrameEncoder,
-    FramePlan,
-    PreparedFrame,
-    Standing,
-    TensorResult,
-)
-from inshrink_core.chain.meta import ORIGINALS, QUALITY, TAKEN
-from inshrink_core.chain.needs import pack_attributes
-from inshrink_core.chain.parts import (
-    LAYOUT_KEY,
-    add_parts,
-    content_digest,
-    parts_of,
-    stored_view,
-)
+from inshrink_core.chain.encoder import ChainState, FrameEncoder, FramePlan, PreparedFrame, TensorResult
+from inshrink_core.chain.meta import ORIGINALS, QUALITY, WRITTEN, pack_attributes
 from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
@@ -38,9 +31,9 @@ from inshrink_core.frame import FrameInfo, FrameKind
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Appended", "ChainWriter", "TensorDone"]
+__all__ = ["WORTHWHILE", "Appended", "ChainWriter", "TensorDone"]
 
-_WORTHWHILE = 0.99
+WORTHWHILE: Final = 0.99
 """A delta that saves less than a hundredth is not worth its dependence on the frames before."""
 
 TensorDone = Callable[[TensorSpec], None]
@@ -60,11 +53,11 @@ class Appended(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """What is to be written: a checkpoint, as much of it as is stored, its parts, and what is said of it."""
+    """A checkpoint that is to be written, as much of it as is stored, attachments, and what is said of it."""
 
     whole: Checkpoint
     stored: Checkpoint
-    parts: dict[str, bytes]
+    attachments: dict[str, bytes]
     said: Mapping[str, Any]
     prepared: PreparedFrame | None
 
@@ -91,11 +84,11 @@ class ChainWriter:
     Raises
     ------
     ConfigError
-        The codec cannot encode against a base model.
+        The codec cannot encode relative to a base model.
 
     Attributes
     ----------
-    foreseen
+    initial_memory
         What an archive's first frame is planned with (`FrameEncoder.look_ahead`); None for nothing.
     unchanged
         Tensors that the next frame leaves as they are, by key, if it is a delta frame; a keyframe holds all.
@@ -122,17 +115,17 @@ class ChainWriter:
             require_base_codec(config.config)
         self.writer, self.base = writer, base
         self.config = config
-        self.foreseen: Any = None
+        self.initial_memory: Any = None
         self.unchanged: frozenset[str] = frozenset()
         self.parent = parent if parent is not None else writer.reader.head
         if branch is None:
             continues = self.parent is None or self.parent == writer.reader.listed_head
             branch = (self.parent.branch if self.parent else 0) if continues else writer.reader.next_branch
         self.branch = branch
-        # Of the parent, as are the parts: what is recalled from the archive is recalled from there.
+        # Of the parent, as are the attachments: what is recalled from the archive is recalled from there.
         self._references: dict[str, TensorReference] | None = None
-        self._parts: dict[str, bytes] | None = None
-        self.archive = Archive(writer.reader, bases=BaseFinder(writer.reader.path, base))
+        self._attachments: dict[str, bytes] | None = None
+        self.archive = Archive(writer.reader, bases=BaseFinder(writer.reader.path, base, open_base_at))
         self._meta: Mapping[str, Any] = self.archive.frame(self.parent).meta if self.parent else {}
         self._start = _Start(self.archive, restored if restored is not None else self._restored_before())
         self._since_keyframe: int | None = None
@@ -150,29 +143,29 @@ class ChainWriter:
         self._load_parent()
         return self.parent is None or (self._since_keyframe or 0) + 1 >= self.config.keyframe_every
 
-    def standing(self, *, keyframe: bool, specs: Iterable[TensorSpec] = ()) -> Standing:
-        """Return what the next frame is encoded against.
+    def state(self, *, keyframe: bool, specs: Iterable[TensorSpec] = ()) -> ChainState:
+        """Return what the next frame is encoded relative to.
 
-        Of a keyframe nothing, but what is remembered, and for the first one the base model's values of
-        some tensors.
+        For a keyframe that is nothing but what is remembered, and for the first one the values that the
+        base model has for some tensors.
         """
         self._load_parent()
         if keyframe:
-            return self._standing(self._based(specs))
-        return self._standing(dict(self._references or {}), self.unchanged)
+            return self._state(self._based(specs))
+        return self._state(dict(self._references or {}), self.unchanged)
 
     def _based(self, specs: Iterable[TensorSpec]) -> dict[str, BaseReference]:
         """Return the base model's values for a keyframe: the archive's first is encoded relative to them."""
         return {} if self.base is None or self.parent is not None else self.base.references(specs)
 
-    def _standing(
+    def _state(
         self, references: Mapping[str, TensorReference], unchanged: frozenset[str] = frozenset()
-    ) -> Standing:
+    ) -> ChainState:
         start = self._start.frame
-        memory = self.foreseen
+        memory = self.initial_memory
         if self.parent is not None:
             memory = self._meta.get("memory") if self._meta.get("codec") == self.config.codec else None
-        return Standing(
+        return ChainState(
             references=references,
             memory=memory,
             restored=self._start.value,
@@ -183,7 +176,7 @@ class ChainWriter:
         )
 
     def keep_within(self, checkpoint: Checkpoint, budget: Budget) -> None:
-        """Choose what the next frame leaves unchanged, so that it keeps a budget if it is a delta frame."""
+        """Choose what the next frame leaves unchanged, so that a delta frame stays within a budget."""
         self._load_parent()
         if self.parent is not None:
             stored = stored_view(checkpoint, self.config.optimizer)
@@ -208,7 +201,7 @@ class ChainWriter:
         done
             Called after each tensor.
         keyframe
-            Whether the frame stands alone; by default as the notes say. The first always does.
+            Whether the frame is a keyframe; by default as the notes say. The first always does.
         quality
             What the frame says of what a restore of it costs, and how that is known (`QUALITY`).
         prepared
@@ -221,10 +214,10 @@ class ChainWriter:
         """
         stored = stored_view(checkpoint, self.config.optimizer)
         said = {} if quality is None else {QUALITY: dict(quality)}
-        wanted = _Wanted(checkpoint, stored, dict(parts_of(stored)), said, prepared)
+        wanted = _Wanted(checkpoint, stored, dict(attachments_of(stored)), said, prepared)
         if not (self.keyframe_is_due if keyframe is None or self.parent is None else keyframe):
             self._load_parent()
-            worthwhile = int(_WORTHWHILE * self._keyframe_rate * stored.raw_bytes())
+            worthwhile = int(WORTHWHILE * self._keyframe_rate * stored.raw_bytes())
             limit = math.inf if keyframe is False else worthwhile
             appended = self._write(wanted, FrameKind.DELTA, limit, done)
             if appended is not None:
@@ -239,7 +232,7 @@ class ChainWriter:
         """Get the parent's state from the archive, where this writer did not write the parent itself."""
         if self._references is not None:
             return
-        self._references, self._parts = {}, {}
+        self._references, self._attachments = {}, {}
         if self.parent is None:
             return
         archive = self.archive
@@ -256,7 +249,7 @@ class ChainWriter:
             else:
                 _, self._references[spec.key] = archive.decode(self.parent, spec.key)
         for key in (LAYOUT_KEY, *(file.path for file in checkpoint.files)):
-            self._parts[key] = archive.part(self.parent, key)
+            self._attachments[key] = archive.attachment(self.parent, key)
 
     def _recalled(self, spec: TensorSpec, origin: Origin | None) -> RecalledReference:
         """Return the state of a tensor stored losslessly, without the tensor.
@@ -275,7 +268,7 @@ class ChainWriter:
         self, wanted: _Wanted, kind: FrameKind, limit: float, done: TensorDone | None
     ) -> Appended | None:
         """Write one frame; gives it up, leaving nothing, where its tensors reach `limit` bytes."""
-        whole, stored, parts, said, _ = wanted
+        whole, stored, attachments, said, _ = wanted
         delta = kind is FrameKind.DELTA
         references: dict[str, TensorReference] = {}
         digests: dict[str, bytes] = {}
@@ -288,8 +281,8 @@ class ChainWriter:
         ) as frame:
             states = self._handed_over()
             unchanged = self.unchanged if delta else frozenset()
-            standing = self._standing(states if delta else based, unchanged)
-            plan, ready = self._planned(wanted, standing)
+            state = self._state(states if delta else based, unchanged)
+            plan, ready = self._planned(wanted, state)
             for result in plan.encode(stored.specs, ready):
                 block = result.block
                 frame.add(
@@ -305,16 +298,16 @@ class ChainWriter:
                     return None
                 if done is not None:
                     done(result.spec)
-            add_parts(frame, parts, self._parts if delta else None)
-            meta = self.config.record() | {"content": content_digest(stored, digests, parts), **said}
+            add_attachments(frame, attachments, self._attachments if delta else None)
+            meta = self.config.record() | {"content": content_digest(stored, digests, attachments), **said}
             if isinstance(whole.source, FileSource):
                 meta[ORIGINALS] = whole.source.vouched(whole.files)
             if plan.memory is not None:
                 meta["memory"] = plan.memory
             if self.parent is not None and unchanged:
-                before, at = self._meta.get(TAKEN, {}), self.parent.step
+                before, at = self._meta.get(WRITTEN, {}), self.parent.step
                 names = dict.fromkeys(spec.parameter for spec in stored.specs if spec.key in unchanged)
-                meta[TAKEN] = {name: before.get(name, at) for name in names}
+                meta[WRITTEN] = {name: before.get(name, at) for name in names}
             if self._start.frame is not None:
                 meta["restored"] = self._start.frame.frame_id
             if self.base is not None and based:
@@ -325,23 +318,23 @@ class ChainWriter:
         else:
             self._since_keyframe = 0
             self._keyframe_rate = _rate_of(nbytes, stored.raw_bytes(), based=bool(based))
-        self.parent, self._meta, self._references, self._parts = info, meta, references, parts
+        self.parent, self._meta, self._references, self._attachments = info, meta, references, attachments
         self.unchanged = frozenset()
         return Appended(info, squared_error, squared_norm, bool(ready))
 
-    def _planned(self, wanted: _Wanted, standing: Standing) -> tuple[FramePlan, Mapping[str, TensorResult]]:
+    def _planned(self, wanted: _Wanted, state: ChainState) -> tuple[FramePlan, Mapping[str, TensorResult]]:
         """Return the frame's plan, and what is encoded by it already."""
         encoder, prepared, specs = FrameEncoder(self.config), wanted.prepared, wanted.stored.specs
         if (
             prepared is not None
-            and prepared.holds(self.config, wanted.whole, standing)
+            and prepared.holds(self.config, wanted.whole, state)
             and prepared.plan.members == encoder.members(specs)
         ):
             return prepared.plan, prepared.results
-        return encoder.plan(wanted.whole, standing, specs), {}
+        return encoder.plan(wanted.whole, state, specs), {}
 
     def _handed_over(self) -> dict[str, TensorReference]:
-        """Return the states that a delta frame is encoded against, and keep nothing of them.
+        """Return the states that a delta frame is encoded relative to, and hold nothing of them.
 
         One set of states is held so, not two; until the frame is committed there is no state to go back to
         but the archive's.

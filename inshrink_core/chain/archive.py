@@ -1,47 +1,49 @@
-"""The archive as a user sees it: steps that decode to checkpoints, lazily."""
+"""The archive as a user sees it: steps that decode to checkpoints, lazily; opening runs, archives, bases."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from inshrink_core.archive import ArchiveReader, FrameReader
+from inshrink_core.archive import ArchiveReader, FrameReader, is_archive
 from inshrink_core.archive.layout import damaged
-from inshrink_core.chain.base import BASE, BaseFinder, BaseRecord, open_base
-from inshrink_core.chain.meta import check_meta
-from inshrink_core.chain.needs import decoding_nbytes, spec_of
-from inshrink_core.chain.parts import (
+from inshrink_core.chain.attachments import (
     LAYOUT_KEY,
     LAYOUT_MEMORY,
     MAX_LAYOUT_NBYTES,
     RENAMED,
-    decode_part,
-    part_nbytes,
+    attachment_nbytes,
+    decode_attachment,
     unpack_layout,
 )
+from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, BaseRecord
+from inshrink_core.chain.meta import check_meta, decoding_nbytes, spec_of
 from inshrink_core.checkpoint import (
+    DTYPE_SIZES,
     Checkpoint,
     FileLayout,
+    TensorRole,
+    TensorsInMemory,
     TensorSpec,
 )
 from inshrink_core.codec import codec_for_block
-from inshrink_core.errors import DamagedError, MissingFrameError, NotFoundError
+from inshrink_core.errors import DamagedError, InputError, MissingFrameError, NotFoundError
 from inshrink_core.execution import Limits, resolve_device
+from inshrink_core.formats import Run, open_run
 from inshrink_core.frame import Block, BlockEntry, FrameInfo, FrameKind
 
 if TYPE_CHECKING:
-    import os
-
     from torch import Tensor
 
     from inshrink_core.chain.base import BaseLike
     from inshrink_core.codec import TensorReference
 
-__all__ = ["Archive"]
+__all__ = ["Archive", "open_any", "open_base", "open_base_at"]
 
 _Read = TypeVar("_Read")
 
@@ -77,7 +79,7 @@ class Archive(Mapping[int, Checkpoint]):
         decodes every frame once. Costs the memory of one decoded checkpoint.
     limits
         What decoding may take; by default the memory that is available. Checked before anything is
-        allocated, for every tensor and part, whoever asks.
+        allocated, for every tensor and attachment, whoever asks.
     device
         Where tensors are decoded: ``cpu``, ``cuda``, or ``auto``, which is CUDA where there is one. Values
         that are read come in host memory, and their bits do not depend on it.
@@ -106,12 +108,12 @@ class Archive(Mapping[int, Checkpoint]):
     ) -> None:
         self.reader = reader
         self.device = resolve_device(device)
-        self.bases = BaseFinder(reader.path) if bases is None else bases
+        self.bases = BaseFinder(reader.path, open_at=open_base_at) if bases is None else bases
         self.limits = Limits() if limits is None else limits
         self.path = Path(reader.path)
         self._states: dict[str, _State] | None = {} if keep_state else None
         self._keeps_values = keep_state
-        self._parts: dict[tuple[bytes, str], bytes] = {}
+        self._attachments: dict[tuple[bytes, str], bytes] = {}
         self._frames: OrderedDict[tuple[bytes, int, str], FrameReader] = OrderedDict()
         self._records: dict[tuple[bytes, int], BaseRecord] = {}
         self._lock = threading.Lock()
@@ -136,7 +138,7 @@ class Archive(Mapping[int, Checkpoint]):
             There is no archive, or it cannot be read.
         """
         reader = ArchiveReader.open(path)
-        return cls(reader, bases=BaseFinder(reader.path, None if base is None else open_base(base)))
+        return cls(reader) if base is None else cls(reader, bases=BaseFinder(reader.path, open_base(base)))
 
     def sequential(self, *, values: bool = True) -> Archive:
         """Return a view for reading the steps in order: each frame is decoded once.
@@ -245,7 +247,7 @@ class Archive(Mapping[int, Checkpoint]):
         frame, where = self.reader.frame(info.frame_id), self.where(info)
         meta = frame.meta
         check_meta(meta, where)
-        # One that was re-keyed stands alone; the key stays, since later frames refer to its meta.
+        # One that was re-keyed needs no base; the key remains, since later frames refer to its meta.
         if BASE in meta and meta.get("rekeyed") != info.frame_id:
             if frame.info.kind is not FrameKind.KEYFRAME:
                 raise damaged("a delta frame names a base model", where)
@@ -269,7 +271,7 @@ class Archive(Mapping[int, Checkpoint]):
         known = self._described.get(frame.info)
         if known is not None:
             return replace(known, source=_FrameSource(self, info))
-        specs = tuple(spec_of(entry, self.where(info)) for entry in frame.entries if not entry.part)
+        specs = tuple(spec_of(entry, self.where(info)) for entry in frame.entries if not entry.attachment)
         files, aliases = self._layout(info, tuple(spec.key for spec in specs))
         described = Checkpoint(
             step=info.step,
@@ -402,74 +404,74 @@ class Archive(Mapping[int, Checkpoint]):
                 error.what, where=where, expected=error.expected, found=error.found, remedy=error.remedy
             ) from error
 
-    def part(self, info: FrameInfo, key: str, sizes: range | None = None) -> bytes:
-        """Return one part of a frame (`inshrink_core.chain.parts`).
+    def attachment(self, info: FrameInfo, key: str, sizes: range | None = None) -> bytes:
+        """Return one attachment of a frame (`inshrink_core.chain.attachments`).
 
         Parameters
         ----------
         info, key
-            The frame, and the part's key.
+            The frame, and the attachment's key.
         sizes
             The lengths it may have; checked before it is decoded.
 
         Raises
         ------
         DamagedError
-            The part is missing or does not decode.
+            The attachment is missing or does not decode.
         """
-        content = self._steadily(lambda now: self._part(now, key, sizes), info)
+        content = self._steadily(lambda now: self._attachment(now, key, sizes), info)
         if sizes is not None:
             self._check_size(len(content), sizes, f"{self.where(info)}, '{key}'")
         return content
 
     def _check_size(self, nbytes: int, sizes: range, where: str) -> None:
-        """Refuse a part whose length does not fit the layout."""
+        """Refuse an attachment whose length does not fit the layout."""
         if nbytes not in sizes:
             raise DamagedError(
-                "a part has the wrong length",
+                "an attachment has the wrong length",
                 where=where,
                 expected=f"at least {sizes.start} bytes",
                 found=f"{nbytes}",
             )
 
-    def _part(self, info: FrameInfo, key: str, sizes: range | None) -> bytes:
-        links, content = self._part_links(info, key)
+    def _attachment(self, info: FrameInfo, key: str, sizes: range | None) -> bytes:
+        links, content = self._attachment_links(info, key)
         for link, entry in reversed(links):
             where = f"{self.where(link)}, '{entry.key}'"
             self._require(entry.nbytes, "reading it", where)
             payload = self.frame(link).read(entry)
-            nbytes = part_nbytes(entry.codec, payload, content)
+            nbytes = attachment_nbytes(entry.codec, payload, content)
             if sizes is not None and link.frame_id == info.frame_id:
                 self._check_size(nbytes, sizes, where)
             self._require(nbytes + len(payload) + len(content or b""), "decoding it", where)
-            content = decode_part(entry.codec, payload, content, where)
+            content = decode_attachment(entry.codec, payload, content, where)
         if content is None:
-            raise DamagedError(f"the frame holds no part '{key}'", where=self.where(info))
+            raise DamagedError(f"the frame holds no attachment '{key}'", where=self.where(info))
         with self._lock:
             used = {(link.frame_id, entry.key) for link, entry in links}
-            kept = {k: v for k, v in self._parts.items() if k[1] != key and k not in used}
+            kept = {k: v for k, v in self._attachments.items() if k[1] != key and k not in used}
             kept[info.frame_id, key] = content
-            self._held += sum(map(len, kept.values())) - sum(map(len, self._parts.values()))
-            self._parts = kept
+            self._held += sum(map(len, kept.values())) - sum(map(len, self._attachments.values()))
+            self._attachments = kept
         return content
 
-    def _part_links(
+    def _attachment_links(
         self, info: FrameInfo, key: str
     ) -> tuple[list[tuple[FrameInfo, BlockEntry]], bytes | None]:
-        """Return the blocks that a part is decoded from, last first, and what is known before the first."""
+        """Return the blocks that an attachment is decoded from, last first, and what is known before them."""
         links: list[tuple[FrameInfo, BlockEntry]] = []
         for link in reversed(self.reader.chain(info.frame_id)):
             if links and links[-1][1].codec == RENAMED:
-                place = _parts_of(self.frame(links[-1][0])).index(links[-1][1])
-                there = _parts_of(self.frame(link))
+                place = _attachments_of(self.frame(links[-1][0])).index(links[-1][1])
+                there = _attachments_of(self.frame(link))
                 if place >= len(there):
                     break
                 key = there[place].key
-            known = self._parts.get((link.frame_id, key))
+            known = self._attachments.get((link.frame_id, key))
             if known is not None:
                 return links, known
             try:
-                links.append((link, self.frame(link).entry(key, part=True)))
+                links.append((link, self.frame(link).entry(key, attachment=True)))
             except NotFoundError:
                 break
         return links, None
@@ -478,14 +480,14 @@ class Archive(Mapping[int, Checkpoint]):
         self, info: FrameInfo, keys: tuple[str, ...]
     ) -> tuple[tuple[FileLayout, ...], dict[str, str]]:
         """Read how the files of a step are put together."""
-        content, where = self.part(info, LAYOUT_KEY), self.where(info)
+        content, where = self.attachment(info, LAYOUT_KEY), self.where(info)
         if len(content) <= MAX_LAYOUT_NBYTES:
             self._require(LAYOUT_MEMORY * len(content), "reading the layout of its files", where)
         return unpack_layout(content, keys, where)
 
 
-def _parts_of(frame: FrameReader) -> list[BlockEntry]:
-    return [entry for entry in frame.entries if entry.part]
+def _attachments_of(frame: FrameReader) -> list[BlockEntry]:
+    return [entry for entry in frame.entries if entry.attachment]
 
 
 class _Unread:
@@ -516,4 +518,120 @@ class _FrameSource:
     def skeleton(self, layout: FileLayout) -> bytes:
         """Return the bytes of a file outside its tensors, as `TensorSource` orders them."""
         between = layout.nbytes - sum(region.nbytes for region in layout.regions)
-        return self.archive.part(self.info, layout.path, range(between, layout.nbytes + 1))
+        return self.archive.attachment(self.info, layout.path, range(between, layout.nbytes + 1))
+
+
+def open_any(path: str | os.PathLike[str], *, base: BaseLike | None = None, **options: Any) -> Run | Archive:
+    """Open a run or an archive, whichever lies at the path; reads headers only.
+
+    Parameters
+    ----------
+    path
+        A run directory, glob or checkpoint file; or a directory ``NAME.inshrink``.
+    base
+        Of an archive, the base model that its first frame is encoded relative to (`Archive.open`).
+    **options
+        Of a run, as for `inshrink_core.formats.open_run`: `step_pattern`, `follow_links`, `allow_damaged`,
+        `within`.
+
+    Raises
+    ------
+    NotFoundError
+        There is neither.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> 400 in run.steps
+    True
+    """
+    return Archive.open(path, base=base) if is_archive(path) else open_run(path, **options)
+
+
+def open_base(base: BaseLike) -> BaseModel:
+    """Open a base model; reads headers only.
+
+    Parameters
+    ----------
+    base
+        A checkpoint file or directory, ``ARCHIVE@STEP`` or ``RUN@STEP`` (of an archive by default its last
+        step), a `Checkpoint`, or a state dict, which is copied.
+
+    Raises
+    ------
+    NotFoundError
+        There is nothing to read.
+    InputError
+        It is a run of several checkpoints, or a step that needs a base model itself.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> open_base(run.path_of(400))
+    BaseModel('step_000400.pt', 62 tensors)
+    """
+    if isinstance(base, BaseModel):
+        return base
+    if isinstance(base, Checkpoint):
+        return BaseModel(base, Path(base.origin).name or f"step {base.step}")
+    if isinstance(base, Mapping):
+        if any(isinstance(value, Checkpoint) for value in base.values()):
+            raise InputError("a base model is one checkpoint, and this is a run", remedy="give run[STEP]")
+        return BaseModel(_in_memory(base), "a state dict")
+    text = os.fspath(base)
+    head, sign, tail = text.rpartition("@")
+    if sign and head and tail.isascii() and tail.isdigit() and not os.path.lexists(text):
+        return open_base_at(Path(head), int(tail))
+    return open_base_at(Path(text), None)
+
+
+def open_base_at(path: Path, step: int | None) -> BaseModel:
+    """Open one checkpoint of what lies at a path."""
+    if is_archive(path):
+        return _open_archived(path, step)
+    run = open_run(path)
+    if step is None:
+        if len(run.steps) > 1:
+            raise InputError(
+                f"this holds {len(run.steps)} checkpoints, and a base model is one",
+                where=str(path),
+                remedy=f"say which: {path}@{run.steps[-1]}, or its file",
+            )
+        return BaseModel(run[run.steps[0]], path.name, path)
+    return BaseModel(run[step], f"{path.name}@{step}", path, step)
+
+
+def _open_archived(path: Path, step: int | None) -> BaseModel:
+    """Open a step of an archive, which must stand alone: else a base model would need another."""
+    reader = ArchiveReader.open(path)
+    archive = Archive(reader, bases=BaseFinder(reader.path))
+    info = archive.last if step is None else reader.find(step)
+    if archive.base_of(reader.chain(info.frame_id)[0]) is not None:
+        raise InputError(
+            f"step {info.step} needs a base model itself",
+            where=str(path),
+            remedy=f"make the archive independent first: inshrink prune {path} --stand-alone --apply",
+        )
+    return BaseModel(archive.checkpoint(info), f"{path.name}@{info.step}", path, info.step)
+
+
+def _in_memory(state: Mapping[str, Any]) -> Checkpoint:
+    """Return a copy of a state dict as a checkpoint: training may go on with the tensors themselves."""
+    import torch
+
+    tensors = {
+        name: value.detach().to("cpu", copy=True).contiguous()
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor) and _dtype(value) in DTYPE_SIZES
+    }
+    specs = tuple(
+        TensorSpec(name=name, role=TensorRole.WEIGHT, dtype=_dtype(value), shape=tuple(value.shape))
+        for name, value in tensors.items()
+    )
+    return Checkpoint(step=0, specs=specs, source=TensorsInMemory(tensors), origin="a state dict")
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

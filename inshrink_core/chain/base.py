@@ -16,28 +16,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from inshrink_core.archive import is_archive
 from inshrink_core.archive.layout import damaged
 from inshrink_core.archive.storage import was_url
-from inshrink_core.chain.parts import tensor_digest
+from inshrink_core.chain.attachments import tensor_digest
 from inshrink_core.checkpoint import (
-    DTYPE_SIZES,
     MODEL_ROLES,
     Checkpoint,
-    TensorRole,
-    TensorsInMemory,
     TensorSpec,
 )
 from inshrink_core.codec import AnyCodec, BaseReference, codec_names, get_codec
 from inshrink_core.errors import (
     BaseModelError,
     ConfigError,
-    InputError,
     InshrinkError,
     TooLargeError,
     named,
 )
-from inshrink_core.formats import open_run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +45,6 @@ __all__ = [
     "BaseModel",
     "BaseRecord",
     "is_base_record",
-    "open_base",
     "require_base_codec",
 ]
 
@@ -68,7 +61,7 @@ _ADAPTERS: Final = ("lora_", "adapter", "ia3_", "prompt_encoder")
 """What the names of tensors hold that are trained beside a model, not of it."""
 
 BaseLike: TypeAlias = "BaseModel | Checkpoint | Mapping[str, Tensor] | str | os.PathLike[str]"
-"""What a base model may be given as (`open_base`)."""
+"""What a base model may be given as (`inshrink_core.chain.open_base`)."""
 
 
 def is_base_record(value: Any) -> bool:
@@ -122,7 +115,7 @@ class BaseRecord:
         DamagedError
             It does not fit the blocks.
         """
-        rows = [entry for entry in entries if not entry.part]
+        rows = [entry for entry in entries if not entry.attachment]
         digests: bytes = value["tensors"]
         if len(digests) != _SHORT * len(rows):
             raise damaged("the frame's meta 'base' does not fit its tensors", where)
@@ -152,7 +145,7 @@ class BaseRecord:
 
 
 class BaseModel:
-    """A base model that is there; made by `open_base`.
+    """A base model that is there; made by `inshrink_core.chain.open_base`.
 
     Parameters
     ----------
@@ -322,6 +315,10 @@ def _wrong(record: BaseRecord, where: str, found: str) -> BaseModelError:
     )
 
 
+OpenBase: TypeAlias = Callable[[Path, int | None], BaseModel]
+"""Opens one checkpoint of what is at a path, by default its only or last one."""
+
+
 class BaseFinder:
     """Gives the tensors of base models to whoever decodes: the one place that looks for them.
 
@@ -330,9 +327,10 @@ class BaseFinder:
     archive
         Path of the archive, or its URL.
     given
-        The base model, where the user gave one; else what the archive says of where it lay is tried.
-    follow
-        Whether that is tried at all: not for an archive that is a base model itself.
+        The base model, where the user gave one.
+    open_at
+        Opens a step of what is at a path: without `given`, what the archive says of where its base model was
+        is tried. None where nothing is to be tried, as for an archive that is a base model itself.
 
     Attributes
     ----------
@@ -340,10 +338,10 @@ class BaseFinder:
         Whether a real path may be tried; by default any may.
     """
 
-    def __init__(self, archive: str, given: BaseModel | None = None, *, follow: bool = True) -> None:
+    def __init__(self, archive: str, given: BaseModel | None = None, open_at: OpenBase | None = None) -> None:
         self.given = given
         self.allows: Callable[[Path], bool] = lambda real: True
-        self._archive, self._follow = archive, follow
+        self._archive, self._open_at = archive, open_at
         self._tried: dict[tuple[str | None, int | None], BaseModel | str] = {}
         self._lock = threading.Lock()
 
@@ -379,7 +377,7 @@ class BaseFinder:
             return self._tried[place]
 
     def _opened(self, record: BaseRecord) -> BaseModel | str:
-        if not self._follow:
+        if self._open_at is None:
             return "an archive that needs a base model as a base model"
         if record.path is None or was_url(Path(self._archive)):
             return "none"
@@ -389,100 +387,9 @@ class BaseFinder:
                 return f"'{record.path}', outside of the directories that may be opened"
             if not (path.is_file() or path.is_dir()):
                 return f"nothing at '{record.path}'"
-            return _open_at(path, record.step)
+            return self._open_at(path, record.step)
         except (InshrinkError, OSError, ValueError) as error:
             return f"'{record.path}' cannot be opened: {error}"
-
-
-def open_base(base: BaseLike) -> BaseModel:
-    """Open a base model; reads headers only.
-
-    Parameters
-    ----------
-    base
-        A checkpoint file or directory, ``ARCHIVE@STEP`` or ``RUN@STEP`` (of an archive by default its last
-        step), a `Checkpoint`, or a state dict, which is copied.
-
-    Raises
-    ------
-    NotFoundError
-        There is nothing to read.
-    InputError
-        It is a run of several checkpoints, or a step that needs a base model itself.
-
-    Examples
-    --------
-    >>> import inshrink_core
-    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    >>> open_base(run.path_of(400))
-    BaseModel('step_000400.pt', 62 tensors)
-    """
-    if isinstance(base, BaseModel):
-        return base
-    if isinstance(base, Checkpoint):
-        return BaseModel(base, Path(base.origin).name or f"step {base.step}")
-    if isinstance(base, Mapping):
-        if any(isinstance(value, Checkpoint) for value in base.values()):
-            raise InputError("a base model is one checkpoint, and this is a run", remedy="give run[STEP]")
-        return BaseModel(_in_memory(base), "a state dict")
-    text = os.fspath(base)
-    head, sign, tail = text.rpartition("@")
-    if sign and head and tail.isascii() and tail.isdigit() and not os.path.lexists(text):
-        return _open_at(Path(head), int(tail))
-    return _open_at(Path(text), None)
-
-
-def _open_at(path: Path, step: int | None) -> BaseModel:
-    """Open one checkpoint of what lies at a path."""
-    if is_archive(path):
-        return _open_archived(path, step)
-    run = open_run(path)
-    if step is None:
-        if len(run.steps) > 1:
-            raise InputError(
-                f"this holds {len(run.steps)} checkpoints, and a base model is one",
-                where=str(path),
-                remedy=f"say which: {path}@{run.steps[-1]}, or its file",
-            )
-        return BaseModel(run[run.steps[0]], path.name, path)
-    return BaseModel(run[step], f"{path.name}@{step}", path, step)
-
-
-def _open_archived(path: Path, step: int | None) -> BaseModel:
-    """Open a step of an archive, which must stand alone: else a base model would need another."""
-    from inshrink_core.archive import ArchiveReader
-    from inshrink_core.chain.archive import Archive  # it decodes with what this module finds
-
-    reader = ArchiveReader.open(path)
-    archive = Archive(reader, bases=BaseFinder(reader.path, follow=False))
-    info = archive.last if step is None else reader.find(step)
-    if archive.base_of(reader.chain(info.frame_id)[0]) is not None:
-        raise InputError(
-            f"step {info.step} needs a base model itself",
-            where=str(path),
-            remedy=f"make the archive independent first: inshrink prune {path} --stand-alone --apply",
-        )
-    return BaseModel(archive.checkpoint(info), f"{path.name}@{info.step}", path, info.step)
-
-
-def _in_memory(state: Mapping[str, Any]) -> Checkpoint:
-    """Return a copy of a state dict as a checkpoint: training may go on with the tensors themselves."""
-    import torch
-
-    tensors = {
-        name: value.detach().to("cpu", copy=True).contiguous()
-        for name, value in state.items()
-        if isinstance(value, torch.Tensor) and _dtype(value) in DTYPE_SIZES
-    }
-    specs = tuple(
-        TensorSpec(name=name, role=TensorRole.WEIGHT, dtype=_dtype(value), shape=tuple(value.shape))
-        for name, value in tensors.items()
-    )
-    return Checkpoint(step=0, specs=specs, source=TensorsInMemory(tensors), origin="a state dict")
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def require_base_codec(codec: AnyCodec) -> None:

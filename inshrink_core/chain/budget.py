@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.encoder import squared_error
-from inshrink_core.chain.meta import TAKEN
+from inshrink_core.chain.meta import WRITTEN
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
 from inshrink_core.codec import TensorReference
 from inshrink_core.errors import InputError
@@ -78,13 +78,13 @@ def unchanged_keys(
     ----------
     Qiao et al., "Fault Tolerance in Iterative-Convergent Machine Learning" (SCAR), ICML 2019, section 4.
     """
-    before, taken = archive.checkpoint(parent), archive.frame(parent).meta.get(TAKEN, {})
+    before, written = archive.checkpoint(parent), archive.frame(parent).meta.get(WRITTEN, {})
     steps = sorted(info.step for info in archive.reader.history(parent.frame_id))
     nbytes = changed_nbytes(archive, parent)
     groups = _named(checkpoint.specs)
     left, waiting = budget.nbytes, {}
     for name, specs in groups.items():
-        age = 1 + len(steps) - bisect_right(steps, taken.get(name, parent.step))
+        age = 1 + len(steps) - bisect_right(steps, written.get(name, parent.step))
         known = name in nbytes and all(spec.key in references and _is_same(spec, before) for spec in specs)
         if known and age < budget.max_age:
             moved = sum(_squared_distance(checkpoint, spec, references[spec.key]) for spec in specs)
@@ -112,7 +112,7 @@ def changed_nbytes(archive: Archive, last: FrameInfo) -> dict[str, int]:
     alone: dict[str, int] = {}
     for info in reversed(archive.reader.history(last.frame_id)):
         frame = archive.frame(info)
-        fresh = wanted - found.keys() - frame.meta.get(TAKEN, {}).keys()
+        fresh = wanted - found.keys() - frame.meta.get(WRITTEN, {}).keys()
         for name, specs in _named(archive.checkpoint(info).specs).items():
             nbytes = sum(frame.entry(spec.key).nbytes for spec in specs)
             if name in fresh and info.kind is FrameKind.DELTA:

@@ -16,7 +16,7 @@ __all__ = [
     "OPTIMIZER_CHOICES",
     "ChainConfig",
     "Override",
-    "Party",
+    "RoleCodec",
     "default_optimizer",
     "is_exact",
     "optimizer_of",
@@ -31,9 +31,6 @@ _MOMENTS: Mapping[str, str] = {"compressed": "fidelity", "compact": "ratio"}
 """Preset of the moments codec by how the user asked for optimizer state."""
 
 OPTIMIZER_CHOICES = ("exact", *_MOMENTS, "drop")
-
-_RECORDED: Mapping[str, str] = {"exact": "lossless", "compressed": "lattice", "compact": "lattice-ratio"}
-"""How frames say it: in the words of 0.1.0."""
 
 _DEFAULT_OPTIMIZER = "compressed"
 """Where weights are stored with an error: the one place that says it, behind `default_optimizer`."""
@@ -64,14 +61,13 @@ def optimizer_of(meta: Mapping[str, Any]) -> str:
 
     Examples
     --------
-    >>> optimizer_of({"optimizer": "lattice-ratio"}), optimizer_of({})
+    >>> optimizer_of({"optimizer": "compact"}), optimizer_of({})
     ('compact', 'exact')
     """
-    recorded = str(meta.get("optimizer", _RECORDED["exact"]))
-    return {word: choice for choice, word in _RECORDED.items()}.get(recorded, recorded)
+    return str(meta.get("optimizer", "exact"))
 
 
-class Party(NamedTuple):
+class RoleCodec(NamedTuple):
     """A codec with its settings, and the roles whose tensors it encodes."""
 
     codec: AnyCodec
@@ -135,7 +131,7 @@ class ChainConfig:
         record = {
             "codec": self.codec,
             "config": self.config.settings(),
-            "optimizer": _RECORDED.get(self.optimizer, self.optimizer),
+            "optimizer": self.optimizer,
         }
         return record | ({"overrides": [one.to_json() for one in self.overrides]} if self.overrides else {})
 
@@ -156,16 +152,16 @@ class ChainConfig:
         """Return the config of one tensor that the chain's own codec takes."""
         return overridden(self.config, self.overrides, spec)
 
-    def parties(self) -> tuple[Party, ...]:
+    def role_codecs(self) -> tuple[RoleCodec, ...]:
         """Return the codecs in order of precedence: the chain's own first, lossless last."""
         roles = self.config.takes()
         if self.optimizer in _MOMENTS and self.config.covers_masters:
             roles |= {TensorRole.MASTER}
-        parties = [Party(self.config, roles)]
+        role_codecs = [RoleCodec(self.config, roles)]
         if self.optimizer in _MOMENTS:
             moments = make_codec(_MOMENTS_CODEC, {"preset": _MOMENTS[self.optimizer]})
-            parties.append(Party(moments, _MOMENT_ROLES))
-        return (*parties, Party(get_codec(FALLBACK_CODEC)(), frozenset(TensorRole)))
+            role_codecs.append(RoleCodec(moments, _MOMENT_ROLES))
+        return (*role_codecs, RoleCodec(get_codec(FALLBACK_CODEC)(), frozenset(TensorRole)))
 
 
 _SELECTORS = ("match", "layer_type")
@@ -203,7 +199,7 @@ class Override:
         return fnmatchcase(spec.name, self.match)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry as it stands in a config file."""
+        """Return the entry as a config file has it."""
         selectors: dict[str, Any] = {"match": self.match}
         if self.layer_type is not None:
             selectors["layer_type"] = self.layer_type

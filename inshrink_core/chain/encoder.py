@@ -1,4 +1,4 @@
-"""The one place where frames are made: for an archive, in memory, or as a trial that nobody keeps."""
+"""The one place where frames are made: for an archive, in memory, or as a trial that is not stored."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from inshrink_core.chain.attachments import tensor_digest
 from inshrink_core.chain.config import ChainConfig
-from inshrink_core.chain.parts import tensor_digest
 from inshrink_core.chain.recall import HELD_NBYTES, Origin
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSource, TensorSpec
-from inshrink_core.codec import AnyCodec, Encoded, FrameContext, Seen, Sight, TensorInput, TensorReference
+from inshrink_core.codec import (
+    AnyCodec,
+    Encoded,
+    FrameContext,
+    LookAheadInput,
+    LookAheadStep,
+    TensorInput,
+    TensorReference,
+)
 from inshrink_core.errors import ConfigError, InshrinkError
 from inshrink_core.execution import ordered_map, recycling
 from inshrink_core.formats.source import FileSource, peek, peek_sample
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
 
     from inshrink_core.frame import Block
 
-__all__ = ["FrameEncoder", "FramePlan", "PreparedFrame", "Standing", "TensorResult", "squared_error"]
+__all__ = ["ChainState", "FrameEncoder", "FramePlan", "PreparedFrame", "TensorResult", "squared_error"]
 
 _OF_MODEL = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
 _WITH_COMPANIONS = _OF_MODEL | {TensorRole.EXP_AVG}
@@ -35,16 +43,16 @@ def _never_restored(spec: TensorSpec) -> Tensor | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Where a chain stands: what its next frame is encoded against.
+class ChainState:
+    """The state of a chain: what its next frame is encoded relative to.
 
     Parameters
     ----------
     references
         States after the frame before, by key; none for a keyframe. Not to be changed.
     memory
-        What the codec remembers of the frames before (`Codec.remember`), or foresees before the first one
-        (`FrameEncoder.look_ahead`).
+        What the codec remembers of the frames before (`Codec.remember`); for the first one, what it found by
+        looking ahead (`FrameEncoder.look_ahead`).
     restored
         Values that training last continued from after a restore, None where it did not.
     after_restore
@@ -59,8 +67,8 @@ class Standing:
     after_restore: bool = False
     unchanged: frozenset[str] = frozenset()
 
-    def is_like(self, other: Standing) -> bool:
-        """Whether a frame is encoded against the very same states and memory."""
+    def is_like(self, other: ChainState) -> bool:
+        """Whether a frame is encoded relative to the very same states and memory."""
         one, two = self.references, other.references
         return (
             (self.memory, self.restored, self.after_restore, self.unchanged)
@@ -120,21 +128,21 @@ class PreparedFrame:
 
     Parameters
     ----------
-    chain, checkpoint, standing, plan
-        What it was made with, of and against, and its plan.
+    chain, checkpoint, state, plan
+        How, of what and relative to what it was made, and its plan.
     results
         What is encoded already, by key.
     """
 
     chain: ChainConfig
     checkpoint: Checkpoint
-    standing: Standing
+    state: ChainState
     plan: FramePlan
     results: Mapping[str, TensorResult]
 
-    def holds(self, chain: ChainConfig, checkpoint: Checkpoint, standing: Standing) -> bool:
+    def holds(self, chain: ChainConfig, checkpoint: Checkpoint, state: ChainState) -> bool:
         """Whether these are the bytes of a checkpoint's frame."""
-        return chain == self.chain and checkpoint is self.checkpoint and self.standing.is_like(standing)
+        return chain == self.chain and checkpoint is self.checkpoint and self.state.is_like(state)
 
 
 class FrameEncoder:
@@ -148,10 +156,10 @@ class FrameEncoder:
 
     def __init__(self, chain: ChainConfig) -> None:
         self._chain = chain
-        self._parties = chain.parties()
+        self._role_codecs = chain.role_codecs()
 
     def encode(
-        self, checkpoint: Checkpoint, standing: Standing, specs: Sequence[TensorSpec] | None = None
+        self, checkpoint: Checkpoint, state: ChainState, specs: Sequence[TensorSpec] | None = None
     ) -> tuple[Any, Iterator[TensorResult]]:
         """Observe tensors, plan their frame (`plan`), then encode tensor by tensor.
 
@@ -163,22 +171,22 @@ class FrameEncoder:
             One by one, in the order of the specs.
         """
         specs = checkpoint.specs if specs is None else specs
-        plan = self.plan(checkpoint, standing, specs)
+        plan = self.plan(checkpoint, state, specs)
         return plan.memory, plan.encode(specs)
 
     def members(self, specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
         """Return the tensors that the chain's own codec takes, which its plan is made for."""
         return tuple(spec for spec in specs if self._place(spec) == 0)
 
-    def plan(self, checkpoint: Checkpoint, standing: Standing, specs: Sequence[TensorSpec]) -> FramePlan:
+    def plan(self, checkpoint: Checkpoint, state: ChainState, specs: Sequence[TensorSpec]) -> FramePlan:
         """Observe tensors and plan their frame.
 
         Parameters
         ----------
         checkpoint
-            The whole checkpoint: what is not encoded may still tell how sensitive a weight is.
-        standing
-            What the frame is encoded against. It is not held: a caller that holds no state either frees
+            The whole checkpoint: what is not encoded may still show how sensitive a weight is.
+        state
+            What the frame is encoded relative to. It is not held: a caller that holds no state either frees
             each one when its successor is made.
         specs
             Which tensors the frame holds. Each is read once or twice.
@@ -188,21 +196,21 @@ class FrameEncoder:
         ConfigError
             An override matches no tensor of the checkpoint.
         """
-        chain, parties, old = self._chain, self._parties, dict(standing.references)
-        own, lossless = parties[0], parties[-1]
+        chain, role_codecs, old = self._chain, self._role_codecs, dict(state.references)
+        own, lossless = role_codecs[0], role_codecs[-1]
         members = self.members(specs)
         config_of = self._configs(checkpoint, members)
-        wanted = [party.codec.companions() for party in parties]
+        wanted = [one.codec.companions() for one in role_codecs]
         wanted[0] = wanted[0].union(*(codec.companions() for codec in config_of.values()))
-        looked_at = [party.codec.encoding_companions() for party in parties]
+        looked_at = [one.codec.encoding_companions() for one in role_codecs]
         looked_at[0] = looked_at[0].union(*(codec.encoding_companions() for codec in config_of.values()))
         # Optimizer state is coded in host memory, whatever the device of the chain's own codec.
-        devices = [chain.device, *("cpu" for _ in parties[1:])]
-        restored, unchanged = standing.restored, standing.unchanged
+        devices = [chain.device, *("cpu" for _ in role_codecs[1:])]
+        restored, unchanged = state.restored, state.unchanged
         context = FrameContext(
             learning_rates=_rates(checkpoint),
-            memory=standing.memory,
-            after_restore=standing.after_restore,
+            memory=state.memory,
+            after_restore=state.after_restore,
             reaches=_reaches(checkpoint),
         )
 
@@ -227,11 +235,11 @@ class FrameEncoder:
             if width is not None and (spec.role is TensorRole.MASTER or spec.name not in spacings):
                 spacings[spec.name] = width
         beside = replace(context, spacings=spacings)
-        plans += [party.codec.plan([], [], beside) for party in parties[1:]]
+        plans += [one.codec.plan([], [], beside) for one in role_codecs[1:]]
 
         def encode(spec: TensorSpec) -> TensorResult:
             place = self._place(spec)
-            codec = parties[place].codec if place else config_of[spec.key]
+            codec = role_codecs[place].codec if place else config_of[spec.key]
             if spec.key in unchanged:
                 return _left(checkpoint, spec, codec.unchanged(spec, old.pop(spec.key)))
             item = _item(checkpoint, looked_at[place], devices[place], spec)
@@ -266,33 +274,33 @@ class FrameEncoder:
         Returns
         -------
         memory
-            For the `Standing` of the first frame; None where the codec does not look ahead.
+            For the `ChainState` of the first frame; None where the codec does not look ahead.
 
         Notes
         -----
-        Reads each tensor once a sight, without a look at checksums: nothing of it is kept. A step that
-        cannot be read is passed over, for that is told when its turn comes. Holds what the codec holds, and
-        two tensors a thread.
+        Reads each tensor once a step, without checking checksums: nothing of it is stored. A step that
+        cannot be read is passed over, which is reported when its turn comes. Holds what the codec makes
+        of each tensor, and two tensors a thread.
         """
-        codec = self._parties[0].codec
-        there: list[tuple[Sight, Checkpoint]] = []
-        for sight in codec.sights(len(steps)):
+        codec = self._role_codecs[0].codec
+        there: list[tuple[LookAheadStep, Checkpoint]] = []
+        for one in codec.look_ahead_steps(len(steps)):
             with contextlib.suppress(InshrinkError, OSError):
-                there.append((sight, read(steps[sight.place])))
+                there.append((one, read(steps[one.place])))
         if not there:
             return None
 
-        def course(spec: TensorSpec) -> Any:
-            return codec.look_ahead(spec, _seen(spec, there, codec))
+        def look(spec: TensorSpec) -> Any:
+            return codec.look_ahead(spec, _look_ahead_inputs(spec, there, codec))
 
         chosen = [spec for spec in there[0][1].specs if keys is None or spec.key in keys]
         members = [spec for spec in chosen if self._place(spec) == 0]
-        told = list(ordered_map(course, members, threads=self._chain.threads, weight=_weight))
-        return codec.foresee(members, told, [_rates(checkpoint) for _, checkpoint in there])
+        statistics = list(ordered_map(look, members, threads=self._chain.threads, weight=_weight))
+        return codec.initial_memory(members, statistics, [_rates(checkpoint) for _, checkpoint in there])
 
     def _place(self, spec: TensorSpec) -> int:
-        """Return which of the parties takes a tensor."""
-        return next(i for i, party in enumerate(self._parties) if spec.role in party.roles)
+        """Return which of the codecs takes a tensor."""
+        return next(i for i, one in enumerate(self._role_codecs) if spec.role in one.roles)
 
     def _configs(self, checkpoint: Checkpoint, members: Sequence[TensorSpec]) -> dict[str, AnyCodec]:
         """Return the config of each tensor, the same object for those that share one.
@@ -341,18 +349,20 @@ def _reaches(checkpoint: Checkpoint) -> dict[str, float]:
     return found
 
 
-def _seen(spec: TensorSpec, there: Sequence[tuple[Sight, Checkpoint]], codec: AnyCodec) -> Iterator[Seen]:
-    """Read a tensor at one sight after the other, where it is the same tensor."""
+def _look_ahead_inputs(
+    spec: TensorSpec, there: Sequence[tuple[LookAheadStep, Checkpoint]], codec: AnyCodec
+) -> Iterator[LookAheadInput]:
+    """Read a tensor at one look after the other, where it is the same tensor."""
     companions, sampled = codec.companions(), codec.looks_at_sample(spec)
-    for sight, checkpoint in there:
+    for look, checkpoint in there:
         if spec.key not in checkpoint or checkpoint.spec(spec.key) != spec:
             continue
         try:
-            told = companions if sight.companions else frozenset()
-            item = _glimpse(checkpoint, told, "cpu", spec, sampled)
+            statistics = companions if look.companions else frozenset()
+            item = _glimpse(checkpoint, statistics, "cpu", spec, sampled)
         except (InshrinkError, OSError):
             continue
-        yield Seen(sight.place, item)
+        yield LookAheadInput(look.place, item)
 
 
 def _weight(spec: TensorSpec) -> int:
@@ -368,14 +378,14 @@ def _is_lasting(checkpoint: Checkpoint, spec: TensorSpec) -> bool:
 def _glimpse(
     checkpoint: Checkpoint, companions: frozenset[TensorRole], device: str, spec: TensorSpec, sampled: bool
 ) -> TensorInput:
-    """Read a tensor that is looked at and not kept, or its sample, and its companions."""
+    """Read a tensor that is only looked at, or its sample, and its companions."""
     look = peek_sample if sampled else peek
     item = _item(checkpoint, companions, device, spec, read=look, look=look)
     return replace(item, sampled=sampled)
 
 
 def _read(source: TensorSource, spec: TensorSpec) -> Tensor:
-    """Read a tensor that is kept: it must match its checksum."""
+    """Read a tensor that is stored: it must match its checksum."""
     return source.read(spec)
 
 
@@ -422,9 +432,9 @@ def squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, fl
 
     if not tensor.is_floating_point():
         return 0.0, 0.0
-    told = reference.distance(tensor)
-    if told is not None:
-        return told.error, told.norm
+    statistics = reference.distance(tensor)
+    if statistics is not None:
+        return statistics.error, statistics.norm
     squared_error = squared_norm = 0.0
     now, decoded = tensor.detach().resolve_neg().reshape(-1), reference.decoded().reshape(-1)
     for start in range(0, now.numel(), SLICE):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from inshrink_core.chain.config import ChainConfig
-from inshrink_core.chain.encoder import FrameEncoder, Standing
+from inshrink_core.chain.encoder import ChainState, FrameEncoder
 from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorRole, TensorSpec
 from inshrink_core.codec import TensorReference
 from inshrink_core.formats.source import peek
@@ -107,7 +107,7 @@ def pool(tensors: Iterable[TensorGain]) -> TensorGain:
     )
 
 
-def step_gain(chain: ChainConfig, before: Checkpoint, after: Checkpoint, standing: Standing) -> StepGain:
+def step_gain(chain: ChainConfig, before: Checkpoint, after: Checkpoint, state: ChainState) -> StepGain:
     """Return gain and noise of a step, had training been restored at the step before.
 
     Parameters
@@ -116,7 +116,7 @@ def step_gain(chain: ChainConfig, before: Checkpoint, after: Checkpoint, standin
         How the step is encoded.
     before, after
         The original checkpoints of the previous step and of this one.
-    standing
+    state
         What this step is encoded against; that it follows a restore is added here.
 
     Notes
@@ -125,11 +125,11 @@ def step_gain(chain: ChainConfig, before: Checkpoint, after: Checkpoint, standin
     the stored dtype, as training would store them. Two passes, as encoding a frame is; memory of a few
     copies of the largest tensor. Values that are not finite count for nothing.
     """
-    states = standing.references
+    states = state.references
     specs = [spec for spec in after.specs if spec.key in states and _moves(spec, before)]
     moving = {spec.key: states[spec.key] for spec in specs}
     pretended = replace(after, source=_Pretended(before, after, moving))
-    restored = replace(standing, restored=lambda spec: states[spec.key].decoded(), after_restore=True)
+    restored = replace(state, restored=lambda spec: states[spec.key].decoded(), after_restore=True)
     _, results = FrameEncoder(chain).encode(pretended, restored, specs)
     rows = []
     for result in results:

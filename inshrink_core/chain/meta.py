@@ -1,28 +1,27 @@
-"""What a frame says of itself beside its blocks: checked once, where the frame is opened."""
+"""What a frame says of itself and of each tensor beside the blocks: checked once, when it is opened."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from inshrink_core.archive.layout import damaged
+from inshrink_core.archive.layout import damaged, newer
 from inshrink_core.chain.base import BASE, is_base_record
-from inshrink_core.errors import clipped
-from inshrink_core.report import Report
-
-if TYPE_CHECKING:
-    from inshrink_core.chain.archive import Archive
-    from inshrink_core.frame import FrameInfo
+from inshrink_core.checkpoint import DTYPE_SIZES, MODEL_ROLES, LayerType, TensorRole, TensorSpec
+from inshrink_core.codec import decoding_memory
+from inshrink_core.errors import DamagedError
+from inshrink_core.frame import BlockEntry
 
 __all__ = [
     "ORIGINALS",
     "QUALITY",
-    "TAKEN",
-    "DamagedOriginal",
-    "OriginalChecks",
+    "WRITTEN",
     "check_meta",
-    "original_checks",
+    "decoding_nbytes",
+    "pack_attributes",
+    "spec_of",
 ]
 
 
@@ -33,10 +32,8 @@ QUALITY: Final = "quality"
 """Key of meta: what a restore of the frame costs by some figures, how that is known (``measured``,
 ``predicted`` or ``exact``), and what was promised."""
 
-TAKEN: Final = "taken"
-"""Key of meta: the step that a tensor is of, by its name, where that is before the frame's own."""
-
-_MOST_SHOWN: Final = 3
+WRITTEN: Final = "written"
+"""Key of meta: by a tensor's name, the step it was last written at, where that is before the frame's own."""
 
 
 def _is_id(value: Any) -> bool:
@@ -63,7 +60,7 @@ _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "optimizer": lambda value: isinstance(value, str),
     "content": _is_id,
     QUALITY: lambda value: _is_quality(value),
-    TAKEN: lambda value: isinstance(value, dict) and all(type(step) is int for step in value.values()),
+    WRITTEN: lambda value: isinstance(value, dict) and all(type(step) is int for step in value.values()),
     "restored": _is_id,
     "rekeyed": _is_id,
     BASE: is_base_record,
@@ -85,109 +82,64 @@ def check_meta(meta: Mapping[str, Any], where: str) -> None:
             raise damaged(f"the frame's meta '{key}' is malformed", where, found=repr(meta[key])[:80])
 
 
-class DamagedOriginal(NamedTuple):
-    """Bytes of a step that differed from their checksum when they were archived, by the user's leave.
+_MAX_DIMENSIONS = 64
+_MAX_TENSOR_NBYTES = (1 << 63) - 1
+"""What PyTorch can count."""
 
-    `entry` is the entry of the zip, ``""`` for the whole file.
+
+_N_ATTRIBUTES = 5
+"""Of a tensor that is whole; a cell of one has another, which is reserved."""
+
+
+def pack_attributes(spec: TensorSpec) -> tuple[Any, ...]:
+    """Return what a tensor's block entry carries of its spec: role, dtype, shape, exact, layer type."""
+    layer = spec.layer.value if spec.layer else None
+    return (spec.role.value, spec.dtype, list(spec.shape), spec.exact, layer)
+
+
+def spec_of(entry: BlockEntry, where: str = "") -> TensorSpec:
+    """Return the spec of a tensor's block.
+
+    Raises
+    ------
+    DamagedError
+        The attributes are not those of a tensor.
+    IncompatibleError
+        The block is a cell of a tensor.
     """
-
-    step: int
-    file: str
-    entry: str
-    offset: int
-    nbytes: int
-
-    def __str__(self) -> str:
-        held = f" entry '{clipped(self.entry)}'" if self.entry else ""
-        return f"step {self.step}: '{clipped(self.file)}'{held}, {self.nbytes} bytes at offset {self.offset}"
+    if len(entry.attributes) > _N_ATTRIBUTES:
+        found = f"a cell of tensor '{entry.key}', which other blocks complete"
+        raise newer(where, "blocks of whole tensors", found)
+    try:
+        return _spec_of(entry.key, entry.attributes)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DamagedError(f"the entry of tensor '{entry.key}' is damaged ({error})", where=where) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OriginalChecks(Report):
-    """What vouched for the originals of some steps.
-
-    Parameters
-    ----------
-    checked
-        Steps of whose files all that hold tensors had checksums, and these matched.
-    unchecked
-        Steps with a file that has none.
-    unknown
-        Steps of which nothing was recorded: archived from memory, or before this was recorded.
-    kinds
-        The kinds of the files without checksums: ``safetensors``, ``torch``.
-    damaged
-        What did not match and was stored all the same.
-    """
-
-    checked: tuple[int, ...] = ()
-    unchecked: tuple[int, ...] = ()
-    unknown: tuple[int, ...] = ()
-    kinds: tuple[str, ...] = ()
-    damaged: tuple[DamagedOriginal, ...] = ()
-
-    DOCUMENT: ClassVar = "text checked unchecked unknown damaged"
-
-    @property
-    def text(self) -> str:
-        """One line for a reader."""
-        parts = []
-        if self.damaged:
-            shown = "; ".join(str(one) for one in self.damaged[:_MOST_SHOWN])
-            more = len(self.damaged) - _MOST_SHOWN
-            parts.append(f"DAMAGED at {shown}" + (f" and {more:,} more" if more > 0 else ""))
-        if self.unchecked:
-            why = {"safetensors": "safetensors has none", "torch": "torch.save was told to leave them out"}
-            reasons = ", ".join(why.get(kind, clipped(kind)) for kind in self.kinds)
-            of = "" if not (self.checked or self.unknown) else f" at {len(self.unchecked)} steps"
-            parts.append(f"unchecked{of} ({reasons})")
-        if self.unknown:
-            of = "" if not (self.checked or self.unchecked) else f" at {len(self.unknown)} steps"
-            parts.append(f"not recorded{of}")
-        return "; ".join(parts) or "checked"
-
-
-def original_checks(archive: Archive, frames: Iterable[FrameInfo] | None = None) -> OriginalChecks:
-    """Return what is recorded of the originals of some frames, by default of every frame.
-
-    Notes
-    -----
-    Reads the index of every frame.
-    """
-    checked, unchecked, unknown, kinds = [], [], [], set[str]()
-    damaged: list[DamagedOriginal] = []
-    for info in archive.reader.frames if frames is None else frames:
-        record = archive.frame(info).meta.get(ORIGINALS)
-        if not isinstance(record, Mapping):
-            unknown.append(info.step)
-            continue
-        without = record.get("unchecked")
-        without = [kind for kind in without if isinstance(kind, str)] if isinstance(without, list) else []
-        kinds.update(without)
-        rows = _damaged(info.step, record.get("damaged"))
-        damaged += rows
-        if without:
-            unchecked.append(info.step)
-        elif not rows:
-            checked.append(info.step)
-    return OriginalChecks(
-        checked=tuple(checked),
-        unchecked=tuple(unchecked),
-        unknown=tuple(unknown),
-        kinds=tuple(sorted(kinds)),
-        damaged=tuple(damaged),
+@functools.lru_cache(maxsize=1 << 15)
+def _spec_of(key: str, attributes: tuple[Any, ...]) -> TensorSpec:
+    """Read attributes once for all the frames that have them."""
+    role_value, dtype, shape, exact, layer = attributes
+    role = TensorRole(role_value)
+    spec = TensorSpec(
+        name=key if role in MODEL_ROLES else key.removesuffix(f"@{role.value}"),
+        role=role,
+        dtype=dtype,
+        shape=tuple(shape),
+        exact=bool(exact),
+        layer=LayerType(layer) if layer else None,
     )
+    if not (
+        dtype in DTYPE_SIZES
+        and spec.key == key
+        and len(shape) <= _MAX_DIMENSIONS
+        and all(type(n) is int and n >= 0 for n in shape)
+        and math.prod(max(n, 1) for n in shape) * DTYPE_SIZES[dtype] <= _MAX_TENSOR_NBYTES
+    ):
+        raise ValueError(f"{dtype} {shape} is no tensor")
+    return spec
 
 
-def _damaged(step: int, rows: object) -> list[DamagedOriginal]:
-    """Read what a frame says was damaged; what is not of the form is told as far as it goes."""
-    if rows is None:
-        return []
-    found = []
-    for row in rows if isinstance(rows, list) else [rows]:
-        match row:
-            case [str(file), str(entry), int(offset), int(nbytes)]:
-                found.append(DamagedOriginal(step, file, entry, offset, nbytes))
-            case _:
-                found.append(DamagedOriginal(step, "a file that is not named", "", 0, 0))
-    return found
+def decoding_nbytes(spec: TensorSpec, entry: BlockEntry) -> int:
+    """Return about how much memory decoding a block takes, its payload included."""
+    return entry.nbytes + decoding_memory(entry.codec) * spec.nbytes

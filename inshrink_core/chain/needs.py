@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
-from inshrink_core.chain.parts import LAYOUT_KEY, LAYOUT_MEMORY
-from inshrink_core.checkpoint import (
-    DTYPE_SIZES,
-    MODEL_ROLES,
-    Checkpoint,
-    FileLayout,
-    LayerType,
-    TensorRole,
-    TensorSpec,
-)
-from inshrink_core.codec import decoding_memory
-from inshrink_core.errors import DamagedError, TooLargeError
+from inshrink_core.chain.archive import Archive
+from inshrink_core.chain.attachments import LAYOUT_KEY, LAYOUT_MEMORY
+from inshrink_core.chain.meta import decoding_nbytes
+from inshrink_core.checkpoint import Checkpoint, FileLayout
+from inshrink_core.errors import TooLargeError
 from inshrink_core.formats.write import restorable_layout, written_nbytes
-from inshrink_core.frame import BlockEntry, FrameInfo
+from inshrink_core.frame import FrameInfo
 
-if TYPE_CHECKING:
-    from inshrink_core.chain.archive import Archive
-
-__all__ = ["StepNeeds", "decoding_nbytes", "pack_attributes", "sequential_within", "spec_of", "step_needs"]
+__all__ = ["StepNeeds", "sequential_within", "step_needs"]
 
 
 class StepNeeds(NamedTuple):
@@ -72,7 +60,7 @@ def step_needs(
     """
     if checkpoint is None:
         checkpoint = archive.checkpoint(info)
-    entries = [entry for entry in archive.frame(info).entries if not entry.part]
+    entries = [entry for entry in archive.frame(info).entries if not entry.attachment]
     skeletons = sum(_skeleton_nbytes(checkpoint, file) for file in checkpoint.files)
     regions = (region for file in checkpoint.files for region in file.regions)
     mixed = [
@@ -80,7 +68,7 @@ def step_needs(
         for r in regions
         if len(r.members) != 1 or r.members[0].stride is not None or r.members[0].box is not None
     ]
-    described = LAYOUT_MEMORY * len(archive.part(info, LAYOUT_KEY))
+    described = LAYOUT_MEMORY * len(archive.attachment(info, LAYOUT_KEY))
     written_as = layout or restorable_layout(checkpoint)
     # PyTorch's writer wants all tensors at once.
     whole = checkpoint.raw_bytes() if written_as == "torch" else 0
@@ -119,57 +107,3 @@ def sequential_within(archive: Archive, needs: Iterable[StepNeeds]) -> Archive:
         archive.limits.require_memory(most, "decoding a step", where)
         return archive
     return archive.sequential()
-
-
-_MAX_DIMENSIONS = 64
-_MAX_TENSOR_NBYTES = (1 << 63) - 1
-"""What PyTorch can count."""
-
-
-def pack_attributes(spec: TensorSpec) -> tuple[Any, ...]:
-    """Return what a tensor's block entry carries of its spec: role, dtype, shape, exact, layer type."""
-    layer = spec.layer.value if spec.layer else None
-    return (spec.role.value, spec.dtype, list(spec.shape), spec.exact, layer)
-
-
-def spec_of(entry: BlockEntry, where: str = "") -> TensorSpec:
-    """Return the spec of a tensor's block.
-
-    Raises
-    ------
-    DamagedError
-        The attributes are not those of a tensor.
-    """
-    try:
-        return _spec_of(entry.key, entry.attributes)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise DamagedError(f"the entry of tensor '{entry.key}' is damaged ({error})", where=where) from error
-
-
-@functools.lru_cache(maxsize=1 << 15)
-def _spec_of(key: str, attributes: tuple[Any, ...]) -> TensorSpec:
-    """Read attributes once for all the frames that have them."""
-    role_value, dtype, shape, exact, layer = attributes
-    role = TensorRole(role_value)
-    spec = TensorSpec(
-        name=key if role in MODEL_ROLES else key.removesuffix(f"@{role.value}"),
-        role=role,
-        dtype=dtype,
-        shape=tuple(shape),
-        exact=bool(exact),
-        layer=LayerType(layer) if layer else None,
-    )
-    if not (
-        dtype in DTYPE_SIZES
-        and spec.key == key
-        and len(shape) <= _MAX_DIMENSIONS
-        and all(type(n) is int and n >= 0 for n in shape)
-        and math.prod(max(n, 1) for n in shape) * DTYPE_SIZES[dtype] <= _MAX_TENSOR_NBYTES
-    ):
-        raise ValueError(f"{dtype} {shape} is no tensor")
-    return spec
-
-
-def decoding_nbytes(spec: TensorSpec, entry: BlockEntry) -> int:
-    """Return about how much memory decoding a block takes, its payload included."""
-    return entry.nbytes + decoding_memory(entry.codec) * spec.nbytes

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from inshrink_core.chain.parts import tensor_digest
+from inshrink_core.chain.attachments import tensor_digest
 from inshrink_core.checkpoint import TensorSource, TensorSpec
 from inshrink_core.codec import TensorReference
 from inshrink_core.errors import InshrinkError

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from inshrink_core.archive import FrameWriter
 from inshrink_core.chain.archive import Archive
-from inshrink_core.chain.needs import pack_attributes, spec_of
-from inshrink_core.chain.parts import add_parts, parts_of, tensor_digest
+from inshrink_core.chain.attachments import add_attachments, attachments_of, tensor_digest
+from inshrink_core.chain.meta import pack_attributes, spec_of
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.codec import TensorReference, codec_for_block
 from inshrink_core.errors import IncompatibleError
@@ -36,7 +36,13 @@ def copy_frame(archive: Archive, info: FrameInfo, target: FrameWriter) -> FrameI
     """
     frame = archive.frame(info)
     for entry in frame.entries:
-        target.add(entry.key, entry.codec, frame.read(entry), attributes=entry.attributes, part=entry.part)
+        target.add(
+            entry.key,
+            entry.codec,
+            frame.read(entry),
+            attributes=entry.attributes,
+            attachment=entry.attachment,
+        )
     return target.commit(frame.meta)
 
 
@@ -85,18 +91,20 @@ def rekey_frame(
     """
     frame = archive.frame(info)
     if view is None:
-        entries: Sequence[BlockEntry] = [entry for entry in frame.entries if not entry.part]
-        parts = {entry.key: archive.part(info, entry.key) for entry in frame.entries if entry.part}
+        entries: Sequence[BlockEntry] = [entry for entry in frame.entries if not entry.attachment]
+        attachments = {
+            entry.key: archive.attachment(info, entry.key) for entry in frame.entries if entry.attachment
+        }
     else:
         entries = [frame.entry(spec.key) for spec in view.specs]
-        parts = dict(parts_of(view))
+        attachments = dict(attachments_of(view))
     for entry in entries:
         spec = spec_of(entry, archive.where(info))
         block = _rekeyed(archive, info, spec, entry, children)
         target.add(entry.key, block.codec, block.payload, attributes=pack_attributes(spec))
         if done is not None:
             done(spec)
-    add_parts(target, parts)
+    add_attachments(target, attachments)
     return target.commit({**frame.meta, REKEYED: info.frame_id} if meta is None else meta)
 
 
@@ -125,7 +133,7 @@ def _rekeyed(
 def _child_digest(archive: Archive, child: FrameInfo, key: str, reference: TensorReference) -> bytes:
     """Return the digest of what a child's tensor decodes to upon a reference; empty if it has none."""
     frame = archive.frame(child)
-    entry = next((entry for entry in frame.entries if entry.key == key and not entry.part), None)
+    entry = next((entry for entry in frame.entries if entry.key == key and not entry.attachment), None)
     if entry is None:
         return b""
     where = archive.where(child)

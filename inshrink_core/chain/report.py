@@ -1,20 +1,31 @@
-"""An archive as a chain: every frame with its place, its size and what is wrong with it."""
+"""An archive as a chain: every frame with its place, its size, what is wrong with it, and its originals."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.config import optimizer_of
-from inshrink_core.chain.meta import original_checks
+from inshrink_core.chain.meta import ORIGINALS
 from inshrink_core.chain.sizes import ArchiveSize, FrameSize, frame_size
-from inshrink_core.errors import InshrinkError
+from inshrink_core.errors import InshrinkError, clipped
+from inshrink_core.frame import FrameInfo
+from inshrink_core.report import Report
 
-__all__ = ["ChainFrame", "ChainReport", "chain_report"]
+__all__ = [
+    "ChainFrame",
+    "ChainReport",
+    "DamagedOriginal",
+    "OriginalChecks",
+    "chain_report",
+    "original_checks",
+]
+
+_MOST_SHOWN: Final = 3
 
 
 class ChainFrame(NamedTuple):
@@ -181,3 +192,118 @@ def chain_report(archive: Archive) -> ChainReport:
         originals="" if any(frame.damage for frame in frames) else original_checks(archive).text,
         base="" if total.base is None else total.base.name,
     )
+
+
+class DamagedOriginal(NamedTuple):
+    """Bytes of a step that differed from their checksum when they were archived, by the user's leave.
+
+    `entry` is the entry of the zip, ``""`` for the whole file.
+    """
+
+    step: int
+    file: str
+    entry: str
+    offset: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        held = f" entry '{clipped(self.entry)}'" if self.entry else ""
+        return f"step {self.step}: '{clipped(self.file)}'{held}, {self.nbytes} bytes at offset {self.offset}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OriginalChecks(Report):
+    """What vouched for the originals of some steps.
+
+    Parameters
+    ----------
+    checked
+        Steps of whose files all that hold tensors had checksums, and these matched.
+    unchecked
+        Steps with a file that has none.
+    unknown
+        Steps of which nothing was recorded: they were not archived from files.
+    kinds
+        The kinds of the files without checksums: ``safetensors``, ``torch``.
+    damaged
+        What did not match and was stored all the same.
+    """
+
+    checked: tuple[int, ...] = ()
+    unchecked: tuple[int, ...] = ()
+    unknown: tuple[int, ...] = ()
+    kinds: tuple[str, ...] = ()
+    damaged: tuple[DamagedOriginal, ...] = ()
+
+    def _document(self) -> dict[str, Any]:
+        return {
+            "text": self.text,
+            "checked": self.checked,
+            "unchecked": self.unchecked,
+            "unknown": self.unknown,
+            "damaged": self.damaged,
+        }
+
+    @property
+    def text(self) -> str:
+        """One line for a reader."""
+        parts = []
+        if self.damaged:
+            shown = "; ".join(str(one) for one in self.damaged[:_MOST_SHOWN])
+            more = len(self.damaged) - _MOST_SHOWN
+            parts.append(f"DAMAGED at {shown}" + (f" and {more:,} more" if more > 0 else ""))
+        if self.unchecked:
+            why = {"safetensors": "safetensors has none", "torch": "torch.save was told to leave them out"}
+            reasons = ", ".join(why.get(kind, clipped(kind)) for kind in self.kinds)
+            of = "" if not (self.checked or self.unknown) else f" at {len(self.unchecked)} steps"
+            parts.append(f"unchecked{of} ({reasons})")
+        if self.unknown:
+            of = "" if not (self.checked or self.unchecked) else f" at {len(self.unknown)} steps"
+            parts.append(f"not recorded{of}")
+        return "; ".join(parts) or "checked"
+
+
+def original_checks(archive: Archive, frames: Iterable[FrameInfo] | None = None) -> OriginalChecks:
+    """Return what is recorded of the originals of some frames, by default of every frame.
+
+    Notes
+    -----
+    Reads the index of every frame.
+    """
+    checked, unchecked, unknown, kinds = [], [], [], set[str]()
+    damaged: list[DamagedOriginal] = []
+    for info in archive.reader.frames if frames is None else frames:
+        record = archive.frame(info).meta.get(ORIGINALS)
+        if not isinstance(record, Mapping):
+            unknown.append(info.step)
+            continue
+        without = record.get("unchecked")
+        without = [kind for kind in without if isinstance(kind, str)] if isinstance(without, list) else []
+        kinds.update(without)
+        rows = _damaged(info.step, record.get("damaged"))
+        damaged += rows
+        if without:
+            unchecked.append(info.step)
+        elif not rows:
+            checked.append(info.step)
+    return OriginalChecks(
+        checked=tuple(checked),
+        unchecked=tuple(unchecked),
+        unknown=tuple(unknown),
+        kinds=tuple(sorted(kinds)),
+        damaged=tuple(damaged),
+    )
+
+
+def _damaged(step: int, rows: object) -> list[DamagedOriginal]:
+    """Read what a frame says was damaged; what is not of the form is named as far as it goes."""
+    if rows is None:
+        return []
+    found = []
+    for row in rows if isinstance(rows, list) else [rows]:
+        match row:
+            case [str(file), str(entry), int(offset), int(nbytes)]:
+                found.append(DamagedOriginal(step, file, entry, offset, nbytes))
+            case _:
+                found.append(DamagedOriginal(step, "a file that is not named", "", 0, 0))
+    return found

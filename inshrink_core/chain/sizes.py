@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.base import BaseRecord
 from inshrink_core.chain.config import is_exact
-from inshrink_core.chain.meta import TAKEN
-from inshrink_core.chain.needs import spec_of
+from inshrink_core.chain.meta import WRITTEN, spec_of
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
 from inshrink_core.codec import FALLBACK_CODEC, get_codec
 from inshrink_core.errors import ConfigError
@@ -48,7 +47,7 @@ class FrameSize(Report):
         The frame.
     tensors
         Every tensor's block.
-    parts_nbytes
+    attachments_nbytes
         Blocks of the rest: skeletons, side files, layout.
     overhead_nbytes
         Header, index, trailer and padding. Counts wholly to the weights.
@@ -58,13 +57,19 @@ class FrameSize(Report):
 
     info: FrameInfo
     tensors: tuple[TensorSize, ...]
-    parts_nbytes: int
+    attachments_nbytes: int
     overhead_nbytes: int
     base: BaseRecord | None = None
 
-    DOCUMENT: ClassVar = (
-        "step=info.step kind=info.kind branch=info.branch bytes=info.nbytes ratio_weights ratio_total"
-    )
+    def _document(self) -> dict[str, Any]:
+        return {
+            "step": self.info.step,
+            "kind": self.info.kind,
+            "branch": self.info.branch,
+            "bytes": self.info.nbytes,
+            "ratio_weights": self.ratio_weights,
+            "ratio_total": self.ratio_total,
+        }
 
     @property
     def raw_weights(self) -> int:
@@ -175,9 +180,9 @@ def frame_size(archive: Archive, info: FrameInfo) -> FrameSize:
         tensors=tuple(
             TensorSize(spec_of(entry, where), entry.codec, entry.stored_nbytes)
             for entry in frame.entries
-            if not entry.part
+            if not entry.attachment
         ),
-        parts_nbytes=sum(entry.stored_nbytes for entry in frame.entries if entry.part),
+        attachments_nbytes=sum(entry.stored_nbytes for entry in frame.entries if entry.attachment),
         overhead_nbytes=frame.overhead_nbytes,
         base=archive.base_of(info),
     )
@@ -221,7 +226,7 @@ def exactness_of(
         frame, where = archive.frame(info), archive.where(info)
         is_kept = _rule_of(frame.meta, info)
         for entry in frame.entries:
-            if not entry.part and keys(entry.key):
+            if not entry.attachment and keys(entry.key):
                 spec = spec_of(entry, where)
                 role = spec.role.value
                 exact[role] = exact.get(role, True) and is_kept(spec, entry.codec)
@@ -240,10 +245,10 @@ def _rule_of(meta: Mapping[str, Any], info: FrameInfo) -> Callable[[TensorSpec, 
         # A codec or a setting that is not known here: then nothing tells which bits are the original's.
         return lambda spec, bitstream: False
     whole, rekeyed = is_exact(codec, settings), is_rekeyed(meta, info)
-    lossless, taken = get_codec(FALLBACK_CODEC).reads, meta.get(TAKEN, {})
+    lossless, written = get_codec(FALLBACK_CODEC).reads, meta.get(WRITTEN, {})
 
     def is_kept(spec: TensorSpec, bitstream: str) -> bool:
-        if spec.parameter in taken:
+        if spec.parameter in written:
             return False
         if bitstream not in lossless:
             return spec.role in MODEL_ROLES and whole

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import difflib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from inshrink_core import __version__
-from inshrink_core.cli.derived import run_verb
 from inshrink_core.cli.output import error_document, write_document, write_error
 from inshrink_core.errors import InputError, InshrinkError
 from inshrink_core.plugins import VERBS, plugin, plugins
@@ -67,20 +67,33 @@ def _help() -> str:
 
 
 def _summary(verb: str) -> str:
-    """Return what a verb does, without importing all of them: from the text of its module, if it is there."""
+    """Return what a verb does: from the text of its module, if that is there, and nothing is imported."""
     point = plugin(VERBS, verb)
     if point is None:
         return ""
-    with contextlib.suppress(ImportError, OSError, SyntaxError, ValueError, AttributeError):
-        spec = find_spec(point.module)
-        text = Path(str(spec and spec.origin)).read_text(encoding="utf-8")
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.ClassDef) and node.name == point.attr:
-                return (ast.get_docstring(node) or "").partition("\n")[0]
+    with contextlib.suppress(OSError, ValueError):
+        text = Path(_origin(point.module)).read_text(encoding="utf-8")
+        found = re.search(
+            rf'^class {point.attr}\b[^"]*(?:"[^"]*"[^"]*)?:\n +"""([^"\n]+)', text, re.MULTILINE
+        )
+        if found is not None:
+            return found[1]
     with contextlib.suppress(InputError):
         request = request_of(verb)
         return request.summary() if request is not None else ""
     return "Cannot be loaded."
+
+
+def _origin(module: str) -> str:
+    """Return the file of a module, whose packages are not imported either; nothing where there is none."""
+    package, *rest = module.split(".")
+    spec = find_spec(package)
+    for name in rest:
+        if spec is None:
+            return ""
+        package = f"{package}.{name}"
+        spec = PathFinder.find_spec(package, spec.submodule_search_locations)
+    return str((spec and spec.origin) or "")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,6 +133,8 @@ def _run(words: list[str]) -> int:
             sys.stdout.write(f"inshrink {__version__}\n")
         else:
             request = _known_request(words[0])
+            from inshrink_core.cli.derived import run_verb
+
             return run_verb(request, words)
     except InshrinkError as error:
         _show_traceback()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from inshrink_core.cli.output import Output, progress_in
+from inshrink_core.cli.output import present, progress_bar, progress_in, progress_table
 from inshrink_core.errors import InputError, InshrinkError
-from inshrink_core.execution import prepare_process
 from inshrink_core.request import Field, Request, fields_of
 
 if TYPE_CHECKING:
@@ -20,7 +20,67 @@ if TYPE_CHECKING:
     from cyclopts.help import ColumnSpec, DefaultFormatter, HelpEntry
     from rich.console import Console, ConsoleOptions
 
-__all__ = ["UsageError", "read_request", "run_verb"]
+    from inshrink_core.execution.progress import OnProgress, Progress
+    from inshrink_core.report import Report
+
+__all__ = ["Output", "UsageError", "read_request", "run_verb"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What is shown.
+
+    Parameters
+    ----------
+    as_json
+        Write one JSON document to stdout instead (docs/json.md).
+    quiet
+        Print nothing but errors.
+    shown_as
+        What stderr shows: a bar where that is a terminal, or one JSON object a line.
+    """
+
+    as_json: Annotated[bool, Parameter(name="--json")] = False
+    quiet: Annotated[bool, Parameter(alias="-q")] = False
+    shown_as: Annotated[str, Parameter(name="--progress", metavar="bar|jsonl", show_default=True)] = "bar"
+
+    @property
+    def hidden(self) -> bool:
+        """Whether nothing is for people."""
+        return self.as_json or self.quiet
+
+    @contextmanager
+    def progress(
+        self,
+        verb: str,
+        *,
+        in_bytes: bool = True,
+        stage: str | None = None,
+        draw: Callable[[Sequence[Any]], Any] | None = None,
+    ) -> Iterator[OnProgress | None]:
+        """Show how far a verb has come, as `inshrink_core.request.Shown` says."""
+        if draw is not None:
+            with progress_table(verb, draw, hidden=self.hidden) as shown:
+                yield shown
+            return
+        with progress_bar(verb, hidden=self.hidden, in_bytes=in_bytes) as advance:
+
+            def progress(now: Progress) -> None:
+                if advance is not None and stage in (None, now.stage):
+                    advance(now.done, now.total, now.step, now.found, now.seconds_left)
+
+            yield None if advance is None else progress
+
+    def present(self, report: Report, failure: InshrinkError | None = None) -> int:
+        """Show a report; return the exit code of its failure, 0 without one."""
+        return present(
+            report.to_json(),
+            as_json=self.as_json,
+            quiet=self.quiet,
+            text=report.show,
+            failure=failure or getattr(report, "failure", None),
+        )
+
 
 Act = Callable[[Request[Any], Output], Any]
 """What is done with a request that was read."""
@@ -118,11 +178,14 @@ def _as_asked(asked: Request[Any], _: Output) -> Request[Any]:
 
 def _perform(asked: Request[Any], out: Output) -> int:
     """Do what is asked, and show the report."""
+    asked = asked.meant()
     if not asked.REPORTS:
         asked.perform()
         return 0
     is_data = asked.shows_data(as_json=out.as_json)
     if asked.THREADED:
+        from inshrink_core.execution import prepare_process
+
         prepare_process()
     failure = None
     with progress_in(out.shown_as):

@@ -14,10 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from inshrink_core.errors import InputError, InshrinkError
 from inshrink_core.text import UNKNOWN, count, duration, printable, rate, size
@@ -27,11 +24,9 @@ if TYPE_CHECKING:
     from rich.progress import Task
 
     from inshrink_core.execution.progress import OnProgress, Progress
-    from inshrink_core.report import Report
 
 __all__ = [
     "Advance",
-    "Output",
     "as_lines",
     "error_document",
     "present",
@@ -153,7 +148,7 @@ class Advance(Protocol):
         self,
         done: int,
         total: int,
-        step: int,
+        step: int | None,
         found: Mapping[str, Any] | None = None,
         seconds_left: float | None = None,
         /,
@@ -221,7 +216,7 @@ def as_lines(verb: str, unit: str) -> Advance | None:
     def advance(
         done: int,
         total: int,
-        step: int,
+        step: int | None,
         found: Mapping[str, Any] | None = None,
         seconds_left: float | None = None,
         /,
@@ -283,7 +278,7 @@ def progress_bar(verb: str, *, hidden: bool, in_bytes: bool = True) -> Iterator[
     with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
         shown = bar.add_task(verb, total=None)
 
-        def advance(done: int, total: int, step: int, /, *_: object) -> None:
+        def advance(done: int, total: int, step: int | None, /, *_: object) -> None:
             bar.update(shown, completed=done, total=total, description=f"{verb} step {step}")
 
         yield advance
@@ -322,59 +317,3 @@ def _amounts(task: Task, in_bytes: bool) -> str:
         return f"{count(task.completed)} of {count(total)} steps · {left} left"
     speed = rate(task.speed / 1e6 if task.speed else None)
     return f"{size(task.completed)} of {size(total)} · {speed} · {left} left"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Output:
-    """What is shown.
-
-    Parameters
-    ----------
-    as_json
-        Write one JSON document to stdout instead (docs/cli.md).
-    quiet
-        Print nothing but errors.
-    shown_as
-        What stderr shows: a bar where that is a terminal, or one JSON object a line.
-    """
-
-    as_json: Annotated[bool, Parameter(name="--json")] = False
-    quiet: Annotated[bool, Parameter(alias="-q")] = False
-    shown_as: Annotated[str, Parameter(name="--progress", metavar="bar|jsonl", show_default=True)] = "bar"
-
-    @property
-    def hidden(self) -> bool:
-        """Whether nothing is for people."""
-        return self.as_json or self.quiet
-
-    @contextmanager
-    def progress(
-        self,
-        verb: str,
-        *,
-        in_bytes: bool = True,
-        stage: str | None = None,
-        draw: Callable[[Sequence[Any]], Any] | None = None,
-    ) -> Iterator[OnProgress | None]:
-        """Show how far a verb has come, as `inshrink_core.request.Shown` says."""
-        if draw is not None:
-            with progress_table(verb, draw, hidden=self.hidden) as shown:
-                yield shown
-            return
-        with progress_bar(verb, hidden=self.hidden, in_bytes=in_bytes) as advance:
-
-            def progress(now: Progress) -> None:
-                if advance is not None and stage in (None, now.stage):
-                    advance(now.done, now.total, now.step, now.found, now.seconds_left)
-
-            yield None if advance is None else progress
-
-    def present(self, report: Report, failure: InshrinkError | None = None) -> int:
-        """Show a report; return the exit code of its failure, 0 without one."""
-        return present(
-            report.to_json(),
-            as_json=self.as_json,
-            quiet=self.quiet,
-            text=report.show,
-            failure=failure or getattr(report, "failure", None),
-        )

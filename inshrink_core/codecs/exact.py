@@ -17,12 +17,12 @@ from torch import Tensor
 
 from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.codec import PROTECTED, Decoded, Encoded, Levels, TensorReference
-from inshrink_core.coding.events import read_varint, write_varint
 from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.execution import new_buffer
 from inshrink_core.frame import Block
 from inshrink_core.ops.planes import Transform, merge_planes, split_planes
+from inshrink_core.varint import read_varint, write_varint
 
 __all__ = [
     "BITSTREAM",
@@ -94,7 +94,7 @@ class LosslessReference(TensorReference):
         return self.tensor.numel() * self.tensor.element_size()
 
     def levels(self) -> Levels:
-        """Return that every value is kept."""
+        """Return that every value is exact."""
         return Levels("exact", parts=PROTECTED)
 
 
@@ -111,7 +111,7 @@ def encode_exact(
     *,
     owned: bool = False,
 ) -> Encoded:
-    """Encode a tensor bit for bit, against a reference where that is smaller.
+    """Encode a tensor bit for bit, relative to a reference where that is smaller.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def encode_exact(
 
 
 def _state(now: Tensor, tensor: Tensor, owned: bool) -> LosslessReference:
-    """Keep the host's tensor where that is nobody else's, else a copy."""
+    """Hold the host's tensor where nothing else uses it, else a copy."""
     shared = now.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
     return LosslessReference(now.clone() if shared and not owned else now)
 
@@ -269,7 +269,7 @@ def _bytes(words: Tensor) -> bytes:
 
 
 def _transforms(spec: TensorSpec) -> tuple[Transform, Transform]:
-    """Transform alone, and transform against a reference."""
+    """Return the transform of a tensor alone, and the one relative to a reference."""
     dtype: torch.dtype = getattr(torch, spec.dtype)
     if spec.dtype in _PATTERNS or spec.dtype.startswith("uint"):
         return Transform.NONE, Transform.DELTA
@@ -308,7 +308,7 @@ def _encode_words(
 
 
 def _is_constant(words: Tensor, spec: TensorSpec) -> bool:
-    """Whether every element has the same bits; a few elements nearly always tell that it has not."""
+    """Whether every element has the same bits; a few elements nearly always show that it has not."""
     rows = words.reshape(spec.numel, -1)
     probe = rows[:: max(1, spec.numel // 64)]
     return bool(

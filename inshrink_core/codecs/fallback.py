@@ -32,13 +32,21 @@ _State = TypeVar("_State", bound=TensorReference)
 class FallbackCodec(Codec[_Plan, _State]):
     """A codec that is lossy where `covers` says so, and exact elsewhere.
 
-    Subclasses say how one covered tensor becomes a payload and a state, and back. `reads` of a subclass
-    contains `EXACT` too.
+    Subclasses say how one covered tensor becomes a payload and a state, and back. What a subclass `reads` is,
+    where it does not say so, its own bitstream and `EXACT`.
     """
 
     __slots__ = ()
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "bitstream" in vars(cls) and "reads" not in vars(cls):
+            cls.reads = frozenset({cls.bitstream, EXACT})
+
     lossy_roles: ClassVar[frozenset[TensorRole]] = frozenset({TensorRole.WEIGHT})
+
+    shortest_payload: ClassVar[int] = 2
+    """Bytes that a payload of the codec's own bitstream has at least."""
 
     @abstractmethod
     def encode_lossy(
@@ -52,8 +60,8 @@ class FallbackCodec(Codec[_Plan, _State]):
     ) -> TensorReference:
         """Return the state of a payload of this codec's own bitstream; DamagedError if it is none.
 
-        The tensor is of `LOSSY_DTYPES` and not empty, the payload has two bytes at least. A codec without
-        kernels for a device works in host memory instead.
+        The tensor is of `LOSSY_DTYPES` and not empty, the payload has at least `shortest_payload` bytes. A
+        codec without kernels for a device works in host memory instead.
         """
 
     @abstractmethod
@@ -105,8 +113,8 @@ class FallbackCodec(Codec[_Plan, _State]):
         """Return the state after a block of this codec's own bitstreams."""
         payload = memoryview(block.payload)
         if spec.dtype not in LOSSY_DTYPES or spec.numel == 0:
-            raise DamagedError("a tensor of this kind has no symbols", where=spec.key)
-        if len(payload) < 2:
+            raise DamagedError(f"a tensor of this kind has no {self.name} blocks", where=spec.key)
+        if len(payload) < self.shortest_payload:
             raise DamagedError("the block is cut short", where=spec.key)
         return self.decode_lossy(spec, payload, reference, device)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.coding.delta import NO_EXPECTATION, alphabet_size, expected_symbols, modular_delta
-from inshrink_core.coding.events import decode_grouped, encode_grouped, read_varint, write_varint
+from inshrink_core.coding.events import decode_grouped, encode_grouped
 from inshrink_core.coding.huffman import (
     code_entries,
     decode_symbols_with,
@@ -36,18 +36,11 @@ from inshrink_core.ops.symbols import (
     count_pairs,
     pack_symbols,
 )
+from inshrink_core.varint import read_varint, write_varint
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "decode_symbols",
-    "decode_symbols_rans",
-    "encode_symbols",
-    "encode_symbols_rans",
-    "worst_case_symbols_bytes",
-    "worst_case_symbols_rans_bytes",
-]
 
 _PACKED, _CONSTANT, _PLAIN, _GROUPED = range(4)
 
@@ -256,7 +249,7 @@ def _encode_chunk(
         if delta is not None:
             return _CONSTANT, bytes([delta])
         forms.append((_GROUPED, encode_grouped(groups, chunk, bases, expected, modulus)))
-    # The previous symbols tell something, or else they cost no more than a table each, which only
+    # The previous symbols predict something, or else they cost no more than a table each, which only
     # matters where a chunk is small.
     if previous is None or chunk.size <= _SAMPLE:
         forms.append((_PLAIN, _encode_plain(chunk, n_symbols)))
@@ -273,7 +266,7 @@ def _constant_delta(
     expected: NDArray[np.int64],
     modulus: int,
 ) -> int | None:
-    """Return D where it is the same everywhere; the first element tells what it would be."""
+    """Return D where it is the same everywhere; the first element shows what it would be."""
     delta = (int(bases[groups[0]]) - int(chunk[0])) % modulus
     table = ((bases - delta) % modulus).astype(np.uint8)
     # Where nearly nothing moved, a sparse probe finds no difference and the whole chunk would be read

@@ -11,8 +11,6 @@ from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.codec import AnyCodec, Knob, codec_names, get_codec, make_codec, require_weight_codec
 from inshrink_core.errors import ConfigError
 
-__all__ = ["Variant", "compared_variants", "default_variants", "parse_variants"]
-
 
 @dataclass(frozen=True, slots=True)
 class Variant:

@@ -1,4 +1,4 @@
-"""The quantization-aware delta: symbols against those of the previous checkpoint, modulo the alphabet.
+"""The quantization-aware delta: symbols less those of the previous checkpoint, modulo the alphabet.
 
 D = (q_previous − q) mod B, over an alphabet of B symbols that holds those of both checkpoints; D is
 then grouped by the previous symbol, which the decoder knows, because bins differ in how often their
@@ -13,13 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-__all__ = [
-    "NO_EXPECTATION",
-    "alphabet_size",
-    "expected_symbols",
-    "modular_delta",
-]
 
 NO_EXPECTATION = 256
 """Stands for "no symbol prevails in this group": no symbol has this value."""
@@ -77,7 +70,7 @@ def expected_symbols(
     prevalence
         Share of a group from which on coding runs of its most frequent symbol is worth it.
     min_count
-        Groups seen less often expect "no change": too few to tell, and telling costs bytes.
+        Groups seen less often expect "no change": too few to know, and saying otherwise costs bytes.
 
     Returns
     -------

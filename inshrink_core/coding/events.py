@@ -34,16 +34,6 @@ from inshrink_core.ops.symbols import (
     unpack_events,
 )
 
-__all__ = [
-    "RUN_EXTRA_BITS",
-    "RUN_STARTS",
-    "decode_grouped",
-    "encode_grouped",
-    "read_varint",
-    "run_windows",
-    "write_varint",
-]
-
 _UNIFORM, _POOLED = 1, 2
 
 _POOLED_RUNS, _POOLED_PLAIN = 0, 1
@@ -53,7 +43,7 @@ _ROW_COUNT = 96
 """Columns of the run counts, as the kernels have them."""
 
 _LITERAL_COUNT = 257
-"""Columns of the literal codes: the last one, "no literal", stands for nothing in no bits."""
+"""Columns of the literal codes: the last one, "no literal", takes no bits."""
 
 _CODE_BITS = 10
 """Longest code written here: windows of 20 groups then take 160 kB instead of 640, for .04 % in size."""
@@ -197,7 +187,7 @@ def _code_bits(lengths: _Counts, counts: _Counts) -> int:
 
 
 def _stored_rows(present: _Counts, tables: _Tables) -> list[int]:
-    """Rows in use, in the order in which their tables stand."""
+    """Rows in use, in the order in which their tables are stored."""
     return sorted({int(row) for row in tables.rows[present]})
 
 
@@ -286,44 +276,3 @@ def _take(body: memoryview, offset: int, n: int) -> memoryview:
             "a chunk of symbols ends early", expected=f"{n} bytes", found=str(len(body) - offset)
         )
     return body[offset : offset + n]
-
-
-_MAX_BYTES = 9
-"""63 bits, the most a length may have."""
-
-
-def write_varint(out: bytearray, value: int) -> None:
-    """Append a number from 0 to 2**63 - 1.
-
-    Examples
-    --------
-    >>> out = bytearray()
-    >>> write_varint(out, 300)
-    >>> out.hex()
-    'ac02'
-    """
-    while value >= 128:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-
-
-def read_varint(payload: bytes | memoryview, offset: int) -> tuple[int, int]:
-    """Return a number and the offset after it.
-
-    Raises
-    ------
-    DamagedError
-        It ends early or is longer than nine bytes.
-    """
-    value = 0
-    for i in range(_MAX_BYTES):
-        if offset + i >= len(payload):
-            raise DamagedError("a length ends early", where=f"offset {offset}")
-        byte = payload[offset + i]
-        value |= (byte & 127) << 7 * i
-        if byte < 128:
-            return value, offset + i + 1
-    raise DamagedError(
-        "a length is too long", where=f"offset {offset}", expected="at most 9 bytes", found="more"
-    )

@@ -17,16 +17,6 @@ from inshrink_core.ops.symbols import (
     unpack_symbols,
 )
 
-__all__ = [
-    "code_entries",
-    "decode_symbols_with",
-    "parse_lengths",
-    "serialize_lengths",
-    "stream_bytes",
-    "stream_words",
-    "symbol_windows",
-]
-
 _ZEROS = 0
 _REPEAT = 13
 _RESERVED = 14

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.coding.raw import pack_bits, packed_bytes, unpack_bits
-from inshrink_core.coding.tables import TABLE_BITS, choose_tables, pool_contexts, read_tables
+from inshrink_core.coding.tables import TABLE_BITS, Tables, choose_tables, pool_contexts, read_tables
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.ops.rans import (
     INITIAL_STATE,
@@ -37,22 +37,6 @@ from inshrink_core.ops.rans import (
     rans_decode,
     rans_encode,
 )
-
-__all__ = [
-    "MAX_BLOCK_LOG2",
-    "MAX_LANES_LOG2",
-    "ChosenModel",
-    "RansStream",
-    "choose_model",
-    "decode_rans",
-    "encode_rans",
-    "estimate_bits_of_counts",
-    "pack_stream",
-    "parse_stream",
-    "read_model",
-    "stream_shape",
-    "worst_case_rans_bytes",
-]
 
 _PACKED = 0
 _CONSTANT = 1
@@ -144,16 +128,25 @@ def encode_rans(
     _check_arguments(n, n_symbols, n_contexts, symbols, contexts)
     if n == 0:
         return b""
-    counts = _checked_counts(symbols, contexts, n_symbols, n_contexts)
+    counts: NDArray[np.int64] = rans_counts(symbols, contexts, n_symbols, n_contexts).numpy()
+    n_counted = int(counts.sum())
+    if n_counted != n:  # those out of range are not counted
+        raise InputError(
+            "a symbol or a context is out of range",
+            expected=f"symbols below {n_symbols}, contexts below {n_contexts}",
+            found=f"{n - n_counted} pairs outside",
+        )
     used = np.flatnonzero(counts.any(0))
     if used.size == 1:
         return bytes((_CONSTANT, int(used[0])))
     stored_bytes = packed_bytes(n, n_symbols)
-    chosen = choose_model(counts)
+    rows, _ = pool_contexts(counts)
+    chosen = choose_tables(counts, rows, (PRECISION,) if n >= _COARSE_BELOW else _TRIED_PRECISIONS)
     if chosen.bits.size + chosen.data_bits < 8 * stored_bytes:
         shape = stream_shape(n, chosen.data_bits)
         lanes, block_length = lanes or shape[0], block_length or max(shape[1], lanes or 1)
-        blocks = rans_encode(symbols, contexts, chosen.model, lanes, block_length)
+        model = RansModel(chosen.rows, chosen.frequencies << (PRECISION - chosen.precision))
+        blocks = rans_encode(symbols, contexts, model, lanes, block_length)
         stream = pack_stream(chosen, blocks, block_length, bytes((_RANS,)))
         if len(stream) <= stored_bytes:
             return stream
@@ -242,7 +235,7 @@ def _constant(body: memoryview, n: int, n_symbols: int, device: torch.device) ->
 def _check_arguments(
     n: int, n_symbols: int, n_contexts: int, symbols: Tensor | None, contexts: Tensor | None
 ) -> None:
-    """Kernels take their arguments on trust."""
+    """Check what kernels take on trust."""
     for name, tensor in (("symbols", symbols), ("contexts", contexts)):
         if tensor is not None and (tensor.dtype != torch.uint8 or tensor.shape != (n,)):
             raise InputError(
@@ -256,21 +249,6 @@ def _check_arguments(
             expected=f"1 to 256 symbols, 1 to {MAX_CONTEXTS} contexts",
             found=f"{n_symbols} symbols, {n_contexts} contexts, {n} values",
         )
-
-
-def _checked_counts(
-    symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_contexts: int
-) -> NDArray[np.int64]:
-    """Count all symbols; those out of range are missing in the sum."""
-    counts = rans_counts(symbols, contexts, n_symbols, n_contexts).numpy()
-    if int(counts.sum()) != symbols.numel():
-        raise InputError(
-            "a symbol or a context is out of range",
-            expected=f"symbols below {n_symbols}, contexts below {n_contexts}",
-            found=f"{symbols.numel() - int(counts.sum())} pairs outside",
-        )
-    result: NDArray[np.int64] = counts
-    return result
 
 
 _HEADER = struct.Struct("<BBB")
@@ -293,10 +271,10 @@ class RansStream(NamedTuple):
     block_length: int
 
 
-def pack_stream(chosen: ChosenModel, blocks: RansBlocks, block_length: int, before: bytes = b"") -> bytes:
-    """Return the bytes of coded blocks and their model, after those that stand before."""
+def pack_stream(chosen: Tables, blocks: RansBlocks, block_length: int, before: bytes = b"") -> bytes:
+    """Return the bytes of coded blocks and their model, after those of `before`."""
     lanes = blocks.states.shape[1]
-    n_tables = chosen.model.frequencies.shape[0]
+    n_tables = chosen.frequencies.shape[0]
     shape = (lanes.bit_length() - 1) | chosen.precision << 4
     counts = blocks.n_words.numpy().astype("<u4")
     return b"".join(
@@ -358,7 +336,7 @@ def parse_stream(
 def _parse_blocks(
     body: memoryview, n: int, lanes: int, block_length: int, device: torch.device
 ) -> RansBlocks:
-    """Everything after the tables; the count of blocks is checked before anything is made of it."""
+    """Everything after the tables; the number of blocks is checked before anything is allocated for it."""
     n_blocks = -(-n // block_length)
     counts_end = (n_blocks - 1) * _STATE_BYTES
     states_end = counts_end + n_blocks * lanes * _STATE_BYTES
@@ -398,42 +376,6 @@ _COARSE_BELOW = 1 << 17
 """Symbols from which the finest tables are taken unseen: coarser ones then save less than they cost."""
 
 
-class ChosenModel(NamedTuple):
-    """What an encoder chose, and what it writes of it.
-
-    Parameters
-    ----------
-    model
-        Tables as the kernels take them.
-    precision
-        Logarithm of the sum of the stored frequencies.
-    bits : uint8
-        Table numbers of the contexts and the tables, one bit a byte.
-    data_bits
-        Bits of the symbols under the model.
-    """
-
-    model: RansModel
-    precision: int
-    bits: NDArray[np.uint8]
-    data_bits: float
-
-
-def choose_model(counts: NDArray[np.int64]) -> ChosenModel:
-    """Pool contexts and choose the precision of tables for the smallest sum of tables and data.
-
-    Parameters
-    ----------
-    counts : (n_contexts, n_symbols)
-        How often each symbol occurs in each context; at least one positive.
-    """
-    rows, _ = pool_contexts(counts)
-    large = int(counts.sum()) >= _COARSE_BELOW
-    chosen = choose_tables(counts, rows, (PRECISION,) if large else _TRIED_PRECISIONS)
-    model = RansModel(chosen.rows, chosen.frequencies << (PRECISION - chosen.precision))
-    return ChosenModel(model, chosen.precision, chosen.bits, chosen.data_bits)
-
-
 def read_model(
     payload: bytes | memoryview, n_tables: int, n_symbols: int, n_contexts: int, precision: int
 ) -> tuple[RansModel, int]:
@@ -442,7 +384,7 @@ def read_model(
     Parameters
     ----------
     payload
-        The bits of `ChosenModel`, lowest first in each byte, and anything after them.
+        The bits of `Tables`, lowest first in each byte, and anything after them.
     n_tables
         At most `n_contexts`.
     n_symbols, n_contexts, precision

@@ -7,11 +7,9 @@ from numpy.typing import NDArray
 
 from inshrink_core.errors import DamagedError
 
-__all__ = ["pack_bits", "packed_bytes", "unpack_bits"]
-
 
 def bits_per_symbol(n_symbols: int) -> int:
-    """Return the bits that tell `n_symbols` symbols apart."""
+    """Return how many bits a symbol of an alphabet of `n_symbols` needs."""
     return max(n_symbols - 1, 0).bit_length()
 
 

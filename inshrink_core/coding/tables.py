@@ -17,16 +17,6 @@ from numpy.typing import NDArray
 from inshrink_core.ops.cpu.compiled import brief
 from inshrink_core.ops.rans import BIT_LENGTHS, PRECISION
 
-__all__ = [
-    "TABLE_BITS",
-    "Tables",
-    "choose_tables",
-    "normalize_counts",
-    "pool_contexts",
-    "read_tables",
-    "write_tables",
-]
-
 _SIZE = 1 << PRECISION
 
 _MAX_JUMP = PRECISION + 1
@@ -121,7 +111,9 @@ def normalize_counts(counts: NDArray[np.int64], precision: int) -> NDArray[np.in
     >>> normalize_counts(np.array([[2, 1, 0, 1]]), 12).tolist()
     [[2048, 1024, 0, 1024]]
     """
-    return _fit(counts, precision)[0]
+    frequencies = np.empty(counts.shape, np.int64)
+    fit_kernel(counts, precision, _COSTS, frequencies)
+    return frequencies
 
 
 def pool_contexts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
@@ -143,15 +135,13 @@ def pool_contexts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
     merged = np.empty((n, n_symbols + 1), np.int64)
     merged[:, :n_symbols] = counts
     counts.sum(1, out=merged[:, n_symbols])
-    sums = merged[:, n_symbols].tolist()
-    leaders = np.array([i if total else -1 for i, total in enumerate(sums)], np.int64)
+    leaders = np.where(merged[:, n_symbols] > 0, np.arange(n), -1)
     pair_bits = np.full((n, n), -1.0)
     pool_kernel(merged, leaders, pair_bits)
-    led = leaders.tolist()
-    number_of = {leader: number for number, leader in enumerate(i for i in range(n) if led[i] == i)}
-    rows = np.array([number_of.get(leader, 0) for leader in led], np.int64)
+    leads = leaders == np.arange(n)
+    rows = np.where(leaders >= 0, (np.cumsum(leads) - 1)[leaders], 0)
     # One by one: numpy's sum of eight and more numbers takes another order.
-    return rows, sum((float(pair_bits[i, i]) for i in number_of), start=0.0)
+    return rows, sum(pair_bits.diagonal()[leads].tolist(), start=0.0)
 
 
 def choose_tables(counts: NDArray[np.int64], rows: NDArray[np.int64], precisions: tuple[int, ...]) -> Tables:
@@ -178,10 +168,11 @@ def choose_tables(counts: NDArray[np.int64], rows: NDArray[np.int64], precisions
         for precision in precisions:
             if n_used > 1 << precision:
                 continue
-            frequencies, cost, n_bits = _fit(pooled, precision)
-            size = cost + ((number_bits + n_bits) << _COST_BITS)
+            frequencies = np.empty(pooled.shape, np.int64)
+            cost, n_bits = fit_kernel(pooled, precision, _COSTS, frequencies)
+            size = int(cost) + ((number_bits + int(n_bits)) << _COST_BITS)
             if best is None or size < best[0]:
-                best = size, precision, pooling, frequencies, cost
+                best = size, precision, pooling, frequencies, int(cost)
     if best is None:
         raise ValueError("no precision leaves every symbol a frequency")
     _, precision, chosen, frequencies, cost = best
@@ -191,17 +182,10 @@ def choose_tables(counts: NDArray[np.int64], rows: NDArray[np.int64], precisions
     return Tables(chosen, frequencies, precision, bits, cost / (1 << _COST_BITS))
 
 
-def _fit(counts: NDArray[np.int64], precision: int) -> tuple[NDArray[np.int64], int, int]:
-    """Return frequencies, the cost of the data under them in 65536ths of a bit, and their own bits."""
-    frequencies = np.empty(counts.shape, np.int64)
-    cost, n_bits = fit_kernel(counts, precision, _COSTS, frequencies)
-    return frequencies, int(cost), int(n_bits)
-
-
 def write_tables(frequencies: NDArray[np.int64], precision: int) -> NDArray[np.uint8]:
     """Return the bits, one a byte, of tables whose rows sum to ``2**precision``.
 
-    For each symbol until the sum is reached: the change of the bit length of the frequency against that
+    For each symbol until the sum is reached: the change of the bit length of the frequency from that
     of the symbol before (0 before the first), in zigzag order (0, -1, 1, -2, ...) and coded in
     exponential Golomb bits of order 0; then the bits of the frequency below its highest, lowest first.
     """

@@ -8,25 +8,39 @@ stays there.
 
 from __future__ import annotations
 
-from inshrink_core.evaluate.choice import EvaluatorRequest
-from inshrink_core.evaluate.comparison import Comparison, EvaluatedStep, OriginalEvaluations, compare_steps
-from inshrink_core.evaluate.evaluator import (
-    Evaluation,
-    Evaluator,
-    PartialEvaluation,
-    StateEvaluator,
-    StreamingEvaluator,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Comparison",
-    "EvaluatedStep",
-    "Evaluation",
-    "Evaluator",
-    "EvaluatorRequest",
-    "OriginalEvaluations",
-    "PartialEvaluation",
-    "StateEvaluator",
-    "StreamingEvaluator",
-    "compare_steps",
-]
+from inshrink_core.lazy import index
+
+if TYPE_CHECKING:
+    from inshrink_core.evaluate.choice import EvaluatorRequest as EvaluatorRequest
+    from inshrink_core.evaluate.choice import Executing as Executing
+    from inshrink_core.evaluate.comparison import Comparison as Comparison
+    from inshrink_core.evaluate.comparison import EvaluatedStep as EvaluatedStep
+    from inshrink_core.evaluate.comparison import OriginalEvaluations as OriginalEvaluations
+    from inshrink_core.evaluate.comparison import compare_steps as compare_steps
+    from inshrink_core.evaluate.evaluator import Evaluation as Evaluation
+    from inshrink_core.evaluate.evaluator import Evaluator as Evaluator
+    from inshrink_core.evaluate.evaluator import PartialEvaluation as PartialEvaluation
+    from inshrink_core.evaluate.evaluator import StateEvaluator as StateEvaluator
+    from inshrink_core.evaluate.evaluator import StreamingEvaluator as StreamingEvaluator
+
+__all__ = index(
+    __name__,
+    {
+        "inshrink_core.evaluate.choice": ["EvaluatorRequest", "Executing"],
+        "inshrink_core.evaluate.comparison": [
+            "Comparison",
+            "EvaluatedStep",
+            "OriginalEvaluations",
+            "compare_steps",
+        ],
+        "inshrink_core.evaluate.evaluator": [
+            "Evaluation",
+            "Evaluator",
+            "PartialEvaluation",
+            "StateEvaluator",
+            "StreamingEvaluator",
+        ],
+    },
+)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,13 +14,51 @@ from inshrink_core.request import Option
 from inshrink_core.samples import is_trusted_sample
 
 if TYPE_CHECKING:
-    from inshrink_core.formats.log import RunSettings
+    from inshrink_core.formats.logs.log import RunSettings
 
-__all__ = ["EvaluatorRequest"]
+__all__ = ["EvaluatorRequest", "Executing"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluatorRequest:
+class Executing:
+    """What may be executed that a request names; a part of the requests that name code.
+
+    Parameters
+    ----------
+    trusted
+        SHA-256 of each file of code that may be; by default whatever the request names.
+    """
+
+    trusted: Annotated[Collection[str] | None, Option(hidden=True)] = field(
+        default=None, compare=False, repr=False
+    )
+
+    def require_trusted(self, file: Path | str) -> None:
+        """Refuse a file of code that is not one of those.
+
+        Raises
+        ------
+        UntrustedCodeError
+            It is not, as it is now.
+        """
+        if self.trusted is None:
+            return
+        try:
+            digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        except OSError:
+            digest = ""
+        if digest not in self.trusted:
+            raise UntrustedCodeError(
+                "this code is not what was trusted"
+                if self.trusted
+                else "a request's file cannot have code executed",
+                where=str(file),
+                remedy="read it, and say again that you trust it: --trust and its SHA-256",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatorRequest(Executing):
     """Which evaluator is asked, and which of its figures counts; a part of the requests of several verbs.
 
     Parameters
@@ -67,6 +107,9 @@ class EvaluatorRequest:
         spec, isolated = self.evaluator, False
         if spec is None:
             spec, isolated = self._spec_of_run(settings, run_dir), not self.trust_run
+        file = spec.rpartition(":")[0]
+        if file and not isolated:
+            self.require_trusted(file)
         return Evaluator(spec, metric=metric, direction=direction, timeout=self.timeout, isolated=isolated)
 
     def _spec_of_run(self, settings: RunSettings | None, run_dir: Path | str | None) -> str:

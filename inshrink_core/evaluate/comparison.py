@@ -98,7 +98,7 @@ def compare_steps(
     steps: Iterable[int] | None = None,
     known: Callable[[int], Evaluation] | None = None,
     progress: Callable[[int, int, int], None] | None = None,
-    told: Callable[[EvaluatedStep, Evaluation], None] | None = None,
+    on_step: Callable[[EvaluatedStep, Evaluation], None] | None = None,
 ) -> Comparison:
     """Evaluate original and restored checkpoints, step by step.
 
@@ -115,7 +115,7 @@ def compare_steps(
         evaluator is asked.
     progress
         Called after each step with (steps done, steps in all, step).
-    told
+    on_step
         Called before it with what was found, and what the evaluator says of the original.
 
     Raises
@@ -154,8 +154,8 @@ def compare_steps(
         first = as_trained(step)
         results.append(_compare_one(step, first, evaluator.evaluate(restored[step]), stale, evaluator))
         last = (step, first)
-        if told is not None:
-            told(results[-1], first)
+        if on_step is not None:
+            on_step(results[-1], first)
         if progress is not None:
             progress(len(results), len(chosen), step)
     divergences = [step.divergence for step in results if step.divergence is not None]

@@ -70,7 +70,7 @@ _CLOSE_S = 2.0
 """How long a child may take to end by itself once its input has ended."""
 
 _OUTPUT_TAIL_BYTES = 2000
-"""What of the evaluator's prints an error shows: the end, where the cause usually stands."""
+"""What of the evaluator's prints an error shows: the end, where the cause usually is."""
 
 _MOST_OUTPUT_BYTES: Final = 16 << 20
 """Prints beyond this are dropped but for their end; looked at as often as whether the child is dead."""
@@ -236,7 +236,7 @@ class Evaluator:
         Parameters
         ----------
         state_dict
-            Tensors by name as in the run, weights and buffers, any dtype. A `Checkpoint` stands for
+            Tensors by name as in the run, weights and buffers, any dtype. Of a `Checkpoint`,
             its own state_dict.
 
         Raises

@@ -1,4 +1,4 @@
-"""Files that others may have put there: opened without waiting, and only if they are regular files."""
+"""Files that others may have put there, opened only if they are regular; files that a crash leaves whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,22 @@ import stat
 from pathlib import Path
 from typing import IO, Final
 
-__all__ = ["NotRegularError", "new_file", "open_regular", "read_regular"]
+from inshrink_core.errors import ExistsError
+from inshrink_core.execution.folders import sync_path
+
+__all__ = [
+    "NotRegularError",
+    "is_temporary",
+    "new_file",
+    "open_regular",
+    "read_regular",
+    "require_free",
+    "temporary_name",
+    "temporary_path",
+    "write_durably",
+]
+
+_TEMP_SUFFIX: Final = ".tmp"
 
 _NOT_BLOCKING: Final = (
     getattr(os, "O_CLOEXEC", 0)
@@ -88,3 +103,52 @@ def new_file(path: Path, buffering: int = -1) -> IO[bytes]:
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     return open(open_regular(path, flags, follow=False), "wb", buffering=buffering)
+
+
+def is_temporary(name: str) -> bool:
+    """Tell whether a name is one of our temporary files: a dot in front and the suffix behind."""
+    return name.startswith(".") and name.endswith(_TEMP_SUFFIX)
+
+
+def temporary_name(name: str) -> str:
+    """Return what a file is called before it is whole."""
+    return f".{name}{_TEMP_SUFFIX}"
+
+
+def temporary_path(path: Path) -> Path:
+    """Return where a file is written before it gets its name."""
+    return path.with_name(temporary_name(path.name))
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Give a file new content: after a crash it has the old or the new, whole; an error leaves nothing."""
+    temporary = temporary_path(path)
+    try:
+        with new_file(temporary) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync_path(path.absolute().parent)
+
+
+def require_free(path: Path, force: bool) -> None:
+    """Refuse to write a file over what is there.
+
+    Raises
+    ------
+    ExistsError
+        There is a folder, or without `force` anything at all.
+    """
+    if path.is_dir():
+        raise ExistsError("a folder is there already", where=str(path), remedy="choose another name")
+    if os.path.lexists(path) and not force:
+        raise ExistsError(
+            "the file exists already",
+            where=str(path),
+            remedy="write elsewhere, or use --force to replace it",
+        )

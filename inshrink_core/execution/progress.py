@@ -20,7 +20,7 @@ class Progress:
     done, total
         Bytes or items finished, and in all.
     step
-        The training step at hand.
+        The training step at hand; None where there is none.
     detail
         The tensor or file at hand.
     found
@@ -32,7 +32,7 @@ class Progress:
     stage: str
     done: int
     total: int
-    step: int
+    step: int | None
     detail: str = ""
     found: Mapping[str, Any] | None = None
     seconds_left: float | None = None

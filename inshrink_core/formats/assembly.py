@@ -26,14 +26,12 @@ from inshrink_core.checkpoint import (
     classify_layer,
 )
 from inshrink_core.errors import InputError, NotCheckpointError
+from inshrink_core.formats.attribution.laws import Attribution, Claims, Slot, in_order, is_sorted
 from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.content import FileContent
 from inshrink_core.formats.disk import ByteCounter, FileStamp, Skipped, check_names, unsafe_names
-from inshrink_core.formats.owners import Attribution, Claims, Slot, in_order, is_sorted
 from inshrink_core.formats.source import FileSource
 from inshrink_core.formats.state_tree import Named, Placed, assign_roles, told_role
-
-__all__ = ["ParsedCheckpoint", "Recall", "assemble"]
 
 
 class ParsedCheckpoint(NamedTuple):
@@ -54,11 +52,11 @@ class ParsedCheckpoint(NamedTuple):
     slots
         The parameters that optimizers know by number alone.
     owners
-        Whose they are, as far as headers tell, or as was said.
+        Whose they are, as far as it follows from headers, or as was given.
     free
         The weights that they may be, by shape, in the model's order as far as that is known.
     ordered
-        Whether it is: the weights do not stand in the alphabet's order.
+        Whether it is: the weights are not sorted by name.
     zips
         Of the files that are a row of zips, where each of them lies.
     skipped
@@ -90,7 +88,7 @@ class ParsedCheckpoint(NamedTuple):
         return sum(stamp.nbytes for stamp in self.stamps.values())
 
     def attributed(self, told: Attribution) -> ParsedCheckpoint:
-        """Return the same checkpoint with the owners of state and the order of tensors as it is told."""
+        """Return the same checkpoint with the given owners of state and order of tensors."""
         again = self.parts.parsed(self.assembled.again(told))
         return again._replace(skipped=self.skipped)
 
@@ -135,7 +133,7 @@ class _Assembled(NamedTuple):
 
 
 class _Again:
-    """Assembles the same contents as it is told; what it returned last is at hand for those alike."""
+    """Assembles the same contents again, as given; remembers what it returned last for those alike."""
 
     def __init__(self, contents: Sequence[FileContent], has_gradients: Sequence[bool]) -> None:
         self._contents, self._has_gradients = contents, has_gradients
@@ -154,14 +152,14 @@ class _Again:
 
 
 class Recall:
-    """What the checkpoint read last was like: of one whose tensors lie in the same way all is known."""
+    """The checkpoint that was read last: one whose tensors lie in the same way needs no new analysis."""
 
     sketch: object = None
     assembled: _Assembled | None = None
 
 
 def _sketch(content: FileContent) -> object:
-    """Return all of a file that its checkpoint is made of, but for its name, its steps and its numbers."""
+    """Return all of a file that its checkpoint follows from, but for its name, its steps and its numbers."""
     tree = content.tree
     optimizers = [
         (

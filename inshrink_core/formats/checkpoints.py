@@ -15,9 +15,7 @@ from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is
 from inshrink_core.formats.distributed import METADATA, SHARDS, read_distributed
 from inshrink_core.formats.readers import Reader
 from inshrink_core.formats.safetensors_file import looks_like_safetensors
-from inshrink_core.formats.torch_zip import is_zip
-
-__all__ = ["DirectoryReader", "DistributedReader", "FileReader", "read_directory", "read_single_file"]
+from inshrink_core.formats.torch.zip import is_zip
 
 _CANONICAL: Final = re.compile(
     r"^(model|pytorch_model|adapter_model|consolidated|diffusion_pytorch_model)"
@@ -58,7 +56,7 @@ def _all_files(root: Path, access: Access, skipped: list[Skipped]) -> dict[str, 
     Raises
     ------
     RefusedLinkError
-        A file that must hold tensors is a link out of the run; of others it is told.
+        A file that must hold tensors is a link out of the run; other such files are listed as skipped.
     DamagedError
         One is a link that leads nowhere.
     """
@@ -184,7 +182,7 @@ class FileReader(Reader):
             return _is_weight_file(name)
         if _OTHER_FILE.search(name) or step_in_name(name) is None:
             return False
-        # Without a suffix that tells, the first bytes do.
+        # Where the suffix does not decide, the first bytes do.
         try:
             with ReadableFile(path, access.counter, access.admit(path)) as file:
                 first = file.read(0, min(file.nbytes, 16))
@@ -216,7 +214,7 @@ class DirectoryReader(Reader):
     def detect(self, path: Path, access: Access) -> bool:
         """Tell a directory that is one checkpoint from one that holds many.
 
-        It is one if a file has a name that only stands in checkpoint directories, or if its weight files
+        It is one if a file has a name that only checkpoint directories have, or if its weight files
         are not numbered apart.
         """
         names = [entry.name for entry in scan(path) if is_file(entry)] if is_dir(path) else []

@@ -22,9 +22,7 @@ from isal.isal_zlib import crc32
 from inshrink_core.errors import DamagedError, RottenError, clipped
 from inshrink_core.execution import new_buffer, open_regular
 from inshrink_core.formats.disk import Readable, ReadableFile, Window, is_file
-from inshrink_core.formats.torch_zip import CheckedEntry, is_zip, read_checked_entries
-
-__all__ = ["Damage", "Digest", "FileChecks", "PackedZip", "digest_beside", "summary"]
+from inshrink_core.formats.torch.zip import CheckedEntry, is_zip, read_checked_entries
 
 _PAGE: Final = 1 << 16
 _CHUNK: Final = 1 << 24
@@ -36,7 +34,7 @@ _GIT_SHA1: Final = re.compile(r"[0-9a-f]{40}")
 
 
 class Digest(NamedTuple):
-    """A digest of a whole file, and where it stands.
+    """A digest of a whole file, and where it was found.
 
     `kind` is ``sha256``, or ``git`` for the SHA-1 that git names a file's content by.
     """
@@ -265,7 +263,7 @@ class FileChecks:
 
 
 def _packed_entries(file: ReadableFile, zips: Sequence[PackedZip]) -> list[CheckedEntry]:
-    """Return the entries of every zip of a row, placed in the file; a name tells which zip it is of."""
+    """Return the entries of every zip of a row, placed in the file; a name says which zip it is from."""
     return [
         entry.moved(packed.offset)._replace(name=f"{entry.name} at {packed.offset}")
         for packed in zips

@@ -19,7 +19,6 @@ from inshrink_core.errors import (
 )
 from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.disk import Access, FileStamp, ReadableFile
-from inshrink_core.formats.pickles import Foreign, TensorRef, read_pickle
 from inshrink_core.formats.safetensors_file import looks_like_safetensors, read_header
 from inshrink_core.formats.state_tree import (
     EMA_KEYS,
@@ -29,9 +28,8 @@ from inshrink_core.formats.state_tree import (
     StateTree,
     read_state_tree,
 )
-from inshrink_core.formats.torch_zip import is_zip, read_torch_zip
-
-__all__ = ["MAX_EXTENT", "FileContent", "place", "read_content"]
+from inshrink_core.formats.torch.pickles import Foreign, TensorRef, read_pickle
+from inshrink_core.formats.torch.zip import is_zip, read_torch_zip
 
 _STATE_ROLES: Final = {role.value: role for role in TensorRole if role.value not in ("weight", "buffer")}
 
@@ -47,7 +45,7 @@ MAX_EXTENT: Final = 1 << 62
 
 
 class FileContent(NamedTuple):
-    """Everything the header of one weight file tells.
+    """Everything in the header of one weight file.
 
     Parameters
     ----------

@@ -16,25 +16,6 @@ from inshrink_core.errors import ConfigError, InputError, InshrinkError, NotFoun
 from inshrink_core.formats.disk import Access, Skipped, is_dir, is_file, natural_key, scan
 from inshrink_core.formats.readers import Reader, reader_of, readers
 
-__all__ = [
-    "SHARDED_PART",
-    "WEIGHT_SUFFIXES",
-    "Candidate",
-    "Discovery",
-    "NamedStep",
-    "StepChoice",
-    "compile_step_pattern",
-    "discover",
-    "fixed_part",
-    "name_shape",
-    "number_steps",
-    "split_step_pattern",
-    "step_in_name",
-    "steps_by_pattern",
-    "steps_once",
-    "suggest_step_pattern",
-]
-
 _TEMPORARY: Final = re.compile(
     r"(\.(tmp|temp|part|partial|incomplete|lock)(\.[^.]*|\d*)?$|^tmp[-_])", re.IGNORECASE
 )
@@ -67,7 +48,7 @@ _LONGEST_PATTERN: Final = 255
 """As long as a name can be."""
 
 
-class Candidate(NamedTuple):
+class CheckpointPath(NamedTuple):
     """What may be a checkpoint, a file or a directory, and who reads it."""
 
     path: Path
@@ -93,7 +74,7 @@ class Discovery(NamedTuple):
     """
 
     root: Path
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[CheckpointPath, ...]
     skipped: tuple[Skipped, ...]
     single: bool
     others: tuple[Path, ...] = ()
@@ -107,9 +88,9 @@ class _Search:
         self.skipped: list[Skipped] = []
         self.others: list[Path] = []
 
-    def walk(self, root: Path, depth: int = 0) -> list[Candidate]:
+    def walk(self, root: Path, depth: int = 0) -> list[CheckpointPath]:
         """Return the candidates below a directory that is no checkpoint itself."""
-        found: list[Candidate] = []
+        found: list[CheckpointPath] = []
         folders: list[Path] = []
         for entry in scan(root):
             path = Path(entry.path)
@@ -121,7 +102,7 @@ class _Search:
                     continue
                 reader = reader_of(path, self.access)
                 if reader is not None and not self.holds_checkpoints(path):
-                    found.append(Candidate(path, reader))
+                    found.append(CheckpointPath(path, reader))
                 else:
                     folders.append(path)
             elif entry.is_symlink() and not is_file(entry):
@@ -129,7 +110,7 @@ class _Search:
                 if path.suffix in WEIGHT_SUFFIXES:
                     self.skipped.append(Skipped(str(path), _DANGLING))
             elif (reader := reader_of(path, self.access)) is not None:
-                found.append(Candidate(path, reader))
+                found.append(CheckpointPath(path, reader))
             else:
                 self.others.append(path)
         self.others += folders
@@ -183,7 +164,7 @@ class _Search:
                         todo.append((Path(entry.path), depth + 1))
         return False
 
-    def match(self, pattern: str) -> list[Candidate]:
+    def match(self, pattern: str) -> list[CheckpointPath]:
         """Return the candidates that a pattern matches."""
         matches = sorted(
             (Path(m) for m in glob.glob(pattern, recursive=True)),  # noqa: PTH207 - absolute patterns too
@@ -191,21 +172,21 @@ class _Search:
         )
         if not matches:
             raise NotFoundError("nothing matches the pattern", where=pattern)
-        found: list[Candidate] = []
+        found: list[CheckpointPath] = []
         for match in matches:
             if _TEMPORARY.search(match.name):
                 self.skipped.append(Skipped(str(match), _UNFINISHED))
             elif is_dir(match) and self.is_refused(match):
                 continue
             elif (reader := reader_of(match, self.access)) is not None:
-                found.append(Candidate(match, reader))
+                found.append(CheckpointPath(match, reader))
             else:
                 self.others.append(match)
         return found
 
-    def without_links(self, candidates: list[Candidate]) -> list[Candidate]:
+    def without_links(self, candidates: list[CheckpointPath]) -> list[CheckpointPath]:
         """Keep one of the paths that lead to the same file; a real one before a link."""
-        by_target: dict[str, list[Candidate]] = {}
+        by_target: dict[str, list[CheckpointPath]] = {}
         for candidate in candidates:
             by_target.setdefault(os.path.realpath(candidate.path), []).append(candidate)
         kept = []
@@ -278,11 +259,11 @@ def discover(path: str | os.PathLike[str], access: Access) -> Discovery:
     search = _Search(access)
     if is_file(root):
         # A file that no reader knows is opened all the same, to say what is wrong with it.
-        return Discovery(root, (Candidate(root, reader_of(root, access) or readers()[-1]),), (), True)
+        return Discovery(root, (CheckpointPath(root, reader_of(root, access) or readers()[-1]),), (), True)
     if is_dir(root):
         reader = reader_of(root, access)
         if reader is not None and not search.holds_checkpoints(root):
-            return Discovery(root, (Candidate(root, reader),), (), True)
+            return Discovery(root, (CheckpointPath(root, reader),), (), True)
         found = search.walk(root)
         if reader is not None:
             search.skipped += [
@@ -328,7 +309,7 @@ def name_shape(name: str) -> str:
 
 
 def step_in_name(name: str) -> int | None:
-    """Return the step a file's name tells, or None.
+    """Return the step in a file's name, or None.
 
     Examples
     --------
@@ -441,7 +422,7 @@ def _compile_simple(pattern: str) -> re.Pattern[str]:
         return at_start + number.join(map(re.escape, text.split(_STEP_PART)))
 
     first, *others = pattern.split("*")
-    # What stands between two stars matches where it can first: going back would find nothing more.
+    # What is between two stars matches where it can first: going back would find nothing more.
     middle = "".join(f"(?>.*?{literal(text)})" for text in others[:-1] if text)
     end = f".*{literal(others[-1])}" if others else ""
     return re.compile(rf"\A{literal(first)}{middle}{end}\Z", re.DOTALL | re.ASCII)

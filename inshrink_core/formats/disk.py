@@ -24,29 +24,6 @@ from inshrink_core.errors import (
     clipped,
 )
 
-__all__ = [
-    "MAX_JSON_BYTES",
-    "MAX_VALUES",
-    "Access",
-    "ByteCounter",
-    "FileStamp",
-    "Readable",
-    "ReadableFile",
-    "Skipped",
-    "Window",
-    "check_names",
-    "check_target",
-    "is_blob",
-    "is_dir",
-    "is_file",
-    "lies_in",
-    "natural_key",
-    "parse_json",
-    "scan",
-    "stamp_of",
-    "unsafe_names",
-]
-
 MAX_JSON_BYTES: Final = 256 << 20
 """A trainer_state.json of half a million logged steps is about 75 MB."""
 
@@ -85,7 +62,7 @@ class ByteCounter:
 
 
 class FileStamp(NamedTuple):
-    """What tells that a file is still the same: where it really lies, its size and its time."""
+    """By what a file is known to be the same: where it really lies, its size and its time."""
 
     real_path: str
     nbytes: int
@@ -282,7 +259,7 @@ class Skipped(NamedTuple):
     unreadable
         It looks like a checkpoint of the run and cannot be read: what it holds is lost with it.
     step
-        Of one that is unreadable, its step, where the name tells it.
+        Of one that is unreadable, its step, where the name has it.
     identity
         Of one that is unreadable, a digest of where it lies, its size and its time.
     """
@@ -447,7 +424,7 @@ def parse_json(text: bytes, where: str, hook: Callable[[list[tuple[str, Any]]], 
         It is no JSON, nested too deeply, has more than four million values or an integer of more than 300
         digits.
     """
-    # Counted before anything is made of them: three bytes can be an object of sixty-four.
+    # Counted before anything is allocated for them: three bytes can be an object of sixty-four.
     if sum(text.count(sign) for sign in (b",", b"[", b"{")) > MAX_VALUES:
         raise DamagedError(
             "it has more values than are read", where=where, expected=f"at most {MAX_VALUES:,}"
@@ -571,7 +548,7 @@ def check_names(names: Iterable[str], where: str = "") -> None:
     ------
     UnsafePathError
         One is absolute, holds ``..``, a drive letter, a backslash or a control sign, has an empty
-        component, or stands twice (upper and lower case taken as one, as some file systems do).
+        component, or occurs twice (upper and lower case taken as one, as some file systems do).
 
     Examples
     --------

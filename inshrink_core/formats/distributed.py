@@ -20,14 +20,6 @@ from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotFou
 from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.content import MAX_EXTENT, FileContent, place
 from inshrink_core.formats.disk import Access, FileStamp, ReadableFile, Window, check_names
-from inshrink_core.formats.pickles import (
-    MAX_PICKLE_BYTES,
-    DTypeRef,
-    Record,
-    StorageRef,
-    TensorRef,
-    read_pickle,
-)
 from inshrink_core.formats.state_tree import (
     MODEL_KEYS,
     OPTIMIZER_KEYS,
@@ -37,9 +29,15 @@ from inshrink_core.formats.state_tree import (
     StateTree,
     read_state_tree,
 )
-from inshrink_core.formats.torch_zip import is_zip, read_torch_zip
-
-__all__ = ["METADATA", "SHARDS", "read_distributed"]
+from inshrink_core.formats.torch.pickles import (
+    MAX_PICKLE_BYTES,
+    DTypeRef,
+    Record,
+    StorageRef,
+    TensorRef,
+    read_pickle,
+)
+from inshrink_core.formats.torch.zip import is_zip, read_torch_zip
 
 METADATA: Final = ".metadata"
 """Written last: a directory that has it is a finished checkpoint."""
@@ -205,7 +203,7 @@ def _overlap(one: Box, other: Box) -> bool:
 
 
 class _Files:
-    """The files of shards, open; what lies in them is read and compared with what was said of it."""
+    """The files of shards, open; what lies in them is read and compared with what the metadata says of it."""
 
     def __init__(self, root: Path, payloads: Iterable[_Payload], access: Access, stack: ExitStack) -> None:
         self._allow_damaged = access.allow_damaged
@@ -432,7 +430,7 @@ def read_distributed(root: Path, access: Access, first: int = 0) -> dict[str, Fi
     Returns
     -------
     dict
-        All tensors are told with the first file; their pieces say in which they lie.
+        All tensors are listed with the first file; their pieces say in which they lie.
 
     Raises
     ------

@@ -45,7 +45,7 @@ class Reader(ABC):
     def detect(self, path: Path, access: Access) -> bool:
         """Tell whether a file or directory is one checkpoint of this layout.
 
-        Asked of every path below a run, before the built-in readers are: a look at names, or at a few
+        Asked of every path below a run, before the built-in readers are: look at names only, or at a few
         bytes. Nothing is raised for what is of another layout.
         """
 

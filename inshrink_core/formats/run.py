@@ -23,9 +23,11 @@ from inshrink_core.errors import (
     clipped,
 )
 from inshrink_core.formats.assembly import ParsedCheckpoint, Recall
-from inshrink_core.formats.attribution import N_PAIRS, attribute, gather, same_places
+from inshrink_core.formats.attribution.laws import Attribution
+from inshrink_core.formats.attribution.registered import registered_order
+from inshrink_core.formats.attribution.values import N_PAIRS, attribute, gather, same_places
 from inshrink_core.formats.discovery import (
-    Candidate,
+    CheckpointPath,
     Discovery,
     NamedStep,
     compile_step_pattern,
@@ -49,16 +51,14 @@ from inshrink_core.formats.disk import (
     lies_in,
     stamp_of,
 )
-from inshrink_core.formats.log import RunSettings, TrainingLog, read_log, read_settings
-from inshrink_core.formats.owners import Attribution
-from inshrink_core.formats.registered import registered_order
+from inshrink_core.formats.logs.log import RunSettings, TrainingLog, read_log, read_settings
 from inshrink_core.formats.source import accepting_damage
 
 __all__ = ["NoCheckpointError", "Run", "open_run", "preview_steps", "unreadable_error"]
 
 
 _attributions: dict[object, Attribution] = {}
-"""The one that was told last: by whoever opens the same run again."""
+"""The last one, for whoever opens the same run again."""
 
 
 class NoCheckpointError(NotFoundError):
@@ -76,7 +76,7 @@ class NoCheckpointError(NotFoundError):
 
 
 class _Request(NamedTuple):
-    """What was asked for, to ask for it again."""
+    """The arguments of `open_run`, to open the run again."""
 
     path: str
     step_pattern: str | None
@@ -135,7 +135,7 @@ def _identity(stamps: Iterable[tuple[str, FileStamp]]) -> str:
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
-def _read_candidate(candidate: Candidate, known: _Read | None, access: Access, recall: Recall) -> _Read:
+def _read_candidate(candidate: CheckpointPath, known: _Read | None, access: Access, recall: Recall) -> _Read:
     stamps: tuple[FileStamp, ...] = ()
     try:
         stamps = _stamps(candidate.path, access)
@@ -143,7 +143,7 @@ def _read_candidate(candidate: Candidate, known: _Read | None, access: Access, r
             return known
         parsed = candidate.reader.open(candidate.path, access, recall)
     except RefusedLinkError:
-        # Tensors that are left out would be a gap that nobody sees.
+        # Tensors that are left out would be a gap that goes unnoticed.
         raise
     except InshrinkError as error:
         return _Read(stamps, None, _reason(candidate.path, error), error)
@@ -151,7 +151,7 @@ def _read_candidate(candidate: Candidate, known: _Read | None, access: Access, r
 
 
 def _reason(path: Path, error: InshrinkError) -> str:
-    """Return why a checkpoint cannot be read; which one stands beside it."""
+    """Return why a checkpoint cannot be read, without its path, which is shown beside."""
     return str(error).removeprefix(f"{path}: ")
 
 
@@ -277,13 +277,13 @@ class Run(Mapping[int, Checkpoint]):
             ) from None
 
     def attributed(self, archived: Checkpoint | None = None) -> Run:
-        """Return the run with its optimizers' state attributed as values tell, which takes a look at them.
+        """Return the run with its optimizers' state attributed by values, which reads some of them.
 
         Parameters
         ----------
         archived
-            The last checkpoint that an archive of the run holds: what it says holds on, unless values speak
-            clearly against it.
+            The last checkpoint that an archive of the run holds: its attribution holds, unless values clearly
+            contradict it.
 
         Notes
         -----
@@ -329,7 +329,7 @@ class Run(Mapping[int, Checkpoint]):
 
     @property
     def attribution_digest(self) -> str:
-        """What tells one attribution of the optimizers' state from another, for caches."""
+        """A digest of the attribution of the optimizers' state, for caches."""
         owners = [sorted(parsed.owners.items()) for parsed in self._parsed.values()]
         return hashlib.blake2b(repr(owners).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
@@ -338,8 +338,8 @@ class Run(Mapping[int, Checkpoint]):
         parsed = self._at(step)
         if not parsed.slots and parsed.order == same_places(parsed, archived).order:
             return self[step]
-        told = parsed.attributed(same_places(parsed, archived))
-        checkpoint = told.checkpoint(step, self._access.counter)
+        attributed = parsed.attributed(same_places(parsed, archived))
+        checkpoint = attributed.checkpoint(step, self._access.counter)
         return accepting_damage(checkpoint) if self._access.allow_damaged else checkpoint
 
     def __getitem__(self, step: int) -> Checkpoint:
@@ -477,7 +477,7 @@ def _notes(origin: str, parsed: Iterable[ParsedCheckpoint]) -> tuple[str, ...]:
         return (origin,)
     return (
         origin,
-        f"optimizer state of {most} of {of} parameters is unattributed: nothing tells for certain whose",
+        f"optimizer state of {most} of {of} parameters is unattributed: its owner is not certain",
     )
 
 
@@ -518,7 +518,7 @@ class _Names:
         return self._pattern is None or self._number(path) is not None
 
     def step(self, path: Path) -> int | None:
-        """Return the step that a name tells, where names tell the steps of the run."""
+        """Return the step in a name, where names have the steps of the run."""
         return self._number(path) if self._tell else None
 
 
@@ -640,7 +640,7 @@ def open_run(
         A directory, a glob, a checkpoint file, or a directory that is one checkpoint; or a directory and a
         step pattern with ``{step}`` as its last part.
     step_pattern
-        How the step number stands in names: ``model_ep{step}_*.pt``, or a regular expression with one
+        How names contain the step number: ``model_ep{step}_*.pt``, or a regular expression with one
         group. Overrides what the files say.
     follow_links
         Follow links out of the run too. Links inside it, and those of the Hugging Face cache to its blobs,

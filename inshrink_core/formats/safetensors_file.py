@@ -10,8 +10,6 @@ from inshrink_core.errors import DamagedError
 from inshrink_core.formats.disk import ReadableFile, parse_json
 from inshrink_core.formats.state_tree import Placed
 
-__all__ = ["SAFETENSORS_DTYPES", "SafetensorsHeader", "looks_like_safetensors", "read_header"]
-
 MAX_HEADER_BYTES: Final = 100_000_000
 """The specification's own bound (safetensors README, "Format")."""
 

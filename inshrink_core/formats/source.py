@@ -32,15 +32,6 @@ from inshrink_core.formats.state_tree import Placed
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "DEFAULT_LIMITS",
-    "FileSource",
-    "accepting_damage",
-    "peek",
-    "peek_sample",
-    "tensor_bytes",
-    "write_layout",
-]
 
 DEFAULT_LIMITS: Final = Limits()
 """What is available."""
@@ -137,14 +128,14 @@ class FileSource:
         return self._tensor(spec, checked=True)
 
     def peek(self, spec: TensorSpec) -> Tensor:
-        """Return what `read` does, without a look at checksums: for values that nobody keeps."""
+        """Return what `read` does, without comparing checksums: for values that are not stored."""
         return self._tensor(spec, checked=False)
 
     def sample(self, spec: TensorSpec) -> Tensor:
-        """Return what `inshrink_core.ops.sample.sample` returns of a tensor; checksums are not looked at."""
+        """Return what `inshrink_core.ops.sample.sample` returns of a tensor; checksums are not compared."""
         import torch
 
-        from inshrink_core.ops.reference.quantize import flattened
+        from inshrink_core.ops.flat import flattened
         from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample
 
         name, placed = self._place(spec)
@@ -250,7 +241,7 @@ class FileSource:
         return summary(kinds, self._checks, self._accepted)
 
     def accepting_damage(self, files: Sequence[FileLayout]) -> FileSource:
-        """Return a source that takes the bytes as they are now, after a look at every one of them."""
+        """Return a source that takes the bytes as they are now, after reading every one of them."""
         damage: list[Damage] = []
         for layout in files:
             with self._open(layout.path) as file:
@@ -266,7 +257,7 @@ class FileSource:
 
 
 def peek(source: TensorSource, spec: TensorSpec) -> Tensor:
-    """Return a tensor for a look at it: where it comes from a file, its checksum is not computed."""
+    """Return a tensor that is only looked at: where it comes from a file, its checksum is not computed."""
     return source.peek(spec) if isinstance(source, FileSource) else source.read(spec)
 
 
@@ -277,7 +268,7 @@ def peek_sample(source: TensorSource, spec: TensorSpec) -> Tensor:
     """
     if isinstance(source, FileSource):
         return source.sample(spec)
-    from inshrink_core.ops.reference.quantize import flattened
+    from inshrink_core.ops.flat import flattened
     from inshrink_core.ops.sample import sample
 
     return sample(flattened(source.read(spec)))
@@ -391,7 +382,7 @@ def tensor_bytes(tensor: Tensor, spec: TensorSpec) -> memoryview:
 
 
 class _Writer:
-    """Writes a file front to back and keeps the CRC-32 of each zip entry on the way."""
+    """Writes a file front to back and computes the CRC-32 of each zip entry on the way."""
 
     def __init__(self, file: IO[bytes], layout: FileLayout) -> None:
         self.file, self.at = file, 0

@@ -1,4 +1,4 @@
-"""Find the model, the optimizers and the step in what a torch file holds, and whose state is whose.
+"""Find the model, the optimizers and the step in what a torch file holds, and which state belongs to what.
 
 Training scripts agree on no layout, only on habits; the lists of keys below are those habits.
 """
@@ -13,28 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from inshrink_core.checkpoint import MODEL_ROLES, OPTIMIZER_ROLES, Box, TensorRole
 from inshrink_core.errors import DamagedError
-from inshrink_core.formats.owners import Claims, Slot, told_by_headers
-from inshrink_core.formats.pickles import TensorParts, TensorRef
-
-__all__ = [
-    "EMA_KEYS",
-    "MODEL_KEYS",
-    "OPTIMIZER_KEYS",
-    "SAVE_KEY",
-    "STATE_ROLES",
-    "STEP_KEYS",
-    "Named",
-    "Optimizer",
-    "OptimizerGroup",
-    "Piece",
-    "Placed",
-    "RoleMap",
-    "StateTree",
-    "assign_roles",
-    "read_state_tree",
-    "strip_wrappers",
-    "told_role",
-]
+from inshrink_core.formats.attribution.laws import Claims, Slot, told_by_headers
+from inshrink_core.formats.torch.pickles import TensorParts, TensorRef
 
 MODEL_KEYS: Final = ("state_dict", "model_state_dict", "model", "module", "net", "params", "weights")
 EMA_KEYS: Final = ("ema", "model_ema", "ema_model", "state_dict_ema", "ema_state_dict")
@@ -45,8 +25,8 @@ STEP_KEYS: Final = ("global_step", "step", "iter_num", "iteration", "it", "n_ite
 
 SAVE_KEY: Final = "inshrink"
 """Key of a saver's file under which it says that it is one: ``{"save": 1, "buffers": names}``. In such a file
-nothing is guessed: ``model`` and ``optimizer`` are what they are called, further ones stand by name under
-``also``, and what stands under ``extra`` is never looked into for any."""
+nothing is guessed: ``model`` and ``optimizer`` are what they are called, further ones are by name under
+``also``, and what is under ``extra`` is never searched for any."""
 
 _OTHER_STATE: Final = frozenset(
     {"scheduler", "lr_scheduler", "lr_schedulers", "scheduler_state_dict", "lr_scheduler_state_dict"}
@@ -136,7 +116,7 @@ class OptimizerGroup(NamedTuple):
 
 
 class StateTensor(NamedTuple):
-    """A tensor that an optimizer keeps for a parameter: its role, its place, and what names it.
+    """A tensor that an optimizer has for a parameter: its role, its place, and what names it.
 
     The suffix follows the parameter's name. It is empty where the role says what the tensor is.
     """
@@ -277,7 +257,7 @@ class _Walker:
                 yield from self.tensors(item, inner, depth + 1)
 
     def placed(self, value: object, prefix: str = "") -> list[tuple[str, Placed]]:
-        """Return the tensors in a value, by names that stand once."""
+        """Return the tensors in a value, by names that occur once."""
         found: dict[str, TensorRef] = {}
         for name, ref in self.tensors(value):
             found.setdefault(name, ref)
@@ -386,7 +366,7 @@ def _identifiers(values: object, walker: _Walker) -> tuple[int | str, ...]:
 
 
 def _state_tensors(state: object, walker: _Walker) -> list[StateTensor]:
-    """Return what an optimizer keeps for a parameter; numbers of unknown use stay where they are."""
+    """Return what an optimizer has for a parameter; numbers of unknown use stay where they are."""
     found: dict[tuple[TensorRole, str], TensorRef] = {}
     if not isinstance(state, dict):
         return []
@@ -534,8 +514,8 @@ class RoleMap(NamedTuple):
     """Model tensors with their roles, optimizer tensors, and the group of each parameter.
 
     A group is named by the numbers of its file, its optimizer and itself. `slots` are the parameters that
-    optimizers know by number, `owners` says whose they are as far as that is known, and `free` which weights
-    they may be, by shape in the order given.
+    optimizers know by number, `owners` gives the names of those that are known, and `free` the weights that
+    the others may be, by shape in the order given.
     """
 
     model: list[Named]
@@ -554,13 +534,13 @@ def is_buffer(name: str, dtype: str) -> bool:
 
 
 def _shape_of(state: Sequence[StateTensor]) -> tuple[int, ...] | None:
-    """Return the shape of the parameter some state belongs to, or None where no tensor tells."""
+    """Return the shape of the parameter some state belongs to, or None where no tensor has it."""
     untold = (TensorRole.STEP, TensorRole.STATE)
     return next((one.placed.shape for one in state if one.role not in untold), None)
 
 
 def _names_known(optimizer: Optimizer) -> dict[int | str, str]:
-    """Return the names of parameters that the file itself tells."""
+    """Return the names of parameters that the file itself gives."""
     params = [p for group in optimizer.groups for p in group.params]
     known = [n for group in optimizer.groups for n in group.names]
     if len(known) == len(params) and params:
@@ -603,12 +583,12 @@ def assign_roles(
     Parameters
     ----------
     model
-        Number of the file, name and place of weights and buffers in order; tied names stand with the same
+        Number of the file, name and place of weights and buffers in order; tied names come with the same
         place.
     optimizers
         For each file, the optimizers it holds.
     ordered
-        Whether the model's tensors stand in its own order, not in the alphabet's.
+        Whether the model's tensors are in its own order, not sorted by name.
     owners
         Whose the slots are; by default what headers tell (`told_by_headers`).
 

@@ -31,15 +31,6 @@ from inshrink_core.formats.source import DEFAULT_LIMITS, tensor_bytes, write_lay
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "LAYOUTS",
-    "rehearse_writing",
-    "restorable_layout",
-    "write_checkpoint",
-    "write_files",
-    "write_safetensors",
-    "written_nbytes",
-]
 
 Progress = Callable[[str], None]
 Writer = Callable[[IO[bytes]], None]
@@ -496,7 +487,7 @@ def write_files(
 def _switch(fresh: Sequence[Path], targets: Sequence[Path], folder: Path) -> None:
     """Give all files their names, or none.
 
-    Of several files the old ones go first, all of them: whatever cuts this off, no old file ever stands
+    Of several files the old ones go first, all of them: whatever cuts this off, no old file is ever
     beside a new one. One file alone is replaced at once.
     """
     parents = {target.parent for target in targets}

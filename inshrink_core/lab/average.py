@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, ClassVar, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -128,10 +128,22 @@ class AverageReport(Report):
     seconds: float = 0.0
     device: str = "cpu"
 
-    DOCUMENT: ClassVar = (
-        "source files=paths weights steps coefficients metric direction judged n_candidates n_averaged "
-        "from_last seconds device"
-    )
+    def _document(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "files": self.paths,
+            "weights": self.weights,
+            "steps": self.steps,
+            "coefficients": self.coefficients,
+            "metric": self.metric,
+            "direction": self.direction,
+            "judged": self.judged,
+            "n_candidates": self.n_candidates,
+            "n_averaged": self.n_averaged,
+            "from_last": self.from_last,
+            "seconds": self.seconds,
+            "device": self.device,
+        }
 
     def show(self, console: Console) -> None:
         """Print the coefficients, what they are worth, and what is no average."""
@@ -324,8 +336,10 @@ class Average(EvaluatorRequest, OnDevice, Opening, Limiting, Request[AverageRepo
             judge = _Judge(chain, self, self.held_out, stack, limits)
             if self.search:
                 starts = [*rows.values(), *(uniform(n, some) for some in (2, 3, 5, 8))]
-                told = _told(self.progress, chain.steps[-1], judge)
-                rows[kind] = evolve(judge.cost, starts, budget=self._n_candidates, seed=self.seed, told=told)
+                report = _reporter(self.progress, chain.steps[-1], judge)
+                rows[kind] = evolve(
+                    judge.cost, starts, budget=self._n_candidates, seed=self.seed, report=report
+                )
             judged = tuple(judge.row(name, coefficients) for name, coefficients in rows.items())
         return _Judgement(tuple(rows[kind]), judged, judge.metric, judge.direction.value)
 
@@ -383,7 +397,7 @@ def evolve(
     *,
     budget: int,
     seed: int = 0,
-    told: Callable[[int, int, float], None] | None = None,
+    report: Callable[[int, int, float], None] | None = None,
 ) -> tuple[float, ...]:
     """Return the coefficients of the least cost that an evolution finds; they sum to 1.
 
@@ -397,7 +411,7 @@ def evolve(
         How often the cost is asked for, the starts included; at least the starts are tried.
     seed
         Of the random numbers: the same costs give the same coefficients.
-    told
+    report
         Called with the number tried, of how many, and the least cost so far.
 
     Notes
@@ -421,8 +435,8 @@ def evolve(
         pool.append((value if math.isfinite(value) else math.inf, number, child))
         pool.sort(key=lambda row: row[:2])
         del pool[_N_PARENTS:]
-        if told is not None:
-            told(number + 1, most, pool[0][0])
+        if report is not None:
+            report(number + 1, most, pool[0][0])
     return tuple(pool[0][2].tolist())
 
 
@@ -594,20 +608,22 @@ class _Judge:
         return Judged(name=name, value=self._value(self._evaluator, coefficients), held_out=other)
 
 
-def _told(progress: OnProgress | None, step: int, judge: _Judge) -> Callable[[int, int, float], None] | None:
-    """Return what tells how far a search has come."""
+def _reporter(
+    progress: OnProgress | None, step: int, judge: _Judge
+) -> Callable[[int, int, float], None] | None:
+    """Return a callback that reports how far a search has come."""
     if progress is None:
         return None
 
-    def told(done: int, total: int, least: float) -> None:
+    def report(done: int, total: int, least: float) -> None:
         best = judge.direction.cost(least)
         progress(Progress("search", done, total, step, f"{judge.metric} {best:.6g}", {judge.metric: best}))
 
-    return told
+    return report
 
 
 def _counted(progress: OnProgress, chain: _Chain) -> Callable[[str], None]:
-    """Return what tells how many tensors are written."""
+    """Return a callback that reports how many tensors are written."""
     total, written = len(chain.last.specs), set[str]()
 
     def count(key: str) -> None:

@@ -28,23 +28,10 @@ from inshrink_core.training.spool import spool_folder
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainConfig
 
-__all__ = [
-    "Schedule",
-    "Setup",
-    "Training",
-    "isolated",
-    "open_saver",
-    "perturb",
-    "require_judgeable",
-    "task_evaluator",
-    "train_perturbed",
-    "train_restored",
-    "train_uninterrupted",
-]
 
 _SEED_STRIDE: Final = 1_000_003
 """A prime above any number of steps here, so that no two steps of any two seeds share a batch; the
-generator takes 32 bits of its seed, so seed and step cannot stand side by side in 64."""
+generator takes 32 bits of its seed, so seed and step cannot be side by side in 64."""
 
 _WRONG_SEED: Final = 0x5EED
 """Of the model that a restore overwrites: had the restore not, its values would show."""

@@ -4,7 +4,7 @@ A training is saved, goes on, and loses some of its tensors. One way back is to 
 steps since are lost. The other restores what was lost alone, beside tensors that are some steps ahead of it
 (SCAR). What that costs is counted in steps too: how many more it takes until the model is as good as without
 the failure. A training that lost nothing takes more, too, for it has to be as good as the best of another
-one: what chance has of the count is told by a copy whose weights are moved by their last bits.
+one: how much of it is chance is measured with a copy whose weights are changed in their last bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain import ChainConfig
     from inshrink_core.training.saver import Saver
 
-__all__ = ["PartialFailure", "PartialRehearsal", "rehearse_partial"]
 
 _CHOICE_STRIDE: Final = 1_000_003
 """Between the seeds that choose what is lost, and when."""
@@ -51,7 +50,7 @@ class PartialFailure:
     seed
         Of the training.
     saved_at, failed_at
-        The step of the last whole save, or of one that stands for it where saves are under a budget; and the
+        The step of the last whole save, or of the one in its place where saves are under a budget; and the
         step after which tensors were lost.
     lost
         Their names.
@@ -109,10 +108,26 @@ class PartialRehearsal(Report):
     archive_bytes: int
     failures: tuple[PartialFailure, ...]
 
-    DOCUMENT: ClassVar = (
-        "task metric direction codec config optimizer lose budget device archive_bytes failures "
-        "whole partial chance fewer fewer_beyond_chance fewer_by_seed"
-    )
+    def _document(self) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            "metric": self.metric,
+            "direction": self.direction,
+            "codec": self.codec,
+            "config": self.config,
+            "optimizer": self.optimizer,
+            "lose": self.lose,
+            "budget": self.budget,
+            "device": self.device,
+            "archive_bytes": self.archive_bytes,
+            "failures": self.failures,
+            "whole": self.whole,
+            "partial": self.partial,
+            "chance": self.chance,
+            "fewer": self.fewer,
+            "fewer_beyond_chance": self.fewer_beyond_chance,
+            "fewer_by_seed": self.fewer_by_seed,
+        }
 
     def show(self, console: Console) -> None:
         """Print a row a failure, then what they say together."""

@@ -12,14 +12,15 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
-from inshrink_core.chain import optimizer_of
 from inshrink_core.codec import get_codec
 from inshrink_core.errors import InputError
+from inshrink_core.evaluate import Executing
 from inshrink_core.execution import ResultStore, key_digest, resolve_device
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.lab.results import TrainingResult, parse_training
 from inshrink_core.lab.tasks import find_task, task_names
 from inshrink_core.metrics import Direction, drop, ratio
+from inshrink_core.plugins import plugin
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, Bounds
@@ -70,15 +71,15 @@ _MOST_KEPT: Final = 2_000
 
 
 @dataclass(frozen=True)
-class Rehearse(Writing, Bounding, Request["Rehearsal | PartialRehearsal"]):
-    """Train with failures restored from the archive, against uninterrupted training.
+class Rehearse(Writing, Bounding, Executing, Request["Rehearsal | PartialRehearsal"]):
+    """Train with failures restored from the archive, and compare with uninterrupted training.
 
     Parameters
     ----------
     task
         A shipped task, such as char-gpt (docs/rehearsal.md lists them), or FILE.py:CLASS, which is executed.
     output
-        Where finished trainings are kept: shared by all codecs.
+        Where finished trainings are stored: shared by all codecs.
     scale
         large: train the task's model for a GPU. Its results are another task's, NAME@large.
     restores
@@ -94,7 +95,7 @@ class Rehearse(Writing, Bounding, Request["Rehearsal | PartialRehearsal"]):
         costs.
     lose
         Lose this share of the model's tensors between two saves, restore these alone, and count the steps
-        that it costs; nothing is kept of such trainings.
+        that it costs; nothing is stored of such trainings.
     budget
         With --lose, let a save take this share of a whole one's bytes, and save as many times as often.
     device
@@ -110,7 +111,7 @@ class Rehearse(Writing, Bounding, Request["Rehearsal | PartialRehearsal"]):
         There is no such task.
     InputError
         A scale that the task does not have, more restores than saves leave room for, or another setting out
-        of range; bounds on what the task does not tell, or a codec without anything to search.
+        of range; bounds on what the task does not measure, or a codec without anything to search.
 
     Notes
     -----
@@ -175,6 +176,8 @@ class Rehearse(Writing, Bounding, Request["Rehearsal | PartialRehearsal"]):
 
         self._check()
         bounds = self.promised()
+        if plugin("inshrink.tasks", self.task) is None:
+            self.require_trusted(self.task.rpartition(":")[0])
         task, identity = find_task(self.task, self.scale)
         schedule = Schedule.of(task, self.steps, self.saves, self.restores)
         chain = self.chain_config(device="cpu", threads=self.threads)
@@ -247,7 +250,7 @@ class _Runner:
 
         task, schedule = self.setup.task, self.setup.schedule
         if self.bounds is not None:
-            space_of(self.chain.codec, frozenset())  # refuses a codec without anything to search
+            space_of(self.chain.codec)  # refuses a codec without anything to search
         with isolated(self.threads):
             if self.bounds is not None:
                 require_judgeable(task, self.bounds, self.setup.device)
@@ -328,8 +331,7 @@ class _Runner:
         key = self._key(seed) | {
             "codec": self.chain.codec,
             "config": self.chain.settings(),
-            # In the words that frames have, so that what was kept under an older name of it is found.
-            "optimizer_state": self.chain.record()["optimizer"],
+            "optimizer_state": self.chain.optimizer,
             "keyframe_every": self.chain.keyframe_every,
             "bitstream": get_codec(self.chain.codec).bitstream,
             "inshrink": __version__,
@@ -379,7 +381,7 @@ class _Runner:
 
 
 def _bounds_key(bounds: Bounds) -> dict[str, Any]:
-    """Return bounds as JSON values that tell one that was waived from one that is filled in by default."""
+    """Return bounds as JSON values in which one that was waived differs from one filled in by default."""
     divergence = DEFAULT_MAX_DIVERGENCE if bounds.max_divergence is None else bounds.max_divergence
     cost = bounds.max_restore_cost
     return {
@@ -423,12 +425,37 @@ class Rehearsal(Report):
     perturbed: tuple[TrainingResult, ...] = ()
     device: str = "cpu"
 
-    DOCUMENT: ClassVar = (
-        "task metric direction codec config optimizer steps=n_steps saves=n_saves restored_at "
-        "seeds=uninterrupted.seed uninterrupted=uninterrupted.final restored=restored.final excesses excess "
-        "excess_half_width chance beyond_chance beyond_chance_half_width noise ratio_weights ratio_total "
-        "raw_bytes archive_bytes train_seconds restored_seconds device save_seconds curves"
-    )
+    def _document(self) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            "metric": self.metric,
+            "direction": self.direction,
+            "codec": self.codec,
+            "config": self.config,
+            "optimizer": self.optimizer,
+            "steps": self.n_steps,
+            "saves": self.n_saves,
+            "restored_at": self.restored_at,
+            "seeds": [one.seed for one in self.uninterrupted],
+            "uninterrupted": [one.final for one in self.uninterrupted],
+            "restored": [one.final for one in self.restored],
+            "excesses": self.excesses,
+            "excess": self.excess,
+            "excess_half_width": self.excess_half_width,
+            "chance": self.chance,
+            "beyond_chance": self.beyond_chance,
+            "beyond_chance_half_width": self.beyond_chance_half_width,
+            "noise": self.noise,
+            "ratio_weights": self.ratio_weights,
+            "ratio_total": self.ratio_total,
+            "raw_bytes": self.raw_bytes,
+            "archive_bytes": self.archive_bytes,
+            "train_seconds": self.train_seconds,
+            "restored_seconds": self.restored_seconds,
+            "device": self.device,
+            "save_seconds": self.save_seconds,
+            "curves": self.curves,
+        }
 
     @property
     def excesses(self) -> tuple[float | None, ...]:
@@ -608,7 +635,7 @@ def _all_known(values: Sequence[float | None]) -> list[float] | None:
 
 
 def kept_rehearsals(directory: str | os.PathLike[str]) -> tuple[Rehearsal, ...]:
-    """Return what the trainings that `rehearse` keeps say in pairs: restored ones, each with its seed alone.
+    """Compare the stored trainings of `rehearse` in pairs: each restored one with its seed uninterrupted.
 
     Parameters
     ----------
@@ -634,7 +661,7 @@ def pair_trainings(
     Parameters
     ----------
     trainings
-        Of any settings, each with the key that it is kept under.
+        Of any settings, each with the key that it is stored under.
     """
     alone: dict[str, TrainingResult] = {}
     perturbed: dict[str, TrainingResult] = {}
@@ -659,7 +686,7 @@ def _without_seed(key: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _digest_of(key: Mapping[str, Any], *more: Any) -> str:
-    """Return what tells trainings apart that no archive had a part in."""
+    """Return the key of a training that no archive had a part in."""
     return key_digest({"alone": {name: key.get(name) for name in _ALONE}, "more": list(more)})
 
 
@@ -686,7 +713,7 @@ def _paired(
         direction=task.direction,
         codec=str(key["codec"]),
         config=dict(key["config"]),
-        optimizer=optimizer_of({"optimizer": key["optimizer_state"]}),
+        optimizer=key["optimizer_state"],
         n_steps=int(key["n_steps"]),
         n_saves=len(key["saved_at"]),
         restored_at=tuple(map(int, key["restored_at"])),

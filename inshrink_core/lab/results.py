@@ -30,7 +30,7 @@ class TrainingResult:
         Raw bytes of the weights and of everything in the frames, and what they take in the archive;
         0 without failures.
     promise
-        What was promised of every save as restored and how each keeps it
+        The bounds on every save as restored, and how each stays within them
         (`inshrink_core.training.check.CheckedWriter.promise`); None where nothing was.
     """
 

@@ -1,4 +1,4 @@
-"""Typed front of the kernel that tells how far decoded values are from the original ones."""
+"""Typed front of the kernel that measures how far decoded values are from the original ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import NamedTuple
 from torch import Tensor
 
 from inshrink_core.ops.registry import op
-
-__all__ = ["N_SUMS", "SLICE", "Distance", "added_up", "distance_to_grid", "slices_of", "squared_distance"]
 
 N_SUMS = 16
 """Element i is added to sum i modulo this: two vectors of eight float64 each."""
@@ -64,8 +62,8 @@ def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
 
 
 @op
-def distance_to_grid(values: Tensor, integers: Tensor, delta: float) -> Distance:
-    """Do what `squared_distance` does for decoded values ``integers * delta``, without making them.
+def distance_to_lattice(values: Tensor, integers: Tensor, unit: float) -> Distance:
+    """Do what `squared_distance` does for decoded values ``integers * unit``, without making them.
 
     Parameters
     ----------
@@ -73,7 +71,7 @@ def distance_to_grid(values: Tensor, integers: Tensor, delta: float) -> Distance
         Contiguous.
     integers : Int32[Tensor, "n"]
         Below 2**24 in magnitude; on the same device.
-    delta
+    unit
         Unit, a power of two.
     """
     raise NotImplementedError

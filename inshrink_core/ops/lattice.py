@@ -1,12 +1,12 @@
 """Typed fronts of the lattice codec's kernels.
 
-A tensor is int32 numbers N in units of ``delta = 2**e``; a frame adds ``step * q``. What touches floats is
-single float32 operations: ``x = float32(N) * delta`` is exact, then one subtraction, one multiplication
+A tensor is int32 numbers N in units of ``unit = 2**e``; a frame adds ``spacing * q``. What touches floats is
+single float32 operations: ``x = float32(N) * unit`` is exact, then one subtraction, one multiplication
 and one rounding to the nearest even integer. So every device chooses the same q.
 
 The *history* of an element is a byte: bits 0-4 its context, 0 if it has not changed since the chain's
-keyframe, else ``1 + 3 * (age - 1) + pair`` where age (1 to 8, 8 standing for more) counts the frames since
-its last change and pair tells what the change before was (0 none, 1 of the same sign, 2 of the other);
+keyframe, else ``1 + 3 * (age - 1) + pair`` where age (1 to 8, 8 for all beyond) counts the frames since
+its last change and pair says what the change before was (0 none, 1 of the same sign, 2 of the other);
 bit 5 is set if its last change was negative. A change is coded *turned*, times the sign of the last one,
 which makes contexts symmetric.
 
@@ -25,27 +25,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.ops.registry import op
-
-__all__ = [
-    "EXACT",
-    "FIRST_LARGE",
-    "MAX_GRADE",
-    "MIN_GRADE",
-    "N_CONTEXTS",
-    "N_TOKENS",
-    "Advanced",
-    "Gain",
-    "Grid",
-    "Rounded",
-    "advance",
-    "gain_grades",
-    "large_changes",
-    "pack_extra",
-    "round_to_grid",
-    "scale_integers",
-    "sum_tokens",
-    "unpack_extra",
-]
 
 N_CONTEXTS = 25
 """No change so far, and eight ages of three pairs."""
@@ -66,41 +45,41 @@ OLDEST_CONTEXT = N_CONTEXTS - 3
 """Contexts from here on do not age."""
 
 MAX_PRODUCT = 1 << 25
-"""Bound on abs(step * q): the way from one end of the integers to the other."""
+"""Bound on abs(spacing * q): the way from one end of the integers to the other."""
 
 MIN_GRADE, MAX_GRADE = 410, 2048
 """Thresholds of matched gain in 4096ths: .1 and .5."""
 
 GAIN_BINS = 2048
-"""Bins of abs(r), 256 to a step; what is beyond eight steps is rounded and taken as it is."""
+"""Bins of abs(r), 256 to a spacing; what is beyond eight spacings is rounded and taken as it is."""
 
 
 GAIN_SLACK = 256
 """The projection may be short of the movement's by one part in 256."""
 
 WEAK_ENERGY = 400
-"""A step is too coarse for a movement whose mean r² is below one part in 400: rms(r) below .05. With .2, as
-first measured, rehearsals of a small GPT end no closer and store a third more."""
+"""A spacing is too coarse for a movement whose mean r² is below one part in 400: rms(r) below .05. With .2,
+as first measured, rehearsals of a small GPT end no closer and store a third more."""
 
 
-class Grid(NamedTuple):
+class Lattice(NamedTuple):
     """A lattice, and what of it a tensor may use.
 
     Parameters
     ----------
-    delta
+    unit
         Unit, a power of two.
-    step
+    spacing
         Units from one lattice point to the next, at least 1.
-    rcp
-        ``float32(1 / (step * delta))``.
+    reciprocal
+        ``float32(1 / (spacing * unit))``.
     bound
         Largest abs(N), below 2**24.
     """
 
-    delta: float
-    step: int
-    rcp: float
+    unit: float
+    spacing: int
+    reciprocal: float
     bound: int
 
 
@@ -160,8 +139,8 @@ class Advanced(NamedTuple):
 
 
 @op
-def round_to_grid(
-    values: Tensor, integers: Tensor, history: Tensor | None, grid: Grid, gain: Gain | None = None
+def round_to_lattice(
+    values: Tensor, integers: Tensor, history: Tensor | None, lattice: Lattice, gain: Gain | None = None
 ) -> Rounded:
     """Choose the changes of a frame, and return them as tokens with the state after them.
 
@@ -173,12 +152,12 @@ def round_to_grid(
         N before the frame, within the bound; on the CPU.
     history : UInt8[Tensor, "n"] or None
         Before the frame; None: no element has changed.
-    grid
+    lattice
         The lattice.
     gain
         None: each value goes to the nearest lattice point. Else matched gain: ``y``, the movement
-        ``(w - base) / D`` in whole steps, becomes ``floor(abs + 1 - t)`` in magnitude, and
-        ``q = rint(y - (x - base) / D)``; t is seven tenths where x lies more than half a step further
+        ``(w - base) / D`` in whole spacings, becomes ``floor(abs + 1 - t)`` in magnitude, and
+        ``q = rint(y - (x - base) / D)``; t is seven tenths where x lies more than half a spacing further
         that way already.
 
     Returns
@@ -191,9 +170,13 @@ def round_to_grid(
 
 @op
 def advance(
-    tokens: Tensor, large: NDArray[np.int64], integers: Tensor | None, history: Tensor | None, grid: Grid
+    tokens: Tensor,
+    large: NDArray[np.int64],
+    integers: Tensor | None,
+    history: Tensor | None,
+    lattice: Lattice,
 ) -> Advanced:
-    """Apply decoded tokens to a state: the inverse of `round_to_grid`.
+    """Apply decoded tokens to a state: the inverse of `round_to_lattice`.
 
     Parameters
     ----------
@@ -203,20 +186,20 @@ def advance(
         z of the tokens from `FIRST_LARGE` on but for `EXACT`, in order.
     integers, history
         Before the frame; None: zeros.
-    grid
+    lattice
         The lattice.
     """
     raise NotImplementedError
 
 
 @op
-def scale_integers(integers: Tensor, delta: float) -> Tensor:
-    """Return the values ``N * delta`` that integers stand for, in memory of their own.
+def scale_integers(integers: Tensor, unit: float) -> Tensor:
+    """Return the values ``N * unit`` that integers stand for, in memory of their own.
 
     Parameters
     ----------
     integers : Int32[Tensor, "n"]
-    delta
+    unit
         Unit, a power of two.
 
     Returns
@@ -228,7 +211,7 @@ def scale_integers(integers: Tensor, delta: float) -> Tensor:
 
 
 @op
-def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_rows: int) -> Tensor:
+def gain_grades(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice, n_rows: int) -> Tensor:
     """Find the threshold of matched gain for each of `n_rows` rows of equal length.
 
     With ``r = (w - base) / D`` the largest t is taken for which the projection of the rounded movement on
@@ -238,26 +221,26 @@ def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_ro
     -------
     Int32[Tensor, "rows"]
         4096 t, from `MIN_GRADE` to `MAX_GRADE`; 0 where plain rounding keeps the movement; negative,
-        ``-4096 t``, where the step is too coarse: rms(r) is below .05, or even t = .1 falls short.
+        ``-4096 t``, where the spacing is too coarse: rms(r) is below .05, or even t = .1 falls short.
     """
     raise NotImplementedError
 
 
 @op
 def large_changes(
-    tokens: Tensor, before: Tensor, after: Tensor, history: Tensor | None, step: int
+    tokens: Tensor, before: Tensor, after: Tensor, history: Tensor | None, spacing: int
 ) -> NDArray[np.int64]:
     """Return z of the tokens from `FIRST_LARGE` on but for `EXACT`, in order.
 
     Parameters
     ----------
     tokens : UInt8[Tensor, "n"]
-        From `round_to_grid`.
+        From `round_to_lattice`.
     before, after : Int32[Tensor, "n"]
         The integers it was given, and those it returned.
     history : UInt8[Tensor, "n"] or None
         The history it was given.
-    step
+    spacing
         Units from one lattice point to the next.
     """
     raise NotImplementedError

@@ -21,32 +21,6 @@ from torch import Tensor
 
 from inshrink_core.ops.registry import op
 
-__all__ = [
-    "BAND",
-    "FRACTION_BITS",
-    "HIGHEST",
-    "LARGEST_INTEGER",
-    "LINE",
-    "LOWEST",
-    "MAX_MAGNITUDE",
-    "N_SUMS",
-    "ZERO_POINT",
-    "Kinds",
-    "Sums",
-    "Units",
-    "count_magnitudes",
-    "expand_units",
-    "half_octave_values",
-    "kinds_of",
-    "octave_edges",
-    "relative_square",
-    "round_in_units",
-    "round_to_octaves",
-    "row_reaches",
-    "squares_cover",
-    "sum_sides",
-]
-
 ZERO_POINT = 128
 """Integers, residuals and column exponents are stored with this added."""
 
@@ -197,7 +171,7 @@ def round_in_units(values: Tensor, units: Units, threshold: int) -> Tensor:
 
 @op
 def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, held: float) -> Tensor:
-    """Return the octave of each value against its unit, plus `ZERO_POINT`; 0 where it is not above zero.
+    """Return the octave of each value relative to its unit, plus `ZERO_POINT`; 0 where it is not above zero.
 
     Parameters
     ----------

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from inshrink_core.ops.registry import op
 
-__all__ = ["Transform", "merge_planes", "split_planes"]
-
 
 class Transform(IntEnum):
     """What is done to a word of w bits before it is split into bytes; each has an inverse.

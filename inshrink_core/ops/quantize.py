@@ -13,21 +13,6 @@ from torch import Tensor
 
 from inshrink_core.ops.registry import op
 
-__all__ = [
-    "INFINITE_KEY",
-    "MAGNITUDE_KEYS",
-    "N_KEYS",
-    "PROTECTED",
-    "PRUNED",
-    "assign",
-    "dequantize",
-    "gather_decoded",
-    "gather_protected",
-    "histogram16",
-    "sensitivity_histogram",
-    "symbol_counts",
-]
-
 N_KEYS = 1 << 16
 """Number of keys: sign (1 bit), exponent (8), mantissa (7)."""
 

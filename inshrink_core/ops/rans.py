@@ -20,21 +20,6 @@ from torch import Tensor
 
 from inshrink_core.ops.registry import op
 
-__all__ = [
-    "BIT_LENGTHS",
-    "CONTEXT_MASK",
-    "INITIAL_STATE",
-    "MAX_CONTEXTS",
-    "PRECISION",
-    "RansBlocks",
-    "RansModel",
-    "block_sizes",
-    "decode_table",
-    "rans_counts",
-    "rans_decode",
-    "rans_encode",
-]
-
 PRECISION = 12
 """Bits of a frequency: tables of 4096 entries of 32 bits, of which 16 fit a second-level cache."""
 
@@ -48,7 +33,7 @@ MAX_CONTEXTS = 32
 """Most contexts: more would cost more in tables than they gain, and leave the second-level cache."""
 
 CONTEXT_MASK = MAX_CONTEXTS - 1
-"""Bits of a byte that are its context; what else a caller keeps in the byte need not be taken off."""
+"""Bits of a byte that are its context; a caller may use the others, they need not be removed."""
 
 
 class RansModel(NamedTuple):

@@ -23,8 +23,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
-__all__ = ["OPS", "Backend", "force_backend", "implementation", "op"]
-
 
 class Backend(StrEnum):
     """Where an op runs: `reference` anywhere (plain torch), the others on their device."""
@@ -44,6 +42,7 @@ _forced: ContextVar[Backend | None] = ContextVar("_forced", default=None)
 _FOLDER = {Backend.REFERENCE: "reference", Backend.CPU: "cpu", Backend.CUDA: "triton"}
 
 _BACKEND_OF_DEVICE = {"cpu": Backend.CPU, "cuda": Backend.CUDA}
+"""By what torch names the kind of a device."""
 
 
 def op(front: _Front) -> _Front:
@@ -63,18 +62,14 @@ def op(front: _Front) -> _Front:
             bound.apply_defaults()
             arguments = bound.args
         device = arguments[0].device  # a word where it is numpy's
-        backend = _forced.get() or backend_of(getattr(device, "type", device))
+        kind = getattr(device, "type", device)
+        backend = _forced.get() or _BACKEND_OF_DEVICE.get(kind, Backend.REFERENCE)
         if backend not in found:
             found[backend] = implementation(call, backend)
         return found[backend](*arguments)
 
     OPS[front.__name__] = call
     return cast("_Front", call)
-
-
-def backend_of(kind: str) -> Backend:
-    """Return the back end of a kind of device, as torch names it."""
-    return _BACKEND_OF_DEVICE.get(kind, Backend.REFERENCE)
 
 
 def implementation(front: Callable[..., Any], backend: Backend) -> Callable[..., Any]:

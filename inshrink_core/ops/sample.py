@@ -13,11 +13,10 @@ from inshrink_core.ops.registry import op
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["SAMPLE_RUN", "SAMPLE_RUNS", "Sampled", "sample", "sample_sums"]
 
 SAMPLE_RUN = 64
 SAMPLE_RUNS = 256
-"""Runs of consecutive elements, evenly spaced: 2**14 values tell a mean square to about 4 %, a step, which
+"""Runs of consecutive elements, evenly spaced: 2**14 values give a mean square to about 4 %, a spacing, which
 follows its fourth root, to 1 %."""
 
 

@@ -11,20 +11,6 @@ from numpy.typing import NDArray
 
 from inshrink_core.ops.registry import op
 
-__all__ = [
-    "MAX_CHUNK",
-    "MAX_CODE_BITS",
-    "N_RUN_TOKENS",
-    "code_lengths",
-    "count_groups",
-    "count_pairs",
-    "delta_events",
-    "pack_events",
-    "pack_symbols",
-    "unpack_events",
-    "unpack_symbols",
-]
-
 MAX_CODE_BITS = 12
 """Longest Huffman code: a window table of 4096 entries still fits the first-level cache."""
 

@@ -14,19 +14,6 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "N_KEYS",
-    "ValueHistogram",
-    "assignment_table",
-    "fit_exact",
-    "key_values",
-    "ordered_sum",
-    "round_centroids",
-    "sorted_keys",
-    "squared_error",
-    "value_histogram",
-]
-
 
 @numba.njit(nogil=True, inline="always")
 def _cost(
@@ -121,7 +108,7 @@ def _cluster_means(
     return means
 
 
-def fit_exact(histogram: ValueHistogram, k: int) -> NDArray[np.float64]:
+def fit_exact(histogram: KeyHistogram, k: int) -> NDArray[np.float64]:
     """Return the at most k centroids of least squared error on a histogram.
 
     Parameters
@@ -145,7 +132,7 @@ def fit_exact(histogram: ValueHistogram, k: int) -> NDArray[np.float64]:
     Examples
     --------
     >>> import numpy as np
-    >>> fit_exact(ValueHistogram(np.array([0.0, 1.0, 9.0, 11.0]), np.array([1, 1, 1, 3])), 2)
+    >>> fit_exact(KeyHistogram(np.array([0.0, 1.0, 9.0, 11.0]), np.array([1, 1, 1, 3])), 2)
     array([ 0.5, 10.5])
     """
     values, counts = histogram
@@ -234,7 +221,7 @@ def assignment_table(
     return table
 
 
-def squared_error(histogram: ValueHistogram, centroids: NDArray[np.float32]) -> float:
+def squared_error(histogram: KeyHistogram, centroids: NDArray[np.float32]) -> float:
     """Return the sum of squared distances of the bins to their nearest centroids, float64.
 
     Without centroids every value counts as lost: the sum of squares.
@@ -259,7 +246,7 @@ _OFFSETS = {"float32": 0x8000, "float16": 0x7000, "bfloat16": 0}
 three of a float16 (0..7 in units of 2^13, mean 3.5), none of a bfloat16."""
 
 
-class ValueHistogram(NamedTuple):
+class KeyHistogram(NamedTuple):
     """Key bins that occur, in the order of their values.
 
     Parameters
@@ -307,7 +294,7 @@ def sorted_keys() -> NDArray[np.int64]:
     return keys
 
 
-def value_histogram(counts: NDArray[np.int64], dtype: str) -> ValueHistogram:
+def key_histogram(counts: NDArray[np.int64], dtype: str) -> KeyHistogram:
     """Return the bins that occur among dense counts by key (`ops` kernel ``histogram16``).
 
     Infinite and NaN keys are left out: tensors that have them are not quantized.
@@ -315,7 +302,7 @@ def value_histogram(counts: NDArray[np.int64], dtype: str) -> ValueHistogram:
     order = sorted_keys()
     in_order = counts[order]
     occupied = np.flatnonzero(in_order)
-    return ValueHistogram(key_values(dtype)[order[occupied]], in_order[occupied])
+    return KeyHistogram(key_values(dtype)[order[occupied]], in_order[occupied])
 
 
 def ordered_sum(terms: NDArray[np.float64]) -> float:

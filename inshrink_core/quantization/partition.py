@@ -13,8 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NO_UPPER", "KeyCounts", "Thresholds", "merge", "thresholds", "upper_threshold"]
-
 NO_UPPER = 1 << 15
 """Upper threshold that no magnitude key reaches."""
 

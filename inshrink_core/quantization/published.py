@@ -12,9 +12,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from inshrink_core.quantization.codebook import ValueHistogram, ordered_sum
-
-__all__ = ["fit_published", "log_sketch"]
+from inshrink_core.quantization.codebook import KeyHistogram, ordered_sum
 
 _SMALLEST = 2.0**-149
 """Smallest float32 above zero: the sketch's first bucket ends there."""
@@ -37,7 +35,7 @@ def _bucket_ends(alpha: float) -> NDArray[np.float64]:
     return np.array(ends)
 
 
-def log_sketch(histogram: ValueHistogram, alpha: float) -> ValueHistogram:
+def log_sketch(histogram: KeyHistogram, alpha: float) -> KeyHistogram:
     """Merge bins into buckets of equal ratio, mirrored about a zero bucket.
 
     Parameters
@@ -49,7 +47,7 @@ def log_sketch(histogram: ValueHistogram, alpha: float) -> ValueHistogram:
 
     Returns
     -------
-    ValueHistogram
+    KeyHistogram
         Bucket centres ``2 γ^i / (γ + 1)`` (DDSketch, Masson et al. 2019), γ = (1 + α) / (1 - α), with
         their counts. O(m log m).
     """
@@ -61,11 +59,11 @@ def log_sketch(histogram: ValueHistogram, alpha: float) -> ValueHistogram:
     counts = np.zeros(len(buckets), np.int64)
     np.add.at(counts, member, histogram.counts)
     centres = ends[np.abs(buckets) - 1] * (2 / (gamma + 1))
-    return ValueHistogram(np.where(buckets == 0, 0.0, np.copysign(centres, buckets)), counts)
+    return KeyHistogram(np.where(buckets == 0, 0.0, np.copysign(centres, buckets)), counts)
 
 
 def fit_published(
-    histogram: ValueHistogram, k: int, *, alpha: float = 0.01, sigma: float = 0.2, seed: int = 0
+    histogram: KeyHistogram, k: int, *, alpha: float = 0.01, sigma: float = 0.2, seed: int = 0
 ) -> NDArray[np.float64]:
     """Return at most k centroids by the published approximate k-means.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from inshrink_core.errors import InputError
-from inshrink_core.evaluate import Evaluation
+from inshrink_core.errors import CheckFailedError, InputError
+from inshrink_core.evaluate import Comparison, Evaluation
 from inshrink_core.metrics import drop
 
 __all__ = [
@@ -19,12 +20,14 @@ __all__ = [
     "Figures",
     "Partial",
     "Verdict",
+    "failure_of",
     "figures_of",
     "option_of",
+    "passed_by_previous",
 ]
 
 DEFAULT_MAX_DIVERGENCE: Final = 0.003
-"""Nats. Stands beside a bound on the drop where the evaluator returns ``log_probs``: a drop alone is also
+"""Nats. Added to a bound on the drop where the evaluator returns ``log_probs``: a drop alone is also
 kept by weights that were never stored. ``docs/search.md`` says how it was chosen."""
 
 # Margin of a bound that is said to be broken early: a mean in float32 is off by less than this.
@@ -75,7 +78,7 @@ class Partial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What an evaluator makes of one state that stands in for the original of a step.
+    """What an evaluator makes of one state in the place of a step's original.
 
     Parameters
     ----------
@@ -304,3 +307,42 @@ def figures_of(original: Evaluation, restored: Evaluation) -> Figures:
         restore_cost=original.restore_cost(restored, nats),
         drop_error=error,
     )
+
+
+def failure_of(
+    limits: Mapping[str, float], comparison: Comparison, where: str
+) -> CheckFailedError | InputError | None:
+    """Return why the steps of a comparison exceed limits on their figures; None where none does."""
+    for name, limit in limits.items():
+        figures = {row.step: getattr(row, name) for row in comparison.steps}
+        unknown = [step for step, figure in figures.items() if figure is None]
+        if unknown:
+            return InputError(
+                f"{option_of(name)} cannot be checked: step {unknown[0]} has no {name.replace('_', ' ')}",
+                where=where,
+                remedy=REMEDIES[name],
+            )
+        worst = max(figures, key=figures.__getitem__)
+        if not figures[worst] <= limit:
+            return CheckFailedError(
+                f"step {worst} exceeds {option_of(name)}",
+                where=where,
+                expected=f"at most {limit:g}",
+                found=f"{figures[worst]:.4g}",
+            )
+    return None
+
+
+def passed_by_previous(limits: Mapping[str, float], comparison: Comparison) -> tuple[int, ...]:
+    """Return the steps that prove little: the previous checkpoint keeps the limits there, too.
+
+    Without limits, those where it does no worse than the archive.
+    """
+    found = []
+    for row in comparison.steps:
+        wanted = limits or {name: getattr(row, name) for name in FIGURES}
+        pairs = [(getattr(row, f"stale_{name}"), limit) for name, limit in wanted.items()]
+        known = [(stale, limit) for stale, limit in pairs if stale is not None and limit is not None]
+        if known and all(stale <= limit for stale, limit in known):
+            found.append(row.step)
+    return tuple(found)

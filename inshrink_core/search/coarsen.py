@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, cast
 
-from inshrink_core.chain import ChainConfig, FrameEncoder, Standing
+from inshrink_core.chain import ChainConfig, ChainState, FrameEncoder
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorSpec
 from inshrink_core.codec import DEFAULT_CODEC, Tuning, get_codec
 from inshrink_core.execution import default_threads
@@ -95,7 +95,7 @@ def _encode(view: Checkpoint, whole: Checkpoint, coarseness: float, device: str)
         device=device,
         threads=default_threads(),
     )
-    _, results = FrameEncoder(config).encode(whole, Standing(), view.specs)
+    _, results = FrameEncoder(config).encode(whole, ChainState(), view.specs)
     blocks, error, norm = [], 0.0, 0.0
     for row in results:  # its state, which is larger than the block, is not kept
         blocks.append((row.spec, row.block))

@@ -49,6 +49,15 @@ class Judge:
         Returns the original checkpoint of a step.
     bounds
         What is promised; completed at the first evaluation (`Bounds.completed`).
+
+    Attributes
+    ----------
+    metric, direction
+        Of the evaluator, once it was asked.
+    seconds
+        Time within the evaluators, originals included.
+    evaluations
+        States that were judged, originals not counted.
     """
 
     def __init__(
@@ -64,6 +73,7 @@ class Judge:
         self.metric = ""
         self.direction = ""
         self.seconds = 0.0
+        self.evaluations = 0
 
     @property
     def spec(self) -> str:
@@ -143,7 +153,7 @@ class Judge:
     def figures(
         self, step: int, state: Mapping[str, Tensor] | Checkpoint, *, until_broken: bool = False
     ) -> Figures:
-        """Return the figures of a state that stands in for a step's original.
+        """Return the figures of a state in the place of a step's original.
 
         A metric or prediction that is not finite is a failure of the state, for the original has one.
 
@@ -171,7 +181,9 @@ class Judge:
         try:
             found = self._ask(ask)
         except NotFiniteError as error:
+            self._count()
             return Figures(failure=error.what)
+        self._count()
         if not isinstance(found, Evaluation):
             if ended.figures is None:
                 raise RuntimeError("an evaluation was ended without a bound being broken")
@@ -180,6 +192,10 @@ class Judge:
             return figures_of(first, found)
         except InputError as error:
             return Figures(failure=str(error))
+
+    def _count(self) -> None:
+        with self._lock:
+            self.evaluations += 1
 
     def stale(self, step: int, before: int | None) -> Figures | None:
         """Return the figures of the original before, in this one's place; None for the first step."""

@@ -1,4 +1,4 @@
-"""Encoding one step in memory, against what its frame would be encoded against, and what comes back.
+"""Encoding steps in memory, whole or a sample of their tensors, and what a chain of them would take.
 
 The decoded tensors are the states that encoding returns: by the closed-loop law of codecs they are, bit for
 bit, what decoding the frame from disk will give.
@@ -12,27 +12,41 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from inshrink_core.archive.document import compress_document, pack_value
-from inshrink_core.archive.index import INDEX_DICTIONARY, BlockColumns, FrameIndex, SmallBlocks, pack_index
-from inshrink_core.archive.layout import FRAME_HEADER_NBYTES, LARGE_BLOCK_NBYTES, TRAILER_NBYTES, align
-from inshrink_core.chain import ChainConfig, FrameEncoder, Standing, stored_view
+from inshrink_core.archive.index import ExpectedBlock, FrameIndex, expected_index
+from inshrink_core.archive.layout import LARGE_BLOCK_NBYTES
+from inshrink_core.chain import ChainConfig, ChainState, FrameEncoder, stored_view
+from inshrink_core.chain.attachments import LAYOUT_KEY, attachments_of, encode_attachments
 from inshrink_core.chain.encoder import FramePlan, TensorResult
-from inshrink_core.chain.needs import pack_attributes
-from inshrink_core.chain.parts import LAYOUT_KEY
-from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, FileLayout, TensorRole, TensorSpec
+from inshrink_core.chain.meta import pack_attributes
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, FileLayout, LayerType, TensorRole, TensorSpec
 from inshrink_core.codec import TensorReference
 from inshrink_core.metrics import ratio
+from inshrink_core.search.space import Candidate
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.frame import Block
 
-__all__ = ["EncodedStep", "encode_chain", "encode_step", "following", "frame_overhead"]
+__all__ = [
+    "EncodedStep",
+    "RatioEstimate",
+    "Rest",
+    "encode_chain",
+    "encode_step",
+    "estimate_rest",
+    "following",
+    "frame_overhead",
+    "in_proportion",
+    "middle_of",
+    "sample_keys",
+    "scaled_damage",
+    "scaled_nbytes",
+]
 
-_PART_NBYTES: Final = 64
+_ATTACHMENT_NBYTES: Final = 64
 """About what a skeleton takes that hardly differs from the last one's. Its own bytes are not the weights',
 the number of digits of its length in the index is."""
 
@@ -42,6 +56,15 @@ _EXACT: Final = "exact/1"
 _SECOND_MOMENTS: Final = frozenset({TensorRole.EXP_AVG_SQ, TensorRole.MAX_EXP_AVG_SQ})
 
 _LOSSY_HEAD_NBYTES: Final = 16
+
+# Elements of a sample: a tenth of a second to encode, and thousands of symbols of every layer type.
+_SAMPLE_NUMEL: Final = 1 << 20
+
+# Tensors up to this size are all sampled: they cost nothing and differ most.
+_SMALL_NUMEL: Final = 1 << 12
+
+# Consecutive steps that tell what is not weights: a keyframe and two deltas.
+_STEPS: Final = 3
 
 _SMALL_NBYTES: Final = 256
 """Up to this size a tensor is mostly stored as it is, behind a byte that says so."""
@@ -152,7 +175,7 @@ def _roles_of(chain: ChainConfig) -> frozenset[TensorRole]:
 def encode_step(
     chain: ChainConfig,
     checkpoint: Checkpoint,
-    standing: Standing,
+    standing: ChainState,
     index: FrameIndex | None = None,
     keys: frozenset[str] | None = None,
 ) -> EncodedStep:
@@ -232,16 +255,16 @@ def encode_chain(
 
 def following(
     before: EncodedStep | None, *, keyframe: bool, foreseen: Any = None
-) -> tuple[Standing, FrameIndex | None]:
+) -> tuple[ChainState, FrameIndex | None]:
     """Return what a step is encoded against after another, and the index it inherits from.
 
     A first step has nothing before it but what was foreseen.
     """
     if before is None:
-        return Standing(memory=foreseen), None
+        return ChainState(memory=foreseen), None
     if keyframe:
-        return Standing(memory=before.plan.memory), None
-    return Standing(references=before.references, memory=before.plan.memory), before.index
+        return ChainState(memory=before.plan.memory), None
+    return ChainState(references=before.references, memory=before.plan.memory), before.index
 
 
 def frame_overhead(
@@ -251,7 +274,7 @@ def frame_overhead(
     meta: Mapping[str, Any],
     parent: FrameIndex | None,
 ) -> tuple[int, FrameIndex]:
-    """Return the bytes of a frame that are neither tensors nor parts, and its index for the next frame.
+    """Return the bytes of a frame that are neither tensors nor attachments, and its index for the next frame.
 
     Parameters
     ----------
@@ -271,42 +294,31 @@ def frame_overhead(
     Header, index, trailer and padding, as `inshrink_core.chain.FrameSize.overhead_nbytes` has them, to a
     few bytes: checksums and digests are as long, but not the same.
     """
-    keys = [spec.key for spec in checkpoint.specs]
-    paths = [LAYOUT_KEY, *(file.path for file in checkpoint.files)]
-    parties = chain.parties()
-    bitstreams, sizes = [], []
+    role_codecs = chain.role_codecs()
+    tensors = []
     for spec in checkpoint.specs:
-        block = blocks.get(spec.key)
-        codec = next(party.codec for party in parties if spec.role in party.roles)
-        bitstreams.append(block.codec if block else codec.bitstream if codec.lossy else _EXACT)
-        sizes.append(len(block.payload) if block else _unknown_size(spec, lossy=codec.lossy))
-    sizes += [_PART_NBYTES for _ in paths]
-    alike = {spec.key for spec in checkpoint.specs if spec.numel == 1}
-    small, back = SmallBlocks(), []
-    for number, (key, nbytes) in enumerate(zip([*keys, *paths], sizes, strict=True)):
-        payload = blocks[key].payload if key in blocks else _any_bytes("" if key in alike else key, nbytes)
-        back.append(small.add(number, payload))
-    large = [i for i, before in enumerate(back) if before is None]
-    index = FrameIndex(
-        BlockColumns(
-            tuple(keys),
-            tuple(bitstreams),
-            tuple(_as_tuple(pack_attributes(spec)) for spec in checkpoint.specs),
-        ),
-        BlockColumns(tuple(paths), tuple("raw" for _ in paths), tuple(() for _ in paths)),
-        (len(keys), len(paths)),
-        tuple(sizes),
-        tuple(_digest(f"{number} {sizes[number]}") for number in large),
-        {key: pack_value(value) for key, value in meta.items()},
-        tuple(before or 0 for before in back),
-    )
-    document = compress_document(pack_index(index, parent), INDEX_DICTIONARY)
+        block, attributes = blocks.get(spec.key), pack_attributes(spec)
+        if block is not None:
+            payload = bytes(block.payload)
+            tensors.append(ExpectedBlock(spec.key, block.codec, attributes, len(payload), payload))
+            continue
+        codec = next(one.codec for one in role_codecs if spec.role in one.roles)
+        bitstream, nbytes = codec.bitstream if codec.lossy else _EXACT, _unknown_size(spec, lossy=codec.lossy)
+        # Counters of steps are all alike.
+        payload = _any_bytes("" if spec.numel == 1 else spec.key, nbytes)
+        tensors.append(ExpectedBlock(spec.key, bitstream, attributes, nbytes, payload))
+    attachments = [
+        ExpectedBlock(path, "raw", (), _ATTACHMENT_NBYTES, _any_bytes(path, _ATTACHMENT_NBYTES))
+        for path in (LAYOUT_KEY, *(file.path for file in checkpoint.files))
+    ]
+    nbytes, index = expected_index(tensors, attachments, meta, parent)
     # A tensor's bytes that are stored with another's were counted with both.
     twice = sum(
-        len(blocks[key].payload) for key, before in zip(keys, back, strict=False) if before and key in blocks
+        tensor.nbytes
+        for tensor, back in zip(tensors, index.back, strict=False)
+        if back and tensor.key in blocks
     )
-    padding = _padding([sizes[number] for number in large])
-    return FRAME_HEADER_NBYTES + padding + len(document) + TRAILER_NBYTES - twice, index
+    return nbytes - twice, index
 
 
 def _any_bytes(name: str, nbytes: int) -> bytes:
@@ -331,15 +343,205 @@ def _digest(key: str) -> int:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "little")
 
 
-def _as_tuple(value: Any) -> Any:
-    """Sequences as the archive reads them back, so that what is inherited compares equal."""
-    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
+def sample_keys(checkpoint: Checkpoint, numel: int = _SAMPLE_NUMEL) -> frozenset[str]:
+    """Return tensors of the model that stand for all: of every layer type, about its share of elements.
+
+    Parameters
+    ----------
+    checkpoint
+        Any step of the run.
+    numel
+        About how many elements to take; everything where the model is no larger.
+
+    Notes
+    -----
+    Deterministic. All small tensors are taken, for they cost nothing and differ most. Of each layer type's
+    larger ones, at least one is taken, and more of them at even distances in file order, so that every depth
+    is met.
+    """
+    specs = _model(checkpoint)
+    total = sum(spec.numel for spec in specs)
+    if total <= numel:
+        return frozenset(spec.key for spec in specs)
+    taken = {spec.key for spec in specs if spec.layer is LayerType.VECTOR or spec.numel < _SMALL_NUMEL}
+    groups: dict[LayerType | None, list[TensorSpec]] = {}
+    for spec in specs:
+        if spec.key not in taken:
+            groups.setdefault(spec.layer, []).append(spec)
+    for group in groups.values():
+        n = max(1, round(len(group) * numel / total))
+        taken.update(group[(2 * k + 1) * len(group) // (2 * n)].key for k in range(n))
+    return frozenset(taken)
 
 
-def _padding(sizes: Sequence[int]) -> int:
-    offset, padding = FRAME_HEADER_NBYTES, 0
-    for size in sizes:
-        start = align(offset, size)
-        padding += start - offset
-        offset = start + size
-    return padding
+def scaled_nbytes(encoded: EncodedStep, checkpoint: Checkpoint) -> float:
+    """Return the bytes that hold a step's weights, from a sample of its tensors.
+
+    Each layer type's bytes are scaled by its share of raw bytes; header and index are those of all tensors.
+    """
+    whole, sampled = _raw_by_layer(checkpoint), _raw_by_layer(encoded.checkpoint)
+    blocks = dict.fromkeys(sampled, 0)
+    for spec in _model(encoded.checkpoint):
+        blocks[spec.layer] += encoded.nbytes[spec.key]
+    held = sum(blocks[layer] * whole[layer] / sampled[layer] for layer in sampled if sampled[layer])
+    return held + encoded.overhead_nbytes
+
+
+def scaled_damage(encoded: EncodedStep, checkpoint: Checkpoint, h: Mapping[str, float]) -> float | None:
+    """Return ½ Σ h·e² of a step's weights, from a sample of its tensors; None where no h is known."""
+    whole, sampled = _raw_by_layer(checkpoint), _raw_by_layer(encoded.checkpoint)
+    terms = [
+        0.5 * h[spec.key] * encoded.squared_errors[spec.key] * whole[spec.layer] / sampled[spec.layer]
+        for spec in _model(encoded.checkpoint)
+        if spec.key in h and sampled[spec.layer]
+    ]
+    return math.fsum(terms) if terms else None
+
+
+def _model(checkpoint: Checkpoint) -> list[TensorSpec]:
+    return [spec for spec in checkpoint.specs if spec.role in MODEL_ROLES]
+
+
+def _raw_by_layer(checkpoint: Checkpoint) -> dict[LayerType | None, int]:
+    """Raw bytes of the model by layer type."""
+    raw: dict[LayerType | None, int] = {}
+    for spec in _model(checkpoint):
+        raw[spec.layer] = raw.get(spec.layer, 0) + spec.nbytes
+    return raw
+
+
+class RatioEstimate:
+    """Ratios of candidates at one step, each estimated once, by encoding a sample of its tensors.
+
+    Parameters
+    ----------
+    base
+        How frames are made, but for what a candidate sets.
+    checkpoint
+        The step.
+    standing, index
+        What it is encoded against.
+    """
+
+    def __init__(
+        self, base: ChainConfig, checkpoint: Checkpoint, standing: ChainState, index: FrameIndex | None
+    ) -> None:
+        self._base, self._checkpoint, self._standing, self._index = base, checkpoint, standing, index
+        self._keys = sample_keys(checkpoint)
+        self._raw = checkpoint.raw_bytes(MODEL_ROLES)
+        self._known: dict[str, float] = {}
+
+    def __call__(self, candidate: Candidate) -> float:
+        """Return about what ratio the step's weights will have."""
+        if candidate.digest not in self._known:
+            chain = candidate.chain_config(self._base)
+            whole = self._keys >= {spec.key for spec in _model(self._checkpoint)}
+            keys = None if whole else self._keys
+            encoded = encode_step(chain, self._checkpoint, self._standing, self._index, keys)
+            nbytes = encoded.weights_nbytes if whole else scaled_nbytes(encoded, self._checkpoint)
+            self._known[candidate.digest] = self._raw / nbytes if nbytes else 0.0
+        return self._known[candidate.digest]
+
+
+def middle_of(steps: Sequence[int], n: int = _STEPS) -> Sequence[int]:
+    """Return the few steps in the middle of a chain that an estimate encodes; all where there are no more."""
+    first = max(0, (len(steps) - n) // 2)
+    return steps[first : first + n]
+
+
+def in_proportion(
+    keyframes: Sequence[float], deltas: Sequence[float], n_steps: int, keyframe_every: int
+) -> float:
+    """Return the bytes of a chain from those of a few frames, in the proportion that the chain has them."""
+    n_keyframes = math.ceil(n_steps / keyframe_every)
+    others = deltas or keyframes
+    total = n_keyframes * math.fsum(keyframes) / len(keyframes)
+    return total + (n_steps - n_keyframes) * math.fsum(others) / len(others)
+
+
+class Rest(NamedTuple):
+    """Raw and stored bytes of everything of a whole chain but its weights and buffers; the latter about."""
+
+    raw: float
+    nbytes: float
+
+    def ratio_total(self, raw_weights: float, weights_nbytes: float) -> float | None:
+        """Return the ratio of everything, from the bytes of the weights and those that hold them."""
+        return ratio(round(raw_weights + self.raw), round(weights_nbytes + self.nbytes))
+
+
+def estimate_rest(
+    chain: ChainConfig,
+    checkpoints: Sequence[Checkpoint],
+    n_steps: int,
+    keys: frozenset[str],
+    foreseen: Any = None,
+) -> Rest:
+    """Encode optimizer state and files of a few steps, and tell what those of a whole chain would take.
+
+    Parameters
+    ----------
+    chain
+        How its frames are made.
+    checkpoints
+        Those of `middle_of` the chain; the first is encoded as a keyframe.
+    n_steps
+        Steps of the chain.
+    keys
+        A sample of the model's tensors (`sample_keys`): of its optimizer
+        state, what belongs to these is encoded, and scaled by role.
+    foreseen
+        What the chain's first frame is planned with (`FrameEncoder.look_ahead`).
+
+    Notes
+    -----
+    The sampled weights are encoded too: how they are rounded decides how first moments are.
+    """
+    plain = replace(chain, overrides=())
+    references: Mapping[str, TensorReference] = {}
+    attachments: dict[str, bytes] = {}
+    raw, sizes, memory = 0, [], foreseen
+    for checkpoint in checkpoints:
+        stored = stored_view(checkpoint, chain.optimizer)
+        rest = [spec for spec in stored.specs if spec.role not in MODEL_ROLES]
+        sampled = _sampled(stored, rest, keys)
+        weights = [spec for spec in stored.specs if spec.role in MODEL_ROLES and spec.key in keys]
+        standing = ChainState(references=references, memory=memory)
+        memory, references, held = _encode(plain, checkpoint, [*weights, *sampled], standing)
+        content = dict(attachments_of(stored))
+        files = sum(len(payload) for _, _, payload in encode_attachments(content, attachments))
+        attachments = content
+        whole, part = _raw_by_role(rest), _raw_by_role(sampled)
+        sizes.append(files + sum(held[role] * whole[role] / part[role] for role in held if part.get(role)))
+        raw += sum(spec.nbytes for spec in rest)
+    nbytes = in_proportion(sizes[:1], sizes[1:], n_steps, chain.keyframe_every)
+    return Rest(n_steps * raw / len(checkpoints), nbytes)
+
+
+def _sampled(stored: Checkpoint, rest: Sequence[TensorSpec], keys: frozenset[str]) -> list[TensorSpec]:
+    """Return the optimizer state of sampled tensors, and what belongs to no tensor of the model."""
+    model = {spec.name: spec.key in keys for spec in stored.specs if spec.role in MODEL_ROLES}
+    return [spec for spec in rest if model.get(spec.parameter, True)]
+
+
+def _encode(
+    chain: ChainConfig, checkpoint: Checkpoint, specs: Sequence[TensorSpec], standing: ChainState
+) -> tuple[Any, dict[str, TensorReference], dict[TensorRole, int]]:
+    """Return memory and states after some tensors of a step, and the bytes of their blocks by role."""
+    after: dict[str, TensorReference] = {}
+    held: dict[TensorRole, int] = {}
+    memory = standing.memory
+    if specs:
+        memory, results = FrameEncoder(chain).encode(checkpoint, standing, specs)
+        for result in results:
+            after[result.spec.key] = result.reference
+            held[result.spec.role] = held.get(result.spec.role, 0) + len(result.block.payload)
+    return memory, after, held
+
+
+def _raw_by_role(specs: Sequence[TensorSpec]) -> dict[TensorRole, int]:
+    """Raw bytes by role."""
+    raw: dict[TensorRole, int] = {}
+    for spec in specs:
+        raw[spec.role] = raw.get(spec.role, 0) + spec.nbytes
+    return raw

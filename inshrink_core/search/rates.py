@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from inshrink_core.checkpoint import TensorSpec
 
-__all__ = ["Measured", "Predicted", "Rates", "rates_of"]
+__all__ = ["MeasuredAllocation", "Predicted", "Rates", "rates_of"]
 
 _LEAST: Final = 1e-300
-"""Stands for a damage of zero, which has no logarithm."""
+"""In the place of a damage of zero, which has no logarithm."""
 
 _MOST_LOG: Final = 700.0
 """Beyond it, an exponential is infinite."""
@@ -60,7 +60,7 @@ class Predicted(NamedTuple):
     divergence: float | None
 
 
-class Measured(NamedTuple):
+class MeasuredAllocation(NamedTuple):
     """What an evaluator said of an allocation.
 
     Parameters
@@ -128,7 +128,7 @@ class Rates:
     corrections: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = field(default_factory=dict)
     n_measured: int = 0
 
-    def calibrated(self, measured: Sequence[Measured]) -> Rates:
+    def calibrated(self, measured: Sequence[MeasuredAllocation]) -> Rates:
         """Return the same with drops and divergences that pass through what was measured.
 
         Parameters
@@ -205,7 +205,7 @@ class Rates:
         damage = np.exp(_along(self._logs, _log(self.damages), np.log(chosen)))
         nbytes = float(bits @ self.sizes) / 8
         total = math.fsum(damage[np.isfinite(damage)])
-        # What holds all tensors together is told by the uniform settings.
+        # What holds all tensors together is taken from the uniform settings.
         overheads = self.raw_nbytes / self.ratios_weights - self.sizes @ self.bits / 8
         held = nbytes + self._at(overheads, total)
         return Predicted(

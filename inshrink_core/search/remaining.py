@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from inshrink_core.search.space import Candidate, Cube, LatticeLine
+from inshrink_core.search.space import Candidate, Space
 from inshrink_core.search.strategies import Outcome
 
 __all__ = ["Measure", "Remaining", "Walk"]
@@ -28,10 +28,10 @@ Walk = Callable[[Measure], Any]
 _POWER: Final = (2.0, 2.0, 2.0)
 _POWERS: Final = (0.5, 4.0)
 
-# Least and largest share of a bound that is told from others: what is nearly nothing, and a failure.
+# Least and largest share of a bound that is distinguished from others: what is nearly nothing, and a failure.
 _USAGES: Final = (1e-4, 1e2)
 
-# By how much a chain's figures are off what its neighbours foretell, as a standard deviation of the
+# By how much a chain's figures are off what its neighbours predict, as a standard deviation of the
 # logarithm; and how often the rest is played, with other errors of that size each time.
 _SCATTER: Final = 0.3
 _PLAYS: Final = 7
@@ -42,7 +42,7 @@ _UNKNOWN: Final = 0.3
 # Times the usual trial that one may take and be expected to take as long again.
 _OUTLIER: Final = 3.0
 
-# Chains next to a point that its figures are foretold from.
+# Chains next to a point that its figures are predicted from.
 _NEIGHBOURS: Final = 6
 
 # Trials' time that encodings without the evaluator take at the end of a search.
@@ -67,32 +67,30 @@ class Remaining:
     Notes
     -----
     A strategy is a deterministic generator, so what it will ask for follows from the outcomes. Those that are
-    not known are foretold: a step uses the share of its bound that it used at the nearest spacing or place
+    not known are predicted: a step uses the share of its bound that it used at the nearest spacing or place
     measured, times a power of the quotient of both. The rest of the search is played a few times with errors
-    of the usual size, and the means of the plays are told. A step takes the median time of its own trials,
-    one that was never reached that of all trials but the first: kernels are compiled in that.
+    of the usual size, and the means of the plays are returned. A step takes the median time of its own
+    trials, one that was never reached that of all trials but the first: kernels are compiled in that.
     """
 
     def __init__(self, n_steps: int, side_by_side: int = 1) -> None:
         self.evaluations = 0
         self._n_steps, self._side_by_side = n_steps, side_by_side
         self._walk: Walk = lambda measure: None
-        self._space: Cube | LatticeLine = LatticeLine()
+        self._space: Space[Any]
         self._ratio_of: Callable[[Any], float] | None = None
         self._usages: dict[str, list[float]] = {}
         self._points: dict[Any, tuple[str, float]] = {}
         self._seconds: dict[int, list[float]] = {}
         self._first: float | None = None
 
-    def plan(
-        self, walk: Walk, space: Cube | LatticeLine, ratio_of: Callable[[Any], float] | None = None
-    ) -> None:
+    def plan(self, walk: Walk, space: Space[Any], ratio_of: Callable[[Any], float] | None = None) -> None:
         """Take note of what is going to be asked.
 
         Parameters
         ----------
         walk
-            The rest of the search. It is told outcomes without a result.
+            The rest of the search. It gets outcomes without a result.
         space
             What it searches.
         ratio_of
@@ -167,7 +165,7 @@ class Remaining:
                 known = self._usages.get(digest, [])
                 usages = np.array(known)
                 if not known or (len(known) < self._n_steps and known[-1] <= 1):
-                    usages = self._foretold(known, _expected(chains, at, power, self._n_steps), luck)
+                    usages = self._predicted(known, _expected(chains, at, power, self._n_steps), luck)
                 trials += len(usages) - len(known)
                 seconds += float(costs[len(known) : len(usages)].sum())
                 usage = float(usages.max())
@@ -179,7 +177,7 @@ class Remaining:
         self._walk(measure)
         return trials, seconds
 
-    def _foretold(
+    def _predicted(
         self, known: Sequence[float], expected: NDArray[np.float64], luck: random.Random
     ) -> NDArray[np.float64]:
         """Return the shares that a chain uses until one is more than all of a bound; those known first."""

@@ -10,11 +10,12 @@ import logging
 import math
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic
 
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import InputError, NotFoundError, StorageError
@@ -28,10 +29,19 @@ from inshrink_core.execution import (
 from inshrink_core.execution.progress import Progress
 from inshrink_core.formats import Run, unreadable_error
 from inshrink_core.search.bounds import Bounds
-from inshrink_core.search.measure import encode_chain, following
+from inshrink_core.search.measure import (
+    EncodedStep,
+    encode_chain,
+    encode_step,
+    estimate_rest,
+    following,
+    in_proportion,
+    middle_of,
+    sample_keys,
+    scaled_nbytes,
+)
 from inshrink_core.search.quadratic import allocate
-from inshrink_core.search.sampling import estimate_rest, in_proportion, middle_of, sample_keys, scaled_nbytes
-from inshrink_core.search.space import Candidate, Cube, CubePoint, LatticeLine
+from inshrink_core.search.space import Candidate, Cube, CubePoint, Line, Point, Space
 from inshrink_core.search.strategies import (
     Bracket,
     Everything,
@@ -44,6 +54,7 @@ from inshrink_core.search.strategies import (
 from inshrink_core.search.trials import Trial, TrialLog, TrialRunner, checkpoint_digest
 
 if TYPE_CHECKING:
+    from inshrink_core.codec import AnyCodec
     from inshrink_core.search.remaining import Measure, Remaining
 
 
@@ -54,17 +65,18 @@ __all__ = [
     "ChainTrials",
     "OnSearch",
     "SearchProgress",
+    "chain_search",
     "choose_steps",
     "estimate_ratio",
     "keep_report",
     "known_trials",
     "last_report",
-    "strategies_of",
     "strategy_for",
     "trial_log_of",
 ]
 
 STRATEGIES: Final = ("auto", "allocation", "bracket", "guided", "random", "grid")
+"""Every strategy that can be asked for; which of them search a codec, its space says."""
 
 _LOG_NAME: Final = "search.jsonl"
 _REPORT_NAME: Final = "search.json"
@@ -193,33 +205,20 @@ def choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
     return chosen
 
 
-def strategies_of(space: Cube | LatticeLine) -> tuple[str, ...]:
-    """Return which of `STRATEGIES` search a space.
-
-    Examples
-    --------
-    >>> strategies_of(LatticeLine())
-    ('auto', 'allocation', 'bracket', 'random', 'grid')
-    """
-    others = ("guided",) if isinstance(space, LatticeLine) else ("allocation", "bracket")
-    return tuple(name for name in STRATEGIES if name not in others)
-
-
-def strategy_for(strategy: str, space: Cube | LatticeLine) -> str:
-    """Return a strategy that suits the space.
+def strategy_for(strategy: str, space: Space[Any]) -> str:
+    """Return a strategy that suits the space; ``auto`` is the space's default.
 
     Raises
     ------
     InputError
         It searches another kind of space.
     """
-    _, default, *others = strategies_of(space)
     if strategy == "auto":
-        return default
-    if strategy not in (default, *others):
+        return space.STRATEGIES[0]
+    if strategy not in space.STRATEGIES:
         raise InputError(
             f"the strategy '{strategy}' does not search this codec",
-            remedy=f"choose one of {', '.join((default, *others))}",
+            remedy=f"choose one of {', '.join(space.STRATEGIES)}",
         )
     return strategy
 
@@ -326,15 +325,15 @@ class ChainTrials:
     known: dict[str, Chain] = field(default_factory=dict)
     remaining: Remaining = field(init=False)
     _ratios: dict[str, float] = field(default_factory=dict)
-    _telling: threading.Lock = field(default_factory=threading.Lock)
+    _reporting: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         from inshrink_core.search.remaining import Remaining
 
         self.remaining = Remaining(len(self.runner.steps), self.runner.judge.replicas)
 
-    def _told(self, candidate: Candidate, trial: Trial) -> None:
-        """Tell of a trial, and of what it foretells."""
+    def _report(self, candidate: Candidate, trial: Trial) -> None:
+        """Report a trial, and how many are expected to follow."""
         place, usage = self.runner.steps.index(trial.step), self.bounds.judge(trial.figures).usage
         self.remaining.add(candidate, place, usage, None if trial.cached else trial.seconds)
         if self.progress is None or trial.cached:
@@ -361,7 +360,7 @@ class ChainTrials:
         stale = self.runner.judge.stale(step, self.runner.before(step))
         return stale is not None and self.bounds.judge(stale).kept
 
-    def outcomes(self, space: Cube | LatticeLine) -> Callable[[Sequence[Any]], list[Outcome[Any]]]:
+    def outcomes(self, space: Space[Any]) -> Callable[[Sequence[Any]], list[Outcome[Any]]]:
         """Return what `explore` measures points of a space with; side by side where there are replicas."""
 
         def measure(points: Sequence[Any]) -> list[Outcome[Any]]:
@@ -382,8 +381,8 @@ class ChainTrials:
             return known
 
         def goes_on(trial: Trial) -> bool:
-            with self._telling:
-                self._told(candidate, trial)
+            with self._reporting:
+                self._report(candidate, trial)
             return to_the_end or self.bounds.judge(trial.figures).kept
 
         trials = self.runner.walk(candidate, goes_on)
@@ -419,7 +418,7 @@ class ChainTrials:
         raw = sum(trial.raw_weights for trial in best.trials)
         return rest.ratio_total(raw, sum(trial.weights_nbytes for trial in best.trials))
 
-    def factors(self, line: LatticeLine, coarseness: float) -> Mapping[str, float]:
+    def factors(self, line: Line, coarseness: float) -> Mapping[str, float]:
         """Return factors of the layer types, from a delta in the middle of the run; else none."""
         runner = self.runner
         middle = len(runner.steps) // 2
@@ -432,8 +431,11 @@ class ChainTrials:
         keys = sample_keys(checkpoint)
         *_, before = encode_chain(chain, lead, keys, runner.foreseen)
         standing, index = following(before, keyframe=False)
-        h = runner.h(step)
-        return allocate(runner.base, line, coarseness, checkpoint, standing, h, index, keys).factors
+
+        def encode(candidate: Candidate) -> EncodedStep:
+            return encode_step(candidate.chain_config(runner.base), checkpoint, standing, index, keys)
+
+        return allocate(line, coarseness, runner.h(step), encode).factors
 
 
 def estimate_ratio(runner: TrialRunner, candidate: Candidate, n_steps: int) -> float:
@@ -458,8 +460,8 @@ def estimate_ratio(runner: TrialRunner, candidate: Candidate, n_steps: int) -> f
 
 
 @dataclass(frozen=True)
-class ChainSearch:
-    """Which strategy searches which space for what, in whole chains.
+class ChainSearch(ABC, Generic[Point]):
+    """Which strategy searches a space for what, in whole chains; made by `chain_search`.
 
     Parameters
     ----------
@@ -468,93 +470,119 @@ class ChainSearch:
     space
         What is searched.
     start
-        The spacing that a search on a line begins with.
+        Where a search begins that begins somewhere.
     """
 
     chains: ChainTrials
-    space: Cube | LatticeLine
-    start: float
+    space: Space[Point]
+    start: Point | None
 
     def for_bounds(self, name: str, budget: int | None, seed: int, *, informative: bool) -> Chain | None:
         """Return the best chain that keeps the bounds.
 
         Where they say nothing at any step, nothing coarser than the start is tried.
         """
-        space = self.space
-        if isinstance(space, LatticeLine) and name in ("allocation", "bracket"):
-            return self._on_line(space, name, budget, informative=informative)
+        if name not in ("random", "grid"):
+            return _chain_of(self._cleverly(name, budget, informative=informative))
         replicas = self.chains.runner.judge.replicas
-        if name == "guided" and isinstance(space, Cube):
-            ratio_of = cache(self._ratio_of)  # A remaining time asks for them again and again.
-            guided = GuidedExhaustive(cube=space, ratio_of=ratio_of, replicas=replicas)
-            return _chain_of(self._best(guided, space, budget, ratio_of).best)
-        chosen = seed if name == "random" else None
-        everything = Everything(space=space, seed=chosen, replicas=replicas)
-        return _chain_of(self._best(everything, space, budget).best)
+        everything = Everything(space=self.space, seed=seed if name == "random" else None, replicas=replicas)
+        return _chain_of(self._explored(everything, budget).best)
 
-    def _best(
+    @abstractmethod
+    def _cleverly(self, name: str, budget: int | None, *, informative: bool) -> Outcome[Point] | None:
+        """Search by a strategy that is the space's own."""
+
+    def _explored(
         self,
-        strategy: Strategy[Any],
-        space: Cube | LatticeLine,
+        strategy: Strategy[Point],
         budget: int | None,
-        ratio_of: Callable[[Any], float] | None = None,
-    ) -> Explored[Any]:
-        """Measure what a strategy asks for, with the plan of it told before."""
+        space: Space[Point] | None = None,
+        ratio_of: Callable[[Point], float] | None = None,
+    ) -> Explored[Point]:
+        """Measure what a strategy asks for; first tell how long that may take."""
+        space = space or self.space
 
-        def walk(measure: Measure) -> Explored[Any]:
+        def walk(measure: Measure) -> Explored[Point]:
             return explore(strategy, measure, budget=budget)
 
         self.chains.remaining.plan(walk, space, ratio_of)
         return walk(self.chains.outcomes(space))
 
-    def _ratio_of(self, point: CubePoint) -> float:
-        return self.chains.ratio(self.space.candidate(point))  # type: ignore[arg-type]
+    def for_ratio(self, target: float) -> Chain | None:
+        """Return the chain of the smallest divergence, else drop, whose ratio is at least the target's."""
+        chosen = self._reaching(target)
+        self.chains.remaining.plan(lambda measure: measure(chosen), self.space)
+        chains = [self.chains.chain(self.space.candidate(point), to_the_end=True) for point in chosen]
+        return min((one for one in chains if one.ratio_weights >= target), key=_faithfulness, default=None)
 
-    def _on_line(
-        self, line: LatticeLine, name: str, budget: int | None, *, informative: bool
-    ) -> Chain | None:
+    @abstractmethod
+    def _reaching(self, target: float) -> Sequence[Point]:
+        """Return the finest points of which one may reach a ratio, without the evaluator."""
+
+
+class _LineSearch(ChainSearch[float]):
+    """Searches the number of a `Line`, and with it factors of the layer types."""
+
+    space: Line
+    start: float
+
+    def _cleverly(self, name: str, budget: int | None, *, informative: bool) -> Outcome[float] | None:
         """Search the global spacing; then, for an allocation, once more with factors of the layer types."""
         limit = budget or _BRACKET_CHAINS
         bracket = Bracket(start=self.start) if informative else Bracket(start=self.start, most=self.start)
-        twice = name == "allocation" and informative and not line.factors
-        explored = self._best(bracket, line, limit)
+        explored = self._explored(bracket, limit)
         best = explored.best
         left = limit if budget is None else budget - len(explored.outcomes)
-        if best is None or not twice or left < 1:
-            return _chain_of(best)
-        factors = self.chains.factors(line, best.point)
+        if best is None or left < 1 or name != "allocation" or not informative or self.space.factors:
+            return best
+        factors = self.chains.factors(self.space, best.point)
         if not factors:
-            return _chain_of(best)
-        other = self._best(Bracket(start=best.point), replace(line, factors=factors), left).best
-        return _chain_of(max((one for one in (best, other) if one is not None), key=lambda one: one.ratio))
+            return best
+        again = Bracket(start=best.point)
+        other = self._explored(again, left, replace(self.space, factors=factors)).best
+        return max((one for one in (best, other) if one is not None), key=lambda one: one.ratio)
 
-    def for_ratio(self, target: float) -> Chain | None:
-        """Return the chain of the smallest divergence, else drop, whose ratio is at least the target's."""
-        space = self.space
-        if isinstance(space, LatticeLine):
-            finest = self._finest_on_line(space, target)
-            chosen: list[Any] = [] if finest is None else [finest]
-        else:
-            ratios = {point: self._ratio_of(point) for point in space.points()}
-            reaching = [point for point, ratio in ratios.items() if ratio * _SLACK >= target]
-            frontier = [p for p in reaching if not any(_is_finer(other, p) for other in reaching)]
-            chosen = sorted(frontier, key=ratios.__getitem__)[:_FRONTIER]
-        self.chains.remaining.plan(lambda measure: measure(chosen), space)
-        chains = [self.chains.chain(space.candidate(point), to_the_end=True) for point in chosen]
-        return min((one for one in chains if one.ratio_weights >= target), key=_faithfulness, default=None)
-
-    def _finest_on_line(self, line: LatticeLine, target: float) -> float | None:
-        """Close in on the finest spacing that reaches the ratio, without the evaluator."""
+    def _reaching(self, target: float) -> Sequence[float]:
+        """Close in on the finest spacing that reaches the ratio."""
 
         def outcomes(points: Sequence[float]) -> list[Outcome[float]]:
-            ratios = [self.chains.whole_ratio(line.candidate(point)) for point in points]
+            ratios = [self.chains.whole_ratio(self.space.candidate(point)) for point in points]
             pairs = zip(points, ratios, strict=True)
             return [Outcome(point, ratio < target, ratio, ratio / target) for point, ratio in pairs]
 
         closing = Bracket(start=self.start, enough=1.0, power=1.0, tolerance=1.02, aim=1.005)
         explored = explore(closing, outcomes, budget=2 * _BRACKET_CHAINS)
-        reaching = [one.point for one in explored.outcomes if not one.kept]
-        return min(reaching, default=None)
+        return sorted(one.point for one in explored.outcomes if not one.kept)[:1]
+
+
+class _CubeSearch(ChainSearch[CubePoint]):
+    """Searches a `Cube` in the order of estimated ratios."""
+
+    space: Cube
+
+    def _ratio_of(self, point: CubePoint) -> float:
+        return self.chains.ratio(self.space.candidate(point))
+
+    def _cleverly(self, name: str, budget: int | None, *, informative: bool) -> Outcome[CubePoint] | None:
+        """Search as published."""
+        ratio_of = cache(self._ratio_of)  # A remaining time asks for them again and again.
+        replicas = self.chains.runner.judge.replicas
+        guided = GuidedExhaustive(cube=self.space, ratio_of=ratio_of, replicas=replicas)
+        return self._explored(guided, budget, ratio_of=ratio_of).best
+
+    def _reaching(self, target: float) -> Sequence[CubePoint]:
+        """Take the points than which none finer is estimated to reach it."""
+        ratios = {point: self._ratio_of(point) for point in self.space.points()}
+        reaching = [point for point, ratio in ratios.items() if ratio * _SLACK >= target]
+        frontier = [p for p in reaching if not any(_is_finer(other, p) for other in reaching)]
+        return sorted(frontier, key=ratios.__getitem__)[:_FRONTIER]
+
+
+def chain_search(chains: ChainTrials, space: Cube | Line, config: AnyCodec) -> ChainSearch[Any]:
+    """Return what searches a space, beginning at a configuration."""
+    if isinstance(space, Line):
+        return _LineSearch(chains, space, space.point_of(config))
+    return _CubeSearch(chains, space, space.point_of(config))
 
 
 def _chain_of(outcome: Outcome[Any] | None) -> Chain | None:
@@ -570,7 +598,5 @@ def _is_finer(point: CubePoint, than: CubePoint) -> bool:
 
 def _faithfulness(chain: Chain) -> tuple[float, float]:
     """Order chains by divergence, or by drop where nothing diverges."""
-    figures = (chain.divergence, chain.drop)
-    return figures[0] if figures[0] is not None else math.inf, figures[1] if figures[
-        1
-    ] is not None else math.inf
+    divergence, drop = (math.inf if one is None else one for one in (chain.divergence, chain.drop))
+    return divergence, drop

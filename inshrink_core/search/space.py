@@ -7,17 +7,18 @@ import itertools
 import json
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from inshrink_core.chain import ChainConfig, parse_overrides
 from inshrink_core.chain.config import apply_settings
 from inshrink_core.checkpoint import LayerType
-from inshrink_core.codec import DEFAULT_CODEC, Knob, Switch, Tuning, codec_names, get_codec
+from inshrink_core.codec import AnyCodec, Knob, Switch, codec_names, get_codec
 from inshrink_core.errors import ConfigError
 
-__all__ = ["Candidate", "Cube", "CubePoint", "LatticeLine", "space_of"]
+__all__ = ["Candidate", "Cube", "CubePoint", "Line", "Point", "Space", "space_of", "three_digits"]
 
 # Of the error, between the finest and the coarsest point of a cube: seven bits, as the bits of codecs have
 # them.
@@ -63,6 +64,48 @@ class Candidate:
         return replace(base, config=config, overrides=(*base.overrides, *own))
 
 
+Point = TypeVar("Point", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space(ABC, Generic[Point]):
+    """The configurations of a codec that a search chooses between, as points from fine to coarse.
+
+    Parameters
+    ----------
+    codec
+        Name of the codec.
+    held
+        Settings of every point.
+    """
+
+    codec: str
+    held: Mapping[str, Any] = field(default_factory=dict)
+
+    STRATEGIES: ClassVar[tuple[str, ...]]
+    """Names of the strategies that search it, the default first."""
+
+    @abstractmethod
+    def points(self) -> tuple[Point, ...]:
+        """Return every point that differs from all others, for searches that take all or any."""
+
+    @abstractmethod
+    def candidate(self, point: Point) -> Candidate:
+        """Return the configuration of a point."""
+
+    @abstractmethod
+    def point_of(self, config: AnyCodec) -> Point | None:
+        """Return the point of a configuration; None where it has none."""
+
+    @abstractmethod
+    def log_coarseness(self, point: Point) -> float:
+        """Return about the logarithm of the error of a point, but for a constant."""
+
+    @abstractmethod
+    def levels(self, most: int) -> list[Candidate]:
+        """Return at most so many configurations, from fine to coarse."""
+
+
 class CubePoint(NamedTuple):
     """A place on every axis of a cube, 0 the finest, and the word of its switch (empty without one)."""
 
@@ -71,25 +114,21 @@ class CubePoint(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cube:
+class Cube(Space[CubePoint]):
     """A grid of configurations; along every axis, coarser is smaller and, as a rule, worse.
 
     Parameters
     ----------
-    codec
-        Name of the codec.
     axes
         What is turned.
     switch
         A setting without order; None for none.
-    held
-        Settings of every point.
     """
 
-    codec: str
     axes: tuple[Knob, ...]
     switch: Switch | None = None
-    held: Mapping[str, Any] = field(default_factory=dict)
+
+    STRATEGIES: ClassVar = ("guided", "random", "grid")
 
     @property
     def idle_at(self) -> int:
@@ -128,8 +167,16 @@ class Cube:
             settings[self.switch.setting] = point.word or self.words[0]
         return Candidate(codec=self.codec, settings=settings)
 
+    def point_of(self, config: AnyCodec) -> CubePoint | None:
+        """Return the point of a configuration; None where it is none of the cube's."""
+        values = [getattr(config, axis.settings[0], None) for axis in self.axes]
+        if any(value not in axis.values for axis, value in zip(self.axes, values, strict=True)):
+            return None
+        word = str(getattr(config, self.switch[0])) if self.switch is not None else ""
+        return self.point([axis.values.index(v) for axis, v in zip(self.axes, values, strict=True)], word)
+
     def log_coarseness(self, point: CubePoint) -> float:
-        """Return about the logarithm of the error of a place, but for a constant."""
+        """Return about the logarithm of the error of a point, but for a constant."""
         ends = [max(1, size - 1) for size in self.shape]
         return _LOG_SPAN * math.fsum(map(operator.truediv, point.place, ends)) / len(ends)
 
@@ -142,42 +189,42 @@ class Cube:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatticeLine:
+class Line(Space[float]):
     """One number that says how coarse all tensors are, times a factor for each layer type.
 
     Parameters
     ----------
-    codec, knob
-        Name of the codec, and the number.
-    held
-        Settings of every point.
+    knob
+        The number, of which every value between two ends is worth searching.
     factors
         Factor of the number by layer type; 1 where a type is absent.
     """
 
-    codec: str = DEFAULT_CODEC
-    knob: Knob = field(default_factory=lambda: _tuning(DEFAULT_CODEC).knob)
-    held: Mapping[str, Any] = field(default_factory=dict)
+    knob: Knob
     factors: Mapping[str, float] = field(default_factory=dict)
+
+    STRATEGIES: ClassVar = ("allocation", "bracket", "random", "grid")
 
     def points(self) -> tuple[float, ...]:
         """Return half octaves from very fine to very coarse, for searches that take all or any."""
         low, high = (round(2 * math.log2(end)) for end in self.knob.within or (1.0, 1.0))
         return tuple(three_digits(2.0 ** (half / 2)) for half in range(low, high + 1))
 
-    def candidate(self, coarseness: float) -> Candidate:
+    def candidate(self, point: float) -> Candidate:
         """Return the configuration at a value of the number."""
         overrides = tuple(
-            {"layer_type": str(layer), **self._at(coarseness * factor)}
+            {"layer_type": str(layer), **self._at(point * factor)}
             for layer, factor in sorted(self.factors.items())
             if factor != 1
         )
-        return Candidate(
-            codec=self.codec, settings={**self.held, **self._at(coarseness)}, overrides=overrides
-        )
+        return Candidate(codec=self.codec, settings={**self.held, **self._at(point)}, overrides=overrides)
+
+    def point_of(self, config: AnyCodec) -> float:
+        """Return the number as a configuration has it."""
+        return three_digits(config.knob_value() or 1.0)
 
     def log_coarseness(self, point: float) -> float:
-        """Return about the logarithm of the error at a value of the number, but for a constant."""
+        """Return about the logarithm of the error of a point, but for a constant."""
         return math.log(point)
 
     def levels(self, most: int) -> list[Candidate]:
@@ -199,8 +246,19 @@ def three_digits(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def space_of(codec: str, layers: frozenset[LayerType | None]) -> Cube | LatticeLine:
-    """Return what can be searched of a codec on a run with these layer types.
+def space_of(
+    codec: str, layers: Iterable[LayerType | None] = (), factors: Mapping[str, float] | None = None
+) -> Cube | Line:
+    """Return what can be searched of a codec, as its own tuning says.
+
+    Parameters
+    ----------
+    codec
+        Its name.
+    layers
+        The layer types of the run.
+    factors
+        Factors of a continuous knob by layer type.
 
     Raises
     ------
@@ -209,21 +267,16 @@ def space_of(codec: str, layers: frozenset[LayerType | None]) -> Cube | LatticeL
 
     Examples
     --------
-    >>> len(list(space_of("inshrinkerator", frozenset()).places())) * 2
+    >>> len(list(space_of("inshrinkerator").places())) * 2
     216
     """
-    tuning = _tuning(codec)
-    if tuning.knob.within is not None:
-        return LatticeLine(codec=codec, knob=tuning.knob, held=tuning.beside)
-    return Cube(codec=codec, axes=tuning.searched(layers), switch=tuning.switch, held=tuning.beside)
-
-
-def _tuning(codec: str) -> Tuning:
-    """Return how a codec is searched; an error names those that can be."""
     tuning = get_codec(codec).tuning
     if tuning is None:
         known = [name for name in codec_names() if get_codec(name).tuning is not None]
         raise ConfigError(
             f"the codec '{codec}' has nothing to search", remedy=f"choose one of {', '.join(known)}"
         )
-    return tuning
+    if tuning.knob.within is not None:
+        return Line(codec=codec, knob=tuning.knob, held=tuning.beside, factors=factors or {})
+    axes = tuning.searched(frozenset(layers))
+    return Cube(codec=codec, axes=axes, switch=tuning.switch, held=tuning.beside)

@@ -11,11 +11,11 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol
 
-from inshrink_core.search.space import Cube, CubePoint, LatticeLine, three_digits
+from inshrink_core.search.space import Cube, CubePoint, Point, Space, three_digits
 
 __all__ = [
     "Bracket",
@@ -31,8 +31,6 @@ __all__ = [
     "Strategy",
     "explore",
 ]
-
-Point = TypeVar("Point", bound=Hashable)
 
 RatioOf = Callable[[CubePoint], float]
 """Returns about what ratio a point will have, without the evaluator."""
@@ -349,7 +347,7 @@ class Everything:
         Points measured side by side.
     """
 
-    space: Cube | LatticeLine
+    space: Space[Any]
     seed: int | None = None
     replicas: int = 1
 

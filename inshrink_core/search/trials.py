@@ -1,7 +1,7 @@
-"""Trials: one configuration at one step of a chain, encoded in memory, evaluated, and kept.
+"""Trials: one configuration at one step of a chain, encoded in memory, evaluated, and logged.
 
-Each step is encoded against what the chain decodes to so far, so that a trial tells what the archive would
-hold. A trial that is in the log is neither encoded nor evaluated again.
+Each step is encoded relative to what the chain decodes to so far, so that a trial measures what the archive
+would hold. A trial that is in the log is neither encoded nor evaluated again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from inshrink_core.archive.document import pack_value
 from inshrink_core.archive.index import FrameIndex
-from inshrink_core.chain import ChainConfig, PreparedFrame, Standing, step_gain, tensor_digest
+from inshrink_core.chain import ChainConfig, ChainState, PreparedFrame, step_gain, tensor_digest
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.execution import ResultLog, parse_record
 from inshrink_core.search.bounds import Figures, Partial
@@ -26,12 +26,12 @@ from inshrink_core.search.quadratic import damage_of, sensitivities
 from inshrink_core.search.space import Candidate
 
 __all__ = [
-    "Made",
     "OnTrial",
     "Position",
     "Trial",
     "TrialLog",
     "TrialRunner",
+    "TriedFrame",
     "checkpoint_digest",
     "model_digests",
     "trial_key",
@@ -162,8 +162,11 @@ class TrialLog(ResultLog[Trial]):
         self.put(key, trial, trial.to_json())
 
 
-class Made(NamedTuple):
-    """What is remembered of every trial: the states of all would fill a memory."""
+class TriedFrame(NamedTuple):
+    """What is remembered of a frame that was tried: its index, and SHA-256 of what it decodes to.
+
+    The states of all would fill a memory.
+    """
 
     frame_index: FrameIndex
     digests: Mapping[str, bytes]
@@ -190,19 +193,14 @@ class TrialRunner:
     log
         Trials there are already, and where new ones go; None to keep none, and to predict no damage.
     sized
-        Tell what frames take, and do not ask twice about the same restored state. Where nearly every
+        Measure what frames take, and do not ask twice about the same restored state. Where nearly every
         candidate is written, neither is worth its time.
     with_gain
         Measure restore gain and noise too, which costs an encoding a trial.
-    told
+    on_trial
         Called after each trial.
     foreseen
         What the chain's first frame is planned with (`inshrink_core.chain.FrameEncoder.look_ahead`).
-
-    Attributes
-    ----------
-    evaluations
-        States that the evaluator was asked about; the same restored state is not asked about again.
     """
 
     checkpoints: Callable[[int], Checkpoint]
@@ -212,9 +210,8 @@ class TrialRunner:
     log: TrialLog | None
     sized: bool = True
     with_gain: bool = False
-    told: OnTrial | None = None
+    on_trial: OnTrial | None = None
     foreseen: Any = None
-    evaluations: int = 0
     _digests: dict[int, str] = field(default_factory=dict)
     _h: dict[int, Mapping[str, float]] = field(default_factory=dict)
     _figures: dict[tuple[int, tuple[bytes, ...]], Figures] = field(default_factory=dict)
@@ -264,16 +261,16 @@ class TrialRunner:
         """Return what a candidate does at a step of a chain, from the log or measured now."""
         key = ""
         if self.log is not None:
-            made = self.config_digest(candidate)
-            key = trial_key(self.digest(step), position.history, made, self.judge.digest)
+            config = self.config_digest(candidate)
+            key = trial_key(self.digest(step), position.history, config, self.judge.digest)
             known = self.log.get(key)
             if known is not None and self._still_holds(known):
                 return replace(known, config=self.document(candidate), cached=True)
         trial = self._measure(step, candidate, position)
         if self.log is not None:
             self.log.add(key, trial)
-        if self.told is not None:
-            self.told(trial)
+        if self.on_trial is not None:
+            self.on_trial(trial)
         return trial
 
     def _still_holds(self, known: Trial) -> bool:
@@ -292,12 +289,11 @@ class TrialRunner:
         restored = encoded.restored()
         figures = state = None
         if self.sized:
-            made = position.made[candidate.digest] = Made(encoded.index, model_digests(restored))
-            state = step, tuple(made.digests.values())
+            tried = position.tried[candidate.digest] = TriedFrame(encoded.index, model_digests(restored))
+            state = step, tuple(tried.digests.values())
             figures = self._figures.get(state)
         if figures is None:
             figures = self.judge.figures(step, restored, until_broken=True)
-            self.evaluations += 1
         if state is not None:
             self._figures[state] = figures
         gain: tuple[float | None, float | None] = None, None
@@ -345,32 +341,32 @@ class Position:
     ----------
     history
         Digest of all that the chain was made of before.
-    made
+    tried
         What is remembered of the next step's trials, by the candidate's digest.
     """
 
     def __init__(
-        self, runner: TrialRunner, standing: Standing | None = None, index: FrameIndex | None = None
+        self, runner: TrialRunner, standing: ChainState | None = None, index: FrameIndex | None = None
     ) -> None:
         self._runner = runner
         self._fixed = None if standing is None else (standing, index)
-        self._made: tuple[Position, int, Candidate] | None = None
+        self._led_here: tuple[Position, int, Candidate] | None = None
         self._encoded: EncodedStep | None = None
-        self._tried: tuple[int, str, EncodedStep] | None = None
+        self._newest: tuple[int, str, EncodedStep] | None = None
         self._depth = 0
         self.history = runner.foreseen_digest
-        self.made: dict[str, Made] = {}
-        self._kept: tuple[float, str, PreparedFrame] | None = None
+        self.tried: dict[str, TriedFrame] = {}
+        self._best: tuple[float, str, PreparedFrame] | None = None
 
     def after(self, step: int, candidate: Candidate) -> Position:
         """Return the place after a step that was written with a candidate."""
         position, runner = Position(self._runner), self._runner
-        position._made = (self, step, candidate)
+        position._led_here = (self, step, candidate)
         position._depth = self._depth + 1
         position.history = trial_key(runner.digest(step), self.history, runner.config_digest(candidate), "")
         return position
 
-    def standing(self) -> tuple[Standing, FrameIndex | None]:
+    def standing(self) -> tuple[ChainState, FrameIndex | None]:
         """Return what a step is encoded against, and the index before it; nothing where a keyframe is due."""
         due = self._depth % self._runner.base.keyframe_every == 0
         return self._fixed or following(self._last(), keyframe=due, foreseen=self._runner.foreseen)
@@ -378,32 +374,32 @@ class Position:
     def encode(self, step: int, candidate: Candidate) -> EncodedStep:
         """Encode the next step; the last one encoded is remembered, for it may be the one to go on from."""
         digest = candidate.digest
-        if self._tried is not None and self._tried[:2] == (step, digest):
-            return self._tried[2]
+        if self._newest is not None and self._newest[:2] == (step, digest):
+            return self._newest[2]
         checkpoint = self._runner.checkpoints(step)
         chain = candidate.chain_config(self._runner.base)
         encoded = encode_step(chain, checkpoint, *self.standing())
-        self._tried = (step, digest, encoded)
+        self._newest = (step, digest, encoded)
         return encoded
 
     def keep(self, candidate: Candidate, ratio: float) -> None:
         """Hold the frame of the candidate that was tried last while none has a larger ratio, and no other."""
-        tried, self._tried = self._tried, None
-        if tried is None or tried[1] != candidate.digest or (self._kept and self._kept[0] >= ratio):
+        newest, self._newest = self._newest, None
+        if newest is None or newest[1] != candidate.digest or (self._best and self._best[0] >= ratio):
             return
-        encoded, chain = tried[2], candidate.chain_config(self._runner.base)
+        encoded, chain = newest[2], candidate.chain_config(self._runner.base)
         standing, _ = self.standing()
         frame = PreparedFrame(chain, encoded.checkpoint, standing, encoded.plan, encoded.results)
-        self._kept = (ratio, candidate.digest, frame)
+        self._best = (ratio, candidate.digest, frame)
 
     def frame_of(self, candidate: Candidate) -> PreparedFrame | None:
         """Return the frame of a candidate, if it is held."""
-        return self._kept[2] if self._kept and self._kept[1] == candidate.digest else None
+        return self._best[2] if self._best and self._best[1] == candidate.digest else None
 
     def _last(self) -> EncodedStep | None:
         """Return the step that led here, encoded now if only its trial was known; None at the start."""
-        if self._made is not None:
-            parent, step, candidate = self._made
+        if self._led_here is not None:
+            parent, step, candidate = self._led_here
             self._encoded = parent.encode(step, candidate)
-            self._made = None  # the states before are of no more use
+            self._led_here = None  # the states before are of no more use
         return self._encoded

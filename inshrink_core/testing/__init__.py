@@ -9,4 +9,6 @@ import pytest
 
 __all__: list[str] = []
 
-pytest.register_assert_rewrite("inshrink_core.testing.codecs", "inshrink_core.testing.readers")
+pytest.register_assert_rewrite(
+    "inshrink_core.testing.codecs", "inshrink_core.testing.readers", "inshrink_core.testing.storages"
+)

@@ -9,8 +9,8 @@ Examples
 In a test file::
 
     class Mine(ArchiveMachine):
-        def new_folder(self) -> Path:
-            return Path("/mnt/elsewhere") / uuid4().hex
+        def new_place(self) -> str:
+            return f"bucket://tests/{uuid4().hex}"
 
     TestMine = Mine.TestCase
 """
@@ -29,9 +29,11 @@ from inshrink_core.archive import (
     ArchiveReader,
     ArchiveWriter,
     check_archive,
+    open_storage,
     rebuild_manifest,
     remove_frames,
 )
+from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.errors import DamagedError, NotFoundError
 
 __all__ = ["ArchiveMachine"]
@@ -66,14 +68,17 @@ class ArchiveMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = self.new_folder()
-        self.path = self.folder / "x"
+        self.path = self.new_place()
         self.model: dict[bytes, _Committed] = {}
         self.ever: set[bytes] = set()
 
-    def new_folder(self) -> Path:
-        """Return an empty folder for one archive; it is removed at the end."""
-        return Path(tempfile.mkdtemp())
+    def new_place(self) -> str | Path:
+        """Return the path or URL of an archive that is not there yet."""
+        return Path(tempfile.mkdtemp()) / "x"
+
+    def remove_place(self) -> None:
+        """Remove the archive; by default a path, with the folder it lies in."""
+        shutil.rmtree(Path(self.path).parent)
 
     @initialize()
     def create(self) -> None:
@@ -81,9 +86,9 @@ class ArchiveMachine(RuleBasedStateMachine):
         self.writer = ArchiveWriter(self.path, create=True)
 
     def teardown(self) -> None:
-        """Remove the archive."""
+        """Close and remove the archive."""
         self.writer.close()
-        shutil.rmtree(self.folder)
+        self.remove_place()
 
     def head(self) -> bytes | None:
         """Return the id of the newest frame of the newest branch."""
@@ -105,7 +110,7 @@ class ArchiveMachine(RuleBasedStateMachine):
             kind = "keyframe"
         with self.writer.begin(step=step, kind=kind, parent_id=parent, branch=branch) as frame:
             for key, payload in blocks.items():
-                frame.add(key, codec, payload, attributes=(len(key), [key]), part=key == "b.weight")
+                frame.add(key, codec, payload, attributes=(len(key), [key]), attachment=key == "b.weight")
             info = frame.commit(meta)
         assert info.frame_id not in self.ever
         self.ever.add(info.frame_id)
@@ -130,14 +135,15 @@ class ArchiveMachine(RuleBasedStateMachine):
     @rule(blocks=_BLOCKS)
     def crash_before_the_manifest_is_written(self, blocks: dict[str, bytes]) -> None:
         """Commit a frame, and lose what the manifest says of it."""
-        manifest = self.path / "inshrink-manifest"
-        before = manifest.read_bytes()
+        storage = open_storage(self.path)
+        before, _ = storage.load(MANIFEST_NAME)
         self.append_to_head(kind="delta", codec="raw/1", blocks=blocks, meta={"crash": True})
         self.writer.close()
-        manifest.write_bytes(before)
-        (self.path / "frames" / ".00000099-1.frame.tmp").write_bytes(b"half a frame")
-        self.agrees()
-        self.writer = ArchiveWriter(self.path)
+        storage.replace(MANIFEST_NAME, before, storage.load(MANIFEST_NAME)[1])
+        with storage.create("frames/00000099-1.frame") as left:
+            left.write(b"half a frame")
+            self.agrees()
+            self.writer = ArchiveWriter(self.path)
 
     @rule(blocks=_BLOCKS)
     def abort_a_frame(self, blocks: dict[str, bytes]) -> None:
@@ -165,7 +171,7 @@ class ArchiveMachine(RuleBasedStateMachine):
         """Every frame reads without it, none is taken for the last; go on with one that was rebuilt."""
         # Of a manifest that is lost, the generations of removed frames are lost too: ids may recur.
         self.writer.close()
-        (self.path / "inshrink-manifest").unlink()
+        open_storage(self.path).delete(MANIFEST_NAME)
         self.ever = set(self.model)
         reader = ArchiveReader.open(self.path)
         self._reads(reader)
@@ -215,7 +221,7 @@ class ArchiveMachine(RuleBasedStateMachine):
             assert dict(zip((entry.key for entry in frame.entries), payloads, strict=True)) == expected.blocks
             assert all(entry.codec == expected.codec for entry in frame.entries)
             assert all(entry.attributes == (len(entry.key), (entry.key,)) for entry in frame.entries)
-            assert all(entry.part == (entry.key == "b.weight") for entry in frame.entries)
+            assert all(entry.attachment == (entry.key == "b.weight") for entry in frame.entries)
             assert frame.meta == expected.meta
 
     def _agrees(self, reader: ArchiveReader) -> None:

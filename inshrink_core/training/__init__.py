@@ -10,4 +10,10 @@ if TYPE_CHECKING:
     from inshrink_core.training.folder_saver import FolderSaver as FolderSaver
     from inshrink_core.training.saver import Saver as Saver
 
-__all__ = index(__name__)
+__all__ = index(
+    __name__,
+    {
+        "inshrink_core.training.folder_saver": ["FolderSaver"],
+        "inshrink_core.training.saver": ["Saver"],
+    },
+)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, is_archive
 from inshrink_core.chain import ChainConfig, ChainWriter, FrameEncoder, content_digest, stored_view
-from inshrink_core.chain.encoder import Standing
+from inshrink_core.chain.encoder import ChainState
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorsInMemory, TensorSpec
 from inshrink_core.errors import (
     BaseModelError,
@@ -67,9 +67,9 @@ class Archiver:
         How each save is written; by default as `config` says.
     base
         The base model that the archive's first frame is encoded relative to.
-    told
-        Told of each save that could not be archived, and why. Whoever gives it wants its training to go on
-        whatever happens.
+    on_failure
+        Called with each save that could not be archived, and why. Whoever gives it wants its training to go
+        on whatever happens.
 
     Notes
     -----
@@ -78,8 +78,8 @@ class Archiver:
 
     Where the save itself is at fault, because it cannot be read, or encoded, or its step is in the archive
     already, it is set aside and the thread goes on with the next. When that happens to several in a row,
-    it is probably no fault of theirs: the next one is treated as refused, or with `told` removed, so that the
-    disk does not fill.
+    it is probably no fault of theirs: the next one is treated as refused, or with `on_failure` removed, so
+    that the disk does not fill.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class Archiver:
         recovered: Iterable[SpooledSave],
         step_writer: StepWriter | None = None,
         base: BaseModel | None = None,
-        told: Callable[[SpooledSave, Exception], None] | None = None,
+        on_failure: Callable[[SpooledSave, Exception], None] | None = None,
     ) -> None:
         self._writer, self._config, self._spool, self._base = writer, config, spool, base
-        self._told = told
+        self._on_failure = on_failure
         self._unsaid: list[SetAside] = []
         self._n_in_a_row = 0
         self._orphaned: bytes | None = None
@@ -223,12 +223,12 @@ class Archiver:
         """Go on without a save that is itself at fault; return what keeps the thread from going on."""
         if not isinstance(error, Exception):
             return error
-        if self._told is not None:
-            self._told(save, error)
+        if self._on_failure is not None:
+            self._on_failure(save, error)
         if not self._is_at_fault(save, error):
             return error
         many = self._n_in_a_row >= MAX_ASIDE
-        if many and self._told is None:
+        if many and self._on_failure is None:
             return error
         try:
             with self._changed:
@@ -345,7 +345,7 @@ def warm_up(config: ChainConfig) -> None:
     checkpoint = stored_view(
         Checkpoint(step=0, specs=specs, source=TensorsInMemory(tensors)), config.optimizer
     )
-    standing = Standing()
+    state = ChainState()
     for _ in range(2):
-        _, results = FrameEncoder(config).encode(checkpoint, standing, checkpoint.specs)
-        standing = Standing(references={result.spec.key: result.reference for result in results})
+        _, results = FrameEncoder(config).encode(checkpoint, state, checkpoint.specs)
+        state = ChainState(references={result.spec.key: result.reference for result in results})

@@ -1,19 +1,37 @@
-"""How what archives a training ends: with its ``with`` statement, with an error, or with its successor."""
+"""How what archives a training begins and ends: with its ``with`` statement, an error, or its successor."""
 
 from __future__ import annotations
 
 import os
 import threading
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 from weakref import WeakValueDictionary
 
 from inshrink_core.archive import ArchiveWriter
-from inshrink_core.errors import LockedError, StorageError
+from inshrink_core.chain import BaseModel, ChainConfig, open_base
+from inshrink_core.chain.base import require_base_codec
+from inshrink_core.errors import InputError, LockedError, StepConflictError, StorageError
+from inshrink_core.training.archiver import Archiver
+from inshrink_core.training.spool import SetAside, Spool, SpooledSave, spool_folder
 
-__all__ = ["Closing", "Forgiving", "Holding"]
+if TYPE_CHECKING:
+    from inshrink_core.chain import BaseLike
+    from inshrink_core.frame import FrameInfo
+    from inshrink_core.search.bounded import StepWriter
+
+__all__ = ["Closing", "Forgiving", "Holding", "opened_base"]
+
+
+def opened_base(base: BaseLike | None, config: ChainConfig) -> BaseModel | None:
+    """Return the base model of a new archive, if there is one and the codec can be relative to it."""
+    model = None if base is None else open_base(base)
+    if model is not None:
+        require_base_codec(config.config)
+    return model
 
 
 class Closing(ABC):
@@ -37,19 +55,77 @@ class Holding(Closing):
     ----------
     path
         The archive.
+    last_step
+        The step of the last save or restore, or the archive's last; None where there is none.
 
     Notes
     -----
     A cell of a notebook that is run again after an interruption makes its saver again, while the first one
     is still there, for a variable or a traceback refers to it. The first one is *in use* within its ``with``
     statement, and while the thread that used it last is another one and alive. Where it is not in use, it
-    lets go: what it has spooled is archived, the lock is released, and whoever uses it afterwards is told so.
-    A forked child takes nothing over: the lock is its parent's.
+    lets go: what it has spooled is archived, the lock is released, and whoever uses it afterwards gets an
+    error that says so. A forked child takes nothing over: the lock is its parent's.
     """
 
     path: Path
+    last_step: int | None
     _entered = False
     _taken_over = False
+
+    def _begin(
+        self,
+        config: ChainConfig,
+        base: BaseModel | None,
+        *,
+        step_writer: StepWriter | None = None,
+        on_failure: Callable[[SpooledSave, Exception], None] | None = None,
+    ) -> FrameInfo | None:
+        """Open archive and spool, and archive what an earlier process left.
+
+        Returns
+        -------
+        FrameInfo or None
+            The archive's last frame where training would go on from it and it is missing.
+        """
+        writer = self._open_writer()
+        try:
+            self._spool = Spool(spool_folder(self.path))
+            recovered = self._spool.recover()
+            self._archiver = Archiver(
+                writer,
+                config,
+                self._spool,
+                recovered,
+                step_writer=step_writer,
+                base=base,
+                on_failure=on_failure,
+            )
+            # At the end of the interpreter what is pending is archived, not abandoned.
+            self._finalizer = weakref.finalize(self, self._archiver.close_quietly)
+        except BaseException:
+            writer.close()
+            raise
+        head = writer.reader.listed_head
+        self.last_step = recovered[-1].step if recovered else head.step if head else None
+        self._restored = recovered[-1].restored if recovered else None
+        self._parent: bytes | None = None
+        return None if recovered or head in writer.reader.frames else head
+
+    @property
+    def set_aside(self) -> tuple[SetAside, ...]:
+        """The saves that could not be archived, of earlier processes too: where their files are, and why."""
+        return self._spool.set_aside_saves
+
+    def _require_next(self, step: int) -> None:
+        """Refuse a step that cannot follow the last one."""
+        if type(step) is not int or step < 0:
+            raise InputError("a step is a whole number from 0", found=repr(step), expected="an int ≥ 0")
+        if self.last_step is not None and step <= self.last_step:
+            raise StepConflictError(
+                f"step {step} is not after step {self.last_step}, the last one",
+                where=str(self.path),
+                remedy="where training goes on from an earlier step, restore that step first",
+            )
 
     def _open_writer(self) -> ArchiveWriter:
         """Open the archive for writing; one that is no longer in use lets go of it.
@@ -130,7 +206,7 @@ def _identity(archive: Path) -> tuple[int, int]:
 
 
 class Forgiving(Closing):
-    """What never stops a training: saves that are not in the archive are counted, and told at the end.
+    """What never stops a training: saves that are not in the archive are counted, and reported at the end.
 
     Attributes
     ----------

@@ -5,21 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from inshrink_core.chain import Archive, open_base
-from inshrink_core.chain.base import require_base_codec
+from inshrink_core.chain import Archive
 from inshrink_core.chain.defaults import make_chain_config
-from inshrink_core.errors import ExistsError, InputError, StepConflictError, StorageError
+from inshrink_core.errors import ExistsError, StepConflictError, StorageError
 from inshrink_core.execution import make_folders, read_regular, sync_path, working_folder
 from inshrink_core.formats.disk import MAX_JSON_BYTES
 from inshrink_core.frame import FrameInfo
-from inshrink_core.training.archiver import MAX_PENDING, Archiver
-from inshrink_core.training.closing import Forgiving, Holding
-from inshrink_core.training.spool import SetAside, Spool, SpooledSave, spool_folder
+from inshrink_core.training.archiver import MAX_PENDING
+from inshrink_core.training.closing import Forgiving, Holding, opened_base
+from inshrink_core.training.spool import SpooledSave
 from inshrink_core.verbs.restore import restore
 
 if TYPE_CHECKING:
@@ -59,6 +57,8 @@ class FolderSaver(Holding, Forgiving):
     ----------
     path
         The archive.
+    last_step
+        The step of the last save, or the archive's last; None where there is none.
 
     Raises
     ------
@@ -107,23 +107,7 @@ class FolderSaver(Holding, Forgiving):
         made = make_chain_config(
             self.path, codec, config, optimizer_state, keyframe_every, device, threads or 1
         )
-        model = None if base is None else open_base(base)
-        if model is not None:
-            require_base_codec(made.config)
-        writer = self._open_writer()
-        try:
-            self._spool = Spool(spool_folder(self.path))
-            recovered = self._spool.recover()
-            self._archiver = Archiver(writer, made, self._spool, recovered, base=model, told=self._told)
-            self._finalizer = weakref.finalize(self, self._archiver.close_quietly)
-        except BaseException:
-            writer.close()
-            raise
-        head = writer.reader.listed_head
-        self._archive_id = writer.reader.archive_id
-        self._last_step = recovered[-1].step if recovered else head.step if head else None
-        self._restored = recovered[-1].restored if recovered else None
-        self._parent: bytes | None = None
+        self._begin(made, opened_base(base, made), on_failure=lambda save, error: self.note(save.step, error))
 
     @property
     def failures(self) -> Mapping[int, str]:
@@ -131,19 +115,9 @@ class FolderSaver(Holding, Forgiving):
         return self._failures
 
     @property
-    def set_aside(self) -> tuple[SetAside, ...]:
-        """The saves that could not be archived, of earlier processes too: where their files are, and why."""
-        return self._spool.set_aside_saves
-
-    @property
     def n_pending(self) -> int:
         """Number of saves that are not archived yet."""
         return self._archiver.n_pending
-
-    @property
-    def last_step(self) -> int | None:
-        """The step of the last save, or the archive's last; None where there is none."""
-        return self._last_step
 
     def resume(self, step: int, folder: str | os.PathLike[str] | None = None) -> None:
         """Say where training goes on, before the first save: the next frame continues from there.
@@ -153,8 +127,8 @@ class FolderSaver(Holding, Forgiving):
         step
             The step that training has reached; 0 for one that begins.
         folder
-            The checkpoint that was loaded. Where it was restored from this archive, the codec is told which
-            values training continues from.
+            The checkpoint that was loaded. Where it was restored from this archive, the codec gets the
+            values that training continues from.
 
         Raises
         ------
@@ -170,25 +144,25 @@ class FolderSaver(Holding, Forgiving):
         reader = self._archiver.reader
         lineage = None if folder is None else read_lineage(Path(folder))
         known = {frame.frame_id: frame for frame in reader.frames}
-        if lineage is not None and lineage.archive_id == self._archive_id and lineage.frame_id in known:
+        if lineage is not None and lineage.archive_id == reader.archive_id and lineage.frame_id in known:
             self.resume_from(known[lineage.frame_id])
             return
-        if self._last_step is None or (self._last_step <= step and step > 0):
+        if self.last_step is None or (self.last_step <= step and step > 0):
             return
         frames = [frame for frame in reader.frames if frame.step == step]
         if not frames:
             raise StepConflictError(
-                f"the archive holds step {self._last_step} already, and training begins after step {step}",
+                f"the archive holds step {self.last_step} already, and training begins after step {step}",
                 where=str(self.path),
                 remedy="go on from a step that is archived, or give another archive",
             )
         newest = max(frames, key=lambda frame: frame.generation)
-        self._restored, self._parent, self._last_step = None, newest.frame_id, step
+        self._restored, self._parent, self.last_step = None, newest.frame_id, step
 
     def resume_from(self, frame: FrameInfo) -> None:
         """Say that training goes on from the values of a frame: the next save continues from it."""
         self._restored = self._parent = frame.frame_id
-        self._last_step = frame.step
+        self.last_step = frame.step
 
     def save(self, path: str | os.PathLike[str], step: int, *, parameters: bytes | None = None) -> None:
         """Archive a finished checkpoint, a folder or a file.
@@ -229,7 +203,7 @@ class FolderSaver(Holding, Forgiving):
         -----
         Raises nothing: see `failures`. The save survives a power loss when this returns.
         """
-        return self._put(step, lambda **lineage: self._spool.put_folder(step, files, **lineage))
+        return self._put(step, lambda **lineage: self._spool.put(step, files, as_folder=True, **lineage))
 
     def _put(self, step: int, spool: Callable[..., SpooledSave]) -> bool:
         """Spool a save by a function of its lineage, and have it archived; tell whether that went well."""
@@ -241,14 +215,8 @@ class FolderSaver(Holding, Forgiving):
         except Exception as error:  # training goes on, whatever it is
             self.note(step, error)
             return False
-        self._last_step, self._parent = step, None
+        self.last_step, self._parent = step, None
         return True
-
-    def _require_next(self, step: int) -> None:
-        if type(step) is not int or step < 0:
-            raise InputError("a step is a whole number from 0", found=repr(step))
-        if self._last_step is not None and step <= self._last_step:
-            raise StepConflictError(f"step {step} is not after step {self._last_step}, the last one")
 
     def _wait_for_room(self) -> None:
         """Wait until another save may be spooled; after an error, let the thread try once more."""
@@ -260,10 +228,6 @@ class FolderSaver(Holding, Forgiving):
             return
         if self._archiver.n_pending >= MAX_PENDING:
             raise StorageError("earlier saves wait to be archived", where=str(self.path))
-
-    def _told(self, save: SpooledSave, error: Exception) -> None:
-        """Note why a save could not be archived."""
-        self.note(save.step, error)
 
     def note(self, step: int, error: Exception) -> None:
         """Count a save as failed, and log it once."""

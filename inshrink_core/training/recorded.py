@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.execution import read_regular
+from inshrink_core.formats.attribution.laws import Attribution
 from inshrink_core.formats.disk import MAX_JSON_BYTES
-from inshrink_core.formats.owners import Attribution
 from inshrink_core.formats.state_tree import strip_wrappers
 
 if TYPE_CHECKING:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from inshrink_core.archive import is_archive
 from inshrink_core.archive.storage import storage_error
-from inshrink_core.chain import TAKEN, Archive, BaseFinder, Budget, changed_nbytes, open_base
-from inshrink_core.chain.base import require_base_codec
+from inshrink_core.chain import WRITTEN, Archive, BaseFinder, Budget, changed_nbytes
+from inshrink_core.chain.archive import open_base_at
 from inshrink_core.chain.defaults import make_chain_config
-from inshrink_core.errors import InputError, StepConflictError, named
+from inshrink_core.errors import InputError, named
 from inshrink_core.execution import working_folder
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.formats.state_tree import SAVE_KEY
@@ -23,18 +22,10 @@ from inshrink_core.frame import FrameInfo
 from inshrink_core.search.bounded import StepWriter
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.space import space_of
-from inshrink_core.training.archiver import Archiver
-from inshrink_core.training.closing import Holding
+from inshrink_core.training.closing import Holding, opened_base
 from inshrink_core.training.extra import pack, unpack
 from inshrink_core.training.gradients import N_RECORDED, GradientAverage, finite
-from inshrink_core.training.spool import (
-    GRADIENTS_NAME,
-    OPTIMIZER_NAME,
-    SetAside,
-    Spool,
-    load_save,
-    spool_folder,
-)
+from inshrink_core.training.spool import GRADIENTS_NAME, OPTIMIZER_NAME, load_save
 from inshrink_core.training.staging import Staging, address
 from inshrink_core.training.state import TrainingState, memory, parts_of, states_of, tensors_in
 
@@ -128,7 +119,7 @@ class Saver(Holding):
     other: it is set aside, with a warning (`set_aside`).
 
     A `restore` sets the lineage by itself: the next save continues from the frame restored, on a new
-    branch where later steps are archived already, and the codec is told what training continued from.
+    branch where later steps are archived already, and the codec gets the values that training continued from.
 
     Examples
     --------
@@ -185,27 +176,11 @@ class Saver(Holding):
         self._config = make_chain_config(
             self.path, codec, config, optimizer_state, keyframe_every, device, threads or 1
         )
-        self._base = None if base is None else open_base(base)
-        if self._base is not None:
-            require_base_codec(self._config.config)
+        self._base = opened_base(base, self._config)
         self._checked = self._checked_writer(check, max_restore_cost, check_every)
         step_writer = step_writer if self._checked is None else self._checked
-        writer = self._open_writer()
-        try:
-            self._spool = Spool(spool_folder(self.path))
-            recovered = self._spool.recover()
-            self._archiver = Archiver(writer, self._config, self._spool, recovered, step_writer, self._base)
-            # At the end of the interpreter what is pending is archived, not abandoned.
-            self._finalizer = weakref.finalize(self, self._archiver.close_quietly)
-            self._staging = Staging()
-        except BaseException:
-            writer.close()
-            raise
-        head = writer.reader.listed_head
-        self._lost = None if recovered or head in writer.reader.frames else head
-        self.last_step = recovered[-1].step if recovered else head.step if head else None
-        self._restored = recovered[-1].restored if recovered else None
-        self._parent: bytes | None = None
+        self._lost = self._begin(self._config, self._base, step_writer=step_writer)
+        self._staging = Staging()
         self._possible_budget: int | None = None
 
     def _checked_writer(
@@ -222,7 +197,7 @@ class Saver(Holding):
                     "there is no check", remedy="give the saver `check`, a function of the model"
                 )
             return None
-        space_of(self._config.codec, frozenset())  # refuses a codec without anything to search
+        space_of(self._config.codec)  # refuses a codec without anything to search
         bounds = Bounds(
             max_restore_cost=DEFAULT_MAX_RESTORE_COST if max_restore_cost is None else max_restore_cost
         )
@@ -247,11 +222,6 @@ class Saver(Holding):
     def failures(self) -> Mapping[int, str]:
         """Why saves could not be checked, by step: they are stored exactly."""
         return {} if self._checked is None else dict(self._checked.failures)
-
-    @property
-    def set_aside(self) -> tuple[SetAside, ...]:
-        """The saves that could not be archived, of earlier processes too: where their files are, and why."""
-        return self._spool.set_aside_saves
 
     @property
     def check_seconds(self) -> float:
@@ -294,8 +264,9 @@ class Saver(Holding):
             Bytes that the save may add to the archive, about: it holds the tensors that changed most since
             they were last saved, with the optimizer's state of them, and leaves the others at what they were
             (SCAR: Qiao et al., ICML 2019, section 4); `older` says which, after a restore. What a tensor
-            takes is told from its last change: the first two saves of an archive are whole, and so is every
-            keyframe, and under a check a save whose older tensors would cost more than `max_restore_cost`.
+            takes is taken to be what its last change took: the first two saves of an archive are whole, and
+            so is every keyframe, and under a check a save whose older tensors would cost more than
+            `max_restore_cost`.
         max_age
             Under a budget, every tensor is in one of so many saves in a row; those due come first, and may
             exceed the budget.
@@ -340,14 +311,7 @@ class Saver(Holding):
         self._staging.finish()
         if self._lost is not None:
             self._require_head()
-        if type(step) is not int or step < 0:
-            raise InputError("a step is a whole number from 0", found=repr(step), expected="an int ≥ 0")
-        if self.last_step is not None and step <= self.last_step:
-            raise StepConflictError(
-                f"step {step} is not after step {self.last_step}, the last one",
-                where=str(self.path),
-                remedy="where training goes on from an earlier step, restore that step first",
-            )
+        self._require_next(step)
         within = None if budget is None else Budget(budget, max_age)
         files = self._files(step, extra)
         if within is not None:
@@ -450,7 +414,7 @@ class Saver(Holding):
         -------
         int or None
             The step restored; None where the archive holds none yet, and nothing was changed. What was
-            saved beside stands in `extra`.
+            saved beside is in `extra`.
 
         Raises
         ------
@@ -485,7 +449,7 @@ class Saver(Holding):
 
     def _older(self, info: FrameInfo) -> dict[str, int]:
         """Return of which step tensors are that a frame left unchanged."""
-        return dict(Archive(self._archiver.reader).frame(info).meta.get(TAKEN, {}))
+        return dict(Archive(self._archiver.reader).frame(info).meta.get(WRITTEN, {}))
 
     def _require_head(self) -> None:
         """Refuse to go on from the last frame where that is missing."""
@@ -517,7 +481,7 @@ class Saver(Holding):
         import torch
 
         reader = self._archiver.reader
-        archive = Archive(reader, bases=BaseFinder(reader.path, self._base))
+        archive = Archive(reader, bases=BaseFinder(reader.path, self._base, open_base_at))
         checkpoint = archive.checkpoint(info)
         content: Any = None
         if [file.kind for file in checkpoint.files] == ["torch"]:

@@ -40,11 +40,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeGuard
 
-from inshrink_core.archive.durable import write_durably
 from inshrink_core.chain import Budget
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, StorageError, clipped, named
-from inshrink_core.execution import make_folders, new_file, read_regular, sync_path
+from inshrink_core.execution import make_folders, new_file, read_regular, sync_path, write_durably
 from inshrink_core.formats.checkpoints import read_directory
 from inshrink_core.formats.disk import Access, ByteCounter
 from inshrink_core.formats.readers import Recall, reader_of
@@ -200,6 +199,7 @@ class Spool:
         step: int,
         files: Mapping[str, Any],
         *,
+        as_folder: bool = False,
         restored: bytes | None = None,
         parent: bytes | None = None,
         budget: Budget | None = None,
@@ -211,7 +211,9 @@ class Spool:
         step
             The training step.
         files
-            Content by file name; the key ``checkpoint`` stands for the file the archive will hold.
+            Content by file name: bytes are written as they are, all else by `torch.save`.
+        as_folder
+            Whether the archive will hold all of the files; by default that of the key ``checkpoint`` alone.
         restored, parent, budget
             As in `SpooledSave`.
 
@@ -222,53 +224,26 @@ class Spool:
         StorageError
             The disk is full, or refuses.
         """
-        name = f"step_{step:06}.pt"
-        placed = {name if key == "checkpoint" else key: content for key, content in files.items()}
-        return self._put(SpooledSave(self._new_folder(), step, name, restored, parent, budget), placed)
-
-    def put_folder(
-        self,
-        step: int,
-        files: Mapping[str, Any],
-        *,
-        restored: bytes | None = None,
-        parent: bytes | None = None,
-    ) -> SpooledSave:
-        """Write a save of several torch files, all of which the archive will hold.
-
-        Parameters
-        ----------
-        step, restored, parent
-            As for `put`.
-        files
-            Content by file name; bytes are written as they are.
-
-        Raises
-        ------
-        InputError
-            It could not be read back.
-        StorageError
-            The disk is full, or refuses.
-        """
-        name = f"step_{step:06}"
-        placed = {f"{name}/{key}": content for key, content in files.items()}
-        return self._put(SpooledSave(self._new_folder(), step, name, restored, parent), placed)
-
-    def _put(self, save: SpooledSave, files: Mapping[str, Any]) -> SpooledSave:
-        """Write what stands under each path as a torch file, and bytes as they are."""
         import torch
+
+        if as_folder:
+            name = f"step_{step:06}"
+            placed = {f"{name}/{key}": content for key, content in files.items()}
+        else:
+            name = f"step_{step:06}.pt"
+            placed = {name if key == "checkpoint" else key: content for key, content in files.items()}
+        save = SpooledSave(self._new_folder(), step, name, restored, parent, budget)
 
         def write(folder: Path) -> None:
             with _checksums():
-                for path, content in files.items():
+                for path, content in placed.items():
                     target = folder / path
-                    if target.parent != folder:
-                        target.parent.mkdir(exist_ok=True)
+                    target.parent.mkdir(exist_ok=True)
                     if isinstance(content, bytes):
                         target.write_bytes(content)
                     else:
                         torch.save(content, target)
-            self._prove(save._replace(folder=folder), files)
+            self._prove(save._replace(folder=folder), placed)
 
         return self._add(save, write, sync=True)
 

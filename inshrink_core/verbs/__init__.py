@@ -48,14 +48,50 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.restore import RestoreReport as RestoreReport
     from inshrink_core.verbs.restore import load_state_dict as load_state_dict
     from inshrink_core.verbs.restore import restore as restore
+    from inshrink_core.verbs.run import run as run
     from inshrink_core.verbs.search import SearchReport as SearchReport
     from inshrink_core.verbs.search import search as search
     from inshrink_core.verbs.sensitivity import SensitivityReport as SensitivityReport
     from inshrink_core.verbs.sensitivity import sensitivity as sensitivity
     from inshrink_core.verbs.verify import Verification as Verification
     from inshrink_core.verbs.verify import verify as verify
-    from inshrink_core.verbs.watch import WatchEvent as WatchEvent
     from inshrink_core.verbs.watch import WatchReport as WatchReport
     from inshrink_core.verbs.watch import watch as watch
 
-__all__ = index(__name__, with_verbs=True)
+__all__ = index(
+    __name__,
+    {
+        "inshrink_core.evaluate": ["Comparison"],
+        "inshrink_core.formats": ["write_checkpoint"],
+        "inshrink_core.search.bounds": ["Bounds"],
+        "inshrink_core.verbs.compare": [
+            "CheckedBounds",
+            "Comparisons",
+            "compare",
+            "compare_archives",
+            "newest_comparison",
+        ],
+        "inshrink_core.verbs.compress": ["CompressReport", "compress"],
+        "inshrink_core.verbs.diff": ["StepDiff", "diff"],
+        "inshrink_core.verbs.estimate": [
+            "EstimateReport",
+            "GoalsReport",
+            "LevelsReport",
+            "estimate",
+            "estimate_goals",
+            "estimate_levels",
+        ],
+        "inshrink_core.verbs.evaluate": ["EvaluateReport", "EvaluatorReport", "evaluate", "make_evaluator"],
+        "inshrink_core.verbs.export": ["ExportReport", "export"],
+        "inshrink_core.verbs.inspect": ["Inventory", "inspect"],
+        "inshrink_core.verbs.pack": ["PackReport", "pack", "unpack"],
+        "inshrink_core.verbs.prune": ["ForgetReport", "PruneReport", "forget_missing", "prune"],
+        "inshrink_core.verbs.report": ["PageReport", "report"],
+        "inshrink_core.verbs.restore": ["RestoreReport", "load_state_dict", "restore"],
+        "inshrink_core.verbs.search": ["SearchReport", "search"],
+        "inshrink_core.verbs.sensitivity": ["SensitivityReport", "sensitivity"],
+        "inshrink_core.verbs.verify": ["Verification", "verify"],
+        "inshrink_core.verbs.watch": ["WatchEvent", "WatchReport", "watch"],
+    },
+    with_verbs=True,
+)

@@ -9,18 +9,15 @@ from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
-from inshrink_core.analysis.gain import restore_gain
-from inshrink_core.chain import Archive
-from inshrink_core.errors import CheckFailedError, InputError, InshrinkError
-from inshrink_core.evaluate import Comparison, EvaluatorRequest, OriginalEvaluations, compare_steps
-from inshrink_core.execution import ResultStore, cache_folder, key_digest
+from inshrink_core.errors import InputError, InshrinkError
+from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.formats import Run, unreadable_error
 from inshrink_core.report import Report
 from inshrink_core.request import Option, R_co, Request, Shown, python_call
-from inshrink_core.search.bounds import FIGURES, REMEDIES, option_of
 from inshrink_core.text import nats, percent, plain, printable
 from inshrink_core.verbs.groups import (
+    AnyArchive,
+    AnyRun,
     ArchiveLike,
     MemoryLimit,
     OnDevice,
@@ -35,7 +32,10 @@ from inshrink_core.verbs.showing import show_facts, show_table, show_unreadable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.evaluate import EvaluatedStep, Evaluation
+    from inshrink_core.chain import Archive
+    from inshrink_core.evaluate import Comparison, EvaluatedStep, Evaluation
+    from inshrink_core.execution import ResultStore
+    from inshrink_core.formats import Run
 
 __all__ = [
     "CheckedBounds",
@@ -69,50 +69,13 @@ class CheckedBounds:
     max_divergence: Annotated[float | None, Option(metavar="NATS")] = None
     max_restore_cost: Annotated[float | None, Option(metavar="FRACTION")] = None
 
-    def _by_figure(self) -> dict[str, float | None]:
-        return {name: getattr(self, f"max_{name}") for name in FIGURES}
+    @property
+    def limited_figures(self) -> dict[str, float]:
+        """What is bounded, by figure."""
+        from inshrink_core.search.bounds import FIGURES
 
-    def failure_of(self, comparison: Comparison, where: str) -> CheckFailedError | InputError | None:
-        """Return why the bounds are not kept; None if they are, or there are none."""
-        for name, bound in self._by_figure().items():
-            if bound is None:
-                continue
-            rows = comparison.steps
-            for row in rows:
-                if getattr(row, name) is None:
-                    figure = name.replace("_", " ")
-                    return InputError(
-                        f"{option_of(name)} cannot be checked: step {row.step} has no {figure}",
-                        where=where,
-                        remedy=REMEDIES[name],
-                    )
-            worst = max(rows, key=lambda row: float(getattr(row, name)))
-            if not getattr(worst, name) <= bound:
-                return CheckFailedError(
-                    f"step {worst.step} exceeds {option_of(name)}",
-                    where=where,
-                    expected=f"at most {bound:g}",
-                    found=f"{getattr(worst, name):.4g}",
-                )
-        return None
-
-    def passed_by_previous(self, comparison: Comparison) -> tuple[int, ...]:
-        """Return the steps that prove little: the previous checkpoint keeps the bounds there, too.
-
-        Without bounds, those where it does no worse than the archive.
-        """
-        return tuple(row.step for row in comparison.steps if self._is_passed(row))
-
-    def _is_passed(self, row: EvaluatedStep) -> bool:
-        bounds = self._by_figure()
-        free = all(bound is None for bound in bounds.values())
-        pairs = [
-            (getattr(row, f"stale_{name}"), getattr(row, name) if bound is None else bound)
-            for name, bound in bounds.items()
-            if bound is not None or free
-        ]
-        known = [(stale, limit) for stale, limit in pairs if stale is not None and limit is not None]
-        return bool(known) and all(stale <= limit for stale, limit in known)
+        given = {name: getattr(self, f"max_{name}") for name in FIGURES}
+        return {name: limit for name, limit in given.items() if limit is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +87,7 @@ class Comparisons(Report):
     archives
         Path and comparison of each.
     passed
-        Of an archive, by its path, the steps that prove little (`CheckedBounds.passed_by_previous`).
+        Of an archive, by its path, the steps that prove little.
     with_gain
         Whether gain and noise were asked for.
     failure
@@ -232,6 +195,8 @@ class _Comparing(EvaluatorRequest, Opening, OnDevice, MemoryLimit, Request[R_co]
 
     def _compared(self, archives: Sequence[ArchiveLike], against: Run | PathLike) -> _Compared:
         """Compare archives with their run; what is found is stored in the run's cache."""
+        from inshrink_core.evaluate import OriginalEvaluations, compare_steps
+
         opened = [self.limited(self.opened_archive(one)).on(self.device) for one in archives]
         if not opened:
             raise InputError("there is no archive to compare", remedy="name one, or several of the run")
@@ -247,15 +212,15 @@ class _Comparing(EvaluatorRequest, Opening, OnDevice, MemoryLimit, Request[R_co]
             originals = OriginalEvaluations(lambda step: judge.evaluate(run[step]), Path(folder))
             known = originals if len(opened) > 1 else None
             for one, common in zip(opened, chosen, strict=True):
-                tell = _Telling(self.progress, str(one.path), before, total)
+                reporting = _Reporting(self.progress, str(one.path), before, total)
                 compared = compare_steps(
                     run,
                     one.sequential(),
                     judge,
                     steps=common,
                     known=known,
-                    progress=tell.count,
-                    told=tell.take,
+                    progress=reporting.count,
+                    on_step=reporting.take,
                 )
                 compared = replace(compared, device=one.device, unreadable=run.unreadable)
                 found.append((str(one.path), _with_gains(compared, one, run) if self.gain else compared))
@@ -281,7 +246,7 @@ class _Compared(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Compare(_Comparing[Comparison]):
+class Compare(_Comparing["Comparison"]):
     """Evaluate every step as trained, as restored, and with the previous checkpoint in its place.
 
     Parameters
@@ -312,7 +277,7 @@ class Compare(_Comparing[Comparison]):
     """
 
     archive: ArchiveLike
-    against: Annotated[Run | PathLike, Option(("--against",), metavar="RUN")]
+    against: Annotated[AnyRun, Option(("--against",), metavar="RUN")]
 
     def perform(self) -> Comparison:
         """Compare it."""
@@ -359,8 +324,8 @@ class CompareArchives(Sparing, CheckedBounds, _Comparing[Comparisons]):
     True
     """
 
-    archives: Annotated[Sequence[Archive | PathLike], Option(metavar="ARCHIVE", many=True)]
-    against: Annotated[Run | PathLike, Option(("--against",), metavar="RUN")]
+    archives: Annotated[Sequence[AnyArchive], Option(metavar="ARCHIVE", many=True)]
+    against: Annotated[AnyRun, Option(("--against",), metavar="RUN")]
 
     COMMAND: ClassVar = "compare"
     SHOWN: ClassVar = Shown(in_bytes=False)
@@ -372,14 +337,19 @@ class CompareArchives(Sparing, CheckedBounds, _Comparing[Comparisons]):
 
     def perform(self) -> Comparisons:
         """Compare them, and check the bounds."""
+        from inshrink_core.search.bounds import failure_of, passed_by_previous
+
         found, run, asked = self._compared(self.archives, self.against)
         failures = [
             self.failure(found.archives[0][1].unreadable, str(run.path), asked),
-            *(self.failure_of(comparison, path) for path, comparison in found.archives),
+            *(failure_of(self.limited_figures, comparison, path) for path, comparison in found.archives),
         ]
         return replace(
             found,
-            passed={path: self.passed_by_previous(comparison) for path, comparison in found.archives},
+            passed={
+                path: passed_by_previous(self.limited_figures, comparison)
+                for path, comparison in found.archives
+            },
             with_gain=self.gain,
             failure=next((failure for failure in failures if failure is not None), None),
         )
@@ -390,6 +360,8 @@ compare_archives = python_call(CompareArchives)
 
 def archive_digest(archive: Archive) -> str:
     """Return what tells the content of an archive from any other, as a folder and packed: its live frames."""
+    from inshrink_core.execution import key_digest
+
     reader = archive.reader
     frames = [(info.frame_id.hex(), info.digest.hex()) for info in reader.frames]
     return key_digest({"archive": reader.archive_id.hex(), "frames": frames})
@@ -397,6 +369,8 @@ def archive_digest(archive: Archive) -> str:
 
 def _store(directory: Path, digest: str) -> ResultStore[dict[str, Any]]:
     """Return the comparisons that an archive took part in."""
+    from inshrink_core.execution import ResultStore, cache_folder
+
     folder = cache_folder(directory)
     return ResultStore(None if folder is None else folder / "comparisons" / digest, "comparison", _document)
 
@@ -477,6 +451,8 @@ def _common_steps(archive: Archive, run: Run, asked: Sequence[int] | None, *, al
     InputError
         There are none.
     """
+    from inshrink_core.formats import unreadable_error
+
     listed = archive.listed_steps
     wanted = listed if asked is None else asked if alone else [step for step in asked if step in listed]
     common = tuple(step for step in wanted if step in run.steps)
@@ -490,8 +466,8 @@ def _common_steps(archive: Archive, run: Run, asked: Sequence[int] | None, *, al
 
 
 @dataclass(slots=True)
-class _Telling:
-    """Tells how far a comparison is, and what was found of a step of one archive among several."""
+class _Reporting:
+    """Reports how far a comparison is, and what was found of a step of one archive among several."""
 
     progress: OnProgress | None
     archive: str
@@ -511,13 +487,15 @@ class _Telling:
         }
 
     def count(self, done: int, _: int, step: int) -> None:
-        """Tell of it."""
+        """Report it."""
         if self.progress is not None:
             self.progress(Progress("compare", self.before + done, self.total, step, found=self.found))
 
 
 def _with_gains(comparison: Comparison, archive: Archive, run: Run) -> Comparison:
     """Add gain and noise to every step that has a previous one."""
+    from inshrink_core.analysis.gain import restore_gain
+
     measured = restore_gain(archive, run, steps=[row.step for row in comparison.steps], device=archive.device)
     gains = {one.step: one for one in measured.steps}
     rows = [

@@ -5,27 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
-from inshrink_core.archive import MAX_SMALL_FILES, ArchiveWriter, is_archive
-from inshrink_core.chain import (
-    Archive,
-    ArchiveSize,
-    ChainWriter,
-    FrameEncoder,
-    OriginalChecks,
-    archive_size,
-    content_digest,
-    open_base,
-    optimizer_of,
-    original_checks,
-    stored_view,
-    tensor_digest,
-)
-from inshrink_core.chain.base import require_base_codec
-from inshrink_core.codec import codec_with
 from inshrink_core.errors import (
     DamagedError,
     InputError,
@@ -36,12 +19,8 @@ from inshrink_core.errors import (
 )
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.formats import Run, unreadable_error
 from inshrink_core.report import Report, plain_value
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.search.bounded import AsConfigured, BoundedWriter, StepWriter, open_bounded
-from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
-from inshrink_core.search.search import choose_steps
 from inshrink_core.text import (
     UNKNOWN,
     count,
@@ -55,6 +34,7 @@ from inshrink_core.text import (
     steps_in_short,
 )
 from inshrink_core.verbs.groups import (
+    AnyBase,
     Bounding,
     ChainChoice,
     Computing,
@@ -81,13 +61,15 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from inshrink_core.chain import BaseModel
+    from inshrink_core.archive import ArchiveWriter
+    from inshrink_core.chain import ArchiveSize, BaseModel, ChainWriter, OriginalChecks
     from inshrink_core.checkpoint import Checkpoint, TensorSpec
     from inshrink_core.codec import AnyCodec
     from inshrink_core.errors import CheckFailedError
-    from inshrink_core.formats import Skipped
+    from inshrink_core.formats import Run, Skipped
     from inshrink_core.frame import FrameInfo
-    from inshrink_core.search.bounded import Promise
+    from inshrink_core.search.bounded import BoundedWriter, StepWriter
+    from inshrink_core.search.promise import Promise
 
 __all__ = ["Compress", "CompressReport", "Compressing", "compress"]
 
@@ -127,7 +109,7 @@ class Compressing(Writing, Bounding, EvaluatorRequest, Computing, Reading, Spari
     prune: float | None = None
     protect: float | None = None
     resumed_from: Annotated[int | None, Option(metavar="STEP")] = None
-    base: Annotated[Any, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
+    base: Annotated[AnyBase | None, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
     allow_damaged: bool = False
 
     @property
@@ -137,6 +119,8 @@ class Compressing(Writing, Bounding, EvaluatorRequest, Computing, Reading, Spari
 
     def chosen(self, **named: Any) -> ChainChoice:
         """Return how frames are written; a setting with an option of its own names its codec."""
+        from inshrink_core.codec import codec_with
+
         own = {name: getattr(self, name) for name in _SHORTHANDS}
         given = {name: value for name, value in own.items() if value is not None}
         choice = super().chosen(**given, **named)
@@ -207,6 +191,18 @@ class Compress(Compressing, Request["CompressReport"]):
 
     def perform(self) -> CompressReport:
         """Write what is not there."""
+        from inshrink_core.archive import MAX_SMALL_FILES, ArchiveWriter, is_archive
+        from inshrink_core.chain import (
+            Archive,
+            ChainWriter,
+            FrameEncoder,
+            archive_size,
+            open_base,
+            original_checks,
+        )
+        from inshrink_core.search.bounded import open_bounded
+        from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
+
         begun = time.perf_counter()
         opened = self.opened_run(self.run)
         if self.allow_damaged:
@@ -243,7 +239,7 @@ class Compress(Compressing, Request["CompressReport"]):
                 writer, chain_config, parent=parent, branch=branch, restored=parent, base=model
             )
             if self.look_ahead and chain.parent is None:
-                chain.foreseen = FrameEncoder(chain_config).look_ahead(chosen, opened.__getitem__)
+                chain.initial_memory = FrameEncoder(chain_config).look_ahead(chosen, opened.__getitem__)
             session = _Session(opened, writer, chain, self.resumed_from, self.progress, chosen, bounded)
             session.run_all()
             promise = None if bounded is None else bounded.promise
@@ -287,6 +283,9 @@ def _chosen(run: Run, asked: tuple[int, ...] | None) -> tuple[int, ...]:
     NotFoundError
         The run has nothing of one.
     """
+    from inshrink_core.formats import unreadable_error
+    from inshrink_core.search.search import choose_steps
+
     if not asked:
         return choose_steps(run, None) if asked is None else ()
     lost = {row.step for row in run.unreadable} - set(run.steps)
@@ -309,6 +308,8 @@ class _Session:
         steps: Sequence[int],
         bounded: BoundedWriter | None = None,
     ) -> None:
+        from inshrink_core.search.bounded import AsConfigured
+
         self.run, self._writer, self._chain, self._bounded = run, writer, chain, bounded
         self._step_writer: StepWriter = AsConfigured() if bounded is None else bounded
         self._resumed_from, self._progress, self._steps = resumed_from, progress, steps
@@ -402,12 +403,16 @@ class _Session:
 
     def _is_equal(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
         """Whether a frame was made from this checkpoint."""
+        from inshrink_core.chain import content_digest, optimizer_of, stored_view
+
         meta = self._writer.reader.frame(info.frame_id).meta
         view = stored_view(checkpoint, optimizer_of(meta))
         return content_digest(view) == meta.get("content")
 
     def _is_decoded(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
         """Whether a checkpoint is what a frame restores to: training went on from there."""
+        from inshrink_core.chain import tensor_digest
+
         restored = self._chain.archive.checkpoint(info)
         return all(
             spec.key in checkpoint
@@ -418,6 +423,8 @@ class _Session:
 
     def _continue_from(self, info: FrameInfo) -> None:
         """Write what follows as the continuation of a restored step; a branch, if others follow it."""
+        from inshrink_core.chain import ChainWriter
+
         self._chain = ChainWriter(
             self._writer, self._chain.config, parent=info, restored=info, base=self._chain.base
         )
@@ -429,6 +436,8 @@ class _Session:
 
     def _append(self, step: int, checkpoint: Checkpoint) -> None:
         """Write one step."""
+        from inshrink_core.chain import stored_view
+
         begun_at = self._bytes_done
 
         def done(spec: TensorSpec) -> None:
@@ -446,6 +455,9 @@ class _Session:
 
 def _archived_last(archive: str | os.PathLike[str]) -> Checkpoint | None:
     """Return the last checkpoint of an archive, which says whose optimizer state is; None of a new one."""
+    from inshrink_core.archive import is_archive
+    from inshrink_core.chain import Archive
+
     if not is_archive(archive):
         return None
     with suppress(MissingFrameError, DamagedError):  # whether it is needed, whoever appends decides
@@ -459,6 +471,10 @@ def _check_base(
     model: BaseModel, archive: str | os.PathLike[str], codec: AnyCodec, first: Iterable[Checkpoint]
 ) -> None:
     """Refuse a base model that the first frame cannot be encoded relative to, before there is an archive."""
+    from inshrink_core.archive import is_archive
+    from inshrink_core.chain import Archive
+    from inshrink_core.chain.base import require_base_codec
+
     require_base_codec(codec)
     known = Archive.open(archive) if is_archive(archive) else None
     if known is None or not known.reader.listed:
@@ -531,15 +547,32 @@ class CompressReport(Report):
     promise: Promise | None = None
     unreadable: tuple[Skipped, ...] = ()
     left_out: tuple[Skipped, ...] = ()
-    originals: OriginalChecks = field(default_factory=OriginalChecks)
+    originals: OriginalChecks
     device: str = "cpu"
 
-    DOCUMENT: ClassVar = (
-        "archive=path codec config optimizer roles ratio_total=size.ratio_total "
-        "ratio_weights=size.ratio_weights bits_per_weight=size.bits_per_weight raw_bytes=size.raw_total "
-        "archive_bytes=size.nbytes relative_error seconds mb_per_s device "
-        "appended skipped unreadable left_out originals frames"
-    )
+    def _document(self) -> dict[str, Any]:
+        return {
+            "archive": self.path,
+            "codec": self.codec,
+            "config": self.config,
+            "optimizer": self.optimizer,
+            "roles": self.roles,
+            "ratio_total": self.size.ratio_total,
+            "ratio_weights": self.size.ratio_weights,
+            "bits_per_weight": self.size.bits_per_weight,
+            "raw_bytes": self.size.raw_total,
+            "archive_bytes": self.size.nbytes,
+            "relative_error": self.relative_error,
+            "seconds": self.seconds,
+            "mb_per_s": self.mb_per_s,
+            "device": self.device,
+            "appended": self.appended,
+            "skipped": self.skipped,
+            "unreadable": self.unreadable,
+            "left_out": self.left_out,
+            "originals": self.originals,
+            "frames": self.frames,
+        }
 
     @property
     def failure(self) -> CheckFailedError | None:

@@ -11,11 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
-from inshrink_core.analysis.movement import Movement, measure_movement
-from inshrink_core.chain import Archive
-from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSpec
 from inshrink_core.errors import InputError, StorageError
-from inshrink_core.execution import new_file, resolve_device
 from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
@@ -26,6 +22,9 @@ from inshrink_core.verbs.showing import show_table
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from inshrink_core.analysis.movement import Movement
+    from inshrink_core.chain import Archive
+    from inshrink_core.checkpoint import Checkpoint, TensorSpec
     from inshrink_core.formats import Run
 
 __all__ = ["Diff", "StepDiff", "TensorMovement", "diff"]
@@ -73,16 +72,32 @@ class StepDiff(Report):
     device: str = "cpu"
     most_rows: int | None = None
 
-    DOCUMENT: ClassVar = "path steps total layers tensors added removed reshaped device"
+    def _document(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "steps": self.steps,
+            "total": self.total,
+            "layers": self.layers,
+            "tensors": self.tensors,
+            "added": self.added,
+            "removed": self.removed,
+            "reshaped": self.reshaped,
+            "device": self.device,
+        }
 
     @property
     def total(self) -> Movement:
         """The movement of all weights together."""
+        from inshrink_core.checkpoint import TensorRole
+
         return _sum(row.movement for row in self.tensors if row.spec.role is TensorRole.WEIGHT)
 
     @property
     def layers(self) -> Mapping[str, Movement]:
         """The movement by layer type of weights, and by role of everything else."""
+        from inshrink_core.analysis.movement import Movement
+        from inshrink_core.checkpoint import TensorRole
+
         groups: dict[str, Movement] = {}
         for spec, movement in self.tensors:
             layer = spec.layer.value if spec.layer and spec.role is TensorRole.WEIGHT else spec.role.value
@@ -115,6 +130,8 @@ class StepDiff(Report):
         StorageError
             The disk is full, or refuses.
         """
+        from inshrink_core.execution import new_file
+
         rows = [row | {"shape": "x".join(map(str, row["shape"]))} for row in self.rows()]
         temporary = path.with_name(f".{path.name}.tmp")
         try:
@@ -159,6 +176,8 @@ def _cells(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _sum(movements: Iterable[Movement]) -> Movement:
+    from inshrink_core.analysis.movement import Movement
+
     total = Movement()
     for movement in movements:
         total += movement
@@ -222,6 +241,10 @@ class Diff(OnDevice, Opening, Request[StepDiff]):
 
     def perform(self) -> StepDiff:
         """Measure what moved."""
+        from inshrink_core.analysis.movement import measure_movement
+        from inshrink_core.chain import Archive
+        from inshrink_core.execution import resolve_device
+
         opened = self.opened(self.path)
         device = resolve_device(self.device if isinstance(opened, Archive) else "cpu")
         if isinstance(opened, Archive):
@@ -256,6 +279,8 @@ class Diff(OnDevice, Opening, Request[StepDiff]):
 
     def _chosen(self, opened: Run | Archive, where: str) -> tuple[int, int]:
         """Return the two steps."""
+        from inshrink_core.chain import Archive
+
         known = opened.listed_steps if isinstance(opened, Archive) else opened.steps
         if self.steps is None and len(known) < 2:
             raise InputError("it takes two steps to tell what moved", where=where)
@@ -271,6 +296,8 @@ diff = python_call(Diff)
 
 
 def _specs(checkpoint: Checkpoint, everything: bool) -> dict[str, TensorSpec]:
+    from inshrink_core.checkpoint import MODEL_ROLES
+
     return {spec.key: spec for spec in checkpoint.specs if everything or spec.role in MODEL_ROLES}
 
 

@@ -11,37 +11,26 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
-from inshrink_core.chain import ChainConfig, FrameEncoder, is_exact
-from inshrink_core.chain.defaults import make_configs
-from inshrink_core.checkpoint import MODEL_ROLES, TensorSpec
 from inshrink_core.codec import DEFAULT_CODEC
 from inshrink_core.errors import InputError
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.formats import Run
-from inshrink_core.metrics import bits_per_parameter
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, Shown, python_call
-from inshrink_core.search.measure import encode_chain
-from inshrink_core.search.prior import prior_of
-from inshrink_core.search.quadratic import Calibration, calibrate, sensitivities
-from inshrink_core.search.sampling import (
-    Rest,
-    estimate_rest,
-    in_proportion,
-    middle_of,
-    sample_keys,
-    scaled_damage,
-    scaled_nbytes,
-)
-from inshrink_core.search.search import Chain, choose_steps, known_trials
-from inshrink_core.search.space import Candidate, space_of
-from inshrink_core.search.trials import Trial
 from inshrink_core.text import UNKNOWN, count, duration, nats, percent, plain, printable, ratio, size
 from inshrink_core.verbs.groups import Computing, PathLike, Reading, RunLike, Steps, Writing, steps_of
 from inshrink_core.verbs.showing import show_facts, show_notes, show_table
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from inshrink_core.chain import ChainConfig
+    from inshrink_core.checkpoint import TensorSpec
+    from inshrink_core.formats import Run
+    from inshrink_core.search.calibration import Calibration
+    from inshrink_core.search.measure import Rest
+    from inshrink_core.search.search import Chain
+    from inshrink_core.search.space import Candidate
+    from inshrink_core.search.trials import Trial
 
 __all__ = [
     "GOALS",
@@ -95,6 +84,8 @@ class Goal(NamedTuple):
     @property
     def is_exact(self) -> bool:
         """Whether every bit comes back."""
+        from inshrink_core.chain import is_exact
+
         return is_exact(self.codec, {}) and self.optimizer == "exact"
 
 
@@ -117,10 +108,10 @@ class EstimateReport(Report):
     ratio_total, ratio_weights
         Of the whole chain: of everything that is stored, and of the weights.
     drop, divergence
-        Of the worst step; None where the trials at hand do not tell it.
+        Of the worst step; None where the trials at hand do not say.
     basis
-        What drop and divergence stand on: ``trials`` of this run, or ``rule of thumb`` from other runs,
-        uncalibrated (`inshrink_core.search.prior`).
+        What drop and divergence rest on: ``trials`` of this run, or ``rule of thumb`` from other runs,
+        uncalibrated (`inshrink_core.search.calibration`).
     rank_correlation
         Between what the model predicts of those trials and what was measured.
     n_trials
@@ -154,18 +145,32 @@ class EstimateReport(Report):
     device: str = "cpu"
     tensors: tuple[TensorEstimate, ...] = ()
 
-    DOCUMENT: ClassVar = (
-        "codec config overrides ratio_total ratio_weights drop divergence basis rank_correlation n_trials "
-        "n_steps sampled seconds notes device"
-    )
+    def _document(self) -> dict[str, Any]:
+        return {
+            "codec": self.codec,
+            "config": self.config,
+            "overrides": self.overrides,
+            "ratio_total": self.ratio_total,
+            "ratio_weights": self.ratio_weights,
+            "drop": self.drop,
+            "divergence": self.divergence,
+            "basis": self.basis,
+            "rank_correlation": self.rank_correlation,
+            "n_trials": self.n_trials,
+            "n_steps": self.n_steps,
+            "sampled": self.sampled,
+            "seconds": self.seconds,
+            "notes": self.notes,
+            "device": self.device,
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink estimate --json``; ``tensors`` only where they were asked for."""
-        told = {"tensors": [one._asdict() for one in self.tensors]} if self.tensors else {}
-        return {"estimate": True} | Report.to_json(self) | told
+        tensors = {"tensors": [one._asdict() for one in self.tensors]} if self.tensors else {}
+        return {"estimate": True} | Report.to_json(self) | tensors
 
     def show(self, console: Console) -> None:
-        """Print the estimates, and what they stand on."""
+        """Print the estimates, and what they rest on."""
         drop, divergence = percent(self.drop), nats(self.divergence)
         known = self.n_trials > 0
         how = "" if known else ", uncalibrated"
@@ -235,7 +240,7 @@ class LevelsReport(Report):
         return {"estimate": True, "levels": [_row_of(*one) for one in self.levels]}
 
     def show(self, console: Console) -> None:
-        """Print a row a configuration, and what the figures stand on."""
+        """Print a row a configuration, and what the figures rest on."""
         rows = (
             (
                 ", ".join(f"{name}={value}" for name, value in candidate.settings.items()),
@@ -271,9 +276,9 @@ class GoalEstimate(Report):
     relative_error
         Root of squared error over squared norm of the weights, the larger of the steps that were tried.
     drop, divergence, restore_cost
-        Of the worst step; None where nothing but a rule of thumb tells.
+        Of the worst step; None where there is nothing but a rule of thumb.
     basis
-        What these three stand on: ``exact``, nothing is lost; ``measured``, trials of a search with these
+        What these three rest on: ``exact``, nothing is lost; ``measured``, trials of a search with these
         settings; ``predicted``, by trials of other settings; ``unknown``, no trials are at hand.
     """
 
@@ -327,7 +332,7 @@ class GoalsReport(Report):
         return {"estimate": True} | Report.to_json(self)
 
     def show(self, console: Console) -> None:
-        """Print a row a goal, and what the figures stand on."""
+        """Print a row a goal, and what the figures rest on."""
         rows = (
             (
                 one.goal,
@@ -367,7 +372,7 @@ class Estimating(Computing, Reading):
     Parameters
     ----------
     trials
-        Trials of a search, which tell what an error costs; by default the run's own.
+        Trials of a search, which say what an error costs; by default the run's own.
     steps
         Steps of the chain: a step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
         repeated. By default all.
@@ -378,6 +383,8 @@ class Estimating(Computing, Reading):
 
     def known(self, run: Run) -> tuple[Trial, ...]:
         """Return the trials at hand."""
+        from inshrink_core.search.search import known_trials
+
         return known_trials(run, None if self.trials is None else Path(self.trials))
 
 
@@ -388,13 +395,17 @@ class _Configured(Writing, Estimating):
     Parameters
     ----------
     by_tensor
-        Also tell bits, sensitivity and damage of every tensor that was encoded.
+        Also report bits, sensitivity and damage of every tensor that was encoded.
     """
 
     by_tensor: bool = False
 
     def asked(self, run: Run | PathLike) -> _Asked:
         """Return what it all comes to."""
+        from inshrink_core.chain import FrameEncoder
+        from inshrink_core.search.measure import sample_keys
+        from inshrink_core.search.search import choose_steps
+
         chain = self.chain_config(device=self.device, threads=self.threads)
         opened = self.opened_run(run).attributed()
         chosen = choose_steps(opened, steps_of(opened, self.steps))
@@ -425,7 +436,7 @@ class Estimate(_Configured, Request[EstimateReport]):
     -----
     Encodes a sample of the tensors, of every layer type, in closed loop; at most `_NUMEL` elements, unless
     the steps are large. Drop and divergence come from ½ Σ h·e² and trials of the same steps, of the same
-    codec where there are any (`inshrink_core.search.quadratic.Calibration`). They equal the measurement
+    codec where there are any (`inshrink_core.search.calibration.Calibration`). They equal the measurement
     where this configuration was measured, and are corrected in the same way near it. Without trials they are
     rules of thumb, right to an order of magnitude at best.
 
@@ -476,7 +487,7 @@ class EstimateLevels(_Configured, Request[LevelsReport]):
 
     Notes
     -----
-    Progress tells the row of the document of each.
+    Progress has the row of the document of each.
 
     Examples
     --------
@@ -496,6 +507,9 @@ class EstimateLevels(_Configured, Request[LevelsReport]):
 
     def perform(self) -> LevelsReport:
         """Estimate each."""
+        from inshrink_core.checkpoint import MODEL_ROLES
+        from inshrink_core.search.space import space_of
+
         asked = self.asked(self.run)
         layers = frozenset(one.layer for one in asked.run[asked.steps[0]].specs if one.role in MODEL_ROLES)
         candidates = space_of(asked.chain.codec, layers).levels(self.levels)
@@ -531,7 +545,7 @@ class EstimateGoals(Estimating, Request[GoalsReport]):
 
     Notes
     -----
-    The goals are `GOALS`; progress tells the row of the document of each. Two steps in the middle of the
+    The goals are `GOALS`; progress has the row of the document of each. Two steps in the middle of the
     chain are encoded, a keyframe and the delta after it; of models of more than `_NUMEL` elements a sample of
     the tensors. Sizes of the whole chain are those of the two in the proportion that it has them.
 
@@ -553,6 +567,10 @@ class EstimateGoals(Estimating, Request[GoalsReport]):
 
     def perform(self) -> GoalsReport:
         """Estimate what each goal takes."""
+        from inshrink_core.chain import FrameEncoder
+        from inshrink_core.search.measure import middle_of, sample_keys
+        from inshrink_core.search.search import choose_steps
+
         begun = time.perf_counter()
         opened = self.opened_run(self.run).attributed()
         chosen = choose_steps(opened, steps_of(opened, self.steps))
@@ -584,6 +602,9 @@ estimate_goals = python_call(EstimateGoals)
 
 def _goal(goal: Goal, asked: _Asked) -> GoalEstimate:
     """Estimate what a goal takes."""
+    from inshrink_core.checkpoint import MODEL_ROLES
+    from inshrink_core.metrics import bits_per_parameter
+
     guess = _Guess.of(asked)
     rest = _rest(asked, _N_TRIED)
     specs = [spec for spec in asked.run[asked.steps[0]].specs if spec.role in MODEL_ROLES]
@@ -627,7 +648,7 @@ def _restore_cost(known: Sequence[Trial], guess: _Guess) -> float | None:
 class _Asked(NamedTuple):
     """What is estimated: a configuration, on a run, steps, stretches of them and sampled tensors of it.
 
-    `known` are trials, and `foreseen` is what the encoder sees ahead.
+    `known` are trials, and `foreseen` is what the encoder knows of later steps.
     """
 
     chain: ChainConfig
@@ -655,6 +676,9 @@ class _Guess(NamedTuple):
 
     @classmethod
     def of(cls, asked: _Asked, progress: OnProgress | None = None) -> _Guess:
+        from inshrink_core.search.calibration import calibrate
+        from inshrink_core.search.measure import in_proportion
+
         chain, chosen, known = asked.chain, asked.steps, asked.known
         rows: list[_Row] = []
         for row in itertools.chain.from_iterable(_encode(asked, stretch) for stretch in asked.stretches):
@@ -682,6 +706,8 @@ class _Guess(NamedTuple):
 
 def _rest(asked: _Asked, n: int | None = None) -> Rest:
     """Estimate what is not weights, from a few steps in the middle of the chain."""
+    from inshrink_core.search.measure import estimate_rest, middle_of
+
     few = middle_of(asked.steps) if n is None else middle_of(asked.steps, n)
     return estimate_rest(
         asked.chain, [asked.run[step] for step in few], len(asked.steps), asked.keys, asked.foreseen
@@ -690,12 +716,16 @@ def _rest(asked: _Asked, n: int | None = None) -> Rest:
 
 def _share(specs: Sequence[TensorSpec], keys: frozenset[str]) -> float:
     """Return the share of the model's elements that a sample has."""
+    from inshrink_core.checkpoint import MODEL_ROLES
+
     model = [spec for spec in specs if spec.role in MODEL_ROLES]
     return sum(spec.numel for spec in model if spec.key in keys) / max(1, sum(spec.numel for spec in model))
 
 
 def _estimated(asked: _Asked, by_tensor: bool, progress: OnProgress | None = None) -> EstimateReport:
     """Estimate what a configuration does."""
+    from inshrink_core.checkpoint import MODEL_ROLES
+
     begun = time.perf_counter()
     chain = asked.chain
     guess = _Guess.of(asked, progress)
@@ -728,6 +758,8 @@ def _by_tensor(
     specs: Sequence[TensorSpec], rows: Sequence[_Row], n_steps: int, keyframe_every: int
 ) -> Iterator[TensorEstimate]:
     """Yield what happens to each tensor that was encoded at every step."""
+    from inshrink_core.search.measure import in_proportion
+
     weighed = any(row.sensitivities for row in rows)
     for spec in specs:
         there = [row for row in rows if spec.key in row.nbytes_of]
@@ -786,6 +818,10 @@ def _stretches(steps: Sequence[int]) -> list[Sequence[int]]:
 
 def _encode(asked: _Asked, steps: Sequence[int]) -> Iterator[_Row]:
     """Encode a stretch of a run in closed loop."""
+    from inshrink_core.checkpoint import MODEL_ROLES
+    from inshrink_core.search.measure import encode_chain, scaled_damage, scaled_nbytes
+    from inshrink_core.search.quadratic import sensitivities
+
     chain, run, keys = asked.chain, asked.run, asked.keys
     encoded = encode_chain(chain, (run[step] for step in steps), keys, asked.foreseen)
     before = None
@@ -808,6 +844,9 @@ def _encode(asked: _Asked, steps: Sequence[int]) -> Iterator[_Row]:
 
 def _measured(trials: Sequence[Trial], chain: ChainConfig, steps: Sequence[int]) -> Chain | None:
     """Return the chain of a configuration that was measured in full; None where a step is missing."""
+    from inshrink_core.search.search import Chain
+    from inshrink_core.search.space import Candidate
+
     same: dict[str, bool] = {}
     found: dict[int, Trial] = {}
     for one in trials:
@@ -825,6 +864,8 @@ def _measured(trials: Sequence[Trial], chain: ChainConfig, steps: Sequence[int])
 
 def _is_config(document: Mapping[str, Any], chain: ChainConfig) -> bool:
     """Whether a trial's configuration says what a chain is written with."""
+    from inshrink_core.chain.defaults import make_configs
+
     settings = {**document["settings"], "overrides": document.get("override", [])}
     try:
         return make_configs(chain.codec, settings) == (chain.config, chain.overrides)
@@ -836,6 +877,8 @@ def _figures(
     calibration: Calibration, chain: ChainConfig, rows: Sequence[_Row]
 ) -> tuple[float | None, float | None]:
     """Return drop and divergence of the worst step, by trials where there are any."""
+    from inshrink_core.search.calibration import prior_of
+
     if calibration.n_trials:
         return _worst(calibration, "drop", rows), _worst(calibration, "divergence", rows)
     return prior_of(chain, max(row.relative_error for row in rows))

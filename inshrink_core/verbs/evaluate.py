@@ -7,13 +7,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from inshrink_core.archive.durable import require_free, write_durably
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution import make_folders
-from inshrink_core.formats import Run, open_run
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import duration, plain, printable
@@ -23,6 +20,7 @@ from inshrink_core.verbs.showing import show_facts
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from inshrink_core.formats import Run
     from inshrink_core.metrics import Direction
 
 __all__ = ["Evaluate", "EvaluateReport", "EvaluatorReport", "evaluate", "make_evaluator"]
@@ -96,7 +94,8 @@ class EvaluatorReport(Report):
     why: str
     digest: str
 
-    DOCUMENT: ClassVar = "evaluator=output task why sha256=digest"
+    def _document(self) -> dict[str, Any]:
+        return {"evaluator": self.output, "task": self.task, "why": self.why, "sha256": self.digest}
 
     def show(self, console: Console) -> None:
         """Print what was guessed."""
@@ -227,6 +226,8 @@ def make_evaluator(
     'classifier'
     """
     from inshrink_core.evaluate.template import TASKS, evaluator_source, guess_task
+    from inshrink_core.execution import make_folders, require_free, write_durably
+    from inshrink_core.formats import Run, open_run
 
     opened = run if isinstance(run, Run) else open_run(run)
     target = Path(output).absolute()

@@ -14,24 +14,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
-from inshrink_core.archive import ArchiveWriter, pack_archive
-from inshrink_core.archive.durable import require_free
-from inshrink_core.archive.storage import storage_error
-from inshrink_core.chain import Archive, ArchiveSize, archive_size, step_needs, view_of
-from inshrink_core.chain.base import BASE
-from inshrink_core.chain.meta import ORIGINALS
-from inshrink_core.chain.needs import pack_attributes
-from inshrink_core.chain.parts import add_parts, parts_of
-from inshrink_core.chain.rekey import rekey_frame
-from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.errors import InputError, NotFoundError, StorageError
-from inshrink_core.execution import make_folders, working_folder
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.formats.write import write_safetensors, written_nbytes
-from inshrink_core.frame import FrameKind
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.search.coarsen import FLOAT32_NBYTES, coarsen
 from inshrink_core.text import count, duration, error_size, ratio, size, steps_in_short
 from inshrink_core.verbs.groups import ArchiveLike, Based, Globs, Limiting, OnDevice, PathLike, Size
 from inshrink_core.verbs.pack import PackReport, pack, unpack
@@ -42,7 +28,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.archive import FrameWriter
-    from inshrink_core.checkpoint import FileLayout, TensorSpec
+    from inshrink_core.chain import Archive, ArchiveSize
+    from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSpec
     from inshrink_core.frame import FrameInfo
 
 __all__ = [
@@ -123,20 +110,39 @@ class ExportReport(Report):
     seconds: float
     device: str = "cpu"
 
-    DOCUMENT: ClassVar = (
-        "archive output steps weights_only exact relative_error "
-        "ratio_float32 ratio_weights=size.ratio_weights ratio_total=size.ratio_total "
-        "raw_bytes=size.raw_total bytes=nbytes left_out seconds device"
-    )
+    def _document(self) -> dict[str, Any]:
+        held = self.size
+        return {
+            "archive": self.archive,
+            "output": self.output,
+            "steps": self.steps,
+            "weights_only": self.weights_only,
+            "exact": self.exact,
+            "relative_error": self.relative_error,
+            "ratio_float32": self.ratio_float32,
+            "ratio_weights": None if held is None else held.ratio_weights,
+            "ratio_total": None if held is None else held.ratio_total,
+            "raw_bytes": None if held is None else held.raw_total,
+            "bytes": self.nbytes,
+            "left_out": self.left_out,
+            "seconds": self.seconds,
+            "device": self.device,
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return the document; of a plain file with what it is and how many tensors are in it."""
-        told = Report.to_json(self)
-        return told if self.size is not None else told | {"format": self.layout, "tensors": self.n_tensors}
+        document = Report.to_json(self)
+        return (
+            document
+            if self.size is not None
+            else document | {"format": self.layout, "tensors": self.n_tensors}
+        )
 
     @property
     def ratio_float32(self) -> float | None:
         """Bytes of the weights as float32 over the bytes that hold them, all overhead included."""
+        from inshrink_core.search.coarsen import FLOAT32_NBYTES
+
         held = self.nbytes if self.size is None else self.size.weights_nbytes
         return FLOAT32_NBYTES * self.n_weights / held if held else None
 
@@ -259,6 +265,10 @@ class Export(OnDevice, Limiting, Based, Request[ExportReport | PackReport]):
 
     def perform(self) -> ExportReport | PackReport:
         """Write the file."""
+        from inshrink_core.archive import pack_archive
+        from inshrink_core.chain import Archive, archive_size, step_needs
+        from inshrink_core.execution import require_free
+
         tensors, without = _listed(self.tensors), _listed(self.without)
         self._check(is_chosen=bool(tensors or without))
         if self.pack is not None:
@@ -385,6 +395,8 @@ def _listed(patterns: str | Iterable[str]) -> tuple[str, ...]:
 
 def _ratio_for(size: int, packed: ArchiveSize, where: str) -> float:
     """Return the ratio at which a packed file has some bytes: what is no weight takes its own."""
+    from inshrink_core.search.coarsen import FLOAT32_NBYTES
+
     rest = packed.nbytes - packed.weights_nbytes
     room = size - rest - _PACKING_NBYTES
     if room <= 0:
@@ -399,6 +411,9 @@ def _ratio_for(size: int, packed: ArchiveSize, where: str) -> float:
 @contextlib.contextmanager
 def _beside(target: Path) -> Iterator[Path]:
     """Yield a folder to make the archive in that will be packed, on the file system of the file."""
+    from inshrink_core.archive.storage import storage_error
+    from inshrink_core.execution import make_folders, working_folder
+
     parent = target.absolute().parent
     folder = None
     try:
@@ -435,6 +450,10 @@ class _Export:
 
     def write_exact(self, folder: Path) -> ArchiveSize:
         """Write the step with the bits it has; return its sizes."""
+        from inshrink_core.chain import Archive, archive_size
+        from inshrink_core.chain.base import BASE
+        from inshrink_core.chain.rekey import rekey_frame
+
         # The frame that training was restored from stays behind, and so does what the digest is of.
         meta = {key: value for key, value in self._meta.items() if key not in ("restored", BASE)}
         if self._view is not self._whole:
@@ -454,6 +473,10 @@ class _Export:
 
     def write_coarse(self, folder: Path, ratio: float, exact: ArchiveSize) -> float:
         """Write the weights on a lattice that reaches the ratio; return their relative error."""
+        from inshrink_core.chain.attachments import add_attachments, attachments_of
+        from inshrink_core.chain.meta import ORIGINALS, pack_attributes
+        from inshrink_core.search.coarsen import FLOAT32_NBYTES, coarsen
+
         overhead = exact.manifest_nbytes + sum(frame.overhead_nbytes for frame in exact.frames)
         allowed = FLOAT32_NBYTES * _n_weights(exact) / ratio - overhead - _PACKING_NBYTES
 
@@ -464,13 +487,15 @@ class _Export:
         with _one_frame(folder, self._identity(f"coarse {ratio:g}"), self._info.step) as frame:
             for spec, block in coarse.blocks:
                 frame.add(spec.key, block.codec, block.payload, attributes=pack_attributes(spec))
-            add_parts(frame, dict(parts_of(self._view)))
+            add_attachments(frame, dict(attachments_of(self._view)))
             kept = {key: value for key, value in self._meta.items() if key == ORIGINALS}
             frame.commit(self._with_source(coarse.config.record() | kept))
         return coarse.relative_error
 
     def write_plain(self, made: Archive, target: Path, dtype: str, *, force: bool) -> float:
         """Write the weights that an archive restores as one plain file; return their relative error."""
+        from inshrink_core.formats.write import write_safetensors, written_nbytes
+
         restored = made.checkpoint(made.last)
         cast = _Cast(restored, self._whole, dtype)
         view = dataclasses.replace(restored, specs=tuple(map(cast.spec, restored.specs)), source=cast)
@@ -511,12 +536,17 @@ def _n_weights(size: ArchiveSize) -> int:
 
 def _reaches(size: ArchiveSize, ratio: float) -> bool:
     """Whether an archive that will be packed is so many times smaller than its weights as float32."""
+    from inshrink_core.search.coarsen import FLOAT32_NBYTES
+
     return FLOAT32_NBYTES * _n_weights(size) >= ratio * (size.weights_nbytes + _PACKING_NBYTES)
 
 
 @contextlib.contextmanager
 def _one_frame(folder: Path, archive_id: bytes, step: int) -> Iterator[FrameWriter]:
     """Make an archive of one keyframe."""
+    from inshrink_core.archive import ArchiveWriter
+    from inshrink_core.frame import FrameKind
+
     with (
         ArchiveWriter(folder, create=True, archive_id=archive_id) as writer,
         writer.begin(step=step, kind=FrameKind.KEYFRAME, parent_id=None) as frame,
@@ -574,6 +604,9 @@ def _weights_of(whole: Checkpoint, tensors: Sequence[str], without: Sequence[str
     NotFoundError
         Nothing is chosen.
     """
+    from inshrink_core.chain import view_of
+    from inshrink_core.checkpoint import MODEL_ROLES
+
     keys = [spec.key for spec in whole.specs if spec.role in MODEL_ROLES]
     names = [*keys, *(alias for alias, key in whole.aliases.items() if key in set(keys))]
     chosen = set(chosen_names(names, tensors, without))

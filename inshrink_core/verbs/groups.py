@@ -6,22 +6,31 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
-from inshrink_core.archive import is_archive
-from inshrink_core.chain import Archive, ChainConfig
-from inshrink_core.chain.defaults import make_chain_config
-from inshrink_core.chain.opening import open_any
-from inshrink_core.codec import AnyCodec
 from inshrink_core.errors import InputError, UnreadableError
-from inshrink_core.execution import Limits
-from inshrink_core.formats import Run, Skipped, open_run, unreadable_error
 from inshrink_core.request import Option
-from inshrink_core.search.bounds import Bounds
 from inshrink_core.text import parse_size
 from inshrink_core.verbs.values import choose_steps, given_settings, read_config_file
 
+if TYPE_CHECKING:
+    from inshrink_core.chain import Archive, BaseLike, ChainConfig
+    from inshrink_core.codec import AnyCodec
+    from inshrink_core.execution import Limits
+    from inshrink_core.formats import Run, Skipped, TrainingLog
+    from inshrink_core.search.bounds import Bounds
+else:
+
+    class _Opened:
+        """Of the engine, and open already: what words and files cannot say needs no module of it."""
+
+    Archive = Run = AnyCodec = BaseLike = TrainingLog = _Opened
+
 __all__ = [
+    "AnyArchive",
+    "AnyBase",
+    "AnyLog",
+    "AnyRun",
     "ArchiveLike",
     "Based",
     "Bounding",
@@ -45,11 +54,17 @@ __all__ = [
 ]
 
 PathLike = str | os.PathLike[str]
-ArchiveLike = Annotated[Archive | PathLike, Option(metavar="ARCHIVE")]
+AnyBase = BaseLike | PathLike
+"""A base model, or where it is: a file, a directory, ``ARCHIVE@STEP`` or ``RUN@STEP``."""
+AnyArchive = Archive | PathLike
 """An archive, or its path or URL."""
-RunLike = Annotated[Run | PathLike, Option(metavar="RUN")]
+AnyLog = TrainingLog | PathLike
+"""What a training logged, or its file."""
+AnyRun = Run | PathLike
 """A run, or its path."""
-RunOrArchive = Annotated[Run | Archive | PathLike, Option(metavar="RUN|ARCHIVE")]
+ArchiveLike = Annotated[AnyArchive, Option(metavar="ARCHIVE")]
+RunLike = Annotated[AnyRun, Option(metavar="RUN")]
+RunOrArchive = Annotated[AnyRun | AnyArchive, Option(metavar="RUN|ARCHIVE")]
 Globs = Annotated[str | Iterable[str], Option(metavar="GLOB", many=True)]
 Size = Annotated[int | None, Option(metavar="SIZE", read=parse_size)]
 """Bytes; on the command line as 4GB."""
@@ -75,11 +90,12 @@ def steps_of(opened: Run | Archive, steps: Sequence[int | str] | None) -> tuple[
 
     Those that cannot be read are named like the others: the verb says what is wrong with them.
     """
+    from inshrink_core import formats
 
     def known() -> Sequence[int]:
-        if isinstance(opened, Archive):
-            return opened.listed_steps
-        return sorted({*opened.steps, *(row.step for row in opened.unreadable if row.step is not None)})
+        if isinstance(opened, formats.Run):
+            return sorted({*opened.steps, *(row.step for row in opened.unreadable if row.step is not None)})
+        return opened.listed_steps
 
     return chosen_steps(steps, known, str(opened.path))
 
@@ -134,7 +150,10 @@ class Reading:
 
     def opened_run(self, run: Run | PathLike) -> Run:
         """Open a run; an archive, which would be a directory without checkpoints, is refused."""
-        if isinstance(run, Run):
+        from inshrink_core import formats
+        from inshrink_core.archive import is_archive
+
+        if isinstance(run, formats.Run):
             return run
         if is_archive(run):
             raise InputError(
@@ -142,7 +161,7 @@ class Reading:
                 where=os.fspath(run),
                 remedy="`inshrink restore` makes one",
             )
-        return open_run(run, **self.reading)
+        return formats.open_run(run, **self.reading)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,11 +175,13 @@ class Based:
         if it is the same.
     """
 
-    base: Annotated[Any, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
+    base: Annotated[AnyBase | None, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
 
     def opened_archive(self, archive: Archive | PathLike) -> Archive:
         """Open an archive."""
-        return archive if isinstance(archive, Archive) else Archive.open(archive, base=self.base)
+        from inshrink_core import chain
+
+        return archive if isinstance(archive, chain.Archive) else chain.Archive.open(archive, base=self.base)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +190,10 @@ class Opening(Reading, Based):
 
     def opened(self, path: Run | Archive | PathLike) -> Run | Archive:
         """Open a run or an archive."""
-        if isinstance(path, Run | Archive):
+        from inshrink_core.archive import is_archive
+        from inshrink_core.chain.archive import open_any
+
+        if not isinstance(path, str | os.PathLike):
             return path
         return open_any(path, base=self.base, **({} if is_archive(path) else self.reading))
 
@@ -188,10 +212,14 @@ class MemoryLimit:
 
     def limits(self, share: float = 1.0) -> Limits:
         """Return the limits; `share` is of what there is, where nothing is said."""
+        from inshrink_core.execution import Limits
+
         return Limits(max_memory=self.max_memory, share=share)
 
     def limited(self, archive: Archive) -> Archive:
         """Return a view of an archive within the limits; as it is, where nothing is said."""
+        from inshrink_core.execution import Limits
+
         return archive if self.limits() == Limits() else archive.limited(self.limits())
 
 
@@ -278,6 +306,8 @@ class Writing:
         self, archive: PathLike = "", *, device: str = "auto", threads: int | None = None
     ) -> ChainConfig:
         """Return it all; what is not asked for is as in the archive, where there is one, or by default."""
+        from inshrink_core.chain.defaults import make_chain_config
+
         return make_chain_config(archive, *self.chosen(), device, threads)
 
 
@@ -308,6 +338,8 @@ class Bounding:
     @property
     def bounds(self) -> Bounds:
         """The bounds; all of them free where nothing is bounded."""
+        from inshrink_core.search.bounds import Bounds
+
         return Bounds(
             max_drop=self.max_drop,
             max_divergence=self.max_divergence,
@@ -322,6 +354,8 @@ class Bounding:
         InputError
             What was given bounds nothing.
         """
+        from inshrink_core.search.bounds import Bounds
+
         return Bounds.promised(self.max_drop, self.max_divergence, self.max_restore_cost)
 
 
@@ -341,4 +375,6 @@ class Sparing:
         self, rows: Sequence[Skipped], where: str, asked: Collection[int] | None = None
     ) -> UnreadableError | None:
         """Return why a verb ends with an error that did all it could; None where it does not."""
+        from inshrink_core.formats import unreadable_error
+
         return None if self.skip_damaged else unreadable_error(rows, where, asked)

@@ -6,21 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
-from inshrink_core.archive.layout import REBUILD_REMEDY
-from inshrink_core.chain import (
-    QUALITY,
-    TAKEN,
-    Archive,
-    archive_size,
-    optimizer_of,
-    original_checks,
-    step_needs,
-)
-from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, MissingFrameError
-from inshrink_core.execution import resolve_device
-from inshrink_core.formats import Run, Skipped
-from inshrink_core.formats.run import NoCheckpointError
 from inshrink_core.report import Report, plain_value
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.text import (
@@ -35,7 +21,7 @@ from inshrink_core.text import (
     size,
     steps_in_short,
 )
-from inshrink_core.verbs.groups import OnDevice, Opening, PathLike, RunOrArchive
+from inshrink_core.verbs.groups import AnyRun, OnDevice, Opening, RunOrArchive
 from inshrink_core.verbs.showing import (
     base_text,
     named_ratio,
@@ -49,6 +35,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from inshrink_core.analysis.gain import RestoreGain
+    from inshrink_core.chain import Archive
+    from inshrink_core.checkpoint import TensorSpec
+    from inshrink_core.formats import Run, Skipped
     from inshrink_core.frame import FrameInfo
 
 __all__ = ["Inspect", "Inventory", "inspect"]
@@ -69,7 +58,7 @@ class Inventory(Report):
     path
         The run or the archive, as it was named.
     facts
-        The document of ``inshrink inspect --json``, whose keys docs/cli.md explains.
+        The document of ``inshrink inspect --json``, whose keys docs/json.md explains.
     failure
         What is wrong with it although it can be shown.
     restore_gain
@@ -166,7 +155,7 @@ class Inspect(OnDevice, Opening, Request[Inventory]):
     _: KW_ONLY
     tensors: bool = False
     gain: bool = False
-    against: Annotated[Run | PathLike | None, Option(metavar="RUN")] = None
+    against: Annotated[AnyRun | None, Option(metavar="RUN")] = None
     codec: Annotated[str | None, Option(metavar="NAME[:KEY=VALUE,…]")] = None
 
     SHOWN: ClassVar = Shown(stage="gain", in_bytes=False)
@@ -178,6 +167,10 @@ class Inspect(OnDevice, Opening, Request[Inventory]):
 
     def perform(self) -> Inventory:
         """Read headers, and measure where that is asked for."""
+        from inshrink_core.chain import Archive
+        from inshrink_core.execution import resolve_device
+        from inshrink_core.formats.run import NoCheckpointError
+
         if not self.gain and (self.against is not None or self.codec is not None):
             raise InputError("--against and --codec go with --gain", remedy="add --gain, or leave them out")
         try:
@@ -198,6 +191,7 @@ class Inspect(OnDevice, Opening, Request[Inventory]):
     def _measure(self, opened: Run | Archive, device: str) -> RestoreGain:
         """Measure gain and noise of restores."""
         from inshrink_core.analysis.gain import restore_gain, restore_gain_of_run
+        from inshrink_core.chain import Archive
 
         if isinstance(opened, Archive):
             if self.against is None:
@@ -259,6 +253,8 @@ class _Tensors:
     @property
     def n_parameters(self) -> int:
         """Elements of the weights of the last step, tied ones once."""
+        from inshrink_core.checkpoint import TensorRole
+
         return sum(
             entry.spec.numel
             for key, entry in self._sums.items()
@@ -342,6 +338,8 @@ def _run_facts(
 
 def _inspect_archive(archive: Archive) -> Inventory:
     """Return the inventory of an archive; reads the index of every frame."""
+    from inshrink_core.chain import archive_size, optimizer_of, original_checks
+
     tensors = _Tensors(archived=True)
     whole, broken = _readable(archive)
     sizes = archive_size(archive, whole)
@@ -384,11 +382,15 @@ def _inspect_archive(archive: Archive) -> Inventory:
 
 def _said(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a frame says of what a restore of it costs, and of tensors that it left as they were."""
-    return {"quality": meta.get(QUALITY)} | ({"older": meta[TAKEN]} if TAKEN in meta else {})
+    from inshrink_core.chain import QUALITY, WRITTEN
+
+    return {"quality": meta.get(QUALITY)} | ({"older": meta[WRITTEN]} if WRITTEN in meta else {})
 
 
 def _failure(path: str, facts: Mapping[str, Any]) -> CheckFailedError | None:
     """Return what is wrong with an archive that can be shown all the same."""
+    from inshrink_core.archive.layout import REBUILD_REMEDY
+
     if facts["manifest_problem"]:
         return CheckFailedError(
             f"{facts['manifest_problem']}, which alone tells whether frames are gone",
@@ -408,6 +410,8 @@ def _failure(path: str, facts: Mapping[str, Any]) -> CheckFailedError | None:
 
 def _needs(archive: Archive, frames: Iterable[FrameInfo], notes: list[str]) -> dict[str, int] | None:
     """Return what restoring takes: the most of any step, and the disk of all; None where nothing tells."""
+    from inshrink_core.chain import step_needs
+
     rows = []
     for info in frames:
         try:

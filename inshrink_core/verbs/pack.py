@@ -6,10 +6,8 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from inshrink_core.archive import pack_archive, unpack_archive
-from inshrink_core.chain import Archive
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.report import Report
 from inshrink_core.text import count, counted, duration, size
@@ -17,6 +15,8 @@ from inshrink_core.verbs.showing import show_facts
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from inshrink_core.chain import Archive
 
 __all__ = ["PackReport", "pack", "unpack"]
 
@@ -46,7 +46,15 @@ class PackReport(Report):
     nbytes: int
     seconds: float
 
-    DOCUMENT: ClassVar = "archive output steps frames=n_frames bytes=nbytes seconds"
+    def _document(self) -> dict[str, Any]:
+        return {
+            "archive": self.archive,
+            "output": self.output,
+            "steps": self.steps,
+            "frames": self.n_frames,
+            "bytes": self.nbytes,
+            "seconds": self.seconds,
+        }
 
     def show(self, console: Console) -> None:
         """Print what was copied."""
@@ -97,6 +105,9 @@ def pack(
     >>> inshrink_core.open(folder / "packed.inshrink").steps
     (200, 400)
     """
+    from inshrink_core.archive import pack_archive
+    from inshrink_core.chain import Archive
+
     begun = time.perf_counter()
     source = archive if isinstance(archive, Archive) else Archive.open(archive)
     pack_archive(source.reader, output, force=force, done=_advance("pack", progress))
@@ -140,6 +151,9 @@ def unpack(
     >>> inshrink_core.compress(run, folder / "again.inshrink", steps=[200, 400]).appended
     (400,)
     """
+    from inshrink_core.archive import unpack_archive
+    from inshrink_core.chain import Archive
+
     begun = time.perf_counter()
     source = archive if isinstance(archive, Archive) else Archive.open(archive)
     unpack_archive(source.reader, output, done=_advance("unpack", progress))
@@ -158,6 +172,8 @@ def _advance(stage: str, progress: OnProgress | None) -> Any:
 
 
 def _report(source: Archive, output: Path, begun: float) -> PackReport:
+    from inshrink_core.chain import Archive
+
     made = Archive.open(output)
     return PackReport(
         archive=source.reader.path,

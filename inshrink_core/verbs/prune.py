@@ -7,18 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
-from inshrink_core.archive import ArchiveReader, ArchiveWriter, Rewrite, remove_frames
-from inshrink_core.chain import Archive, frame_size
-from inshrink_core.chain.needs import spec_of
-from inshrink_core.chain.rekey import copy_frame, rekey_frame
-from inshrink_core.checkpoint import TensorSpec
-from inshrink_core.codec import codec_for_block
 from inshrink_core.errors import InputError, MissingFrameError, NotFoundError
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.frame import FrameInfo, FrameKind
+from inshrink_core.frame import FrameInfo
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.text import duration, size, steps_in_short
@@ -27,6 +20,10 @@ from inshrink_core.verbs.showing import show_facts
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from inshrink_core.archive import ArchiveReader
+    from inshrink_core.chain import Archive
+    from inshrink_core.checkpoint import TensorSpec
 
 __all__ = [
     "ForgetMissing",
@@ -42,7 +39,7 @@ __all__ = [
 
 
 _SAMPLE_SHARE: Final = 1 / 8
-"""Of the raw bytes of each role, what is re-keyed to tell how large a keyframe would be."""
+"""Of the raw bytes of each role, what is re-keyed to estimate how large a keyframe would be."""
 
 KeySize = Callable[[FrameInfo], int]
 """Returns about how many bytes a frame would take as a keyframe."""
@@ -76,11 +73,23 @@ class PruneReport(Report):
     seconds: float
     device: str = "cpu"
 
-    DOCUMENT: ClassVar = (
-        "archive applied kept=plan.kept.step references=plan.references.step removed=plan.removed.step "
-        "rekeyed=plan.rekeyed.step rewritten=plan.copied.step lost_origins=plan.lost_origins.step frames "
-        "bytes_before=before bytes_after=after bytes_freed=freed seconds device"
-    )
+    def _document(self) -> dict[str, Any]:
+        return {
+            "archive": self.archive,
+            "applied": self.applied,
+            "kept": [frame.step for frame in self.plan.kept],
+            "references": [frame.step for frame in self.plan.references],
+            "removed": [frame.step for frame in self.plan.removed],
+            "rekeyed": [frame.step for frame in self.plan.rekeyed],
+            "rewritten": [frame.step for frame in self.plan.copied],
+            "lost_origins": [frame.step for frame in self.plan.lost_origins],
+            "frames": self.frames,
+            "bytes_before": self.before,
+            "bytes_after": self.after,
+            "bytes_freed": self.freed,
+            "seconds": self.seconds,
+            "device": self.device,
+        }
 
     @property
     def freed(self) -> int:
@@ -141,7 +150,7 @@ class ForgetReport(Report):
         True where it was done; False for a plan.
     manifest
         Why the manifest cannot be used, and is rebuilt from the frames that are there; empty where it can.
-        Of frames that are gone without a trace nothing tells then: they are not among the missing.
+        Nothing then says which frames are gone without a trace: they are not among the missing.
     missing
         Frames whose files are gone.
     useless
@@ -157,9 +166,15 @@ class ForgetReport(Report):
     useless: tuple[FrameInfo, ...]
     head: FrameInfo | None
 
-    DOCUMENT: ClassVar = (
-        "archive applied manifest missing=missing.place useless=useless.place last=head.place"
-    )
+    def _document(self) -> dict[str, Any]:
+        return {
+            "archive": self.archive,
+            "applied": self.applied,
+            "manifest": self.manifest,
+            "missing": [frame.place for frame in self.missing],
+            "useless": [frame.place for frame in self.useless],
+            "last": None if self.head is None else self.head.place,
+        }
 
     def show(self, console: Console) -> None:
         """Print what is given up, or would be."""
@@ -282,11 +297,13 @@ class Prune(_InPlace, OnDevice, Based, Request[PruneReport]):
 
     def perform(self) -> PruneReport:
         """Plan, and do it where that is said."""
+        from inshrink_core.archive import ArchiveWriter
+
         if not (self.stand_alone or self.thins):
             raise InputError("nothing says what to keep", remedy="give --keep-every, --keep-last or --keep")
         begun = time.perf_counter()
         opened = self.opened_archive(self.archive).on(self.device)
-        _require_folder(opened.reader, self.archive)
+        _require_writable(opened.reader)
         rules = self._read(opened.reader)
         estimate = KeySizes(opened, self.progress)
         before = opened.reader.nbytes
@@ -320,9 +337,9 @@ class Prune(_InPlace, OnDevice, Based, Request[PruneReport]):
 prune = python_call(Prune)
 
 
-def _require_folder(reader: ArchiveReader, archive: str | os.PathLike[str]) -> None:
+def _require_writable(reader: ArchiveReader) -> None:
     """Refuse what cannot be written."""
-    if not (Path(archive).is_dir()):
+    if not reader.storage.writable:
         raise InputError(
             "a packed or remote archive cannot be pruned",
             where=reader.path,
@@ -332,7 +349,12 @@ def _require_folder(reader: ArchiveReader, archive: str | os.PathLike[str]) -> N
 
 def _apply(opened: Archive, rules: Prune) -> tuple[PrunePlan, int]:
     """Plan again under the lock, write what is new, switch, delete."""
-    with ArchiveWriter(opened.path) as writer:
+    from inshrink_core.archive import ArchiveWriter, Rewrite
+    from inshrink_core.chain import Archive
+    from inshrink_core.chain.rekey import copy_frame, rekey_frame
+    from inshrink_core.frame import FrameKind
+
+    with ArchiveWriter(opened.reader.path) as writer:
         archive = Archive(writer.reader, device=opened.device, bases=opened.bases)
         plan = make_plan(archive, rules, KeySizes(archive, None).key_size)
         gone = (*plan.removed, *writer.reader.catalog.superseded)
@@ -365,6 +387,8 @@ class _Counter:
     """Counts raw bytes of frames that are written again."""
 
     def __init__(self, archive: Archive, frames: Iterable[FrameInfo], progress: OnProgress | None) -> None:
+        from inshrink_core.chain import frame_size
+
         self._progress, self._done = progress, 0
         self._sizes = {f.frame_id: frame_size(archive, f).raw_total for f in frames} if progress else {}
         self._total = sum(self._sizes.values())
@@ -417,6 +441,8 @@ class PrunePlan:
 
     def children_of(self, info: FrameInfo) -> tuple[FrameInfo, ...]:
         """Return the delta frames that stay upon a re-keyed frame."""
+        from inshrink_core.frame import FrameKind
+
         return tuple(
             frame
             for frame in self.copied
@@ -439,8 +465,10 @@ def make_plan(archive: Archive, rules: Prune, key_size: KeySize) -> PrunePlan:
     NotFoundError
         A step to keep is not there, or the archive holds none.
     MissingFrameError
-        The file of a frame is gone: what hangs on it cannot be told.
+        The file of a frame is gone: what depends on it is unknown.
     """
+    from inshrink_core.frame import FrameKind
+
     reader = archive.reader
     _require_whole(reader)
     tree = _tree_of(reader.frames)
@@ -546,6 +574,8 @@ def _cheapest(tree: _Tree, staying: set[bytes], key_size: KeySize) -> set[bytes]
     The cost of a frame and all below it is worked out for either fate of its parent, from the leaves
     up. A frame that need not stay may go, or stay if it is a keyframe or its parent stays.
     """
+    from inshrink_core.frame import FrameKind
+
     with_parent: dict[bytes, int] = {}
     without: dict[bytes, int] = {}
     stays: dict[tuple[bytes, bool], bool] = {}
@@ -585,6 +615,8 @@ def _copied(
     rekeyed: set[bytes],
 ) -> tuple[FrameInfo, ...]:
     """Return the frames to write again as they are."""
+    from inshrink_core.frame import FrameKind
+
     again = {f.frame_id for f in in_order if f.frame_id in parents} | rekeyed
     # What a delta frame's index leaves out is its parent's, and a re-keyed parent's is another.
     again |= {
@@ -614,8 +646,10 @@ class KeySizes:
         return self._sizes[info.frame_id]
 
     def _measure(self, info: FrameInfo) -> int:
+        from inshrink_core.chain import frame_size
+
         size = frame_size(self._archive, info)
-        total = float(size.parts_nbytes + size.overhead_nbytes)
+        total = float(size.attachments_nbytes + size.overhead_nbytes)
         by_role: dict[str, list[TensorSpec]] = {}
         for tensor in size.tensors:
             by_role.setdefault(tensor.spec.role.value, []).append(tensor.spec)
@@ -631,6 +665,9 @@ class KeySizes:
         return round(total)
 
     def _rekeyed_nbytes(self, info: FrameInfo, spec: TensorSpec) -> int:
+        from inshrink_core.chain.meta import spec_of
+        from inshrink_core.codec import codec_for_block
+
         where = self._archive.where(info)
         entry = self._archive.frame(info).entry(spec.key)
         _, reference = self._archive.decode(info, spec.key)
@@ -671,6 +708,8 @@ class ForgetMissing(_InPlace, Request[ForgetReport]):
 
     def perform(self) -> ForgetReport:
         """Tell what goes, and remove it where that is said."""
+        from inshrink_core.archive import ArchiveReader, ArchiveWriter, remove_frames
+
         problem = ArchiveReader.open(self.archive).catalog.manifest_problem
         with ArchiveWriter(self.archive, rebuild=True) if self.apply else nullcontext() as writer:
             reader = ArchiveReader.open(self.archive) if writer is None else writer.reader

@@ -14,40 +14,22 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
-from inshrink_core.analysis.profile import sensitivity
-from inshrink_core.analysis.thinning import thinned
-from inshrink_core.archive.durable import require_free, write_durably
-from inshrink_core.archive.storage import storage_error, storage_errors
-from inshrink_core.chain import Archive, ChainReport, chain_report
-from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import DamagedError, InputError, InshrinkError
-from inshrink_core.execution import open_regular
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.formats import Run, TrainingLog, read_metrics
-from inshrink_core.formats.disk import parse_json
-from inshrink_core.formats.log import read_settings
 from inshrink_core.report import Report as ReportBase
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.sensitivity import SensitivityMetric
-from inshrink_core.text import (
-    count,
-    described,
-    nats,
-    percent,
-    plain,
-    printable,
-    ratio,
-    size,
-    steps_in_short,
-)
+from inshrink_core.text import count, described, nats, percent, plain, printable, ratio, size, steps_in_short
 from inshrink_core.verbs.compare import newest_comparison
-from inshrink_core.verbs.groups import OnDevice, Opening, PathLike, RunOrArchive
+from inshrink_core.verbs.groups import AnyLog, AnyRun, OnDevice, Opening, PathLike, RunOrArchive
 from inshrink_core.verbs.showing import show_facts, show_notes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from inshrink_core.analysis.profile import SensitivityTable
+    from inshrink_core.chain import Archive, ChainReport
+    from inshrink_core.formats import Run, TrainingLog
 
 __all__ = ["PageReport", "Report", "report"]
 
@@ -56,7 +38,7 @@ Document = Annotated[Mapping[str, Any] | PathLike | None, Option(metavar="FILE")
 
 _MOST_ROWS: Final = 40
 _MOST_COLUMNS: Final = 60
-"""Cells of a heatmap beyond which nobody tells them apart, and a file grows large."""
+"""Cells of a heatmap that nobody can tell apart, and a file grows large."""
 
 _MOST_BYTES: Final = 100_000_000
 """A larger document was not written by us."""
@@ -109,7 +91,7 @@ class PageReport(ReportBase):
     nbytes, digest
         Its size, and its SHA-256.
     sections
-        What it tells: ``size``, ``sensitivity``, ``training``, ``compared``, ``rehearsal``, ``commands`` and
+        Its sections: ``size``, ``sensitivity``, ``training``, ``compared``, ``rehearsal``, ``commands`` and
         ``hashes``, those for which there was something.
     notes
         What was left out, and why.
@@ -121,7 +103,14 @@ class PageReport(ReportBase):
     sections: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
-    DOCUMENT: ClassVar = "output bytes=nbytes sha256=digest sections notes"
+    def _document(self) -> dict[str, Any]:
+        return {
+            "output": self.output,
+            "bytes": self.nbytes,
+            "sha256": self.digest,
+            "sections": self.sections,
+            "notes": self.notes,
+        }
 
     def show(self, console: Console) -> None:
         """Print what was made."""
@@ -141,8 +130,8 @@ class Report(Opening, OnDevice, Request[PageReport]):
     Parameters
     ----------
     path
-        A run or an archive. Of a run, the archive ``NAME.inshrink`` beside it is told of, if it holds steps
-        of this run alone.
+        A run or an archive. Of a run, the archive ``NAME.inshrink`` beside it is reported, too, if it holds
+        steps of this run alone.
     output
         The HTML file to make.
     against
@@ -152,7 +141,7 @@ class Report(Opening, OnDevice, Request[PageReport]):
     rehearsed
         What ``inshrink rehearse --json`` printed.
     metric
-        What the heatmap shows; by default fisher where the run tells it, else update.
+        What the heatmap shows; by default fisher where the run has it, else update.
     log
         Metrics of the training: CSV, JSON lines, or an event file of TensorBoard; by default what the run
         has logged.
@@ -192,11 +181,11 @@ class Report(Opening, OnDevice, Request[PageReport]):
     path: RunOrArchive
     output: Annotated[PathLike, Option(("--out", "-o", "--output"), metavar="FILE")]
     _: KW_ONLY
-    against: Annotated[Run | PathLike | None, Option(metavar="RUN")] = None
+    against: Annotated[AnyRun | None, Option(metavar="RUN")] = None
     compared: Document = None
     rehearsed: Document = None
     metric: Annotated[str | None, Option(metavar="magnitude|taylor|fisher|update")] = None
-    log: Annotated[TrainingLog | PathLike | None, Option(metavar="FILE")] = None
+    log: Annotated[AnyLog | None, Option(metavar="FILE")] = None
     step_column: Annotated[str | None, Option(metavar="NAME")] = None
     column: Annotated[Sequence[str] | None, Option(metavar="NAME", many=True)] = None
     force: bool = False
@@ -209,6 +198,10 @@ class Report(Opening, OnDevice, Request[PageReport]):
 
     def perform(self) -> PageReport:
         """Write the page."""
+        from inshrink_core.archive.storage import storage_errors
+        from inshrink_core.chain import chain_report
+        from inshrink_core.execution import require_free, write_durably
+
         target, log = Path(self.output), self._log()
         require_free(target, self.force)
         run, archive = self._sides()
@@ -242,6 +235,8 @@ class Report(Opening, OnDevice, Request[PageReport]):
 
     def _log(self) -> TrainingLog | None:
         """Return the metrics that are given."""
+        from inshrink_core.formats import read_metrics
+
         if isinstance(self.log, str | os.PathLike):
             return read_metrics(self.log).log(self.step_column, self.column)
         if self.step_column is not None or self.column:
@@ -252,6 +247,8 @@ class Report(Opening, OnDevice, Request[PageReport]):
 
     def _sides(self) -> tuple[Run | None, Archive | None]:
         """Return the run and its archive, as far as they are there."""
+        from inshrink_core.chain import Archive
+
         opened = self.opened(self.path)
         if isinstance(opened, Archive):
             return None if self.against is None else self.opened_run(self.against), opened
@@ -266,21 +263,21 @@ class Report(Opening, OnDevice, Request[PageReport]):
         return opened, found if is_its_own else None
 
     def _documents(self, run: Run | None, archive: Archive | None, notes: list[str]) -> dict[str, str]:
-        """Tell the comparison and the rehearsal."""
-        told: dict[str, str] = {}
+        """Return the sections of the comparison and the rehearsal, by name."""
+        sections: dict[str, str] = {}
         try:
             if self.compared is not None:
-                told["compared"] = _all_compared(_document(self.compared, "steps", "archives"))
+                sections["compared"] = _all_compared(_document(self.compared, "steps", "archives"))
             elif archive is not None:
-                told["compared"] = _kept_comparison(archive, run, notes)
+                sections["compared"] = _kept_comparison(archive, run, notes)
             if self.rehearsed is not None:
-                told["rehearsal"] = _rehearsed(_document(self.rehearsed, "curves"))
+                sections["rehearsal"] = _rehearsed(_document(self.rehearsed, "curves"))
         except _MALFORMED as error:
             raise InputError(
                 "this is no document of `inshrink compare --json` or `inshrink rehearse --json`",
                 found=described(error),
             ) from error
-        return told
+        return sections
 
 
 report = python_call(Report)
@@ -288,6 +285,9 @@ report = python_call(Report)
 
 def _document(given: Mapping[str, Any] | str | os.PathLike[str], *keys: str) -> Mapping[str, Any]:
     """Read a document; of a list, as the explorer keeps of a job, the last one that has one of the keys."""
+    from inshrink_core.archive.storage import storage_error
+    from inshrink_core.formats.disk import parse_json
+
     if isinstance(given, Mapping):
         return given
     path = Path(given)
@@ -311,9 +311,12 @@ def _measured(
     source: Run | Archive, metric: str | None, device: str, progress: OnProgress | None, notes: list[str]
 ) -> SensitivityTable | None:
     """Measure the heatmap; None where a step cannot be read, which is noted."""
+    from inshrink_core.analysis.profile import sensitivity
+    from inshrink_core.formats import Run
+
     roles = {spec.role.value for spec in source[source.steps[-1]].specs}
-    told = "fisher" if "exp_avg_sq" in roles else "update" if len(source.steps) > 1 else "magnitude"
-    chosen = SensitivityMetric.parse(metric or told)
+    default = "fisher" if "exp_avg_sq" in roles else "update" if len(source.steps) > 1 else "magnitude"
+    chosen = SensitivityMetric.parse(metric or default)
     steps = _spread(source.steps, _MOST_COLUMNS)
 
     def measured(done: int, total: int, step: int) -> None:
@@ -365,6 +368,8 @@ def _table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[str]])
 
 def _sizes(run: Run | None, chain: ChainReport | None) -> str:
     """Tell before and after."""
+    from inshrink_core.checkpoint import MODEL_ROLES
+
     if chain is None:
         if run is None:
             return ""
@@ -440,8 +445,10 @@ def _heatmap(table: SensitivityTable, *, restored: bool) -> str:
         place = left + (x + (x > 0)) * cell
         parts.append(f'<text x="{place:.1f}" y="{bottom}" text-anchor="{anchor}">step {step}</text>')
     hidden = len(table.rows) - len(names)
-    told = SensitivityMetric(table.metric)
-    named = f"{told.quantity} since the checkpoint before" if told is SensitivityMetric.UPDATE else str(told)
+    shown = SensitivityMetric(table.metric)
+    named = (
+        f"{shown.quantity} since the checkpoint before" if shown is SensitivityMetric.UPDATE else str(shown)
+    )
     what = f"{named}, mean of each block" + (", of the restored weights" if restored else "")
     said = f"{what}; dark is small, bright is large, from {10**low:.1e} to {10**high:.1e}, logarithmic; "
     said += "grey: no value."
@@ -456,6 +463,8 @@ def _is_drawn(value: float) -> bool:
 
 def _curves(series: Mapping[str, Sequence[tuple[float, float]]], said: str) -> str:
     """Draw lines over steps; what is not finite is a gap."""
+    from inshrink_core.analysis.thinning import thinned
+
     drawn = {
         name: [(float(x), float(y)) for x, y in points if math.isfinite(y)] for name, points in series.items()
     }
@@ -504,7 +513,7 @@ def _training(log: Mapping[str, Sequence[tuple[int, float]]]) -> str:
 
 
 def _kept_comparison(archive: Archive, run: Run | None, notes: list[str]) -> str:
-    """Tell the newest comparison that was kept of an archive; one that cannot be told is noted."""
+    """Return the section of an archive's newest stored comparison; one that cannot be read is noted."""
     found = newest_comparison(archive, run)
     if found is None:
         return ""
@@ -593,6 +602,8 @@ def _commands(run: Run | None, chain: ChainReport | None) -> str:
 
 def _hashes(run: Run | None, chain: ChainReport | None) -> str:
     """Tell by what a copy of the archive, and the evaluator, are known."""
+    from inshrink_core.formats.logs.log import read_settings
+
     rows = []
     if chain is not None:
         file = chain.path if chain.is_packed else chain.path / "inshrink-manifest"
@@ -601,17 +612,19 @@ def _hashes(run: Run | None, chain: ChainReport | None) -> str:
     if run is not None:
         folder = run.path if run.path.is_dir() else run.path.parent
         try:
-            told = read_settings(folder).file
+            evaluator = read_settings(folder).file
         except InshrinkError:
-            told = ""
-        if told and (folder / told).resolve().is_relative_to(folder.resolve()):
-            rows.append((f"evaluator {told}", _digest(folder / told)))
+            evaluator = ""
+        if evaluator and (folder / evaluator).resolve().is_relative_to(folder.resolve()):
+            rows.append((f"evaluator {evaluator}", _digest(folder / evaluator)))
     known = [(what, digest) for what, digest in rows if digest]
     return _table("SHA-256", ("of", "digest"), known) if known else ""
 
 
 def _digest(path: Path) -> str:
     """Return the SHA-256 of a file; empty where it cannot be read."""
+    from inshrink_core.execution import open_regular
+
     try:
         with open(open_regular(path), "rb") as file:  # noqa: PTH123 - a descriptor
             return hashlib.file_digest(file, "sha256").hexdigest()

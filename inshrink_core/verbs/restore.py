@@ -8,26 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
-from inshrink_core.chain import (
-    Archive,
-    Exactness,
-    OriginalChecks,
-    exactness_of,
-    frame_size,
-    original_checks,
-    sequential_within,
-    step_needs,
-)
 from inshrink_core.errors import InputError, NotFoundError, TooLargeError
-from inshrink_core.execution import default_threads, recycling
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.formats import write_checkpoint
-from inshrink_core.formats.write import LAYOUTS, restorable_layout, written_nbytes
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import count, duration, printable, size, steps_in_short
@@ -48,6 +35,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
+    from inshrink_core.chain import Archive, Exactness, OriginalChecks
     from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, TensorSpec
     from inshrink_core.frame import FrameInfo
 
@@ -97,13 +85,21 @@ class RestoreReport(Report):
     seconds: float
     bytes_read: int
     stored: Exactness
-    originals: OriginalChecks = field(default_factory=OriginalChecks)
+    originals: OriginalChecks
     device: str = "cpu"
 
-    DOCUMENT: ClassVar = (
-        "steps files=paths format=layout seconds bytes_read "
-        "exact_roles=stored.exact lossy_roles=stored.lossy originals device"
-    )
+    def _document(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "files": self.paths,
+            "format": self.layout,
+            "seconds": self.seconds,
+            "bytes_read": self.bytes_read,
+            "exact_roles": self.stored.exact,
+            "lossy_roles": self.stored.lossy,
+            "originals": self.originals,
+            "device": self.device,
+        }
 
     def show(self, console: Console) -> None:
         """Print the files written, the first ones by name."""
@@ -190,6 +186,11 @@ class Restore(Computing, Limiting, Based, Request[RestoreReport]):
 
     def perform(self) -> RestoreReport:
         """Write the files."""
+        from inshrink_core.chain import exactness_of, original_checks
+        from inshrink_core.execution import default_threads
+        from inshrink_core.formats import write_checkpoint
+        from inshrink_core.formats.write import LAYOUTS, restorable_layout
+
         begun = time.perf_counter()
         if self.layout not in LAYOUTS:
             raise InputError(f"--format {self.layout}", remedy=f"choose one of {', '.join(LAYOUTS)}")
@@ -291,6 +292,9 @@ def _fitting(
     threads: int,
 ) -> tuple[Archive, int]:
     """Return a view and a number of threads that fit the memory; refuse what does not fit the disk."""
+    from inshrink_core.chain import sequential_within, step_needs
+    from inshrink_core.formats.write import restorable_layout, written_nbytes
+
     disk, needs = 0, []
     for info in infos:
         checkpoint = archive.checkpoint(info)
@@ -336,6 +340,8 @@ class _Counter:
     def __init__(
         self, archive: Archive, infos: Sequence[FrameInfo], pattern: str | None, progress: OnProgress | None
     ) -> None:
+        from inshrink_core.chain import frame_size
+
         self._progress = progress
         self._done = self._total = 0
         if progress is not None:
@@ -380,6 +386,8 @@ def load_state_dict(
     >>> sorted(inshrink_core.verbs.load_state_dict(target, 400))[:2]
     ['bn1.bias', 'bn1.num_batches_tracked']
     """
+    from inshrink_core.chain import Archive
+
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)
     info = opened.last if step is None else opened.reader.find(step)
     return opened.on(device).checkpoint(info).state_dict()
@@ -403,6 +411,8 @@ def reading_ahead(checkpoint: Checkpoint, order: Iterable[TensorSpec], threads: 
     Tensors that were read and not asked for yet have at most ``threads + 1`` times the bytes of the
     largest one.
     """
+    from inshrink_core.execution import recycling
+
     if threads <= 1:
         with recycling():
             yield checkpoint

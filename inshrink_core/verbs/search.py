@@ -5,34 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
-from inshrink_core.chain import FrameEncoder
-from inshrink_core.chain.defaults import factors_of
-from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import CheckFailedError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution import write_whole
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, Shown, python_call
-from inshrink_core.search.bounds import Bounds
-from inshrink_core.search.judge import Judge
-from inshrink_core.search.quadratic import calibrate
-from inshrink_core.search.search import (
-    STRATEGIES,
-    Chain,
-    ChainSearch,
-    ChainTrials,
-    SearchProgress,
-    choose_steps,
-    keep_report,
-    strategy_for,
-    trial_log_of,
-)
-from inshrink_core.search.space import Cube, LatticeLine, space_of, three_digits
-from inshrink_core.search.trials import Trial, TrialLog, TrialRunner, checkpoint_digest
 from inshrink_core.text import (
     UNKNOWN,
     count,
@@ -59,8 +39,9 @@ from inshrink_core.verbs.showing import make_table, show_facts, show_notes
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from inshrink_core.chain import ChainConfig
-    from inshrink_core.formats import Run
+    from inshrink_core.search.bounds import Bounds
+    from inshrink_core.search.search import Chain, SearchProgress
+    from inshrink_core.search.trials import Trial
 
 __all__ = ["Search", "SearchReport", "describe", "search"]
 
@@ -140,10 +121,25 @@ class SearchReport(Report):
     device: str = "cpu"
     output: Path | None = None
 
-    DOCUMENT: ClassVar = (
-        "best bounds target_ratio strategy metric direction steps uninformative evaluations trials "
-        "rank_correlation drop_rank_correlation seconds log notes device"
-    )
+    def _document(self) -> dict[str, Any]:
+        return {
+            "best": self.best,
+            "bounds": self.bounds,
+            "target_ratio": self.target_ratio,
+            "strategy": self.strategy,
+            "metric": self.metric,
+            "direction": self.direction,
+            "steps": self.steps,
+            "uninformative": self.uninformative,
+            "evaluations": self.evaluations,
+            "trials": self.trials,
+            "rank_correlation": self.rank_correlation,
+            "drop_rank_correlation": self.drop_rank_correlation,
+            "seconds": self.seconds,
+            "log": self.log,
+            "notes": self.notes,
+            "device": self.device,
+        }
 
     @property
     def failure(self) -> CheckFailedError | None:
@@ -337,12 +333,31 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
 
     def perform(self) -> SearchReport:
         """Search."""
+        from inshrink_core.chain import FrameEncoder
+        from inshrink_core.chain.defaults import factors_of
+        from inshrink_core.checkpoint import MODEL_ROLES
+        from inshrink_core.execution import write_whole
+        from inshrink_core.search.calibration import calibrate
+        from inshrink_core.search.judge import Judge
+        from inshrink_core.search.search import (
+            ChainTrials,
+            chain_search,
+            choose_steps,
+            keep_report,
+            strategy_for,
+            trial_log_of,
+        )
+        from inshrink_core.search.space import space_of
+        from inshrink_core.search.trials import TrialLog, TrialRunner, checkpoint_digest
+
         begun = time.perf_counter()
         self._check()
         opened = self.opened_run(self.run).attributed()
         chosen = choose_steps(opened, steps_of(opened, self.steps))
         base = self.chain_config(device=self.device, threads=self.threads)
-        space, bare = _space_of(base, opened, chosen[0])
+        factors, bare = factors_of(base)
+        layers = {one.layer for one in opened[chosen[0]].specs if one.role in MODEL_ROLES}
+        space = space_of(base.codec, layers, factors)
         judges = [self.resolve(opened.settings, opened.directory) for _ in range(self.replicas)]
         target = None if self.output is None else Path(self.output)
         log = TrialLog(trial_log_of(opened, target), checkpoint_digest(opened[opened.steps[0]]))
@@ -359,7 +374,7 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
             chains = ChainTrials(runner=runner, bounds=judge.bounds(chosen[0]), progress=self.progress)
             uninformative = tuple(step for step in chosen if chains.says_nothing_at(step))
             informative = len(uninformative) + 1 < len(chosen) or len(chosen) == 1
-            looked = ChainSearch(chains, space, three_digits(base.config.knob_value() or 1.0))
+            looked = chain_search(chains, space, base.config)
             if self.target_ratio is not None:
                 name, best = "ratio", looked.for_ratio(self.target_ratio)
             else:
@@ -395,6 +410,8 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
 
     def _check(self) -> None:
         """Refuse what cannot be searched for."""
+        from inshrink_core.search.search import STRATEGIES
+
         target, bounded = self.target_ratio, self.bounds.given
         if self.strategy not in STRATEGIES:
             raise InputError(
@@ -414,10 +431,3 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
 
 
 search = python_call(Search)
-
-
-def _space_of(base: ChainConfig, run: Run, step: int) -> tuple[Cube | LatticeLine, ChainConfig]:
-    """Return what is searched, and how frames are made without what the space says itself."""
-    space = space_of(base.codec, frozenset(one.layer for one in run[step].specs if one.role in MODEL_ROLES))
-    factors, bare = factors_of(base)
-    return (replace(space, factors=factors) if isinstance(space, LatticeLine) and factors else space), bare

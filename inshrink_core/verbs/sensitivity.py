@@ -10,8 +10,6 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TextIO
 
-from inshrink_core.analysis.profile import profile
-from inshrink_core.chain import Archive
 from inshrink_core.errors import ExistsError, InputError, StorageError
 from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report
@@ -67,10 +65,17 @@ class SensitivityReport(Report):
     statistic: str = "mean"
     as_csv: bool = False
 
-    DOCUMENT: ClassVar = (
-        "run metric=table.metric by=table.grouping steps=table.steps sources=table.sources "
-        "bytes_read device rows"
-    )
+    def _document(self) -> dict[str, Any]:
+        return {
+            "run": self.run,
+            "metric": self.table.metric,
+            "by": self.table.grouping,
+            "steps": self.table.steps,
+            "sources": self.table.sources,
+            "bytes_read": self.bytes_read,
+            "device": self.device,
+            "rows": self.rows,
+        }
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -232,6 +237,9 @@ class Sensitivity(OnDevice, Opening, Request[SensitivityReport | SensitivityTabl
 
     def perform(self) -> SensitivityReport | SensitivityTablesReport:
         """Measure, and write the table."""
+        from inshrink_core.analysis.profile import profile
+        from inshrink_core.chain import Archive
+
         self._check()
         opened = self.opened(self.run)
         where = str(getattr(self.run, "path", self.run))

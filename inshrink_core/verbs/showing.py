@@ -30,7 +30,6 @@ __all__ = [
 ]
 
 _MOST_ROWS = 20
-_STATE = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "master"})
 _WORDS = {"exact": "bit-exact", "drop": "left out; a resumed training warms its optimizer up again"}
 _COMPRESSED = "{}, not bit for bit: training resumes from it; --optimizer exact keeps every bit"
 
@@ -166,8 +165,15 @@ def optimizer_text(optimizer: str | None, roles: Iterable[str]) -> str:
     >>> optimizer_text("exact", ["weight", "exp_avg"]), optimizer_text("exact", ["weight"])
     ('bit-exact', '')
     """
-    if optimizer is None or (optimizer != "drop" and not set(roles) & _STATE):
+    from inshrink_core.checkpoint import EXACT_ROLES, OPTIMIZER_ROLES
+
+    if optimizer is None or optimizer == "drop":
+        return _WORDS.get(optimizer or "", "")
+    state = OPTIMIZER_ROLES.intersection(roles)
+    if not state:
         return ""
+    if state <= EXACT_ROLES:
+        return _WORDS["exact"]
     return _WORDS.get(optimizer, _COMPRESSED.format(optimizer))
 
 

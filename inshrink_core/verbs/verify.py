@@ -7,35 +7,39 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-from inshrink_core.archive import Problem, check_archive
-from inshrink_core.chain.archive import Archive
-from inshrink_core.chain.base import open_base
-from inshrink_core.chain.config import optimizer_of
-from inshrink_core.chain.meta import TAKEN, OriginalChecks, original_checks
-from inshrink_core.chain.needs import StepNeeds, sequential_within, step_needs
-from inshrink_core.chain.parts import content_digest, stored_view
-from inshrink_core.chain.sizes import Exactness, exactness_of, is_rekeyed
-from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, TensorSpec
-from inshrink_core.codec import FALLBACK_CODEC, get_codec
 from inshrink_core.errors import CheckFailedError, DamagedError, InshrinkError, TooLargeError
 from inshrink_core.execution.progress import Progress
-from inshrink_core.formats import Run, Skipped
-from inshrink_core.formats.source import tensor_bytes
-from inshrink_core.formats.write import rehearse_writing, restorable_layout
-from inshrink_core.frame import FrameInfo
-from inshrink_core.metrics import TensorError, tensor_error
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.text import count, counted, error_size, printable, steps_in_short
-from inshrink_core.verbs.groups import ArchiveLike, Based, Limiting, OnDevice, PathLike, Reading, Sparing
+from inshrink_core.verbs.groups import (
+    AnyArchive,
+    AnyRun,
+    ArchiveLike,
+    Based,
+    Limiting,
+    OnDevice,
+    Reading,
+    Sparing,
+)
 from inshrink_core.verbs.showing import show_originals, show_table, show_unreadable, stored_text
 
 if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
+
+    from inshrink_core.archive import Problem
+    from inshrink_core.chain.archive import Archive
+    from inshrink_core.chain.needs import StepNeeds
+    from inshrink_core.chain.report import OriginalChecks
+    from inshrink_core.chain.sizes import Exactness
+    from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, TensorSpec
+    from inshrink_core.formats import Run, Skipped
+    from inshrink_core.frame import FrameInfo
+    from inshrink_core.metrics import TensorError
 
 __all__ = ["StepError", "Verification", "Verify", "verify"]
 
@@ -55,6 +59,8 @@ class _Recording:
     def read(self, spec: TensorSpec) -> Tensor:
         """Return a tensor."""
         import torch
+
+        from inshrink_core.formats.source import tensor_bytes
 
         try:
             tensor = self._source.read(spec)
@@ -80,10 +86,15 @@ class StepError(Report):
     codec: str
     error: TensorError
 
-    DOCUMENT: ClassVar = (
-        "step tensor=key codec max_abs=error.max_abs relative_rms=error.relative_rms "
-        "bit_exact=error.bit_exact"
-    )
+    def _document(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "tensor": self.key,
+            "codec": self.codec,
+            "max_abs": self.error.max_abs,
+            "relative_rms": self.error.relative_rms,
+            "bit_exact": self.error.bit_exact,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,14 +136,25 @@ class Verification(Report):
     errors: tuple[StepError, ...] = ()
     missing_steps: tuple[int, ...] = ()
     unreadable: tuple[Skipped, ...] = ()
-    stored: Exactness = field(default_factory=lambda: Exactness((), ()))
-    originals: OriginalChecks = field(default_factory=OriginalChecks)
+    stored: Exactness
+    originals: OriginalChecks
     device: str = "cpu"
 
-    DOCUMENT: ClassVar = (
-        "ok problems notes frames=n_frames deep device missing_steps unreadable exact_roles=stored.exact "
-        "lossy_roles=stored.lossy originals errors"
-    )
+    def _document(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "problems": self.problems,
+            "notes": self.notes,
+            "frames": self.n_frames,
+            "deep": self.deep,
+            "device": self.device,
+            "missing_steps": self.missing_steps,
+            "unreadable": self.unreadable,
+            "exact_roles": self.stored.exact,
+            "lossy_roles": self.stored.lossy,
+            "originals": self.originals,
+            "errors": self.errors,
+        }
 
     @property
     def ok(self) -> bool:
@@ -256,7 +278,7 @@ class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification])
     archive: ArchiveLike
     _: KW_ONLY
     deep: bool = False
-    against: Annotated[Run | Archive | PathLike | None, Option(metavar="RUN")] = None
+    against: Annotated[AnyRun | AnyArchive | None, Option(metavar="RUN")] = None
 
     SHOWN: ClassVar = Shown(in_bytes=False)
     EXAMPLES: ClassVar = (
@@ -266,6 +288,12 @@ class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification])
 
     def perform(self) -> Verification:
         """Check it."""
+        from inshrink_core.archive import Problem, check_archive
+        from inshrink_core.chain.archive import Archive, open_base
+        from inshrink_core.chain.needs import sequential_within
+        from inshrink_core.chain.report import OriginalChecks, original_checks
+        from inshrink_core.chain.sizes import Exactness, exactness_of
+
         against = self.against
         if against is not None and not isinstance(against, Archive):
             against = self.opened_run(against)
@@ -278,7 +306,15 @@ class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification])
             opened = self.archive if isinstance(self.archive, Archive) else Archive.open(path, base=base)
             archive = self.limited(opened)
         except DamagedError:
-            return Verification(path=path, problems=tuple(problems), notes=notes, n_frames=0, deep=self.deep)
+            return Verification(
+                path=path,
+                problems=tuple(problems),
+                notes=notes,
+                n_frames=0,
+                deep=self.deep,
+                stored=Exactness((), ()),
+                originals=OriginalChecks(),
+            )
         frames = archive.reader.frames
         if self.deep or against is not None:
             archive = archive.on(self.device)
@@ -319,6 +355,8 @@ class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification])
         self, archive: Archive, line: Sequence[FrameInfo], against: Run | Archive, missing: Sequence[int]
     ) -> tuple[list[Problem], list[StepError], tuple[Skipped, ...]]:
         """Compare every step in both; return problems, errors, and originals that cannot be read."""
+        from inshrink_core.formats import Run
+
         unreadable = against.unreadable if isinstance(against, Run) else ()
         lost = _not_pruned(archive, [info.step for info in line], missing)
         if lost and isinstance(against, Run):
@@ -354,6 +392,8 @@ def _not_pruned(archive: Archive, held: Sequence[int], missing: Sequence[int]) -
 
 def _not_held(against: Run | Archive, lost: Sequence[int]) -> list[Problem]:
     """Return what is wrong where the archive lacks steps of the originals."""
+    from inshrink_core.archive import Problem
+
     if not lost:
         return []
     return [
@@ -374,6 +414,8 @@ def _unless_damaged(read: Callable[[], _Read], instead: _Read) -> _Read:
 
 def _needs(archive: Archive, frames: Iterable[FrameInfo]) -> Iterator[StepNeeds]:
     """Yield what each frame takes; one that cannot be read is a problem of its own."""
+    from inshrink_core.chain.needs import step_needs
+
     for info in frames:
         with contextlib.suppress(DamagedError):
             yield step_needs(archive, info)
@@ -381,6 +423,8 @@ def _needs(archive: Archive, frames: Iterable[FrameInfo]) -> Iterator[StepNeeds]
 
 def _rehearse(archive: Archive, info: FrameInfo) -> list[Problem]:
     """Restore a frame and store nothing; what fails becomes a problem."""
+    from inshrink_core.formats.write import rehearse_writing, restorable_layout
+
     problems: list[Problem] = []
     try:
         checkpoint = archive.checkpoint(info)
@@ -401,6 +445,14 @@ def _compare(
     archive: Archive, info: FrameInfo, original: Checkpoint
 ) -> tuple[list[Problem], list[StepError]]:
     """Measure a frame against its original; problems are tensors that cannot be what was archived."""
+    from inshrink_core.archive import Problem
+    from inshrink_core.chain.attachments import content_digest, stored_view
+    from inshrink_core.chain.config import optimizer_of
+    from inshrink_core.chain.meta import WRITTEN
+    from inshrink_core.chain.sizes import is_rekeyed
+    from inshrink_core.codec import FALLBACK_CODEC, get_codec
+    from inshrink_core.metrics import tensor_error
+
     problems: list[Problem] = []
     rows: list[StepError] = []
     where = archive.where(info)
@@ -431,7 +483,7 @@ def _compare(
         codec = frame.entry(spec.key).codec
         faithful = spec.exact or meta.get("codec") == FALLBACK_CODEC or not is_rekeyed(meta, info)
         rows.append(StepError(info.step, spec.key, codec, measured))
-        faithful = faithful and spec.parameter not in meta.get(TAKEN, {})
+        faithful = faithful and spec.parameter not in meta.get(WRITTEN, {})
         exact = faithful and codec in get_codec(FALLBACK_CODEC).reads
         if exact and not measured.bit_exact and not problems:
             problems.append(
@@ -442,12 +494,17 @@ def _compare(
 
 def _accepting(against: Run | Archive, archive: Archive, info: FrameInfo) -> Run | Archive:
     """Return the originals as a frame took its own: as it was, where the user accepted damage."""
+    from inshrink_core.chain.report import original_checks
+    from inshrink_core.formats import Run
+
     accepted = _unless_damaged(lambda: bool(original_checks(archive, [info]).damaged), False)
     return against.allowing_damage() if accepted and isinstance(against, Run) else against
 
 
 def _as_archived(originals: Run | Archive, archive: Archive, info: FrameInfo) -> Checkpoint:
     """Return an original with its state attributed as its frame attributes it."""
+    from inshrink_core.chain.archive import Archive
+
     if isinstance(originals, Archive):
         return originals[info.step]
     return _unless_damaged(
@@ -457,4 +514,6 @@ def _as_archived(originals: Run | Archive, archive: Archive, info: FrameInfo) ->
 
 def _problem(archive: Archive, info: FrameInfo, error: InshrinkError) -> Problem:
     """Turn an error into a row of the report."""
+    from inshrink_core.archive import Problem
+
     return Problem(error.where or archive.where(info), error.what, error.remedy)

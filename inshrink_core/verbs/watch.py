@@ -5,39 +5,27 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple, Self
 
-from inshrink_core.archive import is_archive
-from inshrink_core.chain import Archive, ArchiveSize, archive_size, open_base
-from inshrink_core.errors import (
-    InshrinkError,
-    LockedError,
-    NotFoundError,
-    StepConflictError,
-    UnreadableError,
-)
-from inshrink_core.formats import Run, Skipped, open_run, split_step_pattern, unreadable_error
-from inshrink_core.formats.run import NoCheckpointError
+from inshrink_core.errors import InshrinkError, LockedError, NotFoundError, StepConflictError, UnreadableError
+from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report, plain_value
 from inshrink_core.request import Option, Request, Watcher, python_call
 from inshrink_core.text import counted, duration, printable, ratio, size, steps_in_short
 from inshrink_core.verbs.compress import Compress, Compressing, CompressReport
 from inshrink_core.verbs.groups import PathLike
-from inshrink_core.verbs.showing import (
-    base_text,
-    named_ratio,
-    optimizer_text,
-    show_facts,
-    show_unreadable,
-)
+from inshrink_core.verbs.showing import base_text, named_ratio, optimizer_text, show_facts, show_unreadable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["OnEvent", "Sights", "Watch", "WatchEvent", "WatchReport", "watch"]
+    from inshrink_core.chain import ArchiveSize
+    from inshrink_core.formats import Run, Skipped
+
+__all__ = ["SeenSteps", "Watch", "WatchReport", "watch"]
 
 _PATIENCE: Final = 12
 """Intervals to wait for an archive that another process writes, and for files that the checkpoint before had
@@ -53,29 +41,17 @@ _MOST_FAILURES: Final = 3
 """Looks in a row that may fail: a trainer that deletes as we look makes one or two fail."""
 
 
-@dataclass(frozen=True, slots=True)
-class WatchEvent:
-    """Something that happened while watching.
-
-    Parameters
-    ----------
-    kind
-        ``archived``, ``skipped`` (in the archive already, or older than its last step), ``vanished``
-        (gone or changed while it was read), ``unreadable`` (not unfinished, and not to be read) or
-        ``ended``.
-    step
-        The step; None for ``ended``, and for a file so damaged that its step is not known.
-    detail
-        Why, or how: for people.
-    """
-
-    kind: str
-    step: int | None
-    detail: str = ""
+_STAGE: Final = "watch"
 
 
-OnEvent = Callable[[WatchEvent], None]
-"""Called as things happen."""
+def _event(kind: str, step: int | None, detail: str = "") -> Progress:
+    """Return what is reported when something happened; `detail` says why, or how: for people."""
+    return Progress(_STAGE, 0, 0, step, detail, {"event": kind})
+
+
+def _happened(now: Progress) -> str:
+    """Return what happened; nothing where it is told how far a writing has come."""
+    return str((now.found or {}).get("event", "")) if now.stage == _STAGE else ""
 
 
 @dataclass(frozen=True)
@@ -91,8 +67,6 @@ class Watch(Compressing, Request["WatchReport"]):
         End when this step or a later one is archived.
     idle
         End when nothing new was archived, or written that cannot be read yet, for so many seconds.
-    on_event
-        Called as steps are archived.
 
     Returns
     -------
@@ -115,6 +89,11 @@ class Watch(Compressing, Request["WatchReport"]):
 
     Notes
     -----
+    Beside how far each writing has come, `progress` gets what happens: events of the stage ``watch``, whose
+    `found` has as ``event`` one of ``archived``, ``skipped`` (in the archive already, or older than its last
+    step), ``vanished`` (gone or changed while it was read), ``unreadable`` (not unfinished, and not to be
+    read) and ``ended``.
+
     The archive is free between two writings, so that another process may read, prune or append. Each
     writing reads the state of the last step from the archive again, a decoding of at most
     `keyframe_every` frames.
@@ -135,26 +114,32 @@ class Watch(Compressing, Request["WatchReport"]):
     interval: Annotated[float, Option(("--poll",), metavar="SECONDS", least=0.001)] = 5.0
     until: Annotated[int | None, Option(metavar="STEP", least=0)] = None
     idle: Annotated[float | None, Option(metavar="SECONDS", least=0.001)] = None
-    on_event: Annotated[OnEvent | None, Option(hidden=True)] = field(default=None, compare=False)
 
     COMMAND: ClassVar = "compress --watch"
     THREADED: ClassVar = True
 
     @contextmanager
     def watched(self, out: Watcher) -> Iterator[Self]:
-        """Yield the same request, whose events and progress the command line shows."""
-
-        def tell(event: WatchEvent) -> None:
-            if not out.hidden and event.kind != "ended":
-                detail = f": {event.detail}" if event.detail else ""
-                step = "" if event.step is None else f" step {event.step}"
-                sys.stderr.write(printable(f"{event.kind}{step}{detail}") + "\n")
-
+        """Yield the same request, whose progress the command line shows."""
         with super().watched(out) as asked:
-            yield replace(asked, on_event=tell)
+
+            def tell(now: Progress) -> None:
+                kind = _happened(now)
+                if not kind and asked.progress is not None:
+                    asked.progress(now)
+                elif kind not in ("", "ended") and not out.hidden:
+                    detail = f": {now.detail}" if now.detail else ""
+                    step = "" if now.step is None else f" step {now.step}"
+                    sys.stderr.write(printable(f"{kind}{step}{detail}") + "\n")
+
+            yield replace(asked, progress=tell)
 
     def perform(self) -> WatchReport:
         """Look until it ends."""
+        from inshrink_core.archive import is_archive
+        from inshrink_core.chain import Archive, archive_size
+        from inshrink_core.formats import split_step_pattern
+
         begun = time.monotonic()
         run = os.fspath(self.run)
         if not split_step_pattern(run)[0].exists() and not any(sign in run for sign in "*?["):
@@ -165,7 +150,7 @@ class Watch(Compressing, Request["WatchReport"]):
         except KeyboardInterrupt:
             watcher.report.ended = "interrupted"
         watcher.end()
-        watcher.say(WatchEvent("ended", None, watcher.report.ended))
+        watcher.say(_event("ended", None, watcher.report.ended))
         if is_archive(self.archive):
             opened = Archive.open(self.archive)
             if opened.steps:
@@ -175,6 +160,8 @@ class Watch(Compressing, Request["WatchReport"]):
 
     def writing(self) -> Compress:
         """Return how each writing is done; the base model is read once for all."""
+        from inshrink_core.chain import open_base
+
         shared = {one.name: getattr(self, one.name) for one in fields(Compressing)}
         base = None if self.base is None else open_base(self.base)
         changed = {"base": base, "skip_damaged": True, "look_ahead": False, "progress": self.progress}
@@ -185,23 +172,29 @@ watch = python_call(Watch)
 
 
 class _Watcher:
-    """The looks of one watch, and what they saw."""
+    """One watch: what was looked at, and what became of it."""
 
     def __init__(self, asked: Watch) -> None:
+        from inshrink_core.chain import ArchiveSize
+
         self._asked, self._writing = asked, asked.writing()
-        self.report = WatchReport(archive=os.fspath(asked.archive), skip_damaged=asked.skip_damaged)
+        self.report = WatchReport(
+            archive=os.fspath(asked.archive),
+            size=ArchiveSize(frames=(), manifest_nbytes=0),
+            skip_damaged=asked.skip_damaged,
+        )
         self._archive, self._interval, self._until = asked.archive, asked.interval, asked.until
         self._doubted: dict[str, _Doubt] = {}
         self._stirs = False  # whether something that cannot be read is still being written
         self._run: Run | None = None
         self._failures = self._locked = 0
-        self._sights = Sights(asked.interval)
+        self._seen_steps = SeenSteps(asked.interval)
 
-    def say(self, event: WatchEvent) -> None:
+    def say(self, event: Progress) -> None:
         """Note an event, and report it to the listener, if there is one."""
         self.report.events.append(event)
-        if self._asked.on_event is not None:
-            self._asked.on_event(event)
+        if self._asked.progress is not None:
+            self._asked.progress(event)
 
     def work(self, idle: float | None) -> str:
         """Look again and again; return why it ended."""
@@ -210,20 +203,20 @@ class _Watcher:
         while True:
             if self._look(until) or self._stirs:
                 busy_at = time.monotonic()
-            if until is not None and self._sights.last >= until and not self._waits(until):
+            if until is not None and self._seen_steps.last >= until and not self._waits(until):
                 return "until"
             if idle is not None and time.monotonic() - busy_at >= idle:
                 return "idle"
             time.sleep(self._interval)
 
     def _look(self, until: int | None) -> bool:
-        """Look once; tell whether something was archived."""
+        """Look once; return whether something was archived."""
         run = self._open()
         self._note_gone(frozenset() if run is None else frozenset(run.steps))
         if run is None:
             return False
         self._doubt(run.unreadable)
-        ready = [step for step in run.steps if self._sights.is_ready(run, step)]
+        ready = [step for step in run.steps if self._seen_steps.is_ready(run, step)]
         if until is not None:
             below = [step for step in ready if step < until]
             ready = ready[: len(below) + 1]
@@ -232,6 +225,9 @@ class _Watcher:
 
     def _open(self) -> Run | None:
         """Return the run as it is now; None where there is no checkpoint yet."""
+        from inshrink_core.formats import open_run
+        from inshrink_core.formats.run import NoCheckpointError
+
         try:
             if self._run is None:
                 self._run = open_run(self._asked.run, **self._asked.reading)
@@ -254,8 +250,8 @@ class _Watcher:
         """Report what was seen and went before it could be archived."""
         if self._failures:
             return
-        for step in self._sights.gone(steps):
-            self.say(WatchEvent("vanished", step, "it was deleted before it could be archived"))
+        for step in self._seen_steps.gone(steps):
+            self.say(_event("vanished", step, "it was deleted before it could be archived"))
 
     def _doubt(self, rows: Iterable[Skipped]) -> None:
         """Take note of what cannot be read; what stays so and does not change is no unfinished checkpoint."""
@@ -274,7 +270,7 @@ class _Watcher:
     def _waits(self, until: int) -> bool:
         """Whether a step that is wanted is not archived yet, or may only be unfinished."""
         steps = () if self._run is None else self._run.steps
-        return any(step <= until and not self._sights.is_done(step) for step in steps) or any(
+        return any(step <= until and not self._seen_steps.is_done(step) for step in steps) or any(
             row.step is not None and row.path not in self.report.unreadable_by_path
             for row, _ in self._doubted.values()
         )
@@ -283,7 +279,7 @@ class _Watcher:
         """Report a checkpoint that cannot be read, once."""
         if self.report.unreadable_by_path.get(row.path) != row:
             self.report.unreadable_by_path[row.path] = row
-            self.say(WatchEvent("unreadable", row.step, f"{row.path}: {row.reason}"))
+            self.say(_event("unreadable", row.step, f"{row.path}: {row.reason}"))
 
     def end(self) -> None:
         """Report what cannot be read at the end, but for what nobody waited for, or is being written."""
@@ -294,6 +290,8 @@ class _Watcher:
 
     def _without_older(self, ready: list[int], run: Run) -> list[int]:
         """Pass over steps before the last one of an archive that was pruned: it held them once."""
+        from inshrink_core.chain import Archive
+
         archived = self._archived()
         if not archived or self._writing.resumed_from is not None:
             return ready
@@ -301,11 +299,14 @@ class _Watcher:
             return ready
         older = [step for step in ready if step < max(archived) and step not in archived]
         for step in older:
-            self._sights.pass_over(step, run.identity(step))
-            self.say(WatchEvent("skipped", step, "it is older than the last step of a pruned archive"))
+            self._seen_steps.pass_over(step, run.identity(step))
+            self.say(_event("skipped", step, "it is older than the last step of a pruned archive"))
         return [step for step in ready if step not in older]
 
     def _archived(self) -> tuple[int, ...]:
+        from inshrink_core.archive import is_archive
+        from inshrink_core.chain import Archive
+
         return Archive.open(self._archive).steps if is_archive(self._archive) else ()
 
     def _write(self, run: Run, ready: list[int]) -> bool:
@@ -336,13 +337,13 @@ class _Watcher:
             if row.step in identities and row.path == str(run.path_of(row.step))
         }
         if lost and self._note_vanished(run, {step: identities[step] for step in lost}):
-            lost = {step: row for step, row in lost.items() if not self._sights.is_new(step)}
+            lost = {step: row for step, row in lost.items() if not self._seen_steps.is_new(step)}
         for step, row in lost.items():
-            self._sights.pass_over(step, identities[step])
+            self._seen_steps.pass_over(step, identities[step])
             self._give_up(row)
         for step in report.skipped:
-            if not self._sights.is_done(step, identities[step]):
-                self._finish(step, identities[step], WatchEvent("skipped", step, "it is there already"))
+            if not self._seen_steps.is_done(step, identities[step]):
+                self._finish(step, identities[step], _event("skipped", step, "it is there already"))
         self._writing = replace(self._writing, resumed_from=None)
         return True
 
@@ -352,11 +353,11 @@ class _Watcher:
             if step in identities and step not in before:
                 if self._run is not None and step in self._run:
                     self.report.unreadable_by_path.pop(str(self._run.path_of(step)), None)
-                self._finish(step, identities[step], WatchEvent("archived", step))
+                self._finish(step, identities[step], _event("archived", step))
 
-    def _finish(self, step: int, identity: str, event: WatchEvent) -> None:
+    def _finish(self, step: int, identity: str, event: Progress) -> None:
         """Take a step as done."""
-        self._sights.finish(step, identity)
+        self._seen_steps.finish(step, identity)
         self.say(event)
 
     def _note_vanished(self, run: Run, identities: Mapping[int, str]) -> bool:
@@ -367,11 +368,11 @@ class _Watcher:
             now = None
         found = False
         for step, identity in identities.items():
-            if self._sights.is_done(step):
+            if self._seen_steps.is_done(step):
                 continue
             if now is None or step not in now.steps or now.identity(step) != identity:
-                self._sights.forget(step)
-                self.say(WatchEvent("vanished", step, "it was deleted or changed while it was read"))
+                self._seen_steps.forget(step)
+                self.say(_event("vanished", step, "it was deleted or changed while it was read"))
                 found = True
         return found
 
@@ -402,19 +403,32 @@ class WatchReport(Report):
 
     archive: str
     ended: str = ""
-    events: list[WatchEvent] = field(default_factory=list)
-    size: ArchiveSize = field(default_factory=lambda: ArchiveSize(frames=(), manifest_nbytes=0))
+    events: list[Progress] = field(default_factory=list)
+    size: ArchiveSize
     reports: list[CompressReport] = field(default_factory=list)
     seconds: float = 0.0
     unreadable_by_path: dict[str, Skipped] = field(default_factory=dict)
     skip_damaged: bool = False
 
-    DOCUMENT: ClassVar = (
-        "archive ended codec=last.codec config=last.config optimizer=last.optimizer "
-        "ratio_total=size.ratio_total ratio_weights=size.ratio_weights "
-        "bits_per_weight=size.bits_per_weight raw_bytes=size.raw_total archive_bytes=size.nbytes "
-        "appended skipped vanished unreadable seconds"
-    )
+    def _document(self) -> dict[str, Any]:
+        last = self.last
+        return {
+            "archive": self.archive,
+            "ended": self.ended,
+            "codec": None if last is None else last.codec,
+            "config": None if last is None else last.config,
+            "optimizer": None if last is None else last.optimizer,
+            "ratio_total": self.size.ratio_total,
+            "ratio_weights": self.size.ratio_weights,
+            "bits_per_weight": self.size.bits_per_weight,
+            "raw_bytes": self.size.raw_total,
+            "archive_bytes": self.size.nbytes,
+            "appended": self.appended,
+            "skipped": self.skipped,
+            "vanished": self.vanished,
+            "unreadable": self.unreadable,
+            "seconds": self.seconds,
+        }
 
     @property
     def last(self) -> CompressReport | None:
@@ -444,11 +458,13 @@ class WatchReport(Report):
     @property
     def failure(self) -> UnreadableError | None:
         """Why a watch that ended well is no success: a checkpoint cannot be read."""
+        from inshrink_core.formats import unreadable_error
+
         return None if self.skip_damaged else unreadable_error(self.unreadable, self.archive)
 
     def steps(self, kind: str) -> tuple[int, ...]:
         """Return the steps of the events of a kind."""
-        return tuple(event.step for event in self.events if event.kind == kind and event.step is not None)
+        return tuple(one.step for one in self.events if _happened(one) == kind and one.step is not None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink compress --watch --json``."""
@@ -487,7 +503,7 @@ class _Doubt(NamedTuple):
     since: float
 
 
-class _Sight(NamedTuple):
+class _Seen(NamedTuple):
     """A checkpoint as it was seen: what it is, its files, and how long it has been so."""
 
     identity: str
@@ -495,7 +511,7 @@ class _Sight(NamedTuple):
     since: float
 
 
-class Sights:
+class SeenSteps:
     """What was seen of each checkpoint, and which are done.
 
     Parameters
@@ -512,7 +528,7 @@ class Sights:
     def __init__(self, interval: float) -> None:
         self.last = -1
         self._interval = interval
-        self._seen: dict[int, _Sight] = {}
+        self._seen: dict[int, _Seen] = {}
         self._done: dict[int, str] = {}
         self._names: frozenset[str] = frozenset()
 
@@ -524,7 +540,7 @@ class Sights:
         before = self._seen.get(step)
         if before is None or before.identity != identity:
             names = frozenset(file.path for file in run[step].files)
-            self._seen[step] = _Sight(identity, names, now)
+            self._seen[step] = _Seen(identity, names, now)
             return False
         earlier = max((other for other in self._seen if other < step), default=None)
         expected = self._names if earlier is None else self._seen[earlier].names

@@ -7,17 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inshrink_app.jobs.commands import option
 from inshrink_app.jobs.registry import Job
-from inshrink_app.services import running
-from inshrink_app.widgets.tables import (
-    HeatRow,
-    Problem,
-    Sensitivity,
-    Subject,
-)
+from inshrink_app.jobs.work import Work
+from inshrink_app.model.problem import Problem
+from inshrink_app.model.sensitivity import Sensitivity
+from inshrink_app.model.subject import Subject
+from inshrink_app.pages import page
+from inshrink_app.services import jobs as job_services
 from streamlit.testing.v1 import AppTest, app_test
 
+from inshrink_core.analysis.profile import Row
 from inshrink_core.chain import ChainFrame, ChainReport
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 
@@ -25,14 +24,18 @@ MAIN = Path(__file__).parents[2] / "app" / "main.py"
 SAMPLE = Path(__file__).parents[2] / "sample_checkpoints" / "digits-cnn"
 
 
+def visit(app: AppTest, name: str) -> AppTest:
+    """Turn a session to a page, by the name of its folder; the next run draws it."""
+    app._page_hash = app_test.calc_hash(page(name).address)
+    return app
+
+
 def linked(page: str, **query: str) -> AppTest:
     """Run the explorer's script as a session that begins at one page, as a link from anywhere makes it."""
     app = AppTest.from_file(str(MAIN), default_timeout=60)
     for key, value in query.items():
         app.query_params[key] = value
-    app.switch_page(f"pages/{page}/view.py")
-    app._page_hash = app_test.calc_hash(page)  # as the link has it: before a first run the file's name counts
-    return app.run()
+    return visit(app, page).run()
 
 
 def explorer(page: str | None = None, **query: str) -> AppTest:
@@ -42,7 +45,7 @@ def explorer(page: str | None = None, **query: str) -> AppTest:
         app.query_params[key] = value
     app.run()
     if page is not None:
-        app.switch_page(f"pages/{page}/view.py")
+        visit(app, page)
         for key, value in query.items():
             app.query_params[key] = value
         app.run()
@@ -120,7 +123,15 @@ def sensitivity_table(
         metric=metric,
         by=by,
         rows=tuple(
-            HeatRow(f"layers.{i}.weight", layers[i % 3], 1, 12, (4, 3) if by == "tensor" else None)
+            Row(
+                f"layers.{i}.weight",
+                f"layers.{i}",
+                layers[i % 3],
+                "weight",
+                1,
+                12,
+                (4, 3) if by == "tensor" else None,
+            )
             for i in range(n_rows)
         ),
         steps=tuple(10 * (i + 1) for i in range(n_steps)),
@@ -150,6 +161,12 @@ def subject(n_tensors: int = 6, n_steps: int = 5, **changes: Any) -> Subject:
     return Subject(**(values | changes))
 
 
+MEASURING = Work(
+    documents=({"verb": "sensitivity", "fields": {"run": "run"}},), page="sensitivity", topic="magnitude"
+)
+"""Some measurement, where it does not matter of what."""
+
+
 class FakeJobs:
     """Stands for the registry of jobs: every question has its answer already, or stays as told."""
 
@@ -163,23 +180,28 @@ class FakeJobs:
     def jobs(self) -> tuple[Job, ...]:
         return () if self.job is None else (self.job,)
 
-    def get(self, key: Any, load: Any = None) -> Job | None:
+    def find(self, job_id: str) -> Job | None:
         return self.job
 
-    def start(self, key: Any, request: dict[str, Any], load: Any) -> Job:
-        self.started.append(option(request["commands"][0], "--metric") or "gain")
-        self.job = Job(state=self.state, done=3, total=10, item="step 30")
+    def get(self, work: Work) -> Job | None:
+        return self.job
+
+    def newest(self, page: str, topic: str, shown: str, state: str = "") -> Job | None:
+        return None
+
+    def start(self, work: Work, *, again: bool = False) -> Job:
+        self.started.append(work.topic)
+        self.job = Job(MEASURING, state=self.state, done=3, total=10, item="step 30")
         self.job.result, self.job.problem = self.tables, self.problem
         return self.job
 
     def place(self, job: Job) -> int | None:
         return 2 if job.state == "queued" else None
 
-    def cancel(self, key: Any) -> None:
-        if self.job is not None:
-            self.job.state = "cancelled"
+    def stop(self, job: Job) -> None:
+        job.state = "cancelled"
 
-    def forget(self, key: Any) -> None:
+    def remove(self, job_id: str) -> None:
         self.job = None
 
 
@@ -193,7 +215,7 @@ PROBLEM = Problem(
 
 def answer(monkeypatch: pytest.MonkeyPatch, jobs: FakeJobs) -> FakeJobs:
     """Let the services find their answers ready."""
-    monkeypatch.setattr(running, "jobs", lambda: jobs)
+    monkeypatch.setattr(job_services, "registry", lambda: jobs)
     return jobs
 
 

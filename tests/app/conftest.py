@@ -10,7 +10,7 @@ import pytest
 import streamlit as st
 from inshrink_app import state
 from inshrink_app.server import roots
-from inshrink_app.widgets import below
+from inshrink_app.widgets import layout
 
 from tests.app.browser import ARGUMENTS, CHROMIUM, Server, new_page
 
@@ -27,7 +27,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # What Overview tries by itself is a process; `asked_for` lets it.
     monkeypatch.setattr(state, "was_asked_for", lambda: False)
     # No browser tells that it has drawn what stands above.
-    monkeypatch.setattr(below, "_is_due", lambda key, about, height: True)
+    monkeypatch.setattr(layout, "_is_due", lambda key, about, height: True)
     st.cache_resource.clear()
     st.cache_data.clear()
     roots.configure([folder])

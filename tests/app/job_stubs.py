@@ -2,33 +2,83 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from inshrink_app.jobs.follow import StartCommand
+from inshrink_app.jobs.follow import StartRequest
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.registry import JobRegistry
-from inshrink_app.services import running
-from inshrink_app.widgets.tables import Problem
+from inshrink_app.jobs.work import Work
+from inshrink_app.model.problem import Problem
+from inshrink_app.services import jobs as job_services
 
+from inshrink_core.cli.derived import read_request
 from inshrink_core.execution.process import start_python
+from inshrink_core.request import Request, read_document, request_of
 
 STEPS = (10, 20, 30, 40)
 
 
-def scripted(script: str) -> StartCommand:
-    """Return what starts a few lines of Python in the place of `inshrink`; its words are their arguments."""
+def asked(words: Sequence[str]) -> Request[Any]:
+    """Return the request that a command line asks for, its steps as numbers, as the explorer has them."""
+    request = request_of(words[0])
+    assert request is not None
+    found: Any = read_request(request, list(words))
+    steps = getattr(found, "steps", None)
+    if isinstance(steps, tuple) and ":" not in "".join(map(str, steps)):
+        return replace(found, steps=tuple(int(step) for one in steps for step in str(one).split(",")))
+    return found  # type: ignore[no-any-return]
+
+
+_TOPICS = {
+    "average": "export.average",
+    "bench": "allocate.baselines",
+    "compare": "compare.compare",
+    "compress": "export.export",
+    "estimate": "allocate.estimates",
+    "evaluate": "allocate.evaluator",
+    "export": "export.export",
+    "inspect": "sensitivity.gain",
+    "prune": "archive.prune",
+    "rehearse": "compare.rehearse",
+    "report": "archive.report",
+    "restore": "compare.restore",
+    "search": "allocate.search",
+    "sensitivity": "sensitivity.fisher",
+    "verify": "archive.verify",
+}
+
+
+def option(words: Sequence[str], *names: str) -> str | None:
+    """Return the value of an option under any of its names; None where it is not given."""
+    return next((words[i + 1] for i, word in enumerate(words[:-1]) if word in names), None)
+
+
+def work_of(
+    *commands: Sequence[str] | Request[Any], shown: str | Path = "", topic: str = "", **more: Any
+) -> Work:
+    """Return the work of some command lines, under the page and topic that its last verb most often has."""
+    requests = [one if isinstance(one, Request) else asked(one) for one in commands]
+    page, _, name = (topic or _TOPICS[requests[-1].verb()]).partition(".")
+    return Work.asking(requests, shown=shown, page=page, topic=name, **more)
+
+
+def scripted(script: str) -> StartRequest:
+    """Return what starts a few lines of Python in the place of `inshrink`; the words are their arguments."""
     environment = dict(os.environ)
-    return lambda words, is_trusted: start_python(
-        ["-c", script, *words], errors=subprocess.PIPE, environment=environment
-    )
+
+    def start(file: Path, trusted: str) -> subprocess.Popen[str]:
+        words = read_document(file.read_bytes()).words()
+        return start_python(["-c", script, *words], errors=subprocess.PIPE, environment=environment)
+
+    return start
 
 
 class StubJobs:
@@ -38,27 +88,26 @@ class StubJobs:
         self.answers = answers
         self.state = "finished"
         self.problem: Problem | None = None
-        self.started: list[dict[str, Any]] = []
+        self.started: list[Work] = []
         self.kept: list[Job] = []
         self.rows: dict[str, list[dict[str, Any]]] = {}
 
     def put(
         self,
-        *commands: Sequence[str],
+        *commands: Sequence[str] | Request[Any],
+        work: Work | None = None,
         state: str = "finished",
-        key: Any = "",
         result: Any = None,
-        shown: str = "",
-        **request: Any,
+        **more: Any,
     ) -> Job:
+        """Add a job of some command lines, or of some work."""
         job = Job(
+            work or work_of(*commands, **more),
             state=state,
             done=3,
             total=10,
             item="step 30",
             job_id=f"{len(self.kept):016x}",
-            key=json.dumps(key),
-            request={"commands": [list(words) for words in commands], "shown": shown, **request},
             result=result,
             documents=[] if result is None else [result],
             started_at=1000.0 + len(self.kept),
@@ -67,19 +116,22 @@ class StubJobs:
         self.kept.append(job)
         return job
 
-    def start(self, key: Any, request: dict[str, Any], load: Any = None, *, again: bool = False) -> Job:
-        self.started.append(request)
-        result = self.answers.get(request["commands"][-1][0])
-        more = {name: value for name, value in request.items() if name != "commands"}
-        job = self.put(*request["commands"], state=self.state, key=key, result=result, **more)
+    def start(self, work: Work, *, again: bool = False) -> Job:
+        self.started.append(work)
+        result = self.answers.get(str(work.documents[-1]["verb"]))
+        job = self.put(work=work, state=self.state, result=result)
         job.problem = self.problem if self.state == "failed" else None
         job.rows = [dict(row) for row in self.rows.get(job.verb, ())]
         return job
 
     @property
     def last(self) -> list[str]:
-        """The words of the last command that was started."""
-        return list(self.started[-1]["commands"][-1])
+        """The words of the last request that was started."""
+        return self.words()[-1]
+
+    def words(self, place: int = -1) -> list[list[str]]:
+        """Return the words of every request of a job that was started."""
+        return [request.words() for request in self.started[place].requests(None)]
 
     def jobs(self) -> tuple[Job, ...]:
         return tuple(reversed(self.kept))
@@ -87,12 +139,13 @@ class StubJobs:
     def find(self, job_id: str) -> Job | None:
         return next((job for job in self.kept if job.job_id == job_id), None)
 
-    def get(self, key: Any, load: Any = None) -> Job | None:
-        return self.newest(key)
+    def get(self, work: Work) -> Job | None:
+        return next((job for job in reversed(self.kept) if job.work.key == work.key), None)
 
-    def newest(self, key: Any, state: str = "") -> Job | None:
-        found = [job for job in self.kept if job.key == json.dumps(key) and state in ("", job.state)]
-        return found[-1] if found else None
+    def newest(self, page: str, topic: str, shown: str, state: str = "") -> Job | None:
+        asked = (page, topic, shown)
+        found = [job for job in self.kept if (job.work.page, job.work.topic, job.shown) == asked]
+        return next((job for job in reversed(found) if state in ("", job.state)), None)
 
     def place(self, job: Job) -> int | None:
         queued = [one for one in self.kept if one.state == "queued"]
@@ -101,7 +154,7 @@ class StubJobs:
     def stop(self, job: Job) -> None:
         job.state = "cancelled"
 
-    def resume(self, job_id: str, load: Any = None) -> Job | None:
+    def resume(self, job_id: str) -> Job | None:
         job = self.find(job_id)
         if job is not None:
             job.state = "running"
@@ -115,14 +168,13 @@ class StubJobs:
 def jobs(monkeypatch: pytest.MonkeyPatch) -> StubJobs:
     """Let the services find a registry without processes."""
     stub = StubJobs()
-    monkeypatch.setattr(running, "jobs", lambda: stub)
+    monkeypatch.setattr(job_services, "registry", lambda: stub)
     return stub
 
 
-def work(folder: Path, *commands: Sequence[str], **request: Any) -> Job:
-    """Have a registry like the explorer's run commands, and wait until they have ended."""
-    registry = JobRegistry(running.start_command, folder, refuse=running.refusal)
-    return wait(registry.start("key", {"commands": [list(words) for words in commands], **request}))
+def work(folder: Path, *commands: Sequence[str] | Request[Any], **more: Any) -> Job:
+    """Have a registry like the explorer's perform what command lines ask, and wait until it has."""
+    return wait(JobRegistry(job_services.start_request, folder).start(work_of(*commands, **more)))
 
 
 def wait(job: Job) -> Job:

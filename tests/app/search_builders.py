@@ -63,7 +63,7 @@ def put(
 ) -> Any:
     words = ["search", str(run), "--codec", "lattice", *(more or ("--max-drop", "0.01"))]
     words += ["--steps", ",".join(map(str, STEPS))] if steps else []
-    return jobs.put(words, state=state, key=("search", str(run)), result=result, shown=str(run))
+    return jobs.put(words, state=state, result=result, shown=str(run))
 
 
 def point(ratio: float, drop: float | None, **changes: Any) -> SearchPoint:

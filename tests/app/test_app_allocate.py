@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from inshrink_app import services
-from inshrink_app.pages.allocate import layers
+from inshrink_app.jobs.work import Work
+from inshrink_app.pages.allocate import allocating, layers
 from inshrink_app.pages.allocate.curve import curve_figure
+from inshrink_app.pages.sensitivity import ahead
 from inshrink_app.server.recent import recent_file
-from inshrink_app.services import SearchPoint, running
+from inshrink_app.services import SearchPoint
+from inshrink_app.services import jobs as job_services
 from streamlit.testing.v1 import AppTest, app_test
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
@@ -277,8 +280,11 @@ class BothJobs(FakeJobs):
         super().__init__(tables)
         self.stub = stub
 
-    def get(self, key: Any, load: Any = None) -> Any:
-        return self.stub.get(key) if key[0] in ("search", "estimates", "baselines") else super().get(key)
+    def get(self, work: Work) -> Any:
+        return self.stub.get(work) if work.page == "allocate" else super().get(work)
+
+    def newest(self, page: str, topic: str, shown: str, state: str = "") -> Any:
+        return self.stub.newest(page, topic, shown, state)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stub, name)
@@ -291,8 +297,8 @@ def test_what_is_selected_in_the_sensitivities_goes_on_to_the_layers(
     rows = tuple(row._replace(name=name) for row, name in zip(measured.rows, SIZES, strict=True))
     one = dataclasses.replace(measured, rows=rows)
     answers = BothJobs(jobs, {"tensor": one, "block": one, "layer_type": one})
-    monkeypatch.setattr(running, "jobs", lambda: answers)
-    monkeypatch.setattr(services, "warm_up", lambda _: None)
+    monkeypatch.setattr(job_services, "registry", lambda: answers)
+    monkeypatch.setattr(ahead, "warm_up", lambda _: None)
     app = explorer("sensitivity", run=str(archived), by="tensor")
     app.text_input(key="row_filter").set_value("bias").run()
     button(app, "Allocate bits to this row").click().run()
@@ -307,9 +313,9 @@ def test_an_allocation_is_read_from_a_configuration_and_written_into_it() -> Non
     shown = subject(3)
     keys = [row.key for row in shown.tensors]
     start = config(2.0, override=[{"match": "layers.1.*", "coarseness": 4.0, "gamma": 1.0}])
-    assert services.allocation_of(shown, start, keys) == [2.0, 4.0, 2.0]
-    changed = services.with_allocation(shown, start, keys, [1.0, 4.0, 2.0])
-    assert services.allocation_of(shown, changed, keys) == [1.0, 4.0, 2.0]
+    assert allocating.allocation_of(shown, start, keys) == [2.0, 4.0, 2.0]
+    changed = allocating.with_allocation(shown, start, keys, [1.0, 4.0, 2.0])
+    assert allocating.allocation_of(shown, changed, keys) == [1.0, 4.0, 2.0]
     assert changed["override"][0] == {"match": "layers.1.*", "gamma": 1.0}
     services.check_config(changed)
 
@@ -318,12 +324,12 @@ def test_an_allocation_that_is_the_same_for_all_has_no_overrides() -> None:
     shown = subject(3)
     keys = [row.key for row in shown.tensors]
     start = config(2.0, override=[{"match": "layers.1.*", "coarseness": 4.0}])
-    assert services.with_allocation(shown, start, keys, [8.0] * 3) == config(8.0)
+    assert allocating.with_allocation(shown, start, keys, [8.0] * 3) == config(8.0)
 
 
 def test_a_codec_of_several_settings_has_no_number() -> None:
-    assert services.number_of("inshrinkerator") is None
-    assert services.number_of("lattice") is not None
+    assert allocating.number_of("inshrinkerator") is None
+    assert allocating.number_of("lattice") is not None
 
 
 # Rows and the curve
@@ -419,7 +425,7 @@ def test_what_was_measured_calibrates_what_is_edited_next(archived: Path, jobs: 
     passed_over = [seen._replace(whole=False), seen._replace(is_estimated=True)]
     passed_over += [seen._replace(config={"codec": "qd", "settings": {}})]
     passed_over += [seen._replace(config={"codec": "lattice", "settings": {"bogus": 1}})]
-    found = services.calibrated(shown, rates, [seen, *passed_over])
+    found = allocating.calibrated(shown, rates, [seen, *passed_over])
     assert found.n_measured == 1
     assert found.predict([4.0] * len(rates.keys)).divergence == pytest.approx(3 * 4e-4 * 16)
     drawn = curve_figure(found, found.predict([2.0] * len(rates.keys)), [seen], "divergence", None, 1e9, 4)
@@ -450,16 +456,16 @@ def test_a_setting_that_the_codecs_number_is_not_has_no_figures_of_the_curve(arc
     specs = shown.model_tensors
     sizes = {spec.key: spec.numel for spec in specs}
     rates = rates_of([level(2.0**i, sizes) for i in range(-1, 4)], "coarseness", specs)
-    plain = services.predicted(shown, rates, config(2.0, override=[{"match": "fc1.*", "coarseness": 2.0}]))
+    plain = allocating.predicted(shown, rates, config(2.0, override=[{"match": "fc1.*", "coarseness": 2.0}]))
     assert plain is not None
     assert plain.drop == rates.predict([2.0] * len(rates.keys)).drop
     usual = services.codec_settings("lattice")
     same = {"codec": "lattice", "settings": {**usual, "coarseness": 2.0}}
-    assert services.predicted(shown, rates, same) is not None
+    assert allocating.predicted(shown, rates, same) is not None
     other = {"codec": "lattice", "settings": {"coarseness": 2.0, "gamma": 0.5}}
-    assert services.predicted(shown, rates, other) is None
-    assert services.predicted(shown, rates, {"codec": "qd", "settings": {}}) is None
-    assert services.predicted(shown, None, config(2.0)) is None
+    assert allocating.predicted(shown, rates, other) is None
+    assert allocating.predicted(shown, rates, {"codec": "qd", "settings": {}}) is None
+    assert allocating.predicted(shown, None, config(2.0)) is None
 
 
 def test_an_archive_that_was_compared_is_a_measurement(
@@ -469,7 +475,7 @@ def test_an_archive_that_was_compared_is_a_measurement(
     (chain, *_) = services.archives_of(shown)
     assert not services.measured_archives(shown, None), "nobody has compared it"
     words = ["compare", str(chain.path), "--against", str(archived), "--trust-run"]
-    job = jobs.put(words, shown=str(archived), key=("compare", f"{chain.path} {chain.nbytes} 40"))
+    job = jobs.put(words, shown=str(archived), of=(f"{chain.path} {chain.nbytes}",))
     rows = [{"step": 10, "of": str(chain.path), "drop": 0.02, "divergence": 0.001}]
     monkeypatch.setattr(job, "told", lambda: rows)
     (seen,) = services.measured_archives(shown, None)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from inshrink_app import services
+from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.pages.archive.cards import PruneRules
 from inshrink_app.pages.archive.figure import MAX_COLUMNS, chain_figure
 from inshrink_app.widgets.archive_picker import choice_text
 from inshrink_app.widgets.figures import TOOLBAR
-from inshrink_app.widgets.tables import Problem, ServiceError
 
 import inshrink_core
 from tests.app.builders import button, chain, charts, explorer, open_panel, texts, write_run
@@ -188,7 +188,7 @@ def test_a_plan_by_which_nothing_goes_says_so(archived: Path, jobs: StubJobs) ->
     app = explorer("archive", run=str(archived))
     app.number_input(key="prune.last").set_value(4).run()
     button(app, "Dry run").click().run()
-    assert "every step stays" in texts(app)
+    assert "These rules keep every step" in texts(app)
 
 
 def test_a_packed_archive_is_shown_and_not_pruned(archived: Path, jobs: StubJobs) -> None:
@@ -249,10 +249,10 @@ def test_pruning_and_verifying_do_what_the_page_says(archived: Path, tmp_path: P
     import inshrink_core
 
     archive = archived.with_name("run.inshrink")
-    words = PruneRules(keep_last=2).words(services.chain_of(str(archive)))
-    assert work(tmp_path / "a", words).result["removed"] == [10, 20]
+    rules, chain = PruneRules(keep_last=2), services.chain_of(str(archive))
+    assert work(tmp_path / "a", rules.request(chain)).result["removed"] == [10, 20]
     assert inshrink_core.open(archive).steps == STEPS
-    assert work(tmp_path / "b", [*words, "--apply"]).result["applied"]
+    assert work(tmp_path / "b", rules.request(chain, apply=True)).result["applied"]
     assert inshrink_core.open(archive).steps == (30, 40)
     assert work(tmp_path / "c", ["verify", str(archive), "--deep"]).result["ok"]
     (archive / "inshrink-manifest").write_bytes(b"damaged")
@@ -277,7 +277,7 @@ def test_archives_that_differ_in_their_overrides_alone_are_told_apart(archived: 
 
 
 def test_a_verb_that_no_page_asks_for_is_refused(tmp_path: Path) -> None:
-    job = work(tmp_path, ["ui", str(tmp_path)])
+    job = work(tmp_path, ["ui", str(tmp_path)], topic="archive.ui")
     assert job.state == "failed"
     assert job.problem is not None
-    assert "no such job" in job.problem.what
+    assert "no request is of the verb 'ui'" in job.problem.what

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from inshrink_app.pages.sensitivity import drill_figures, heatmap
+from inshrink_app.model.sensitivity import METRICS, Sensitivity
+from inshrink_app.pages.sensitivity import ahead, drill_figures, heatmap
 from inshrink_app.pages.sensitivity.arranging import normalised, ordered
 from inshrink_app.pages.sensitivity.drilldown import half_in
-from inshrink_app.widgets.tables import METRICS, Sensitivity
 
 from inshrink_core.analysis.anatomy import Places
 from inshrink_core.sensitivity import SensitivityMetric
@@ -205,11 +205,10 @@ def test_order_and_normalisation_are_in_the_link_and_taken_from_it(
 def test_what_is_most_sensitive_can_be_opened_without_a_mouse(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from inshrink_app import services
 
     write_run(root / "run")
     answer(monkeypatch, FakeJobs(tables()))
-    monkeypatch.setattr(services, "warm_up", lambda _: None)
+    monkeypatch.setattr(ahead, "warm_up", lambda _: None)
     app = explorer("sensitivity", run=str(root / "run"), by="tensor")
     first = next(found for found in app.button if found.key and found.key.startswith("largest."))
     first.click().run()

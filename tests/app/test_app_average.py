@@ -30,7 +30,7 @@ def test_what_the_card_starts_writes_a_step_and_its_result_is_told(archived: Pat
     button(app, "Average").click().run()
     assert not app.exception
     words = jobs.last
-    assert words[:4] == ["average", str(archived.with_name("run.inshrink")), "-o", words[3]]
+    assert words[:3] == ["average", str(archived.with_name("run.inshrink")), "--output"]
     assert main(words) == 0
     made = json.loads((Path(words[3]) / "average.json").read_text())
     assert made["steps"] == [20, 30, 40]
@@ -60,7 +60,7 @@ def test_a_search_asks_the_evaluator_and_for_consent_before(root: Path, jobs: St
     assert not app.exception
     assert not marker.exists()
     assert {"--search", "--trust-run"} <= set(jobs.last)
-    assert len(jobs.started[-1]["trusted"]["digest"]) == 64
+    assert len(jobs.started[-1].trusted) == 64
     assert "search=True" in "".join(code.value for code in app.code)
 
 

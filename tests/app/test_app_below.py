@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 from inshrink_app import services
-from inshrink_app.widgets import below
+from inshrink_app.widgets import layout
 from streamlit.testing.v1 import AppTest
 
 from tests.app.builders import charts, explorer, subject
 
-IS_DUE = below._is_due
+IS_DUE = layout._is_due
 
 
 def script() -> None:
     import streamlit as st
-    from inshrink_app.widgets import below
+    from inshrink_app.widgets import layout
 
-    below.show("part", lambda: st.write("drawn"), height=100, about=st.session_state.get("about"))
+    layout.below("part", lambda: st.write("drawn"), height=100, about=st.session_state.get("about"))
 
 
 def test_a_part_is_drawn_when_the_browser_is_ready_and_waits_again_for_another_subject() -> None:
@@ -36,7 +36,7 @@ def test_a_part_is_drawn_when_the_browser_is_ready_and_waits_again_for_another_s
 
 
 def test_the_facts_of_a_run_do_not_wait_for_its_charts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(below, "_is_due", IS_DUE)
+    monkeypatch.setattr(layout, "_is_due", IS_DUE)
     monkeypatch.setattr(services, "load_subject", lambda _: subject(log={"loss": ((10, 2.0), (20, 1.0))}))
     app = explorer("overview", run="/runs/huge")
     assert "Checkpoints" in {metric.label for metric in app.metric}

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.app.browser import Server, browser_marks, new_page, wait_for
-from tests.app.job_stubs import archived_template
+from tests.app.job_stubs import archived_template, work_of
 
 __all__ = ["archived_template"]
 
@@ -56,8 +56,7 @@ def leave_export(server: Server, target: Path) -> str:
     run = str(server.folder / "run")
     record = {
         "job_id": folder.name,
-        "key": json.dumps(["export", run]),
-        "request": {"commands": [["compress", run, "-o", str(target)]], "shown": run},
+        "work": work_of(["compress", run, "-o", str(target)], shown=run).to_json(),
         "state": "finished",
         "done": 1,
         "total": 1,

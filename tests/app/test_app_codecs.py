@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 from inshrink_app import services
-from inshrink_app.jobs.commands import option
-from inshrink_app.widgets.codecs import labels
+from inshrink_app.widgets.choices import codec_labels
 
 from inshrink_core.codec import get_codec
 from inshrink_core.codecs.variants import compared_variants
 from inshrink_core.plugins import plugins
 from tests.app.builders import button, explorer, write_run
-from tests.app.job_stubs import StubJobs, jobs
+from tests.app.job_stubs import StubJobs, jobs, option
 from tests.codecs.test_codec_guide import package
 
 __all__ = ["jobs", "package"]
@@ -42,7 +41,7 @@ def test_a_codec_from_elsewhere_is_exported_with_its_knob(
     knob.set_value(4).run()
     button(app, "Export").click().run()
     assert not app.exception
-    words = jobs.started[0]["commands"][0]
+    words = jobs.words(0)[0]
     assert (option(words, "--codec"), option(words, "--set")) == ("cut", "bits=4")
 
 
@@ -59,10 +58,10 @@ def test_a_codec_from_elsewhere_is_searched_and_edited(installed: None, root: Pa
 
 
 def test_every_codec_of_weights_has_a_label_and_the_default_comes_first() -> None:
-    assert next(iter(labels())) == "lattice"
-    assert "moments" not in labels()
-    assert set(labels()) - set(labels(searched=True)) == {"lossless"}
-    assert all(label != name for name, label in labels().items())
+    assert next(iter(codec_labels())) == "lattice"
+    assert "moments" not in codec_labels()
+    assert set(codec_labels()) - set(codec_labels(searched=True)) == {"lossless"}
+    assert all(label != name for name, label in codec_labels().items())
 
 
 def test_baselines_are_what_the_codecs_say_and_nothing_of_them_is_swept() -> None:

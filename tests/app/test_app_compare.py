@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.jobs.commands import option, python_text
+from inshrink_app.jobs.printed import python_text
 from inshrink_app.jobs.registry import JobRegistry
-from inshrink_app.services import running
-from inshrink_app.widgets.tables import Problem, ServiceError
+from inshrink_app.model.problem import Problem, ServiceError
+from inshrink_app.services import jobs as job_services
 
 from tests.app.builders import SAMPLE, button, charts, explorer, rehearsed, texts, write_run
-from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, wait, work
+from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, option, wait, work
 
 __all__ = ["archived", "archived_template", "jobs"]
 
@@ -181,15 +183,13 @@ def test_code_that_changed_after_consent_is_not_executed(archived: Path, tmp_pat
     assert judge is not None
     (archived / "judge.py").write_text("raise SystemExit")
     archive = archived.with_name("run.inshrink")
-    words = services.compare_words(shown, [archive], (10,), judge)
-    given = [*words[: words.index("--trust-run")], "--evaluator", f"{archived}/judge.py:evaluate"]
-    other = {"file": str(tmp_path / "other.py"), "digest": judge.digest}
-    (tmp_path / "other.py").write_text(judge.code)
-    for command, trusted in ((words, judge.trusted), (words, None), (given, None), (given, other)):
-        job = work(tmp_path / "jobs", command, trusted=trusted)
+    own = services.comparison(shown, [archive], (10,), judge)
+    given = replace(own, trust_run=False, evaluator=f"{archived}/judge.py:evaluate")
+    for request, trusted in ((own, judge.trusted), (own, ""), (given, judge.trusted), (given, "")):
+        job = work(tmp_path / "jobs", request, trusted=trusted)
         assert job.state == "failed"
         assert job.problem is not None
-        assert "not the one that was trusted" in job.problem.what
+        assert ("not what was trusted" if trusted else "cannot have code executed") in job.problem.what
     assert not marker.exists()
 
 
@@ -242,7 +242,7 @@ def test_what_was_found_is_drawn_and_listed(archived: Path, jobs: StubJobs) -> N
     (request,) = jobs.started
     assert option(jobs.last, "--steps") == ",".join(map(str, STEPS))
     assert "--trust-run" in jobs.last
-    assert len(request["trusted"]["digest"]) == 64
+    assert len(request.trusted) == 64
     assert charts(app) == 3
     values = {metric.label: metric for metric in app.metric}
     assert values["Worst drop"].value == "1.1 %"
@@ -284,7 +284,7 @@ def test_the_numbers_are_those_of_the_command_line_and_a_second_attempt_measures
     judge = services.evaluator_of(shown)
     assert judge is not None
     archive = archived.with_name("run.inshrink")
-    words = services.compare_words(shown, [archive], STEPS, judge)
+    words = services.comparison(shown, [archive], STEPS, judge)
     job = work(tmp_path, words, trusted=judge.trusted)
     assert marker.exists()
     theirs = inshrink_core.compare(archive, archived, trust_run=True)
@@ -293,7 +293,7 @@ def test_the_numbers_are_those_of_the_command_line_and_a_second_attempt_measures
     assert (mine.steps, mine.metric, mine.n_samples) == (theirs.steps, "loss", None)
 
     marker.unlink()
-    again = JobRegistry(running.start_command, tmp_path, refuse=running.refusal)
+    again = JobRegistry(job_services.start_request, tmp_path)
     assert wait(again.resume(job.job_id)).state == "finished"
     assert not marker.exists()
     assert services.compared(again.jobs()[0]) == (mine,)
@@ -317,7 +317,7 @@ def test_several_archives_are_one_command_and_every_original_is_evaluated_once(
     judge = services.evaluator_of(shown)
     assert judge is not None
     archives = [archived.with_name("run.inshrink"), coarse]
-    job = work(tmp_path, services.compare_words(shown, archives, STEPS, judge), trusted=judge.trusted)
+    job = work(tmp_path, services.comparison(shown, archives, STEPS, judge), trusted=judge.trusted)
     assert job.state == "finished", job.problem
     assert len(asked.read_text()) == len(STEPS) + len(STEPS) + len(STEPS[1:])
     exact, lossy = services.compared(job)
@@ -327,7 +327,7 @@ def test_several_archives_are_one_command_and_every_original_is_evaluated_once(
     for found in (exact, lossy):
         assert found.steps == inshrink_core.compare(found.path, archived, trust_run=True).steps
     assert services.describe(job).title == "Compare run.inshrink, coarse.inshrink with run"
-    lines = python_text(job.commands)
+    lines = python_text(job.requests)
     assert "inshrink_core.verbs.compare_archives(['" in lines
     compile(lines, "snippet", "exec")
 
@@ -395,7 +395,7 @@ def test_only_shipped_trainings_are_executed(tmp_path: Path) -> None:
     job = work(tmp_path / "jobs", ["rehearse", f"{tmp_path}/evil.py:Task", "-o", str(tmp_path)])
     assert job.state == "failed"
     assert job.problem is not None
-    assert "shipped trainings only" in job.problem.what
+    assert "cannot have code executed" in job.problem.what
     assert not (tmp_path / "owned").exists()
 
 
@@ -429,8 +429,9 @@ def test_an_evaluator_is_made_and_tried(archived: Path, jobs: StubJobs) -> None:
     trust(app).check().run()
     button(app, "Try on one step").click().run()
     assert not app.exception
-    assert jobs.last[:4] == ["evaluate", str(archived), "--evaluator", f"{judge}:evaluate"]
-    assert jobs.started[-1]["trusted"]["file"] == str(judge)
+    assert jobs.last[:2] == ["evaluate", str(archived)]
+    assert option(jobs.last, "--evaluator") == f"{judge}:evaluate"
+    assert jobs.started[-1].trusted == hashlib.sha256(judge.read_bytes()).hexdigest()
     assert next(m for m in app.metric if m.label == "loss").value == "0.25"
     assert "540 × 10 a divergence is measured" in texts(app)
     assert "hello" in texts(app)

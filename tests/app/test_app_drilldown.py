@@ -11,19 +11,22 @@ import pytest
 from inshrink_app import services
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.registry import JobRegistry
-from inshrink_app.pages.sensitivity import cells, drill_figures, grouping, heatmap, rows
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.model.sensitivity import Sensitivity
+from inshrink_app.pages.sensitivity import cells, drill_figures, heatmap, rows
 from inshrink_app.pages.sensitivity import changes as change_figures
-from inshrink_app.pages.sensitivity import heatmap as heat_columns
 from inshrink_app.pages.sensitivity.selection import Selection
-from inshrink_app.services import ahead, drilldown, measuring, running
+from inshrink_app.services import ahead, drilldown, measuring
+from inshrink_app.services import jobs as job_services
 from inshrink_app.theme import MARK
+from inshrink_app.widgets import heatmap as rows_by_steps
 from inshrink_app.widgets import modules
-from inshrink_app.widgets.tables import Sensitivity, ServiceError
 
 import inshrink_core
 from inshrink_core.analysis.anatomy import Anatomy
 from inshrink_core.analysis.trajectory import Trajectory
 from tests.app.builders import (
+    MEASURING,
     FakeJobs,
     button,
     charts,
@@ -45,7 +48,7 @@ def tables(n_steps: int = 3, metric: str = "magnitude") -> dict[str, Sensitivity
     made = {}
     for by in ("tensor", "block", "layer_type"):
         table = sensitivity_table(3, n_steps, by=by, metric=metric)
-        names = [row.layer for row in table.rows] if by == "layer_type" else NAMES
+        names = [row.layer_type for row in table.rows] if by == "layer_type" else NAMES
         rows = tuple(row._replace(name=name) for row, name in zip(table.rows, names, strict=True))
         made[by] = dataclasses.replace(table, rows=rows)
     return made
@@ -55,8 +58,8 @@ def tables(n_steps: int = 3, metric: str = "magnitude") -> dict[str, Sensitivity
 def run(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a run whose metrics are measured already."""
     jobs = FakeJobs(tables())
-    monkeypatch.setattr(running, "jobs", lambda: jobs)
-    monkeypatch.setattr(services, "warm_up", lambda _: None)
+    monkeypatch.setattr(job_services, "registry", lambda: jobs)
+    monkeypatch.setattr(ahead, "warm_up", lambda _: None)
     return write_run(root / "run")
 
 
@@ -129,9 +132,9 @@ def test_gain_and_noise_come_of_one_measurement_and_are_as_any_other_metric(
     inshrink_core.compress(path, archive, codec="uniform", config={"bits": 4, "vectors": "quantized"})
     services.start_sensitivity(str(path), "gain")
     assert services.sensitivity_job(str(path), "noise") is services.sensitivity_job(str(path), "gain")
-    registry = JobRegistry(running.start_command, root.parent / "jobs")
+    registry = JobRegistry(job_services.start_request, root.parent / "jobs")
     (request,) = jobs.started
-    job = wait(registry.start("key", request, measuring.sensitivity_loader))
+    job = wait(registry.start(request))
     measured = inshrink_core.analysis.restore_gain(archive, path)
     for metric in ("gain", "noise"):
         found = job.result[metric]
@@ -209,9 +212,9 @@ def test_changes_are_drawn_around_white() -> None:
 
 @pytest.mark.parametrize("n_steps", [1, 99, 100, 101, 250])
 def test_a_step_lies_in_the_column_that_shows_it(n_steps: int) -> None:
-    edges = heat_columns.column_edges(n_steps)
+    edges = rows_by_steps.column_edges(n_steps)
     for place in (0, n_steps // 2, n_steps - 1):
-        column = heat_columns.column_of(place, n_steps)
+        column = heatmap.column_of(place, n_steps)
         assert edges[column] <= place < edges[column + 1]
 
 
@@ -323,7 +326,7 @@ def test_two_steps_are_compared_with_the_largest_change_first(run: Path) -> None
 
 def test_one_checkpoint_has_no_two_steps(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = FakeJobs(tables(1))
-    monkeypatch.setattr(running, "jobs", lambda: jobs)
+    monkeypatch.setattr(job_services, "registry", lambda: jobs)
     app = explorer("sensitivity", run=str(write_run(root / "one", (10,))), view="diff")
     assert not app.exception
     assert "There is one checkpoint" in texts(app)
@@ -420,9 +423,9 @@ def test_a_huge_model_is_shown_by_module_and_opened_step_by_step(
     rows = tuple(row._replace(name=name) for row, name in zip(table.rows, names, strict=True))
     made = {by: dataclasses.replace(table, by=by, rows=rows) for by in ("tensor", "block")}
     jobs = FakeJobs({**made, "layer_type": sensitivity_table(3, 200, by="layer_type")})
-    monkeypatch.setattr(running, "jobs", lambda: jobs)
-    monkeypatch.setattr(measuring, "_job_key", lambda *_: "key")
-    monkeypatch.setattr(services, "warm_up", lambda _: None)
+    monkeypatch.setattr(job_services, "registry", lambda: jobs)
+    monkeypatch.setattr(measuring, "_work", lambda *_: MEASURING)
+    monkeypatch.setattr(ahead, "warm_up", lambda _: None)
     huge = subject(400, 200)
     monkeypatch.setattr(services, "load_subject", lambda _: huge)
     app = explorer("sensitivity", run=str(huge.path), by="1", layer="h.7", step="1000")
@@ -454,9 +457,9 @@ def test_a_module_is_marked_by_the_rows_that_it_holds_or_lies_in(level: str, mar
     tensors = dataclasses.replace(
         table, rows=tuple(row._replace(name=name) for row, name in zip(table.rows, names, strict=True))
     )
-    nodes = modules.rows_at(names, [row.layer for row in tensors.rows], level)
+    nodes = modules.rows_at(names, [row.layer_type for row in tensors.rows], level)
     view = rows.View(
-        subject(3), tensors, level, "mean", grouping.aggregate(tensors, nodes), nodes, tensors, None
+        subject(3), tensors, level, "mean", rows_by_steps.aggregate(tensors, nodes), nodes, tensors, None
     )
     assert cells._rows_of(view, Selection("fc1", 10)) == marked
     assert cells._rows_of(view, Selection("fc1.bias", 10))

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import streamlit as st
 from inshrink_app import services
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.model.subject import Subject
 from inshrink_app.services import dropping
 from inshrink_app.services.inside import dropped_folder
-from inshrink_app.widgets.tables import ServiceError, Subject
 
 from inshrink_core.verbs import pack
-from tests.app.builders import button, explorer, texts, write_run
+from tests.app.builders import button, explorer, texts, visit, write_run
 from tests.app.job_stubs import archived, archived_template
 
 __all__ = ["archived", "archived_template"]
@@ -141,7 +142,7 @@ def test_the_page_opens_what_is_dropped_and_removes_it(
     assert not app.exception
     assert app.title[0].value == "step\\-3\\-files"
     assert "A copy of what was dropped" in texts(app)
-    app.switch_page("pages/open/view.py").run()
+    visit(app, "open").run()
     assert str(dropped_folder()) in texts(app)
     button(app, "Remove").click().run()
     assert not app.exception

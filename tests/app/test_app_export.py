@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.jobs.commands import option
 from inshrink_app.jobs.registry import Job, JobRegistry
+from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.server import downloads as downloads_module
 from inshrink_app.server import roots
-from inshrink_app.services import ExportRequest, measuring, running
+from inshrink_app.services import ExportRequest, measuring
+from inshrink_app.services import jobs as job_services
 from inshrink_app.services.exporting import default_folder
-from inshrink_app.widgets.tables import Problem, ServiceError
 
 from inshrink_core.verbs.pack import pack
 from tests.app.builders import (
+    MEASURING,
     SAMPLE,
     button,
     charts,
@@ -29,7 +30,17 @@ from tests.app.builders import (
     texts,
     write_run,
 )
-from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, wait, work
+from tests.app.job_stubs import (
+    STEPS,
+    StubJobs,
+    archived,
+    archived_template,
+    jobs,
+    option,
+    wait,
+    work,
+    work_of,
+)
 
 __all__ = ["archived", "archived_template", "jobs"]
 
@@ -46,7 +57,7 @@ def compressed(**changes: Any) -> dict[str, Any]:
 def exported(jobs: StubJobs, archived: Path, target: Path, *more: str) -> None:
     """Put a finished export of a run."""
     words = ["compress", str(archived), "-o", str(target), *more]
-    jobs.put(words, key=("export", str(archived)), result=compressed(), shown=str(archived))
+    jobs.put(words, result=compressed(), shown=str(archived))
 
 
 def metrics(app: Any) -> dict[str, str]:
@@ -83,7 +94,7 @@ def test_without_anything_to_go_by_no_size_is_made_up_and_two_steps_can_be_tried
     button(app, "Try two steps").click().run()
     assert not app.exception
     assert option(jobs.last, "--steps") == "20,30"
-    assert jobs.started[0]["scratch"] == [option(jobs.last, "-o")]
+    assert [one.name for one in jobs.started[0].scratch] == [option(jobs.last, "--output")]
     assert metrics(app)["Archive"] == "1.70 kB"
     assert "tried with these settings" in texts(app)
 
@@ -113,7 +124,8 @@ def test_a_huge_run_is_planned_with_a_bounded_chart(
 
     huge = subject(400, 1000, path=root / "huge")
     monkeypatch.setattr(services, "load_subject", lambda _: huge)
-    monkeypatch.setattr(exporting, "_trial_key", lambda *_: ("trial",))
+    monkeypatch.setattr(exporting, "trial_job", lambda *_: None)
+    monkeypatch.setattr(services, "trial_job", lambda *_: None)
     app = explorer("export", run=str(huge.path))
     assert not app.exception
     assert "The last 120 frames are drawn" in texts(app)
@@ -130,7 +142,7 @@ def test_an_export_is_written_as_compress_writes_by_default(root: Path, jobs: St
         app = explorer("export", run=run, codec=codec)
         button(app, "Export").click().run()
         assert not app.exception
-    lattice, lossless = (request["commands"][0] for request in jobs.started)
+    lattice, lossless = (jobs.words(place)[0] for place in (0, 1))
     assert option(lattice, "--set") == f"coarseness={LatticeCodec().coarseness}"
     assert option(lattice, "--optimizer") == default_optimizer("lattice", {}) == "compressed"
     assert option(lossless, "--optimizer") == "exact"
@@ -143,13 +155,13 @@ def test_an_export_begins_with_what_is_on_screen(archived: Path, jobs: StubJobs)
     app.toggle(key="export.packed").set_value(True).run()
     button(app, "Export").click().run()
     assert not app.exception
-    first, second = jobs.started[0]["commands"]
+    first, second = jobs.words(0)
     assert first[:2] == ["compress", str(archived)]
     assert option(first, "--set") == "coarseness=4.0"
     assert option(first, "--steps") is None, "all of them"
     assert option(first, "--codec") == "lattice"
     assert option(second, "--pack") == str(archived.with_name("run-weights.inshrink"))
-    assert jobs.started[0]["scratch"] == [second[1]] == [option(first, "-o")]
+    assert jobs.started[0].scratch == (second[1],) == (option(first, "--output"),)
     assert app.query_params["job"] == "0" * 16
     assert "Exporting" in texts(app)
     labels = [found.label for found in app.button]
@@ -206,8 +218,12 @@ def test_one_step_is_weights_only_unless_told_otherwise(archived: Path, jobs: St
     app.session_state["export.values_packed"] = "exact"
     app.run()
     button(app, "Export").click().run()
-    first, second = jobs.started[0]["commands"]
-    assert first[first.index("--codec") :] == ["--codec", "lossless", "--optimizer", "drop", "--steps", "20"]
+    first, second = jobs.words(0)
+    assert [option(first, name) for name in ("--codec", "--optimizer", "--steps")] == [
+        "lossless",
+        "drop",
+        "20",
+    ]
     assert second[-2:] == ["--weights-only", "--exact"]
     assert option(second, "--step") == "20"
 
@@ -244,7 +260,7 @@ def test_layers_that_are_picked_in_the_tree_are_kept_or_left_out(archived: Path,
 
 def test_shares_of_the_sensitivity_are_told_where_they_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = subject(3)
-    jobs = {"magnitude": Job(state="finished", result={"tensor": sensitivity_table(3, 2)})}
+    jobs = {"magnitude": Job(MEASURING, state="finished", result={"tensor": sensitivity_table(3, 2)})}
     monkeypatch.setattr(measuring, "sensitivity_job", lambda _, metric: jobs.get(metric))
     metric, found = services.known_shares(shown)
     assert metric == "magnitude"
@@ -264,7 +280,7 @@ def test_a_plain_file_is_planned_and_asked_for_as_the_command_line_has_it(
     button(app, "Export").click().run()
     assert not app.exception
     target = str(archived.with_name("run-step-40-weights.safetensors"))
-    assert option(jobs.last, "-o") == target
+    assert option(jobs.last, "--output") == target
     assert jobs.last[-6:] == ["--weights-only", "--exact", "--format", "safetensors", "--dtype", "bf16"]
 
 
@@ -336,8 +352,8 @@ REQUEST = ExportRequest(kind="chain", steps=STEPS, codec="lossless", keyframe_ev
 def export(archived: Path, folder: Path, request: ExportRequest, target: Path) -> Job:
     """Export as the page does, between commands in a hidden folder."""
     between = str(target.with_name(".between.building"))
-    commands = services.export_commands(services.load_subject(str(archived)), request, str(target), between)
-    return work(folder, *commands, scratch=[between])
+    commands = services.export_requests(services.load_subject(str(archived)), request, str(target), between)
+    return work(folder, *commands, scratch=(between,))
 
 
 def test_a_packed_chain_is_what_was_asked_and_leaves_nothing_else(archived: Path, tmp_path: Path) -> None:
@@ -375,16 +391,16 @@ def test_another_export_does_not_go_on_with_what_this_one_left(archived: Path, j
     for keyframe_every in (2, 4, 4):
         request = replace(REQUEST, packed=True, keyframe_every=keyframe_every)
         services.start_export(shown, request, target)
-    first, second, third = (request["scratch"] for request in jobs.started)
+    first, second, third = (work.scratch for work in jobs.started)
     assert first != second == third
 
 
 def test_an_unfinished_file_goes_with_its_job(archived: Path, tmp_path: Path) -> None:
     building = archived.parent / ".between.building"
     building.mkdir()
-    registry = JobRegistry(running.start_command, tmp_path / "jobs")
-    request = {"commands": [["verify", str(archived.parent / "none")]], "scratch": [str(building)]}
-    job = wait(registry.start("key", request))
+    registry = JobRegistry(job_services.start_request, tmp_path / "jobs")
+    missing = ["verify", str(archived.parent / "none")]
+    job = wait(registry.start(work_of(missing, scratch=(str(building),))))
     assert job.state == "failed"
     assert building.exists()
     registry.remove(job.job_id)
@@ -419,7 +435,7 @@ def test_what_a_plain_export_made_is_loaded_by_the_lines_that_are_shown(
     request = ExportRequest(
         kind="step", steps=(20,), weights_only=True, exact=True, layout="safetensors", without=("*.bias",)
     )
-    words = services.export_commands(services.load_subject(str(archive)), request, str(target), "")
+    words = services.export_requests(services.load_subject(str(archive)), request, str(target), "")
     made = services.made_by(jobs.put(*words, result=report.to_json()))
     assert made is not None
     assert (made.chain, made.n_tensors, made.relative_error) == (None, 1, 0.0)

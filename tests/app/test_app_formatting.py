@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from inshrink_app.widgets import formatting
+from inshrink_app.widgets import fmt
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from inshrink_app.widgets import formatting
     ],
 )
 def test_sizes_are_si_with_three_digits(n_bytes: float | None, text: str) -> None:
-    assert formatting.bytes_text(n_bytes) == text
+    assert fmt.size(n_bytes) == text
 
 
 @pytest.mark.parametrize(
@@ -36,27 +36,27 @@ def test_sizes_are_si_with_three_digits(n_bytes: float | None, text: str) -> Non
     ],
 )
 def test_values_have_three_digits(value: float, text: str) -> None:
-    assert formatting.value_text(value) == text
+    assert fmt.value(value) == text
 
 
 def test_ratios_shares_shapes_and_steps_read_as_a_person_writes_them() -> None:
-    assert formatting.ratio_text(14.23) == "14.2×"
-    assert formatting.ratio_text(1234.5) == "1234×"
-    assert formatting.ratio_text(None) == "–"
-    assert formatting.share_text(0.004) == "<1 %"
-    assert formatting.share_text(0.0) == "0 %"
-    assert formatting.shape_text(()) == "scalar"
-    assert formatting.shape_text((16, 1, 3)) == "16 × 1 × 3"
-    assert formatting.steps_text(()) == "no steps"
-    assert formatting.steps_text((1500,)) == "step 1,500"
-    assert formatting.compact_count(44_812) == "44.8 k"
-    assert [formatting.duration_text(t) for t in (0.4, 119, 219, 9000)] == ["0 s", "119 s", "4 min", "2.5 h"]
+    assert fmt.ratio(14.23) == "14.2×"
+    assert fmt.ratio(1234.5) == "1234×"
+    assert fmt.ratio(None) == "–"
+    assert fmt.share(0.004) == "<1 %"
+    assert fmt.share(0.0) == "0 %"
+    assert fmt.shape(()) == "scalar"
+    assert fmt.shape((16, 1, 3)) == "16×1×3"
+    assert fmt.steps(()) == "no steps"
+    assert fmt.steps((1500,)) == "step 1,500"
+    assert fmt.compact(44_812) == "44.8 k"
+    assert [fmt.duration(t) for t in (0.4, 119, 219, 9000)] == ["0 s", "119 s", "4 min", "2.5 h"]
 
 
 def test_long_names_lose_their_middle() -> None:
-    assert formatting.elide("short", 10) == "short"
-    assert formatting.elide("model.layers.31.mlp.weight", 11) == "model…eight"
-    assert len(formatting.elide("x" * 99, 30)) == 30
+    assert fmt.elided("short", 10) == "short"
+    assert fmt.elided("model.layers.31.mlp.weight", 11) == "model…eight"
+    assert len(fmt.elided("x" * 99, 30)) == 30
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_long_names_lose_their_middle() -> None:
     ["**bold**", "[x](http://evil)", "$x$", ":red[x]", "<b>", "a_b_", "`code`", "# x", "![i](u)", "~~x~~"],
 )
 def test_markdown_in_a_name_is_escaped(name: str) -> None:
-    escaped = formatting.markdown_text(name)
+    escaped = fmt.markdown(name)
     for sign in "*[]()$<>_`#~!:":
         assert escaped.count(sign) == escaped.count("\\" + sign)
     assert escaped.replace("\\", "").replace("\u2060", "") == name
@@ -72,10 +72,10 @@ def test_markdown_in_a_name_is_escaped(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["https://evil.example", "www.evil.example", "a@evil.example", ":smile:"])
 def test_links_and_icons_without_brackets_are_broken_up(name: str) -> None:
-    assert "\u2060" in formatting.markdown_text(name)
+    assert "\u2060" in fmt.markdown(name)
 
 
 @pytest.mark.parametrize("sign", ["\u202e", "\x1b", "\0", "\n", "\u200b", "\ud800"])
 def test_signs_that_could_forge_a_name_are_replaced(sign: str) -> None:
-    assert sign not in formatting.markdown_text(f"a{sign}b")
-    assert sign not in formatting.html_text(f"a{sign}b")
+    assert sign not in fmt.markdown(f"a{sign}b")
+    assert sign not in fmt.html(f"a{sign}b")

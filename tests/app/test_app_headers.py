@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import streamlit as st
 from inshrink_app import services
+from inshrink_app.model.subject import Subject
 from inshrink_app.services import headers, opening
-from inshrink_app.widgets.tables import Subject
 
 import inshrink_core
 from tests.app.builders import write_run

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import errno
 import json
+import shlex
 import time
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from inshrink_app.jobs.commands import PAGES
 from inshrink_app.jobs.files import JobFolder, JobRecord
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.registry import JobRegistry
-from inshrink_app.widgets.tables import Problem
+from inshrink_app.jobs.work import Work
+from inshrink_app.model.problem import Problem
 
-from tests.app.job_stubs import scripted
+from inshrink_core.plugins import VERBS, plugins
+from inshrink_core.request import request_of
+from tests.app.job_stubs import asked as request_asked
+from tests.app.job_stubs import scripted, work_of
 
 ECHO = """
 import json, sys
@@ -32,19 +36,20 @@ print(json.dumps(message), file=sys.stderr, flush=True)
 time.sleep(60)
 """
 CRASHING = "import sys; sys.stderr.write('Segmentation something'); sys.exit(5)"
+NAMING = "import json, sys; print(json.dumps({'text': sys.argv[1]}))"
 JOB_ID = "00000000deadbeef"
 
 
 def registry(folder: Path, script: str = ECHO) -> JobRegistry:
-    return JobRegistry(scripted(script), folder)
+    return JobRegistry(scripted(script), folder, load=load)
 
 
-def load(path: Path) -> object:
-    return json.loads(path.read_text())[-1]["text"]
+def load(job: Job) -> object:
+    return job.reports()[-1]["text"]
 
 
-def asked(text: object = "hello") -> dict[str, object]:
-    return {"commands": [["verify", json.dumps(text)]]}
+def asked(text: object = "hello", of: tuple[str, ...] = ()) -> Work:
+    return work_of(["verify", json.dumps(text)], of=of)
 
 
 def wait(job: Job) -> Job:
@@ -58,7 +63,7 @@ def leave(folder: Path, state: str = "running", **changes: object) -> JobFolder:
     """Leave what an explorer leaves that was killed."""
     kept = JobFolder(folder / JOB_ID)
     kept.make()
-    record = JobRecord(JOB_ID, '"key"', asked(), state, 3, 9, "step 3", 1e9, None, None)
+    record = JobRecord(JOB_ID, asked(), state, 3, 9, "step 3", 1e9, None, None)
     kept.write(record._replace(**changes))  # type: ignore[arg-type]
     return kept
 
@@ -68,7 +73,7 @@ def test_a_job_whose_explorer_was_killed_is_interrupted_and_goes_on_under_its_id
     jobs = registry(tmp_path)
     (job,) = jobs.jobs()
     assert (job.state, job.done, job.total, job.job_id) == ("interrupted", 3, 9, JOB_ID)
-    assert jobs.resume(JOB_ID, load) is job
+    assert jobs.resume(JOB_ID) is job
     wait(job)
     assert (job.state, job.result, job.job_id) == ("finished", "hello", JOB_ID)
     assert job.rows == [{"step": 1, "of": json.dumps("hello")}]
@@ -76,21 +81,25 @@ def test_a_job_whose_explorer_was_killed_is_interrupted_and_goes_on_under_its_id
 
 
 def test_a_restart_under_every_kind_of_job_interrupts_each_and_loses_none(tmp_path: Path) -> None:
-    verbs = {**PAGES, "compress --watch": ""}
-    for number, words in enumerate(map(str.split, verbs)):
-        commands = [[words[0], json.dumps(words[0]), *words[1:]], ["verify", json.dumps("then")]]
+    every = [request_of(verb) for verb in plugins(VERBS)]
+    kinds = [kind for one in every if one is not None for kind in (one, *one.modes().values())]
+    examples = [shlex.split(example)[1:] for kind in kinds for example in kind.EXAMPLES]
+    examples = [words for words in examples if words[0] not in ("ui", "run")]
+    assert len(examples) > 25
+    then = request_asked(["verify", json.dumps("then")])
+    for number, words in enumerate(examples):
         folder = JobFolder(tmp_path / f"{number:016x}")
         folder.make()
-        request = {"commands": commands[: 1 + number % 2], "shown": "/runs/a"}
-        record = JobRecord(folder.path.name, f'"{number}"', request, "running", 3, 9, "", 1e9, None, None)
-        folder.write(record)
-    jobs = registry(tmp_path)
-    assert [job.state for job in jobs.jobs()] == ["interrupted"] * len(verbs)
+        requests = [request_asked(words), then][: 1 + number % 2]
+        work = work_of(*requests, topic="jobs.all", shown="/runs/a", of=(str(number),))
+        folder.write(JobRecord(folder.path.name, work, "running", 3, 9, "", 1e9, None, None))
+    jobs = registry(tmp_path, NAMING)
+    assert [job.state for job in jobs.jobs()] == ["interrupted"] * len(examples)
     for job in jobs.jobs():
-        jobs.resume(job.job_id, load)
+        jobs.resume(job.job_id)
     for job in jobs.jobs():
         wait(job)
-        assert (job.state, job.result) == ("finished", "then" if len(job.commands) > 1 else job.verb)
+        assert (job.state, job.result) == ("finished", "verify" if len(job.requests) > 1 else job.verb)
 
 
 def test_a_job_that_no_folder_can_be_made_for_says_so_and_can_be_tried_again(
@@ -99,14 +108,14 @@ def test_a_job_that_no_folder_can_be_made_for_says_so_and_can_be_tried_again(
     jobs, make = registry(tmp_path / "full"), JobFolder.make
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(JobFolder, "make", Mock(side_effect=full))
-    job = jobs.start("key", asked(), load)
+    job = jobs.start(asked())
     assert job.state == "failed"
     assert job.problem is not None
     assert "No space left on device" in job.problem.what
     assert "free some space" in job.problem.remedy
     assert jobs.jobs() == (job,)
     monkeypatch.setattr(JobFolder, "make", make)
-    jobs.resume(job.job_id, load)
+    jobs.resume(job.job_id)
     assert (wait(job).state, job.result) == ("finished", "hello")
 
 
@@ -117,28 +126,29 @@ def test_a_result_that_cannot_be_kept_says_so_and_the_job_can_be_tried_again(
     with monkeypatch.context() as system:
         full = OSError(errno.ENOSPC, "No space left on device")
         system.setattr(Path, "write_text", Mock(side_effect=full))
-        job = wait(jobs.start("key", asked(), load))
+        job = wait(jobs.start(asked()))
     assert job.state == "failed"
     assert job.problem is not None
     assert job.problem.what == "the work is done, but its result cannot be kept: No space left on device"
     assert "free some space" in job.problem.remedy
-    jobs.resume(job.job_id, load)
+    jobs.resume(job.job_id)
     assert (wait(job).state, job.result) == ("finished", "hello")
 
 
 def test_a_finished_job_is_there_after_a_restart_with_its_result(tmp_path: Path) -> None:
-    wait(registry(tmp_path).start(("a", "b"), asked([1, 2]), load))
+    wait(registry(tmp_path).start(asked([1, 2])))
     again = registry(tmp_path)
-    job = again.get(("a", "b"), load)
+    job = again.get(asked([1, 2]))
     assert job is not None
     assert (job.state, job.result) == ("finished", [1, 2])
-    assert again.start(("a", "b"), asked("other"), load) is job
+    assert again.start(asked([1, 2])) is job
+    assert again.start(asked([1, 2], of=("changed",))) is not job
 
 
 def test_a_kept_result_that_cannot_be_read_counts_as_none(tmp_path: Path) -> None:
-    job = wait(registry(tmp_path).start("key", asked(1), load))
+    job = wait(registry(tmp_path).start(asked(1)))
     (tmp_path / job.job_id / "result").write_text("cut o")
-    assert registry(tmp_path).get("key", load) is None
+    assert registry(tmp_path).get(asked(1)) is None
 
 
 def test_a_job_of_another_explorer_is_seen_at_work_and_left_alone(tmp_path: Path) -> None:
@@ -149,7 +159,7 @@ def test_a_job_of_another_explorer_is_seen_at_work_and_left_alone(tmp_path: Path
     assert job.is_running
     assert job.is_elsewhere
     jobs.stop(job)
-    jobs.resume(JOB_ID, load)
+    jobs.resume(JOB_ID)
     assert job.is_running
     record = kept.read()
     assert record is not None
@@ -168,8 +178,8 @@ def test_a_job_of_another_explorer_is_seen_at_work_and_left_alone(tmp_path: Path
         b"\xff\xfe",
         b'{"job_id": "x"}',
         json.dumps({"job_id": JOB_ID, "state": "eternal"}).encode(),
-        json.dumps({"job_id": JOB_ID, "state": "running", "request": ["task"]}).encode(),
-        json.dumps({"job_id": JOB_ID, "state": "running", "request": {"commands": [["verify"]]}}).encode(),
+        json.dumps({"job_id": JOB_ID, "state": "running", "work": ["task"]}).encode(),
+        json.dumps({"job_id": JOB_ID, "state": "running", "work": {"documents": [["verify"]]}}).encode(),
         b"[" * 100_000,
     ],
 )
@@ -192,7 +202,7 @@ def test_other_files_among_the_jobs_are_passed_over(tmp_path: Path) -> None:
 
 def test_a_worker_that_will_not_end_is_killed_within_two_seconds(tmp_path: Path) -> None:
     jobs = registry(tmp_path, STUBBORN)
-    job = jobs.start("key", asked(), load)
+    job = jobs.start(asked())
     deadline = time.monotonic() + 60
     while not job.total and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -203,7 +213,7 @@ def test_a_worker_that_will_not_end_is_killed_within_two_seconds(tmp_path: Path)
 
 
 def test_what_a_worker_wrote_before_it_died_stands_in_the_details(tmp_path: Path) -> None:
-    job = wait(registry(tmp_path, CRASHING).start("key", asked(), load))
+    job = wait(registry(tmp_path, CRASHING).start(asked()))
     assert job.problem is not None
     assert "Segmentation something" in job.problem.detail
     kept = registry(tmp_path).jobs()[0]
@@ -212,14 +222,14 @@ def test_what_a_worker_wrote_before_it_died_stands_in_the_details(tmp_path: Path
 
 def test_an_ended_job_can_be_removed_with_everything_kept_of_it(tmp_path: Path) -> None:
     jobs = registry(tmp_path)
-    job = wait(jobs.start("key", asked(1), load))
+    job = wait(jobs.start(asked(1)))
     jobs.remove(job.job_id)
     assert jobs.jobs() == ()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_was_told_of_a_result_is_there_after_a_restart(tmp_path: Path) -> None:
-    job = wait(registry(tmp_path).start("key", asked(), load))
+    job = wait(registry(tmp_path).start(asked()))
     (again,) = registry(tmp_path).jobs()
     assert again.told() == job.rows
     (tmp_path / job.job_id / "rows.jsonl").write_text('{"step": 1}\n{"step"')
@@ -228,11 +238,11 @@ def test_what_was_told_of_a_result_is_there_after_a_restart(tmp_path: Path) -> N
 
 def test_asking_again_makes_a_new_job_and_keeps_the_old(tmp_path: Path) -> None:
     jobs = registry(tmp_path)
-    first = wait(jobs.start("key", asked(1), load))
-    second = wait(jobs.start("key", asked(2), load, again=True))
+    first = wait(jobs.start(asked(1)))
+    second = wait(jobs.start(asked(1), again=True))
     assert {job.job_id for job in jobs.jobs()} == {first.job_id, second.job_id}
-    assert jobs.get("key", load) is second
-    assert jobs.newest("key", "finished") is second
+    assert jobs.get(asked(1)) is second
+    assert jobs.newest("archive", "verify", "", "finished") is second
 
 
 def test_the_log_is_bounded_and_on_single_lines(tmp_path: Path) -> None:

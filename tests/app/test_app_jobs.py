@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 from inshrink_app.jobs.follow import what_is_left
-from inshrink_app.jobs.registry import Job, JobRegistry
-from inshrink_app.widgets.tables import Problem
+from inshrink_app.jobs.job import Job
+from inshrink_app.jobs.registry import JobRegistry
+from inshrink_app.jobs.work import Own, Work, report_of
+from inshrink_app.model.problem import Problem
 
-from tests.app.job_stubs import scripted
+from inshrink_core.request import Request
+from inshrink_core.verbs.compress import Compress
+from tests.app.job_stubs import asked, scripted, work_of
 
 TELL = """
 import json, os, sys, time
@@ -33,11 +37,19 @@ FINDING = TELL + "print(json.dumps({'text': 'found', 'error': {'message': 'a che
 DYING = "import os; os._exit(9)"
 BABBLING = "print('this is no JSON', flush=True)"
 EMPTY_HANDED = "pass"
+MAKING = (
+    TELL
+    + """
+if sys.argv[1] == "compress":
+    open(sys.argv[4], "w").close()
+print(json.dumps({"text": sys.argv[2]}))
+"""
+)
 
 
 def registry(script: str) -> JobRegistry:
     """Return a registry whose commands are a few lines of Python."""
-    return JobRegistry(scripted(script))
+    return JobRegistry(scripted(script), load=text_of)
 
 
 def wait(job: Job, seconds: float = 60) -> Job:
@@ -48,13 +60,17 @@ def wait(job: Job, seconds: float = 60) -> Job:
     return job
 
 
-def text_of(path: Path) -> str:
-    return str(json.loads(path.read_text())[-1]["text"])
+def text_of(job: Job) -> str:
+    return str(job.reports()[-1]["text"])
 
 
-def start(jobs: JobRegistry, key: str = "key", *more: list[str]) -> Job:
-    """Start a job whose result is the text of its last command."""
-    return jobs.start(key, {"commands": [*more, ["verify", "result"]]}, text_of)
+def asking(key: str = "key") -> Work:
+    """Return work whose result is the text of its last request."""
+    return work_of(["verify", "result"], of=(key,))
+
+
+def start(jobs: JobRegistry, key: str = "key") -> Job:
+    return jobs.start(asking(key))
 
 
 def test_a_finished_job_has_its_result_and_its_progress() -> None:
@@ -70,8 +86,8 @@ def test_the_same_question_is_worked_on_once() -> None:
     assert start(jobs) is first
     wait(first)
     assert start(jobs) is first
-    assert jobs.get("key") is first
-    assert jobs.get("other") is None
+    assert jobs.get(asking()) is first
+    assert jobs.get(asking("other")) is None
 
 
 def test_a_check_that_failed_is_a_result() -> None:
@@ -82,33 +98,45 @@ def test_a_check_that_failed_is_a_result() -> None:
 def test_commands_run_one_after_the_other_and_what_they_made_for_each_other_goes(tmp_path: Path) -> None:
     script = TELL + "open(sys.argv[2], 'a').write('x'); tell(1, 2); print(json.dumps({'text': sys.argv[2]}))"
     between, target = tmp_path / "between", tmp_path / "target"
-    jobs = JobRegistry(scripted(script))
-    commands = [["compress", str(between)], ["export", str(target)]]
-    job = wait(jobs.start("key", {"commands": commands, "scratch": [str(between)]}, text_of))
+    words = [["verify", str(between)], ["verify", str(target)]]
+    job = wait(registry(script).start(work_of(*words, scratch=(str(between),))))
     assert (job.state, job.result, job.fraction) == ("finished", str(target), 1.0)
     assert (between.exists(), target.exists()) == (False, True)
 
 
 def test_a_job_may_keep_files_in_a_folder_of_its_own(tmp_path: Path) -> None:
-    jobs = JobRegistry(scripted(WELL_BEHAVED), tmp_path)
-    job = wait(jobs.start("key", {"commands": [["bench", "{job}/points"]]}, text_of))
-    assert job.result == str(tmp_path / job.job_id / "points")
+    jobs = JobRegistry(scripted(MAKING), tmp_path, load=text_of)
+    requests = [Compress("run", Own("points"), config=report_of(0)), asked(["verify", "made"])]
+    job = wait(jobs.start(work_of(*requests, scratch=(Own("points"),))))
+    made, config = (str(tmp_path / job.job_id / name) for name in ("points", "report-0.json"))
+    assert job.requests[0] == Compress("run", made, config=config)
+    assert (job.result, Path(made).exists()) == ("made", False)
+    assert json.loads(Path(config).read_text()) == {"text": "run"}
+
+
+def test_a_name_in_the_folder_of_a_job_leads_nowhere_else(tmp_path: Path) -> None:
+    work = work_of(Compress("run", Own("../../out")))
+    assert work.requests(tmp_path) == (Compress("run", str(tmp_path / "out")),)
 
 
 def test_a_comparison_that_goes_on_measures_no_step_again() -> None:
+    def left(words: list[str], told: list[dict[str, Any]]) -> list[str] | None:
+        found: Request[Any] | None = what_is_left(asked(words), told)
+        return None if found is None else found.words()
+
     words = ["compare", "a.inshrink", "--against", "run", "--steps", "10,20,30"]
     told = [{"of": "a.inshrink", "step": 10}, {"of": "b.inshrink", "step": 20}]
-    assert what_is_left(words, told) == [*words[:-1], "20,30"]
-    assert what_is_left(words, [{"of": "a.inshrink", "step": step} for step in (10, 20, 30)]) is None
+    assert left(words, told) == [*words[:-1], "20,30"]
+    assert left(words, [{"of": "a.inshrink", "step": step} for step in (10, 20, 30)]) is None
     several = ["compare", "a.inshrink", "b.inshrink", "c.inshrink", "--against", "run", "--steps", "10,20"]
-    assert what_is_left(several, told[:1]) == several
-    assert what_is_left(several, told) == ["compare", *several[2:]]
-    assert what_is_left(several, [*told, {"of": "c.inshrink", "step": 10}]) == ["compare", *several[2:]]
-    assert what_is_left(["verify", "a.inshrink"], told) == ["verify", "a.inshrink"]
+    assert left(several, told[:1]) == several
+    assert left(several, told) == ["compare", *several[2:]]
+    assert left(several, [*told, {"of": "c.inshrink", "step": 10}]) == ["compare", *several[2:]]
+    assert left(["verify", "a.inshrink"], told) == ["verify", "a.inshrink"]
 
 
 def test_the_remaining_time_leaves_out_what_it_took_to_begin() -> None:
-    job = Job(state="running", started_at=time.time() - 100)
+    job = Job(asking(), state="running", started_at=time.time() - 100)
     job.advance(1, 11, "trial 1")
     assert job.seconds_left is None
     assert job._pace_from is not None
@@ -134,19 +162,18 @@ def test_a_worker_that_ends_without_a_result_fails_in_words(script: str) -> None
 
 
 def test_a_result_that_cannot_be_loaded_fails_in_words() -> None:
-    jobs = registry(WELL_BEHAVED)
-    job = wait(jobs.start("key", {"commands": [["verify", "x"]]}, lambda path: json.loads("no JSON")))
+    job = wait(start(JobRegistry(scripted(WELL_BEHAVED), load=lambda _: json.loads("no JSON"))))
     assert job.state == "failed"
 
 
 def test_a_cancelled_job_ends_its_process_within_two_seconds() -> None:
     jobs = registry(STUCK)
     job = start(jobs)
-    jobs.cancel("key")
+    jobs.stop(job)
     assert job.state == "cancelled"
     assert job.process.wait(2) != 0
-    jobs.forget("key")
-    assert jobs.get("key") is None
+    jobs.remove(job.job_id)
+    assert jobs.get(asking()) is None
 
 
 def test_a_failed_job_can_be_started_anew() -> None:
@@ -162,7 +189,7 @@ def test_results_of_older_jobs_leave_memory_and_are_read_again(monkeypatch: pyte
     wait(start(jobs, "b"))
     wait(start(jobs, "c"))
     assert first.result is None
-    again = jobs.get(json.loads(first.key), text_of)
+    again = jobs.get(asking("a"))
     assert again is first
     assert again.result == "result"
 
@@ -188,11 +215,11 @@ def test_jobs_beyond_the_bound_wait_their_turn_in_the_order_they_were_asked_for(
 def test_a_queued_job_can_be_cancelled_before_it_begins_and_asked_for_again(tmp_path: Path) -> None:
     jobs = JobRegistry(scripted(STUCK), tmp_path, most=1)
     first, second, third = (start(jobs, key) for key in "abc")
-    jobs.cancel("b")
+    jobs.stop(second)
     assert (second.state, second.process, jobs.place(second)) == ("cancelled", None, None)
     assert json.loads((tmp_path / second.job_id / "job.json").read_text())["state"] == "cancelled"
     assert jobs.place(third) == 1
-    assert jobs.resume(second.job_id, text_of) is second
+    assert jobs.resume(second.job_id) is second
     assert (second.state, jobs.place(second)) == ("queued", 2)
     for job in (second, third, first):
         jobs.stop(job)
@@ -211,14 +238,14 @@ def test_a_queued_job_is_interrupted_by_the_end_of_its_explorer(tmp_path: Path) 
     second.folder.release_lock()
     assert other.find(second.job_id) is seen
     assert seen.state == "interrupted"
-    assert other.resume(second.job_id, text_of) is seen
+    assert other.resume(second.job_id) is seen
     assert seen.state == "running"
     other.stop(seen)
     jobs.stop(first)
 
 
 def test_a_job_that_the_system_does_not_start_fails_in_words_and_lets_the_next_one_in(tmp_path: Path) -> None:
-    def refuse(words: object, is_trusted: object) -> Any:
+    def refuse(file: object, trusted: object) -> Any:
         raise OSError(11, "Resource temporarily unavailable")
 
     jobs = JobRegistry(refuse, tmp_path, most=1)

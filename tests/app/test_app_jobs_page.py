@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from inshrink_app.jobs.files import JobFolder
-from inshrink_app.widgets.tables import Problem
+from inshrink_app.model.problem import Problem
 
 from tests.app.builders import button, explorer, texts
 from tests.app.job_stubs import StubJobs, archived, archived_template, jobs
@@ -85,7 +85,7 @@ def test_jobs_about_files_outside_of_the_roots_are_not_shown(root: Path, jobs: S
     jobs.put(["verify", "/etc/secret.inshrink"])
     jobs.put(["compare", str(root / "a"), "--against", "/etc/secret.inshrink"], state="interrupted")
     jobs.put(["compare", str(root / "a"), "--evaluator", "/etc/secret.py:evaluate"], state="interrupted")
-    jobs.put(["export", str(root / "a"), "--pack", str(root / "b")], scratch=["/etc/secret"])
+    jobs.put(["export", str(root / "a"), "--pack", str(root / "b")], scratch=("/etc/secret",))
     app = explorer("jobs")
     assert "secret" not in texts(app)
     assert "No jobs yet" in texts(app)
@@ -128,9 +128,7 @@ def test_the_job_of_the_link_has_its_details_open_until_another_is_chosen(
 def test_a_page_leads_to_the_results_of_its_own_jobs(archived: Path, jobs: StubJobs) -> None:
     archive = str(archived.with_name("run.inshrink"))
     early, late = (
-        jobs.put(
-            ["compare", archive, "--against", str(archived), "--steps", step], key=step, shown=str(archived)
-        )
+        jobs.put(["compare", archive, "--against", str(archived), "--steps", step], shown=str(archived))
         for step in ("10,20", "30,40")
     )
     jobs.put(["verify", archive], shown=str(archived))

@@ -164,7 +164,7 @@ def test_what_is_loaded_ahead_is_code_alone(root: Path) -> None:
         "launch._server_is_up = lambda: True\n"
         "launch._load_ahead()\n"
         f"assert not [path for path in touched if path.startswith({str(root)!r})]\n"
-        "ahead = {'inshrink_app.pages.sensitivity.cells', 'inshrink_app.services', 'pandas'}\n"
+        "ahead = {'inshrink_app.pages.sensitivity.view', 'inshrink_app.services', 'pandas'}\n"
         "assert ahead <= set(sys.modules)\n"
         "assert not {'torch', 'numba'} & set(sys.modules)\n"
     )
@@ -220,14 +220,14 @@ def test_the_engine_is_imported_by_packages_that_may_and_never_while_a_module_lo
             if any(name.split(".")[0] == "inshrink_core" and name not in LIGHT for name in names):
                 importers.add(path.relative_to(APP).parts[0])
                 assert node not in tree.body or path.name == "launch.py", f"{path}:{node.lineno}"
-    assert importers <= {"jobs", "pages", "services", "widgets", "launch.py"}
+    assert importers <= {"jobs", "model", "pages", "services", "widgets", "launch.py"}
 
 
 def test_no_module_of_the_explorer_loads_torch() -> None:
     names = [
         ".".join(("inshrink_app", *path.relative_to(APP).with_suffix("").parts))
         for path in modules()
-        if path.name not in ("main.py", "view.py", "__init__.py")
+        if path.name not in ("main.py", "__init__.py")
     ]
     code = f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\n"
     code += "sys.exit('torch' in sys.modules)"
@@ -243,10 +243,8 @@ def test_figures_and_plain_modules_know_nothing_of_streamlit() -> None:
     figures = [path for path in modules() if "figure" in path.name or path.name == "heatmap.py"]
     plain = [
         *(APP / "jobs").glob("*.py"),
-        *(
-            APP / f"{name}.py"
-            for name in ("theme", "server/roots", "server/recent", "widgets/formatting", "widgets/tables")
-        ),
+        *(APP / "model").glob("*.py"),
+        *(APP / f"{name}.py" for name in ("theme", "server/roots", "server/recent", "widgets/fmt")),
     ]
     assert len(figures) > 5
     for path in (*figures, *plain):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from inshrink_app import services
+from inshrink_app.model.problem import ServiceError
 from inshrink_app.server import roots
 from inshrink_app.services import archives, opening
-from inshrink_app.widgets.tables import ServiceError
 
 from tests.app.builders import SAMPLE, linked, texts, write_run
 from tests.app.job_stubs import archived, archived_template

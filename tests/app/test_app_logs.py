@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from inshrink_app import services
+from inshrink_app.model.problem import ServiceError
 from inshrink_app.services import LogChoice
 from inshrink_app.services.inside import dropped_folder
-from inshrink_app.widgets import curves
-from inshrink_app.widgets.tables import ServiceError
+from inshrink_app.widgets import figures
 from streamlit.testing.v1 import AppTest
 
-from tests.app.builders import button, charts, explorer, texts, write_run
+from tests.app.builders import button, charts, explorer, texts, visit, write_run
 
 TABLE = "epoch;wall_time;val/loss;acc\n10;1;0.5;0.1\n20;2;0.25;0.2\n30;3;nan;0.3\n"
 
@@ -70,10 +70,10 @@ def test_columns_are_guessed_previewed_and_used(run: Path) -> None:
 def test_a_link_brings_its_metrics_and_other_pages_keep_them(run: Path) -> None:
     app = explorer("overview", run=str(run), log=choice(run, "acc").text)
     assert has_curves(app)
-    app.switch_page("pages/export/view.py").run()
+    visit(app, "export").run()
     assert not app.exception
     assert app.query_params["log"] == choice(run, "acc").text
-    app.switch_page("pages/overview/view.py").run()
+    visit(app, "overview").run()
     assert has_curves(app)
 
 
@@ -122,8 +122,8 @@ def test_of_very_many_values_those_that_show_are_drawn_and_the_page_says_so(run:
     (run / "tb" / "long.csv").write_text("\n".join(["step,acc", *lines]))
     said = LogChoice(str(run / "tb" / "long.csv"), "step", ("acc",)).text
     shown = services.with_log(services.load_subject(str(run)), said)
-    (drawn,) = curves.log_figure(shown.log).data
-    assert len(drawn.x) < 3 * curves.WIDTH
+    (drawn,) = figures.log_figure(shown.log).data
+    assert len(drawn.x) < 3 * figures.CURVE_PARTS
     assert max(drawn.y) == 9
     app = explorer("overview", run=str(run), log=said)
     assert not app.exception

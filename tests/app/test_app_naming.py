@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from inshrink_app import services
-from inshrink_app.widgets.tables import ServiceError
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.pages.overview import shrinking
 from streamlit.testing.v1 import AppTest
 
 from tests.app.builders import button, explorer, open_panel, texts
@@ -71,7 +72,7 @@ def test_a_run_with_a_rule_is_one_in_every_service(run: Path) -> None:
     assert (shown.path, shown.place, shown.name) == (run / PATTERN, run, "run")
     assert services.load_subject(str(run)).steps == (7,)
     assert services.default_folder(shown) == run.parent
-    assert services.goals_words(shown)[1] == str(run / PATTERN)
+    assert shrinking.goals_request(shown).run == str(run / PATTERN)
     services.look_again(shown.path)
     with pytest.raises(ServiceError, match="outside"):
         services.load_subject(str(run / ".." / ".." / PATTERN))

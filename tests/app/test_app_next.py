@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.jobs.commands import page_of, python_text
+from inshrink_app.jobs.printed import python_text
+from inshrink_app.pages.archive import reporting
 
 import inshrink_core
-from tests.app.builders import button, explorer, texts
+from tests.app.builders import button, explorer, texts, visit
 from tests.app.job_stubs import StubJobs, archived, archived_template, jobs, work
 from tests.app.test_app_compare import with_evaluator
 
@@ -36,7 +37,7 @@ def test_a_page_ends_with_the_next_step(archived: Path, jobs: StubJobs, page: st
 def test_the_goal_goes_along_to_export(archived: Path, jobs: StubJobs) -> None:
     app = explorer("overview", run=str(archived), goal="exact")
     app.button(key="next.export").click().run()
-    app.switch_page("pages/export/view.py").run()
+    visit(app, "export").run()
     assert next(box for box in app.selectbox if box.label == "Codec").value == "lossless"
 
 
@@ -44,7 +45,6 @@ def test_the_archive_that_was_exported_goes_along_to_compare(archived: Path, job
     made = archived.with_name("run.inshrink")
     jobs.put(
         ["compress", str(archived), "-o", str(made)],
-        key=("export", str(archived)),
         shown=str(archived),
         result={"relative_error": 0.0},
     )
@@ -73,9 +73,7 @@ def test_the_restore_cost_of_an_archive_is_that_of_its_newest_comparison(
     compress(archived, target)
     chain = services.chain_of(str(target))
     assert quality.archive_fact(chain)[1:3] == ("–", "not measured; compare it")
-    job = jobs.put(
-        ["compare", str(target), "--against", str(archived)], key=("compare", "", f"{target} {chain.nbytes} ")
-    )
+    job = jobs.put(["compare", str(target), "--against", str(archived)], of=(f"{target} {chain.nbytes}",))
     job.rows.append(comparison(of=str(target)))
     assert quality.archive_fact(chain)[1:3] == ("0.4 %", "of the loss, measured on 1 step, above 0.3 %")
     job.rows[0]["restore_cost"] = None
@@ -87,10 +85,9 @@ def test_a_report_is_written_by_a_job_with_what_is_known(archived: Path, jobs: S
     button(app, "Write the report").click().run()
     assert not app.exception
     archive, target = archived.with_name("run.inshrink"), archived.with_name("run-report.html")
-    words = ["report", str(archive), "--out", str(target), "--against", str(archived)]
-    assert jobs.last == words
-    assert page_of([words]) == "archive"
-    assert "inshrink_core.verbs.report(" in python_text([words])
+    assert jobs.last == ["report", str(archive), "--out", str(target), "--against", str(archived)]
+    assert jobs.started[-1].page == "archive"
+    assert "inshrink_core.verbs.report(" in python_text(jobs.started[-1].requests(None))
 
 
 def test_a_real_report_has_the_comparison_of_several_archives_that_a_job_has_made(
@@ -102,10 +99,10 @@ def test_a_real_report_has_the_comparison_of_several_archives_that_a_job_has_mad
     shown, chain = services.load_subject(str(archived)), services.chain_of(str(other))
     paths = [archived.with_name("run.inshrink"), other]
     judge = services.evaluator_of(shown)
-    words = services.compare_words(shown, paths, shown.steps, judge)
+    words = services.comparison(shown, paths, shown.steps, judge)
     compared = work(tmp_path / "jobs", words, shown=str(archived), trusted=judge.trusted)
     assert (compared.state, compared.problem) == ("finished", None)
-    written = work(tmp_path / "jobs2", services.report_words(chain, shown, str(target)), shown=str(other))
+    written = work(tmp_path / "jobs2", reporting.report_request(chain, shown, str(target)), shown=str(other))
     assert (written.state, written.problem) == ("finished", None)
     told = target.read_text()
     assert "Restored against original" in told
@@ -127,9 +124,9 @@ def test_a_report_has_the_metrics_that_were_chosen_for_the_run(archived: Path, j
 def test_a_real_report_is_handed_over(archived: Path, jobs: StubJobs) -> None:
     chain = services.chain_of(str(archived.with_name("run.inshrink")))
     original, target = services.load_subject(str(archived)), archived.with_name("told.html")
-    words = services.report_words(chain, original, str(target))
+    words = reporting.report_request(chain, original, str(target))
     assert work(archived.parent.parent / "jobs", words, shown=str(chain.path)).state == "finished"
-    jobs.put(words, key=("report", *chain.state), shown=str(chain.path), result={"output": str(target)})
+    jobs.put(words, of=tuple(chain.state), shown=str(chain.path), result={"output": str(target)})
     app = explorer("archive", run=str(archived))
     assert str(target) in texts(app)
     assert any("Download told" in str(link.proto.label) for link in app.get("link_button"))

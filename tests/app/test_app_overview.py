@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from inshrink_app import services
-from inshrink_app.widgets.formatting import bytes_text, share_text
+from inshrink_app.widgets import fmt
 from streamlit.testing.v1 import AppTest
 
 from tests.app.builders import (
@@ -120,13 +120,13 @@ def test_overview_tells_the_disk_saved_and_the_worst_drop_of_the_newest_comparis
     assert told["Archive"][1] == (
         "saves nothing"
         if facts.nbytes >= facts.raw_bytes
-        else f"saves {bytes_text(facts.raw_bytes - facts.nbytes)}, "
-        + share_text(1 - facts.nbytes / facts.raw_bytes)
+        else f"saves {fmt.size(facts.raw_bytes - facts.nbytes)}, "
+        + fmt.share(1 - facts.nbytes / facts.raw_bytes)
     )
     row = {"step": 20, "original": 2.0, "restored": 2.1, "drop": 0.05, "divergence": None, "metric": "loss"}
     row |= {"stale_drop": None, "stale_divergence": None, "direction": "lower", "n": None}
-    key = ("compare", "", f"{facts.path} {facts.nbytes} 40")
-    job = jobs.put(["compare", str(facts.path), "--against", str(archived)], key=key)
+    of = (f"{facts.path} {facts.nbytes}",)
+    job = jobs.put(["compare", str(facts.path), "--against", str(archived)], of=of)
     job.rows.append(row | {"of": str(facts.path)})
     app = explorer("overview", run=str(archived))
     told = {metric.label: (metric.value, metric.delta) for metric in app.metric}

@@ -21,6 +21,7 @@ from tests.app.builders import (
     subject,
     tables,
     texts,
+    visit,
     write_run,
 )
 
@@ -70,7 +71,7 @@ def test_the_run_survives_a_change_of_page(root: Path) -> None:
     write_run(root / "run")
     app = explorer("overview", run=str(root / "run"))
     app.query_params.clear()
-    app.switch_page("pages/open/view.py").run()
+    visit(app, "open").run()
     assert app.query_params["run"] == str(root / "run")
 
 
@@ -103,7 +104,7 @@ def test_a_run_whose_files_vanish_or_change_while_it_is_open_is_told_of(root: Pa
 
 def test_two_tabs_show_two_runs_and_neither_follows_the_other(root: Path) -> None:
     tabs = [explorer("overview", run=str(write_run(root / name))) for name in ("one", "two")]
-    tabs[1].switch_page("pages/export/view.py").run()
+    visit(tabs[1], "export").run()
     for _ in range(2):
         for tab, name in zip(tabs, ("one", "two"), strict=True):
             tab.run()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from inshrink_app import services
 from inshrink_app.jobs.job import Job
-from inshrink_app.services import running
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.services import jobs as job_services
 from inshrink_app.services.rehearsing import rehearsal_so_far
-from inshrink_app.widgets.tables import ServiceError
 
 from tests.app.builders import SAMPLE, button, charts, explorer, texts
 
@@ -49,7 +49,7 @@ def test_a_rehearsal_on_the_page_really_trains_and_restores_every_bit_losslessly
     app.run()
     button(app, "Rehearse").click().run()
     assert not app.exception
-    (job,) = running.jobs().jobs()
+    (job,) = job_services.registry().jobs()
     assert job.verb == "rehearse"
     wait_for(job)
 

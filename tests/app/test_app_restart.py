@@ -15,13 +15,11 @@ from pathlib import Path
 import pytest
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.jobs.commands import steps_words
-from inshrink_app.jobs.job import load_last
-from inshrink_app.services import running
+from inshrink_app.services import jobs as job_services
 
 import inshrink_core
 from tests.app.builders import SAMPLE, button, explorer, texts
-from tests.app.job_stubs import STEPS, archived, archived_template, wait
+from tests.app.job_stubs import STEPS, archived, archived_template, wait, work_of
 
 __all__ = ["archived", "archived_template"]
 
@@ -38,9 +36,10 @@ def evaluate(state):
 """
 SERVER = """
 import json, sys, time
-from inshrink_app.services import running
+from inshrink_app.jobs.work import Work
+from inshrink_app.services import jobs as job_services
 
-jobs = [running.jobs().start(request["commands"], request) for request in json.loads(sys.argv[1])]
+jobs = [job_services.registry().start(Work.from_json(one)) for one in json.loads(sys.argv[1])]
 while not all(job.process for job in jobs):
     time.sleep(0.01)
 print(json.dumps([job.process.pid for job in jobs]), flush=True)
@@ -80,14 +79,23 @@ def test_commands_that_are_cut_off_are_told_leave_whole_files_and_go_on_where_th
     judge = services.evaluator_of(shown)
     assert judge is not None
     made = archived.with_name("made.inshrink")
-    compress = ["compress", str(SAMPLE), "-o", str(made), *steps_words(WRITTEN), "--codec", "lossless"]
-    asked = services.SearchRequest(codec="uniform", strategy="grid", budget=1, steps=STEPS[:1])
-    requests = [
-        {"commands": [compress]},
-        {"commands": [services.search_words(shown, asked, judge, "")], "trusted": judge.trusted},
+    compress = [
+        "compress",
+        str(SAMPLE),
+        "-o",
+        str(made),
+        "--steps",
+        ",".join(map(str, WRITTEN)),
+        "--codec",
+        "lossless",
     ]
+    asked = services.SearchRequest(codec="uniform", strategy="grid", budget=1, steps=STEPS[:1])
+    searching = services.search_request(shown, asked, judge)
+    work = [work_of(compress), work_of(searching, trusted=judge.trusted)]
     with subprocess.Popen(
-        [sys.executable, "-c", SERVER, json.dumps(requests)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SERVER, json.dumps([one.to_json() for one in work])],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as server:
         assert server.stdout is not None
         pids = json.loads(server.stdout.readline())
@@ -96,7 +104,7 @@ def test_commands_that_are_cut_off_are_told_leave_whole_files_and_go_on_where_th
         server.kill()
 
     # The explorer was killed: its commands end by themselves.
-    jobs = {job.verb: job for job in running.jobs().jobs()}
+    jobs = {job.verb: job for job in job_services.registry().jobs()}
     assert {job.state for job in jobs.values()} == {"interrupted"}
     app = explorer("jobs")
     assert "Interrupted" in texts(app)
@@ -108,7 +116,7 @@ def test_commands_that_are_cut_off_are_told_leave_whole_files_and_go_on_where_th
     assert kept == WRITTEN[: len(kept)] != WRITTEN
     assert inshrink_core.verify(made).ok
     for verb in jobs:
-        running.jobs().resume(jobs[verb].job_id, load_last)
+        job_services.registry().resume(jobs[verb].job_id)
 
     # A command is killed: the explorer goes on.
     job = jobs["compress"]
@@ -121,7 +129,7 @@ def test_commands_that_are_cut_off_are_told_leave_whole_files_and_go_on_where_th
     assert "ended before it was done" in texts(app)
     assert inshrink_core.verify(made).ok
     button(app, "Try again").click().run()
-    (again,) = (one for one in running.jobs().jobs() if one.verb == "compress")
+    (again,) = (one for one in job_services.registry().jobs() if one.verb == "compress")
     assert wait(again).state == "finished", again.log_text()
     assert inshrink_core.open(made).steps == WRITTEN
     assert inshrink_core.verify(made).ok

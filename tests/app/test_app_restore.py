@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from inshrink_app import services
-from inshrink_app.services import running
-from inshrink_app.widgets.tables import ServiceError
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.services import jobs as job_services
 
 from tests.app.builders import button, explorer, texts
 from tests.app.job_stubs import archived, archived_template
@@ -26,7 +26,7 @@ def test_a_step_is_restored_to_a_folder_and_its_digests_are_shown(archived: Path
     assert target == archived.parent / "run-step-20"
     button(app, "Restore").click().run()
     assert not app.exception
-    (job,) = running.jobs().jobs()
+    (job,) = job_services.registry().jobs()
     ends = time.monotonic() + SECONDS
     while job.is_running and time.monotonic() < ends:
         time.sleep(0.1)

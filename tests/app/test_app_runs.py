@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from inshrink_app import services
+from inshrink_app.pages.open import shelf
 from inshrink_app.services import catalog
 from streamlit.testing.v1 import AppTest
 
@@ -50,7 +51,7 @@ def test_the_table_is_filtered_by_name(archived: Path, jobs: StubJobs) -> None:
     app.text_input(key="runs.filter").set_value("OTHER").run()
     assert len(app.dataframe[0].value) == 1
     app.text_input(key="runs.filter").set_value("nothing").run()
-    assert "None has this text in its name" in texts(app)
+    assert "No name contains this text" in texts(app)
 
 
 def test_two_runs_are_overlaid_and_lead_to_their_difference(archived: Path, jobs: StubJobs) -> None:
@@ -106,7 +107,7 @@ def test_more_than_are_read_are_counted(root: Path, monkeypatch: pytest.MonkeyPa
     for name in ("a", "b", "c"):
         write_run(root / name, (1,))
     monkeypatch.setattr(catalog, "_MOST", 2)
-    found = services.shelf()
+    found = shelf.shelf()
     assert (len(found.rows), found.n_more) == (2, 1)
 
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 from inshrink_app import services
-from inshrink_app.jobs.commands import option
 from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.registry import JobRegistry
-from inshrink_app.services import Searched, SearchRequest, running
-from inshrink_app.widgets.codecs import labels, strategies
-from inshrink_app.widgets.tables import Problem
+from inshrink_app.model.problem import Problem
+from inshrink_app.services import Searched, SearchRequest
+from inshrink_app.services import jobs as job_services
+from inshrink_app.widgets.choices import codec_labels, strategies
 
 from inshrink_core.cli import main
 from tests.app.builders import SAMPLE, button, charts, explorer, texts, write_run
-from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, wait, work
+from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, option, wait, work
 from tests.app.search_builders import document, put, trial
 from tests.app.test_app_compare import trust, with_evaluator
 from tests.app.test_app_snippets import snippets
@@ -28,7 +28,7 @@ def test_a_run_that_was_never_searched_is_told_what_a_search_does(root: Path, jo
     with_evaluator(run)
     app = explorer("allocate", run=str(run))
     assert not app.exception
-    assert "Nothing was searched yet" in texts(app)
+    assert "Nothing has been searched yet" in texts(app)
     assert button(app, "Search").disabled
     assert charts(app) == 0
     assert sum(b.proto.type == "primary" for b in app.button) == 1
@@ -54,7 +54,7 @@ def test_an_archive_leads_to_the_run_it_was_made_from(archived: Path, jobs: Stub
     assert "needs the original run" in texts(app)
     button(app, "Search on this run").click().run()
     assert not app.exception
-    assert "Nothing was searched yet" in texts(app)
+    assert "Nothing has been searched yet" in texts(app)
 
 
 def test_an_archive_whose_run_is_not_known_leads_to_the_open_page(archived: Path, jobs: StubJobs) -> None:
@@ -74,7 +74,7 @@ def test_no_code_of_a_run_is_executed_before_it_is_trusted_and_then_its_digest_g
     button(app, "Search").click().run()
     assert not app.exception
     assert not marker.exists()
-    assert len(jobs.started[0]["trusted"]["digest"]) == 64
+    assert len(jobs.started[0].trusted) == 64
     assert jobs.last[:2] == ["search", str(run)]
     assert option(jobs.last, "--max-drop") == "0.01"
     assert "--steps" not in jobs.last, "all of them"
@@ -86,8 +86,8 @@ def test_the_bundled_sample_needs_no_consent(root: Path, jobs: StubJobs) -> None
     assert not button(app, "Search").disabled
     button(app, "Search").click().run()
     assert not app.exception
-    assert jobs.started[0]["trusted"] is None
-    assert (option(jobs.last, "--target-ratio"), option(jobs.last, "--codec")) == ("30", "uniform")
+    assert not jobs.started[0].trusted
+    assert (option(jobs.last, "--target-ratio"), option(jobs.last, "--codec")) == ("30.0", "uniform")
     assert not {"--max-drop", "--trust-run"} & set(jobs.last)
     assert len(str(option(jobs.last, "--steps")).split(",")) == 8
 
@@ -221,7 +221,7 @@ def test_baselines_are_measured_when_asked_for(root: Path, jobs: StubJobs) -> No
     assert not app.exception
     assert jobs.last[:2] == ["bench", str(run)]
     assert "uniform:bits=8" in str(option(jobs.last, "--codecs"))
-    assert len(jobs.started[0]["trusted"]["digest"]) == 64
+    assert len(jobs.started[0].trusted) == 64
 
 
 def test_what_is_edited_is_measured_in_the_background_until_the_next_change(
@@ -236,15 +236,15 @@ def test_what_is_edited_is_measured_in_the_background_until_the_next_change(
     app.toggle[0].set_value(True).run()
     assert not app.exception
     (first,) = jobs.kept
-    compress, compare = first.commands
+    compress, compare = jobs.words(0)
     assert compress[:2] == ["compress", str(run)]
     assert compare[:1] + compare[2:4] == ["compare", "--against", str(run)]
-    assert option(compress, "-o") == compare[1]
-    assert len(first.request["trusted"]["digest"]) == 64
+    assert option(compress, "--output") == compare[1]
+    assert len(first.work.trusted) == 64
     app.session_state["search.edit"].change({"codec": "lattice", "settings": {"coarseness": 9.0}})
     app.run()
     assert [job.state for job in jobs.kept] == ["cancelled", "running"]
-    assert "coarseness=9.0" in jobs.started[1]["commands"][0]
+    assert "coarseness=9.0" in jobs.words(1)[0]
     assert services.describe(first).page == "allocate"
     app.toggle[0].set_value(False).run()
     assert [job.state for job in jobs.kept] == ["cancelled", "cancelled"]
@@ -255,15 +255,15 @@ def test_a_configuration_that_was_measured_is_a_point_beside_those_of_the_search
 ) -> None:
     (archived / "judge.py").write_text("def evaluate(state):\n    return {'loss': float(len(state))}\n")
     (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
-    registry = JobRegistry(running.start_command, jobs_folder(), refuse=running.refusal)
-    monkeypatch.setattr(running, "jobs", lambda: registry)
+    registry = JobRegistry(job_services.start_request, jobs_folder())
+    monkeypatch.setattr(job_services, "registry", lambda: registry)
     shown = services.load_subject(str(archived))
     judge = services.evaluator_of(shown)
     assert judge is not None
     config = {"codec": "uniform", "settings": {"bits": 4}, "override": [{"match": "*.bias", "bits": 8}]}
     job = wait(services.start_measuring(shown, (10, 20), judge, config))
     assert job.state == "finished", job.problem
-    assert not Path(str(option(job.commands[0], "-o"))).exists()
+    assert not Path(job.requests[0].archive).exists()
     (point,) = services.measured_configs(shown, (10, 20), judge, Searched(points=(), max_drop=0.01))
     assert (point.config, point.n_steps, point.drop, point.keeps) == (config, 2, 0.0, True)
     assert point.ratio > 4
@@ -274,7 +274,7 @@ def test_every_codec_and_strategy_that_is_offered_is_one_that_searches() -> None
     from inshrink_core.search import search as strategy
     from inshrink_core.search.space import Cube, space_of
 
-    for codec in labels(searched=True):
+    for codec in codec_labels(searched=True):
         is_cube = isinstance(space_of(codec, frozenset()), Cube)
         refused = {"allocation", "bracket"} if is_cube else {"guided"}
         assert set(strategies(codec)) == set(strategy.STRATEGIES) - refused
@@ -306,14 +306,14 @@ def test_a_search_and_its_baselines_are_measured_and_what_they_leave_is_read(
     judge = services.evaluator_of(shown)
     assert judge is not None
     request = SearchRequest(codec="uniform", strategy="grid", budget=3, steps=(10, 20))
-    words = services.search_words(shown, request, judge, "")
-    job = work(tmp_path / "a", words, trusted=judge.trusted)
+    asked = services.search_request(shown, request, judge)
+    job = work(tmp_path / "a", asked, trusted=judge.trusted)
     assert len(job.rows) == 6
     assert len(services.searched(job, (10, 20)).points) == 3
     # What was measured is kept beside the run, and is not measured again.
-    assert work(tmp_path / "b", words, trusted=judge.trusted).result["evaluations"] == 0
+    assert work(tmp_path / "b", asked, trusted=judge.trusted).result["evaluations"] == 0
     bench = ["bench", str(archived), "--codecs", "lossless,uniform:bits=8", "--steps", "10,20"]
-    job = work(tmp_path / "c", [*bench, "--trust-run", "-o", "{job}/bench"], trusted=judge.trusted)
+    job = work(tmp_path / "c", [*bench, "--trust-run", "-o", str(tmp_path / "bench")], trusted=judge.trusted)
     found = services.baselines(job)
     assert [one.baseline for one in found] == ["Lossless", "Uniform, 8 bit"]
     assert all(one.ratio > 0 and one.n_steps == 2 for one in found)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from inshrink_app import services
-from inshrink_app.pages.allocate import config as search_config
-from inshrink_app.widgets.tables import ServiceError
+from inshrink_app.model import config as search_config
+from inshrink_app.model.problem import ServiceError
 
-from tests.app.builders import button, explorer, open_panel, texts, write_run
+from tests.app.builders import button, explorer, open_panel, texts, visit, write_run
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
 from tests.app.search_builders import config, document, point, put, trial
 
@@ -39,12 +39,19 @@ def test_a_configuration_is_carried_on_to_the_export_and_can_be_dropped_there(
     assert not app.exception
     assert "Configuration from the page Allocate" in texts(app)
     # A page that is switched to from within a script is not where the next click goes, in a test.
-    app.switch_page("pages/export/view.py").run()
+    visit(app, "export").run()
     button(app, "Export").click().run()
     assert not app.exception
-    words = jobs.last[jobs.last.index("--codec") :]
     overrides = 'overrides=[{"layer_type": "linear", "coarseness": 3.5}]'
-    assert words[:6] == ["--codec", "lattice", "--set", "coarseness=2.0", "--set", overrides]
+    place = jobs.last.index("--codec")
+    assert jobs.last[place : place + 6] == [
+        "--codec",
+        "lattice",
+        "--set",
+        "coarseness=2.0",
+        "--set",
+        overrides,
+    ]
     open_panel(app)
     commands = next(code.value for code in app.code if code.value.startswith("inshrink compress"))
     assert "--set" in commands
@@ -141,7 +148,7 @@ def test_rows_of_the_editor_become_the_configuration_they_came_from() -> None:
 
 
 def test_undo_goes_back_one_change_and_reset_to_what_was_loaded() -> None:
-    edit = search_config.Edit("/run", config(1.0))
+    edit = services.Edit("/run", config(1.0))
     edit.undo()
     edit.reset()
     assert (edit.config, edit.version) == (config(1.0), 0)

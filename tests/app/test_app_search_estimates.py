@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.jobs.commands import option, python_text, shell_text
+from inshrink_app.jobs.printed import python_text, shell_text
 from inshrink_app.pages.allocate import figure as search_figure
 from inshrink_app.services import Searched, SearchPoint, SearchRequest, front
 
 from tests.app.builders import SAMPLE, button, charts, explorer, open_panel, subject, texts
-from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, work
+from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, option, work
 from tests.app.search_builders import document, put
 
 __all__ = ["archived", "archived_template", "jobs"]
@@ -46,8 +46,9 @@ def test_estimates_are_drawn_without_an_evaluator_before_anything_is_measured(
     button(app, "Estimate without measuring").click().run()
     assert not app.exception
     (request,) = jobs.started
-    assert len(request["commands"]) == 1, "one process for all"
-    assert jobs.last[:6] == ["estimate", str(archived), "--codec", "lattice", "--levels", "7"]
+    assert len(request.documents) == 1, "one process for all"
+    assert jobs.last[:4] == ["estimate", str(archived), "--levels", "7"]
+    assert option(jobs.last, "--codec") == "lattice"
     assert not {"--evaluator", "--trust-run"} & set(jobs.last)
     assert charts(app) == 1
     assert "Hollow diamonds are estimates" in texts(app)
@@ -73,7 +74,7 @@ def test_estimates_go_from_fine_to_coarse_and_are_there_one_by_one(
 ) -> None:
     shown = services.load_subject(str(archived))
     services.start_estimates(shown, STEPS, "uniform", is_calibrated=False)
-    job = work(tmp_path / "jobs", *jobs.started[0]["commands"])
+    job = work(tmp_path / "jobs", *jobs.started[0].requests(None))
     points = services.estimates(job)
     assert len(points) == 7
     assert points[0].config == {"codec": "uniform", "settings": {"bits": 8}}
@@ -90,7 +91,7 @@ def test_estimates_are_made_anew_once_trials_tell_what_an_error_costs(archived: 
     put(jobs, archived, result=document())
     app.run()
     assert not app.exception
-    assert [request["commands"][0][0] for request in jobs.started] == ["estimate", "estimate"]
+    assert [work.documents[0]["verb"] for work in jobs.started] == ["estimate", "estimate"]
     app.run()
     assert len(jobs.started) == 2, "once is enough"
 
@@ -119,7 +120,7 @@ def test_a_drop_is_bound_together_with_a_divergence_of_ones_own(
 def test_the_lines_of_a_waived_divergence_are_python() -> None:
     request = SearchRequest(beside=math.inf, steps=(10,))
     assert request.limits() == {"max_drop": 0.01, "max_divergence": math.inf}
-    words = services.search_words(subject(), request, None, "")
+    words = services.search_request(subject(), request, None)
     command, lines = shell_text([words]), python_text([words])
     assert "--max-drop 0.01 --max-divergence inf" in command
     assert "max_divergence=float('inf')" in lines

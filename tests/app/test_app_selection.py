@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inshrink_app.model.sensitivity import Sensitivity
 from inshrink_app.pages.sensitivity.changes import between_runs, between_steps
-from inshrink_app.pages.sensitivity.grouping import aggregate
 from inshrink_app.pages.sensitivity.selection import (
     Event,
     Selection,
@@ -18,7 +18,7 @@ from inshrink_app.pages.sensitivity.selection import (
     link_event,
     nearest_step,
 )
-from inshrink_app.pages.sensitivity.sides import aligned, sides_figure
+from inshrink_app.widgets.heatmap import aggregate, aligned, sides_figure
 from inshrink_app.widgets.modules import (
     default_level,
     labels,
@@ -28,8 +28,8 @@ from inshrink_app.widgets.modules import (
     rows_at,
     trail,
 )
-from inshrink_app.widgets.tables import HeatRow, Sensitivity
 
+from inshrink_core.analysis.profile import Row
 from tests.app.builders import sensitivity_table
 
 STEPS = (10, 20, 30)
@@ -224,7 +224,7 @@ def test_a_module_that_was_measured_whole_keeps_its_own_median() -> None:
     rows = tuple(row._replace(name=name) for row, name in zip(table.rows, names, strict=True))
     table = dataclasses.replace(table, rows=rows)
     exact = dataclasses.replace(
-        sensitivity_table(1, 3, by="block"), rows=(HeatRow("b", "linear", 2, 24, None),)
+        sensitivity_table(1, 3, by="block"), rows=(Row("b", "", "linear", "weight", 2, 24, None),)
     )
     found = aggregate(table, rows_at(names, (), "1"), exact)
     np.testing.assert_array_equal(found.values["p50"][0], exact.values["p50"][0])
@@ -254,7 +254,7 @@ def test_steps_may_be_compared_backwards() -> None:
 
 def test_runs_are_matched_by_name_at_their_common_steps() -> None:
     mine, other = sensitivity_table(3, 3), sensitivity_table(3, 2)
-    rows = (HeatRow("new", "linear", 1, 12, (4, 3)), *mine.rows[1:])
+    rows = (Row("new", "", "linear", "weight", 1, 12, (4, 3)), *mine.rows[1:])
     values = {name: 2 * mine.values[name][:, 1:] for name in mine.values}
     other = dataclasses.replace(other, rows=rows, steps=(20, 30), values=values)
     found = between_runs(mine, other, "mean")

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from inshrink_app import services
 from inshrink_app.jobs.job import Job
+from inshrink_app.pages.sensitivity import ahead
 from inshrink_app.services import measuring
 from streamlit.testing.v1 import AppTest
 
 from tests.app.builders import (
+    MEASURING,
     PROBLEM,
     FakeJobs,
     answer,
@@ -163,7 +165,7 @@ def test_a_link_starts_no_measurement_until_its_reader_asks(
 ) -> None:
     write_run(root / "run")
     jobs = answer(monkeypatch, FakeJobs(tables()))
-    monkeypatch.setattr(services, "warm_up", refuse)
+    monkeypatch.setattr(ahead, "warm_up", refuse)
     monkeypatch.setattr(services, "drill_down", refuse)
     link = {"run": str(root / "run"), "metric": "magnitude", "layer": "layers.0.weight", "step": "20"}
     app = linked("sensitivity", **link)
@@ -302,7 +304,7 @@ def test_a_huge_run_is_shown_by_block_and_in_at_most_100_columns(
 ) -> None:
     huge = subject(400, 200)
     monkeypatch.setattr(services, "load_subject", lambda _: huge)
-    monkeypatch.setattr(measuring, "_job_key", lambda *_: "key")
+    monkeypatch.setattr(measuring, "_work", lambda *_: MEASURING)
     answer(monkeypatch, FakeJobs({**tables(400, 200), "block": sensitivity_table(50, 200, by="block")}))
     app = explorer("sensitivity", run=str(huge.path))
     assert not app.exception

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.jobs.commands import python_text, title_of
+from inshrink_app.jobs.printed import python_text
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.services import opening
-from inshrink_app.widgets import watching
+from inshrink_app.widgets import subject
 
 import inshrink_core
-from tests.app.builders import FakeJobs, answer, charts, explorer, tables, texts, write_run
-from tests.app.job_stubs import StubJobs, jobs, scripted
+from tests.app.builders import FakeJobs, answer, charts, explorer, tables, texts, visit, write_run
+from tests.app.job_stubs import StubJobs, jobs, scripted, work_of
 
 __all__ = ["jobs"]
 
@@ -33,14 +33,14 @@ def test_a_look_counts_reruns_only_where_there_is_another_checkpoint(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reruns: list[bool] = []
-    monkeypatch.setattr(watching.st, "session_state", {})
-    monkeypatch.setattr(watching.st, "badge", lambda *_, **__: None)
-    monkeypatch.setattr(watching.st, "rerun", lambda: reruns.append(True))
+    monkeypatch.setattr(subject.st, "session_state", {})
+    monkeypatch.setattr(subject.st, "badge", lambda *_, **__: None)
+    monkeypatch.setattr(subject.st, "rerun", lambda: reruns.append(True))
     found = services.opened(str(run))
     read = found.subject.bytes_read
 
     def look() -> int:
-        watching.look.__wrapped__(str(run), found.token, found.stamp)
+        subject.look.__wrapped__(str(run), found.token, found.stamp)
         return len(reruns)
 
     assert look() == 0, "nothing has changed"
@@ -72,7 +72,7 @@ def test_the_badge_goes_with_the_switch_on_both_pages(run: Path) -> None:
     assert any("watching" in one for one in badges(app))
     app.toggle(key="watch.control").set_value(False).run()
     assert not badges(app)
-    app.switch_page("pages/overview/view.py")
+    visit(app, "overview")
     app.run()
     assert app.toggle(key="watch.control")
     assert not any("watching" in one for one in badges(app))
@@ -101,17 +101,17 @@ def test_a_run_is_archived_as_it_grows(root: Path, jobs: StubJobs) -> None:
     assert not any(found.key == "export.packed" for found in app.toggle)
     next(found for found in app.button if found.label == "Export").click().run()
     assert not app.exception
-    assert jobs.last[-1] == "--watch"
+    assert "--watch" in jobs.last
     assert "--steps" not in jobs.last
     assert "Beside the training, at step 30" in texts(app)
-    assert title_of([jobs.last]) == "Archive run as it grows, to run-weights.inshrink"
-    assert f"verbs.watch('{root}/run', '{root}/run-weights.inshrink'" in python_text([jobs.last])
+    assert services.describe(jobs.kept[-1]).title == "Archive run as it grows, to run-weights.inshrink"
+    assert f"verbs.watch('{root}/run', '{root}/run-weights.inshrink'" in python_text(jobs.kept[-1].requests)
 
 
 def test_a_job_beside_a_training_lets_others_begin(tmp_path: Path) -> None:
     registry = JobRegistry(scripted("import time; time.sleep(60)"), tmp_path, most=1)
     started = [
-        registry.start(key, {"commands": [["compress", "run", "-o", key, *words]]})
+        registry.start(work_of(["compress", "run", "-o", key, *words]))
         for key, words in (("a", ["--watch"]), ("b", []), ("c", []))
     ]
     assert [job.state for job in started] == ["running", "running", "queued"]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
 from pathlib import Path
 
 import pytest
-from inshrink_app.services import running
+from inshrink_app.services import jobs as job_services
 
 from tests.app.builders import write_run
-from tests.app.job_stubs import archived, archived_template
+from tests.app.job_stubs import archived, archived_template, asked
 from tests.hostile import executed, lay_traps
 
 __all__ = ["archived", "archived_template"]
@@ -26,9 +27,11 @@ def evaluate(state):
 """
 
 
-def work(words: list[str], is_trusted: bool) -> tuple[int, str, str]:
-    """Have a command run as the explorer starts it; return exit code, document and what else it told."""
-    process = running.start_command(words, is_trusted)
+def work(folder: Path, words: list[str], trusted: str = "") -> tuple[int, str, str]:
+    """Have a request performed as the explorer does; return exit code, document and what else it told."""
+    file = folder / "request.json"
+    file.write_text(json.dumps(asked(words).to_json()))
+    process = job_services.start_request(file, trusted)
     output, told = process.communicate(timeout=120)
     return process.returncode, output, told
 
@@ -45,7 +48,7 @@ def test_a_worker_executes_nothing_of_the_folder_that_the_explorer_was_started_i
 ) -> None:
     run = write_run(tmp_path / "downloaded")
     stand_in(run, tmp_path / "traces", monkeypatch)
-    code, _, told = work(["sensitivity", str(run), "--metric", "magnitude"], is_trusted=False)
+    code, _, told = work(tmp_path, ["sensitivity", str(run), "--metric", "magnitude"])
     assert (code, executed(tmp_path / "traces")) == (0, []), told
 
 
@@ -59,17 +62,25 @@ def test_a_comparison_executes_the_evaluator_that_is_trusted_and_nothing_else_of
     monkeypatch.setenv("MY_DATA", "kept")
     archive = str(archived.with_name("run.inshrink"))
     words = ["compare", archive, "--against", str(archived), "--steps", "10,20"]
-    code, output, told = work([*words, "--evaluator", f"{judge}:evaluate"], is_trusted=True)
+    words += ["--evaluator", f"{judge}:evaluate"]
+    code, output, _ = work(tmp_path, words)
+    assert (code, executed(tmp_path / "traces")) == (2, [])
+    assert "cannot have code executed" in json.loads(output)["error"]["message"]
+    code, output, _ = work(tmp_path, words, "0" * 64)
+    assert (code, executed(tmp_path / "traces")) == (2, [])
+    assert "not what was trusted" in json.loads(output)["error"]["message"]
+    digest = hashlib.sha256(judge.read_bytes()).hexdigest()
+    code, output, told = work(tmp_path, words, digest)
     assert (code, executed(tmp_path / "traces")) == (0, []), told
     assert [row["step"] for row in json.loads(output)["steps"]] == [10, 20]
 
 
-@pytest.mark.parametrize(("trusted", "is_given"), [(False, False), (True, True)])
+@pytest.mark.parametrize(("trusted", "is_given"), [("", False), ("0" * 64, True)])
 def test_only_a_worker_that_starts_trusted_code_gets_the_users_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool, is_given: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: str, is_given: bool
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    worker = running.start_command(["verify", str(tmp_path)], trusted)
+    worker = job_services.start_request(tmp_path / "request.json", trusted)
     process, until = Path(f"/proc/{worker.pid}"), time.monotonic() + 60
     # Until it has become another program, it has nothing, or what its parent has.
     while b"inshrink_core.cli" not in (process / "cmdline").read_bytes() and time.monotonic() < until:

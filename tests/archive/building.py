@@ -1,11 +1,14 @@
-"""Small archives for the tests of this folder."""
+"""Small archives for these tests; ``python -m tests.archive.building`` writes the golden ones."""
 
 from pathlib import Path
 
-from inshrink_core.archive import ArchiveReader, ArchiveWriter
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, pack_archive
 from inshrink_core.frame import FrameInfo
 
 ARCHIVE_ID = bytes(range(16))
+
+GOLDEN = Path(__file__).parent / "golden"
+"""The same three frames as files of their own, as a segment, and packed."""
 
 META = {"format": "torch", "roles": ["weight", "exp_avg"], "groups": {"lr": 1e-3, "betas": [0.9, 0.999]}}
 
@@ -39,13 +42,13 @@ def append(
     with writer.begin(step=step, kind=kind, parent_id=parent, branch=branch) as frame:
         for key, payload in (blocks if blocks is not None else blocks_of(step)).items():
             frame.add(key, codec, payload, attributes=("weight", "float32", [len(payload)], False))
-        frame.add("model.pt", "zstd/1", b"skeleton", part=True)
+        frame.add("model.pt", "zstd/1", b"skeleton", attachment=True)
         return frame.commit({**META, "step": step} if meta is None else meta)
 
 
-def build(path: Path, steps: tuple[int, ...] = (0, 100, 200)) -> Path:
+def build(path: Path, steps: tuple[int, ...] = (0, 100, 200), *, grouped: bool = False) -> Path:
     """Make an archive with one keyframe and deltas."""
-    with ArchiveWriter(path, create=True, archive_id=ARCHIVE_ID) as writer:
+    with ArchiveWriter(path, create=True, archive_id=ARCHIVE_ID, grouped=grouped) as writer:
         for step in steps:
             append(writer, step)
     return path
@@ -54,4 +57,15 @@ def build(path: Path, steps: tuple[int, ...] = (0, 100, 200)) -> Path:
 def contents(reader: ArchiveReader, frame_id: bytes) -> Blocks:
     """Read every tensor of a frame."""
     frame = reader.frame(frame_id)
-    return {entry.key: frame.read(entry) for entry in frame.entries if not entry.part}
+    return {entry.key: frame.read(entry) for entry in frame.entries if not entry.attachment}
+
+
+def make_golden(folder: Path) -> None:
+    """Write the golden archives."""
+    for name, grouped in (("folder", False), ("segment", True)):
+        (build(folder / name, grouped=grouped) / "lock").unlink()
+    pack_archive(ArchiveReader.open(folder / "folder"), folder / "packed")
+
+
+if __name__ == "__main__":
+    make_golden(GOLDEN)

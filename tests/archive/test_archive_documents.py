@@ -113,8 +113,6 @@ INDEX = FrameIndex(
     b"firstend",
 )
 END = 4224  # 88 -> 128, + 4096
-OLD_INDEX = INDEX._replace(crcs=(1, 2, 3), small=None)
-OLD_END = 4232  # 88 + 5 -> 128, + 4096 = 4224, + 3 -> 4232
 
 
 def parsed(raw, parent=None):
@@ -125,15 +123,6 @@ def test_index_survives():
     assert parsed(pack_index(INDEX, None)) == INDEX
     assert parsed(pack_index(INDEX, INDEX), INDEX) == INDEX
     assert [entry.offset for entry in block_entries(INDEX)] == [4224, 128, 4229]
-
-
-def test_index_of_the_versions_1_and_2_is_read():
-    document = msgpack.unpackb(pack_index(OLD_INDEX, None))
-    document[FIELDS.index("nbytes")] = [5, 4096, 3]
-    found = parse_index(msgpack.packb(document), None, OLD_END, None, "here")
-    assert found == OLD_INDEX
-    assert [entry.offset for entry in block_entries(found)] == [88, 128, 4224]
-    assert [entry.crc for entry in block_entries(found)] == [1, 2, 3]
 
 
 def test_index_equal_to_the_parents_is_almost_empty():
@@ -170,7 +159,7 @@ def test_words_of_the_dictionary_are_those_of_the_specification():
     assert pack_value(WORDS) == INDEX_DICTIONARY
 
 
-FIELDS = ["tensors", "parts", "runs", "nbytes", "crcs", "meta", "removed"]
+FIELDS = ["tensors", "attachments", "runs", "nbytes", "crcs", "meta", "removed"]
 BAD_FIELDS = [
     ("tensors", None), ("tensors", [["a"], None]), ("tensors", [["a"], [["c"], [0]], None]),
     ("tensors", [["a", "a"], [["c"], [0, 0]], [[0, 0], []]]), ("tensors", [["a"], [["c"], [0]], [[0], []]]),
@@ -199,9 +188,9 @@ def test_misleading_index_is_damage(field, value):
         parsed(msgpack.packb(document))
 
 
-def test_blocks_must_end_at_the_index():
+def test_large_blocks_must_end_at_the_small_ones():
     for offset in (END - 8, END + 8):
-        with pytest.raises(DamagedError, match="do not end at the index"):
+        with pytest.raises(DamagedError, match="do not end at the small ones"):
             parse_index(pack_index(INDEX, None), None, offset, INDEX.small, "here")
     for small in (b"firsten", b"firstends", b""):
         with pytest.raises(DamagedError, match="do not fill their space"):
@@ -268,10 +257,10 @@ def test_manifest_whose_parent_has_a_higher_generation_survives():
     assert Manifest.parse(swapped.pack(), "here") == swapped
 
 
-def sealed(document: list, version: int = 1) -> bytes:
+def sealed(document: list, has_segments: bool = False) -> bytes:
     raw = msgpack.packb(document)
     payload = compress_document(raw)
-    return ManifestHeader(ARCHIVE_ID, len(payload), len(raw), version).pack(payload) + payload
+    return ManifestHeader(ARCHIVE_ID, len(payload), len(raw), has_segments).pack(payload) + payload
 
 
 def document_of(manifest: Manifest) -> list:
@@ -309,12 +298,12 @@ SEGMENTED = MANIFEST.with_places(
 def test_a_manifest_says_where_frames_lie():
     columns = document_of(SEGMENTED)[10:]
     assert columns == [[0, 8, 8, 8], [0, 0, 0, 500]]
-    assert SEGMENTED.pack()[8] == 2
+    assert SEGMENTED.pack()[8:12] == b"\1\0\1\0"
     found = Manifest.parse(SEGMENTED.pack(), "here")
     assert [(info.path, info.offset) for info in found.frames] == [
         (info.path, info.offset) for info in SEGMENTED.frames
     ]
-    assert MANIFEST.pack()[8] == 1
+    assert MANIFEST.pack()[8:12] == b"\1\0\0\0"
     assert all(info.offset is None for info in Manifest.parse(MANIFEST.pack(), "here").frames)
 
 
@@ -332,21 +321,21 @@ def test_the_number_of_a_new_segment_is_used_up():
 )  # fmt: skip
 def test_a_manifest_that_places_frames_where_none_can_be_is_damage(column, value):
     document = document_of(SEGMENTED)
-    assert Manifest.parse(sealed(document, 2), "here") == SEGMENTED
+    assert Manifest.parse(sealed(document, True), "here") == SEGMENTED
     document[column] = value
     with pytest.raises(DamagedError, match="malformed"):
-        Manifest.parse(sealed(document, 2), "here")
+        Manifest.parse(sealed(document, True), "here")
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_manifest_has_the_fields_of_its_version(version):
-    other = document_of(SEGMENTED if version == 1 else MANIFEST)
+@pytest.mark.parametrize("has_segments", [False, True])
+def test_a_manifest_has_the_fields_that_its_flags_say(has_segments):
+    other = document_of(MANIFEST if has_segments else SEGMENTED)
     with pytest.raises(DamagedError, match="number of fields"):
-        Manifest.parse(sealed(other, version), "here")
+        Manifest.parse(sealed(other, has_segments), "here")
 
 
-@given(VALUES, st.sampled_from([1, 2]))
+@given(VALUES, st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_any_document_is_a_manifest_or_damage(value, version):
+def test_any_document_is_a_manifest_or_damage(value, has_segments):
     with pytest.raises(DamagedError):
-        Manifest.parse(sealed(value, version), "here")
+        Manifest.parse(sealed(value, has_segments), "here")

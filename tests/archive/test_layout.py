@@ -22,7 +22,7 @@ def crc(data: bytes) -> bytes:
 def test_frame_header_has_the_bytes_of_the_specification():
     by_hand = bytearray(88)
     by_hand[0:8] = b"INSHRNKF"
-    by_hand[8:10] = (3).to_bytes(2, "little")
+    by_hand[8:10] = (1).to_bytes(2, "little")
     by_hand[10] = 2
     by_hand[12:16] = (7).to_bytes(4, "little")
     by_hand[16:32] = ARCHIVE_ID
@@ -81,24 +81,22 @@ def test_header_says_whether_a_keyframe_is_external():
         FrameHeader.parse(HEADER._replace(external=True).pack(), "here")
 
 
-def test_headers_of_earlier_versions_are_read():
-    plain = HEADER._replace(version=1)
-    external = HEADER._replace(kind=FrameKind.KEYFRAME, external=True, version=2)
-    for header in (plain, external):
-        assert FrameHeader.parse(header.pack(), "here") == header
-        assert header.layout is layout.ALIGNED_FRAME
-    for wrong in (plain._replace(version=2), external._replace(version=1)):
-        with pytest.raises(DamagedError, match="out of range"):
-            FrameHeader.parse(wrong.pack(), "here")
+@pytest.mark.parametrize(("part", "last"), [(0, 1), (1, 1), (3, 1023), (0, 0xFFFF)])
+def test_header_of_a_part_of_a_frame_asks_for_an_upgrade(part, last):
+    data = bytearray(HEADER.pack())
+    data[80:84] = struct.pack("<HH", part, last)
+    data[84:88] = crc(bytes(data[:84]))
+    with pytest.raises(IncompatibleError, match=f"found part {part + 1} of {last + 1}.*upgrade Inshrink"):
+        FrameHeader.parse(bytes(data), "here")
 
 
 @pytest.mark.parametrize(
     ("offset", "value"),
-    [(10, 0), (10, 3), (11, 1), (11, 2), (71, 0x80), (80, 1), (83, 1)],
-    ids=["kind 0", "kind 3", "flags", "flag 2", "negative step", "reserved", "reserved end"],
+    [(8, 0), (10, 0), (10, 3), (11, 1), (11, 2), (71, 0x80), (80, 1), (81, 1)],
+    ids=["version 0", "kind 0", "kind 3", "flags", "flag 2", "negative step", "part", "part 256"],
 )
 def test_header_with_a_field_out_of_range_is_damaged_even_with_a_right_checksum(offset, value):
-    with pytest.raises(DamagedError, match="out of range"):
+    with pytest.raises(DamagedError, match=r"out of range|does not exist"):
         FrameHeader.parse(resealed(**{f"b{offset}": value}), "here")
 
 
@@ -123,16 +121,15 @@ def test_every_prefix_of_a_header_is_damaged():
     "trailer",
     [
         Trailer(80, 165, 53, 9),
-        Trailer(129, 166, 5, 9),
         Trailer(128, 165, 6, 9),
         Trailer(1 << 63, 165, 5, 9),
         Trailer(128, 165, 5, layout.MAX_DOCUMENT_NBYTES + 1),
     ],
-    ids=["in the header", "unaligned", "length", "past the end", "too large"],
+    ids=["in the header", "length", "past the end", "too large"],
 )
 def test_trailer_whose_lengths_do_not_fit_is_damaged(trailer):
     with pytest.raises(DamagedError, match="do not fit"):
-        Trailer.parse(layout.ALIGNED_FRAME, trailer.pack(FRAME, b"", b""), 165, "here")
+        Trailer.parse(FRAME, trailer.pack(FRAME, b"", b""), 165, "here")
 
 
 def test_small_blocks_stand_between_the_offset_and_the_index():
@@ -163,9 +160,14 @@ def test_frame_names_give_generation_and_step_back(generation, step):
     assert layout.parse_frame_name(name) == (generation, step)
 
 
+def test_names_of_parts_give_generation_and_step_too():
+    assert layout.parse_frame_name("00000003-400.00002.frame") == (3, 400)
+
+
 @pytest.mark.parametrize(
     "name",
     ["3-400.frame", "000000003-400.frame", "00000003-0400.frame", "00000000-1.frame",
+     "00000003-400.2.frame", "00000003-400..frame",
      "00000003-400.frame.tmp",
      ".00000003-400.frame.tmp", "00000003--1.frame", "0000000٣-400.frame", "../0000003-400.frame",
      "9999999999999999999-1.frame", "00000003-400.frame\n"],

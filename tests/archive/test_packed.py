@@ -33,7 +33,7 @@ from inshrink_core.errors import (
     NotFoundError,
     StorageError,
 )
-from tests.archive.building import append, blocks_of, build, contents
+from tests.archive.building import GOLDEN, append, blocks_of, build, contents
 
 MANIFEST = "inshrink-manifest"
 STEPS = (0, 100, 200)
@@ -109,9 +109,8 @@ def test_layout_is_the_one_the_specification_tells(packed):
     assert (PACK_HEADER_NBYTES, TRAILER_NBYTES) == (16, 32)
 
 
-def test_packed_archive_of_version_1_stays_readable(tmp_path):
-    golden = Path(__file__).parent / "golden" / "golden_v1.packed"
-    copy = Path(shutil.copy(golden, tmp_path / "p"))
+def test_the_golden_packed_archive_stays_readable(tmp_path):
+    copy = Path(shutil.copy(GOLDEN / "packed", tmp_path / "p"))
     assert check_archive(copy) == ()
     assert read_all(copy) == {step: blocks_of(step) for step in STEPS}
 

@@ -40,13 +40,17 @@ def thin_out(path: Path) -> None:
             with rewrite.begin(kept, kind=FrameKind.DELTA, parent_id=frames[200].frame_id) as frame:
                 for entry in old.entries:
                     frame.add(
-                        entry.key, entry.codec, old.read(entry), attributes=entry.attributes, part=entry.part
+                        entry.key,
+                        entry.codec,
+                        old.read(entry),
+                        attributes=entry.attributes,
+                        attachment=entry.attachment,
                     )
                 frame.commit(old.meta)
             with rewrite.begin(frames[200].frame_id, kind=FrameKind.KEYFRAME, parent_id=None) as frame:
                 for key, payload in blocks_of(200).items():
                     frame.add(key, "other/1", payload, attributes=("weight", "float32", [1], True))
-                frame.add("model.pt", "stored/1", b"skeleton", part=True)
+                frame.add("model.pt", "stored/1", b"skeleton", attachment=True)
                 frame.commit({**META, "step": 200})
             rewrite.switch([frames[0], frames[100]])
 

@@ -19,3 +19,9 @@ def test_every_kind_of_difference_is_named():
     before, after = {"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "9", "d": "4"}
     assert parity.differences(before, after) == ["differs: b", "gone: c", "new: d"]
     assert parity.differences(before, before) == []
+
+
+def test_what_archives_hold_is_told_from_how_it_is_written():
+    held = {"a archive 1-100 blocks": "1", "a archive 1-100 values": "2", "a restored step.pt": "3"}
+    written = {"a archive frames/00000001-100.frame": "4", "a compress document": "5"}
+    assert parity._content(held | written) == held

@@ -10,7 +10,7 @@ import msgpack
 import zstandard
 
 from inshrink_core.archive import ArchiveWriter
-from inshrink_core.chain.parts import LAYOUT_KEY
+from inshrink_core.chain.attachments import LAYOUT_KEY
 
 META: Mapping[str, Any] = {"codec": "lossless", "config": {}, "optimizer": "lossless"}
 
@@ -57,7 +57,7 @@ def build(
             frame.add(key, codec, payload, attributes=attributes)
         for key, part in {LAYOUT_KEY: described, **(parts or {})}.items():
             codec, payload = part if isinstance(part, tuple) else ("stored/1", part)
-            frame.add(key, codec, payload, part=True)
+            frame.add(key, codec, payload, attachment=True)
         frame.commit(dict(meta))
     return path
 

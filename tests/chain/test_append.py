@@ -239,7 +239,7 @@ def test_sizes_add_up_to_the_files_on_disk(run_path: Path, tmp_path: Path) -> No
     assert size.nbytes == report.size.nbytes == on_disk
     for frame in size.frames:
         blocks = sum(tensor.nbytes for tensor in frame.tensors)
-        assert blocks + frame.parts_nbytes + frame.overhead_nbytes == frame.info.nbytes
+        assert blocks + frame.attachments_nbytes + frame.overhead_nbytes == frame.info.nbytes
     assert size.ratio_weights is not None
     assert size.ratio_weights == pytest.approx(size.raw_weights / size.weights_nbytes)
 
@@ -250,14 +250,16 @@ def test_what_a_file_holds_beside_tensors_is_told_against_the_file_before(
     target = tmp_path / "a.inshrink"
     inshrink_core.compress(run_path, target)
     archive = Archive.open(target)
-    codecs = [[entry.codec for entry in archive.frame(info).entries if entry.part] for info in archive.frames]
-    assert all("zstd/2" in row for row in codecs[1:])
-    assert "zstd/2" not in codecs[0]
+    codecs = [
+        [entry.codec for entry in archive.frame(info).entries if entry.attachment] for info in archive.frames
+    ]
+    assert all("renamed/1" in row for row in codecs[1:])
+    assert "renamed/1" not in codecs[0]
     for info in reversed(archive.frames):  # each decoded alone, and then from what is held
         for _ in range(2):
             (layout,) = archive.checkpoint(info).files
             original = inshrink_core.open(run_path)[info.step]
-            assert archive.part(info, layout.path) == original.source.skeleton(original.files[0])
+            assert archive.attachment(info, layout.path) == original.source.skeleton(original.files[0])
 
 
 def test_counters_are_stored_once_a_frame(tmp_path: Path) -> None:
@@ -275,7 +277,7 @@ def test_counters_are_stored_once_a_frame(tmp_path: Path) -> None:
     assert inshrink_core.verify(target, deep=True, against=inshrink_core.open(run)).ok
     archive = Archive.open(target)
     for info in archive.frames:
-        entries = [entry for entry in archive.frame(info).entries if not entry.part]
+        entries = [entry for entry in archive.frame(info).entries if not entry.attachment]
         counts = {
             "steps": [entry for entry in entries if entry.key.endswith("@step")],
             "batches": [entry for entry in entries if entry.key.endswith("num_batches_tracked")],

@@ -77,7 +77,7 @@ def test_first_frame_is_smaller_and_every_step_decodes_to_the_same_bits(
     based = Archive.open(tuned.compressed("based", codec=codec, look_ahead=look_ahead))
     assert_equal(states(based), states(plain))
     payload = [
-        sum(entry.nbytes for entry in one.frame(one.frames[0]).entries if not entry.part)
+        sum(entry.nbytes for entry in one.frame(one.frames[0]).entries if not entry.attachment)
         for one in (based, plain)
     ]
     assert payload[0] < 0.7 * payload[1]

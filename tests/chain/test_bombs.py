@@ -123,7 +123,9 @@ def test_a_part_larger_than_memory_is_refused_before_it_is_decoded(tmp_path: Pat
         with pytest.raises(TooLargeError):
             decode(path, max_memory=500_000_000)
     with pytest.raises(TooLargeError):
-        Archive.open(path).limited(Limits(max_memory=500_000_000)).part(Archive.open(path).last, "m.bin")
+        Archive.open(path).limited(Limits(max_memory=500_000_000)).attachment(
+            Archive.open(path).last, "m.bin"
+        )
 
 
 @pytest.mark.parametrize("nbytes", [3 * GB, 10**12])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import inshrink_core
-from inshrink_core.chain import TAKEN, Archive, Budget, changed_nbytes
+from inshrink_core.chain import WRITTEN, Archive, Budget, changed_nbytes
 from inshrink_core.chain.meta import check_meta
 from inshrink_core.cli import main
 from inshrink_core.errors import DamagedError, InputError
@@ -108,7 +108,7 @@ def test_what_stays_keeps_its_bits_and_its_chain(path, codec):
         archive = Archive.open(path)
         _, whole, *some = archive.frames
         assert all(frame.nbytes < 0.8 * whole.nbytes for frame in some)
-        assert archive.frame(some[-1]).meta[TAKEN].keys() == {"1.weight", "2.weight", "3.weight"}
+        assert archive.frame(some[-1]).meta[WRITTEN].keys() == {"1.weight", "2.weight", "3.weight"}
         # A delta upon what stayed is as small as one upon what did not.
         assert archive.frame(some[-1]).entry("0.weight").nbytes < 1.3 * (
             archive.frame(whole).entry("0.weight").nbytes
@@ -127,7 +127,7 @@ def test_every_tensor_is_saved_within_its_age(path):
         saver.flush()
         archive = Archive.open(path)
         for info in archive.frames[2:]:
-            older = archive.frame(info).meta.get(TAKEN, {})
+            older = archive.frame(info).meta.get(WRITTEN, {})
             taken.append(info.step - min(older.values(), default=info.step))
     assert max(taken) == 3
     assert all(min(taken[i : i + 4]) < 3 for i in range(7))
@@ -151,7 +151,7 @@ def test_the_first_two_saves_and_keyframes_are_whole(path):
             saver.save(step, budget=8000)
         saver.flush()
         archive = Archive.open(path)
-        whole = [TAKEN not in archive.frame(info).meta for info in archive.frames]
+        whole = [WRITTEN not in archive.frame(info).meta for info in archive.frames]
         assert whole[:2] == [True, True]
         assert whole[2:] == [info.kind == "keyframe" for info in archive.frames[2:]]
         assert sum(whole) == 3
@@ -226,11 +226,11 @@ def test_a_partial_restore_and_inspect_tell_what_is_older(path, capsys):
     before = Archive.open(path)[3].state_dict()
     prune(path, keep=[3], apply=True)
     archive = Archive.open(path)
-    assert archive.frame(archive.last).meta[TAKEN]["0.weight"] == 2
+    assert archive.frame(archive.last).meta[WRITTEN]["0.weight"] == 2
     assert all(torch.equal(value, before[name]) for name, value in archive[3].state_dict().items())
 
 
-@pytest.mark.parametrize("taken", [7, ["0.weight"], {"0.weight": "2"}, {"0.weight": True}])
-def test_a_frame_that_says_no_steps_of_its_older_tensors_is_damaged(taken):
-    with pytest.raises(DamagedError, match="'taken' is malformed"):
-        check_meta({TAKEN: taken}, "here")
+@pytest.mark.parametrize("written", [7, ["0.weight"], {"0.weight": "2"}, {"0.weight": True}])
+def test_a_frame_that_says_no_steps_of_its_older_tensors_is_damaged(written):
+    with pytest.raises(DamagedError, match="'written' is malformed"):
+        check_meta({WRITTEN: written}, "here")

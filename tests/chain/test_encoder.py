@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from inshrink_core.archive import ArchiveWriter
-from inshrink_core.chain import ChainConfig, ChainWriter, FrameEncoder, PreparedFrame, Standing
+from inshrink_core.chain import ChainConfig, ChainState, ChainWriter, FrameEncoder, PreparedFrame
 from inshrink_core.codec import get_codec
 from inshrink_core.search.measure import encode_step
 from tests.builders import memory_checkpoint, seeded
@@ -19,12 +19,12 @@ def test_second_moments_are_read_to_plan_and_for_first_moments_but_not_again_for
         "w@exp_avg_sq": seeded((64, 64), 2).square(),
     }
     checkpoint = memory_checkpoint(1, tensors)
-    _, results = FrameEncoder(ChainConfig(config=get_codec("lattice")())).encode(checkpoint, Standing())
+    _, results = FrameEncoder(ChainConfig(config=get_codec("lattice")())).encode(checkpoint, ChainState())
     assert [result.spec.key for result in results] == list(tensors)
     assert Counter(checkpoint.source.reads) == {"w": 2, "w@exp_avg": 1, "w@exp_avg_sq": 3}
 
 
-@pytest.mark.parametrize("other", ["none", "config", "checkpoint", "standing"])
+@pytest.mark.parametrize("other", ["none", "config", "checkpoint", "state"])
 def test_what_was_prepared_is_taken_over_only_where_it_would_be_encoded_again(tmp_path, other):
     first, second = (
         memory_checkpoint(step, {"w": seeded((64, 64), step), "w@exp_avg": seeded((64, 64), 9)})
@@ -34,15 +34,15 @@ def test_what_was_prepared_is_taken_over_only_where_it_would_be_encoded_again(tm
     with ArchiveWriter(tmp_path / "a", create=True) as writer:
         lines = ChainWriter(writer, chain)
         lines.append(first)
-        standing = lines.standing(keyframe=False, specs=second.specs)
-        encoded = encode_step(chain, second, standing)
-        prepared = PreparedFrame(chain, second, standing, encoded.plan, encoded.results)
+        state = lines.state(keyframe=False, specs=second.specs)
+        encoded = encode_step(chain, second, state)
+        prepared = PreparedFrame(chain, second, state, encoded.plan, encoded.results)
         if other == "config":
             lines.config = replace(
                 chain, config=replace(chain.config, coarseness=2 * chain.config.coarseness)
             )
         target = replace(second) if other == "checkpoint" else second
-        appended = lines.append(target, keyframe=other == "standing", prepared=prepared)
+        appended = lines.append(target, keyframe=other == "state", prepared=prepared)
         assert appended.as_prepared == (other == "none")
         frame = lines.archive.frame(appended.info)
         same = frame.read(frame.entry("w")) == encoded.results["w"].block.payload

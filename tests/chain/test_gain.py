@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from inshrink_core.chain import ChainConfig, Standing, step_gain
+from inshrink_core.chain import ChainConfig, ChainState, step_gain
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import Decoded, Encoded, FrameContext, TensorInput, TensorReference, get_codec
 from inshrink_core.codecs.lossless import LosslessCodec
@@ -71,7 +71,7 @@ class Case:
         before, after = memory_checkpoint(1, old), memory_checkpoint(2, new | self.extra)
         after = replace(after, hyperparameters=rates or {})
         states = {name: Held(value + self.error) for name, value in old.items()}
-        return step_gain(chain_of(codec), before, after, Standing(references=states, memory=memory))
+        return step_gain(chain_of(codec), before, after, ChainState(references=states, memory=memory))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
@@ -116,7 +116,7 @@ def test_what_does_not_move_has_no_gain():
     frozen = memory_checkpoint(1, {"w": seeded((4, 4), 1)}), memory_checkpoint(2, {"w": seeded((4, 4), 1)})
     codec = LosslessCodec()
     state = codec.encode(_item(frozen[0], "w"), None, None).reference
-    found = step_gain(chain_of(codec), *frozen, Standing(references={"w": state}))
+    found = step_gain(chain_of(codec), *frozen, ChainState(references={"w": state}))
     assert (found.gain, found.noise, found.tensors[0].gain) == (None, None, None)
 
 
@@ -124,7 +124,7 @@ def test_values_that_are_not_finite_count_for_nothing():
     old = torch.tensor([1.0, float("nan"), 3.0, float("inf")])
     new = torch.tensor([2.0, 1.0, float("nan"), 5.0])
     before, after = memory_checkpoint(1, {"w": old}), memory_checkpoint(2, {"w": new})
-    found = step_gain(chain_of(Damped(share=1.0)), before, after, Standing(references={"w": Held(old)}))
+    found = step_gain(chain_of(Damped(share=1.0)), before, after, ChainState(references={"w": Held(old)}))
     assert (found.gain, found.noise) == (1.0, 0.0)
     assert found.tensors[0].movement == 1.0
 
@@ -134,7 +134,7 @@ def test_buffers_integers_and_tensors_that_are_new_are_left_out():
     tensors = {"w": seeded((4,), 3), "bn.running_mean": seeded((4,), 4), "new": seeded((4,), 5)}
     after = memory_checkpoint(2, tensors | {"count": torch.tensor([3])})
     states = {key: Held(before[key]) for key in before}
-    found = step_gain(chain_of(Damped(share=1.0)), before, after, Standing(references=states))
+    found = step_gain(chain_of(Damped(share=1.0)), before, after, ChainState(references=states))
     assert [row.key for row in found.tensors] == ["w"]
 
 
@@ -146,7 +146,7 @@ def test_half_precision_weights_are_measured_too(name):
     item = _item(before, "w")
     plan = codec.plan([item.spec], [codec.observe(item, None)])
     state = codec.encode(item, plan, None).reference
-    found = step_gain(chain_of(codec), before, after, Standing(references={"w": state}))
+    found = step_gain(chain_of(codec), before, after, ChainState(references={"w": state}))
     assert found.gain == pytest.approx(1.0, abs=0.3)
 
 

@@ -28,7 +28,7 @@ from inshrink_core.archive.layout import (
     Trailer,
 )
 from inshrink_core.chain import Archive
-from inshrink_core.chain.parts import LAYOUT_KEY
+from inshrink_core.chain.attachments import LAYOUT_KEY
 from inshrink_core.cli.output import _json_value
 from inshrink_core.errors import InshrinkError
 from inshrink_core.verbs.inspect import inspect
@@ -152,18 +152,20 @@ def mutate_contents(path: Path, rng: random.Random) -> None:
                 for place, entry in enumerate(frame.entries):
                     codec, payload = entry.codec, frame.read(entry)
                     attributes: Any = msgpack.unpackb(msgpack.packb(entry.attributes))
-                    if now and what == "layout" and entry.part and entry.key == LAYOUT_KEY:
-                        codec, payload = "stored/1", repack(archive.part(info, LAYOUT_KEY), rng)
-                    elif now and what == "attributes" and not entry.part:
+                    if now and what == "layout" and entry.attachment and entry.key == LAYOUT_KEY:
+                        codec, payload = "stored/1", repack(archive.attachment(info, LAYOUT_KEY), rng)
+                    elif now and what == "attributes" and not entry.attachment:
                         attributes = mutated(rng, attributes)
                         attributes = attributes if isinstance(attributes, list) else [attributes]
                     elif now and what == "codec" and place == chosen:
                         codec = rng.choice(
-                            ("stored/1", "same/1", "zstd/1", "zstd/2", "lossless/1", "moments/1", "x")
+                            ("stored/1", "same/1", "zstd/1", "renamed/1", "lossless/1", "moments/1", "x")
                         )
-                    elif now and what == "part" and entry.part:
+                    elif now and what == "part" and entry.attachment:
                         payload = bytes(rng.randrange(256) for _ in range(rng.randrange(12)))
-                    target.add(entry.key, codec, payload, attributes=tuple(attributes), part=entry.part)
+                    target.add(
+                        entry.key, codec, payload, attributes=tuple(attributes), attachment=entry.attachment
+                    )
                 meta = mutated(rng, frame.meta) if now and what == "meta" else frame.meta
                 target.commit(meta if isinstance(meta, dict) else {})
     shutil.rmtree(path)

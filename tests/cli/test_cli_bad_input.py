@@ -289,7 +289,7 @@ def test_an_unforeseen_error_is_owned_up_to(cli, tmp_path, monkeypatch):
     def fail(path):
         raise ZeroDivisionError("seven")
 
-    monkeypatch.setattr(import_module("inshrink_core.chain.opening"), "is_archive", fail)
+    monkeypatch.setattr(import_module("inshrink_core.chain.archive"), "is_archive", fail)
     outcome = cli("inspect", tmp_path)
     assert outcome.code == 70
     assert "this is a bug" in one_line(outcome)
@@ -301,7 +301,7 @@ def test_a_refusal_of_the_system_is_one_line(cli, tmp_path, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(import_module("inshrink_core.chain.opening"), "is_archive", refuse)
+    monkeypatch.setattr(import_module("inshrink_core.chain.archive"), "is_archive", refuse)
     outcome = cli("inspect", tmp_path)
     assert outcome.code == 2
     assert "Permission denied" in one_line(outcome)

@@ -1,19 +1,23 @@
-"""What docs/cli.md promises is what the commands emit."""
+"""What docs/cli.md and docs/json.md promise is what the commands take and emit."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
 
+import jsonschema
 import pytest
 
+from benchmarks import reference
 from inshrink_core.cli.application import known_verbs
 from inshrink_core.request import request_of
 
-DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+DOCS = Path(__file__).parents[2] / "docs"
 VERBS = (
     "inspect", "compress", "restore", "verify", "compare", "diff", "average", "estimate", "evaluate",
-    "export", "prune", "sensitivity", "bench", "rehearse", "report", "search", "ui",
+    "export", "prune", "sensitivity", "bench", "rehearse", "report", "run", "search", "ui",
 )  # fmt: skip
+SCHEMA = json.loads((DOCS / "documents.schema.json").read_text())
 TABLES = {"roles", "layers", "from_last", "metrics", "standard_errors"}
 """Keys whose value is a table of names that are data, not keys."""
 OPAQUE = {
@@ -24,14 +28,14 @@ OPAQUE = {
 
 
 def section(verb):
-    """Return the text of one verb's section, and of what all have in common."""
-    text = DOCS.read_text()
+    """Return the text of the section of a verb's document, and of what all have in common."""
+    text = (DOCS / "json.md").read_text()
     common = text.split("\n## inspect")[0]
     return common + re.split(r"\n## ", text.split(f"\n## {verb}\n")[1])[0]
 
 
 def keys_of(value, prefix=""):
-    """Yield every key of a document as docs/cli.md writes it."""
+    """Yield every key of a document as docs/json.md writes it."""
     if isinstance(value, list):
         for item in value:
             yield from keys_of(item, f"{prefix}[]")
@@ -84,6 +88,21 @@ def test_every_key_of_a_document_is_documented(cli, archive, small_run, tmp_path
     emitted = set(keys_of(outcome.document))
     assert emitted
     assert emitted <= documented
+    jsonschema.validate(outcome.document, SCHEMA | {"$ref": f"#/$defs/{verb}"})
+
+
+def test_the_schema_is_the_one_of_the_reports_and_refuses_what_is_no_document():
+    assert (DOCS / "documents.schema.json").read_text() == reference.schema(), "run make reference"
+    assert set(SCHEMA["$defs"]) == set(VERBS) - {"ui"}
+    valid = jsonschema.Draft202012Validator(SCHEMA | {"$ref": "#/$defs/restore"}).is_valid
+    document = {"steps": [1], "files": ["a"], "format": "same", "seconds": 0.5, "bytes_read": 1}
+    document |= {"device": "cpu", "exact_roles": [], "lossy_roles": []}
+    document |= {"originals": {"text": "", "checked": [1], "unchecked": [], "unknown": [], "damaged": []}}
+    assert valid(document)
+    assert valid({"error": {"type": "InputError", "message": "no", "exit_code": 2}})
+    assert not valid(document | {"steps": ["one"]})
+    assert not valid(document | {"stray": 1})
+    assert not valid({key: value for key, value in document.items() if key != "files"})
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -94,20 +113,22 @@ def test_help_of_every_verb_shows_an_example(cli, verb):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_examples_of_the_help_stand_in_the_docs(cli, verb):
+def test_an_example_of_the_help_is_one_line_to_be_copied(cli, verb):
     examples = re.findall(r"^ +\$ (inshrink .+)$", cli(verb, "--help").out, flags=re.MULTILINE)
     assert examples
-    if (request := request_of(verb)) is not None:
-        assert tuple(examples) == request.EXAMPLES, "each in one line, to be copied"
-    for example in examples:
-        assert example in section(verb)
+    assert tuple(examples) == request_of(verb).EXAMPLES
+
+
+def test_synopses_examples_and_options_of_the_page_are_those_of_the_requests():
+    page = (DOCS / "cli.md").read_text()
+    assert reference.page(page) == page, "run make reference"
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_option_is_documented(cli, verb):
-    text = section(verb)
-    for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", cli(verb, "--help").out)):
-        assert f"`{option}" in text or f" {option}" in text, option
+def test_every_option_of_the_help_is_on_the_page(cli, verb):
+    text = reference.shared_options() + reference.options(verb)
+    for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", cli(verb, "--help").out.split("Example:")[0])):
+        assert f"`{option}" in text, option
 
 
 def test_help_of_the_command_names_every_verb_and_exit_codes(cli):

@@ -7,7 +7,7 @@ import pytest
 
 from inshrink_core.lab import rehearsal as module
 
-DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 TASK = """
 import torch
 class Line:

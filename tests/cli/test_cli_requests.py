@@ -1,7 +1,8 @@
 """A request and the command line that asks for the same."""
 
 from importlib import import_module
-from inspect import signature
+from inspect import Signature, signature
+from types import FunctionType
 
 import pytest
 
@@ -82,6 +83,16 @@ def test_the_function_of_a_verb_takes_the_fields_of_its_request_and_has_its_own_
         assert getattr(import_module(call.__module__), call.__name__) is call
         assert call.__module__ == f"inshrink_core.verbs.{verb}"
         assert {"against", "steps", "evaluator", "max_memory"} <= {*signature(call).parameters}
+
+
+def test_the_function_of_a_verb_returns_its_report():
+    assert signature(inshrink_core.restore).return_annotation is inshrink_core.verbs.RestoreReport
+    assert signature(inshrink_core.compress).return_annotation == "CompressReport"
+    assert signature(inshrink_core.compare).return_annotation == "Comparison"
+    for name in inshrink_core.verbs.__all__:
+        call = getattr(inshrink_core.verbs, name)
+        if isinstance(call, FunctionType):
+            assert signature(call).return_annotation not in (None, "None", Signature.empty)
 
 
 def test_options_go_above_settings_and_settings_above_a_file(tmp_path):

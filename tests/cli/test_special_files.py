@@ -16,8 +16,7 @@ import torch.distributed.checkpoint as dcp
 
 import inshrink_core
 from benchmarks.fuzz.runs import save_directories, save_torch_run
-from inshrink_core.archive import ArchiveWriter, check_archive
-from inshrink_core.archive.durable import is_locked
+from inshrink_core.archive import ArchiveWriter, LocalStorage, check_archive
 from inshrink_core.chain import Archive
 from inshrink_core.errors import DamagedError, InshrinkError
 from inshrink_core.execution import NotRegularError, ResultLog, load_result, read_regular, write_whole
@@ -227,7 +226,7 @@ def test_a_writer_leaves_alone_what_a_link_leads_to(root: Path, outside: Path, a
         except InshrinkError:
             assert at == "lock"
     assert contents(outside) == before
-    assert not is_locked(root / "a.inshrink")
+    assert not LocalStorage(root / "a.inshrink").is_locked()
 
 
 def test_a_link_planted_while_a_writer_is_at_work_is_not_written_through(root: Path, outside: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from inshrink_core.chain import ChainConfig, FrameEncoder, Standing
+from inshrink_core.chain import ChainConfig, ChainState, FrameEncoder
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import make_codec
 from inshrink_core.codecs.lattice.block import is_statistic
@@ -33,7 +33,7 @@ def encoded(run, ahead=True, **settings):
     memory = encoder.look_ahead(run.steps, run.__getitem__) if ahead else None
     references, frames = {}, []
     for step in run.steps:
-        memory, results = encoder.encode(run[step], Standing(references=references, memory=memory))
+        memory, results = encoder.encode(run[step], ChainState(references=references, memory=memory))
         frames.append({result.spec.key: result for result in results})
         references = {key: result.reference for key, result in frames[-1].items()}
     return frames
@@ -117,14 +117,3 @@ def test_a_statistic_with_zeros_that_is_not_finite_or_exact_by_request_is_exact(
         assert all(
             bits(f[VARIANCE].reference.decoded()) == bits(run[s][VARIANCE]) for s, f in enumerate(frames)
         )
-
-
-def test_a_chain_of_an_earlier_version_keeps_its_statistics_exact():
-    run = run_of()
-    encoder = FrameEncoder(ChainConfig(config=make_codec("lattice", {}), optimizer="drop"))
-    references, memory = {}, {"movement": 1e-3, "rate": 1e-3}
-    for step in run.steps:
-        memory, results = encoder.encode(run[step], Standing(references=references, memory=memory))
-        found = {result.spec.key: result for result in results}
-        references = {key: result.reference for key, result in found.items()}
-        assert found[MEAN].block.codec == "lossless/1"

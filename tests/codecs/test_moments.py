@@ -203,24 +203,24 @@ def test_damaged_blocks_are_refused(payload):
         CODEC.decode(spec, Block("moments/1", bytes.fromhex(payload)), None)
 
 
-OLD = [
+BLOCKS = [
     ("01013aff030083c80400a2a23e002120bfdedf41", [[1.0, 0.5, 0.0], [4.0, 8.0, 2.0]]),
     ("01813aff00000200000200", [[1.0, 2.0, 0.0], [4.0, 32.0, 2.0]]),
     ("01023bff0300c3c90080817d", [[0.5, 0.5**0.5, 0.5**2.5], [4.0, 32**0.5, 2**0.5]]),
     ("01823bff0300020300fd02fd", [[0.5**1.5, 8**0.5, 0.125], [4.0, 32.0, 2**0.5]]),
     ("010337ff0300c6c904007e817e007a7d75848480", [[-(1.125**0.5), -1.5, -1.9445436], [2.0, 32**0.5, 0.0]]),
 ]
-"""Blocks of ``moments/1`` and what they decoded to; the second and fourth refer to the one before."""
+"""Blocks, and what they decoded to; the second and fourth refer to the one before."""
 
 
-@pytest.mark.parametrize("place", range(len(OLD)))
-def test_blocks_of_the_first_version_decode_to_the_same_values(place):
+@pytest.mark.parametrize("place", range(len(BLOCKS)))
+def test_blocks_decode_to_the_values_they_always_had(place):
     spec = TensorSpec(name="w", role=TensorRole.EXP_AVG_SQ, dtype="float32", shape=(2, 3))
-    block, before = Block("moments/1", bytes.fromhex(OLD[place][0])), None
+    block, before = Block("moments/1", bytes.fromhex(BLOCKS[place][0])), None
     if place in (1, 3):
-        before = CODEC.decode(spec, Block("moments/1", bytes.fromhex(OLD[place - 1][0])), None).reference
+        before = CODEC.decode(spec, Block("moments/1", bytes.fromhex(BLOCKS[place - 1][0])), None).reference
     decoded = CODEC.decode(spec, block, before).tensor
-    assert torch.allclose(decoded, torch.tensor(OLD[place][1]), rtol=1e-6, atol=0)
+    assert torch.allclose(decoded, torch.tensor(BLOCKS[place][1]), rtol=1e-6, atol=0)
 
 
 def test_a_delta_of_another_base_or_form_is_refused():

@@ -36,7 +36,6 @@ FOLLOWED = {"docs/tutorial.md", "docs/integrations/dcp.md"}
 """Pages that are followed from beginning to end: test_tutorial.py runs them."""
 
 NO_SHELL = {
-    ("README.md", "checkpoint ─▶ how far"): "a picture",
     ("docs/cli.md", 'codec = "lattice"'): "a configuration, which `estimate --config my.toml` reads here",
     ("docs/design.md", "run on disk ──formats──▶"): "a picture",
     ("docs/format.md", "NAME.inshrink/"): "a picture",
@@ -111,7 +110,13 @@ NOT_EXECUTED = {
     ("docs/integrations/lightning.md", "from inshrink_core.integrations.lightning_sharded"): EXTRA,
     ("docs/guides/codec.md", '"""Weights with a short mantissa'): GUIDE,
     ("docs/guides/codec.md", "from inshrink_core.testing.codecs"): GUIDE,
+    ("docs/guides/page.md", '"""The page Dtypes'): GUIDE,
+    ("docs/guides/page.md", '"""Dtypes: the number formats'): GUIDE,
+    ("docs/guides/page.md", '("dtypes",)'): GUIDE,
+    ("docs/guides/page.md", "from tests.app.builders"): GUIDE,
     ("docs/guides/reader.md", "import json"): GUIDE,
+    ("docs/guides/verb.md", "from collections.abc"): GUIDE,
+    ("docs/guides/verb.md", "import inshrink_core"): GUIDE,
 }
 """Blocks of Python that are only compiled, their imports from us looked up, by how they begin."""
 

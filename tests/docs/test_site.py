@@ -36,8 +36,26 @@ def test_the_site_builds_without_a_warning_and_asks_nothing_of_another_server(tm
         assert [address for address in loaded if re.match(r"(?:https?:)?//", address)] == []
 
 
-def test_the_readme_is_short_and_its_links_lead_somewhere():
+def test_the_readme_is_one_screen():
     text = (ROOT / "README.md").read_text()
-    assert text.count("\n") <= 120
-    for target in re.findall(r"\]\(([^)#]+)", text):
+    assert text.count("\n") <= 60
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_links_of_the_pages_outside_of_the_site_lead_somewhere(page):
+    text = (ROOT / page).read_text()
+    targets = re.findall(r"\]\(([^)#]+)|(?:src|srcset)=\"([^\"]+)\"", text)
+    assert targets
+    for target in map("".join, targets):
         assert (ROOT / target).exists(), target
+
+
+def test_contributing_has_every_guide_with_the_test_that_does_it():
+    rows = re.findall(
+        r"\]\((docs/guides/\w+\.md)\) \|.*\| `(tests/\S+)` \|", (ROOT / "CONTRIBUTING.md").read_text()
+    )
+    assert {guide for guide, _ in rows} == {
+        f"docs/guides/{path.name}" for path in (DOCS / "guides").iterdir()
+    }
+    for guide, test in rows:
+        assert Path(guide).name in (ROOT / test).read_text(), test

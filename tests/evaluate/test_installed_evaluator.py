@@ -103,7 +103,7 @@ def test_a_run_cannot_name_an_installed_evaluator(site, tmp_path):
     (tmp_path / "inshrink.toml").write_text('[evaluator]\nfile = "size"\n')
     script = (
         "import sys; from inshrink_core.evaluate import EvaluatorRequest\n"
-        "from inshrink_core.formats.log import RunSettings\n"
+        "from inshrink_core.formats.logs.log import RunSettings\n"
         "settings = RunSettings(file='size')\n"
         "EvaluatorRequest(trust_run=True).resolve(settings, sys.argv[1])\n"
     )

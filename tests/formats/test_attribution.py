@@ -14,8 +14,8 @@ from benchmarks.attribution import KINDS, measure
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.formats import open_run, write_checkpoint
-from inshrink_core.formats.attribution import assigned
-from inshrink_core.formats.owners import Slot, by_number, by_order, in_order, told_by_headers
+from inshrink_core.formats.attribution.laws import Slot, by_number, by_order, in_order, told_by_headers
+from inshrink_core.formats.attribution.values import assigned
 
 PLAIN = [
     name

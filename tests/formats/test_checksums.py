@@ -15,7 +15,7 @@ import inshrink_core
 from inshrink_core.errors import InshrinkError, RottenError, UnreadableError
 from inshrink_core.formats import open_run
 from inshrink_core.formats.disk import ByteCounter, ReadableFile
-from inshrink_core.formats.torch_zip import read_checked_entries
+from inshrink_core.formats.torch.zip import read_checked_entries
 from inshrink_core.training.spool import Spool
 
 N_FLIPS = int(os.environ.get("INSHRINK_ROT_FLIPS", "300"))

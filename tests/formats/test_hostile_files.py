@@ -14,7 +14,7 @@ from safetensors.torch import save as save_safetensors
 
 from inshrink_core.errors import DamagedError, InshrinkError, UnsafePickleError
 from inshrink_core.formats import open_run, write_checkpoint
-from inshrink_core.formats.pickles import Foreign, read_pickle
+from inshrink_core.formats.torch.pickles import Foreign, read_pickle
 from tests.formats.run_builders import same_bits, training_state
 
 

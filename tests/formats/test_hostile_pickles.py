@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from inshrink_core.errors import DamagedError, InshrinkError, UnsafePickleError
-from inshrink_core.formats.pickles import read_pickle
 from inshrink_core.formats.state_tree import read_state_tree
+from inshrink_core.formats.torch.pickles import read_pickle
 from tests.formats.hostile_pickles import CASES
 
 MOST_SECONDS = 1.0
@@ -117,7 +117,7 @@ def test_what_a_pickler_writes_is_read_at_every_protocol(protocol: int):
 
 
 def test_a_program_of_only_data_opcodes_is_left_to_pythons_machine():
-    from inshrink_core.formats.pickles import _REPLACED, _plain_for
+    from inshrink_core.formats.torch.pickles import _REPLACED, _plain_for
 
     dangerous = b"}]\x8fR\x81\x92b\x90\x91ldoiP\x82\x83\x84\x97\x98\x95."
     plain = _plain_for(100)

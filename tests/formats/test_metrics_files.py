@@ -6,8 +6,9 @@ import google_crc32c
 import pytest
 
 from inshrink_core.errors import DamagedError, InputError, NotFoundError, RefusedLinkError
-from inshrink_core.formats import log, read_metrics
-from inshrink_core.formats.event_file import scalar_rows
+from inshrink_core.formats import read_metrics
+from inshrink_core.formats.logs import log
+from inshrink_core.formats.logs.event_file import scalar_rows
 
 
 def _written(tmp_path, content, name="some.log"):

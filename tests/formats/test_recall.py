@@ -10,7 +10,7 @@ from inshrink_core.errors import InshrinkError
 from inshrink_core.formats import assembly, open_run
 from inshrink_core.formats.checkpoints import read_directory, read_single_file
 from inshrink_core.formats.disk import Access
-from inshrink_core.formats.pickles import read_pickle
+from inshrink_core.formats.torch.pickles import read_pickle
 
 
 def _names(n=900):

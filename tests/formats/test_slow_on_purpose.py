@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 import inshrink_core
 from inshrink_core.errors import DamagedError, InshrinkError
 from inshrink_core.formats.disk import MAX_VALUES, parse_json
-from inshrink_core.formats.log import read_log, read_metrics
+from inshrink_core.formats.logs.log import read_log, read_metrics
 from inshrink_core.formats.safetensors_file import MAX_TENSORS
 
 _MOST_S = 10.0

@@ -135,7 +135,7 @@ def test_a_writer_that_follows_links_is_found():
         "archive-special", sealed=False, is_chosen=lambda name: name == "lossless", change=linked
     )
     target.seeds()
-    with mock.patch("inshrink_core.archive.writer.require_own", return_value=None):
+    with mock.patch("inshrink_core.archive.storage.local.require_own", return_value=None):
         campaign = _attacked(target, 20, Limits())
     assert any("nothing behind a link" in key for key in campaign.findings), campaign.findings
 

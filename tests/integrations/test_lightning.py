@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import inshrink_core
-from inshrink_core.archive.durable import is_locked
+from inshrink_core.archive import LocalStorage
 from inshrink_core.errors import InputError, LockedError, NotFoundError, StorageError
 from inshrink_core.training import FolderSaver
 from inshrink_core.training.spool import spool_folder
@@ -182,7 +182,7 @@ def test_asynchronous_saves_are_archived_pruned_and_unlocked_when_fit_returns(tm
             if epochs == 5 and error is not None:
                 stack.enter_context(pytest.raises(SystemExit if error is KeyboardInterrupt else error))
             fit(tmp_path / "ours", [asynchronous], epochs, net=Ending(), **options)
-        assert not is_locked(archive)
+        assert not LocalStorage(archive).is_locked()
         assert not spool_folder(archive).exists()
         assert plugin.failures == {}
         (last,) = inshrink_core.open(archive).steps
@@ -293,7 +293,7 @@ def test_what_cannot_be_archived_is_written_as_lightning_would(tmp_path: Path, m
 
     plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
     with monkeypatch.context() as patched:
-        patched.setattr("inshrink_core.training.spool.Spool.put_folder", refuse)
+        patched.setattr("inshrink_core.training.spool.Spool.put", refuse)
         fit(tmp_path / "ours", [plugin], 2)
     assert sorted(plugin.failures) == [4, 8]
     with pytest.raises(StorageError):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inshrink_core.ops import Backend, force_backend
-from inshrink_core.ops.distance import distance_to_grid, squared_distance
+from inshrink_core.ops.distance import distance_to_lattice, squared_distance
 from tests.strategies import normal
 
 
@@ -36,12 +36,12 @@ def test_what_is_not_finite_counts_for_nothing():
 def test_the_distance_to_grid_points_is_that_to_their_values(n):
     values = normal((n,), 1)
     integers = (values * 2.0**7).round().to(torch.int32)
-    found = distance_to_grid(values, integers, 2.0**-7)
+    found = distance_to_lattice(values, integers, 2.0**-7)
     assert found == squared_distance(values, integers.float() * 2.0**-7)
     with force_backend(Backend.REFERENCE):
-        assert distance_to_grid(values, integers, 2.0**-7) == found
+        assert distance_to_lattice(values, integers, 2.0**-7) == found
 
 
 def test_a_value_that_is_not_finite_is_no_distance_from_a_point():
     values = torch.tensor([math.nan, math.inf, 1.25])
-    assert distance_to_grid(values, torch.tensor([1, 2, 1], dtype=torch.int32), 1.0) == (0.0625, 1.5625)
+    assert distance_to_lattice(values, torch.tensor([1, 2, 1], dtype=torch.int32), 1.0) == (0.0625, 1.5625)

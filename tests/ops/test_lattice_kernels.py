@@ -13,12 +13,12 @@ from inshrink_core.ops.lattice import (
     MIN_GRADE,
     N_CONTEXTS,
     Gain,
-    Grid,
+    Lattice,
     advance,
     gain_grades,
     large_changes,
     pack_extra,
-    round_to_grid,
+    round_to_lattice,
     scale_integers,
     sum_tokens,
     unpack_extra,
@@ -28,8 +28,8 @@ from tests.strategies import normal
 NO_LARGE = np.zeros(0, np.int64)
 
 
-def grid_of(delta: float, step: int) -> Grid:
-    return Grid(delta, step, float(np.float32(1 / (step * delta))), 2**24 - 1)
+def lattice_of(unit: float, spacing: int) -> Lattice:
+    return Lattice(unit, spacing, float(np.float32(1 / (spacing * unit))), 2**24 - 1)
 
 
 def histories(n: int) -> torch.Tensor:
@@ -48,37 +48,37 @@ def same(first, second) -> bool:
 
 @pytest.mark.parametrize("gain_rows", [0, 1, 10])
 @pytest.mark.parametrize("tracked", [False, True])
-@pytest.mark.parametrize(("step", "scale"), [(128, 1.0), (1, 1.0), (1, 30.0), (20000, 1.0)])
-def test_back_ends_agree_and_decoding_reaches_the_same_state(step, scale, tracked, gain_rows):
+@pytest.mark.parametrize(("spacing", "scale"), [(128, 1.0), (1, 1.0), (1, 30.0), (20000, 1.0)])
+def test_back_ends_agree_and_decoding_reaches_the_same_state(spacing, scale, tracked, gain_rows):
     n = 5000
     values = normal((n,), 0) * scale
     values[5], values[7], values[8] = float("nan"), 1e30, float("-inf")
     generator = torch.Generator().manual_seed(1)
     before = torch.randint(-3000, 3000, (n,), dtype=torch.int32, generator=generator)
     history = histories(n) if tracked else None
-    grid = grid_of(2.0**-17, step)
+    lattice = lattice_of(2.0**-17, spacing)
     gain = None
     if gain_rows:
         base = torch.nan_to_num(values) + normal((n,), 2, 0.0005)
-        grades = gain_grades(values, base, before, grid, gain_rows)
+        grades = gain_grades(values, base, before, lattice, gain_rows)
         with force_backend(Backend.REFERENCE):
-            assert torch.equal(grades, gain_grades(values, base, before, grid, gain_rows))
+            assert torch.equal(grades, gain_grades(values, base, before, lattice, gain_rows))
         gain = Gain(base, grades.abs())
-    fast = round_to_grid(values, before, history, grid, gain)
+    fast = round_to_lattice(values, before, history, lattice, gain)
     with force_backend(Backend.REFERENCE):
-        assert same(fast, round_to_grid(values, before, history, grid, gain))
-    z = large_changes(fast.tokens, before, fast.integers, history, step)
+        assert same(fast, round_to_lattice(values, before, history, lattice, gain))
+    z = large_changes(fast.tokens, before, fast.integers, history, spacing)
     extra = pack_extra(z)
     assert np.array_equal(unpack_extra(fast.tokens, extra), z)
-    moved = advance(fast.tokens, z, before, history, grid)
+    moved = advance(fast.tokens, z, before, history, lattice)
     assert moved.valid
     assert torch.equal(moved.integers, fast.integers)
     assert torch.equal(moved.history, fast.history)
     with force_backend(Backend.REFERENCE):
-        assert np.array_equal(large_changes(fast.tokens, before, fast.integers, history, step), z)
+        assert np.array_equal(large_changes(fast.tokens, before, fast.integers, history, spacing), z)
         assert pack_extra(z) == extra
         assert np.array_equal(unpack_extra(fast.tokens, extra), z)
-        assert same(moved, advance(fast.tokens, z, before, history, grid))
+        assert same(moved, advance(fast.tokens, z, before, history, lattice))
 
 
 def test_back_ends_sum_rows_and_columns_of_tokens_the_same():
@@ -103,20 +103,20 @@ def test_extra_bits_that_are_not_those_of_the_tokens_are_refused():
 
 
 def test_values_end_within_half_a_step():
-    values, grid = normal((4000,), 1), grid_of(2.0**-18, 100)
-    rounded = round_to_grid(values, torch.zeros(4000, dtype=torch.int32), None, grid)
+    values, lattice = normal((4000,), 1), lattice_of(2.0**-18, 100)
+    rounded = round_to_lattice(values, torch.zeros(4000, dtype=torch.int32), None, lattice)
     zeros = torch.zeros(4000, dtype=torch.int32)
-    large = large_changes(rounded.tokens, zeros, rounded.integers, None, grid.step)
-    decoded = scale_integers(advance(rounded.tokens, large, None, None, grid).integers, grid.delta)
+    large = large_changes(rounded.tokens, zeros, rounded.integers, None, lattice.spacing)
+    decoded = scale_integers(advance(rounded.tokens, large, None, None, lattice).integers, lattice.unit)
     assert float((decoded - values).abs().max()) <= 0.5001 * 100 * 2.0**-18
 
 
 def test_history_tells_age_pair_and_sign():
-    grid = grid_of(1.0, 1)
+    lattice = lattice_of(1.0, 1)
     state, history = torch.zeros(1, dtype=torch.int32), None
     seen = []
     for target in (0, 3, 3, 3, 5, 4, *[4] * 9):
-        rounded = round_to_grid(torch.tensor([float(target)]), state, history, grid)
+        rounded = round_to_lattice(torch.tensor([float(target)]), state, history, lattice)
         state, history = rounded.integers, rounded.history
         seen.append(int(history[0]))
     # none; first change; two frames without; same sign; other sign and negative; ageing to the oldest
@@ -125,18 +125,18 @@ def test_history_tells_age_pair_and_sign():
 
 
 def test_a_change_is_coded_times_the_sign_of_the_last_one():
-    grid = grid_of(1.0, 1)
+    lattice = lattice_of(1.0, 1)
     for sign in (1.0, -1.0):
-        first = round_to_grid(torch.tensor([sign]), torch.zeros(1, dtype=torch.int32), None, grid)
-        second = round_to_grid(torch.tensor([3 * sign]), first.integers, first.history, grid)
+        first = round_to_lattice(torch.tensor([sign]), torch.zeros(1, dtype=torch.int32), None, lattice)
+        second = round_to_lattice(torch.tensor([3 * sign]), first.integers, first.history, lattice)
         assert int(second.tokens[0]) == 4
         assert int(first.history[0]) & CONTEXT_BITS == 1
 
 
 def test_large_changes_take_a_token_of_their_first_three_bits():
-    grid = grid_of(1.0, 1)
+    lattice = lattice_of(1.0, 1)
     values = torch.tensor([63.0, 64.0, 80.0, 1e6])
-    rounded = round_to_grid(values, torch.zeros(4, dtype=torch.int32), None, grid)
+    rounded = round_to_lattice(values, torch.zeros(4, dtype=torch.int32), None, lattice)
     # z = 126, 128, 160 and 2e6 = 1.907 * 2**20: tokens 126, 128 + 0, 128 + 1, 128 + 4 * 13 + 3
     assert rounded.tokens.tolist() == [126, 128, 129, 183]
     assert (rounded.n_large, rounded.n_exact) == (3, 0)
@@ -146,7 +146,7 @@ def test_large_changes_take_a_token_of_their_first_three_bits():
 
 def test_what_cannot_be_reached_is_exact():
     values = torch.tensor([float("nan"), float("inf"), 2.0**24, 2.0**24 - 1, 1e38])
-    rounded = round_to_grid(values, torch.zeros(5, dtype=torch.int32), None, grid_of(1.0, 1))
+    rounded = round_to_lattice(values, torch.zeros(5, dtype=torch.int32), None, lattice_of(1.0, 1))
     assert (rounded.tokens == EXACT).tolist() == [True, True, True, False, True]
     assert rounded.n_exact == 4
 
@@ -160,23 +160,23 @@ def test_extra_bits_that_are_too_few_or_too_many_are_refused():
 
 
 def test_a_state_that_leaves_its_bound_is_not_valid():
-    grid = grid_of(1.0, 1 << 20)
+    lattice = lattice_of(1.0, 1 << 20)
     tokens = torch.tensor([126], dtype=torch.uint8)
     for backend in (Backend.CPU, Backend.REFERENCE):
         with force_backend(backend):
-            assert not advance(tokens, NO_LARGE, None, None, grid).valid
+            assert not advance(tokens, NO_LARGE, None, None, lattice).valid
 
 
 def test_matched_gain_keeps_the_movement_and_sends_only_the_largest():
     n = 40_000
-    grid = grid_of(2.0**-18, 512)  # a step of .00195
+    lattice = lattice_of(2.0**-18, 512)  # a spacing of .00195
     before = torch.randint(-40, 40, (n,), dtype=torch.int32, generator=torch.Generator().manual_seed(1)) * 512
     base = before.float() * 2.0**-18
     movement = normal((n,), 2, scale=0.0007)
-    grades = gain_grades(base + movement, base, before, grid, 1)
+    grades = gain_grades(base + movement, base, before, lattice, 1)
     assert MIN_GRADE < int(grades[0]) < MAX_GRADE
-    matched = round_to_grid(base + movement, before, None, grid, Gain(base, grades))
-    plain = round_to_grid(base + movement, before, None, grid)
+    matched = round_to_lattice(base + movement, before, None, lattice, Gain(base, grades))
+    plain = round_to_lattice(base + movement, before, None, lattice)
 
     def gain(rounded) -> float:
         kept = (rounded.integers - before).float() * 2.0**-18
@@ -190,19 +190,19 @@ def test_a_movement_that_plain_rounding_resolves_needs_no_threshold():
     base = torch.zeros(1000)
     before = torch.zeros(1000, dtype=torch.int32)
     values = torch.full((1000,), 3.0)
-    assert gain_grades(values, base, before, grid_of(1.0, 1), 1).tolist() == [0]
+    assert gain_grades(values, base, before, lattice_of(1.0, 1), 1).tolist() == [0]
 
 
 def test_a_step_too_coarse_for_the_movement_is_reported():
     base, before = torch.zeros(1000), torch.zeros(1000, dtype=torch.int32)
-    grid = grid_of(1.0, 1)
-    assert int(gain_grades(normal((1000,), 1, scale=0.03), base, before, grid, 1)[0]) < 0
-    assert int(gain_grades(normal((1000,), 1, scale=0.08), base, before, grid, 1)[0]) > 0
+    lattice = lattice_of(1.0, 1)
+    assert int(gain_grades(normal((1000,), 1, scale=0.03), base, before, lattice, 1)[0]) < 0
+    assert int(gain_grades(normal((1000,), 1, scale=0.08), base, before, lattice, 1)[0]) > 0
 
 
 def test_large_tokens_without_their_bits_are_not_valid():
     tokens = torch.tensor([FIRST_LARGE], dtype=torch.uint8)
-    assert not advance(tokens, NO_LARGE, None, None, grid_of(1.0, 1)).valid
+    assert not advance(tokens, NO_LARGE, None, None, lattice_of(1.0, 1)).valid
 
 
 def test_extra_bits_of_many_large_changes_come_back():

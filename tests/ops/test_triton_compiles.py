@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from inshrink_core.ops import Backend, force_backend, moments
-from inshrink_core.ops.distance import distance_to_grid, squared_distance
-from inshrink_core.ops.lattice import Gain, Grid, advance, gain_grades, round_to_grid
+from inshrink_core.ops.distance import distance_to_lattice, squared_distance
+from inshrink_core.ops.lattice import Gain, Lattice, advance, gain_grades, round_to_lattice
 from inshrink_core.ops.quantize import (
     PROTECTED,
     assign,
@@ -23,7 +23,7 @@ from inshrink_core.ops.rans import RansBlocks, RansModel, rans_counts, rans_deco
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 N = 2048
-GRID = Grid(2.0**-10, 100, float(np.float32(2.0**10 / 100)), 2**24 - 1)
+GRID = Lattice(2.0**-10, 100, float(np.float32(2.0**10 / 100)), 2**24 - 1)
 VALUES, INTEGERS = torch.zeros(N), torch.zeros(N, dtype=torch.int32)
 BYTES = torch.zeros(N, dtype=torch.uint8)
 MODEL = RansModel(np.zeros(2, np.int64), np.full((1, 4), 1024))
@@ -80,9 +80,9 @@ def is_exact(ptx: str) -> bool:
 
 def test_lattice_kernels_compile_and_round_every_operation(compiled):
     gain = Gain(VALUES, torch.zeros(2, dtype=torch.int32))
-    round_to_grid(VALUES, INTEGERS, None, GRID)
+    round_to_lattice(VALUES, INTEGERS, None, GRID)
     assert is_exact(compiled["lattice._round"]), rounds(compiled["lattice._round"])
-    round_to_grid(VALUES, INTEGERS, BYTES, GRID, gain)
+    round_to_lattice(VALUES, INTEGERS, BYTES, GRID, gain)
     advance(BYTES, np.array([128]), INTEGERS, BYTES, GRID)
     advance(BYTES, np.zeros(0, np.int64), None, None, GRID)
     gain_grades(VALUES, VALUES, INTEGERS, GRID, 2)
@@ -130,7 +130,7 @@ def test_kernels_that_add_up_squares_compile_and_round_every_operation(compiled)
         lambda: moments.sum_sides(VALUES, 2, True),
         lambda: moments.relative_square(VALUES, units),
         lambda: squared_distance(VALUES, VALUES),
-        lambda: distance_to_grid(VALUES, INTEGERS, 0.5),
+        lambda: distance_to_lattice(VALUES, INTEGERS, 0.5),
     ):
         add()
         for ptx in compiled.values():

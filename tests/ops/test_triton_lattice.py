@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from inshrink_core.codec import TensorInput
 from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from inshrink_core.codecs.lattice.spacing import Spacing, grid_of
+from inshrink_core.codecs.lattice.spacing import Spacing, lattice_of
 from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.lattice import (
     EXACT,
@@ -19,11 +19,11 @@ from inshrink_core.ops.lattice import (
     N_CONTEXTS,
     N_TOKENS,
     Gain,
-    Grid,
+    Lattice,
     advance,
     gain_grades,
     large_changes,
-    round_to_grid,
+    round_to_lattice,
 )
 from inshrink_core.testing.codecs import state_bits
 from tests.codecs.lattice_chains import moving
@@ -64,20 +64,20 @@ def with_edges(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def agree(device, values, integers, history, grid, gain=None):
+def agree(device, values, integers, history, lattice, gain=None):
     """Fail unless rounding and its inverse are those of the reference; return what rounding gave."""
     with force_backend(Backend.REFERENCE):
-        expected = round_to_grid(values, integers, history, grid, gain)
+        expected = round_to_lattice(values, integers, history, lattice, gain)
     with force_backend(Backend.CUDA):
-        found = round_to_grid(values.to(device), integers, history, grid, gain)
+        found = round_to_lattice(values.to(device), integers, history, lattice, gain)
     assert same(found, expected)
     assert all(part.device.type == "cpu" for part in found if isinstance(part, torch.Tensor))
-    z = large_changes(expected.tokens, integers, expected.integers, history, grid.step)
+    z = large_changes(expected.tokens, integers, expected.integers, history, lattice.spacing)
     with force_backend(Backend.REFERENCE):
-        back = advance(expected.tokens, z, integers, history, grid)
+        back = advance(expected.tokens, z, integers, history, lattice)
     with force_backend(Backend.CUDA):
         there = [None if part is None else part.to(device) for part in (integers, history)]
-        moved = advance(expected.tokens.to(device), z, *there, grid)
+        moved = advance(expected.tokens.to(device), z, *there, lattice)
     assert same(moved, back)
     assert moved.valid
     assert moved.integers.device.type == torch.device(device).type
@@ -89,15 +89,17 @@ def check_plain_rounding(device):
         for dtype, tracked in (("float32", True), ("bfloat16", False), ("float16", True)):
             values = with_edges(normal((n,), n)).to(getattr(torch, dtype)).float()
             integers, history = state_of(n, n)
-            agree(device, values, integers, history if tracked else None, grid_of(Spacing(-17, 128), dtype))
+            agree(
+                device, values, integers, history if tracked else None, lattice_of(Spacing(-17, 128), dtype)
+            )
 
 
 def check_steps_from_the_finest_to_the_coarsest(device):
     values = with_edges(normal((1000,), 1))
     integers, history = state_of(1000, 2)
-    for step, scale in ((1, 1.0), (1, 30.0), (3, 1.0), (20000, 1.0), (1 << 24, 1e3)):
-        grid = Grid(2.0**-17, step, float(np.float32(2.0**17 / step)), 2**24 - 1)
-        agree(device, values * scale, integers, history, grid)
+    for spacing, scale in ((1, 1.0), (1, 30.0), (3, 1.0), (20000, 1.0), (1 << 24, 1e3)):
+        lattice = Lattice(2.0**-17, spacing, float(np.float32(2.0**17 / spacing)), 2**24 - 1)
+        agree(device, values * scale, integers, history, lattice)
 
 
 def check_ties_go_to_the_even_integer(device):
@@ -106,7 +108,7 @@ def check_ties_go_to_the_even_integer(device):
     near_largest = torch.tensor([2.0**22 + 0.5, 2.0**22 + 1.5, 2.0**23 - 0.5, -(2.0**23) + 0.5, 2.0**24 - 1])
     values = torch.cat((values, near_largest))
     zeros = torch.zeros(values.numel(), dtype=torch.int32)
-    rounded = agree(device, values, zeros, None, Grid(1.0, 1, 1.0, 2**24 - 1))
+    rounded = agree(device, values, zeros, None, Lattice(1.0, 1, 1.0, 2**24 - 1))
     assert torch.equal(rounded.integers, values.round().int())
 
 
@@ -115,15 +117,17 @@ def check_subnormal_lattices(device):
     spacing = Spacing(-126, 4)
     values = torch.arange(-999, 999).float() * 2.0**-126 * 0.37
     integers = torch.arange(-999, 999, dtype=torch.int32) // 3
-    agree(device, values, integers, None, grid_of(spacing, "float32"))
+    agree(device, values, integers, None, lattice_of(spacing, "float32"))
     values = torch.arange(-999, 999).float() * 2.0**-140
-    agree(device, values, integers * 0, None, Grid(2.0**-126, 1, 2.0**126, 2**24 - 1))
+    agree(device, values, integers * 0, None, Lattice(2.0**-126, 1, 2.0**126, 2**24 - 1))
 
 
 def check_what_cannot_be_reached_is_exact(device):
     values = torch.tensor([float("nan"), float("inf"), 2.0**24, 2.0**24 - 1, 1e38, -(2.0**24) + 1, 0.0])
     history = torch.full((7,), 33, dtype=torch.uint8)
-    rounded = agree(device, values, torch.zeros(7, dtype=torch.int32), history, Grid(1.0, 1, 1.0, 2**24 - 1))
+    rounded = agree(
+        device, values, torch.zeros(7, dtype=torch.int32), history, Lattice(1.0, 1, 1.0, 2**24 - 1)
+    )
     assert (rounded.tokens == EXACT).tolist() == [True, True, True, False, True, False, False]
     assert rounded.n_exact == 4
 
@@ -134,13 +138,13 @@ def check_every_size_of_a_change_has_its_token(device):
     whole = torch.cat([sign * (edges + offset) for sign in (1, -1) for offset in (-1, 0, 1)])
     whole = whole[whole.abs() < 2**24]
     _, history = state_of(whole.numel(), 3)
-    rounded = agree(device, whole.float(), torch.zeros_like(whole), history, Grid(1.0, 1, 1.0, 2**24 - 1))
+    rounded = agree(device, whole.float(), torch.zeros_like(whole), history, Lattice(1.0, 1, 1.0, 2**24 - 1))
     assert rounded.n_exact == 0
     assert torch.equal(rounded.integers, whole)
 
 
 def check_matched_gain(device):
-    grid = Grid(2.0**-17, 128, float(np.float32(2.0**10)), 2**24 - 1)
+    lattice = Lattice(2.0**-17, 128, float(np.float32(2.0**10)), 2**24 - 1)
     for n, rows in ((1, 1), (3000, 1), (3000, 10), (2050, 2), (360, 12)):
         integers, history = state_of(n, n)
         base = integers.float() * 2.0**-17 + normal((n,), 4, 0.0001)
@@ -148,12 +152,12 @@ def check_matched_gain(device):
         values[n // 2], base[n // 3] = float("nan"), 1e30
         choices = torch.tensor([0, MIN_GRADE, 1000, MAX_GRADE, 0, 1363], dtype=torch.int32)
         grades = choices.repeat(rows)[:rows].contiguous()
-        agree(device, values, integers, history, grid, Gain(base, grades))
-        agree(device, values, integers, None, grid, Gain(base, grades + (grades == 0)))
+        agree(device, values, integers, history, lattice, Gain(base, grades))
+        agree(device, values, integers, None, lattice, Gain(base, grades + (grades == 0)))
 
 
 def check_thresholds_of_matched_gain(device):
-    grid = Grid(2.0**-17, 128, float(np.float32(2.0**10)), 2**24 - 1)
+    lattice = Lattice(2.0**-17, 128, float(np.float32(2.0**10)), 2**24 - 1)
     seen = set()
     for n, rows, scale in (
         (1, 1, 0.001),
@@ -169,9 +173,9 @@ def check_thresholds_of_matched_gain(device):
             values[0], values[1], base[2] = float("nan"), 1e30, float("-inf")
         # The reference's choice in compiled form: its loops take a second for every row.
         with force_backend(Backend.CPU):
-            expected = gain_grades(values, base, integers, grid, rows)
+            expected = gain_grades(values, base, integers, lattice, rows)
         with force_backend(Backend.CUDA):
-            found = gain_grades(values.to(device), base, integers, grid, rows)
+            found = gain_grades(values.to(device), base, integers, lattice, rows)
         assert found.dtype == torch.int32
         assert found.tolist() == expected.tolist()
         seen |= {(grade > 0) - (grade < 0) for grade in found.tolist()}
@@ -181,15 +185,15 @@ def check_thresholds_of_matched_gain(device):
 def check_rows_are_counted_in_groups(device):
     from inshrink_core.ops.triton import lattice as triton_gain
 
-    grid = Grid(1.0, 1, 1.0, 2**24 - 1)
+    lattice = Lattice(1.0, 1, 1.0, 2**24 - 1)
     integers, base = torch.zeros(60, dtype=torch.int32), torch.zeros(60)
     values = normal((60,), 8, 0.7)
     all_rows = triton_gain._ROWS
     with force_backend(Backend.CUDA):
-        expected = gain_grades(values.to(device), base, integers, grid, 5)
+        expected = gain_grades(values.to(device), base, integers, lattice, 5)
         triton_gain._ROWS = 2
         try:
-            found = gain_grades(values.to(device), base, integers, grid, 5)
+            found = gain_grades(values.to(device), base, integers, lattice, 5)
         finally:
             triton_gain._ROWS = all_rows
     assert torch.equal(found, expected)
@@ -197,23 +201,23 @@ def check_rows_are_counted_in_groups(device):
 
 def check_no_elements(device):
     empty, zeros = torch.zeros(0), torch.zeros(0, dtype=torch.int32)
-    grid = Grid(1.0, 1, 1.0, 2**24 - 1)
+    lattice = Lattice(1.0, 1, 1.0, 2**24 - 1)
     with force_backend(Backend.CUDA):
-        rounded = round_to_grid(empty.to(device), zeros, None, grid)
+        rounded = round_to_lattice(empty.to(device), zeros, None, lattice)
         assert rounded.tokens.numel() == rounded.n_large == rounded.n_exact == 0
-        moved = advance(rounded.tokens.to(device), NO_LARGE, None, None, grid)
+        moved = advance(rounded.tokens.to(device), NO_LARGE, None, None, lattice)
         assert moved.valid
         assert moved.integers.numel() == 0
-        assert gain_grades(empty.to(device), empty, zeros, grid, 1).tolist() == [0]
+        assert gain_grades(empty.to(device), empty, zeros, lattice, 1).tolist() == [0]
 
 
 def check_states_on_the_device_stay_there(device):
     values, (integers, history) = with_edges(normal((999,), 9)), state_of(999, 9)
-    grid = grid_of(Spacing(-17, 128), "float32")
+    lattice = lattice_of(Spacing(-17, 128), "float32")
     with force_backend(Backend.REFERENCE):
-        expected = round_to_grid(values, integers, history, grid)
+        expected = round_to_lattice(values, integers, history, lattice)
     with force_backend(Backend.CUDA):
-        found = round_to_grid(values.to(device), integers.to(device), history.to(device), grid)
+        found = round_to_lattice(values.to(device), integers.to(device), history.to(device), lattice)
     assert same(found, expected)
     tensors = [part for part in found if isinstance(part, torch.Tensor)]
     assert all(part.device.type == torch.device(device).type for part in tensors)
@@ -222,7 +226,7 @@ def check_states_on_the_device_stay_there(device):
 def check_a_state_that_leaves_its_bound_is_not_valid(device):
     tokens = torch.tensor([0] * 1500 + [126], dtype=torch.uint8, device=device)
     large = torch.tensor([FIRST_LARGE, 3, 227], dtype=torch.uint8, device=device)
-    coarse, fine = Grid(1.0, 1 << 20, 2.0**-20, 2**24 - 1), Grid(1.0, 1, 1.0, 2**24 - 1)
+    coarse, fine = Lattice(1.0, 1 << 20, 2.0**-20, 2**24 - 1), Lattice(1.0, 1, 1.0, 2**24 - 1)
     with force_backend(Backend.CUDA):
         assert not advance(tokens, NO_LARGE, None, None, coarse).valid
         assert advance(tokens, NO_LARGE, None, None, fine).valid
@@ -234,18 +238,18 @@ def check_tokens_of_every_kind_in_several_blocks(device):
     generator = torch.Generator().manual_seed(1)
     n, seen = 2500, set()
     integers, history = state_of(n, 10)
-    for highest, step in ((FIRST_LARGE, 3), (FIRST_LARGE + 40, 1), (N_TOKENS, 1), (N_TOKENS, 1 << 24)):
+    for highest, spacing in ((FIRST_LARGE, 3), (FIRST_LARGE + 40, 1), (N_TOKENS, 1), (N_TOKENS, 1 << 24)):
         tokens = torch.randint(0, highest, (n,), dtype=torch.uint8, generator=generator)
         tokens[::7] = EXACT
-        grid = Grid(1.0, step, 1.0 / step, 2**24 - 1)
-        z = np.random.default_rng(step).integers(0, 1 << 25, int((tokens >= FIRST_LARGE).sum()))
+        lattice = Lattice(1.0, spacing, 1.0 / spacing, 2**24 - 1)
+        z = np.random.default_rng(spacing).integers(0, 1 << 25, int((tokens >= FIRST_LARGE).sum()))
         large = z[: int(((tokens >= FIRST_LARGE) & (tokens != EXACT)).sum())]
         for state in ((None, None), (integers, None), (integers, history)):
             with force_backend(Backend.REFERENCE):
-                expected = advance(tokens, large, *state, grid)
+                expected = advance(tokens, large, *state, lattice)
             with force_backend(Backend.CUDA):
                 there = [None if part is None else part.to(device) for part in state]
-                found = advance(tokens.to(device), large, *there, grid)
+                found = advance(tokens.to(device), large, *there, lattice)
             assert found.valid == expected.valid
             assert not expected.valid or same(found, expected)
             seen.add((found.valid, large.size > 0))
@@ -260,7 +264,7 @@ def check_a_state_at_its_bound_may_not_move_on(device):
         tokens = torch.tensor(z, dtype=torch.uint8)
         with force_backend(Backend.CUDA):
             there = [part.to(device) for part in (integers, history)]
-            found = advance(tokens.to(device), NO_LARGE, *there, Grid(1.0, 1, 1.0, bound))
+            found = advance(tokens.to(device), NO_LARGE, *there, Lattice(1.0, 1, 1.0, bound))
         assert found.valid == valid
         assert not valid or found.integers.tolist() == [bound - 1, 1 - bound]
 
@@ -270,22 +274,22 @@ def check_large_tokens_without_their_bits_are_not_valid(device):
     with force_backend(Backend.CUDA):
         for n_known in (0, 1, 1099):
             large = np.full(n_known, 128, np.int64)
-            assert not advance(tokens, large, None, None, Grid(1.0, 1, 1.0, 2**24 - 1)).valid
+            assert not advance(tokens, large, None, None, Lattice(1.0, 1, 1.0, 2**24 - 1)).valid
 
 
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     words=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=40),
     exponent=st.integers(-126, 20),
-    step=st.integers(1, 2**24),
+    spacing=st.integers(1, 2**24),
     seed=st.integers(0, 1000),
     gained=st.booleans(),
 )
-def any_bits_round_alike(device, words, exponent, step, seed, gained):
+def any_bits_round_alike(device, words, exponent, spacing, seed, gained):
     values = torch.tensor(words, dtype=torch.int32).view(torch.float32)
     integers, history = state_of(len(words), seed, spread=2**24)
     gain = Gain(values.flip(0).contiguous(), torch.tensor([700], dtype=torch.int32)) if gained else None
-    agree(device, values, integers, history, grid_of(Spacing(exponent, step), "float32"), gain)
+    agree(device, values, integers, history, lattice_of(Spacing(exponent, spacing), "float32"), gain)
 
 
 def check_any_bits(device):

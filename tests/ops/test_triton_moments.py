@@ -12,7 +12,7 @@ from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import TensorInput
 from inshrink_core.codecs.moments.codec import MomentsCodec
 from inshrink_core.ops import Backend, force_backend, moments
-from inshrink_core.ops.distance import SLICE, distance_to_grid, squared_distance
+from inshrink_core.ops.distance import SLICE, distance_to_lattice, squared_distance
 from inshrink_core.ops.moments import BAND, LINE, Units
 from inshrink_core.testing.codecs import state_bits
 from tests.ops.interpreted import NEEDS_GPU, NEEDS_TRITON, outcomes
@@ -125,7 +125,7 @@ def check_distances(device):
         edges = torch.tensor([math.nan, math.inf, -math.inf, largest, -largest, -0.0, 1e-42])
         values[: edges.numel()] = edges[:n]
         integers = (normal((n,), 2) * 1e3).int()
-        agree(device, distance_to_grid, values, integers, 2.0**-3)
+        agree(device, distance_to_lattice, values, integers, 2.0**-3)
         agree(device, squared_distance, values, values.flip(0).contiguous())
 
 

@@ -11,22 +11,22 @@ from sklearn.cluster import KMeans
 
 from inshrink_core.ops.quantize import histogram16
 from inshrink_core.quantization import (
-    ValueHistogram,
+    KeyHistogram,
     assignment_table,
     fit_exact,
     fit_published,
+    key_histogram,
     key_values,
     round_centroids,
     squared_error,
-    value_histogram,
 )
 
 
-def histogram_of(tensor: torch.Tensor) -> ValueHistogram:
-    return value_histogram(histogram16(tensor).numpy(), str(tensor.dtype).removeprefix("torch."))
+def histogram_of(tensor: torch.Tensor) -> KeyHistogram:
+    return key_histogram(histogram16(tensor).numpy(), str(tensor.dtype).removeprefix("torch."))
 
 
-def error_of(histogram: ValueHistogram, centroids: np.ndarray) -> float:
+def error_of(histogram: KeyHistogram, centroids: np.ndarray) -> float:
     distance = np.abs(histogram.values[:, None] - np.asarray(centroids, np.float64)[None])
     return float((histogram.counts * distance.min(axis=1) ** 2).sum())
 
@@ -49,7 +49,7 @@ def test_exact_fit_equals_the_best_of_all_partitions(data):
     values = np.array(sorted(data.draw(st.sets(st.integers(-50, 50), min_size=1, max_size=9))), np.float64)
     counts = np.array(data.draw(st.lists(st.integers(1, 9), min_size=len(values), max_size=len(values))))
     k = data.draw(st.integers(1, len(values)))
-    histogram = ValueHistogram(values, counts)
+    histogram = KeyHistogram(values, counts)
     assert error_of(histogram, fit_exact(histogram, k)) == pytest.approx(
         least_error(values, counts, k), abs=1e-9
     )
@@ -80,7 +80,7 @@ def test_exact_fit_keeps_few_distinct_values_as_they_are():
 
 
 def test_exact_fit_of_nothing_is_empty():
-    assert len(fit_exact(value_histogram(np.zeros(65536, np.int64), "float32"), 16)) == 0
+    assert len(fit_exact(key_histogram(np.zeros(65536, np.int64), "float32"), 16)) == 0
 
 
 def test_exact_fit_is_precise_for_values_far_from_zero():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from inshrink_core.ops.quantize import histogram16
-from inshrink_core.quantization import key_values, sorted_keys, value_histogram
+from inshrink_core.quantization import key_histogram, key_values, sorted_keys
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -35,6 +35,6 @@ def test_sorted_keys_order_representatives():
 
 def test_histogram_lists_only_occupied_finite_bins():
     counts = histogram16(torch.tensor([1.0, -1.0, 1.0, float("inf"), float("nan")])).numpy()
-    histogram = value_histogram(counts, "float32")
+    histogram = key_histogram(counts, "float32")
     assert histogram.counts.tolist() == [1, 2]
     assert histogram.values[0] == -histogram.values[1]

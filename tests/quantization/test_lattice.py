@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from inshrink_core.codecs.lattice.spacing import (
-    MAX_STEP,
+    MAX_UNITS,
     Spacing,
     exact_mean,
     geometric_mean,
-    grid_of,
     held,
+    lattice_of,
     new_spacing,
     sensitivity_factor,
     spacing_of,
@@ -44,12 +44,12 @@ def mean_of(moments: torch.Tensor) -> float:
 def test_a_new_step_is_near_what_was_asked_and_can_be_halved_often(width):
     spacing = new_spacing(width, width * 10)
     assert spacing.width == pytest.approx(width, rel=0.004)
-    assert spacing.step >= 256
-    assert spacing.step & -spacing.step >= 2
+    assert spacing.units >= 256
+    assert spacing.units & -spacing.units >= 2
 
 
 def test_the_unit_leaves_room_for_finer_steps():
-    assert new_spacing(1.0, 1.0).step >= 256 * 32
+    assert new_spacing(1.0, 1.0).units >= 256 * 32
 
 
 def test_numbers_beyond_any_unit_have_no_step():
@@ -58,8 +58,8 @@ def test_numbers_beyond_any_unit_have_no_step():
 
 
 def test_a_step_stays_in_its_range():
-    assert spacing_of(1e-9, 0).step == 1
-    assert spacing_of(1e30, 0).step == MAX_STEP
+    assert spacing_of(1e-9, 0).units == 1
+    assert spacing_of(1e30, 0).units == MAX_UNITS
 
 
 def test_a_step_is_held_until_the_rule_is_three_quarters_of_an_octave_away():
@@ -87,6 +87,6 @@ def test_tensors_without_gradients_have_no_mean_and_all_the_same_step():
 
 
 def test_a_grid_keeps_float16_finite():
-    grid = grid_of(Spacing(-4, 16), "float16")
-    assert math.isfinite(float(np.float16(grid.bound * grid.delta)))
-    assert grid_of(Spacing(-4, 16), "bfloat16").bound == 2**24 - 1
+    lattice = lattice_of(Spacing(-4, 16), "float16")
+    assert math.isfinite(float(np.float16(lattice.bound * lattice.unit)))
+    assert lattice_of(Spacing(-4, 16), "bfloat16").bound == 2**24 - 1

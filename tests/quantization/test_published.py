@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from inshrink_core.ops.quantize import histogram16
-from inshrink_core.quantization import ValueHistogram, fit_published, log_sketch, value_histogram
+from inshrink_core.quantization import KeyHistogram, fit_published, key_histogram, log_sketch
 
 
 @pytest.fixture(name="histogram")
-def _histogram() -> ValueHistogram:
+def _histogram() -> KeyHistogram:
     x = torch.randn(30_000, generator=torch.Generator().manual_seed(0)) * 0.05
-    return value_histogram(histogram16(x).numpy(), "float32")
+    return key_histogram(histogram16(x).numpy(), "float32")
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.05])
@@ -24,7 +24,7 @@ def test_sketch_keeps_values_within_its_relative_error(histogram, alpha):
 
 
 def test_sketch_mirrors_signs_about_a_zero_bucket():
-    sketch = log_sketch(ValueHistogram(np.array([-2.0, 0.0, 2.0]), np.array([1, 5, 1])), 0.01)
+    sketch = log_sketch(KeyHistogram(np.array([-2.0, 0.0, 2.0]), np.array([1, 5, 1])), 0.01)
     assert sketch.values[0] == -sketch.values[2]
     assert sketch.values[1] == 0.0
     assert sketch.counts.tolist() == [1, 5, 1]
@@ -32,7 +32,7 @@ def test_sketch_mirrors_signs_about_a_zero_bucket():
 
 def test_sketch_takes_the_smallest_and_largest_floats():
     values = np.array([2.0**-149, float(np.finfo(np.float32).max)])
-    sketch = log_sketch(ValueHistogram(values, np.array([1, 1])), 0.01)
+    sketch = log_sketch(KeyHistogram(values, np.array([1, 1])), 0.01)
     np.testing.assert_allclose(sketch.values, values, rtol=0.0101)
 
 
@@ -49,11 +49,11 @@ def test_fit_gives_large_values_more_centroids_than_least_squares_would(histogra
 
 
 def test_fit_of_nothing_is_empty():
-    assert len(fit_published(ValueHistogram(np.empty(0), np.empty(0, np.int64)), 4)) == 0
+    assert len(fit_published(KeyHistogram(np.empty(0), np.empty(0, np.int64)), 4)) == 0
 
 
 def test_fit_of_zeros_alone_is_zero():
-    assert fit_published(ValueHistogram(np.array([0.0]), np.array([7])), 4).tolist() == [0.0]
+    assert fit_published(KeyHistogram(np.array([0.0]), np.array([7])), 4).tolist() == [0.0]
 
 
 @pytest.mark.parametrize("k", [1, 2, 254])

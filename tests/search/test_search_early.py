@@ -18,16 +18,16 @@ from inshrink_core.evaluate import Evaluation, EvaluatorRequest, PartialEvaluati
 from inshrink_core.formats import open_run
 from inshrink_core.metrics import Direction
 from inshrink_core.search.bounds import Bounds, Partial
+from inshrink_core.search.calibration import calibrate
 from inshrink_core.search.judge import CONFIDENT_ERRORS, EarlyExit, Judge
-from inshrink_core.search.quadratic import calibrate
-from inshrink_core.search.space import LatticeLine
+from inshrink_core.search.space import space_of
 from inshrink_core.search.trials import Trial, TrialLog, TrialRunner
 from inshrink_core.verbs.search import search
 from tests.runs import batch, model, write_run
 from tests.search.evaluators import InProcess
 
 HALVES = np.log(np.full((10, 2), 0.5))
-LINE = LatticeLine()
+LINE = space_of("lattice")
 
 
 def original(value=1.0, direction=Direction.LOWER, log_probs=None):

@@ -9,9 +9,9 @@ from inshrink_core.analysis.gain import restore_gain
 from inshrink_core.chain import (
     Archive,
     ChainConfig,
+    ChainState,
     FrameEncoder,
     Override,
-    Standing,
     archive_size,
     step_gain,
 )
@@ -23,11 +23,10 @@ from inshrink_core.errors import ConfigError, EvaluatorError
 from inshrink_core.formats import open_run
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge, evaluator_digest
-from inshrink_core.search.measure import encode_chain, encode_step, following
+from inshrink_core.search.measure import RatioEstimate, encode_chain, encode_step, following, sample_keys
 from inshrink_core.search.quadratic import allocate
-from inshrink_core.search.sampling import RatioEstimate, sample_keys
 from inshrink_core.search.search import ChainTrials, estimate_ratio
-from inshrink_core.search.space import Candidate, LatticeLine, space_of
+from inshrink_core.search.space import Candidate, space_of
 from inshrink_core.search.trials import Position, TrialLog, TrialRunner
 from inshrink_core.verbs.compress import compress
 from tests.builders import memory_checkpoint, seeded
@@ -101,7 +100,7 @@ def test_sizes_in_memory_are_those_of_frames_to_a_few_bytes(run, tmp_path, codec
 
 
 def test_a_trial_changes_nothing_that_the_next_one_sees(run):
-    first = encode_step(base(), run[5], Standing())
+    first = encode_step(base(), run[5], ChainState())
     standing, index = following(first, keyframe=False)
     once = encode_step(base(), run[10], standing, index)
     encode_step(
@@ -125,13 +124,13 @@ class Asked:
             base=base(),
             judge=self.judge,
             log=log if log is not None else TrialLog(None, "run"),
-            told=told,
+            on_trial=told,
             with_gain=gain,
             foreseen=FrameEncoder(base()).look_ahead(run.steps, run.__getitem__),
         )
 
 
-LINE = LatticeLine()
+LINE = space_of("lattice")
 
 
 @pytest.fixture
@@ -269,25 +268,25 @@ def test_a_sample_has_every_layer_type_and_about_its_share():
 def test_a_sample_without_the_tensors_of_an_override_is_encoded_all_the_same(run):
     config = {"overrides": [{"match": "4.bias", "coarseness": 1.0}]}
     chain = make_chain_config("", "lattice", config, None, 32, "cpu", 1)
-    encoded = encode_step(chain, run[5], Standing(), keys=frozenset({"4.weight"}))
+    encoded = encode_step(chain, run[5], ChainState(), keys=frozenset({"4.weight"}))
     assert set(encoded.nbytes) == {"4.weight"}
     elsewhere = dataclasses.replace(
         chain, overrides=(Override(match="nowhere", settings={"coarseness": 1.0}),)
     )
     with pytest.raises(ConfigError, match=r"no tensor matches the override 'nowhere'"):
-        encode_step(elsewhere, run[5], Standing())
+        encode_step(elsewhere, run[5], ChainState())
 
 
 def test_the_ratio_of_a_step_is_estimated_once_for_each_candidate(run):
-    estimate = RatioEstimate(base(), run[5], Standing(), None)
+    estimate = RatioEstimate(base(), run[5], ChainState(), None)
     assert estimate(LINE.candidate(LatticeCodec().coarseness)) == pytest.approx(
-        encode_step(base(), run[5], Standing()).ratio_weights, rel=0.01
+        encode_step(base(), run[5], ChainState()).ratio_weights, rel=0.01
     )
     assert estimate(LINE.candidate(6.0)) > estimate(LINE.candidate(1.0))
 
 
 def test_gain_is_none_where_there_is_no_state_before(run):
-    found = step_gain(base(), run[5], run[10], Standing())
+    found = step_gain(base(), run[5], run[10], ChainState())
     assert (found.gain, found.noise) == (None, None)
 
 
@@ -299,7 +298,7 @@ def allocated(h_linear):
     *_, before = encode_chain(plain, [first])
     standing, index = following(before, keyframe=False)
     h = {"c.weight": 1.0, "fc.weight": h_linear}
-    return allocate(plain, LINE, 2.0, second, standing, h, index)
+    return allocate(LINE, 2.0, h, lambda one: encode_step(one.chain_config(plain), second, standing, index))
 
 
 def test_allocation_makes_finer_what_the_loss_minds_more():
@@ -312,5 +311,9 @@ def test_allocation_makes_finer_what_the_loss_minds_more():
 
 def test_allocation_leaves_one_layer_type_alone(run):
     checkpoint = memory_checkpoint(1, {"fc.weight": seeded((64, 64), 1)})
-    found = allocate(base(), LINE, 2.0, checkpoint, Standing(), {"fc.weight": 1.0})
+
+    def encode(candidate):
+        return encode_step(candidate.chain_config(base()), checkpoint, ChainState())
+
+    found = allocate(LINE, 2.0, {"fc.weight": 1.0}, encode)
     assert found.factors == {}

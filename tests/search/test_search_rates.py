@@ -12,7 +12,7 @@ from inshrink_core.chain.assign import assigned, assignments, literal_pattern
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.errors import InputError
-from inshrink_core.search.rates import Measured, Rates, rates_of
+from inshrink_core.search.rates import MeasuredAllocation, Rates, rates_of
 
 LEVELS = (0.5, 1.0, 2.0, 4.0)
 
@@ -250,7 +250,7 @@ def test_one_measurement_scales_all_that_is_predicted(rates: Rates) -> None:
     at_two, at_four = ([value] * 3 for value in (2.0, 4.0))
     told = rates.predict(at_two)
     assert told.divergence is not None
-    found = rates.calibrated([Measured(at_two, None, 5 * told.divergence)])
+    found = rates.calibrated([MeasuredAllocation(at_two, None, 5 * told.divergence)])
     assert found.n_measured == 1
     for values in (at_two, at_four):
         assert found.predict(values).divergence == pytest.approx(5 * (rates.predict(values).divergence or 0))
@@ -261,7 +261,7 @@ def test_one_measurement_scales_all_that_is_predicted(rates: Rates) -> None:
 
 
 def test_a_prediction_passes_through_every_measurement_and_goes_from_one_to_the_next(rates: Rates) -> None:
-    measured = [Measured([at] * 3, 0.01 * at, None) for at in (1.0, 4.0)]
+    measured = [MeasuredAllocation([at] * 3, 0.01 * at, None) for at in (1.0, 4.0)]
     found = rates.calibrated(measured)
     for one in measured:
         assert found.predict(one.values).drop == pytest.approx(one.drop)
@@ -274,11 +274,13 @@ def test_a_prediction_passes_through_every_measurement_and_goes_from_one_to_the_
 
 @pytest.mark.parametrize("nothing", [None, 0.0, -0.1, math.nan, math.inf])
 def test_what_tells_no_positive_figure_calibrates_nothing(rates: Rates, nothing: float | None) -> None:
-    found = rates.calibrated([Measured([2.0] * 3, nothing, nothing)])
+    found = rates.calibrated([MeasuredAllocation([2.0] * 3, nothing, nothing)])
     assert found.n_measured == 0
     assert found.predict([2.0] * 3).drop == rates.predict([2.0] * 3).drop
 
 
 def test_a_wild_measurement_leaves_numbers(rates: Rates) -> None:
-    found = rates.calibrated([Measured([2.0] * 3, 1e300, 1e-300), Measured([2.0] * 3, 1e-300, 1e300)])
+    found = rates.calibrated(
+        [MeasuredAllocation([2.0] * 3, 1e300, 1e-300), MeasuredAllocation([2.0] * 3, 1e-300, 1e300)]
+    )
     assert np.isfinite(found.course("drop")).all()

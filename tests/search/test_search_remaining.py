@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 
 from inshrink_core.search.remaining import Remaining
-from inshrink_core.search.space import LatticeLine, space_of
+from inshrink_core.search.space import space_of
 from inshrink_core.search.strategies import Bracket, Everything, GuidedExhaustive, Outcome, explore
 
-LINE = LatticeLine()
+LINE = space_of("lattice")
 N_STEPS = 5
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from inshrink_core.chain import Archive, Standing
+from inshrink_core.chain import Archive, ChainState
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.codecs.lattice.codec import LatticeCodec
@@ -16,8 +16,8 @@ from inshrink_core.errors import EvaluatorError, InputError, NotFoundError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.formats import open_run
 from inshrink_core.search.bounds import Bounds
+from inshrink_core.search.calibration import DROP_PER_NAT
 from inshrink_core.search.judge import Judge
-from inshrink_core.search.prior import DROP_PER_NAT
 from inshrink_core.search.search import known_trials, last_report
 from inshrink_core.search.space import Candidate
 from inshrink_core.search.trials import Position, TrialRunner
@@ -141,7 +141,7 @@ def test_the_same_restored_state_is_evaluated_once(run, evaluator):
     base = make_chain_config("", "lattice", None, None, 32, "cpu", 1)
     with Judge([evaluator], run.__getitem__, Bounds(max_divergence=1e-3)) as judge:
         runner = TrialRunner(checkpoints=run.__getitem__, steps=(step,), base=base, judge=judge, log=None)
-        position = Position(runner, Standing())
+        position = Position(runner, ChainState())
         # One step of 2.5 for all tensors, said in two ways.
         one = runner.trial(step, Candidate(codec="lattice", settings={"coarseness": 2.5}), position)
         asked = evaluator.asked
@@ -149,7 +149,7 @@ def test_the_same_restored_state_is_evaluated_once(run, evaluator):
         candidate = Candidate(codec="lattice", settings={"coarseness": 1.0}, overrides=(override,))
         other = runner.trial(step, candidate, position)
     assert evaluator.asked == asked
-    assert runner.evaluations == 1
+    assert judge.evaluations == 1
     assert (one.drop, one.divergence) == (other.drop, other.divergence)
 
 

@@ -6,7 +6,7 @@ from inshrink_core.chain import ChainConfig
 from inshrink_core.checkpoint import LayerType
 from inshrink_core.codec import get_codec
 from inshrink_core.errors import ConfigError
-from inshrink_core.search.space import Candidate, Cube, LatticeLine, space_of
+from inshrink_core.search.space import Candidate, Cube, space_of
 
 
 def base(codec, **settings):
@@ -49,7 +49,7 @@ def test_a_codec_without_a_knob_has_nothing_to_search():
 
 
 def test_factors_become_overrides_by_layer_type():
-    line = LatticeLine(factors={"linear": 2.0, "convolution": 0.5, "attention": 1.0})
+    line = space_of("lattice", factors={"linear": 2.0, "convolution": 0.5, "attention": 1.0})
     candidate = line.candidate(3.0)
     assert candidate.document() == {
         "codec": "lattice",
@@ -63,7 +63,7 @@ def test_factors_become_overrides_by_layer_type():
 
 def test_held_settings_and_overrides_of_the_base_stay():
     chain = base("lattice", gamma=0.75)
-    made = LatticeLine().candidate(4.0).chain_config(chain)
+    made = space_of("lattice").candidate(4.0).chain_config(chain)
     assert (made.config.gamma, made.config.coarseness) == (0.75, 4.0)
 
 

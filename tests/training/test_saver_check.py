@@ -17,11 +17,10 @@ from inshrink_core.cli import main
 from inshrink_core.errors import ConfigError, DamagedError, EvaluatorError, InputError
 from inshrink_core.evaluate import Evaluation
 from inshrink_core.metrics import Direction, mean_entropy
-from inshrink_core.search import bounded
-from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
+from inshrink_core.search import bounded, choosing
+from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, failure_of
 from inshrink_core.training.check import ModelEvaluator
 from inshrink_core.training.saver import Saver
-from inshrink_core.verbs.compare import CheckedBounds
 from inshrink_core.verbs.inspect import inspect
 
 
@@ -128,13 +127,13 @@ def test_a_bound_that_every_previous_checkpoint_keeps_still_lets_spacings_grow(t
 
 
 def test_of_the_settings_that_keep_a_bound_the_smallest_is_saved(tmp_path, monkeypatch):
-    tried, at_step = [], bounded.BoundedWriter._outcome
+    tried, at_step = [], choosing.Chooser._outcome
 
     def outcome(self, point, step):
         tried.append(at_step(self, point, step))
         return tried[-1]
 
-    monkeypatch.setattr(bounded.BoundedWriter, "_outcome", outcome)
+    monkeypatch.setattr(choosing.Chooser, "_outcome", outcome)
     saved(tmp_path / "a", n_saves=1, codec="qd", check=check, max_restore_cost=0.02)
     kept = [one for one in tried if one.kept]
     best = max(kept, key=lambda one: one.ratio)
@@ -441,9 +440,9 @@ def test_compare_ends_where_a_restore_costs_too_much(tmp_path):
     inshrink_core.compress(run, tmp_path / "a", steps=run.steps[-2:], config={"coarseness": 8})
     comparison = inshrink_core.compare(tmp_path / "a", run)
     bound = comparison.max_restore_cost / 2
-    failure = CheckedBounds(max_restore_cost=bound).failure_of(comparison, "here")
+    failure = failure_of({"restore_cost": bound}, comparison, "here")
     assert "exceeds --max-restore-cost" in str(failure)
-    assert CheckedBounds(max_restore_cost=2 * bound).failure_of(comparison, "here") is None
+    assert failure_of({"restore_cost": 2 * bound}, comparison, "here") is None
 
 
 def test_inspect_shows_what_a_restore_costs(tmp_path, capsys):

@@ -12,7 +12,7 @@ from torch import nn
 import inshrink_core
 from inshrink_core.chain import ChainWriter
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, StorageError, UnsafePickleError
-from inshrink_core.formats.pickles import read_pickle
+from inshrink_core.formats.torch.pickles import read_pickle
 from inshrink_core.training import FolderSaver
 from inshrink_core.training.archiver import MAX_ASIDE, Archiver
 from inshrink_core.training.saver import Saver

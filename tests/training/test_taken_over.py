@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import inshrink_core
-from inshrink_core.archive.durable import is_locked
+from inshrink_core.archive import LocalStorage
 from inshrink_core.chain import ChainWriter
 from inshrink_core.errors import LockedError, StorageError
 from inshrink_core.integrations.ranks import FirstRankSaver
@@ -66,7 +66,7 @@ def test_after_an_interruption_within_with_the_archive_is_free(path, error):
 
     with pytest.raises(error):
         cell()
-    assert not is_locked(path)
+    assert not LocalStorage(path).is_locked()
     with begin(path)[1] as other:
         assert other.restore() == 1
 
@@ -79,7 +79,7 @@ def test_an_interruption_of_closing_itself_is_made_good_by_the_next(path, monkey
         patch.setattr(saver._archiver._thread, "join", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             saver.close()
-    assert is_locked(path)
+    assert LocalStorage(path).is_locked()
     with begin(path)[1] as other:
         assert other.restore() == 1
 
@@ -97,7 +97,7 @@ def test_another_spelling_of_the_path_is_the_same_archive(path, tmp_path, monkey
             first.flush()
         first = second
     first.close()
-    assert not is_locked(path)
+    assert not LocalStorage(path).is_locked()
 
 
 def test_one_within_its_with_statement_is_in_use(path):
@@ -166,7 +166,7 @@ def test_an_adapter_is_taken_over_unless_it_is_within_its_with_statement(path):
             Adapter(path)
         assert second.failures == {}
     first.close()
-    assert not is_locked(path)
+    assert not LocalStorage(path).is_locked()
 
 
 def test_what_the_disk_refused_is_taken_over_too(path, monkeypatch):
@@ -185,7 +185,7 @@ def test_a_saver_that_nothing_refers_to_lets_go_by_itself(path):
     saver.save(1)
     del saver
     gc.collect()
-    assert not is_locked(path)
+    assert not LocalStorage(path).is_locked()
     assert inshrink_core.open(path).steps == (1,)
 
 
@@ -225,7 +225,7 @@ def test_a_forked_child_neither_takes_over_nor_holds_the_lock_nor_ends_the_paren
         os._exit(0)
     os.close(reading)
     saver.close()
-    assert not is_locked(path)  # though a worker is still there
+    assert not LocalStorage(path).is_locked()  # though a worker is still there
     os.close(writing)
     os.waitpid(child, 0)
     assert inshrink_core.open(path).steps == (1, 2)

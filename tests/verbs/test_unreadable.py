@@ -306,12 +306,12 @@ def test_a_watch_waits_for_what_is_unfinished_and_names_what_stays_so(tmp_path: 
     thread.start()
     events = []
     report = inshrink_core.verbs.watch(
-        root, tmp_path / "a.inshrink", interval=0.1, idle=2.5, on_event=events.append, **EXACT
+        root, tmp_path / "a.inshrink", interval=0.1, idle=2.5, progress=events.append, **EXACT
     )
     thread.join()
     assert inshrink_core.Archive.open(tmp_path / "a.inshrink").steps == (200, 300)
     assert [(row.step, row.reason) for row in report.unreadable] == [(100, "the file is empty")]
-    assert [event.step for event in events if event.kind == "unreadable"] == [100]
+    assert [one.step for one in events if (one.found or {}).get("event") == "unreadable"] == [100]
     assert report.failure.exit_code == 1
     assert report.to_json()["unreadable"][0]["path"] == str(root / "step_100.pt")
     assert main(["verify", str(tmp_path / "a.inshrink"), "--against", str(root), "-q"]) == 1

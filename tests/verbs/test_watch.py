@@ -17,8 +17,8 @@ import inshrink_core
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.chain import Archive
 from inshrink_core.errors import InputError, LockedError, NotFoundError, StepConflictError
+from inshrink_core.execution.progress import Progress
 from inshrink_core.verbs.compress import Compress, CompressReport
-from inshrink_core.verbs.watch import WatchEvent
 from tests.runs import write_run
 from tests.signals import hear_ctrl_c
 
@@ -57,8 +57,8 @@ class Trainer(threading.Thread):
                 for old in sorted(self.folder.glob("*.pt"), key=lambda p: int(p.stem[5:]))[: -self.keep]:
                     old.unlink()
 
-    def hear(self, event: WatchEvent) -> None:
-        if event.kind == "archived":
+    def hear(self, event: Progress) -> None:
+        if event.found == {"event": "archived"}:
             self.archived.release()
 
 
@@ -68,7 +68,7 @@ def test_each_checkpoint_is_archived_before_the_trainer_deletes_it(finished: Pat
     trainer = Trainer(finished, folder, keep=1)
     trainer.start()
     report = inshrink_core.verbs.watch(
-        folder, tmp_path / "a", interval=INTERVAL, until=30, idle=60, on_event=trainer.hear, **OPTIONS
+        folder, tmp_path / "a", interval=INTERVAL, until=30, idle=60, progress=trainer.hear, **OPTIONS
     )
     trainer.join()
     assert report.ended == "until"
@@ -129,12 +129,12 @@ def test_directory_is_finished_when_it_has_what_the_one_before_had(finished: Pat
     inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, until=5, **OPTIONS)
     save(10, "model.pt", "config.json")
 
-    def late(event: WatchEvent) -> None:
-        if event.kind == "skipped":
+    def late(event: Progress) -> None:
+        if event.found == {"event": "skipped"}:
             threading.Timer(6 * INTERVAL, save, (10, "rng.json")).start()
 
     report = inshrink_core.verbs.watch(
-        folder, tmp_path / "a", interval=INTERVAL, until=10, on_event=late, **OPTIONS
+        folder, tmp_path / "a", interval=INTERVAL, until=10, progress=late, **OPTIONS
     )
     assert report.steps("archived") == (10,)
     archive = Archive.open(tmp_path / "a")
@@ -181,8 +181,8 @@ def test_checkpoint_written_again_with_other_values_ends_the_watch(finished: Pat
     folder.mkdir()
     shutil.copy(finished / "step_5.pt", folder)
 
-    def overwrite(event: WatchEvent) -> None:
-        if event.kind == "archived":
+    def overwrite(event: Progress) -> None:
+        if event.found == {"event": "archived"}:
             other = write_run(tmp_path / "other", n_steps=1, every=5)
             state = (other / "step_5.pt").read_bytes()
             (folder / "step_5.pt").write_bytes(state[:-1] + state[-1:])
@@ -195,7 +195,7 @@ def test_checkpoint_written_again_with_other_values_ends_the_watch(finished: Pat
             interval=INTERVAL,
             idle=5,
             step_pattern=r"step_(\d+)",
-            on_event=overwrite,
+            progress=overwrite,
             **OPTIONS,
         )
 

@@ -14,22 +14,12 @@ import plotly.graph_objects as go
 from inshrink_app.pages.allocate.figure import BEYOND, draw_bound
 from inshrink_app.services import SearchPoint
 from inshrink_app.theme import CATEGORICAL, GAP, MARK
+from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import lay_out, log_ticks, title
-from inshrink_app.widgets.formatting import (
-    bytes_text,
-    count_text,
-    counted,
-    elide,
-    html_text,
-    percent_text,
-    ratio_text,
-    value_text,
-)
 
 if TYPE_CHECKING:
     from inshrink_core.search.rates import Predicted, Rates
 
-__all__ = ["curve_figure", "given_up", "steps_text"]
 
 _HEIGHT = 340
 _LABEL_WIDTH = 50
@@ -74,7 +64,7 @@ def curve_figure(
             line={"color": CATEGORICAL[0], "width": 2, "dash": "dot"},
             marker={"symbol": "diamond-open", "size": 8},
             customdata=[
-                [f"{level:g}", ratio_text(ratio)]
+                [f"{level:g}", fmt.ratio(ratio)]
                 for level, ratio in zip(rates.levels, rates.ratios_total, strict=True)
             ],
             hovertemplate="coarseness %{customdata[0]}<br>%{customdata[1]} of everything"
@@ -121,7 +111,7 @@ def curve_figure(
         automargin=True,
         tickangle=0,
         nticks=6,
-        **_thin(log_ticks(sizes, bytes_text), 6),
+        **_thin(log_ticks(sizes, fmt.size), 6),
     )
     label = "Worst drop, %, logarithmic" if figure == "drop" else "Largest divergence, nats"
     drawn.update_yaxes(
@@ -138,7 +128,7 @@ def given_up(points: Sequence[SearchPoint]) -> list[SearchPoint]:
 def steps_text(points: Sequence[SearchPoint]) -> str:
     """Say on how many steps some points were measured."""
     few, many = min(one.n_steps for one in points), max(one.n_steps for one in points)
-    return counted(many, "step") if few == many else f"{count_text(few)} to {counted(many, 'step')}"
+    return fmt.counted(many, "step") if few == many else f"{fmt.count(few)} to {fmt.counted(many, 'step')}"
 
 
 def _kind(point: SearchPoint, n_steps: int) -> tuple[str, str, str]:
@@ -182,9 +172,9 @@ def _measured(
     values = np.array([scale * (point.figure(figure) or 0.0) for point in points])
     said = [
         [
-            html_text(elide(point.label, _LABEL_WIDTH)),
-            ratio_text(point.ratio),
-            counted(point.n_steps, "step"),
+            fmt.html(fmt.elided(point.label, _LABEL_WIDTH)),
+            fmt.ratio(point.ratio),
+            fmt.counted(point.n_steps, "step"),
             _worst(point, figure),
         ]
         for point in points
@@ -203,4 +193,4 @@ def _measured(
 
 def _worst(point: SearchPoint, figure: str) -> str:
     value = point.figure(figure)
-    return percent_text(value) if figure == "drop" else f"{'–' if value is None else value_text(value)} nats"
+    return fmt.percent(value) if figure == "drop" else f"{'–' if value is None else fmt.value(value)} nats"

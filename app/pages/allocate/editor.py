@@ -9,35 +9,23 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.pages.allocate import config as search_config
-from inshrink_app.pages.allocate.config import Edit, engine_settings, toml_text
+from inshrink_app.model import config as search_config
+from inshrink_app.model.config import toml_text
+from inshrink_app.model.problem import Problem, ServiceError
+from inshrink_app.model.subject import Subject
+from inshrink_app.pages.allocate import allocating
 from inshrink_app.pages.allocate.layers import basis
-from inshrink_app.services import Searched, SearchPoint
-from inshrink_app.widgets import facts, problem
-from inshrink_app.widgets.formatting import (
-    counted,
-    elide,
-    markdown_text,
-    percent_text,
-    ratio_text,
-    sentence,
-    share_text,
-    value_text,
-)
-from inshrink_app.widgets.layout import answer, section
-from inshrink_app.widgets.tables import Problem, ServiceError, Subject
+from inshrink_app.services import Edit, Searched, SearchPoint
+from inshrink_app.widgets import fmt, problem
+from inshrink_app.widgets.layout import answer, facts, section
 
 if TYPE_CHECKING:
     from inshrink_core.search.rates import Rates
 
-__all__ = ["carried", "current", "forget", "pick", "show"]
-
-EXPORT_PAGE = "pages/export/view.py"
 
 _EDIT = "search.edit"
 _KEPT = "search.kept"
 _PICKED = "search.picked"
-_CARRIED = "carried"
 _LOAD = "search.load"
 _LABEL_WIDTH = 90
 _MAX_NAMED = 5
@@ -85,11 +73,9 @@ def show(
     """
     used = found.steps if found is not None and found.steps else tuple(steps)
     with section("Configuration"):
-        loaded = "the default" if edit.origin is None else elide(edit.origin.label, _LABEL_WIDTH)
+        loaded = "the default" if edit.origin is None else fmt.elided(edit.origin.label, _LABEL_WIDTH)
         st.caption(
-            markdown_text(
-                f"{edit.config['codec']} · loaded: {loaded}{', changed' if edit.is_changed else ''}"
-            )
+            fmt.markdown(f"{edit.config['codec']} · loaded: {loaded}{', changed' if edit.is_changed else ''}")
         )
         left, right = st.columns([3, 2], gap="medium")
         with left:
@@ -111,7 +97,7 @@ def current(shown: Subject, found: Searched | None, points: Sequence[SearchPoint
     place = _picked(len(points))
     if place is not None and edit is not None:
         edit.load(points[place])
-        label = markdown_text(elide(points[place].label, _LABEL_WIDTH))
+        label = fmt.markdown(fmt.elided(points[place].label, _LABEL_WIDTH))
         st.toast(f"Loaded into the configuration above: {label}", icon=":material/upload:")
     if edit is None or (edit.origin is None and not edit.before):
         best = points[place] if place is not None else None if found is None else found.best
@@ -211,8 +197,8 @@ def _usable(
         return None
     unmatched = services.unmatched_overrides(shown, config)
     if unmatched:
-        listed = ", ".join(elide(one, 40) for one in unmatched[:_MAX_NAMED])
-        problem.show(Problem(f"no tensor of this run is meant by {listed}", remedy=unmeant))
+        listed = ", ".join(fmt.elided(one, 40) for one in unmatched[:_MAX_NAMED])
+        problem.show(Problem(f"no tensor of this run matches {listed}", remedy=unmeant))
         return None
     return config
 
@@ -229,7 +215,7 @@ def _figures(
     """
     origin, beyond = edit.origin, ""
     if origin is not None:
-        st.caption(f"{origin.basis.capitalize()}, as loaded, on {counted(origin.n_steps, 'step')}")
+        st.caption(f"{origin.basis.capitalize()}, as loaded, on {fmt.counted(origin.n_steps, 'step')}")
         _row(origin.ratio, origin.drop, origin.divergence, origin.basis)
         beyond = "" if edit.is_changed else found.beyond(origin.drop, origin.divergence)
     if not edit.is_estimated:
@@ -239,67 +225,37 @@ def _figures(
     if guess is None:
         return beyond
     # What stands above of the same configuration is calibrated by all that was measured, trials included.
-    same = answer(lambda: services.predicted(shown, rates, edit.config))
+    same = answer(lambda: allocating.predicted(shown, rates, edit.config))
     drop, divergence = (guess.drop, guess.divergence) if same is None else (same.drop, same.divergence)
-    st.caption(f"Estimated, as it stands, on {counted(guess.n_steps, 'step')}")
-    words = f"Encoded: {share_text(guess.sampled)} of the weights. "
+    st.caption(f"Estimated, as it stands, on {fmt.counted(guess.n_steps, 'step')}")
+    words = f"Encoded: {fmt.share(guess.sampled)} of the weights. "
     is_known = guess.n_trials > 0
     if rates is not None and same is not None:
         words += f"Drop and divergence as above: {basis(rates)}."
         is_known = rates.is_calibrated or rates.n_measured > 0
     elif guess.n_trials:
-        words += f"The drop is predicted from {counted(guess.n_trials, 'trial')}"
+        words += f"The drop is predicted from {fmt.counted(guess.n_trials, 'trial')}"
         if guess.rank_correlation is not None:
             words += f"; rank correlation with what was measured {guess.rank_correlation:.2f}"
         words += "."
     else:
-        words += " ".join(map(sentence, guess.notes))
+        words += " ".join(map(fmt.sentence, guess.notes))
     _row(guess.ratio_weights, drop, divergence, "estimated", "" if is_known else "estimated, uncalibrated")
-    st.caption(markdown_text(words))
+    st.caption(fmt.markdown(words))
     is_new = origin is None or edit.is_changed
     return found.beyond(drop, divergence) if is_new else beyond
 
 
 def _row(ratio: float, drop: float | None, divergence: float | None, basis: str, caveat: str = "") -> None:
     """Draw the figures of one configuration, and what they are; a caveat is about drop and divergence."""
-    nats = "–" if divergence is None else value_text(divergence)
-    facts.row(
+    nats = "–" if divergence is None else fmt.value(divergence)
+    facts(
         [
-            ("Ratio", ratio_text(ratio), basis),
-            ("Worst drop", percent_text(drop), caveat or basis),
+            ("Ratio", fmt.ratio(ratio), basis),
+            ("Worst drop", fmt.percent(drop), caveat or basis),
             ("Divergence", nats, caveat or basis),
         ]
     )
-
-
-def carried(shown: Subject) -> tuple[str, dict[str, Any]] | None:
-    """Draw what was carried on for this run; return codec and settings, None where nothing was."""
-    config = _carried(shown)
-    if config is None:
-        return None
-    st.caption("Configuration from the page Allocate")
-    st.code(toml_text(config), language=None, wrap_lines=True)
-    if st.button("Choose settings here instead", icon=":material/close:", type="tertiary"):
-        state.retract(_CARRIED)
-        st.rerun()
-    return str(config["codec"]), engine_settings(config)
-
-
-def _carried(shown: Subject) -> dict[str, Any] | None:
-    """Read what is in the session; a link may say it too, and is not trusted to say sense."""
-    try:
-        told = json.loads(state.choice_text(_CARRIED))
-        config = told["config"]
-        if told["run"] != str(shown.path) or not isinstance(config["codec"], str):
-            return None
-        if not isinstance(config.get("settings", {}), dict):
-            return None
-        overrides = config.get("override", [])
-        if not isinstance(overrides, list) or not all(isinstance(one, dict) for one in overrides):
-            return None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return dict(config)
 
 
 def _offer(shown: Subject, edit: Edit, beyond: str) -> None:
@@ -315,12 +271,9 @@ def _offer(shown: Subject, edit: Edit, beyond: str) -> None:
             disabled=not is_meant,
             help="Carries this configuration on to the Export page.",
         ):
-            state.remember(
-                carried=json.dumps({"run": str(shown.path), "config": edit.config}),
-                codec=str(edit.config["codec"]),
-                what="all",
-            )
-            st.switch_page(EXPORT_PAGE)
+            carried = json.dumps({"run": str(shown.path), "config": edit.config})
+            state.remember(**{state.CARRIED: carried, "codec": str(edit.config["codec"]), "what": "all"})
+            state.go_to("export")
         for form, text in (
             ("TOML", toml_text(edit.config)),
             ("JSON", json.dumps(edit.config, indent=1) + "\n"),
@@ -337,7 +290,7 @@ def _offer(shown: Subject, edit: Edit, beyond: str) -> None:
                 help="For inshrink compress --config",
             )
     _load(shown, edit)
-    n = counted(len(edit.config.get("override", ())), "override")
+    n = fmt.counted(len(edit.config.get("override", ())), "override")
     with st.expander(f"As a file ({n})", icon=":material/description:"):
         st.code(toml_text(edit.config), language=None, wrap_lines=True)
 

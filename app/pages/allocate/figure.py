@@ -12,18 +12,8 @@ import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.services import Searched, SearchPoint, front
 from inshrink_app.theme import CATEGORICAL, GAP, MARK
+from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import lay_out, log_ticks, title
-from inshrink_app.widgets.formatting import (
-    count_text,
-    counted,
-    elide,
-    html_text,
-    percent_text,
-    ratio_text,
-    value_text,
-)
-
-__all__ = ["BEYOND", "clicked_point", "draw_bound", "search_figure"]
 
 _LABEL_WIDTH = 60
 _HEIGHT = 380
@@ -126,17 +116,17 @@ def _add(
 
 def _hover(found: Searched, point: SearchPoint) -> str:
     """Say everything about a point."""
-    basis = f"measured on {counted(point.n_steps, 'step')}"
+    basis = f"measured on {fmt.counted(point.n_steps, 'step')}"
     if point.is_estimated:
         basis = "estimated, nothing of it was measured"
     elif not point.whole:
-        every = f" of {count_text(len(found.steps))}" if found.steps else ""
+        every = f" of {fmt.count(len(found.steps))}" if found.steps else ""
         basis += f"{every}, then given up or not there yet"
     lines = [
-        html_text(elide(point.label, _LABEL_WIDTH)),
-        f"{ratio_text(point.ratio)}, {basis}",
-        f"worst drop {percent_text(point.drop)}",
-        f"largest divergence {'–' if point.divergence is None else value_text(point.divergence)}",
+        fmt.html(fmt.elided(point.label, _LABEL_WIDTH)),
+        f"{fmt.ratio(point.ratio)}, {basis}",
+        f"worst drop {fmt.percent(point.drop)}",
+        f"largest divergence {'–' if point.divergence is None else fmt.value(point.divergence)}",
     ]
     if not point.baseline and not point.is_estimated:
         lines.append(found.verdict(point))

@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 
 import streamlit as st
+from inshrink_app.model.subject import Subject
 from inshrink_app.services import SearchRequest
-from inshrink_app.widgets.choices import ends_of_range, one_of_few, one_of_many
-from inshrink_app.widgets.codecs import labels, strategies
+from inshrink_app.widgets.choices import codec_labels, ends_of_range, one_of_few, one_of_many, strategies
 from inshrink_app.widgets.layout import section
-from inshrink_app.widgets.tables import Subject
-
-__all__ = ["show"]
 
 _GOALS = {"drop": "Drop", "divergence": "Divergence", "ratio": "Ratio"}
-_BESIDES = {"default": "0.003 nats", "own": "Another", "none": "None"}
 _WHICH = {"all": "All steps", "recent": "The last 8", "range": "A range"}
 _RECENT = 8
 _GOAL, _CHAIN, _CODEC, _STRATEGY = "goal", "chain", "codec", "strategy"
@@ -34,7 +30,7 @@ def show(shown: Subject) -> SearchRequest:
         goal = one_of_few("search", "Bound", _GOAL, _GOALS, "drop")
         drop, divergence, ratio = _limits(goal)
         beside = _beside() if goal == "drop" else None
-        names = labels(searched=True)
+        names = codec_labels(searched=True)
         codec = one_of_many("search", "Codec", _CODEC, names, next(iter(names)), _CODEC_HELP)
         strategy = "auto"
         if goal != "ratio":
@@ -68,13 +64,14 @@ def show(shown: Subject) -> SearchRequest:
 
 def _limits(goal: str) -> tuple[float, float, float]:
     """Draw the limit that counts; the others keep their defaults."""
-    drop, divergence, ratio = 0.01, 0.003, 30.0
+    usual = SearchRequest(steps=())
+    drop, divergence, ratio = usual.max_drop, usual.max_divergence, usual.target_ratio
     if goal == "drop":
         drop = 0.01 * st.number_input(
             "Drop allowed, %",
             0.0,
             100.0,
-            1.0,
+            100 * drop,
             0.1,
             key="search.drop",
             help="No restored step may be worse than its original by more.",
@@ -86,7 +83,7 @@ def _limits(goal: str) -> tuple[float, float, float]:
             "Target ratio of the weights",
             1.0,
             100_000.0,
-            30.0,
+            ratio,
             1.0,
             key="search.ratio",
         )
@@ -96,11 +93,14 @@ def _limits(goal: str) -> tuple[float, float, float]:
 
 def _beside() -> float | None:
     """Draw the divergence that is bound together with the drop; None leaves it to the engine."""
+    from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
+
+    besides = {"default": f"{DEFAULT_MAX_DIVERGENCE:g} nats", "own": "Another", "none": "None"}
     chosen = one_of_few(
         "search",
         "Bound on the divergence",
         "beside",
-        _BESIDES,
+        besides,
         "default",
         tip="A drop alone is also kept by weights that were never stored, so the divergence is bound too. "
         "The default counts where the evaluator returns `log_probs`; another one is asked for in any case.",
@@ -114,11 +114,13 @@ def _beside() -> float | None:
 
 def _divergence(key: str) -> float:
     """Draw a bound on the divergence."""
+    from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
+
     return st.number_input(
         "Divergence allowed, nats",
         0.0,
         100.0,
-        0.003,
+        DEFAULT_MAX_DIVERGENCE,
         0.001,
         format="%.4f",
         key=key,

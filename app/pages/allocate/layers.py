@@ -12,29 +12,16 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.pages.allocate import curve
-from inshrink_app.pages.allocate.config import Edit
-from inshrink_app.services import SearchPoint
-from inshrink_app.widgets import facts, modules
-from inshrink_app.widgets.formatting import (
-    bytes_text,
-    counted,
-    markdown_text,
-    percent_text,
-    ratio_text,
-    value_text,
-)
-from inshrink_app.widgets.layout import answer, chart, section
+from inshrink_app.model.subject import Subject
+from inshrink_app.pages.allocate import allocating, curve
+from inshrink_app.services import Edit, SearchPoint
+from inshrink_app.widgets import fmt, modules
+from inshrink_app.widgets.layout import answer, chart, facts, section
 from inshrink_app.widgets.modules import Node
-from inshrink_app.widgets.tables import Subject
 
 if TYPE_CHECKING:
     from inshrink_core.search.rates import Predicted, Rates
 
-__all__ = ["PICKED", "basis", "rows_of", "show"]
-
-PICKED = "rows"
-"""What of the layers a link, or the page Sensitivity, has picked: a JSON list of names."""
 
 _PICK, _PATTERN = "allocate.picked", "allocate.pattern"
 _TABLE, _HANDLE = "allocate.table", "allocate.handle"
@@ -89,7 +76,7 @@ def show(
     """
     with section("Bits for every layer"):
         _way_back(edit, next((one for one in points if one.is_best), None))
-        if services.number_of(str(edit.config["codec"])) is None:
+        if allocating.number_of(str(edit.config["codec"])) is None:
             st.write(
                 "This codec has no single number that trades size for fidelity; edit its settings below."
             )
@@ -100,13 +87,13 @@ def show(
                 "sample of the weights. No evaluator is asked. Press *Estimate without measuring*."
             )
             return
-        values = answer(lambda: services.allocation_of(shown, edit.config, rates.keys))
+        values = answer(lambda: allocating.allocation_of(shown, edit.config, rates.keys))
         if values is None:
             return
         predicted = rates.predict(values)
         st.caption(
             f"Estimated by a proxy: the rounding error of each layer, weighted with {_weight(shown)[1]}; "
-            f"{basis(rates)}. Sizes are sums of what each layer was seen to take."
+            f"{basis(rates)}. Sizes are sums of what each layer took."
         )
         picture, said = st.columns([3, 2], gap="medium")
         with picture:
@@ -121,7 +108,7 @@ def show(
 def basis(rates: Rates) -> str:
     """Say what calibrates the quality that rates tell."""
     if rates.n_measured:
-        return f"calibrated by {counted(rates.n_measured, 'measurement')} of this run"
+        return f"calibrated by {fmt.counted(rates.n_measured, 'measurement')} of this run"
     if rates.is_calibrated:
         return "calibrated by trials of this run"
     return "not calibrated: nothing was measured of this run, so right to an order of magnitude at best"
@@ -147,12 +134,12 @@ def _curve(
     chart(drawn, "allocate.curve", f"Size of the archive against {figure}, estimated, with what was measured")
     said = []
     if any(one.whole and not one.is_estimated and one.n_steps < n_steps for one in points):
-        said.append("Hollow: measured on some of the steps, and of a size as if the others were like them.")
+        said.append("Hollow: measured on some of the steps; the size assumes that the others are like them.")
     left_out = curve.given_up(points)
     if left_out:
         said.append(
-            f"Not drawn: {counted(len(left_out), 'trial')} that ended after {curve.steps_text(left_out)}, "
-            "which tell neither the size nor the worst of all."
+            f"Not drawn: {fmt.counted(len(left_out), 'trial')} that ended after "
+            f"{curve.steps_text(left_out)}; they tell neither the size nor the worst of all."
         )
     if said:
         st.caption(" ".join(said))
@@ -160,21 +147,21 @@ def _curve(
 
 def _stored(shown: Subject) -> float:
     """Return the raw bytes of the whole run."""
-    return float(services.raw_bytes(shown) * len(shown.steps))
+    return float(allocating.raw_bytes(shown) * len(shown.steps))
 
 
 def _figures(shown: Subject, rates: Rates, predicted: Predicted, limits: Mapping[str, float]) -> None:
     """Draw what the allocation comes to; what breaks a bound says so."""
     total = predicted.ratio_total
-    size = "–" if not total else bytes_text(_stored(shown) / total)
+    size = "–" if not total else fmt.size(_stored(shown) / total)
     weights = float(rates.sizes.sum())
     bits = 8 * predicted.nbytes / weights if weights else math.nan
-    facts.row(
+    facts(
         [
-            ("Size, all steps", size, f"{ratio_text(total)} of everything, estimated"),
-            ("Bits per weight", f"{bits:.2f}", f"{ratio_text(predicted.ratio_weights)} of the weights"),
+            ("Size, all steps", size, f"{fmt.ratio(total)} of everything, estimated"),
+            ("Bits per weight", f"{bits:.2f}", f"{fmt.ratio(predicted.ratio_weights)} of the weights"),
             ("Divergence", _nats(predicted.divergence), "nats, worst step, proxy"),
-            ("Drop", percent_text(predicted.drop), "relative, worst step, proxy"),
+            ("Drop", fmt.percent(predicted.drop), "relative, worst step, proxy"),
         ]
     )
     pairs = (("divergence", predicted.divergence), ("drop", predicted.drop))
@@ -186,20 +173,20 @@ def _figures(shown: Subject, rates: Rates, predicted: Predicted, limits: Mapping
 
 
 def _nats(value: float | None) -> str:
-    return "–" if value is None else value_text(value)
+    return "–" if value is None else fmt.value(value)
 
 
 def _take(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float]) -> None:
     """Take in other numbers."""
     state.clicked()
-    edit.change(services.with_allocation(shown, edit.config, rates.keys, values))
+    edit.change(allocating.with_allocation(shown, edit.config, rates.keys, values))
 
 
 def _scaled(
     shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], members: Sequence[int], factor: float
 ) -> None:
     """Make some tensors coarser or finer, but for those that are locked, within what the codec allows."""
-    number = services.number_of(str(edit.config["codec"]))
+    number = allocating.number_of(str(edit.config["codec"]))
     low, high = (0.0, math.inf) if number is None or number.within is None else number.within
     changed = list(values)
     for place in members:
@@ -210,7 +197,7 @@ def _scaled(
 
 def _handle(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float]) -> None:
     """Move all layers along the curve at once, with the mouse or the arrow keys."""
-    number = services.number_of(str(edit.config["codec"]))
+    number = allocating.number_of(str(edit.config["codec"]))
     if number is None or number.within is None:
         return
     low, high = (round(2 * math.log2(end)) for end in number.within)
@@ -278,7 +265,7 @@ def _way_back(edit: Edit, best: SearchPoint | None) -> None:
                 on_click=edit.load,
                 args=(best,),
                 key="allocate.best",
-                help=f"{ratio_text(best.ratio)} of the weights. Undo goes back to what stands here.",
+                help=f"{fmt.ratio(best.ratio)} of the weights. Undo goes back to what stands here.",
             )
 
 
@@ -346,7 +333,7 @@ def _table(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], pr
     n_alike = int((~rates.is_sampled).sum())
     if n_alike:
         st.caption(
-            f"{counted(n_alike, 'tensor')} outside of the sample: taken to be like their layer type in mean."
+            f"{fmt.counted(n_alike, 'tensor')} outside the sample: taken as the mean of their layer type."
         )
 
 
@@ -414,17 +401,17 @@ def _change_picked(
             st.button(label, icon=icon, on_click=do, disabled=not members)
         modules.say_picked(len(members), "tensor")
     st.caption(
-        "Buttons in a line hear the mouse alone. With the keyboard: Tab into the table, pick lines with "
+        "Buttons in a line react to the mouse only. With the keyboard: Tab into the table, pick lines with "
         "the arrow keys and Shift+Space, and go back with Shift+Tab to the buttons above, which do the same."
     )
 
 
 def _linked(rates: Rates, level: str) -> list[str] | None:
     """Return the rows that a link or the page before names, once; None where it names none."""
-    said = state.choice_text(PICKED)
+    said = state.choice_text(state.LAYERS)
     if not said:
         return None
-    state.retract(PICKED)
+    state.retract(state.LAYERS)
     try:
         names = json.loads(said)
     except (ValueError, RecursionError):
@@ -441,5 +428,5 @@ def _linked(rates: Rates, level: str) -> list[str] | None:
             found[name] = len(places) or len(alike)
         else:
             found |= {rates.keys[place]: 1 for place in places or alike}
-    st.caption(markdown_text(f"{counted(sum(found.values()), 'tensor')} chosen on the page Sensitivity."))
+    st.caption(fmt.markdown(f"{fmt.counted(sum(found.values()), 'tensor')} chosen on the page Sensitivity."))
     return list(found)

@@ -10,30 +10,19 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.commands import option
 from inshrink_app.jobs.job import Job
+from inshrink_app.model.page import Page
+from inshrink_app.model.subject import Subject
+from inshrink_app.pages.allocate import allocating
 from inshrink_app.pages.allocate import editor as search_editor
 from inshrink_app.pages.allocate import figure as search_figure
 from inshrink_app.pages.allocate import form as search_form
 from inshrink_app.pages.allocate import layers as allocate_layers
 from inshrink_app.pages.allocate.curve import given_up, steps_text
 from inshrink_app.services import EvaluatorCode, Searched, SearchPoint, SearchRequest, front
-from inshrink_app.widgets import evaluator_consent, facts, job_card, listing, next_step, snippets, subject
-from inshrink_app.widgets.codecs import labels
-from inshrink_app.widgets.formatting import (
-    count_text,
-    counted,
-    duration_text,
-    elide,
-    inked,
-    markdown_text,
-    percent_text,
-    ratio_text,
-    sentence,
-    value_text,
-)
-from inshrink_app.widgets.layout import chart, section
-from inshrink_app.widgets.tables import Subject
+from inshrink_app.widgets import ending, evaluator_consent, fmt, job_card, listing, subject
+from inshrink_app.widgets.choices import codec_labels
+from inshrink_app.widgets.layout import chart, facts, section
 
 if TYPE_CHECKING:
     from inshrink_core.search.rates import Rates
@@ -87,22 +76,22 @@ def render() -> None:
         _table(found, compared)
     with by_hand:
         _estimates(shown, request, guessing, is_calibrated=is_calibrated)
-        rates = services.rates(shown, guessing, request.codec)
+        rates = allocating.rates(shown, guessing, request.codec)
         if rates is None and is_calibrated:  # Those from before the trials, while they are made anew.
             earlier = services.estimates_job(shown, request.steps, request.codec, is_calibrated=False)
-            rates = services.rates(shown, earlier, request.codec)
+            rates = allocating.rates(shown, earlier, request.codec)
         if rates is not None:
             known_points = found.points if found is not None else ()
             archives = services.measured_archives(shown, judge)
-            rates = services.calibrated(shown, rates, (*known_points, *compared, *archives))
+            rates = allocating.calibrated(shown, rates, (*known_points, *compared, *archives))
         _edited(shown, found, compared, request, rates, judge if trusted else None)
     job_card.of_page("allocate", shown.path)
     _snippet(shown, request, judge)
-    next_step.offer(
-        next_step.Next(
+    ending.offer(
+        ending.Next(
             "Write an archive: Export", "export", "With the configuration that you applied, if you did."
         ),
-        next_step.Next(
+        ending.Next(
             "Is it good enough? Restore & compare", "compare", "What a restore of an archive really costs."
         ),
     )
@@ -133,8 +122,8 @@ def _measure(shown: Subject, steps: tuple[int, ...], judge: EvaluatorCode, confi
         "Measure each change in the background",
         key=_MEASURING,
         disabled=not steps,
-        help=f"Encodes {counted(len(steps), 'step')} with what stands here and asks the evaluator; the point "
-        "joins those that were measured. Another change ends it and begins anew.",
+        help=f"Encodes {fmt.counted(len(steps), 'step')} with what stands here and asks the evaluator; the "
+        "point joins those that were measured. Another change starts it again.",
     )
     job = services.measured_job(shown, steps, judge, config) if steps else None
     if not wanted:
@@ -170,13 +159,15 @@ def _limits(found: Searched | None, request: SearchRequest) -> dict[str, float]:
 
 def _snippet(shown: Subject, request: SearchRequest, judge: EvaluatorCode | None) -> None:
     """Show the same without the explorer, and compressing with what is found."""
+    from inshrink_core.verbs.compress import Compress
+
     path = str(shown.place).rstrip("/")
-    words = services.search_words(shown, request, judge, f"{path}-search.json")
+    search = services.search_request(shown, request, judge, f"{path}-search.json")
     archive = Path(f"{path}-searched.inshrink")
-    compress = ["compress", str(shown.path), "-o", str(archive)]
-    compare = services.compare_words(shown, [archive], request.steps, judge)
-    estimates = services.estimate_words(shown, request.steps, request.codec)
-    snippets.of([words, [*compress, "--config", f"{path}-search.json"], compare, estimates])
+    compress = Compress(str(shown.path), str(archive), config=f"{path}-search.json")
+    compare = services.comparison(shown, [archive], request.steps, judge)
+    estimates = services.estimate_levels(shown, request.steps, request.codec)
+    ending.requests([search, compress, compare, estimates])
 
 
 def _archive(shown: Subject) -> None:
@@ -212,11 +203,11 @@ def _launch(
             )
             return None, False, ()
         is_running = job is not None and job.is_running
-        tip = f"Encodes and evaluates {count_text(len(request.steps))} steps for each configuration it tries."
+        tip = f"Encodes and evaluates {fmt.count(len(request.steps))} steps for each configuration it tries."
         if is_running:
             tip = "A search is running."
         elif not trusted:
-            tip = "Say first that you trust this code."
+            tip = "Confirm first that you trust this code."
         with st.container(horizontal=True):
             if st.button(
                 "Search again" if job is not None else "Search",
@@ -258,14 +249,14 @@ def _found(
         if job is None or found is None:
             return _nothing_yet(request, compared)
         st.header("Searching" if job.is_running else "What was found", anchor=False)
-        st.caption(markdown_text(_asked(job)))
+        st.caption(fmt.markdown(_asked(job)))
         if job.is_running:
             _live(job, found.steps, compared)
             return None
         if job.state != "finished":
             job_card.stopped(job, primary=False)
         if is_earlier:
-            st.caption("From the search before it, with the trials of both:")
+            st.caption("From the previous search, with the trials of both:")
         if is_earlier or job.state == "finished":
             _facts(found)
         if found.points:
@@ -291,8 +282,8 @@ def _estimates(shown: Subject, request: SearchRequest, job: Job | None, *, is_ca
             "Estimate without measuring",
             icon=":material/calculate:",
             disabled=not request.steps,
-            help=f"Encodes a sample of the weights with {labels()[request.codec]} from fine to coarse, and "
-            "tells what each layer takes. No evaluator is asked, so no code of the run is executed.",
+            help=f"Encodes a sample of the weights with {codec_labels()[request.codec]} from fine to coarse, "
+            "and tells what each layer takes. No evaluator is asked, so no code of the run is executed.",
         )
     ):
         services.start_estimates(shown, request.steps, request.codec, is_calibrated=is_calibrated)
@@ -307,7 +298,7 @@ def _table(found: Searched, compared: Sequence[SearchPoint]) -> None:
     shares = {place for name in _FIGURES for place in front(points, name)}
     listed = pd.DataFrame({head: [getattr(one, name) for one in points] for head, name in _COLUMNS.items()})
     listed.insert(2, "is", [_word(found, one, place in shares) for place, one in enumerate(points)])
-    label = f"Configurations ({count_text(len(points))})"
+    label = f"Configurations ({fmt.count(len(points))})"
     with st.expander(label, icon=":material/table_rows:", expanded=True):
         listing.show(
             listed,
@@ -342,26 +333,25 @@ def _word(found: Searched, point: SearchPoint, is_on_front: bool) -> str:
 
 def _asked(job: Job) -> str:
     """Say what a search was asked for."""
-    words = job.commands[-1]
-    drop, divergence = option(words, "--max-drop"), option(words, "--max-divergence")
-    ratio, steps = option(words, "--target-ratio"), option(words, "--steps")
-    told = [f"smallest divergence at a ratio ≥ {ratio}×"] if ratio is not None else []
-    if divergence is not None:
-        told.append("any divergence" if divergence == "inf" else f"divergence ≤ {divergence} nats")
-    told += [f"drop ≤ {100 * float(drop):g} %"] if drop is not None else []
-    told.append(str(option(words, "--codec")))
-    told.append("all steps" if steps is None else counted(len(steps.split(",")), "step"))
-    told += [str(option(words, "--strategy"))] if "--strategy" in words else []
-    return " · ".join(told)
+    asked: Any = job.requests[-1]
+    told = []
+    if asked.target_ratio is not None:
+        told.append(f"smallest divergence at a ratio ≥ {asked.target_ratio:g}×")
+    if asked.max_divergence is not None:
+        free = math.isinf(asked.max_divergence)
+        told.append("any divergence" if free else f"divergence ≤ {asked.max_divergence:g} nats")
+    told += [f"drop ≤ {100 * asked.max_drop:g} %"] if asked.max_drop is not None else []
+    told += [asked.codec, "all steps" if asked.steps is None else fmt.counted(len(asked.steps), "step")]
+    return " · ".join(told + ([asked.strategy] if asked.strategy != "auto" else []))
 
 
 def _nothing_yet(request: SearchRequest, compared: tuple[SearchPoint, ...]) -> Searched | None:
     """Say what will stand here; baselines stand here already where they were measured."""
-    st.header("Nothing was searched yet", anchor=False)
+    st.header("Nothing has been searched yet", anchor=False)
     st.write(
-        "How coarse may a frame be? As coarse as what it restores is still good enough. The search encodes "
-        "the steps in memory, asks the evaluator, and goes on to the largest ratio that keeps what you "
-        "promise. Trials appear here as they are measured."
+        "How coarse may a frame be? As coarse as possible, while what it restores is good enough. The search "
+        "encodes the steps in memory, asks the evaluator, and goes on to the largest ratio that keeps the "
+        "bound. Trials appear here as they are measured."
     )
     if not compared:
         st.caption("Nothing is written but a log of the trials, which the next search goes on from.")
@@ -389,8 +379,8 @@ def _live(job: Job, steps: Sequence[int], compared: Sequence[SearchPoint]) -> No
     with st.container(horizontal=True, vertical_alignment="center"):
         job_card.cancel_button(current)
         if current.total:
-            best = "none yet" if found.best is None else ratio_text(found.best.ratio)
-            st.caption(f"Best so far {best} · about {counted(left, 'evaluation')} left")
+            best = "none yet" if found.best is None else fmt.ratio(found.best.ratio)
+            st.caption(f"Best so far {best} · about {fmt.counted(left, 'evaluation')} left")
     if found.points:
         _figure(found, compared, "live", selectable=False)
 
@@ -406,29 +396,29 @@ def _facts(found: Searched) -> None:
             icon=":material/warning:",
         )
         return
-    metric = elide(found.metric, 18) or "the metric"
+    metric = fmt.elided(found.metric, 18) or "the metric"
     shown = [
-        ("Ratio, weights", ratio_text(best.ratio), f"measured on {counted(best.n_steps, 'step')}"),
-        ("Worst drop", percent_text(best.drop), f"of {markdown_text(metric)}, measured"),
+        ("Ratio, weights", fmt.ratio(best.ratio), f"measured on {fmt.counted(best.n_steps, 'step')}"),
+        ("Worst drop", fmt.percent(best.drop), f"of {fmt.markdown(metric)}, measured"),
         (
             "Largest divergence",
-            "–" if best.divergence is None else value_text(best.divergence),
+            "–" if best.divergence is None else fmt.value(best.divergence),
             "nats, measured",
         ),
     ]
     if best.gain is not None and best.noise is not None:
-        shown.append(("Restore gain", f"{best.gain:.3f}", f"noise {value_text(best.noise)}, measured"))
-    facts.row(shown)
-    took = f"{counted(found.evaluations, 'evaluation')} in {duration_text(found.seconds)}"
-    st.caption(markdown_text(f"Best: {best.label} · {took}"))
+        shown.append(("Restore gain", f"{best.gain:.3f}", f"noise {fmt.value(best.noise)}, measured"))
+    facts(shown)
+    took = f"{fmt.counted(found.evaluations, 'evaluation')} in {fmt.duration(found.seconds)}"
+    st.caption(fmt.markdown(f"Best: {best.label} · {took}"))
     notes = list(found.notes)
     if found.uninformative:
-        few, all_steps = counted(len(found.uninformative), "step"), count_text(len(found.steps))
+        few, all_steps = fmt.counted(len(found.uninformative), "step"), fmt.count(len(found.steps))
         notes.append(
             f"at {few} of {all_steps} the previous checkpoint keeps the bounds too: they say nothing there"
         )
     for note in notes:
-        st.caption(markdown_text(sentence(note)))
+        st.caption(fmt.markdown(fmt.sentence(note)))
 
 
 def _figure(found: Searched, compared: Sequence[SearchPoint], key: str, *, selectable: bool) -> None:
@@ -444,7 +434,7 @@ def _figure(found: Searched, compared: Sequence[SearchPoint], key: str, *, selec
             st.segmented_control(
                 "Against",
                 options,
-                format_func=lambda name: inked(_FIGURES[name]),
+                format_func=lambda name: fmt.inked(_FIGURES[name]),
                 key=f"{_FIGURE}.{key}",
                 default=st.session_state[_FIGURE],
             )
@@ -498,4 +488,4 @@ def _row_chosen() -> None:
     search_editor.pick(int(rows[0]) if rows else None)
 
 
-render()
+PAGE = Page("Allocate", ":material/tune:", render, former=("search",))

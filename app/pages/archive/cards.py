@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.widgets import facts, job_card, listing
-from inshrink_app.widgets.formatting import bytes_text, count_text, counted
+from inshrink_app.jobs.work import Work
+from inshrink_app.widgets import fmt, job_card, listing
+from inshrink_app.widgets.layout import facts, section
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
+    from inshrink_core.request import Request
 
-__all__ = ["PruneRules", "prune", "verify"]
 
 _FATES = {"kept": "kept", "reference": "kept, others need it", "removed": "removed"}
 _WRITTEN = {"rekeyed": ", becomes a keyframe", "rewritten": ", written anew"}
@@ -33,22 +34,45 @@ class PruneRules(NamedTuple):
         """Whether any rule says what to keep."""
         return bool(self.keep_every or self.keep_last or self.keep)
 
-    def words(self, chain: ChainReport) -> list[str]:
-        """Return the command that plans by these rules."""
-        words = ["prune", str(chain.path)]
-        words += ["--keep-every", str(self.keep_every)] if self.keep_every else []
-        words += ["--keep-last", str(self.keep_last)] if self.keep_last else []
-        words += ["--keep", ",".join(map(str, self.keep))] if self.keep else []
-        words += ["--drop-branches"] if self.drop_branches else []
-        return [*words, "--smallest"] if self.smallest else words
+    def request(self, chain: ChainReport, *, apply: bool = False) -> Request[Any]:
+        """Return the request that plans by these rules, or prunes by them."""
+        from inshrink_core.verbs.prune import Prune
+
+        rules = {name: value for name, value in self._asdict().items() if value}
+        return Prune(str(chain.path), apply=apply, **rules)
+
+    def work(self, chain: ChainReport, *, apply: bool = False) -> Work:
+        """Return what plans by these rules, for the archive as it is; or prunes by them."""
+        return Work.asking(
+            [self.request(chain, apply=apply)],
+            shown=chain.path,
+            page="archive",
+            topic="prune" if apply else "plan",
+            of=() if apply else tuple(chain.state),
+        )
+
+
+def verifying(chain: ChainReport, *, deep: bool) -> Request[Any]:
+    """Return the request that checks an archive."""
+    from inshrink_core.verbs.verify import Verify
+
+    return Verify(str(chain.path), deep=deep)
 
 
 def verify(chain: ChainReport) -> None:
     """Offer to verify the archive, and say what that found."""
-    with st.container(border=True):
-        st.header("Is it sound?", anchor=False)
-        keys = {deep: ("verify", *chain.state, "deep" if deep else "shallow") for deep in (False, True)}
-        jobs = [job for job in map(services.job_of, keys.values()) if job is not None]
+    with section("Is it sound?"):
+        work = {
+            deep: Work.asking(
+                [verifying(chain, deep=deep)],
+                shown=chain.path,
+                page="archive",
+                topic="verify",
+                of=tuple(chain.state),
+            )
+            for deep in (False, True)
+        }
+        jobs = [job for job in map(services.job_of, work.values()) if job is not None]
         at_work = next((job for job in jobs if job.is_running), None)
         if at_work is not None:
             job_card.running(at_work, "Verifying")
@@ -56,32 +80,31 @@ def verify(chain: ChainReport) -> None:
         newest = max(jobs, key=lambda job: job.started_at, default=None)
         if newest is None:
             st.write(
-                f"Verifying checks the structure and every checksum; it reads {bytes_text(chain.nbytes)}. A "
+                f"Verifying checks the structure and every checksum; it reads {fmt.size(chain.nbytes)}. A "
                 "deep check decodes every tensor of every frame too."
             )
         elif job_card.settled(newest, "Verifying"):
             _verdict(newest.result)
-        words = ["verify", str(chain.path)]
         with st.container(horizontal=True):
             if st.button("Verify", type="primary", icon=":material/verified:"):
-                services.start_job(keys[False], [words], chain.path)
+                services.start_job(work[False])
                 st.rerun()
             if st.button("Verify deeply", icon=":material/troubleshoot:"):
-                services.start_job(keys[True], [[*words, "--deep"]], chain.path)
+                services.start_job(work[True])
                 st.rerun()
 
 
 def _verdict(document: dict[str, Any]) -> None:
     """Say whether the archive is sound, and what is wrong with it."""
     looked = "checked and every tensor decoded" if document["deep"] else "checked"
-    frames, problems = counted(document["frames"], "frame"), document["problems"]
+    frames, problems = fmt.counted(document["frames"], "frame"), document["problems"]
     if document["ok"]:
         st.success(f"Sound: {frames} {looked}.", icon=":material/check_circle:")
     else:
-        st.error(f"{counted(len(problems), 'problem')}; {frames} {looked}.", icon=":material/error:")
+        st.error(f"{fmt.counted(len(problems), 'problem')}; {frames} {looked}.", icon=":material/error:")
         _findings(problems, "problems")
     if document["notes"]:
-        st.caption("Left behind by a writer that was cut off; nothing committed is lost by it:")
+        st.caption("Left behind by a writer that was interrupted; nothing that was committed is lost:")
         _findings(document["notes"], "notes")
 
 
@@ -93,8 +116,7 @@ def _findings(findings: list[dict[str, Any]], name: str) -> None:
 
 def prune(chain: ChainReport) -> PruneRules:
     """Draw the card and return the rules on screen."""
-    with st.container(border=True):
-        st.header("Prune", anchor=False)
+    with section("Prune"):
         if chain.is_packed:
             st.write("A packed archive is read and copied, not changed. Unpack it to prune it.")
             return PruneRules()
@@ -102,20 +124,19 @@ def prune(chain: ChainReport) -> PruneRules:
             st.write("There is one frame, and the last step of each line of training always stays.")
             return PruneRules()
         st.write(
-            "Steps that are not needed go; those that stay keep every bit. A dry run says first what would "
+            "Removes steps that you do not need; the others keep every bit. A dry run shows what would "
             "happen, and changes nothing."
         )
         rules = _rules(chain)
-        done, plan = services.job_of(("prune", str(chain.path))), services.job_of(_plan_key(chain, rules))
+        done = services.newest_job("archive", "prune", chain.path)
+        plan = services.job_of(rules.work(chain))
         at_work = next((job for job in (done, plan) if job is not None and job.is_running), None)
         if at_work is not None:
             job_card.running(at_work, "Pruning" if at_work is done else "Planning")
             return rules
         if done is not None and job_card.settled(done, "Pruning"):
-            removed, freed = counted(len(done.result["removed"]), "step"), done.result["bytes_freed"]
-            st.success(
-                f"Pruned: {removed} removed, {bytes_text(freed)} freed.", icon=":material/check_circle:"
-            )
+            removed, freed = fmt.counted(len(done.result["removed"]), "step"), done.result["bytes_freed"]
+            st.success(f"Pruned: {removed} removed, {fmt.size(freed)} freed.", icon=":material/check_circle:")
         if plan is not None:
             if job_card.settled(plan, "Planning"):
                 _show_plan(chain, rules, plan.result)
@@ -123,16 +144,11 @@ def prune(chain: ChainReport) -> PruneRules:
             "Dry run",
             icon=":material/rule:",
             disabled=not rules.says_something,
-            help="Say first what to keep." if not rules.says_something else None,
+            help="Choose first what to keep." if not rules.says_something else None,
         ):
-            services.start_job(_plan_key(chain, rules), [rules.words(chain)], chain.path, again=False)
+            services.start_job(rules.work(chain), again=False)
             st.rerun()
     return rules
-
-
-def _plan_key(chain: ChainReport, rules: PruneRules) -> tuple[str, ...]:
-    """Name a plan: of these rules, and of the archive as it is."""
-    return ("plan", *chain.state, *map(str, rules))
 
 
 def _rules(chain: ChainReport) -> PruneRules:
@@ -150,7 +166,7 @@ def _rules(chain: ChainReport) -> PruneRules:
         help="0: no such rule",
     )
     steps = sorted({frame.step for frame in chain.frames})
-    keep = third.multiselect("Keep these steps", steps, format_func=count_text, key="prune.keep")
+    keep = third.multiselect("Keep these steps", steps, format_func=fmt.count, key="prune.keep")
     with st.container(horizontal=True, gap="medium"):
         drop = chain.n_branches > 1 and st.toggle("Drop older lines of training", key="prune.branches")
         smallest = st.toggle(
@@ -165,27 +181,28 @@ def _show_plan(chain: ChainReport, rules: PruneRules, document: dict[str, Any]) 
     """Say what pruning would do, and ask for the word."""
     n_removed = len(document["removed"])
     if not n_removed:
-        st.info("By these rules every step stays.", icon=":material/info:")
+        st.info("These rules keep every step.", icon=":material/info:")
         return
     figures = [
-        ("Removed", count_text(n_removed), f"of {counted(len(chain.frames), 'frame')}"),
-        ("Become keyframes", count_text(len(document["rekeyed"])), "bit for bit the same"),
-        ("Size now", bytes_text(document["bytes_before"]), "measured"),
+        ("Removed", fmt.count(n_removed), f"of {fmt.counted(len(chain.frames), 'frame')}"),
+        ("Become keyframes", fmt.count(len(document["rekeyed"])), "bit for bit the same"),
+        ("Size now", fmt.size(document["bytes_before"]), "measured"),
         (
             "Size after",
-            bytes_text(document["bytes_after"]),
+            fmt.size(document["bytes_after"]),
             "estimated" if document["rekeyed"] else "measured",
         ),
     ]
-    facts.row(figures)
+    facts(figures)
     table = _fates(document)
-    with st.expander(f"What becomes of each frame ({count_text(len(table))})", icon=":material/table_rows:"):
+    with st.expander(f"What becomes of each frame ({fmt.count(len(table))})", icon=":material/table_rows:"):
         listing.show(table, "prune-plan", alt="Frames with what pruning would do to each")
     with st.container(horizontal=True, vertical_alignment="center"):
-        sure = st.checkbox(f"Remove {counted(n_removed, 'step')} for good", key=f"prune.sure.{hash(rules)}")
+        sure = st.checkbox(
+            f"Remove {fmt.counted(n_removed, 'step')} for good", key=f"prune.sure.{hash(rules)}"
+        )
         if st.button("Prune", icon=":material/content_cut:", disabled=not sure):
-            key = ("prune", str(chain.path))
-            services.start_job(key, [[*rules.words(chain), "--apply"]], chain.path)
+            services.start_job(rules.work(chain, apply=True))
             st.rerun()
 
 

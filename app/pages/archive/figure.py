@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.theme import CATEGORICAL, GAP
+from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import few_ticks, lay_out, title
-from inshrink_app.widgets.formatting import bytes_text, count_text, ratio_text
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainFrame
 
-__all__ = ["MAX_COLUMNS", "chain_figure"]
 
 MAX_COLUMNS = 240
 """More steps than this are drawn closer than a mark is wide; the newest are shown then."""
@@ -113,7 +112,7 @@ def _draw_frames(
     notes = [
         "damaged"
         if row.damage
-        else f"restored from step {count_text(row.restored_step)}"
+        else f"restored from step {fmt.count(row.restored_step)}"
         if row.restored_step is not None
         else "on the newest line"
         if row.on_line
@@ -128,7 +127,7 @@ def _draw_frames(
             name=label,
             marker={"symbol": symbols, "size": sizes, "color": colour, "opacity": 1, "line": {"width": 1.2}},
             customdata=[
-                [count_text(row.step), bytes_text(row.nbytes), ratio_text(row.ratio_total), note]
+                [fmt.count(row.step), fmt.size(row.nbytes), fmt.ratio(row.ratio_total), note]
                 for row, note in zip(rows, notes, strict=True)
             ],
             hovertemplate=(
@@ -141,7 +140,7 @@ def _draw_frames(
 
 def _lay_out(figure: go.Figure, steps: Sequence[int], lanes: dict[int, int]) -> None:
     """Give every branch a lane, the first one at the top."""
-    labels = [count_text(step) for step in steps]
+    labels = [fmt.count(step) for step in steps]
     lay_out(figure, 80 + _LANE * max(1, len(lanes)), legend=True)
     figure.update_layout(legend={"itemsizing": "constant"})
     ticks = few_ticks([str(i) for i in range(len(steps))], labels, _MAX_LABELS)

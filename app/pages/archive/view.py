@@ -7,30 +7,14 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.pages.allocate.config import config_words
+from inshrink_app.model.config import config_words
+from inshrink_app.model.page import Page
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.model.subject import Subject
 from inshrink_app.pages.archive import cards, report
 from inshrink_app.pages.archive import figure as chain_figure
-from inshrink_app.widgets import (
-    archive_picker,
-    facts,
-    figures,
-    listing,
-    next_step,
-    problem,
-    quality,
-    snippets,
-    subject,
-)
-from inshrink_app.widgets.formatting import (
-    bytes_text,
-    count_text,
-    counted,
-    markdown_text,
-    ratio_text,
-    steps_text,
-    value_text,
-)
-from inshrink_app.widgets.tables import ServiceError, Subject
+from inshrink_app.widgets import archive_picker, ending, fmt, listing, problem, quality, subject
+from inshrink_app.widgets.layout import chart, facts, section
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
@@ -47,6 +31,8 @@ _COLUMNS |= {"digest": "SHA-256", "damage": "damage"}
 
 def render() -> None:
     """Draw the page."""
+    from inshrink_core.verbs.compress import Compress
+
     shown = subject.require("Archive", _rescue)
     if shown is None:
         return
@@ -54,7 +40,7 @@ def render() -> None:
     if chosen is None:
         archive_picker.none_yet("An archive holds the checkpoints as a chain of keyframes and deltas.")
         run = str(shown.path)
-        snippets.of([["compress", run, "-o", f"{run.rstrip('/')}.inshrink"]])
+        ending.requests([Compress(run, f"{run.rstrip('/')}.inshrink")])
         return
     try:
         chain = services.chain_of(str(chosen.path))
@@ -84,18 +70,19 @@ def _sections(chain: ChainReport, shown: Subject | None = None) -> None:
     cards.verify(chain)
     rules = cards.prune(chain)
     _frames(chain)
-    planned = [rules.words(chain)] if rules.says_something else []
+    requests = [cards.verifying(chain, deep=True)]
+    requests += [rules.request(chain)] if rules.says_something else []
     if shown is not None:
-        planned += report.show(chain, shown, services.original_of(shown))
-    snippets.of([["verify", str(chain.path), "--deep"], *planned])
-    next_step.offer(
-        next_step.Next(
+        requests += [report.show(chain, shown, services.original_of(shown))]
+    ending.requests(requests)
+    ending.offer(
+        ending.Next(
             "What comes back? Restore & compare",
             "compare",
             "Restores steps as files, and measures what a restore costs.",
             widgets={"compare.archives": [str(chain.path)]},
         ),
-        next_step.Next("Hand it on: Export", "export", "One packed file, or one step for transfer."),
+        ending.Next("Hand it on: Export", "export", "One packed file, or one step for transfer."),
     )
 
 
@@ -103,36 +90,36 @@ def _facts(chain: ChainReport) -> None:
     """Draw the row of figures that every reader wants first."""
     is_partial = any(frame.damage for frame in chain.frames)
     n_branches = chain.n_branches
-    facts.row(
+    facts(
         [
-            ("Frames", count_text(len(chain.frames)), counted(chain.n_keyframes, "keyframe")),
+            ("Frames", fmt.count(len(chain.frames)), fmt.counted(chain.n_keyframes, "keyframe")),
             (
                 "Steps",
-                count_text(len(chain.steps)),
-                steps_text(chain.steps),
+                fmt.count(len(chain.steps)),
+                fmt.steps(chain.steps),
                 "Steps on the newest line of training.",
             ),
             (
                 "Branches",
-                count_text(n_branches),
+                fmt.count(n_branches),
                 "one line" if n_branches == 1 else "lines of training",
                 "A branch begins where training was restored and went another way.",
             ),
             (
                 "Size",
-                bytes_text(chain.nbytes),
-                "with unreadable frames" if is_partial else f"of {bytes_text(chain.raw_bytes)} raw",
+                fmt.size(chain.nbytes),
+                "with unreadable frames" if is_partial else f"of {fmt.size(chain.raw_bytes)} raw",
                 "One packed file." if chain.is_packed else "A folder of frames and a manifest.",
             ),
             (
                 "Ratio with base" if chain.base else "Ratio in all",
-                ratio_text(chain.ratio_total),
-                "of the readable frames" if is_partial else f"weights {ratio_text(chain.ratio_weights)}",
+                fmt.ratio(chain.ratio_total),
+                "of the readable frames" if is_partial else f"weights {fmt.ratio(chain.ratio_weights)}",
                 "Raw over stored bytes. Headers, tables and the manifest count wholly to the weights.",
             ),
             (
                 "Bits per weight",
-                "–" if chain.bits_per_weight is None else value_text(chain.bits_per_weight),
+                "–" if chain.bits_per_weight is None else fmt.value(chain.bits_per_weight),
                 "of one step, in mean",
             ),
             quality.archive_fact(chain),
@@ -141,11 +128,13 @@ def _facts(chain: ChainReport) -> None:
     parts = [f"Codec {chain.codec}; optimizer state: {_optimizer(chain)}"]
     parts += [f"first frame encoded relative to the base model {chain.base}"] if chain.base else []
     parts += [", ".join(f"{name}={value}" for name, value in chain.config.items())] if chain.config else []
-    st.caption(markdown_text(" · ".join(parts)))
+    st.caption(fmt.markdown(" · ".join(parts)))
     if chain.overrides:
         words = config_words({"override": chain.overrides})
         st.caption(
-            markdown_text(f"Of some tensors instead ({counted(len(chain.overrides), 'override')}): {words}")
+            fmt.markdown(
+                f"Of some tensors instead ({fmt.counted(len(chain.overrides), 'override')}): {words}"
+            )
         )
 
 
@@ -157,34 +146,32 @@ def _optimizer(chain: ChainReport) -> str:
 def _warnings(chain: ChainReport) -> None:
     """Say which frames are gone or cannot be read, and what vouched for the original files."""
     if "DAMAGED" in chain.originals:
-        st.warning(markdown_text(f"Originals: {chain.originals}"), icon=":material/warning:")
+        st.warning(fmt.markdown(f"Originals: {chain.originals}"), icon=":material/warning:")
     elif chain.originals:
-        st.caption(markdown_text(f"Checksums of the originals: {chain.originals}."))
+        st.caption(fmt.markdown(f"Checksums of the originals: {chain.originals}."))
     if chain.missing:
         st.error(
-            f"{counted(len(chain.missing), 'frame')} missing, of {steps_text(chain.missing)}. Fetch the "
+            f"{fmt.counted(len(chain.missing), 'frame')} missing, of {fmt.steps(chain.missing)}. Fetch the "
             "files from where the archive came from.",
             icon=":material/error:",
         )
     damaged = [frame for frame in chain.frames if frame.damage]
     if damaged:
         with st.container(border=True):
-            st.error(f"Not readable: {counted(len(damaged), 'frame')}.", icon=":material/error:")
+            st.error(f"Not readable: {fmt.counted(len(damaged), 'frame')}.", icon=":material/error:")
             listed = [f"step {frame.step}: {frame.damage}" for frame in damaged[:_MOST_LISTED]]
             if len(damaged) > _MOST_LISTED:
-                listed.append(f"… and {count_text(len(damaged) - _MOST_LISTED)} more, in the table below")
+                listed.append(f"… and {fmt.count(len(damaged) - _MOST_LISTED)} more, in the table below")
             st.code("\n".join(listed), language=None, wrap_lines=True)
 
 
 def _graph(chain: ChainReport) -> None:
     """Draw the chain."""
-    with st.container(border=True):
-        st.header("Chain", anchor=False)
-        st.plotly_chart(
+    with section("Chain"):
+        chart(
             chain_figure.chain_figure(chain.frames),
-            config=dict(figures.CONFIG),
-            key="chain",
-            alt=f"Chain of {len(chain.frames)} frames, {chain.n_keyframes} of them keyframes, on "
+            "chain",
+            f"Chain of {len(chain.frames)} frames, {chain.n_keyframes} of them keyframes, on "
             f"{chain.n_branches} lines of training",
         )
         n_steps = len({frame.step for frame in chain.frames})
@@ -192,15 +179,15 @@ def _graph(chain: ChainReport) -> None:
         if any(frame.restored_step is not None for frame in chain.frames):
             parts.append("Arrows: training was restored there.")
         if any(not frame.on_line for frame in chain.frames):
-            parts.append("Hollow: a line of training that was left.")
+            parts.append("Hollow: a line of training that was abandoned.")
         if n_steps > chain_figure.MAX_COLUMNS:
-            parts.append(f"The newest {chain_figure.MAX_COLUMNS} of {count_text(n_steps)} steps are drawn.")
+            parts.append(f"The newest {chain_figure.MAX_COLUMNS} of {fmt.count(n_steps)} steps are drawn.")
         st.caption(" ".join(parts))
 
 
 def _frames(chain: ChainReport) -> None:
     """List the frames."""
-    with st.expander(f"Frames ({count_text(len(chain.frames))})", icon=":material/table_rows:"):
+    with st.expander(f"Frames ({fmt.count(len(chain.frames))})", icon=":material/table_rows:"):
         table = pd.DataFrame(chain.frames)[[*_COLUMNS]].rename(columns=_COLUMNS)
         for name in ("frame id", "SHA-256"):
             table[name] = table[name].str[:_ID_WIDTH]
@@ -215,4 +202,4 @@ def _frames(chain: ChainReport) -> None:
         )
 
 
-render()
+PAGE = Page("Archive", ":material/inventory_2:", render)

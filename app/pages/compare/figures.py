@@ -10,10 +10,8 @@ import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.services import Compared
 from inshrink_app.theme import CATEGORICAL, GAP
+from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import lay_out, log_ticks, steps_axis, title
-from inshrink_app.widgets.formatting import elide, html_text
-
-__all__ = ["divergence_figure", "drop_figure", "metric_figure", "rehearsal_figure"]
 
 _NAME_WIDTH = 30
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
@@ -29,7 +27,7 @@ def metric_figure(found: Sequence[Compared]) -> go.Figure:
     rows = [originals[step] for step in sorted(originals)]
     known = {step: error for one in found for step, error in one.standard_errors.items()}
     errors = [known.get(row.step) for row in rows]
-    metric = html_text(found[0].metric) if found else ""
+    metric = fmt.html(found[0].metric) if found else ""
     figure.add_trace(
         go.Scatter(
             x=[row.step for row in rows],
@@ -101,7 +99,7 @@ def _line(
     one: Compared, values: Sequence[float], position: int, what: str, form: str, unit: str = ""
 ) -> go.Scatter:
     """Draw one archive, told apart by colour, mark and name."""
-    name = html_text(elide(one.name, _NAME_WIDTH))
+    name = fmt.html(fmt.elided(one.name, _NAME_WIDTH))
     return go.Scatter(
         x=[row.step for row in one.steps],
         y=np.asarray(values, dtype=np.float64),
@@ -141,7 +139,7 @@ def rehearsal_figure(found: Mapping[str, Any]) -> go.Figure:
     steps = list(curves[0]["steps"]) if curves else []
     calm = np.asarray([curve["uninterrupted"] for curve in curves], dtype=np.float64)
     failed = np.asarray([curve["restored"] for curve in curves], dtype=np.float64)
-    metric = html_text(str(found["metric"]))
+    metric = fmt.html(str(found["metric"]))
     if calm.size:
         band = {"x": steps, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
         if len(curves) > 1:

@@ -8,42 +8,37 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.jobs.commands import option, shell_text
 from inshrink_app.jobs.job import Job
+from inshrink_app.jobs.printed import shell_text
+from inshrink_app.jobs.work import Work
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.model.subject import Subject
 from inshrink_app.pages.compare.figures import rehearsal_figure
-from inshrink_app.widgets import facts, figures, job_card, listing, problem
-from inshrink_app.widgets.formatting import (
-    count_text,
-    counted,
-    fixed_format,
-    markdown_text,
-    percent_text,
-    ratio_text,
-)
-from inshrink_app.widgets.tables import ServiceError, Subject
+from inshrink_app.widgets import fmt, job_card, listing, problem
+from inshrink_app.widgets.choices import codec_labels
+from inshrink_app.widgets.layout import chart, facts, section
 
 if TYPE_CHECKING:
     from inshrink_app.services.rehearsing import Training
 
-__all__ = ["rehearse", "saved"]
+    from inshrink_core.request import Request
+
 
 _COUNTS = {"restore": "failure", "seed": "seed", "step": "step"}
-_CODECS = {"lattice": "Lattice", "inshrinkerator": "Inshrinkerator", "lossless": "Lossless, the control"}
 
 
 def rehearse(original: Subject, training: Training) -> None:
     """Draw the card of a sample's training."""
-    with st.container(border=True):
-        st.header("Failure rehearsal", anchor=False)
+    with section("Failure rehearsal"):
         training = _choose(training)
         st.write(
-            f"Trains {markdown_text(training.name)} anew, with failures after which it goes on from what the "
-            "archive restores, and without. The difference at the end is what compression costs a training "
-            "that fails."
+            f"Trains {fmt.markdown(training.name)} again, with failures and without: after a failure, "
+            "training continues from what the archive restores. The difference at the end is what "
+            "compression costs a training that fails."
         )
-        words = _words(training)
-        key = ("rehearse", *words[1:])
-        job = services.job_of(key)
+        request = _request(training)
+        work = Work.asking([request], shown=original.path, page="compare", topic="rehearse")
+        job = services.job_of(work)
         if job is not None and job.is_running:
             _live(job)
             return
@@ -59,9 +54,9 @@ def rehearse(original: Subject, training: Training) -> None:
             icon=":material/replay:",
             help="Trainings that were finished with these settings are not repeated.",
         ):
-            services.start_job(key, [words], original.path)
+            services.start_job(work)
             st.rerun()
-        st.code(shell_text([words]), language=None, wrap_lines=True)
+        st.code(shell_text([request]), language=None, wrap_lines=True)
 
 
 def _choose(own: Training) -> Training:
@@ -82,11 +77,20 @@ def _choose(own: Training) -> Training:
     return chosen or own
 
 
-def _words(training: Training) -> list[str]:
-    """Draw the controls and return the command that rehearses."""
+def _request(training: Training) -> Request[Any]:
+    """Draw the controls and return the request that rehearses."""
+    from inshrink_core.request import request_from_json
+
     first, second, third, fourth = st.columns(4)
     own = f"rehearse.{training.name}"
-    codec = first.selectbox("Codec", list(_CODECS), format_func=_CODECS.__getitem__, key="rehearse.codec")
+    codecs = codec_labels()
+    codec = first.selectbox(
+        "Codec",
+        list(codecs),
+        format_func=codecs.__getitem__,
+        key="rehearse.codec",
+        help="Lossless is the control: its restores change nothing.",
+    )
     restores = second.number_input(
         "Failures", 1, training.n_saves - 1, training.n_restores, key=f"{own}.restores"
     )
@@ -101,8 +105,10 @@ def _words(training: Training) -> list[str]:
         training.n_saves,
         key=f"{own}.steps",
     )
-    words = ["rehearse", training.name, "-o", str(services.rehearsals_folder()), "--codec", str(codec)]
-    return [*words, "--restores", str(restores), "--seeds", str(seeds), "--steps", str(steps)]
+    # The laboratory's verb is found by its name, as every verb that another package registers.
+    counts = {"restores": int(restores), "seeds": int(seeds), "steps": int(steps)}
+    fields = {"task": training.name, "output": str(services.rehearsals_folder()), "codec": str(codec)}
+    return request_from_json({"verb": "rehearse", "fields": {**fields, **counts}})
 
 
 def _earlier(finished: tuple[Job, ...]) -> None:
@@ -117,9 +123,9 @@ def _earlier(finished: tuple[Job, ...]) -> None:
 
 def _title(job: Job) -> str:
     """Name a rehearsal by its settings."""
-    words = job.commands[-1]
-    counts = [counted(int(option(words, f"--{name}s") or 0), word) for name, word in _COUNTS.items()]
-    return " · ".join([str(option(words, "--codec")), *counts])
+    asked: Any = job.requests[-1]
+    counts = [fmt.counted(getattr(asked, f"{name}s") or 0, word) for name, word in _COUNTS.items()]
+    return " · ".join([str(asked.codec), *counts])
 
 
 def _result(job: Job) -> None:
@@ -141,7 +147,7 @@ def _live(job: Job) -> None:
     if found is None:
         st.caption("Curves appear here as soon as the first pair of trainings is done.")
         return
-    st.caption(f"{counted(len(found['curves']), 'pair')} of trainings so far.")
+    st.caption(f"{fmt.counted(len(found['curves']), 'pair')} of trainings so far.")
     _chart(found, "live")
 
 
@@ -167,8 +173,8 @@ def _show(found: Mapping[str, Any], key: str) -> None:
         ],
         columns=["seed", "step", "uninterrupted", "restored"],
     )
-    with st.expander(f"Curves ({counted(len(found['curves']), 'pair')})", icon=":material/table_rows:"):
-        metric = fixed_format([*table["uninterrupted"], *table["restored"]])
+    with st.expander(f"Curves ({fmt.counted(len(found['curves']), 'pair')})", icon=":material/table_rows:"):
+        metric = fmt.fixed_format([*table["uninterrupted"], *table["restored"]])
         listing.show(
             table,
             f"rehearsal-{key}",
@@ -179,11 +185,10 @@ def _show(found: Mapping[str, Any], key: str) -> None:
 
 def _chart(found: Mapping[str, Any], key: str) -> None:
     """Draw the curves, and say how to read them."""
-    st.plotly_chart(
+    chart(
         rehearsal_figure(found),
-        config=dict(figures.CONFIG),
-        key=f"rehearsal.chart.{key}",
-        alt=f"{found['metric']} by step, with {len(found['restored_at'])} restores and without",
+        f"rehearsal.chart.{key}",
+        f"{found['metric']} by step, with {len(found['restored_at'])} restores and without",
     )
     band = (
         "The band is the range of the uninterrupted trainings: what the seed alone does."
@@ -195,15 +200,15 @@ def _chart(found: Mapping[str, Any], key: str) -> None:
 
 def _facts(found: Mapping[str, Any]) -> None:
     """Draw the figures of a rehearsal."""
-    width, metric = found["excess_half_width"], markdown_text(found["metric"])
-    certainty = "a single seed says little" if width is None else f"± {percent_text(width)} (95 %)"
-    weights = ratio_text(found["ratio_weights"])
-    facts.row(
+    width, metric = found["excess_half_width"], fmt.markdown(found["metric"])
+    certainty = "a single seed says little" if width is None else f"± {fmt.percent(width)} (95 %)"
+    weights = fmt.ratio(found["ratio_weights"])
+    facts(
         [
-            ("Excess at the end", percent_text(found["excess"]), certainty),
-            ("Noise of the seeds", percent_text(found["noise"]), f"{metric}, uninterrupted"),
-            ("Failures", count_text(len(found["restored_at"])), "each restored from the archive"),
-            ("Ratio in all", ratio_text(found["ratio_total"]), f"weights {weights}"),
+            ("Excess at the end", fmt.percent(found["excess"]), certainty),
+            ("Noise of the seeds", fmt.percent(found["noise"]), f"{metric}, uninterrupted"),
+            ("Failures", fmt.count(len(found["restored_at"])), "each restored from the archive"),
+            ("Ratio in all", fmt.ratio(found["ratio_total"]), f"weights {weights}"),
         ]
     )
 
@@ -238,13 +243,13 @@ def saved() -> None:
                 key="rehearsal.which",
             )
         chosen = found[place]
-        st.caption(markdown_text(f"{chosen['task']} · {chosen['codec']}"))
+        st.caption(fmt.markdown(f"{chosen['task']} · {chosen['codec']}"))
         _show(chosen, "saved")
 
 
 def _saved_title(found: Mapping[str, Any]) -> str:
     """Tell rehearsals of one folder apart."""
     return (
-        f"{found['task']} · {found['codec']} · {counted(len(found['restored_at']), 'failure')} · "
-        f"{counted(len(found['curves']), 'seed')} · {ratio_text(found['ratio_total'])}"
+        f"{found['task']} · {found['codec']} · {fmt.counted(len(found['restored_at']), 'failure')} · "
+        f"{fmt.counted(len(found['curves']), 'seed')} · {fmt.ratio(found['ratio_total'])}"
     )

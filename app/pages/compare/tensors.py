@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.jobs.commands import option
 from inshrink_app.jobs.job import Job
-from inshrink_app.widgets import archive_picker, job_card, listing, problem
-from inshrink_app.widgets.formatting import bytes_text, count_text, counted, elide, inked, markdown_text
-from inshrink_app.widgets.tables import Problem, ServiceError, Subject
+from inshrink_app.jobs.work import Work
+from inshrink_app.model.problem import Problem, ServiceError
+from inshrink_app.model.subject import Subject
+from inshrink_app.widgets import archive_picker, fmt, job_card, listing, problem
+from inshrink_app.widgets.layout import section
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
 
-__all__ = ["errors", "restore"]
 
 _LAYOUTS = {"same": "As the run was", "safetensors": "safetensors", "torch": "torch"}
 
@@ -27,8 +27,7 @@ _MAX_ROWS = 2_000
 
 def errors(shown: Subject, original: Subject, archives: tuple[ChainReport, ...]) -> None:
     """Draw the error of every tensor, or offer to measure it."""
-    with st.container(border=True):
-        st.header("Tensor by tensor", anchor=False)
+    with section("Tensor by tensor"):
         one = archives[0]
         if len(archives) > 1:
             names = {str(choice.path): choice for choice in archives}
@@ -36,14 +35,14 @@ def errors(shown: Subject, original: Subject, archives: tuple[ChainReport, ...])
                 "Archive",
                 list(names),
                 default=str(one.path),
-                format_func=lambda path: inked(markdown_text(elide(names[path].name, 40))),
+                format_func=lambda path: fmt.inked(fmt.markdown(fmt.elided(names[path].name, 40))),
                 key="errors.archive",
                 label_visibility="collapsed",
             )
             one = names.get(str(picked), one)
         try:
-            key = services.errors_key(one, original)
-            job = services.job_of(key)
+            work = _errors(shown, original, one)
+            job = services.job_of(work)
         except ServiceError as error:
             problem.show(error.problem)
             return
@@ -55,15 +54,27 @@ def errors(shown: Subject, original: Subject, archives: tuple[ChainReport, ...])
         elif job is None:
             st.write(
                 "Decodes every step and compares every tensor with the original: "
-                f"{bytes_text(original.total_bytes)} of checkpoints and {bytes_text(one.nbytes)} of archive "
+                f"{fmt.size(original.total_bytes)} of checkpoints and {fmt.size(one.nbytes)} of archive "
                 "are read. No code of the run is executed."
             )
         if st.button(
             "Measure errors" if job is None else "Measure errors again", icon=":material/straighten:"
         ):
-            words = ["verify", str(one.path), "--against", str(original.path)]
-            services.start_job(key, [words], shown.path)
+            services.start_job(work)
             st.rerun()
+
+
+def _errors(shown: Subject, original: Subject, chain: ChainReport) -> Work:
+    """Return what measures the errors of an archive: another question once it or the run has changed."""
+    from inshrink_core.verbs.verify import Verify
+
+    return Work.asking(
+        [Verify(str(chain.path), against=str(original.path))],
+        shown=shown.path,
+        page="compare",
+        topic="errors",
+        of=(*chain.state, services.opened(str(original.path)).token),
+    )
 
 
 def _found(document: dict[str, Any]) -> None:
@@ -72,16 +83,16 @@ def _found(document: dict[str, Any]) -> None:
     exact, total = sum(row["bit_exact"] for row in rows), len(rows)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.badge(
-            f"Bit-exact: {count_text(exact)} of {count_text(total)}",
+            f"Bit-exact: {fmt.count(exact)} of {fmt.count(total)}",
             color="green" if exact == total else "blue",
             icon=":material/check_circle:" if exact == total else ":material/info:",
         )
         if problems:
-            st.badge(counted(len(problems), "problem"), color="red", icon=":material/error:")
+            st.badge(fmt.counted(len(problems), "problem"), color="red", icon=":material/error:")
     for finding in problems[:5]:
         problem.show(Problem(finding["what"], finding["where"], finding["remedy"]))
     if document["missing_steps"]:
-        st.caption(f"{counted(len(document['missing_steps']), 'step')} of the run not archived.")
+        st.caption(f"{fmt.counted(len(document['missing_steps']), 'step')} of the run not archived.")
     if total:
         _table(sorted(rows, key=_badness, reverse=True))
 
@@ -99,7 +110,7 @@ def _table(found: list[dict[str, Any]]) -> None:
         step = st.selectbox(
             "Step",
             [None, *steps],
-            format_func=lambda one: "All steps" if one is None else count_text(one),
+            format_func=lambda one: "All steps" if one is None else fmt.count(one),
             key="errors.step",
             width=180,
         )
@@ -132,9 +143,7 @@ def _table(found: list[dict[str, Any]]) -> None:
         most=_MAX_ROWS,
     )
     if len(rows) > _MAX_ROWS:
-        st.caption(
-            f"The worst {count_text(_MAX_ROWS)} of {count_text(len(rows))}; the files have all of them."
-        )
+        st.caption(f"The worst {fmt.count(_MAX_ROWS)} of {fmt.count(len(rows))}; the files have all of them.")
 
 
 def restore(shown: Subject, archives: tuple[ChainReport, ...]) -> None:
@@ -147,9 +156,8 @@ def restore(shown: Subject, archives: tuple[ChainReport, ...]) -> None:
     archives
         Archives to restore from, at least one.
     """
-    with st.container(border=True):
-        st.header("Restore files", anchor=False)
-        job = services.job_of(("restore", str(shown.path)))
+    with section("Restore files"):
+        job = services.newest_job("compare", "restore", shown.path)
         is_running = job is not None and job.is_running
         archive, step, layout = _choices(archives)
         _form(shown, archive, step, layout, is_running=is_running)
@@ -173,11 +181,11 @@ def _choices(archives: tuple[ChainReport, ...]) -> tuple[ChainReport, int, str]:
         steps = list(archive.steps)
         if st.session_state.get("restore.step") not in steps:
             st.session_state["restore.step"] = steps[-1]
-        step = st.selectbox("Step", steps, format_func=count_text, key="restore.step", width=180)
+        step = st.selectbox("Step", steps, format_func=fmt.count, key="restore.step", width=180)
         layout = st.segmented_control(
             "Format",
             list(_LAYOUTS),
-            format_func=lambda name: inked(_LAYOUTS[name]),
+            format_func=lambda name: fmt.inked(_LAYOUTS[name]),
             default="same",
             key="restore.layout",
         )
@@ -186,6 +194,8 @@ def _choices(archives: tuple[ChainReport, ...]) -> tuple[ChainReport, int, str]:
 
 def _form(shown: Subject, archive: ChainReport, step: int, layout: str, *, is_running: bool) -> None:
     """Ask for the folder, and begin."""
+    from inshrink_core.verbs.restore import Restore
+
     suggested = services.suggested_folder(shown, archive.path.name, f"step-{step}")
     if st.session_state.get("restore.suggested") != suggested and not is_running:
         st.session_state["restore.suggested"] = suggested
@@ -197,8 +207,9 @@ def _form(shown: Subject, archive: ChainReport, step: int, layout: str, *, is_ru
         except ServiceError as error:
             problem.show(error.problem)
             return
-        words = ["restore", str(archive.path), "--step", str(step), "--format", layout, "-o", str(target)]
-        services.start_job(("restore", str(shown.path)), [words], shown.path)
+        request = Restore(str(archive.path), str(target), steps=(step,), layout=layout)
+        work = Work.asking([request], shown=shown.path, page="compare", topic="restore")
+        services.start_job(work)
         st.rerun()
 
 
@@ -208,11 +219,11 @@ def _written(job: Job) -> None:
     if not isinstance(document, dict):
         st.caption("What this restore wrote cannot be read any more.")
         return
-    folder = option(job.commands[-1], "-o") or ""
-    files = services.restored_files(document, folder)
+    restored: Any = job.requests[-1]
+    files = services.restored_files(document, restored.output)
     total = sum(nbytes for _, nbytes, _ in files)
-    step, n = count_text(document["steps"][0]), counted(len(files), "file")
-    st.success(f"Step {step} restored: {n}, {bytes_text(total)}.", icon=":material/check_circle:")
-    st.code(folder, language=None, wrap_lines=True)
+    step, n = fmt.count(document["steps"][0]), fmt.counted(len(files), "file")
+    st.success(f"Step {step} restored: {n}, {fmt.size(total)}.", icon=":material/check_circle:")
+    st.code(str(restored.output), language=None, wrap_lines=True)
     table = pd.DataFrame(files, columns=["file", "bytes", "SHA-256"])
     listing.show(table, "restored", alt="Restored files with size and SHA-256", wide=["SHA-256"])

@@ -8,35 +8,28 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.commands import archives_of, option
 from inshrink_app.jobs.job import Job
+from inshrink_app.jobs.work import subjects_of
+from inshrink_app.model.page import Page
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.model.subject import Subject
 from inshrink_app.pages.compare import figures as comparison_figures
 from inshrink_app.pages.compare import rehearsals, tensors
 from inshrink_app.services import Compared, EvaluatorCode
 from inshrink_app.widgets import (
     archive_picker,
+    ending,
     evaluator_consent,
-    facts,
     figures,
+    fmt,
     job_card,
     listing,
-    next_step,
     problem,
     quality,
-    snippets,
     subject,
 )
 from inshrink_app.widgets.choices import one_of_few
-from inshrink_app.widgets.formatting import (
-    count_text,
-    elide,
-    fixed_format,
-    html_text,
-    markdown_text,
-    percent_text,
-    value_text,
-)
-from inshrink_app.widgets.tables import ServiceError, Subject
+from inshrink_app.widgets.layout import Fact, chart, facts, section
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
@@ -83,15 +76,15 @@ def render() -> None:
 
 def _next(archive: ChainReport | None) -> None:
     """Lead on, with the archive that was compared."""
-    way = next_step.Next(
+    way = ending.Next(
         "Finer or coarser? Allocate", "allocate", "Finds the smallest archive that keeps a bound."
     )
     if archive is None:
-        next_step.offer(way)
+        ending.offer(way)
         return
     carried = {archive_picker.ARCHIVE: str(archive.path)}
-    next_step.offer(
-        next_step.Next("Open the archive", "archive", "Its chain, its checksums, and what can go.", carried),
+    ending.offer(
+        ending.Next("Open the archive", "archive", "Its chain, its checksums, and what can go.", carried),
         way,
     )
 
@@ -99,15 +92,15 @@ def _next(archive: ChainReport | None) -> None:
 def _follow_link(original: Subject, choices: tuple[ChainReport, ...]) -> None:
     """Choose what the comparison of a link is about, once; the reader may choose otherwise then."""
     job = services.linked_job(state.choice_text("job"), "compare", original.path)
-    if job is None or job.verb != "compare" or st.session_state.get("compare.followed") == job.job_id:
+    if job is None or job.work.topic != "compare" or st.session_state.get("compare.followed") == job.job_id:
         return
     st.session_state["compare.followed"] = job.job_id
     known = {str(one.path) for one in choices}
-    compared = [path for words in job.commands for path in archives_of(words)]
+    compared = [path for request in job.requests for path in subjects_of(request)]
     st.session_state["compare.archives"] = [path for path in compared if path in known]
     st.session_state["compare.which"] = "chosen"
-    told = [step for words in job.commands for step in (option(words, "--steps") or "").split(",")]
-    st.session_state["compare.steps"] = [step for step in original.steps if str(step) in told]
+    asked = {step for request in job.requests for step in getattr(request, "steps", None) or ()}
+    st.session_state["compare.steps"] = [step for step in original.steps if step in asked]
 
 
 def _original(shown: Subject) -> Subject | None:
@@ -134,11 +127,10 @@ def _original(shown: Subject) -> Subject | None:
 
 def _ask_for_original(shown: Subject) -> None:
     """Ask for the run that the archive was made from."""
-    with st.container(border=True):
-        st.header("Which run was this made from?", anchor=False)
+    with section("Which run was this made from?"):
         st.write(
             "A comparison needs the original checkpoints. No run with the steps of this archive lies beside "
-            "it or was opened lately."
+            "it or was opened recently."
         )
         with st.form("original", border=False):
             typed = st.text_input("Path of the original run", placeholder="runs/my-training")
@@ -152,8 +144,7 @@ def _choices(
     original: Subject, choices: tuple[ChainReport, ...]
 ) -> tuple[tuple[ChainReport, ...], tuple[int, ...], float]:
     """Draw the choice of archives, steps and bound, and return them."""
-    with st.container(border=True):
-        st.header("What to compare", anchor=False)
+    with section("What to compare"):
         names = {str(one.path): one for one in choices}
         _begin_with("compare.archives", list(names), list(names)[:1])
         picked = st.multiselect(
@@ -185,7 +176,7 @@ def _choices(
         )
         if which == "chosen":
             _begin_with("compare.steps", common, common[-1:])
-            chosen = st.multiselect("Which steps", common, format_func=count_text, key="compare.steps")
+            chosen = st.multiselect("Which steps", common, format_func=fmt.count, key="compare.steps")
             return archives, tuple(sorted(chosen)), bound / 100
     return archives, services.spread_of(common) if which == "some" else tuple(common), bound / 100
 
@@ -207,8 +198,7 @@ def _compare(
     original: Subject, archives: tuple[ChainReport, ...], steps: tuple[int, ...], bound: float
 ) -> EvaluatorCode | None:
     """Draw the comparison by the task metric, or what is needed for it; return the evaluator."""
-    with st.container(border=True):
-        st.header("Task metric", anchor=False)
+    with section("Task metric"):
         if not archives or not steps:
             st.caption("Choose an archive and a step.")
             return None
@@ -224,15 +214,15 @@ def _compare(
         elif job is not None:
             job_card.stopped(job, primary=False)
         again = job is not None and job.state == "finished"
-        n = count_text(len(steps))
+        n = fmt.count(len(steps))
         if st.button(
             "Compare again" if again else "Compare",
             type="secondary" if again else "primary",
             icon=":material/compare_arrows:",
             disabled=not trusted,
-            help=f"Restores and evaluates {n} steps of {count_text(len(archives))} archives."
+            help=f"Restores and evaluates {n} steps of {fmt.count(len(archives))} archives."
             if trusted
-            else "Say first that you trust this code.",
+            else "Confirm first that you trust this code.",
         ):
             started = services.start_compare(original, archives, steps, judge)
             state.publish(job=started.job_id)
@@ -253,13 +243,16 @@ def _snippet(
     original: Subject, archive: ChainReport | None, steps: tuple[int, ...], judge: EvaluatorCode | None
 ) -> None:
     """Show the same without the explorer."""
+    from inshrink_core.verbs.restore import Restore
+    from inshrink_core.verbs.verify import Verify
+
     run = str(original.path)
     path = archive.path if archive is not None else Path(f"{run.rstrip('/')}.inshrink")
-    snippets.of(
+    ending.requests(
         [
-            services.compare_words(original, [path], steps, judge),
-            ["verify", str(path), "--against", run],
-            ["restore", str(path), "-o", "restored/"],
+            services.comparison(original, [path], steps, judge),
+            Verify(str(path), against=run),
+            Restore(str(path), "restored/"),
         ]
     )
 
@@ -290,30 +283,30 @@ def _found(job: Job, bound: float) -> None:
 def _verdict(one: Compared, bound: float) -> None:
     """Say how one archive did, against the bound and against doing nothing."""
     worst = one.worst
-    shown: list[tuple[str, str, str | None] | tuple[str, str, str | None, str]] = [
+    shown: list[Fact] = [
         (
             "Worst drop",
-            "–" if worst is None else percent_text(worst.drop),
+            "–" if worst is None else fmt.percent(worst.drop),
             "no step has one"
             if worst is None
-            else f"relative, at step {count_text(worst.step)}, "
+            else f"relative, at step {fmt.count(worst.step)}, "
             + ("within the bound" if (worst.drop or 0.0) <= bound else "above the bound"),
         ),
         quality.compared_fact(one),
         ("Largest divergence", _value(one.max_divergence), "nats, of the predictions"),
         (
             "Metric",
-            elide(one.metric, 18),
-            f"{one.direction} is better" + (f", n = {count_text(one.n_samples)}" if one.n_samples else ""),
+            fmt.elided(one.metric, 18),
+            f"{one.direction} is better" + (f", n = {fmt.count(one.n_samples)}" if one.n_samples else ""),
         ),
-        ("Steps", count_text(len(one.steps)), _stale_note(one)),
+        ("Steps", fmt.count(len(one.steps)), _stale_note(one)),
     ]
-    st.caption(markdown_text(elide(one.name, _NAME_WIDTH)))
-    facts.row(shown)
+    st.caption(fmt.markdown(fmt.elided(one.name, _NAME_WIDTH)))
+    facts(shown)
 
 
 def _value(value: float | None) -> str:
-    return "–" if value is None else value_text(value)
+    return "–" if value is None else fmt.value(value)
 
 
 def _stale_note(one: Compared) -> str:
@@ -331,7 +324,7 @@ def _stale_note(one: Compared) -> str:
 
 def _charts(found: list[Compared], bound: float) -> None:
     """Draw metric, drop and divergence by step."""
-    names = ", ".join(html_text(one.name) for one in found)
+    names = ", ".join(fmt.html(one.name) for one in found)
     left, right = st.columns(2, gap="medium")
     config = dict(figures.CONFIG)
     left.plotly_chart(
@@ -347,11 +340,10 @@ def _charts(found: list[Compared], bound: float) -> None:
         alt=f"Drop by step in percent, with the bound and the previous checkpoint, of {names}",
     )
     if any(row.divergence for one in found for row in one.steps):
-        st.plotly_chart(
+        chart(
             comparison_figures.divergence_figure(found),
-            config=config,
-            key="compare.divergence",
-            alt=f"Divergence of the predictions by step, with the previous checkpoint, of {names}",
+            "compare.divergence",
+            f"Divergence of the predictions by step, with the previous checkpoint, of {names}",
         )
     st.caption(
         "Previous checkpoint: the original before this one, in its place; it stores nothing. A step where it "
@@ -369,7 +361,7 @@ def _table(found: list[Compared], bound: float) -> None:
         for one in found
         for row in one.steps
     ]
-    metric = fixed_format([*table["original"], *table["restored"]])
+    metric = fmt.fixed_format([*table["original"], *table["restored"]])
     listing.show(
         table,
         "compare",
@@ -388,4 +380,4 @@ def _table(found: list[Compared], bound: float) -> None:
     )
 
 
-render()
+PAGE = Page("Restore & compare", ":material/compare_arrows:", render)

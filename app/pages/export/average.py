@@ -8,15 +8,13 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.jobs.commands import python_text, shell_text, steps_words
+from inshrink_app.jobs.printed import python_text, shell_text
+from inshrink_app.jobs.work import Work
+from inshrink_app.model.subject import Subject
 from inshrink_app.services import EvaluatorCode
-from inshrink_app.widgets import evaluator_consent, facts, job_card, listing
+from inshrink_app.widgets import evaluator_consent, fmt, job_card, listing
 from inshrink_app.widgets.choices import ends_of_range, one_of_few
-from inshrink_app.widgets.formatting import count_text, counted, markdown_text, value_text
-from inshrink_app.widgets.layout import answer
-from inshrink_app.widgets.tables import Subject
-
-__all__ = ["show"]
+from inshrink_app.widgets.layout import answer, facts
 
 _WEIGHTS = {"uniform": "All alike", "ema": "More for later ones", "search": "Searched"}
 _NAMES = {"last": "Last step", **_WEIGHTS}
@@ -27,8 +25,7 @@ def show(shown: Subject) -> None:
     """Draw the card of a run or an archive, folded while nothing was averaged."""
     if len(shown.steps) < 2:
         return
-    key = ("average", str(shown.path))
-    job = services.job_of(key)
+    job = services.newest_job("export", "average", shown.path)
     panel = st.expander(
         "Average several steps into one",
         icon=":material/merge:",
@@ -41,43 +38,53 @@ def show(shown: Subject) -> None:
     with panel:
         st.write(
             "Late checkpoints lie around a point that is often better than any of them. The average of "
-            "their weights is written as a step that loads like the run's own; all else is the last step's."
+            "their weights is written as a step that loads like the run's own; the rest is the "
+            "last step's."
         )
         if job_card.settled(job, "Averaging") and job is not None:
             _result(services.read_result(job))
         if job is not None and job.is_running:
             return
-        words, judge, ready = _words(shown)
+        fields, judge, ready = _fields(shown)
         if st.button("Average", icon=":material/merge:", disabled=not ready):
-            target = answer(lambda: services.restore_target(words[3]))
+            target = answer(lambda: services.restore_target(fields["output"]))
             if target is not None:
-                words[3] = str(target)
-                services.start_job(key, [words], shown.path, trusted=None if judge is None else judge.trusted)
+                request = _request({**fields, "output": str(target)})
+                more = {"page": "export", "topic": "average", "trusted": judge.trusted if judge else ""}
+                services.start_job(Work.asking([request], shown=shown.path, **more))
                 st.rerun()
-        st.code(shell_text([words]), language=None, wrap_lines=True)
-        st.code(python_text([words]), language=None, wrap_lines=True)
+        request = _request(fields)
+        st.code(shell_text([request]), language=None, wrap_lines=True)
+        st.code(python_text([request]), language=None, wrap_lines=True)
 
 
-def _words(shown: Subject) -> tuple[list[str], EvaluatorCode | None, bool]:
-    """Draw the controls; return the command, who judges, and whether it may be run."""
+def _request(fields: Mapping[str, Any]) -> Any:
+    """Return the request: the laboratory's verb is found by its name, as another package's would be."""
+    from inshrink_core.request import request_from_json
+
+    return request_from_json({"verb": "average", "fields": dict(fields)})
+
+
+def _fields(shown: Subject) -> tuple[dict[str, Any], EvaluatorCode | None, bool]:
+    """Draw the controls; return what is asked, who judges, and whether it may be run."""
     first, last = ends_of_range("average", shown.steps)
     steps = [step for step in shown.steps if first <= step <= last]
     # A search asks the run's evaluator, and an archive has none.
     offered = _WEIGHTS if shown.kind == "run" else {name: _WEIGHTS[name] for name in ("uniform", "ema")}
     kind = one_of_few("average", "Weights of the steps", "weights", offered, "uniform")
-    options, judge, ready = [], None, len(steps) > 1
+    judge, ready = None, len(steps) > 1
+    fields: dict[str, Any] = {} if steps == list(shown.steps) else {"steps": steps}
     if kind == "search":
         st.caption("Looks for the coefficients that the evaluator likes best, negative ones too.")
         judge, trusted = evaluator_consent.ask(shown)
         budget = st.number_input("Combinations to try", 8, 10_000, _BUDGET, key="average.budget")
-        options = ["--search", "--budget", str(budget), *(judge.words if judge is not None else [])]
+        fields |= {"search": True, "budget": int(budget), **(judge.fields if judge is not None else {})}
         ready = ready and judge is not None and trusted
     elif kind == "ema":
-        options = ["--weights", "ema"]
+        fields["weights"] = "ema"
     free = services.suggested_folder(shown, shown.place.name, "average")
     typed = st.text_input("Write into the folder", free, key=f"average.{free}")
-    words = ["average", str(shown.path), "-o", typed, *steps_words(steps, shown.steps), *options]
-    return words, judge, ready
+    return {"source": str(shown.path), "output": typed, **fields}, judge, ready
 
 
 def _result(document: Mapping[str, Any] | None) -> None:
@@ -89,10 +96,10 @@ def _result(document: Mapping[str, Any] | None) -> None:
     st.caption("Written, to be loaded like any step of the run")
     for path in document["files"]:
         st.code(str(path), language=None, wrap_lines=True)
-    metric = markdown_text(str(document["metric"] or ""))
-    facts.row(
-        [(_NAMES[row["name"]], value_text(row["value"]), f"{metric}, measured") for row in document["judged"]]
-        or [("Averaged", count_text(document["n_averaged"]), f"values of {counted(len(steps), 'step')}")]
+    metric = fmt.markdown(str(document["metric"] or ""))
+    facts(
+        [(_NAMES[row["name"]], fmt.value(row["value"]), f"{metric}, measured") for row in document["judged"]]
+        or [("Averaged", fmt.count(document["n_averaged"]), f"values of {fmt.counted(len(steps), 'step')}")]
     )
     listing.show(
         pd.DataFrame({"step": steps, "coefficient": coefficients}),

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.pages.allocate import editor as search_editor
+from inshrink_app.model.config import engine_settings, toml_text
+from inshrink_app.model.subject import Subject
 from inshrink_app.pages.export import layers
 from inshrink_app.services import ExportRequest
-from inshrink_app.widgets import modules
-from inshrink_app.widgets.choices import ends_of_range, one_of_few, one_of_many
-from inshrink_app.widgets.codecs import ask_for_knob, labels
-from inshrink_app.widgets.formatting import count_text
+from inshrink_app.widgets import fmt, modules
+from inshrink_app.widgets.choices import ask_for_knob, codec_labels, ends_of_range, one_of_few, one_of_many
 from inshrink_app.widgets.layout import section
-from inshrink_app.widgets.tables import Subject
-
-__all__ = ["show"]
-
 
 _KINDS = {"all": "All steps", "range": "A range", "step": "One step"}
 _CODEC_HELP = (
@@ -48,8 +44,8 @@ def show(shown: Subject) -> ExportRequest:
         if shown.kind == "archive":
             if what == "range":
                 st.info(
-                    "A range of an archive is what is left of it after pruning, on the Archive page. Of the "
-                    "original run a range can be exported here.",
+                    "To keep a range of an archive, prune it on the Archive page. A range of the original "
+                    "run can be exported here.",
                     icon=":material/info:",
                 )
                 return ExportRequest(kind="pack", packed=True)
@@ -83,7 +79,7 @@ def _one_step(shown: Subject) -> ExportRequest:
             "Step",
             shown.steps,
             value=step,
-            format_func=count_text,
+            format_func=fmt.count,
             key="export.step",
         )
     weights_only = st.toggle(
@@ -151,7 +147,7 @@ def _eighth(shown: Subject) -> float:
 
 def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
     """Draw how a chain is written."""
-    codec, config = search_editor.carried(shown) or _codec()
+    codec, config = _carried(shown) or _codec()
     has_optimizer = len(shown.model_tensors) < len(shown.tensors)
     optimizer = "drop"
     dropped = has_optimizer and _is_dropped()
@@ -174,7 +170,7 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
     elif has_optimizer:
         st.caption("Without optimizer state, training cannot go on without warming the optimizer up.")
     watch = steps == shown.steps and st.toggle(
-        "Go on while the run grows",
+        "Keep archiving while the run grows",
         value=False,
         key="export.watch",
         help="Archives each checkpoint as it is finished, until you end the job or the explorer.",
@@ -214,6 +210,36 @@ def _is_dropped() -> bool:
 
 def _codec() -> tuple[str, dict[str, Any]]:
     """Draw which codec, and the one setting of it."""
-    names = labels()
+    names = codec_labels()
     codec = one_of_many("export", "Codec", _CODEC, names, next(iter(names)), _CODEC_HELP)
     return codec, ask_for_knob(codec, "export")
+
+
+def _carried(shown: Subject) -> tuple[str, dict[str, Any]] | None:
+    """Draw what was carried on for this run; return codec and settings, None where nothing was."""
+    config = _told(shown)
+    if config is None:
+        return None
+    st.caption("Configuration from the page Allocate")
+    st.code(toml_text(config), language=None, wrap_lines=True)
+    if st.button("Choose settings here instead", icon=":material/close:", type="tertiary"):
+        state.retract(state.CARRIED)
+        st.rerun()
+    return str(config["codec"]), engine_settings(config)
+
+
+def _told(shown: Subject) -> dict[str, Any] | None:
+    """Read what is in the session; a link may say it too, and is not trusted to say sense."""
+    try:
+        told = json.loads(state.choice_text(state.CARRIED))
+        config = told["config"]
+        if told["run"] != str(shown.path) or not isinstance(config["codec"], str):
+            return None
+        if not isinstance(config.get("settings", {}), dict):
+            return None
+        overrides = config.get("override", [])
+        if not isinstance(overrides, list) or not all(isinstance(one, dict) for one in overrides):
+            return None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return dict(config)

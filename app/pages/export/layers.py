@@ -7,13 +7,11 @@ from collections.abc import Mapping
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
+from inshrink_app.model.sensitivity import METRICS
+from inshrink_app.model.subject import Subject
 from inshrink_app.services import ExportRequest
-from inshrink_app.widgets import download, modules
-from inshrink_app.widgets.formatting import bytes_text, count_text, counted, shape_text
+from inshrink_app.widgets import fmt, listing, modules
 from inshrink_app.widgets.modules import Node
-from inshrink_app.widgets.tables import METRICS, Subject
-
-__all__ = ["KEEP", "LEAVE_OUT", "show"]
 
 KEEP, LEAVE_OUT = "export.tensors", "export.without"
 """Keys of the names and patterns that the form holds."""
@@ -35,7 +33,7 @@ def show(shown: Subject, request: ExportRequest) -> None:
     names = [row.name for row in model]
     kept = set(request.keeps(names))
     with st.expander(
-        f"Layers that are kept ({count_text(len(kept))} of {count_text(len(model))})",
+        f"Layers that are kept ({fmt.count(len(kept))} of {fmt.count(len(model))})",
         icon=":material/account_tree:",
         expanded=len(kept) < len(model),
     ):
@@ -66,10 +64,10 @@ def show(shown: Subject, request: ExportRequest) -> None:
             },
         )
         files = pd.DataFrame(
-            [(row.name, shape_text(row.shape), row.dtype, row.nbytes) for row in model if row.name in kept],
+            [(row.name, fmt.shape(row.shape), row.dtype, row.nbytes) for row in model if row.name in kept],
             columns=["tensor", "shape", "dtype", "raw bytes"],
         )
-        download.table_buttons(files, "layers")
+        listing.table_buttons(files, "layers")
 
 
 def _add(key: str, names: list[str]) -> None:
@@ -96,8 +94,8 @@ def _frame(
                 "in part" if len(states) > 1 else "yes" if True in states else "no",
                 sum(carried.get(row.name, 0.0) for row in rows),
                 nbytes / total,
-                shape_text(rows[0].shape) if node.is_open is None else counted(len(rows), "tensor"),
-                bytes_text(nbytes),
+                fmt.shape(rows[0].shape) if node.is_open is None else fmt.counted(len(rows), "tensor"),
+                fmt.size(nbytes),
             )
         )
     frame = pd.DataFrame(told, columns=["Layer", "Exported", quantity, "Size", "Shape", "Raw bytes"])

@@ -4,40 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.commands import is_watching, shell_text
 from inshrink_app.jobs.job import Job
+from inshrink_app.jobs.printed import shell_text
+from inshrink_app.model.page import Page
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.model.subject import Subject
 from inshrink_app.pages.export import average, layers
-from inshrink_app.pages.export import figure as export_figure
 from inshrink_app.pages.export import form as export_form
 from inshrink_app.services import ExportRequest, Made, Plan
-from inshrink_app.widgets import (
-    download,
-    facts,
-    job_card,
-    listing,
-    next_step,
-    problem,
-    quality,
-    snippets,
-    subject,
-)
-from inshrink_app.widgets.formatting import (
-    bytes_text,
-    compact_count,
-    count_text,
-    counted,
-    markdown_text,
-    ratio_text,
-    steps_text,
-    value_text,
-)
-from inshrink_app.widgets.layout import answer, chart, section
-from inshrink_app.widgets.tables import ServiceError, Subject
+from inshrink_app.widgets import ending, fmt, job_card, listing, problem, quality, subject
+from inshrink_app.widgets.figures import frames_figure
+from inshrink_app.widgets.layout import Fact, answer, chart, facts, section
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
@@ -57,7 +39,7 @@ def render() -> None:
     if shown is None:
         return
     linked = services.linked_job(state.choice_text("job"), "export", shown.path)
-    job = linked or services.job_of(("export", str(shown.path)))
+    job = linked or services.newest_job("export", "export", shown.path)
     left, right = st.columns([2, 3], gap="medium")
     with left:
         request = export_form.show(shown)
@@ -75,24 +57,24 @@ def render() -> None:
     job_card.of_page("export", shown.path)
     made = "folder" if request.kind == "chain" else "exact"
     between = f"{target.removesuffix(_SUFFIX)}-{made}{_SUFFIX}"
-    snippets.of(services.export_commands(shown, request, target, between))
+    ending.requests(services.export_requests(shown, request, target, between))
     _next(shown, job)
 
 
 def _next(shown: Subject, job: Job | None) -> None:
     """Lead on, with the archive that was made."""
-    is_made = job is not None and (job.state == "finished" or is_watching(job.commands))
+    is_made = job is not None and (job.state == "finished" or job.is_watching)
     made = services.export_made_at(job) if job is not None and is_made else None
     made = None if made is None or made.suffix != _SUFFIX else made
     widgets = {} if made is None else {"compare.archives": [str(made)]}
-    next_step.offer(
-        next_step.Next(
+    ending.offer(
+        ending.Next(
             "Is it good enough? Restore & compare",
             "compare",
             "Measures what a restore of the archive costs, step by step.",
             widgets=widgets,
         ),
-        next_step.Next(
+        ending.Next(
             "Open the archive",
             "archive",
             "Its chain, its checksums, and what can go.",
@@ -103,7 +85,7 @@ def _next(shown: Subject, job: Job | None) -> None:
 
 def _job(shown: Subject, job: Job) -> None:
     """Draw the export that runs or ran last."""
-    watches = is_watching(job.commands)
+    watches = job.is_watching
     if job.is_running:
         job_card.running(job, "Archiving as the run grows" if watches else "Exporting")
     elif job.state == "finished":
@@ -117,6 +99,8 @@ def _job(shown: Subject, job: Job) -> None:
 
 def _result(shown: Subject, job: Job) -> None:
     """Draw what a finished export has made."""
+    from inshrink_core.verbs.restore import Restore
+
     with section("Exported"):
         st.code(str(services.export_made_at(job)), language=None, wrap_lines=True)
         try:
@@ -128,12 +112,12 @@ def _result(shown: Subject, job: Job) -> None:
         if made is None:
             st.warning("It is not there any more.", icon=":material/warning:")
             return
-        facts.row(_plain_figures(made) if made.chain is None else _figures(made, made.chain))
+        facts(_plain_figures(made) if made.chain is None else _figures(made, made.chain))
         problem.show_unreadable(made.unreadable, "They are not in it: do not delete their files.")
         if made.left_out:
             named = ", ".join(made.left_out[:_MOST_NAMED])
             more = f" and {len(made.left_out) - _MOST_NAMED} more" if len(made.left_out) > _MOST_NAMED else ""
-            st.caption(markdown_text(f"Left out: {named}{more}."))
+            st.caption(fmt.markdown(f"Left out: {named}{more}."))
         what = "manifest" if made.path.is_dir() else "file"
         st.caption(f"SHA-256 of the {what}, by which a copy is known")
         st.code(made.digest, language=None, wrap_lines=True)
@@ -142,38 +126,38 @@ def _result(shown: Subject, job: Job) -> None:
             st.code(made.loading, language=None, wrap_lines=True)
         if made.chain is not None:
             st.caption("Restore")
-            how = ["--step", str(made.chain.steps[-1])] if made.kind != "step" else []
-            how += ["--format", "safetensors"] if made.weights_only else []
-            words = ["restore", str(made.path), *how, "-o", "restored/"]
-            st.code(shell_text([words]), language=None, wrap_lines=True)
+            steps = (made.chain.steps[-1],) if made.kind != "step" else None
+            layout = "safetensors" if made.weights_only else "same"
+            restore = Restore(str(made.path), "restored/", steps=steps, layout=layout)
+            st.code(shell_text([restore]), language=None, wrap_lines=True)
         _hand_over(shown, made)
 
 
-def _plain_figures(made: Made) -> list[tuple[str, str, str | None]]:
+def _plain_figures(made: Made) -> list[Fact]:
     """Return the figures of a plain file; all of them measured."""
     return [
-        ("Size", bytes_text(made.nbytes), "plain safetensors"),
-        ("Tensors", count_text(made.n_tensors or 0), "weights and buffers"),
+        ("Size", fmt.size(made.nbytes), "plain safetensors"),
+        ("Tensors", fmt.count(made.n_tensors or 0), "weights and buffers"),
         ("Relative error", _error_text(made.relative_error), "of the weights, root mean square"),
     ]
 
 
 def _error_text(error: float | None) -> str:
-    return "none" if error == 0 else "–" if error is None else value_text(float(error))
+    return "none" if error == 0 else "–" if error is None else fmt.value(float(error))
 
 
-def _figures(made: Made, chain: ChainReport) -> list[Any]:
+def _figures(made: Made, chain: ChainReport) -> list[Fact]:
     """Return the figures of an archive; all of them measured."""
     return [
-        ("Size", bytes_text(chain.nbytes), f"of {bytes_text(chain.raw_bytes)} raw"),
-        ("Ratio with base" if chain.base else "Ratio in all", ratio_text(chain.ratio_total), "measured"),
-        ("Ratio, weights", ratio_text(chain.ratio_weights), "measured"),
+        ("Size", fmt.size(chain.nbytes), f"of {fmt.size(chain.raw_bytes)} raw"),
+        ("Ratio with base" if chain.base else "Ratio in all", fmt.ratio(chain.ratio_total), "measured"),
+        ("Ratio, weights", fmt.ratio(chain.ratio_weights), "measured"),
         (
             "Bits per weight",
-            "–" if chain.bits_per_weight is None else value_text(chain.bits_per_weight),
+            "–" if chain.bits_per_weight is None else fmt.value(chain.bits_per_weight),
             "measured",
         ),
-        ("Steps", count_text(len(chain.steps)), steps_text(chain.steps)),
+        ("Steps", fmt.count(len(chain.steps)), fmt.steps(chain.steps)),
         quality.archive_fact(chain),
         (
             "Relative error",
@@ -203,7 +187,7 @@ def _download(path: Path) -> None:
     if offered is None:
         st.caption("The file lies outside of the folders that the explorer may see.")
         return
-    download.file_link(f"Download {markdown_text(path.name)}", *offered)
+    listing.file_link(f"Download {fmt.markdown(path.name)}", *offered)
 
 
 def _chain_plan(shown: Subject, request: ExportRequest) -> None:
@@ -216,26 +200,24 @@ def _chain_plan(shown: Subject, request: ExportRequest) -> None:
         n_keyframes = sum(frame.kind == "keyframe" for frame in plan.frames)
         estimated = plan.nbytes
         ratio = plan.raw_bytes / estimated if estimated else None
-        facts.row(
+        facts(
             [
-                ("Frames", count_text(len(plan.frames)), counted(n_keyframes, "keyframe")),
-                ("Raw size", bytes_text(plan.raw_bytes), "uncompressed"),
-                ("Archive", bytes_text(estimated), f"estimated, {ratio_text(ratio)} in all"),
+                ("Frames", fmt.count(len(plan.frames)), fmt.counted(n_keyframes, "keyframe")),
+                ("Raw size", fmt.size(plan.raw_bytes), "uncompressed"),
+                ("Archive", fmt.size(estimated), f"estimated, {fmt.ratio(ratio)} in all"),
             ]
         )
         frames = plan.frames[-_MAX_BARS:]
         known = estimated is not None
+        unit = " estimated" if known else " uncompressed"
         chart(
-            export_figure.plan_figure(
-                [(f.step, f.kind, float(f.nbytes if f.nbytes is not None else f.raw_bytes)) for f in frames],
-                "estimated" if known else "uncompressed",
-            ),
+            frames_figure([(f.step, f.kind, f.nbytes or f.raw_bytes, unit) for f in frames]),
             "plan",
             f"{len(frames)} frames as they would be written, {n_keyframes} of them keyframes",
         )
         cut = "" if len(plan.frames) <= _MAX_BARS else f" The last {_MAX_BARS} frames are drawn."
         if known:
-            st.caption(f"Sizes are estimated from {markdown_text(plan.basis)}.{cut}")
+            st.caption(f"Sizes are estimated from {fmt.markdown(plan.basis)}.{cut}")
         else:
             _offer_trial(shown, request, cut)
         _plan_table(plan)
@@ -257,7 +239,7 @@ def _offer_trial(shown: Subject, request: ExportRequest, cut: str) -> None:
 
 def _plan_table(plan: Plan) -> None:
     """List the frames that would be written."""
-    with st.expander(f"Frames ({count_text(len(plan.frames))})", icon=":material/table_rows:"):
+    with st.expander(f"Frames ({fmt.count(len(plan.frames))})", icon=":material/table_rows:"):
         table = pd.DataFrame(plan.frames, columns=["step", "kind", "raw bytes", "estimated bytes"])
         table["estimated bytes"] = table["estimated bytes"].astype("Int64")
         listing.show(table, "plan", alt="Frames as they would be written, with step, kind and sizes")
@@ -269,7 +251,7 @@ def _other_plan(shown: Subject, request: ExportRequest) -> None:
         if request.kind == "pack":
             nbytes = shown.archive.nbytes if shown.archive is not None else shown.total_bytes
             st.write(
-                f"One file with all {count_text(len(shown.steps))} steps, about {bytes_text(nbytes)}. The "
+                f"One file with all {fmt.count(len(shown.steps))} steps, about {fmt.size(nbytes)}. The "
                 "frames are copied as they are, and every digest is compared on the way. Everything that "
                 "reads archives reads it as it is."
             )
@@ -277,11 +259,11 @@ def _other_plan(shown: Subject, request: ExportRequest) -> None:
         if request.weights_only:
             _weights_plan(shown, request)
             return
-        facts.row(
+        facts(
             [
-                ("Step", count_text(request.steps[0]) if request.steps else "–", "one keyframe"),
-                ("Tensors", count_text(len(shown.tensors)), "everything"),
-                ("Raw size", bytes_text(sum(row.nbytes for row in shown.tensors)), "uncompressed"),
+                ("Step", fmt.count(request.steps[0]) if request.steps else "–", "one keyframe"),
+                ("Tensors", fmt.count(len(shown.tensors)), "everything"),
+                ("Raw size", fmt.size(sum(row.nbytes for row in shown.tensors)), "uncompressed"),
             ]
         )
         st.write(f"{_ALONE} Every bit is kept.")
@@ -296,19 +278,19 @@ def _weights_plan(shown: Subject, request: ExportRequest) -> None:
     names = set(request.keeps(row.name for row in model))
     kept = [row for row in model if row.name in names]
     weights, raw = sum(row.numel for row in kept), sum(row.nbytes for row in kept)
-    told: list[tuple[str, str, str | None]] = [
-        ("Step", count_text(request.steps[0]) if request.steps else "–", "weights only"),
-        ("Tensors", count_text(len(kept)), f"of {count_text(len(model))}"),
-        ("Raw size", bytes_text(raw), f"{compact_count(weights)} parameters"),
+    told: list[Fact] = [
+        ("Step", fmt.count(request.steps[0]) if request.steps else "–", "weights only"),
+        ("Tensors", fmt.count(len(kept)), f"of {fmt.count(len(model))}"),
+        ("Raw size", fmt.size(raw), f"{fmt.compact(weights)} parameters"),
     ]
     if request.layout == "safetensors":
         wide = DTYPE_SIZES.get(DTYPES[request.dtype])
         sizes = (row.numel * wide if wide and row.dtype in CASTABLE else row.nbytes for row in kept)
-        told.append(("About", bytes_text(sum(sizes)), "plain safetensors"))
+        told.append(("About", fmt.size(sum(sizes)), "plain safetensors"))
     elif not request.exact:
         at_most = 4 * weights / request.ratio if request.size is None else request.size
-        told.append(("At most", bytes_text(at_most), f"{4 * weights / at_most:.3g}× below float32"))
-    facts.row(told)
+        told.append(("At most", fmt.size(at_most), f"{4 * weights / at_most:.3g}× below float32"))
+    facts(told)
     rounded = "Every bit is kept." if request.exact else "Weights are coarsened as far as asked, no further."
     if request.dtype != "same":
         rounded = (
@@ -362,4 +344,4 @@ def _start(shown: Subject, request: ExportRequest, typed: str) -> None:
     st.rerun()
 
 
-render()
+PAGE = Page("Export", ":material/archive:", render)

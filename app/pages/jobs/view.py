@@ -11,10 +11,9 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.job import Job
-from inshrink_app.widgets import job_card, listing, problem, snippets
-from inshrink_app.widgets.formatting import elide, inked, markdown_text
-
-OPEN_PAGE = "pages/open/view.py"
+from inshrink_app.model.page import Page
+from inshrink_app.widgets import ending, fmt, job_card, listing, problem
+from inshrink_app.widgets.layout import section
 
 _NAME_WIDTH = 72
 _SECONDS = 1.0
@@ -50,20 +49,19 @@ def render() -> None:
         _list(tuple(job.job_id for job in shown), poll=any(job.is_running for job in shown))
         chosen = _chosen(shown)
         _details(chosen)
-    snippets.of((chosen if shown else max(jobs, key=lambda job: job.started_at)).commands)
+    ending.requests((chosen if shown else max(jobs, key=lambda job: job.started_at)).requests)
 
 
 def _nothing_yet() -> None:
     """Say what will stand here."""
-    with st.container(border=True):
-        st.header("No jobs yet", anchor=False)
+    with section("No jobs yet"):
         st.write(
             "Measuring a sensitivity, exporting, verifying, comparing and rehearsing appear here, with their "
             "progress, log and result."
         )
         if st.button("Choose a run", type="primary", icon=":material/folder_open:"):
-            st.switch_page(OPEN_PAGE)
-    snippets.show("inshrink --help", "import inshrink_core\n\nprint(inshrink_core.__all__)")
+            state.go_to("open")
+    ending.snippets("inshrink --help", "import inshrink_core\n\nprint(inshrink_core.__all__)")
 
 
 def _filtered(jobs: tuple[Job, ...]) -> list[Job]:
@@ -72,7 +70,7 @@ def _filtered(jobs: tuple[Job, ...]) -> list[Job]:
         chosen = st.segmented_control(
             "Show",
             list(_FILTERS),
-            format_func=lambda name: inked(_FILTERS[name]),
+            format_func=lambda name: fmt.inked(_FILTERS[name]),
             default="all",
             key="jobs.filter",
             label_visibility="collapsed",
@@ -171,7 +169,7 @@ def _chosen(jobs: Sequence[Job]) -> Job:
         st.selectbox(
             "Details of",
             list(by_id),
-            format_func=lambda job_id: elide(services.describe(by_id[job_id]).title, _NAME_WIDTH),
+            format_func=lambda job_id: fmt.elided(services.describe(by_id[job_id]).title, _NAME_WIDTH),
             key=_DETAILS,
         )
     )
@@ -195,9 +193,9 @@ def _card(job_id: str, was: str) -> None:
     label, colour, icon = job_card.STATES[job.state]
     with st.container(border=True):
         with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-            st.markdown(f"**{markdown_text(elide(text.title, _NAME_WIDTH))}**", width="content")
+            st.markdown(f"**{fmt.markdown(fmt.elided(text.title, _NAME_WIDTH))}**", width="content")
             st.badge(label, color=colour, icon=icon)
-        st.caption(markdown_text(f"{job_card.when(job)} · {text.about}"))
+        st.caption(fmt.markdown(f"{job_card.when(job)} · {text.about}"))
         if job.is_running:
             job_card.progress(job)
         elif job.problem is not None:
@@ -223,4 +221,4 @@ def _actions(job: Job, text: services.JobText) -> None:
         st.rerun()
 
 
-render()
+PAGE = Page("Jobs", ":material/work_history:", render)

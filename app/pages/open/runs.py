@@ -8,16 +8,12 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.pages.sensitivity import changes, sides
-from inshrink_app.services import Listed
-from inshrink_app.widgets import listing, modules
-from inshrink_app.widgets.formatting import counted, elide_all, markdown_text
+from inshrink_app.model.sensitivity import METRICS
+from inshrink_app.model.subject import Subject
+from inshrink_app.pages.open import shelf
+from inshrink_app.pages.open.shelf import Listed
+from inshrink_app.widgets import fmt, listing, modules, sides
 from inshrink_app.widgets.layout import answer, panels
-from inshrink_app.widgets.tables import METRICS, Subject
-
-__all__ = ["show"]
-
-SENSITIVITY_PAGE = "pages/sensitivity/view.py"
 
 _WIDTH = 48
 _PANELS = 4
@@ -52,24 +48,24 @@ def show(open_path: Callable[[Path], None]) -> None:
         return
     with panel:
         with st.spinner("Reading headers…"):
-            found = services.shelf()
+            found = shelf.shelf()
         pattern = st.text_input(
             "Filter by name", placeholder="Filter by name", icon=":material/search:", key="runs.filter"
         )
         rows = [row for row in found.rows if (pattern or "").casefold() in str(row.path).casefold()]
         if not rows:
-            st.caption("No run or archive is there." if not pattern else "None has this text in its name.")
+            st.caption("No run or archive is there." if not pattern else "No name contains this text.")
             return
         _table(rows)
         if found.n_more:
-            st.caption(f"{counted(found.n_more, 'more')} are not read; open their folder below.")
+            st.caption(f"{fmt.counted(found.n_more, 'more')} are not read; open their folder below.")
         _two(rows, open_path)
 
 
 def _table(rows: list[Listed]) -> None:
     """List them; a click on a heading sorts."""
     table = pd.DataFrame(rows)[list(_COLUMNS)].rename(columns=_COLUMNS)
-    table.insert(0, "name", elide_all([str(row.path) for row in rows], _WIDTH))
+    table.insert(0, "name", fmt.elided_all([str(row.path) for row in rows], _WIDTH))
     for name in ("steps", "last step", "parameters", "bytes on disk", "bytes of the archive"):
         table[name] = table[name].astype("Int64")
     listing.show(
@@ -94,7 +90,7 @@ def _table(rows: list[Listed]) -> None:
 def _two(rows: list[Listed], open_path: Callable[[Path], None]) -> None:
     """Open one, or look at two side by side."""
     paths = [str(row.path) for row in rows if not row.problem]
-    labels = dict(zip(paths, elide_all(paths, _WIDTH), strict=True))
+    labels = dict(zip(paths, fmt.elided_all(paths, _WIDTH), strict=True))
     st.session_state["runs.chosen"] = [
         path for path in st.session_state.get("runs.chosen", []) if path in labels
     ]
@@ -129,12 +125,12 @@ def _overlaid(first: Subject, second: Subject, names: list[str]) -> None:
     if shared:
         groups = {name: [f"{name} · {label}" for label in names] for name in shared}
         panels(log, groups, "runs.curves", legends=False)
-        st.caption(f"Solid: {markdown_text(names[0])}. Dashed: {markdown_text(names[1])}.")
+        st.caption(f"Solid: {fmt.markdown(names[0])}. Dashed: {fmt.markdown(names[1])}.")
     else:
         st.caption("They have logged no metric of the same name.")
     measured = _side_by_side(first, second)
     common = sorted(set(first.steps) & set(second.steps))
-    said = f"{counted(len(common), 'step')} in common" if common else "No step in common"
+    said = f"{fmt.counted(len(common), 'step')} in common" if common else "No step in common"
     with st.container(horizontal=True, vertical_alignment="center"):
         if st.button(
             "How far apart are their weights? Sensitivity" if measured else "Measure both: Sensitivity",
@@ -143,8 +139,8 @@ def _overlaid(first: Subject, second: Subject, names: list[str]) -> None:
         ):
             state.set_run(str(first.path))
             state.remember(view="runs", other=str(second.path))
-            st.switch_page(SENSITIVITY_PAGE)
-        st.caption(markdown_text(f"{said}; tensor by tensor, at the last of them."))
+            state.go_to("sensitivity")
+        st.caption(fmt.markdown(f"{said}; tensor by tensor, at the last of them."))
 
 
 def _side_by_side(first: Subject, second: Subject) -> bool:
@@ -158,7 +154,7 @@ def _side_by_side(first: Subject, second: Subject) -> bool:
             st.markdown(f"**{METRICS[metric].label}** — {METRICS[metric].meaning}")
             level = modules.default_level(names)
             sides.show(*tables, (first.name, second.name), "mean", level)
-            changes.runs_snippet(first, second, metric, "mean", "runs.snippets")
+            sides.runs_snippet(first, second, metric, "mean", "runs.snippets")
             return True
-    st.caption("Their sensitivities stand side by side once a metric of both was measured.")
+    st.caption("Their sensitivities appear side by side once the same metric was measured for both.")
     return False

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import streamlit as st
 from inshrink_app import services, state
+from inshrink_app.model.page import Page
+from inshrink_app.model.problem import Problem, ServiceError
+from inshrink_app.model.subject import Subject
 from inshrink_app.pages.open import runs
 from inshrink_app.server.recent import forget_recent, load_recent
 from inshrink_app.server.roots import Entry, list_folder, settings
-from inshrink_app.widgets import problem, snippets
-from inshrink_app.widgets.formatting import bytes_text, elide, markdown_text, steps_text
-from inshrink_app.widgets.tables import Problem, ServiceError, Subject
-
-OVERVIEW_PAGE = "pages/overview/view.py"
+from inshrink_app.widgets import ending, fmt, problem
+from inshrink_app.widgets.layout import section
 
 _FOLDER = "inshrink.folder"
 _PROBLEM = "inshrink.open_problem"
@@ -34,7 +34,7 @@ def render() -> None:
     """Draw the page."""
     if state.wants_given_run():
         state.run_path()
-        state.lead_to(OVERVIEW_PAGE)
+        state.lead_to("overview")
     current = state.run_path()
     if current is not None:
         state.publish(run=current)
@@ -54,7 +54,7 @@ def render() -> None:
         _recent_card()
     with right:
         _browser_card()
-    snippets.show(
+    ending.snippets(
         f"inshrink inspect {shlex.quote(current or 'RUN')}",
         f"import inshrink_core\n\nrun = inshrink_core.open({current or 'RUN'!r})\nprint(run.steps)",
     )
@@ -75,13 +75,12 @@ def _show(load: Callable[[], Subject]) -> None:
         st.rerun()
     services.remember(subject)
     state.set_run(str(subject.path))
-    st.switch_page(OVERVIEW_PAGE)
+    state.go_to("overview")
 
 
 def _sample_card() -> None:
     """Offer the bundled run."""
-    with st.container(border=True):
-        st.header("Sample run", anchor=False)
+    with section("Sample run"):
         try:
             offered = services.samples()
         except ServiceError as error:
@@ -92,7 +91,7 @@ def _sample_card() -> None:
         for position, sample in enumerate(offered):
             st.write(_sample_text(sample))
             if st.button(
-                f"Open {markdown_text(sample.name)}",
+                f"Open {fmt.markdown(sample.name)}",
                 type="primary" if position == 0 else "secondary",
                 icon=":material/play_arrow:",
                 key=f"sample.{sample.name}",
@@ -105,17 +104,16 @@ def _sample_text(sample: services.Sample) -> str:
     try:
         subject = services.load_subject(str(sample.path))
     except ServiceError as error:
-        return f"It cannot be read: {markdown_text(error.problem.what)}."
+        return f"It cannot be read: {fmt.markdown(error.problem.what)}."
     return (
         f"A real training with its optimizer state: {len(subject.steps)} checkpoints, "
-        f"{steps_text(subject.steps)}, {bytes_text(subject.total_bytes)}."
+        f"{fmt.steps(subject.steps)}, {fmt.size(subject.total_bytes)}."
     )
 
 
 def _drop_card() -> None:
     """Take files that are dropped, and list those that were."""
-    with st.container(border=True):
-        st.header("Drop a file", anchor=False)
+    with section("Drop a file"):
         # Another key empties the area: what was written need not stay in memory.
         turn = st.session_state.setdefault(_DROPS, 0)
         files = st.file_uploader(
@@ -138,7 +136,7 @@ def _drop_card() -> None:
             with st.container(
                 horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"
             ):
-                label = f"{markdown_text(elide(one.path.name, 40))} · {bytes_text(one.nbytes)}"
+                label = f"{fmt.markdown(fmt.elided(one.path.name, 40))} · {fmt.size(one.nbytes)}"
                 key = one.folder.name
                 if st.button(
                     label,
@@ -164,8 +162,7 @@ def _remove(folder: Path) -> None:
 
 def _recent_card() -> None:
     """Offer what was opened lately and can still be opened."""
-    with st.container(border=True):
-        st.header("Recent", anchor=False)
+    with section("Recent"):
         rows = [row for row in load_recent() if _is_openable(row.path)][:_RECENT_SHOWN]
         if not rows:
             st.caption("Runs and archives you open appear here.")
@@ -173,11 +170,11 @@ def _recent_card() -> None:
             path = Path(row.path)
             with st.container(gap=None):
                 chosen = st.button(
-                    markdown_text(elide(path.name, 40)),
+                    fmt.markdown(fmt.elided(path.name, 40)),
                     icon=_ICONS[row.kind],
                     type="tertiary",
                     key=f"recent.{row.path}",
-                    help=markdown_text(row.path),
+                    help=fmt.markdown(row.path),
                 )
                 when = datetime.fromtimestamp(row.opened_at, UTC).astimezone()
                 st.caption(f"{row.kind.capitalize()} · opened {when:%d %b %Y, %H:%M}")
@@ -198,8 +195,7 @@ def _is_openable(path: str) -> bool:
 
 def _browser_card() -> None:
     """Offer the folders inside of the roots, and a field for a path."""
-    with st.container(border=True):
-        st.header("On this computer", anchor=False)
+    with section("On this computer"):
         _path_form()
         folder = _current_folder()
         _root_picker(folder)
@@ -288,9 +284,9 @@ def _listing(folder: Path, pattern: str) -> None:
 def _line(entry: Entry) -> None:
     """Draw one entry: its name, and a button where it can be opened."""
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        label = markdown_text(elide(entry.path.name, 44))
+        label = fmt.markdown(fmt.elided(entry.path.name, 44))
         if entry.nbytes is not None:
-            label += f" · {bytes_text(entry.nbytes)}"
+            label += f" · {fmt.size(entry.nbytes)}"
         into = st.button(label, icon=_ICONS[entry.kind], type="tertiary", key=f"entry.{entry.path.name}")
         opened = entry.kind != "folder" and st.button("Open", key=f"open.{entry.path.name}")
     if opened or (into and entry.kind in ("archive", "file")):
@@ -299,4 +295,4 @@ def _line(entry: Entry) -> None:
         _go(entry.path)
 
 
-render()
+PAGE = Page("Open", ":material/folder_open:", render, address="start", former=("open",))

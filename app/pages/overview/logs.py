@@ -7,14 +7,11 @@ from pathlib import Path
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.commands import shell_text
+from inshrink_app.jobs.printed import shell_text
+from inshrink_app.model.subject import Subject
 from inshrink_app.services import LogChoice
-from inshrink_app.widgets import curves, snippets
-from inshrink_app.widgets.formatting import counted, elide_all, markdown_text, sentence, steps_text
+from inshrink_app.widgets import ending, figures, fmt
 from inshrink_app.widgets.layout import answer, panels
-from inshrink_app.widgets.tables import Subject
-
-__all__ = ["show"]
 
 _FILE = "log.file"
 _DROPS = "log.drops"
@@ -38,7 +35,7 @@ def show(shown: Subject) -> None:
         if found is None:
             return
         if found.note:
-            st.caption(markdown_text(sentence(found.note)))
+            st.caption(fmt.markdown(fmt.sentence(found.note)))
         before = used if used is not None and used.file == file else None
         step, columns = _columns(file, found.columns, found.step_column, found.metrics, before)
         if step is None or not columns:
@@ -81,7 +78,9 @@ def _file(shown: Subject, used: LogChoice | None) -> str | None:
     paths = [str(path) for path in services.log_files(shown)]
     chosen = st.session_state.get(key) or (used.file if used is not None else None)
     options = list(dict.fromkeys([*paths, *([chosen] if chosen else [])]))
-    labels = dict(zip(options, elide_all([_label(path, shown) for path in options], _WIDTH), strict=True))
+    labels = dict(
+        zip(options, fmt.elided_all([_label(path, shown) for path in options], _WIDTH), strict=True)
+    )
     if key not in st.session_state:
         st.session_state[key] = chosen or next(iter(options), None)
     return st.selectbox(
@@ -124,17 +123,19 @@ def _columns(
 
 def _preview(log: dict[str, tuple[tuple[int, float], ...]]) -> None:
     """Draw the curves as they would be."""
-    groups = dict(list(curves.log_groups(list(log)).items())[:_PANELS])
+    groups = dict(list(figures.log_groups(list(log)).items())[:_PANELS])
     panels(log, groups, "log.preview")
     steps = sorted({step for series in log.values() for step, _ in series})
     n_values = sum(len(series) for series in log.values())
-    st.caption(f"{counted(n_values, 'value')} at {steps_text(steps)}.")
+    st.caption(f"{fmt.counted(n_values, 'value')} at {fmt.steps(steps)}.")
 
 
 def _snippets(shown: Subject, choice: LogChoice) -> None:
     """Show the same without the explorer."""
-    snippets.show(
-        shell_text([["report", str(shown.path), *choice.words, "--out", "report.html"]]),
+    from inshrink_core.verbs.report import Report
+
+    ending.snippets(
+        shell_text([Report(str(shown.path), output="report.html", **choice.fields)]),
         "from inshrink_core.formats import read_metrics\n\n"
         f"log = read_metrics({choice.file!r}).log({choice.step_column!r}, {list(choice.columns)!r})\n"
         "print({name: series[-1] for name, series in log.items()})",

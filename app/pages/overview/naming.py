@@ -5,13 +5,10 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.commands import shell_text
-from inshrink_app.widgets import listing, snippets
-from inshrink_app.widgets.formatting import counted, markdown_text, sentence
+from inshrink_app.jobs.printed import shell_text
+from inshrink_app.model.subject import Subject
+from inshrink_app.widgets import ending, fmt, listing
 from inshrink_app.widgets.layout import answer
-from inshrink_app.widgets.tables import Subject
-
-__all__ = ["show"]
 
 
 @st.fragment
@@ -24,7 +21,7 @@ def show(shown: Subject) -> None:
         return
     with panel:
         for note in shown.notes[:1]:
-            st.caption(markdown_text(sentence(note)))
+            st.caption(fmt.markdown(fmt.sentence(note)))
         pattern: str = st.text_input(
             "Step pattern",
             answer(lambda: services.step_pattern_of(shown)) or "",
@@ -41,7 +38,7 @@ def show(shown: Subject) -> None:
         path = services.with_step_pattern(shown, pattern)
         is_used = path == str(shown.path)
         said = "what is on screen" if is_used else "not used yet"
-        st.caption(f"{counted(n_found, 'step')} in {counted(len(rows), 'name')}: {said}.")
+        st.caption(f"{fmt.counted(n_found, 'step')} in {fmt.counted(len(rows), 'name')}: {said}.")
         listing.show(
             table,
             "names",
@@ -58,8 +55,10 @@ def show(shown: Subject) -> None:
                 "Without a pattern", icon=":material/undo:", key="names.none"
             ):
                 _open(str(shown.place))
-        snippets.show(
-            shell_text([["inspect", path]]),
+        from inshrink_core.verbs.inspect import Inspect
+
+        ending.snippets(
+            shell_text([Inspect(path)]),
             f"import inshrink_core\n\nrun = inshrink_core.open({path!r})\nprint(run.steps, run.skipped)",
             "names.snippets",
         )

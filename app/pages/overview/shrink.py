@@ -8,24 +8,15 @@ from typing import Any, NamedTuple
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.job import Job
-from inshrink_app.services import EvaluatorCode, Shrunk
-from inshrink_app.widgets import download, evaluator_consent, facts, job_card, problem, quality
+from inshrink_app.jobs.work import Requests
+from inshrink_app.model.problem import Problem, ServiceError
+from inshrink_app.model.subject import Subject
+from inshrink_app.pages.overview import shrinking
+from inshrink_app.pages.overview.shrinking import Shrunk
+from inshrink_app.services import EvaluatorCode
+from inshrink_app.widgets import evaluator_consent, fmt, job_card, listing, problem, quality
 from inshrink_app.widgets.choices import one_of_few
-from inshrink_app.widgets.formatting import (
-    bytes_text,
-    count_text,
-    counted,
-    duration_text,
-    markdown_text,
-    percent_text,
-    ratio_text,
-    share_text,
-    value_text,
-)
-from inshrink_app.widgets.layout import answer, section
-from inshrink_app.widgets.tables import Problem, ServiceError, Subject
-
-__all__ = ["RECOMMENDED", "chosen_goal", "show"]
+from inshrink_app.widgets.layout import Fact, answer, facts, section
 
 RECOMMENDED = "resume"
 
@@ -64,25 +55,25 @@ _BASES = {"measured": "measured by trials", "predicted": "predicted from trials"
 
 def chosen_goal() -> str:
     """Return the goal that is chosen, by the link, else the session."""
-    return state.choice(_GOAL, services.goal_names(), RECOMMENDED)
+    return state.choice(_GOAL, shrinking.goal_names(), RECOMMENDED)
 
 
-def show(shown: Subject) -> list[list[str]]:
-    """Draw the card; return what it does, as commands."""
-    tried = services.goals_words(shown)
+def show(shown: Subject) -> Requests:
+    """Draw the card; return what it does, as requests."""
+    tried = shrinking.goals_request(shown)
     with section("Shrink this run"):
-        job = services.shrink_job(shown)
+        job = shrinking.shrink_job(shown)
         if job is not None and job.is_running:
             _at_work(job)
-            return [tried, *job.commands]
+            return [tried, *job.requests]
         if job is not None and job.state == "finished":
             _made(job)
         elif job is not None:
             job_card.stopped(job, primary=False)
-        trial = answer(lambda: services.goals_job(shown))
+        trial = answer(lambda: shrinking.goals_job(shown))
         earlier = _earlier(shown) if trial is None else None
         if trial is None and earlier is None and state.was_asked_for():
-            trial = answer(lambda: services.start_goals(shown))
+            trial = answer(lambda: shrinking.start_goals(shown))
         _goals(shown, trial or earlier, is_earlier=earlier is not None)
         return [tried, *_launch(shown, again=job is not None and job.state == "finished")]
 
@@ -114,7 +105,7 @@ def _goals(shown: Subject, trial: Job | None, *, is_earlier: bool) -> None:
         st.session_state[_TRIED] = (str(shown.path), trial.job_id)
     found = services.read_result(trial) if trial is not None and trial.state == "finished" else None
     rows = {str(row["goal"]): row for row in found["goals"]} if found else {}
-    names = services.goal_names()
+    names = shrinking.goal_names()
     goal = one_of_few(
         "overview", "What is it for?", _GOAL, {name: _WORDS[name].label for name in names}, RECOMMENDED
     )
@@ -122,12 +113,12 @@ def _goals(shown: Subject, trial: Job | None, *, is_earlier: bool) -> None:
         with column, st.container(border=True, height="stretch", gap="small"):
             _goal(name, rows.get(name), int(found["run_bytes"]) if found else None, chosen=name == goal)
     if found:
-        tried = [count_text(int(step)) for step in found["tried"]]
+        tried = [fmt.count(int(step)) for step in found["tried"]]
         steps = f"steps {' and '.join(tried)}" if len(tried) > 1 else f"step {tried[0]}"
-        part = "" if found["sampled"] >= 1 else f", on {share_text(found['sampled'])} of their weights"
+        part = "" if found["sampled"] >= 1 else f", on {fmt.share(found['sampled'])} of their weights"
         st.caption(
-            f"Estimated from {steps}, tried in {duration_text(found['seconds'])} on "
-            f"{markdown_text(str(found['device']))}{part}, with the default settings, without a bound on the "
+            f"Estimated from {steps}, tried in {fmt.duration(found['seconds'])} on "
+            f"{fmt.markdown(str(found['device']))}{part}, with the default settings, without a bound on the "
             "restore cost. Nothing was written, and no code of the run was executed."
         )
         if is_earlier:
@@ -139,7 +130,9 @@ def _goals(shown: Subject, trial: Job | None, *, is_earlier: bool) -> None:
         job_card.stopped(trial, primary=False)
     else:
         _offer_trial(
-            shown, "This page was opened by a link, so nothing was tried yet. Two steps tell the sizes."
+            shown,
+            "This page was opened by a link, so nothing was tried yet. Two steps are enough to estimate the "
+            "sizes.",
         )
 
 
@@ -148,7 +141,7 @@ def _offer_trial(shown: Subject, why: str) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         if st.button("Try two steps", icon=":material/science:"):
             state.clicked()
-            if answer(lambda: services.start_goals(shown)) is not None:
+            if answer(lambda: shrinking.start_goals(shown)) is not None:
                 st.rerun()
         st.caption(why)
 
@@ -168,17 +161,17 @@ def _goal(name: str, row: Mapping[str, Any] | None, before: int | None, *, chose
         after = int(row["archive_bytes"])
         smaller = before / after if after else None
         st.metric(
-            f"{bytes_text(before)} become about",
-            bytes_text(after),
-            f"{ratio_text(smaller)} smaller in all",
+            f"{fmt.size(before)} become about",
+            fmt.size(after),
+            f"{fmt.ratio(smaller)} smaller in all",
             delta_color="off",
             delta_arrow="off",
             help="Raw bytes of every tensor of the run, over the bytes of the archive with all its tables.",
         )
         bits = row["bits_per_weight"]
-        kept = "" if name != "weights" else f" ({ratio_text(row['ratio_total'])} of the weights alone)"
+        kept = "" if name != "weights" else f" ({fmt.ratio(row['ratio_total'])} of the weights alone)"
         if bits is not None:
-            st.write(f"**{value_text(float(bits), _DIGITS)}** bits per weight{kept}")
+            st.write(f"**{fmt.value(float(bits), _DIGITS)}** bits per weight{kept}")
         st.write(_loss(row))
     st.caption(f"{words.kept} {words.price}")
 
@@ -189,21 +182,21 @@ def _loss(row: Mapping[str, Any]) -> str:
         return "Restore cost: **none**, exact"
     cost = row["restore_cost"]
     if cost is not None and row["basis"] in _BASES:
-        return f"Restore cost: **{percent_text(float(cost))}** of the loss, {_BASES[row['basis']]}"
+        return f"Restore cost: **{fmt.percent(float(cost))}** of the loss, {_BASES[row['basis']]}"
     error = row["relative_error"]
     if error is None:  # Weights that are not finite have none.
         return f"Restore cost: {quality.NOT_KNOWN}"
-    said = percent_text(float(error))
+    said = fmt.percent(float(error))
     return f"Restore cost: {quality.NOT_KNOWN}. Weights are off by {said} (relative, root mean square)"
 
 
-def _launch(shown: Subject, *, again: bool) -> list[list[str]]:
-    """Ask where to and whose code may run, and begin; return the commands."""
+def _launch(shown: Subject, *, again: bool) -> Requests:
+    """Ask where to and whose code may run, and begin; return the requests."""
     goal = chosen_goal()
     left, right = st.columns(2, gap="medium")
     with right:
         judge, bound = _judge(shown, goal)
-    request = services.goal_request(shown, goal, bound=bound)
+    request = shrinking.goal_request(shown, goal, bound=bound)
     suggestion = services.suggested_name(shown, request)
     with left:
         typed = st.text_input("Write to", value=suggestion, key=f"shrink.target.{suggestion}")
@@ -220,19 +213,19 @@ def _launch(shown: Subject, *, again: bool) -> list[list[str]]:
             f", each as small as a restore cost of {quality.bound_text()} of the loss allows" if bound else ""
         )
         how = "every tensor with the run" if judge is None else "a few of them with the run by its metric"
-        steps = counted(len(shown.steps), "step")
+        steps = fmt.counted(len(shown.steps), "step")
         st.caption(f"Exports all {steps}{small}; then decodes them again, and compares {how}.")
     if pressed:
         target = answer(lambda: services.export_target(typed, request))
-        started = target and answer(lambda: services.start_shrink(shown, goal, target, judge, bound=bound))
+        started = target and answer(lambda: shrinking.start_shrink(shown, goal, target, judge, bound=bound))
         if started is not None:
             st.rerun()
-    return services.shrink_commands(shown, goal, typed, judge, bound=bound)
+    return shrinking.shrink_requests(shown, goal, typed, judge, bound=bound)
 
 
 def _judge(shown: Subject, goal: str) -> tuple[EvaluatorCode | None, bool]:
     """Return whose code may measure what a restore costs, None for nobody's; and whether that is bound."""
-    if services.goal_request(shown, goal).optimizer == "exact":
+    if shrinking.goal_request(shown, goal).optimizer == "exact":
         st.caption("Exact needs no evaluator: every bit is compared.")
         return None, False
     judge, trusted = evaluator_consent.ask(shown)
@@ -241,7 +234,7 @@ def _judge(shown: Subject, goal: str) -> tuple[EvaluatorCode | None, bool]:
             f"Bound what a restore costs: {quality.bound_text()} of the loss",
             value=True,
             key="shrink.bound",
-            help="Takes an evaluator that returns a loss or `log_probs`. Without the bound, every step is "
+            help="Needs an evaluator that returns a loss or `log_probs`. Without the bound, every step is "
             "written with the default settings.",
         )
     st.caption(
@@ -256,7 +249,7 @@ def _judge(shown: Subject, goal: str) -> tuple[EvaluatorCode | None, bool]:
 def _made(job: Job) -> None:
     """Draw the result."""
     try:
-        made = services.shrunk_by(job)
+        made = shrinking.shrunk_by(job)
     except ServiceError as error:
         problem.show(error.problem)
         return
@@ -264,18 +257,18 @@ def _made(job: Job) -> None:
         st.warning("The archive is not there any more.", icon=":material/warning:")
         return
     _verdict(made)
-    facts.row(_figures(made))
+    facts(_figures(made))
     st.code(str(made.chain.path), language=None, wrap_lines=True)
     with st.container(horizontal=True):
         if st.button("Open the archive", type="primary", icon=":material/inventory_2:"):
             state.remember(archive=str(made.chain.path))
-            st.switch_page("pages/archive/view.py")
+            state.go_to("archive")
         if made.compared is not None and st.button("See the comparison", icon=":material/compare_arrows:"):
             st.session_state["compare.archives"] = [str(made.chain.path)]
-            st.switch_page("pages/compare/view.py")
+            state.go_to("compare")
         offered = services.download_url(made.chain.path)
         if offered is not None:
-            download.file_link(f"Download {markdown_text(made.chain.name)}", *offered)
+            listing.file_link(f"Download {fmt.markdown(made.chain.name)}", *offered)
     st.divider()
 
 
@@ -285,31 +278,31 @@ def _verdict(made: Shrunk) -> None:
     problem.show_unreadable(made.unreadable, "They are not in the archive: do not delete their files.")
     if not made.is_sound:
         st.error(
-            f"Written, but not sound: {counted(len(made.problems), 'problem')}.", icon=":material/error:"
+            f"Written, but not sound: {fmt.counted(len(made.problems), 'problem')}.", icon=":material/error:"
         )
         for finding in made.problems[:5]:
             problem.show(Problem(finding["what"], finding["where"], finding["remedy"]))
     elif quality.is_over(cost):
         st.warning(
-            f"Sound, but a restore costs {percent_text(cost)} of the loss, more than {quality.bound_text()}. "
+            f"Sound, but a restore costs {fmt.percent(cost)} of the loss, more than {quality.bound_text()}. "
             "Search finds finer settings.",
             icon=":material/warning:",
         )
     else:
-        bound = f", each step within a restore cost of {percent_text(made.bound)}," if made.bound else ","
+        bound = f", each step within a restore cost of {fmt.percent(made.bound)}," if made.bound else ","
         st.success(f"Done: written{bound} decoded again and compared.", icon=":material/check_circle:")
 
 
-def _figures(made: Shrunk) -> list[tuple[str, str, str | None] | tuple[str, str, str | None, str]]:
+def _figures(made: Shrunk) -> list[Fact]:
     """Return the figures of the result; all of them measured."""
     chain = made.chain
     bits = chain.bits_per_weight
-    rows: list[tuple[str, str, str | None] | tuple[str, str, str | None, str]] = [
-        ("Archive", bytes_text(chain.nbytes), f"of {bytes_text(chain.raw_bytes)} raw"),
-        ("Ratio in all", ratio_text(chain.ratio_total), f"weights {ratio_text(chain.ratio_weights)}"),
+    rows: list[Fact] = [
+        ("Archive", fmt.size(chain.nbytes), f"of {fmt.size(chain.raw_bytes)} raw"),
+        ("Ratio in all", fmt.ratio(chain.ratio_total), f"weights {fmt.ratio(chain.ratio_weights)}"),
         (
             "Bits per weight",
-            "–" if bits is None else value_text(bits, _DIGITS),
+            "–" if bits is None else fmt.value(bits, _DIGITS),
             f"measured, on {made.device}" if made.device else "measured",
         ),
     ]
@@ -317,25 +310,25 @@ def _figures(made: Shrunk) -> list[tuple[str, str, str | None] | tuple[str, str,
         cost, worst = quality.compared_fact(made.compared), made.compared.worst
         drop, step = (None, None) if worst is None else (worst.drop, worst.step)
         if made.kept is not None:  # Of all steps, where the comparison has some.
-            said = f"of the loss, measured on {counted(made.kept.n_steps, 'step')}"
-            cost = (cost[0], percent_text(made.kept.restore_cost), said, quality.TIP)
+            said = f"of the loss, measured on {fmt.counted(made.kept.n_steps, 'step')}"
+            cost = (cost[0], fmt.percent(made.kept.restore_cost), said, quality.tip())
             drop, step = made.kept.drop, made.kept.step
         rows.append(cost)
         if step is not None:
-            said = f"relative, of {made.compared.metric} at step {count_text(step)}"
-            rows.append(("Worst drop", percent_text(drop), said))
+            said = f"relative, of {made.compared.metric} at step {fmt.count(step)}"
+            rows.append(("Worst drop", fmt.percent(drop), said))
     elif made.n_tensors is not None:
         exact = made.n_exact == made.n_tensors
         rows.append(
             (
                 "Bit-exact",
-                "all" if exact else f"{count_text(made.n_exact or 0)} of {count_text(made.n_tensors)}",
+                "all" if exact else f"{fmt.count(made.n_exact or 0)} of {fmt.count(made.n_tensors)}",
                 "tensors of all steps",
             )
         )
         if not exact and made.relative_error is not None:
             rows.append(
-                ("Relative error", percent_text(made.relative_error), "of the weights, root mean square")
+                ("Relative error", fmt.percent(made.relative_error), "of the weights, root mean square")
             )
-            rows.append(("Restore cost", "–", quality.NOT_KNOWN, quality.TIP))
+            rows.append(("Restore cost", "–", quality.NOT_KNOWN, quality.tip()))
     return rows

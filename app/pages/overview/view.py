@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.jobs.commands import python_text, shell_text
-from inshrink_app.pages.overview import figures, logs, naming, shrink
-from inshrink_app.widgets import below, curves, download, listing, next_step, quality, snippets, subject
-from inshrink_app.widgets.figures import CONFIG
-from inshrink_app.widgets.formatting import (
-    bytes_text,
-    compact_count,
-    count_text,
-    counted,
-    markdown_text,
-    percent_text,
-    ratio_text,
-    sentence,
-    shape_text,
-    share_text,
-    steps_text,
-)
-from inshrink_app.widgets.layout import panels
-from inshrink_app.widgets.tables import Subject
+from inshrink_app.jobs.printed import python_text, shell_text
+from inshrink_app.jobs.work import Requests
+from inshrink_app.model.page import Page
+from inshrink_app.model.subject import Subject
+from inshrink_app.pages.overview import logs, naming, shrink, shrinking
+from inshrink_app.theme import CATEGORICAL
+from inshrink_app.widgets import ending, figures, fmt, layout, listing, quality, subject
+from inshrink_app.widgets.layout import panels, section
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
@@ -38,15 +28,6 @@ _MAX_PANELS = 4
 
 _CHARTS = 700
 """Pixels of all cards with charts, about."""
-
-
-class _Fact(NamedTuple):
-    """One figure: its name, its value, what stands below it and behind its question mark."""
-
-    label: str
-    value: str
-    below: str
-    tip: str | None = None
 
 
 def render() -> None:
@@ -59,7 +40,7 @@ def render() -> None:
     if services.is_dropped(shown.path):
         st.caption("A copy of what was dropped; the page Open lists such copies and removes them.")
     for note in shown.notes[1:]:
-        st.caption(markdown_text(sentence(note)))
+        st.caption(fmt.markdown(fmt.sentence(note)))
     if len(shown.steps) == 1 and shown.kind == "run":
         st.info(
             "This run has one checkpoint. Curves over time and movement between checkpoints need two.",
@@ -70,16 +51,16 @@ def render() -> None:
     if shown.kind == "run" and shown.place.is_dir():
         naming.show(shown)
     logs.show(shown)
-    below.show("charts", partial(_charts, shown), height=_CHARTS)
+    layout.below("charts", partial(_charts, shown), height=_CHARTS)
     _tensors(shown)
     path = str(shown.path)
     _snippets(shown, path, did)
     _next(shown)
 
 
-def _snippets(shown: Subject, path: str, did: Sequence[Sequence[str]]) -> None:
+def _snippets(shown: Subject, path: str, did: Requests) -> None:
     """Show the same without the explorer: what the page tells, and what its first card does."""
-    snippets.show(
+    ending.snippets(
         "\n".join([f"inshrink inspect {shlex.quote(path)}", *([shell_text(did)] if did else [])]),
         f"import inshrink_core\n\n{shown.kind} = inshrink_core.open({path!r})\n"
         f"checkpoint = {shown.kind}[{shown.steps[-1]}]\n"
@@ -91,20 +72,20 @@ def _snippets(shown: Subject, path: str, did: Sequence[Sequence[str]]) -> None:
 def _next(shown: Subject) -> None:
     """Lead on."""
     if shown.kind == "archive":
-        next_step.offer(
-            next_step.Next("Is it sound? Archive", "archive", "Verify it, prune it, see its chain."),
-            next_step.Next("Restore & compare", "compare", "What comes back of every step."),
+        ending.offer(
+            ending.Next("Is it sound? Archive", "archive", "Verify it, prune it, see its chain."),
+            ending.Next("Restore & compare", "compare", "What comes back of every step."),
         )
         return
-    goal = services.goal_request(shown, shrink.chosen_goal())
+    goal = shrinking.goal_request(shown, shrink.chosen_goal())
     carried = {"codec": goal.codec, "drop": "yes" if goal.optimizer == "drop" else "no"}
-    next_step.offer(
-        next_step.Next(
+    ending.offer(
+        ending.Next(
             "Where would an error hurt? Sensitivity",
             "sensitivity",
             "Every layer at every step in one picture.",
         ),
-        next_step.Next(
+        ending.Next(
             "Choose every setting yourself: Export", "export", "With the chosen goal to begin with.", carried
         ),
     )
@@ -112,82 +93,71 @@ def _next(shown: Subject) -> None:
 
 def _facts(shown: Subject) -> None:
     """Draw the figures that every reader of a run or an archive wants first."""
-    facts = [
-        *_of_any(shown),
-        *(_of_run(shown) if shown.archive is None else _of_archive(shown, shown.archive)),
-    ]
-    with st.container(horizontal=True):
-        for fact in facts:
-            st.metric(
-                fact.label,
-                fact.value,
-                delta=fact.below,
-                delta_color="off",
-                delta_arrow="off",
-                border=True,
-                help=None if fact.tip is None else markdown_text(fact.tip),
-            )
+    rest = _of_run(shown) if shown.archive is None else _of_archive(shown, shown.archive)
+    layout.facts([*_of_any(shown), *rest])
 
 
-def _of_any(shown: Subject) -> list[_Fact]:
+def _of_any(shown: Subject) -> list[layout.Fact]:
     """Say how much there is."""
     n_tensors = len({row.name for row in shown.tensors if row.role == "weight"})
     return [
-        _Fact(
+        (
             "Checkpoints",
-            count_text(len(shown.steps)),
-            steps_text(shown.steps),
+            fmt.count(len(shown.steps)),
+            fmt.steps(shown.steps),
             # The engine's first note says where the steps come from.
-            next(map(sentence, shown.notes), None),
+            fmt.markdown(next(map(fmt.sentence, shown.notes), "")),
         ),
-        _Fact(
+        (
             "Parameters",
-            compact_count(shown.n_parameters),
-            counted(n_tensors, "tensor"),
-            f"{count_text(shown.n_parameters)} weights in the last checkpoint",
+            fmt.compact(shown.n_parameters),
+            fmt.counted(n_tensors, "tensor"),
+            f"{fmt.count(shown.n_parameters)} weights in the last checkpoint",
         ),
     ]
 
 
-def _of_run(shown: Subject) -> list[_Fact]:
+def _of_run(shown: Subject) -> list[layout.Fact]:
     """Say what a run without an archive takes, and how much of it was read."""
     last = sum(row.nbytes for row in shown.tensors)
     # Of tiny files the headers are most, and parts of them are read twice.
     is_all = shown.bytes_read >= shown.total_bytes
     return [
-        _Fact("Size on disk", bytes_text(shown.total_bytes), "all checkpoints"),
-        _Fact("Last checkpoint", bytes_text(last), f"{counted(len(shown.tensors), 'tensor')} in total"),
-        _Fact(
+        ("Size on disk", fmt.size(shown.total_bytes), "all checkpoints"),
+        ("Last checkpoint", fmt.size(last), f"{fmt.counted(len(shown.tensors), 'tensor')} in total"),
+        (
             "Read so far",
-            bytes_text(shown.bytes_read),
-            "headers only" if is_all else f"of {bytes_text(shown.total_bytes)}",
-            "Opening reads headers only; weights are read when a page needs them.",
+            fmt.size(shown.bytes_read),
+            "headers only" if is_all else f"of {fmt.size(shown.total_bytes)}",
+            "Opening reads headers only; a page reads weights when it needs them.",
         ),
     ]
 
 
-def _of_archive(shown: Subject, archive: ChainReport) -> list[_Fact]:
+def _of_archive(shown: Subject, archive: ChainReport) -> list[layout.Fact]:
     """Say what the archive saves, and what it costs."""
     held = (
-        "" if shown.kind == "archive" else f"{counted(len(archive.steps), 'step')} in {archive.path.name}. "
+        ""
+        if shown.kind == "archive"
+        else f"{fmt.counted(len(archive.steps), 'step')} in {archive.path.name}. "
     )
     return [
-        _Fact("Raw size", bytes_text(archive.raw_bytes), "uncompressed"),
-        _Fact(
+        ("Raw size", fmt.size(archive.raw_bytes), "uncompressed"),
+        (
             "Archive",
-            bytes_text(archive.nbytes),
+            fmt.size(archive.nbytes),
             _saved(archive),
-            f"{held}What it saves is their raw size minus its own; the space is free once the "
+            f"{fmt.markdown(held)}What it saves is their raw size minus its own; the space is free once the "
             "checkpoints are deleted.",
         ),
-        _Fact(
+        (
             "Ratio with base" if archive.base else "Ratio in all",
-            ratio_text(archive.ratio_total),
-            f"weights {ratio_text(archive.ratio_weights)}",
+            fmt.ratio(archive.ratio_total),
+            f"weights {fmt.ratio(archive.ratio_weights)}",
             "Raw bytes divided by stored bytes. Headers, tables and the manifest count with the weights.",
         ),
         _worst_drop(archive),
-        _Fact(*quality.archive_fact(archive)),
+        quality.archive_fact(archive),
     ]
 
 
@@ -196,26 +166,27 @@ def _saved(archive: ChainReport) -> str:
     saved = archive.raw_bytes - archive.nbytes
     if saved <= 0:
         return "saves nothing"
-    return f"saves {bytes_text(saved)}, {share_text(saved / archive.raw_bytes)}"
+    return f"saves {fmt.size(saved)}, {fmt.share(saved / archive.raw_bytes)}"
 
 
-def _worst_drop(archive: ChainReport) -> _Fact:
+def _worst_drop(archive: ChainReport) -> layout.Fact:
     """Say what the newest comparison of the archive found, if there is one."""
     found = services.newest_comparison(archive.path, archive.nbytes)
     if found is None or found.worst is None:
-        return _Fact("Worst drop", "–", "not measured yet", "Restore & compare measures it.")
-    return _Fact(
+        return ("Worst drop", "–", "not measured yet", "Restore & compare measures it.")
+    return (
         "Worst drop",
-        percent_text(found.worst.drop),
-        f"step {count_text(found.worst.step)}",
-        f"Drop in {found.metric}, measured on {counted(len(found.steps), 'step')} by the newest comparison.",
+        fmt.percent(found.worst.drop),
+        f"step {fmt.count(found.worst.step)}",
+        f"Drop in {fmt.markdown(found.metric)}, measured on {fmt.counted(len(found.steps), 'step')} by the "
+        "newest comparison.",
     )
 
 
 def _skipped(shown: Subject) -> None:
     """List the files that were left out, with the reason of each."""
     n = len(shown.skipped)
-    with st.expander(f"{counted(n, 'file')} left out", icon=":material/info:", expanded=n <= 3):
+    with st.expander(f"{fmt.counted(n, 'file')} left out", icon=":material/info:", expanded=n <= 3):
         table = pd.DataFrame(shown.skipped, columns=["file", "why"])
         listing.show(table, "skipped", alt="Files that were left out, and why", wide=["file", "why"])
 
@@ -231,9 +202,8 @@ def _charts(shown: Subject) -> None:
 
 def _training(shown: Subject) -> None:
     """Draw the metrics that the run logged."""
-    with st.container(border=True):
-        st.header("Training", anchor=False)
-        groups = curves.log_groups(list(shown.log))
+    with section("Training"):
+        groups = figures.log_groups(list(shown.log))
         names = list(groups)
         chosen = names[:_MAX_PANELS]
         if len(names) > _MAX_PANELS:
@@ -252,7 +222,7 @@ def _training(shown: Subject) -> None:
             rows = [(name, step, value) for name, series in shown.log.items() for step, value in series]
             return pd.DataFrame(rows, columns=["metric", "step", "value"])
 
-        download.table_buttons(table, "training")
+        listing.table_buttons(table, "training")
 
 
 def _sizes(shown: Subject) -> None:
@@ -274,38 +244,66 @@ def _sizes(shown: Subject) -> None:
                 st.caption("Nothing of this kind in the last checkpoint.")
                 continue
             st.plotly_chart(
-                figures.sizes_figure(sizes, colour),
+                sizes_figure(sizes, colour),
                 config={"displayModeBar": False},
                 key=title,
-                alt=f"{title}: " + ", ".join(f"{name} {bytes_text(n)}" for name, n in sizes.most_common()),
+                alt=f"{title}: " + ", ".join(f"{name} {fmt.size(n)}" for name, n in sizes.most_common()),
             )
-            st.caption(f"Uncompressed, in the checkpoint of step {count_text(shown.steps[-1])}.")
+            st.caption(f"Uncompressed, in the checkpoint of step {fmt.count(shown.steps[-1])}.")
             table = pd.DataFrame(sizes.most_common(), columns=[kind, "bytes"])
-            download.table_buttons(table, title.casefold().replace(" ", "-"))
+            listing.table_buttons(table, title.casefold().replace(" ", "-"))
+
+
+def sizes_figure(sizes: Mapping[str, int], colour: int = 0) -> go.Figure:
+    """Draw bytes by kind as bars, largest first, each with its size written out."""
+    # Reversed first, so that of equal sizes the one that comes first in the file stands on top.
+    ordered = sorted(reversed(list(sizes.items())), key=lambda item: item[1])
+    total = sum(sizes.values()) or 1
+    labels = [fmt.html(name) for name, _ in ordered]
+    figure = go.Figure(
+        go.Bar(
+            x=[size for _, size in ordered],
+            y=labels,
+            orientation="h",
+            marker_color=CATEGORICAL[colour],
+            text=[f"{fmt.size(size)} · {fmt.share(size / total)}" for _, size in ordered],
+            textposition="outside",
+            cliponaxis=False,
+            hovertemplate="%{y}: %{text}<extra></extra>",
+        )
+    )
+    figure.update_layout(
+        height=34 * max(2, len(ordered)) + 16, margin={"l": 8, "r": 8, "t": 4, "b": 4}, bargap=0.35
+    )
+    largest = max(sizes.values(), default=1) or 1
+    # Room for the text beside the longest bar, which lies outside of it.
+    figure.update_xaxes(visible=False, range=[0, largest * 1.6], fixedrange=True)
+    figure.update_yaxes(showgrid=False, automargin=True, fixedrange=True, ticklabelstandoff=4)
+    return figure
 
 
 def _frames(archive: ChainReport) -> None:
     """Draw the size of every frame."""
-    with st.container(border=True):
-        st.header("Frames", anchor=False)
+    with section("Frames"):
         n_keyframes = sum(frame.kind == "keyframe" for frame in archive.line)
-        st.plotly_chart(
-            figures.frames_figure(archive.line),
-            config=dict(CONFIG),
-            key="frames",
-            alt=f"Bytes of each of {len(archive.line)} frames, {n_keyframes} of them keyframes",
+        layout.chart(
+            figures.frames_figure(
+                [(f.step, f.kind, f.nbytes, f", {fmt.ratio(f.ratio_total)} in all") for f in archive.line]
+            ),
+            "frames",
+            f"Bytes of each of {len(archive.line)} frames, {n_keyframes} of them keyframes",
         )
         st.caption("A keyframe stands alone; a delta frame holds what changed since the step before it.")
         columns = ["step", "kind", "nbytes", "ratio_total", "ratio_weights"]
         table = pd.DataFrame(archive.line)[columns].rename(columns={"nbytes": "bytes"})
-        download.table_buttons(table, "frames")
+        listing.table_buttons(table, "frames")
 
 
 @st.fragment
 def _tensors(shown: Subject) -> None:
     """List the tensors of the last checkpoint, once the panel is opened."""
     panel = st.expander(
-        f"Tensors of step {count_text(shown.steps[-1])} ({len(shown.tensors)})",
+        f"Tensors of step {fmt.count(shown.steps[-1])} ({len(shown.tensors)})",
         key="tensors",
         on_change="rerun",
     )
@@ -316,7 +314,7 @@ def _tensors(shown: Subject) -> None:
         rows = [row for row in shown.tensors if not pattern or pattern.casefold() in row.name.casefold()]
         table = pd.DataFrame(
             [
-                (row.name, row.role, row.layer, row.dtype, shape_text(row.shape), row.numel, row.nbytes)
+                (row.name, row.role, row.layer, row.dtype, fmt.shape(row.shape), row.numel, row.nbytes)
                 for row in rows
             ],
             columns=["name", "role", "layer type", "dtype", "shape", "values", "bytes"],
@@ -327,4 +325,4 @@ def _tensors(shown: Subject) -> None:
             st.caption("No tensor has this text in its name.")
 
 
-render()
+PAGE = Page("Overview", ":material/dashboard:", render)

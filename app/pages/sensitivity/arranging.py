@@ -9,9 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from inshrink_app.widgets.tables import Sensitivity
-
-__all__ = ["NORMALISED", "ORDERS", "normalised", "ordered"]
+from inshrink_app.model.sensitivity import Sensitivity
 
 NORMALISED: Mapping[str, str] = {"plain": "As is", "first": "Row's first step", "share": "Share of step"}
 """What values are relative to."""
@@ -40,8 +38,8 @@ def normalised(table: Sensitivity, how: str, whole: Sensitivity | None = None) -
 
     Examples
     --------
-    >>> from inshrink_app.widgets.tables import HeatRow
-    >>> rows = (HeatRow("a", "linear", 1, 3, (3,)), HeatRow("b", "linear", 1, 1, (1,)))
+    >>> from inshrink_core.analysis.profile import Row
+    >>> rows = tuple(Row(name, "", "linear", "weight", 1, n, (n,)) for name, n in (("a", 3), ("b", 1)))
     >>> values = {"mean": np.array([[1.0, 2.0], [1.0, 2.0]], np.float32)}
     >>> table = Sensitivity(metric="fisher", by="tensor", rows=rows, steps=(1, 2), values=values)
     >>> normalised(table, "first").values["mean"].tolist()

@@ -5,36 +5,34 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import streamlit as st
-from inshrink_app import services, state
-from inshrink_app.pages.allocate.layers import PICKED
-from inshrink_app.pages.sensitivity import drilldown, heatmap, rows
+from inshrink_app import state
+from inshrink_app.model.sensitivity import METRICS, Sensitivity
+from inshrink_app.model.subject import Subject
+from inshrink_app.pages.sensitivity import ahead, drilldown, heatmap, rows
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.rows import View
 from inshrink_app.pages.sensitivity.selection import Event, Selection
-from inshrink_app.widgets import modules, next_step
-from inshrink_app.widgets.formatting import (
-    count_text,
-    elide,
-    elide_all,
-    markdown_text,
-    percent_text,
-    value_text,
-)
+from inshrink_app.theme import MARK
+from inshrink_app.widgets import ending, fmt, modules
+from inshrink_app.widgets.heatmap import MAX_COLUMNS, column_edges
 from inshrink_app.widgets.layout import chart
-from inshrink_app.widgets.picking import picked_cells
-from inshrink_app.widgets.tables import METRICS, Sensitivity, Subject
-
-__all__ = ["show"]
 
 _CHART = "heatmap"
 _NAME_WIDTH = 60
 _MOST_LISTED = 8
 _MOST_CARRIED = 100
 _LISTED_WIDTH = 40
+
+_SCRIPT = Path(__file__).parents[2] / "assets" / "cells.js"
+_CELL = "cell"
+
+_component = st.components.v2.component("inshrink.cells", js=_SCRIPT.read_text(), isolate_styles=False)
 
 Made = TypeVar("Made")
 
@@ -62,7 +60,7 @@ def show(
     """
     tensors = tables["tensor"]
     if state.was_clicked():
-        services.warm_up(shown)
+        ahead.warm_up(shown)
     found = _valid(chosen.current(tensors.steps), tensors)
     _say(_kept("sensitivity.level", tensors, level, lambda: rows.at_level(tables, level)))
     with st.container(border=True):
@@ -90,19 +88,19 @@ def _go_on(view: View, found: Selection | None) -> None:
     n_shown = sum(row.n_tensors for row in view.table.rows)
     whole = found is None and n_shown == len(view.tensors.rows)
     if found is not None:
-        label = f"Allocate bits to {elide(found.layer, _LISTED_WIDTH)}"
+        label = f"Allocate bits to {fmt.elided(found.layer, _LISTED_WIDTH)}"
     elif whole:
         label = "Allocate bits"
     else:
         label = f"Allocate bits to {'this row' if len(names) == 1 else f'these {len(names)} rows'}"
-    next_step.offer(
-        next_step.Next(
-            markdown_text(label),
+    ending.offer(
+        ending.Next(
+            fmt.markdown(label),
             "allocate",
             "More bits or fewer, layer by layer, and what that costs.",
-            {PICKED: "" if whole else json.dumps(names[:_MOST_CARRIED])},
+            {state.LAYERS: "" if whole else json.dumps(names[:_MOST_CARRIED])},
         ),
-        next_step.EXPORT,
+        ending.EXPORT,
     )
 
 
@@ -120,7 +118,7 @@ def _say(table: Sensitivity) -> None:
 
     sentence = _kept("sensitivity.said", table, None, said)
     if sentence:
-        st.markdown(f"**{markdown_text(sentence)}**")
+        st.markdown(f"**{fmt.markdown(sentence)}**")
 
 
 def _kept(slot: str, of: object, key: Hashable, make: Callable[[], Made]) -> Made:
@@ -138,7 +136,7 @@ def _valid(found: Selection | None, tensors: Sensitivity) -> Selection | None:
     """Drop a selection that this run knows nothing of, such as that of the run before."""
     if found is None or rows.tensors_of(tensors, found.layer):
         return found
-    st.caption(f"This run has no layer {markdown_text(elide(found.layer, _NAME_WIDTH))}.")
+    st.caption(f"This run has no layer {fmt.markdown(fmt.elided(found.layer, _NAME_WIDTH))}.")
     chosen.apply(Event("close"))
     return None
 
@@ -187,7 +185,7 @@ def _loss(view: View) -> tuple[str, Sequence[tuple[int, float]]] | None:
 
 def _clicked(names: Sequence[str], steps: Sequence[int], said: object) -> None:
     """Take in a click on the heatmap."""
-    edges = heatmap.column_edges(len(steps))
+    edges = column_edges(len(steps))
     cell = chosen.chosen_cell(said, len(names), len(edges) - 1)
     if cell is not None:
         chosen.apply(Event("chart", names[cell[0]], steps[int(edges[cell[1] + 1]) - 1]))
@@ -219,7 +217,7 @@ def _rows_of(view: View, found: Selection | None) -> tuple[int, ...]:
     if found.layer in names:
         return (names.index(found.layer),)
     if view.level == modules.LAYER_TYPE:
-        types = {view.tensors.rows[i].layer for i in rows.tensors_of(view.tensors, found.layer)}
+        types = {view.tensors.rows[i].layer_type for i in rows.tensors_of(view.tensors, found.layer)}
         return tuple(i for i, name in enumerate(names) if name in types)
     inside = modules.members_of(names, found.layer)
     return inside or tuple(i for i, name in enumerate(names) if modules.is_within(found.layer, name))
@@ -231,7 +229,7 @@ def _panel(view: View, found: Selection | None) -> None:
         _most_sensitive(view)
         return
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        st.header(markdown_text(elide(found.layer, _NAME_WIDTH)), anchor=False, width="content")
+        st.header(fmt.markdown(fmt.elided(found.layer, _NAME_WIDTH)), anchor=False, width="content")
         st.button(
             "Close",
             icon=":material/close:",
@@ -252,16 +250,14 @@ def _most_sensitive(view: View) -> None:
     order = [
         i for i in np.argsort(-np.nan_to_num(values, nan=-np.inf), kind="stable") if np.isfinite(values[i])
     ]
-    st.header(f"Largest at step {count_text(table.steps[-1])}", anchor=False)
+    st.header(f"Largest at step {fmt.count(table.steps[-1])}", anchor=False)
     st.caption("Click a cell, or one of these, to look inside.")
     names = [table.rows[i].name for i in order[:_MOST_LISTED]]
     with st.container(gap="xxsmall"):
-        for i, label in zip(order, elide_all(names, _LISTED_WIDTH), strict=False):
-            said = (
-                percent_text(float(values[i])) if view.relative == "share" else value_text(float(values[i]))
-            )
+        for i, label in zip(order, fmt.elided_all(names, _LISTED_WIDTH), strict=False):
+            said = fmt.percent(float(values[i])) if view.relative == "share" else fmt.value(float(values[i]))
             st.button(
-                markdown_text(f"{label} · {said}"),
+                fmt.markdown(f"{label} · {said}"),
                 key=f"largest.{table.rows[i].name}",
                 type="tertiary",
                 on_click=chosen.apply,
@@ -283,7 +279,7 @@ def _caption(view: View) -> str:
     scale = "logarithmic" if view.scale == "log" else "linear"
     if view.relative == "first" or table.metric == "gain":
         scale += ", red below 1 and blue above"
-    n_columns = min(len(table.steps), heatmap.MAX_COLUMNS)
+    n_columns = min(len(table.steps), MAX_COLUMNS)
     parts = [f"Colours are {scale}" + (", outliers clipped at 1 % and 99 %." if view.clip else ".")]
     if len(table.steps) > n_columns:
         parts.append(
@@ -295,5 +291,44 @@ def _caption(view: View) -> str:
     if any(np.isnan(values).any() for values in table.values.values()):
         parts.append("Grey: the tensor is absent or has no value at this step.")
     if table.note:
-        parts.append(markdown_text(table.note))
+        parts.append(fmt.markdown(table.note))
     return " ".join(parts)
+
+
+def picked_cells(
+    chart: str, told: Callable[[object], None], *, marked: tuple[Sequence[int], int] | None
+) -> None:
+    """Listen to clicks on the cells of a heatmap that stands in the same container, and mark some.
+
+    The figure stays the same whatever is marked, and so keeps its zoom.
+
+    Parameters
+    ----------
+    chart
+        The figure's key. Its axes run over whole numbers, a cell each, and have ranges.
+    told
+        Called with what the browser says was clicked, ``[row, column]``; it may say anything.
+    marked
+        Rows, ascending, and the column they are marked in.
+    """
+    key = f"{chart}.cells"
+    rows, column = marked or ((), 0)
+    _component(
+        key=key,
+        data={"chart": chart, "colour": MARK, "rows": runs_of(rows), "column": column},
+        on_cell_change=lambda: told(st.session_state[key].get(_CELL)),
+    )
+
+
+def runs_of(places: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the first and last of every run of neighbours in ascending places.
+
+    Examples
+    --------
+    >>> runs_of([1, 2, 3, 7])
+    [(1, 3), (7, 7)]
+    """
+    runs = (
+        [place for _, place in run] for _, run in groupby(enumerate(places), lambda pair: pair[1] - pair[0])
+    )
+    return [(run[0], run[-1]) for run in runs]

@@ -11,40 +11,19 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.pages.sensitivity import sides
-from inshrink_app.pages.sensitivity.heatmap import bucket_steps, cells, row_labels
+from inshrink_app.model.sensitivity import METRICS, Sensitivity
+from inshrink_app.model.subject import Subject
 from inshrink_app.theme import CATEGORICAL, DIVERGING
-from inshrink_app.widgets import listing, snippets
+from inshrink_app.widgets import ending, fmt, listing, sides
 from inshrink_app.widgets.figures import colour_bar, lay_out, log_ticks, steps_axis, title
-from inshrink_app.widgets.formatting import (
-    bytes_text,
-    count_text,
-    elide,
-    elide_all,
-    html_text,
-    markdown_text,
-    shape_text,
-    value_text,
-)
+from inshrink_app.widgets.heatmap import bucket_steps, cells, row_labels
 from inshrink_app.widgets.layout import allow, answer, chart, is_allowed, section
-from inshrink_app.widgets.tables import METRICS, HeatRow, Sensitivity, Subject
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from inshrink_core.analysis.profile import Row
     from inshrink_core.verbs.diff import StepDiff
 
-__all__ = [
-    "Changes",
-    "Line",
-    "between_runs",
-    "between_steps",
-    "changes_figure",
-    "octaves",
-    "overlay_figure",
-    "runs_snippet",
-    "two_runs",
-    "two_steps",
-]
 
 _ROW_PIXELS = 19
 _SMALLEST_END = 0.05
@@ -143,7 +122,7 @@ def between_runs(mine: Sensitivity, other: Sensitivity, statistic: str) -> Chang
 
 
 def _ordered(
-    rows: Sequence[HeatRow],
+    rows: Sequence[Row],
     steps: tuple[int, ...],
     first: NDArray[np.float32],
     second: NDArray[np.float32],
@@ -158,7 +137,7 @@ def _ordered(
     order = np.argsort(np.where(np.isfinite(last), -np.abs(last), np.inf), kind="stable")
     return Changes(
         names=tuple(rows[i].name for i in order),
-        layers=tuple(rows[i].layer for i in order),
+        layers=tuple(rows[i].layer_type for i in order),
         steps=steps,
         values=change[order, : len(steps)],
         first=first[order, at].astype(np.float64),
@@ -197,8 +176,8 @@ def changes_figure(
     end = max(_SMALLEST_END, float(np.percentile(finite, 99)) if finite.size else 1.0)
     # The outermost stand a little inside: at the very end they would touch the title.
     ticks = [part * end for part in (-0.94, -0.5, 0.0, 0.5, 0.94)]
-    texts = [f"× {value_text(2.0**tick)}" for tick in ticks]
-    rows = [f"<b>{html_text(name)}</b>" for name in names]
+    texts = [f"× {fmt.value(2.0**tick)}" for tick in ticks]
+    rows = [f"<b>{fmt.html(name)}</b>" for name in names]
     missing = "%{y}<br>step %{x}<br>no value in one of the two<extra></extra>"
     figure = cells(
         columns,
@@ -237,17 +216,17 @@ def overlay_figure(lines: Sequence[Line], unit: str, *, log: bool) -> go.Figure:
             go.Scatter(
                 x=np.asarray(line.steps, np.int64),
                 y=np.where(values > 0, values, np.nan) if log else values,
-                name=html_text(line.name),
+                name=fmt.html(line.name),
                 mode="lines+markers",
                 line={"color": CATEGORICAL[place], "width": 2, "dash": dashes[place]},
                 marker={"size": 5, "symbol": symbols[place]},
-                hovertemplate=f"{html_text(line.name)}<br>step %{{x:,}}: %{{y:.4~g}}<extra></extra>",
+                hovertemplate=f"{fmt.html(line.name)}<br>step %{{x:,}}: %{{y:.4~g}}<extra></extra>",
             )
         )
     lay_out(figure, 250, legend=True)
     figure.update_xaxes(**steps_axis(8))
     figure.update_yaxes(
-        title=title(html_text(unit)),
+        title=title(fmt.html(unit)),
         type="log" if log else "linear",
         automargin=True,
         **(log_ticks(value for line in lines for value in line.values) if log else {}),
@@ -263,9 +242,9 @@ def _draw(found: Changes, unit: str, alt: str) -> None:
     n = min(_MOST_DRAWN, len(found.names))
     chart(changes_figure(found.names[:n], found.steps, found.values[:n], unit), "changes", alt)
     rest = len(found.names) - n
-    said = f"; {count_text(rest)} others differ less." if rest else "."
+    said = f"; {fmt.count(rest)} others differ less." if rest else "."
     st.caption(
-        f"The {count_text(n)} tensors that differ most{said} Blue: larger. Red: smaller. White: the same. "
+        f"The {fmt.count(n)} tensors that differ most{said} Blue: larger. Red: smaller. White: the same. "
         "Grey: no value."
     )
 
@@ -275,8 +254,8 @@ def _list_names(names: Sequence[str], label: str) -> None:
     if not names:
         return
     listed = "\n".join(names[:_NAMES_LISTED])
-    more = f"\n… and {count_text(len(names) - _NAMES_LISTED)} more" if len(names) > _NAMES_LISTED else ""
-    st.markdown(f"**{label}** ({count_text(len(names))})")
+    more = f"\n… and {fmt.count(len(names) - _NAMES_LISTED)} more" if len(names) > _NAMES_LISTED else ""
+    st.markdown(f"**{label}** ({fmt.count(len(names))})")
     st.code(listed + more, language=None, wrap_lines=True)
 
 
@@ -320,14 +299,14 @@ def two_steps(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str)
     label = METRICS[table.metric].label
     with st.container(border=True):
         _draw(found, f"vs step {first:,}", f"{label} of tensors, as a multiple of step {first:,}")
-        _list_names(found.only_first, f"Only at step {count_text(first)}")
-        _list_names(found.only_second, f"Only at step {count_text(second)}")
+        _list_names(found.only_first, f"Only at step {fmt.count(first)}")
+        _list_names(found.only_second, f"Only at step {fmt.count(second)}")
     moved = _moved(shown, first, second)
     _steps_table(found, moved, (first, second), label)
     if moved is not None:
         _list_names(moved.reshaped, "With another shape or dtype")
     path = str(shown.path)
-    snippets.show(
+    ending.snippets(
         f"inshrink diff {shlex.quote(path)} --steps {first} {second}",
         "import inshrink_core\n\n"
         f"moved = inshrink_core.verbs.diff({path!r}, steps=({first}, {second}))\n"
@@ -344,7 +323,7 @@ def _steps(steps: Sequence[int]) -> tuple[int, int]:
             if st.session_state.get(widget) not in steps:
                 known = state.choice(key, [str(step) for step in steps], str(default))
                 st.session_state[widget] = int(known)
-            chosen[key] = st.selectbox(label, steps, key=widget, format_func=count_text, width=170)
+            chosen[key] = st.selectbox(label, steps, key=widget, format_func=fmt.count, width=170)
         st.button("Swap", icon=":material/swap_horiz:", on_click=_swap)
     state.publish(**{key: str(step) for key, step in chosen.items()})
     return chosen[_FIRST], chosen[_SECOND]
@@ -360,7 +339,7 @@ def _moved(shown: Subject, first: int, second: int) -> StepDiff | None:
     cost = services.diff_cost(shown)
     asked = f"diff.asked.{shown.path}"
     if not is_allowed(asked, cost):
-        label = f"Measure movement (reads {bytes_text(cost)})"
+        label = f"Measure movement (reads {fmt.size(cost)})"
         st.button(label, icon=":material/play_arrow:", on_click=allow, args=(asked,))
         return None
     return answer(lambda: services.moved_between(shown, first, second), "Comparing both steps…")
@@ -373,7 +352,7 @@ def _steps_table(found: Changes, moved: StepDiff | None, steps: tuple[int, int],
     if moved is not None:
         rows = {row.spec.key: row for row in moved.tensors}
         known = [rows.get(name) for name in found.names]
-        frame.insert(2, "shape", [shape_text(row.spec.shape) if row else "" for row in known])
+        frame.insert(2, "shape", [fmt.shape(row.spec.shape) if row else "" for row in known])
         for column, name in (("moved", "relative"), ("cosine", "cosine"), ("changed", "changed")):
             frame[column] = [getattr(row.movement, name) if row else None for row in known]
     listing.show(
@@ -435,34 +414,17 @@ def two_runs(
     found = between_runs(mine, theirs, statistic)
     with st.container(border=True):
         sides.show(mine, theirs, (shown.name, other.name), statistic, level)
-    names = (elide(shown.name, _NAME_WIDTH), elide(other.name, _NAME_WIDTH))
+    names = (fmt.elided(shown.name, _NAME_WIDTH), fmt.elided(other.name, _NAME_WIDTH))
     with st.container(border=True):
         if found.steps:
             _draw(found, f"vs {names[0]}", f"{metric.label} of the second run, as a multiple of the first")
         elif found.names:
             st.caption("The two runs have no step in common; their curves can still be compared below.")
-        _list_names(found.only_first, f"Only in {markdown_text(names[0])}")
-        _list_names(found.only_second, f"Only in {markdown_text(names[1])}")
+        _list_names(found.only_first, f"Only in {fmt.markdown(names[0])}")
+        _list_names(found.only_second, f"Only in {fmt.markdown(names[1])}")
     if found.names:
         _overlaid(found, (mine, theirs), names, statistic)
-    runs_snippet(shown, other, mine.metric, statistic)
-
-
-def runs_snippet(shown: Subject, other: Subject, metric: str, statistic: str, key: str = "snippets") -> None:
-    """Show the command and the lines that tell the values of two runs."""
-    path = str(other.path)
-    told = "update" if METRICS[metric].pooled else metric
-    snippets.show(
-        f"inshrink sensitivity {shlex.quote(path)} --metric {told} --by tensor --statistic {statistic}",
-        "import inshrink_core\n\n"
-        "mine, other = (\n"
-        f"    inshrink_core.analysis.sensitivity(inshrink_core.open(path), {told!r}).by('tensor')\n"
-        f"    for path in ({str(shown.path)!r}, {path!r})\n)\n"
-        "for name in set(mine.rows) & set(other.rows):\n"
-        f"    print(name, mine.{statistic}[mine.rows.index(name), -1], "
-        f"other.{statistic}[other.rows.index(name), -1])",
-        key,
-    )
+    sides.runs_snippet(shown, other, mine.metric, statistic)
 
 
 def _other(shown: Subject) -> Subject | None:
@@ -477,7 +439,7 @@ def _other(shown: Subject) -> Subject | None:
         with section("There is no second run"):
             st.write("You can compare this run with any run opened recently, or in the same folder.")
         return None
-    labels = dict(zip(options, elide_all(options, _PATH_WIDTH), strict=True))
+    labels = dict(zip(options, fmt.elided_all(options, _PATH_WIDTH), strict=True))
     st.session_state[widget] = wanted if wanted in options else options[0]
     chosen = st.selectbox("Second run", options, key=widget, format_func=labels.__getitem__, width=700)
     state.publish(**{_OTHER: chosen})

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
+from inshrink_app.model.sensitivity import METRICS
 from inshrink_app.theme import CATEGORICAL, GAP, MARK, SEQUENTIAL
+from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import (
     colour_bar,
     lay_out,
@@ -17,8 +19,6 @@ from inshrink_app.widgets.figures import (
     steps_axis,
     title,
 )
-from inshrink_app.widgets.formatting import count_text, html_text
-from inshrink_app.widgets.tables import METRICS
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from inshrink_core.analysis.anatomy import Anatomy, Places, SensitivityMap, ValueHistogram
     from inshrink_core.analysis.trajectory import Trajectory
 
-__all__ = ["course_figure", "histogram_figure", "level_lines", "map_figure", "profile_figure"]
 
 _HEIGHT = 276
 _PANEL_HEIGHT = 110
@@ -131,7 +130,7 @@ def _lines(levels: NDArray[np.float64], top: float, log: bool) -> go.Scatter:
     return go.Scatter(
         x=x,
         y=y,
-        name=f"{count_text(levels.size)} levels",
+        name=f"{fmt.count(levels.size)} levels",
         mode="lines",
         line={"color": GAP, "width": 1},
         opacity=0.75,
@@ -145,10 +144,10 @@ def _outline(step: int, values: ValueHistogram, width: float) -> go.Scatter:
     return go.Scatter(
         x=((values.edges[:-1] + values.edges[1:]) / 2).astype(np.float32),
         y=counts.astype(np.float32),
-        name=f"step {count_text(step)}",
+        name=f"step {fmt.count(step)}",
         mode="lines",
         line={"color": MARK, "width": 2, "shape": "hvh"},
-        hovertemplate=f"%{{y:,.0f}} values near %{{x:.3~g}} at step {count_text(step)}<extra></extra>",
+        hovertemplate=f"%{{y:,.0f}} values near %{{x:.3~g}} at step {fmt.count(step)}<extra></extra>",
     )
 
 
@@ -158,7 +157,7 @@ def profile_figure(places: Places, symbol: str) -> go.Figure:
     figure = make_subplots(
         rows=2,
         cols=1,
-        subplot_titles=[f"By {word} (of {count_text(n)})" for word, _, n in named],
+        subplot_titles=[f"By {word} (of {fmt.count(n)})" for word, _, n in named],
         vertical_spacing=0.3,
     )
     for place, (word, line, n) in enumerate(named, start=1):
@@ -169,7 +168,7 @@ def profile_figure(places: Places, symbol: str) -> go.Figure:
                 y=line,
                 width=np.diff(edges),
                 marker={"color": CATEGORICAL[0], "line": {"width": 0}},
-                hovertemplate=f"{word} %{{x:,.0f}}<br>{html_text(symbol)} %{{y:.3~g}}<extra></extra>",
+                hovertemplate=f"{word} %{{x:,.0f}}<br>{fmt.html(symbol)} %{{y:.3~g}}<extra></extra>",
             ),
             row=place,
             col=1,
@@ -202,14 +201,14 @@ def map_figure(told: SensitivityMap) -> go.Figure:
             hovertemplate="%{customdata:,} values<extra></extra>",
             colorbar=colour_bar(
                 "Values",
-                {"tickvals": ticks, "ticktext": [count_text(10**tick) for tick in ticks]},
+                {"tickvals": ticks, "ticktext": [fmt.count(10**tick) for tick in ticks]},
             ),
         )
     )
     lay_out(figure, _HEIGHT)
     figure.update_xaxes(title=title("|w|"), showgrid=False, **_ticks(told.log_magnitude))
     figure.update_yaxes(
-        title=title(html_text(METRICS[told.metric].symbol)),
+        title=title(fmt.html(METRICS[told.metric].symbol)),
         showgrid=False,
         automargin=True,
         **_ticks(told.log_sensitivity),

@@ -11,28 +11,19 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
+from inshrink_app.model.sensitivity import METRICS, Sensitivity
+from inshrink_app.model.subject import Subject
 from inshrink_app.pages.sensitivity import drill_figures
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.selection import Event
-from inshrink_app.widgets import below, download, facts, snippets
-from inshrink_app.widgets.formatting import (
-    bytes_text,
-    count_text,
-    counted,
-    inked,
-    markdown_text,
-    percent_text,
-    share_text,
-    value_text,
-)
-from inshrink_app.widgets.layout import allow, answer, chart, is_allowed
-from inshrink_app.widgets.tables import METRICS, Sensitivity, Subject
+from inshrink_app.widgets import ending, fmt, layout, listing
+from inshrink_app.widgets.choices import codec_labels
+from inshrink_app.widgets.layout import allow, answer, chart, facts, is_allowed
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram
 
-__all__ = ["half_in", "show_tensor"]
 
 _REST = 1000
 """Pixels of what stands below the histogram, about."""
@@ -84,7 +75,7 @@ def show_tensor(shown: Subject, table: Sensitivity, tensor: str, step: int) -> N
         _course(shown, seen)
         _take_away(shown, seen, way, metric)
 
-    below.show("drill", rest, height=_REST, about=(str(shown.path), tensor, step, way, metric))
+    layout.below("drill", rest, height=_REST, about=(str(shown.path), tensor, step, way, metric))
 
 
 def _look(shown: Subject, step: int, tensor: str, way: str, metric: str | None) -> Anatomy:
@@ -104,7 +95,7 @@ def _step_slider(steps: Sequence[int], step: int) -> None:
         "Step",
         steps,
         key=_STEP,
-        format_func=count_text,
+        format_func=fmt.count,
         on_change=_stepped,
         width=300,
     )
@@ -121,22 +112,22 @@ def _way(shown: Subject, step: int) -> str:
         return ways[0]
     if st.session_state.get(_WAY) not in ways:
         st.session_state[_WAY] = ways[0]
-    picked = st.segmented_control(
+    names = {services.ARCHIVE: "As archived", **codec_labels()}
+    return st.selectbox(
         "Stored",
         ways,
-        format_func=lambda name: inked("As archived" if name == services.ARCHIVE else name.capitalize()),
+        format_func=names.__getitem__,
         key=_WAY,
-        required=True,
+        width=180,
         help="Where the levels come from: the archive beside this run, or a codec that is tried on this "
         "tensor alone.",
     )
-    return picked or ways[0]
 
 
 def _ask(cost: int, asked: str) -> None:
     """Say what looking inside costs before it is done."""
     st.write(
-        f"Looking inside reads up to {bytes_text(cost)}: the tensor, the same tensor one step earlier, and "
+        f"Looking inside reads up to {fmt.size(cost)}: the tensor, the same tensor one step earlier, and "
         "its optimizer state."
     )
     st.button("Look inside", icon=":material/visibility:", key="drill.look", on_click=allow, args=(asked,))
@@ -147,7 +138,7 @@ def _facts(seen: Anatomy) -> None:
     shares = {part.name: part for part in seen.histogram.parts}
     basis = "estimated, this tensor alone" if seen.estimated else "measured in the archive"
     keyframe = (
-        f" A block that stands alone would take {bytes_text(seen.keyframe_nbytes)}."
+        f" A block that stands alone would take {fmt.size(seen.keyframe_nbytes)}."
         if seen.keyframe_nbytes is not None and seen.kind == "delta"
         else ""
     )
@@ -156,19 +147,19 @@ def _facts(seen: Anatomy) -> None:
     )
     cards = [
         ("Bits per weight", bits, f"{seen.kind.capitalize()} block, {basis}.{keyframe}"),
-        ("Bytes", bytes_text(seen.nbytes), f"The tensor's block in the frame, {basis}.{keyframe}"),
+        ("Bytes", fmt.size(seen.nbytes), f"The tensor's block in the frame, {basis}.{keyframe}"),
         (
             "Entropy",
             entropy,
             "Bits per weight in its symbols, each given the one before; more context takes less.",
         ),
-        ("Pruned", share_text(shares["pruned"].share), _range_help(seen, "pruned")),
-        ("Protected", share_text(shares["protected"].share), _range_help(seen, "protected")),
+        ("Pruned", fmt.share(shares["pruned"].share), _range_help(seen, "pruned")),
+        ("Protected", fmt.share(shares["protected"].share), _range_help(seen, "protected")),
     ]
     if seen.relative_error is not None:
         told = f"Of the values as they come back, relative to their norm, with {seen.codec}; {basis}."
-        cards.insert(2, ("Rounding error", percent_text(seen.relative_error), told))
-    facts.row((label, value, None, said) for label, value, said in cards)
+        cards.insert(2, ("Rounding error", fmt.percent(seen.relative_error), told))
+    facts((label, value, None, said) for label, value, said in cards)
 
 
 def _range_help(seen: Anatomy, name: str) -> str:
@@ -177,8 +168,8 @@ def _range_help(seen: Anatomy, name: str) -> str:
     if part.n == 0 or part.smallest is None or part.largest is None:
         return f"No value is {name}."
     return (
-        f"{count_text(part.n)} of {count_text(seen.spec.numel)} values, "
-        f"|w| from {value_text(part.smallest)} to {value_text(part.largest)}."
+        f"{fmt.count(part.n)} of {fmt.count(seen.spec.numel)} values, "
+        f"|w| from {fmt.value(part.smallest)} to {fmt.value(part.largest)}."
     )
 
 
@@ -189,7 +180,7 @@ def _histogram(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> None:
     chart(
         drill_figures.histogram_figure(seen, log=bool(st.session_state.get(_LOG)), other=other),
         "drill.histogram",
-        f"Histogram of {count_text(seen.spec.numel)} values by what became of them, with the levels of "
+        f"Histogram of {fmt.count(seen.spec.numel)} values by what became of them, with the levels of "
         f"the {_LEVELS[seen.level_kind]}",
     )
     st.caption(_levels_text(seen))
@@ -207,7 +198,7 @@ def _overlay(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> tuple[int, 
         others,
         index=None,
         key=_OVER,
-        format_func=count_text,
+        format_func=fmt.count,
         placeholder="None",
         width=300,
     )
@@ -230,8 +221,8 @@ def _profile(seen: Anatomy) -> None:
         f"Mean {METRICS[told.metric].label.lower()} by row and by column of {n_rows} by {n_columns} values",
     )
     st.caption(
-        f"Half of it sits in {share_text(half_in(places.rows))} of {counted(n_rows, 'row')} and in "
-        f"{share_text(half_in(places.columns))} of {counted(n_columns, 'column')}."
+        f"Half of it sits in {fmt.share(half_in(places.rows))} of {fmt.counted(n_rows, 'row')} and in "
+        f"{fmt.share(half_in(places.columns))} of {fmt.counted(n_columns, 'column')}."
     )
 
 
@@ -254,7 +245,7 @@ def half_in(line: NDArray[np.float64]) -> float:
 def _levels_text(seen: Anatomy) -> str:
     """Say what the lines are, and what is not drawn."""
     whose = "Restored" if seen.restored else "Original"
-    parts = [f"{whose} values, rms {value_text(seen.histogram.rms)}."]
+    parts = [f"{whose} values, rms {fmt.value(seen.histogram.rms)}."]
     drawn = drill_figures.level_lines(seen).size
     if seen.level_kind == "exact":
         parts.append("Stored bit for bit: there are no levels.")
@@ -264,12 +255,12 @@ def _levels_text(seen: Anatomy) -> str:
         parts.append("The codec stores the difference from the step before, so there are no fixed levels.")
     elif seen.spacing is not None:
         lines = "" if drawn else ", too fine to be drawn"
-        parts.append(f"Levels with a spacing of {value_text(seen.spacing)}{lines}.")
+        parts.append(f"Levels with a spacing of {fmt.value(seen.spacing)}{lines}.")
     else:
-        parts.append(f"Lines: the {count_text(seen.points.size)} codebook entries in use.")
+        parts.append(f"Lines: the {fmt.count(seen.points.size)} codebook entries in use.")
     if seen.histogram.n_nonfinite:
-        parts.append(f"{count_text(seen.histogram.n_nonfinite)} values are NaN or infinite.")
-    return markdown_text(" ".join(parts))
+        parts.append(f"{fmt.count(seen.histogram.n_nonfinite)} values are NaN or infinite.")
+    return fmt.markdown(" ".join(parts))
 
 
 def _score_map(seen: Anatomy) -> None:
@@ -293,9 +284,11 @@ def _score_map(seen: Anatomy) -> None:
         together = f"Correlation of the logarithms {round(told.correlation, 2) + 0.0:.2f}. "
     source = "Adam's first moment stands for the gradient. " if told.source == "exp_avg" else ""
     zeros = (
-        f"Not drawn because one of the two is zero: {counted(told.n_zero, 'value')}." if told.n_zero else ""
+        f"Not drawn because one of the two is zero: {fmt.counted(told.n_zero, 'value')}."
+        if told.n_zero
+        else ""
     )
-    st.caption(markdown_text(f"{METRICS[told.metric].symbol} over |w|. {together}{source}{zeros}"))
+    st.caption(fmt.markdown(f"{METRICS[told.metric].symbol} over |w|. {together}{source}{zeros}"))
 
 
 def _course(shown: Subject, seen: Anatomy) -> None:
@@ -317,9 +310,9 @@ def _course(shown: Subject, seen: Anatomy) -> None:
     if n_left_out or every:
         cost = seen.spec.nbytes * len(shown.steps)
         st.toggle(
-            f"Read every step ({bytes_text(cost)})",
+            f"Read every step ({fmt.size(cost)})",
             key="drill.every",
-            help=f"{count_text(n_left_out)} steps were skipped to read less; each movement spans the steps "
+            help=f"{fmt.count(n_left_out)} steps were skipped to read less; each movement spans the steps "
             "between two points.",
         )
 
@@ -336,8 +329,8 @@ def _take_away(shown: Subject, seen: Anatomy, way: str, metric: str | None) -> N
         }
     )
     document = json.dumps(seen.to_json(), indent=1)
-    download.buttons(
-        ("Histogram as CSV", f"{stem}.csv", download.csv_bytes(bins)),
+    listing.buttons(
+        ("Histogram as CSV", f"{stem}.csv", listing.csv_bytes(bins)),
         ("All as JSON", f"{stem}.json", document.encode()),
     )
     _snippets(shown, seen, way, metric)
@@ -356,7 +349,7 @@ def _snippets(shown: Subject, seen: Anatomy, way: str, metric: str | None) -> No
     if metric is not None and seen.sensitivity is not None and seen.sensitivity.metric == metric:
         arguments += f", metric={metric!r}"
     options = f"--metric {metric or 'magnitude'} --by tensor --steps {seen.step}"
-    snippets.show(
+    ending.snippets(
         f"inshrink sensitivity {shlex.quote(path)} {options}",
         f"import inshrink_core\n\nrun = inshrink_core.open({quoted})\n"
         f"seen = inshrink_core.analysis.anatomy({arguments})\n"

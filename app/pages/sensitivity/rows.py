@@ -4,42 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.pages.sensitivity import arranging, grouping
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.model.sensitivity import METRICS, Sensitivity
+from inshrink_app.model.subject import Subject
+from inshrink_app.pages.sensitivity import arranging
 from inshrink_app.pages.sensitivity import selection as chosen
-from inshrink_app.pages.sensitivity.heatmap import bucket_steps
 from inshrink_app.pages.sensitivity.selection import Event, Selection
-from inshrink_app.widgets import download, listing, modules
-from inshrink_app.widgets.formatting import (
-    count_text,
-    counted,
-    elide,
-    elide_all,
-    inked,
-    markdown_text,
-    shape_text,
-    value_text,
-)
+from inshrink_app.widgets import fmt, heatmap, listing, modules
 from inshrink_app.widgets.modules import Node
-from inshrink_app.widgets.tables import METRICS, HeatRow, Sensitivity, ServiceError, Subject
 from numpy.typing import NDArray
 
-__all__ = [
-    "View",
-    "at_level",
-    "lines",
-    "long_table",
-    "narrowed",
-    "show_group",
-    "show_table",
-    "summary",
-    "tensors_of",
-]
+if TYPE_CHECKING:
+    from inshrink_core.analysis.profile import Row
 
 _FIND, _TABLE = "find", "sensitivity.table"
 _SCALES = {"log": "Log", "linear": "Linear"}
@@ -103,7 +85,7 @@ class View(NamedTuple):
 
 def tensors_of(tensors: Sensitivity, layer: str) -> tuple[int, ...]:
     """Return the places of the tensors that a row stands for: a tensor, a layer type, or a module."""
-    for exact in ([row.name for row in tensors.rows], [row.layer for row in tensors.rows]):
+    for exact in ([row.name for row in tensors.rows], [row.layer_type for row in tensors.rows]):
         if layer in exact:
             return tuple(i for i, name in enumerate(exact) if name == layer)
     return modules.members_of([row.name for row in tensors.rows], layer) if layer else ()
@@ -115,7 +97,7 @@ def at_level(tables: Mapping[str, Sensitivity], level: str) -> Sensitivity:
         return tables[level]
     tensors = tables[modules.TENSOR]
     nodes = modules.rows_at([row.name for row in tensors.rows], (), level)
-    return grouping.aggregate(tensors, nodes, tables[modules.BLOCK])
+    return heatmap.aggregate(tensors, nodes, tables[modules.BLOCK])
 
 
 def narrowed(shown: Subject, tables: Mapping[str, Sensitivity], level: str, statistic: str) -> View:
@@ -137,7 +119,7 @@ def narrowed(shown: Subject, tables: Mapping[str, Sensitivity], level: str, stat
     table = arranging.normalised(view.table, relative, tensors)
     places = arranging.ordered(table, order, statistic, bits)
     return view._replace(
-        table=grouping.take(table, places),
+        table=heatmap.take(table, places),
         nodes=tuple(view.nodes[place] for place in places),
         is_tree=view.is_tree and order == "forward",
         clip=clip,
@@ -189,9 +171,9 @@ def _matching(
     names = [row.name for row in tensors.rows]
     view = functools.partial(View, shown, tensors, level, statistic)
     if level == modules.LAYER_TYPE:
-        kinds = modules.rows_at(names, [row.layer for row in tensors.rows], level)
+        kinds = modules.rows_at(names, [row.layer_type for row in tensors.rows], level)
         nodes = tuple(node for node in kinds if pattern in node.name.casefold())
-        table = grouping.aggregate(tensors, nodes, tables[level])
+        table = heatmap.aggregate(tensors, nodes, tables[level])
         return view(table, nodes, tensors, tables[level], is_tree=False)
     within = chosen.within()
     inside = modules.members_of(names, within)
@@ -201,12 +183,12 @@ def _matching(
     matching = [
         i
         for i in inside
-        if pattern in names[i].casefold() and (not layers or tensors.rows[i].layer in layers)
+        if pattern in names[i].casefold() and (not layers or tensors.rows[i].layer_type in layers)
     ]
-    kept = grouping.take(tensors, matching)
+    kept = heatmap.take(tensors, matching)
     nodes = modules.rows_at([names[i] for i in matching], (), level, within)
     whole = tables[modules.BLOCK] if len(matching) == len(inside) else None
-    return view(grouping.aggregate(kept, nodes, whole), nodes, kept, whole, within)
+    return view(heatmap.aggregate(kept, nodes, whole), nodes, kept, whole, within)
 
 
 def _find_box(names: Sequence[str]) -> None:
@@ -232,7 +214,7 @@ def _found() -> None:
 
 def _filters(tensors: Sensitivity, level: str) -> tuple[str, list[str], bool, str]:
     """Draw the filters; return the text, the layer types, whether to clip, and the scale."""
-    layers = sorted({row.layer for row in tensors.rows if row.layer})
+    layers = sorted({row.layer_type for row in tensors.rows if row.layer_type})
     metric = METRICS[tensors.metric]
     pattern = st.text_input(
         "Filter rows",
@@ -248,7 +230,7 @@ def _filters(tensors: Sensitivity, level: str) -> tuple[str, list[str], bool, st
             "Layer types",
             layers,
             selection_mode="multi",
-            format_func=inked,
+            format_func=fmt.inked,
             key="layer_filter",
             label_visibility="collapsed",
         )
@@ -263,7 +245,7 @@ def _filters(tensors: Sensitivity, level: str) -> tuple[str, list[str], bool, st
     scale = st.segmented_control(
         "Colours",
         list(_SCALES),
-        format_func=lambda name: inked(_SCALES[name]),
+        format_func=lambda name: fmt.inked(_SCALES[name]),
         key=key,
         required=True,
         label_visibility="collapsed",
@@ -282,7 +264,7 @@ def _breadcrumb(within: str) -> None:
             st.markdown("›", width="content")
             last = module.rpartition(".")[2]
             st.button(
-                markdown_text(elide(last, 24)),
+                fmt.markdown(fmt.elided(last, 24)),
                 key=f"crumb.{module}",
                 type="tertiary",
                 on_click=chosen.go_within,
@@ -305,17 +287,17 @@ def lines(view: View, found: Selection | None) -> tuple[Node, ...]:
 
 def summary(view: View, nodes: Sequence[Node]) -> pd.DataFrame:
     """Return a line a node: its share of what was measured and of the size, its values, and their course."""
-    tensors, measured = view.tensors, grouping.aggregate(view.kept, nodes, view.whole)
+    tensors, measured = view.tensors, heatmap.aggregate(view.kept, nodes, view.whole)
     shares = arranging.normalised(measured, "share", tensors).values["mean"][:, -1]
     table = arranging.normalised(measured, view.relative, tensors)
     values = table.values[view.statistic]
-    trend = bucket_steps(values, table.steps, _TREND_POINTS).values
+    trend = heatmap.bucket_steps(values, table.steps, _TREND_POINTS).values
     if METRICS[table.metric].scale == "log":
         with np.errstate(divide="ignore", invalid="ignore"):
             trend = np.log10(trend, dtype=np.float64)
     n_values = max(1, sum(row.numel for row in tensors.rows))
     told = [
-        (label, share, row.numel / n_values, row.layer, _extent(row), *ends, course[np.isfinite(course)])
+        (label, share, row.numel / n_values, row.layer_type, _extent(row), *ends, course[np.isfinite(course)])
         for label, row, share, ends, course in zip(
             modules.labels(nodes), table.rows, map(float, shares), _ends(values).tolist(), trend, strict=True
         )
@@ -336,9 +318,9 @@ def summary(view: View, nodes: Sequence[Node]) -> pd.DataFrame:
     return frame.drop(columns=columns[1]) if METRICS[table.metric].pooled else frame
 
 
-def _extent(row: HeatRow) -> str:
+def _extent(row: Row) -> str:
     """Return the shape of a tensor, or how many tensors a row has."""
-    return shape_text(row.shape) if row.shape is not None else counted(row.n_tensors, "tensor")
+    return fmt.shape(row.shape) if row.shape is not None else fmt.counted(row.n_tensors, "tensor")
 
 
 def _ends(values: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -388,10 +370,10 @@ def show_table(view: View, nodes: Sequence[Node], frame: pd.DataFrame, found: Se
         },
     )
     if len(nodes) > _MOST_ROWS:
-        st.caption(f"The first {count_text(_MOST_ROWS)} of {count_text(len(nodes))} lines.")
+        st.caption(f"The first {fmt.count(_MOST_ROWS)} of {fmt.count(len(nodes))} lines.")
     stem = f"sensitivity-{table.metric}"
-    download.buttons(
-        ("Download all values as CSV", f"{stem}.csv", lambda: download.csv_bytes(long_table(table))),
+    listing.buttons(
+        ("Download all values as CSV", f"{stem}.csv", lambda: listing.csv_bytes(long_table(table))),
         ("As JSON", f"{stem}.json", lambda: long_table(table).to_json(orient="records").encode()),
     )
 
@@ -412,8 +394,8 @@ def show_group(view: View, found: Selection) -> None:
     places = tensors_of(tensors, found.layer)
     values = tensors.values[view.statistic][:, tensors.steps.index(found.step)]
     order = sorted(places, key=lambda i: -values[i] if np.isfinite(values[i]) else np.inf)[:_MOST_LISTED]
-    said = f"{counted(len(places), 'tensor')}, by {METRICS[tensors.metric].symbol} at step "
-    st.caption(markdown_text(f"{said}{count_text(found.step)}, the largest first."))
+    said = f"{fmt.counted(len(places), 'tensor')}, by {METRICS[tensors.metric].symbol} at step "
+    st.caption(fmt.markdown(f"{said}{fmt.count(found.step)}, the largest first."))
     if len(places) > 1 and view.level != modules.LAYER_TYPE:
         st.button(
             "Show its rows",
@@ -425,13 +407,13 @@ def show_group(view: View, found: Selection) -> None:
     names = [tensors.rows[i].name for i in order]
     scrolls = len(order) > _LISTED_WITHOUT_SCROLLING
     with st.container(height=260 if scrolls else "content", border=False, gap="xxsmall"):
-        for i, name, label in zip(order, names, elide_all(names, _NAME_WIDTH), strict=True):
+        for i, name, label in zip(order, names, fmt.elided_all(names, _NAME_WIDTH), strict=True):
             st.button(
-                markdown_text(f"{label} · {value_text(float(values[i]))}"),
+                fmt.markdown(f"{label} · {fmt.value(float(values[i]))}"),
                 key=f"group.{name}",
                 type="tertiary",
                 on_click=chosen.apply,
                 args=(Event("table", name),),
             )
     if len(places) > _MOST_LISTED:
-        st.caption(f"{count_text(len(places) - _MOST_LISTED)} more are not listed; find them by name above.")
+        st.caption(f"{fmt.count(len(places) - _MOST_LISTED)} more are not listed; find them by name above.")

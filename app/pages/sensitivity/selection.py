@@ -11,23 +11,6 @@ from typing import NamedTuple
 import streamlit as st
 from inshrink_app import state
 
-__all__ = [
-    "LAYER",
-    "STEP",
-    "WITHIN",
-    "Event",
-    "Selection",
-    "apply",
-    "apply_selection",
-    "chosen_cell",
-    "current",
-    "go_within",
-    "link_event",
-    "nearest_step",
-    "publish",
-    "within",
-]
-
 
 class Selection(NamedTuple):
     """A row (a tensor, a block or a layer type) at a step."""

@@ -10,12 +10,14 @@ from typing import NamedTuple
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.registry import Job
+from inshrink_app.model.page import Page
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.model.sensitivity import METRICS, Sensitivity
+from inshrink_app.model.subject import ASK_ABOVE_BYTES, Subject
 from inshrink_app.pages.sensitivity import cells, changes
-from inshrink_app.widgets import job_card, modules, next_step, problem, snippets, subject
+from inshrink_app.widgets import ending, fmt, job_card, modules, problem, subject
 from inshrink_app.widgets.choices import one_of_few
-from inshrink_app.widgets.formatting import bytes_text, counted, remaining_text
 from inshrink_app.widgets.layout import section
-from inshrink_app.widgets.tables import ASK_ABOVE_BYTES, METRICS, Sensitivity, ServiceError, Subject
 
 _VIEWS = {"steps": "All steps", "diff": "Two steps", "runs": "Two runs"}
 _STATISTICS = {"mean": "Mean", "p50": "Median", "p99": "99th percentile"}
@@ -50,11 +52,11 @@ def render() -> None:
         changes.two_steps(shown, tables, statistic)
     else:
         changes.two_runs(shown, tables, statistic, level, lambda other: _measured(other, metric, ".other"))
-    next_step.offer(
-        next_step.Next(
+    ending.offer(
+        ending.Next(
             "Give layers their bits: Allocate", "allocate", "More bits or fewer, and what that costs."
         ),
-        next_step.EXPORT,
+        ending.EXPORT,
     )
 
 
@@ -121,8 +123,7 @@ def _measured(shown: Subject, metric: str, key: str = "") -> Mapping[str, Sensit
         job = services.sensitivity_job(path, metric)
         is_wanted = job is None or job.state == "interrupted"
         if is_wanted and state.was_clicked() and _cost(shown, metric, before) <= ASK_ABOVE_BYTES:
-            services.forget_sensitivity(path, metric)
-            job = services.start_sensitivity(path, metric)
+            job = _begun_anew(job, path, metric)
     except (ServiceError, OSError) as error:
         problem.show(error.problem if isinstance(error, ServiceError) else problem.of_os_error(error))
         return None
@@ -171,8 +172,8 @@ def _ask(shown: Subject, metric: str, key: str) -> None:
     with section("Not measured yet"):
         cost = services.measuring_cost(shown, metric)
         st.write(
-            f"This reads up to {bytes_text(cost)} from {counted(len(shown.steps), 'checkpoint')}. The result "
-            "is kept on disk; checkpoints measured before are not read again."
+            f"This reads up to {fmt.size(cost)} from {fmt.counted(len(shown.steps), 'checkpoint')}. The "
+            "result is kept on disk; checkpoints measured before are not read again."
         )
         if not state.was_clicked():
             st.caption("You followed a link, and a link alone starts nothing.")
@@ -196,21 +197,28 @@ def _progress(path: str, metric: str, key: str) -> None:
     with section(f"Measuring {METRICS[metric].label.lower()}"):
         if job.state == "queued":
             job_card.progress(job)
-            _cancel(path, metric, key)
+            _cancel(job, key)
             return
         unit = "steps" if METRICS[metric].pooled else "checkpoints"
         how_far = f"{job.done:,} of {job.total:,} {unit}"
         if "compress" in job.item:
             how_far = "Compressing the run first"
-        text = f"{how_far} · {remaining_text(job.seconds, job.seconds_left)}"
+        text = f"{how_far} · {fmt.remaining(job.seconds, job.seconds_left)}"
         st.progress(job.fraction, text=text if job.total else "Starting…")
-        _cancel(path, metric, key)
+        _cancel(job, key)
 
 
-def _cancel(path: str, metric: str, key: str) -> None:
+def _begun_anew(job: Job | None, path: str, metric: str) -> Job:
+    """Drop a measurement that did not finish, and measure."""
+    if job is not None and not job.is_running and job.state != "finished":
+        services.forget_job(job)
+    return services.start_sensitivity(path, metric)
+
+
+def _cancel(job: Job, key: str) -> None:
     """Offer to end it."""
     if st.button("Cancel", icon=":material/close:", key=f"cancel{key}"):
-        services.cancel_sensitivity(path, metric)
+        services.stop_job(job)
         st.rerun()
 
 
@@ -224,8 +232,7 @@ def _stopped(path: str, metric: str, job: Job, key: str) -> None:
         st.info("The measurement was cancelled. Nothing was changed.", icon=":material/info:")
     if st.button("Measure again", type="primary", icon=":material/refresh:", key=f"again{key}"):
         state.clicked()
-        services.forget_sensitivity(path, metric)
-        services.start_sensitivity(path, metric)
+        _begun_anew(job, path, metric)
         st.rerun()
 
 
@@ -236,7 +243,7 @@ def _snippets(shown: Subject, metric: str, level: str, statistic: str) -> None:
     if METRICS[metric].pooled:
         _gain_snippets(shown, metric)
         return
-    snippets.show(
+    ending.snippets(
         f"inshrink sensitivity {shlex.quote(path)} --metric {metric} --by {by} --statistic {statistic}",
         f"import inshrink_core\n\nrun = inshrink_core.open({path!r})\n"
         f"measured = inshrink_core.analysis.sensitivity(run, {metric!r}).by({by!r})\n"
@@ -249,7 +256,7 @@ def _gain_snippets(shown: Subject, metric: str) -> None:
     path = str(shown.path)
     lines = f"print({{key: row.{metric} for key, row in measured.by_tensor.items()}})"
     if shown.kind == "run" and shown.archive is None:
-        snippets.show(
+        ending.snippets(
             f"inshrink inspect {shlex.quote(path)} --gain",
             "import inshrink_core\nfrom inshrink_core.analysis.gain import restore_gain_of_run\n\n"
             f"measured = restore_gain_of_run(inshrink_core.open({path!r}))\n{lines}",
@@ -257,11 +264,11 @@ def _gain_snippets(shown: Subject, metric: str) -> None:
         return
     archive = path if shown.kind == "archive" or shown.archive is None else str(shown.archive.path)
     run = path.removesuffix(".inshrink") if shown.kind == "archive" else path
-    snippets.show(
+    ending.snippets(
         f"inshrink inspect {shlex.quote(archive)} --gain --against {shlex.quote(run)}",
         "import inshrink_core\n\n"
         f"measured = inshrink_core.analysis.restore_gain({archive!r}, {run!r})\n{lines}",
     )
 
 
-render()
+PAGE = Page("Sensitivity", ":material/grid_on:", render)

@@ -25,27 +25,15 @@ from inshrink_core.codecs.symbols import (
     worst_case_symbols_bytes,
     worst_case_symbols_rans_bytes,
 )
-from inshrink_core.coding.events import read_varint, write_varint
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.quantize import PROTECTED, PRUNED, dequantize, gather_decoded, symbol_counts
+from inshrink_core.varint import read_varint, write_varint
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.checkpoint import TensorSpec
 
-__all__ = [
-    "FIRST_BIN",
-    "ROUNDED",
-    "InshrinkeratorReference",
-    "RoundedReference",
-    "pack_quantized",
-    "pack_rounded",
-    "parse_quantized",
-    "parse_rounded",
-    "round_to_bfloat16",
-    "worst_case_payload_bytes",
-]
 
 ROUNDED = 0x01
 DELTA = 0x02
@@ -53,7 +41,7 @@ HELD = 0x04
 WIDE = 0x08
 KEPT = 0x10
 RANS = 0x20
-"""Flags of a payload: values rounded to bfloat16 and no symbols; symbols against the reference; the
+"""Flags of a payload: values rounded to bfloat16 and no symbols; symbols relative to the reference; the
 reference's codebook; four bytes a centroid instead of two; protected values follow; symbols under rANS."""
 
 _KNOWN_FLAGS = ROUNDED | DELTA | HELD | WIDE | KEPT | RANS
@@ -213,7 +201,7 @@ def _parse_protected(
 def pack_rounded(
     spec: TensorSpec, tensor: Tensor, reference: TensorReference | None
 ) -> tuple[bytes, RoundedReference]:
-    """Return payload and state of a finite float32 tensor kept in bfloat16."""
+    """Return payload and state of a finite float32 tensor stored in bfloat16."""
     inner = reference.inner if isinstance(reference, RoundedReference) else None
     encoded = encode_exact(replace(spec, dtype="bfloat16"), round_to_bfloat16(tensor).cpu(), inner)
     return bytes((ROUNDED,)) + bytes(encoded.block.payload), RoundedReference(inner=encoded.reference)
@@ -297,7 +285,7 @@ class InshrinkeratorReference(ShapedReference):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoundedReference(TensorReference):
-    """State of a float32 tensor kept in bfloat16: that of its bfloat16 twin."""
+    """State of a float32 tensor stored in bfloat16: that of its bfloat16 twin."""
 
     inner: TensorReference
 

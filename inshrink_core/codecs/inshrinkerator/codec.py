@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
 from inshrink_core.checkpoint import LayerType, TensorRole, TensorSpec
 from inshrink_core.codec import Encoded, FrameContext, Knob, Switch, TensorInput, TensorReference, Tuning
-from inshrink_core.codecs.fallback import EXACT, LOSSY_DTYPES, FallbackCodec
+from inshrink_core.codecs.fallback import LOSSY_DTYPES, FallbackCodec
 from inshrink_core.codecs.inshrinkerator.block import (
+    FIRST_BIN,
     ROUNDED,
     InshrinkeratorReference,
     RoundedReference,
@@ -24,13 +25,34 @@ from inshrink_core.codecs.inshrinkerator.block import (
     pack_rounded,
     parse_quantized,
     parse_rounded,
+    round_to_bfloat16,
     worst_case_payload_bytes,
 )
-from inshrink_core.codecs.inshrinkerator.quantizer import Observation, is_finite, known_gradient, quantize
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
-from inshrink_core.ops.quantize import MAGNITUDE_KEYS, histogram16, sensitivity_histogram
-from inshrink_core.quantization.partition import KeyCounts, Thresholds, merge, thresholds
+from inshrink_core.ops.quantize import (
+    INFINITE_KEY,
+    MAGNITUDE_KEYS,
+    assign,
+    gather_protected,
+    histogram16,
+    sensitivity_histogram,
+)
+from inshrink_core.quantization import (
+    KeyHistogram,
+    assignment_table,
+    fit_exact,
+    fit_published,
+    key_histogram,
+    round_centroids,
+    squared_error,
+)
+from inshrink_core.quantization.partition import NO_UPPER, KeyCounts, Thresholds, merge, thresholds
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
 
 __all__ = ["InshrinkeratorCodec", "InshrinkeratorPlan", "has_symbols", "is_quantized"]
 
@@ -58,6 +80,13 @@ _SEARCHED = (
 )
 """The published space (Agrawal et al., SoCC 2024, section "Search space"): 6 × 6 × 3, twice for the pruning
 metric, 216 in all; bins are one number for all layers that are not embeddings."""
+
+
+class PartitionStatistics(NamedTuple):
+    """Histograms of one finite tensor; of abs(g·w) where the gradient is known."""
+
+    magnitude: KeyCounts
+    sensitivity: KeyCounts | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +177,6 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
 
     name = "inshrinkerator"
     bitstream = "inshrinkerator/1"
-    reads = frozenset({"inshrinkerator/1", EXACT})
     state = InshrinkeratorReference
     words: ClassVar = {
         "prune_metric": _METRICS,
@@ -234,7 +262,7 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
         return is_quantized(spec)
 
     def _rounds(self, spec: TensorSpec) -> bool:
-        """Whether a tensor outside the quantized ones may be kept in bfloat16."""
+        """Whether a tensor outside the quantized ones may be stored in bfloat16."""
         if spec.exact or spec.dtype != "float32" or spec.numel == 0:
             return False
         if spec.role is TensorRole.BUFFER:
@@ -250,16 +278,16 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
             return Encoded(Block(self.bitstream, payload), state)
         return FallbackCodec.encode(self, item, plan, reference)
 
-    def observe(self, item: TensorInput, reference: TensorReference | None) -> Observation | None:
+    def observe(self, item: TensorInput, reference: TensorReference | None) -> PartitionStatistics | None:
         """Return histograms of abs(w) and abs(g·w) over integer keys; None if no threshold needs them."""
         if not (self.partitions and is_quantized(item.spec)):
             return None
         dense = histogram16(item.tensor).numpy()
-        if not is_finite(dense):
+        if not _is_finite(dense):
             return None
-        gradient = known_gradient(item) if self.wants_gradients else None
+        gradient = _known_gradient(item) if self.wants_gradients else None
         sensitivity = None if gradient is None else sensitivity_histogram(item.tensor, gradient).numpy()
-        return Observation(
+        return PartitionStatistics(
             KeyCounts.from_dense(dense.reshape(2, MAGNITUDE_KEYS).sum(0)),
             None if sensitivity is None else KeyCounts.from_dense(sensitivity),
         )
@@ -268,7 +296,7 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
     ) -> InshrinkeratorPlan:
         """Return thresholds per group, pooled over its tensors in their order."""
-        groups: dict[str, list[tuple[TensorSpec, Observation]]] = {}
+        groups: dict[str, list[tuple[TensorSpec, PartitionStatistics]]] = {}
         for spec, observation in zip(specs, statistics, strict=True):
             if observation is not None:
                 groups.setdefault(self.group_of(spec), []).append((spec, observation))
@@ -292,7 +320,7 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
     ) -> Encoded | None:
         """Quantize a tensor; None for what is not finite."""
         spec, previous = item.spec, self.own(reference, item.spec)
-        state = quantize(item, self, plan.thresholds.get(self.group_of(spec), Thresholds()), previous)
+        state = _quantize(self, item, plan.thresholds.get(self.group_of(spec), Thresholds()), previous)
         if state is None:
             return None
         payload = pack_quantized(spec, state, previous, rans=self.entropy == "rans")
@@ -305,7 +333,7 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
         if payload[0] & ROUNDED:
             return parse_rounded(spec, payload, reference)
         if not has_symbols(spec):
-            raise DamagedError("a tensor of this kind has no symbols")
+            raise DamagedError(f"a tensor of this kind has no {self.name} blocks")
         return parse_quantized(spec, payload, self.own(reference, spec), device)
 
     def unchanged(self, spec: TensorSpec, reference: TensorReference) -> Encoded:
@@ -340,3 +368,76 @@ def has_symbols(spec: TensorSpec) -> bool:
 def is_quantized(spec: TensorSpec) -> bool:
     """Whether the codec's lossy rule covers a tensor: weights that can have symbols and may be changed."""
     return spec.role is TensorRole.WEIGHT and has_symbols(spec) and not spec.exact
+
+
+def _known_gradient(item: TensorInput) -> Tensor | None:
+    """Drop a gradient that cannot be that of this tensor."""
+    gradient = item.gradient
+    usable = gradient is not None and gradient.shape == item.tensor.shape and gradient.dtype.is_floating_point
+    return gradient if usable else None
+
+
+def _is_finite(dense: NDArray[np.int64]) -> bool:
+    """Return whether counts by key are those of finite values alone."""
+    return not dense.reshape(2, MAGNITUDE_KEYS)[:, INFINITE_KEY:].any()
+
+
+def _quantize(
+    codec: InshrinkeratorCodec,
+    item: TensorInput,
+    cut: Thresholds,
+    previous: InshrinkeratorReference | None,
+) -> InshrinkeratorReference | None:
+    """Partition, fit and assign; None for a tensor with infinities or NaN."""
+    spec = item.spec
+    gradient = _known_gradient(item) if codec.wants_gradients else None
+    by_sensitivity = gradient is not None and codec.prune_metric == "sensitivity"
+    prune_below = 0 if by_sensitivity else cut.prune_magnitude
+    bounds = (cut.prune_sensitivity if by_sensitivity else 0, cut.protect_sensitivity)
+    dense = histogram16(item.tensor).numpy()
+    if not _is_finite(dense):
+        return None
+    if gradient is not None and bounds != (0, NO_UPPER):
+        dense = histogram16(item.tensor, gradient, *bounds).numpy()
+    else:
+        gradient = None
+    halves = dense.reshape(2, MAGNITUDE_KEYS)
+    halves[:, :prune_below] = 0
+    halves[:, cut.protect_magnitude :] = 0
+    codebook = _codebook(key_histogram(dense, spec.dtype), spec, codec, previous)
+    table = assignment_table(
+        codebook,
+        spec.dtype,
+        first_symbol=FIRST_BIN,
+        prune_below=prune_below,
+        protect_from=cut.protect_magnitude,
+    )
+    symbols = assign(item.tensor, torch.from_numpy(table), gradient, *bounds)
+    return InshrinkeratorReference(
+        dtype=spec.dtype,
+        shape=spec.shape,
+        symbols=symbols,
+        codebook=torch.from_numpy(codebook),
+        protected=round_to_bfloat16(gather_protected(item.tensor, symbols)),
+    )
+
+
+def _codebook(
+    histogram: KeyHistogram,
+    spec: TensorSpec,
+    codec: InshrinkeratorCodec,
+    previous: InshrinkeratorReference | None,
+) -> NDArray[np.float32]:
+    """Fit a codebook, or keep the reference's while it is about as good."""
+    k = codec.bins_of(spec)
+    if codec.fit == "published":
+        fitted = fit_published(histogram, k, alpha=codec.alpha, sigma=codec.sigma, seed=codec.seed)
+    else:
+        fitted = fit_exact(histogram, k)
+    fresh = round_centroids(fitted, spec.dtype, bfloat16=codec.centroids == "bfloat16")
+    if codec.codebook == "held" and previous is not None and previous.codebook.numel() <= k:
+        held: NDArray[np.float32] = previous.codebook.numpy()
+        limit = codec.hold_factor * squared_error(histogram, fresh)
+        if squared_error(histogram, held) <= limit:
+            return held.copy()
+    return fresh

@@ -15,15 +15,15 @@ import torch
 from numpy.typing import NDArray
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codec import PROTECTED, QUANTIZED, BaseReference, Encoded, Levels, ShapedReference
+from inshrink_core.codec import PROTECTED, QUANTIZED, BaseReference, Levels, ShapedReference
 from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_exact
 from inshrink_core.codecs.fallback import LOSSY_DTYPES
-from inshrink_core.codecs.lattice.spacing import MAX_EXPONENT, MAX_STEP, MIN_EXPONENT, Spacing, grid_of
-from inshrink_core.coding.events import read_varint, write_varint
+from inshrink_core.codecs.lattice.spacing import MAX_EXPONENT, MAX_UNITS, MIN_EXPONENT, Spacing, lattice_of
 from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
-from inshrink_core.ops.distance import Distance, distance_to_grid
+from inshrink_core.ops.distance import Distance, distance_to_lattice
+from inshrink_core.ops.flat import as_float32, flattened
 from inshrink_core.ops.lattice import (
     CONTEXT_BITS,
     EXACT,
@@ -31,43 +31,22 @@ from inshrink_core.ops.lattice import (
     N_CONTEXTS,
     N_TOKENS,
     NEGATIVE,
-    Grid,
+    Lattice,
     advance,
     large_changes,
     pack_extra,
-    round_to_grid,
+    round_to_lattice,
     scale_integers,
     sum_tokens,
     unpack_extra,
 )
 from inshrink_core.ops.rans import rans_counts
-from inshrink_core.ops.reference.quantize import as_float32, flattened
+from inshrink_core.varint import read_varint, write_varint
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.ops.lattice import Rounded
-
-__all__ = [
-    "UNCHANGED",
-    "Frame",
-    "Kind",
-    "LatticeReference",
-    "base_points",
-    "can_have_lattice",
-    "is_matrix",
-    "is_statistic",
-    "make_exact",
-    "no_exact",
-    "pack_delta",
-    "pack_scales",
-    "pack_snapshot",
-    "pack_standalone",
-    "pack_state",
-    "parse",
-    "parse_scales",
-    "put_exact",
-]
 
 
 def can_have_lattice(spec: TensorSpec) -> bool:
@@ -86,7 +65,7 @@ _STATISTIC = re.compile(r"(^|[._])(running|moving)_(mean|avg|average|var|varianc
 def is_statistic(spec: TensorSpec) -> bool:
     """Whether a tensor is a running mean or variance of a normalisation layer, by role, shape and name.
 
-    Of other buffers nobody knows what they mean: masks, positions, counts and constants are stored exactly.
+    What other buffers mean is not known: masks, positions, counts and constants are stored exactly.
 
     Examples
     --------
@@ -99,10 +78,7 @@ def is_statistic(spec: TensorSpec) -> bool:
 
 
 class Kind(IntEnum):
-    """Lowest four bits of a payload; `EXACT` is one of the others and a residual.
-
-    `BASED` is of ``lattice/2`` alone.
-    """
+    """Lowest four bits of a payload; `EXACT` is one of the others and a residual."""
 
     UNCHANGED = 0
     STANDALONE = 1
@@ -125,12 +101,12 @@ _SNAP = 0x80
 """Bit of a delta's shift: the integers are moved to multiples of the spacing."""
 
 _MOST_SORTED = 1 << 20
-"""Integers that are sorted to tell which of them occur."""
+"""Most integers that are sorted to find which values occur."""
 
 _HISTORIES = N_CONTEXTS + NEGATIVE
 """Alphabet of histories in a snapshot."""
 
-_UNIT_GRID = Grid(delta=1.0, step=1, rcp=1.0, bound=(1 << 24) - 1)
+_UNIT_LATTICE = Lattice(unit=1.0, spacing=1, reciprocal=1.0, bound=(1 << 24) - 1)
 """Whole numbers as they are."""
 
 
@@ -140,7 +116,7 @@ class Frame(NamedTuple):
     Parameters
     ----------
     rounded
-        From `round_to_grid`.
+        From `round_to_lattice`.
     before : Int32[Tensor, "n"]
         The integers it was given.
     history : UInt8[Tensor, "n"] or None
@@ -157,30 +133,27 @@ class Frame(NamedTuple):
 
 def pack_standalone(frame: Frame, *, based: bool = False) -> bytes:
     """Return the payload of a tensor without a state before it; `based`: upon the points of a base model."""
-    head = bytearray(struct.pack("<b", frame.state.spacing.exponent))
-    write_varint(head, frame.state.spacing.step)
+    spacing = frame.state.spacing
+    head = bytearray(struct.pack("<b", spacing.exponent))
+    write_varint(head, spacing.units)
     scales, contexts = pack_scales(frame.rounded.tokens, frame.state.shape)
-    body = _body(frame, frame.state.spacing.step, contexts)
-    kind = Kind.BASED if based else Kind.STANDALONE
-    return _assemble(kind, frame.state, head, scales, contexts, body)
+    return _pack(Kind.BASED if based else Kind.STANDALONE, frame, head + scales, contexts, spacing.units)
 
 
-def base_points(base: BaseReference, grid: Grid) -> Tensor:
+def base_points(base: BaseReference, lattice: Lattice) -> Tensor:
     """Return the integers of a base model's values on a lattice; 0 where a value is not finite or too large.
 
     Single float32 operations, so the same on every device.
     """
     values = as_float32(base.decoded())
-    return round_to_grid(values, torch.zeros(values.numel(), dtype=torch.int32), None, grid).integers
+    return round_to_lattice(values, torch.zeros(values.numel(), dtype=torch.int32), None, lattice).integers
 
 
 def pack_delta(frame: Frame, shift: int, snap: bool = False) -> bytes:
     """Return the payload of changes; the reference was `refined` by `shift` bits before, or `snapped`."""
     head = bytearray((shift | (_SNAP if snap else 0),))
-    write_varint(head, frame.state.spacing.step)
-    contexts = frame.history
-    body = _body(frame, frame.state.spacing.step, contexts)
-    return _assemble(Kind.DELTA, frame.state, head, b"", contexts, body)
+    write_varint(head, frame.state.spacing.units)
+    return _pack(Kind.DELTA, frame, head, frame.history, frame.state.spacing.units)
 
 
 def pack_snapshot(state: LatticeReference) -> bytes:
@@ -188,10 +161,10 @@ def pack_snapshot(state: LatticeReference) -> bytes:
     divisor = int(np.gcd.reduce(state.integers.cpu().numpy())) or 1
     zeros = torch.zeros_like(state.integers)
     multiples = (state.integers // divisor).to(torch.float32)
-    rounded = round_to_grid(multiples, zeros, None, _UNIT_GRID)
+    rounded = round_to_lattice(multiples, zeros, None, _UNIT_LATTICE)
     rounded.tokens[state.exact_at] = EXACT
     head = bytearray(struct.pack("<b", state.spacing.exponent))
-    write_varint(head, state.spacing.step)
+    write_varint(head, state.spacing.units)
     write_varint(head, divisor)
     if state.history is not None:
         stream = encode_rans(state.history, None, _HISTORIES)
@@ -204,48 +177,33 @@ def pack_snapshot(state: LatticeReference) -> bytes:
         n_large=rounded.n_large + n_exact,
         largest=EXACT if n_exact else rounded.largest,
     )
-    body = _body(Frame(rounded, zeros, None, state), 1, contexts)
-    return _assemble(Kind.SNAPSHOT, state, head, scales, contexts, body)
+    return _pack(Kind.SNAPSHOT, Frame(rounded, zeros, None, state), head + scales, contexts, 1)
 
 
-def _body(frame: Frame, step: int, contexts: Tensor | None) -> tuple[bytes | None, bytes, int, bytes]:
-    """Extra bits (None: no large tokens), exact values, and the token stream after its alphabet."""
-    rounded = frame.rounded
-    extra = None
-    if rounded.n_large > rounded.n_exact:
-        z = large_changes(rounded.tokens, frame.before, rounded.integers, frame.history, step)
-        extra = pack_extra(z)
-    n_tokens = rounded.largest + 1
-    n_contexts = 1 if contexts is None else N_CONTEXTS
-    stream = encode_rans(rounded.tokens, contexts, n_tokens, n_contexts)
-    exact = frame.state.exact_values
-    kept = _words(exact).cpu().numpy().tobytes() if exact.numel() else b""
-    return extra, kept, n_tokens, stream
-
-
-def _assemble(
-    kind: Kind,
-    state: LatticeReference,
-    head: bytearray,
-    scales: bytes,
-    contexts: Tensor | None,
-    body: tuple[bytes | None, bytes, int, bytes],
-) -> bytes:
-    extra, kept, n_tokens, stream = body
+def _pack(kind: Kind, frame: Frame, head: bytearray, contexts: Tensor | None, spacing: int) -> bytes:
+    """Return a payload: flags, what its kind begins with, extra bits, exact values, alphabet and tokens."""
+    rounded, state = frame.rounded, frame.state
     flags = (TRACKED if state.history is not None else 0) | (CONTEXTS if contexts is not None else 0)
-    parts = bytearray((kind | flags | (EXTRA if extra is not None else 0) | (KEPT if kept else 0),))
-    parts += head + scales
-    if extra is not None:
-        write_varint(parts, len(extra))
-        parts += extra
-    if kept:
-        write_varint(parts, len(kept))
-        parts += kept
+    sections = []
+    if rounded.n_large > rounded.n_exact:
+        flags |= EXTRA
+        z = large_changes(rounded.tokens, frame.before, rounded.integers, frame.history, spacing)
+        sections.append(pack_extra(z))
+    if state.exact_values.numel():
+        flags |= KEPT
+        sections.append(words_of(state.exact_values).cpu().numpy().tobytes())
+    parts = bytearray((kind | flags,)) + head
+    for section in sections:
+        write_varint(parts, len(section))
+        parts += section
+    n_tokens = rounded.largest + 1
     parts.append(n_tokens - 1)
+    stream = encode_rans(rounded.tokens, contexts, n_tokens, 1 if contexts is None else N_CONTEXTS)
     return b"".join((parts, stream))
 
 
-def _words(values: Tensor) -> Tensor:
+def words_of(values: Tensor) -> Tensor:
+    """Return the bits of values as integers: floats would compare NaN as different."""
     return values.view(torch.int16 if values.element_size() == 2 else torch.int32)
 
 
@@ -287,7 +245,7 @@ class _Cursor:
         return value
 
     def section(self) -> memoryview:
-        """Return the next bytes that their length stands before."""
+        """Return the next section: a length, and as many bytes."""
         n = self.number(0, len(self.payload) - self.at, "length")
         self.at += n
         return self.payload[self.at - n : self.at]
@@ -357,10 +315,10 @@ def _parse_exact(
 def make_exact(
     spec: TensorSpec,
     tensor: Tensor,
-    points: Encoded,
+    points: Block,
     state: LatticeReference,
     before: LatticeReference | None,
-) -> Encoded:
+) -> tuple[Block, LatticeReference]:
     """Return a step that comes back bit for bit: lattice points, and beside them what is missing.
 
     The chain goes on from the points, as if the step were an ordinary one, so that frames after an exact one
@@ -373,13 +331,13 @@ def make_exact(
     points, state
         Their lattice block, and the state after it.
     before
-        The state it was encoded against.
+        The state that it was encoded relative to.
     """
-    base = _residual_base(points.block.payload, state.decoded(), before)
+    base = _residual_base(points.payload, state.decoded(), before)
     residual = encode_exact(spec, tensor, LosslessReference(base))
-    payload = _join(points.block.payload, residual.block.payload)
+    payload = _join(points.payload, residual.block.payload)
     kept = tensor.detach().to("cpu", copy=True).contiguous()
-    return Encoded(Block(points.block.codec, payload), replace(state, exact=kept))
+    return Block(points.codec, payload), replace(state, exact=kept)
 
 
 def pack_state(spec: TensorSpec, state: LatticeReference) -> bytes:
@@ -417,23 +375,23 @@ def _parse_alone(
     base: BaseReference | None = None,
 ) -> LatticeReference:
     exponent = cursor.exponent()
-    step = cursor.number(1, MAX_STEP, "step")
-    divisor, history = step, None
+    units = cursor.number(1, MAX_UNITS, "spacing")
+    divisor, history = units, None
     if snapshot:
-        divisor = cursor.number(1, MAX_STEP, "divisor")
+        divisor = cursor.number(1, MAX_UNITS, "divisor")
         if flags & TRACKED:
             history = decode_rans(cursor.section(), spec.numel, _HISTORIES, device=device)
             if int((history & CONTEXT_BITS).max()) >= N_CONTEXTS:
                 raise DamagedError("a history is of no known kind", where=spec.key)
     elif flags & TRACKED and base is None:
         raise DamagedError("a lattice block without reference has a history", where=spec.key)
-    grid = grid_of(Spacing(exponent, divisor), spec.dtype)
+    lattice = lattice_of(Spacing(exponent, divisor), spec.dtype)
     contexts = parse_scales(cursor.section(), spec) if flags & CONTEXTS else None
-    before = None if base is None else base_points(base, grid).to(device)
-    state = _finish(spec, cursor, _Coded(flags, contexts, before, None, device), grid, exponent)
+    before = None if base is None else base_points(base, lattice).to(device)
+    state = _finish(spec, cursor, _Coded(flags, contexts, before, None, device), lattice, exponent)
     if base is not None and flags & TRACKED:
         history = state.history
-    return replace(state, spacing=Spacing(exponent, step), history=history)
+    return replace(state, spacing=Spacing(exponent, units), history=history)
 
 
 def _parse_delta(
@@ -441,7 +399,7 @@ def _parse_delta(
 ) -> LatticeReference:
     first = cursor.byte()
     shift, snap = first & ~_SNAP, bool(first & _SNAP)
-    step = cursor.number(1, MAX_STEP, "step")
+    units = cursor.number(1, MAX_UNITS, "spacing")
     exponent = reference.spacing.exponent - shift
     if shift > _MAX_SHIFT or exponent < MIN_EXPONENT:
         raise DamagedError(
@@ -452,10 +410,10 @@ def _parse_delta(
         if reference.history is None:
             raise DamagedError("a lattice block needs a history its reference lacks", where=spec.key)
         contexts = reference.history
-    grid = grid_of(Spacing(exponent, step), spec.dtype)
-    before = refined(reference, shift, grid)
+    lattice = lattice_of(Spacing(exponent, units), spec.dtype)
+    before = refined(reference, shift, lattice)
     if before is not None and snap:
-        before = snapped(before, grid)
+        before = snapped(before, lattice)
     if before is None:
         raise DamagedError(
             "a lattice block moves integers out of their bound", where=spec.key, found=str(shift)
@@ -463,23 +421,25 @@ def _parse_delta(
     history = reference.history if flags & TRACKED else None
     # Where the state is: a chain's in host memory, or where its keyframe was decoded.
     coded = _Coded(flags, contexts, before, history, before.device)
-    state = _finish(spec, cursor, coded, grid, exponent)
+    state = _finish(spec, cursor, coded, lattice, exponent)
     return state if flags & TRACKED else replace(state, history=None)
 
 
-def refined(reference: LatticeReference, shift: int, grid: Grid) -> Tensor | None:
+def refined(reference: LatticeReference, shift: int, lattice: Lattice) -> Tensor | None:
     """Return a reference's integers in units smaller by 2**shift; None where they leave the bound."""
     if shift == 0:
         return reference.integers
-    if reference.integers.numel() and int(reference.integers.abs().max()) > grid.bound >> shift:
+    if reference.integers.numel() and int(reference.integers.abs().max()) > lattice.bound >> shift:
         return None
     return reference.integers << shift
 
 
-def snapped(integers: Tensor, grid: Grid) -> Tensor | None:
+def snapped(integers: Tensor, lattice: Lattice) -> Tensor | None:
     """Return integers moved to the nearest lattice points, halves upwards; None beyond the bound."""
-    moved = torch.div(integers + grid.step // 2, grid.step, rounding_mode="floor").mul_(grid.step)
-    return None if moved.numel() and int(moved.abs().max()) > grid.bound else moved
+    moved = torch.div(integers + lattice.spacing // 2, lattice.spacing, rounding_mode="floor").mul_(
+        lattice.spacing
+    )
+    return None if moved.numel() and int(moved.abs().max()) > lattice.bound else moved
 
 
 class _Coded(NamedTuple):
@@ -492,7 +452,9 @@ class _Coded(NamedTuple):
     device: torch.device
 
 
-def _finish(spec: TensorSpec, cursor: _Cursor, coded: _Coded, grid: Grid, exponent: int) -> LatticeReference:
+def _finish(
+    spec: TensorSpec, cursor: _Cursor, coded: _Coded, lattice: Lattice, exponent: int
+) -> LatticeReference:
     """Decode tokens and apply them."""
     flags, contexts, integers, history, device = coded
     extra = cursor.section() if flags & EXTRA else None
@@ -511,13 +473,13 @@ def _finish(spec: TensorSpec, cursor: _Cursor, coded: _Coded, grid: Grid, expone
         raise DamagedError("extra bits do not fit the tokens", where=spec.key)
     if n_tokens <= EXACT and kept:
         raise DamagedError("exact values belong to no token", where=spec.key)
-    moved = advance(tokens, large, integers, history, grid)
+    moved = advance(tokens, large, integers, history, lattice)
     if not moved.valid:
         raise DamagedError("a lattice value leaves its range", where=spec.key)
     return LatticeReference(
         dtype=spec.dtype,
         shape=spec.shape,
-        spacing=Spacing(exponent, grid.step),
+        spacing=Spacing(exponent, lattice.spacing),
         integers=moved.integers,
         history=moved.history,
         exact_at=at,
@@ -526,7 +488,7 @@ def _finish(spec: TensorSpec, cursor: _Cursor, coded: _Coded, grid: Grid, expone
 
 
 def _has_large(tokens: Tensor, n_tokens: int, n_exact: int) -> bool:
-    """Whether a token has extra bits; most blocks' alphabet tells."""
+    """Whether a token has extra bits; the alphabet of most blocks rules it out."""
     return n_tokens > FIRST_LARGE and int((tokens >= FIRST_LARGE).count_nonzero()) > n_exact
 
 
@@ -591,7 +553,7 @@ class LatticeReference(ShapedReference):
             return None
         if tensor.dtype != torch.float32 or tensor.device != self.integers.device:
             return None
-        return distance_to_grid(flattened(tensor), self.integers, math.ldexp(1.0, self.spacing.exponent))
+        return distance_to_lattice(flattened(tensor), self.integers, math.ldexp(1.0, self.spacing.exponent))
 
     @property
     def nbytes(self) -> int:
@@ -600,7 +562,7 @@ class LatticeReference(ShapedReference):
         return sum(part.nbytes for part in held if part is not None)
 
     def levels(self) -> Levels:
-        """Return the points that occur, where that is quickly told, and which elements are exact."""
+        """Return the points that occur, where they are quickly found, and which elements are exact."""
         if self.exact is not None:
             return Levels("exact", parts=PROTECTED)
         integers = self.integers.cpu().numpy()
@@ -611,7 +573,7 @@ class LatticeReference(ShapedReference):
         points = None
         if integers.size <= _MOST_SORTED:
             points = np.unique(integers) * math.ldexp(1.0, self.spacing.exponent)
-        unit = (self.spacing.exponent, self.spacing.step)
+        unit = (self.spacing.exponent, self.spacing.units)
         return Levels("lattice", points, self.spacing.width, parts, integers, unit)
 
 
@@ -626,7 +588,7 @@ def put_exact(state: LatticeReference, values: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def no_exact(dtype: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return places and values where none is exact; the same tensors for all, which nobody changes."""
+    """Return places and values where none is exact; the same tensors for all, never changed."""
     return (
         torch.zeros(0, dtype=torch.int64, device=device),
         torch.zeros(0, dtype=getattr(torch, dtype), device=device),
@@ -641,12 +603,12 @@ _MIN_SIDE = 4
 
 
 def pack_scales(tokens: Tensor, shape: tuple[int, ...]) -> tuple[bytes, Tensor | None]:
-    """Return the section that tells classes, and the contexts; none where they do not pay.
+    """Return the section of classes, and the contexts; nothing where they do not pay.
 
     Parameters
     ----------
     tokens : UInt8[Tensor, "n"]
-        Of a tensor that stands alone.
+        Of a tensor that is coded without a reference.
     shape
         Its shape; dimensions from the second on are columns together.
     """
@@ -667,7 +629,7 @@ def pack_scales(tokens: Tensor, shape: tuple[int, ...]) -> tuple[bytes, Tensor |
 
 
 def parse_scales(section: memoryview, spec: TensorSpec) -> Tensor:
-    """Return the contexts that a section tells.
+    """Return the contexts that a section of classes gives.
 
     Raises
     ------
@@ -691,7 +653,7 @@ def _classes(sums: NDArray[np.int64], n: int) -> NDArray[np.uint8]:
     octaves = np.zeros(means.size, np.int64)
     for k in range(1, 15):
         octaves += (means >> k) > 0
-    # The square tells whether the mean is past the middle of its octave.
+    # The square shows whether the mean is past the middle of its octave.
     upper = means * means >= np.int64(2) << (2 * octaves)
     return np.where(means > 0, 2 * octaves + upper, 0).astype(np.uint8)
 

@@ -2,8 +2,8 @@
 
 Each tensor is int32 multiples of a power of two, each frame adds whole spacings to them, so nothing is ever
 quantized twice and a chain cannot drift. How wide the spacing is follows the learning rate and the squared
-gradients; after a restore, rounding keeps the movement of the weights (*matched gain*). ``docs/design.md``
-has the derivation and the measurements.
+gradients; after a restore, rounding preserves the movement of the weights (*matched gain*). The
+derivation and the measurements are in ``docs/design.md``.
 """
 
 from __future__ import annotations
@@ -18,22 +18,18 @@ from torch import Tensor
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import (
     BaseReference,
-    Codec,
-    Decoded,
     Encoded,
     FrameContext,
     Knob,
-    Seen,
-    Sight,
+    LookAheadInput,
+    LookAheadStep,
     TensorInput,
     TensorReference,
     Tuning,
-    within_memory,
 )
-from inshrink_core.codecs.exact import decode_exact, encode_exact, worst_case_exact_bytes
+from inshrink_core.codecs.exact import encode_exact, worst_case_exact_bytes
 from inshrink_core.codecs.fallback import EXACT as EXACT_BITSTREAM
-from inshrink_core.codecs.fallback import TINY
-from inshrink_core.codecs.lattice.ahead import Course, course_of, foreseen, sights_of
+from inshrink_core.codecs.fallback import TINY, FallbackCodec
 from inshrink_core.codecs.lattice.block import (
     UNCHANGED,
     Frame,
@@ -48,21 +44,28 @@ from inshrink_core.codecs.lattice.block import (
     pack_standalone,
     pack_state,
     parse,
+    words_of,
+)
+from inshrink_core.codecs.lattice.look_ahead import (
+    LookAheadStatistics,
+    initial_memory,
+    look_ahead_statistics,
+    steps_to_look_at,
 )
 from inshrink_core.codecs.lattice.plan import (
     LatticePlan,
-    Observation,
+    LatticeStatistics,
     choose_gain,
     choose_spacing,
     make_plan,
     observe_statistic,
     observe_tensor,
 )
-from inshrink_core.codecs.lattice.spacing import Spacing, grid_of, new_spacing
-from inshrink_core.errors import ConfigError, DamagedError
+from inshrink_core.codecs.lattice.spacing import Spacing, lattice_of, new_spacing
+from inshrink_core.errors import ConfigError
 from inshrink_core.frame import Block
-from inshrink_core.ops.lattice import EXACT, FIRST_LARGE, Rounded, round_to_grid
-from inshrink_core.ops.reference.quantize import as_float32, flattened
+from inshrink_core.ops.flat import as_float32, flattened
+from inshrink_core.ops.lattice import EXACT, FIRST_LARGE, Rounded, round_to_lattice
 
 __all__ = ["LatticeCodec", "LatticePlan", "LatticeReference"]
 
@@ -72,15 +75,12 @@ _DIVERGENCE = 4.3e-4
 """Nats that the worst step of a chain diverges by, over the square of `coarseness`, which is in units of the
 run's own movement: geometric mean over three runs, coarseness .5 to 8.5; 1.5e-4 to 6.3e-4."""
 
-_BASED_BITSTREAM = "lattice/2"
-"""Of blocks upon a base model's points alone; all others are those of ``lattice/1``."""
-
 _MAX_EXACT_SHARE = 8
 """A tensor of which more than an eighth would be exact values is stored exactly as a whole."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LatticeCodec(Codec[LatticePlan, LatticeReference]):
+class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     """Weights and running statistics on lattices; other buffers, and what is not finite, exact.
 
     Every setting may change from frame to frame.
@@ -93,14 +93,14 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
         first frame, else over its first interval. Larger makes smaller frames and larger errors: on a CNN
         of .36 M parameters .5 gave 21×, 3 gave 61× and 4.5 gave 80×.
     gamma
-        Power of the learning rate that the spacing follows, 0..2: 0 keeps the spacing while learning slows
-        down, 1 keeps it in proportion to the movement, which spends most bytes on the last frames.
+        Power of the learning rate that the spacing follows, 0..2: 0 leaves the spacing as it is while
+        learning slows down, 1 has it follow the movement, which spends most bytes on the last frames.
     sensitivity
         Power of the mean squared gradient (Adam's second moment) by which tensors have finer or coarser
-        spacings, 0..1; 0: all have the same. Momentum stands for it where there is none, and movement where
+        spacings, 0..1; 0: all have the same. Momentum is used where there is none, and movement where
         there is neither, if the run can be looked at.
     gain_per
-        After a restore, whether the rounding that keeps the movement is matched for each ``tensor`` or
+        After a restore, whether the rounding that preserves the movement is matched for each ``tensor`` or
         for each ``row``, its outermost dimension, which costs a little more time; ``none``: rounded as
         without a restore, which rolls small movements back.
     contexts
@@ -110,7 +110,7 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
         Weights of at most one dimension (biases, norms), and running means and variances of normalisation
         layers from when they move: on a fine ``lattice``, or ``exact``.
     exact
-        Whether weights come back bit for bit: a residual stands beside the lattice points, and the frames
+        Whether weights come back bit for bit: a residual is stored beside the lattice points, and the frames
         after it go on from the points as if it were not there.
 
     Raises
@@ -134,7 +134,7 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
 
     name = "lattice"
     bitstream = "lattice/1"
-    reads = frozenset({"lattice/1", _BASED_BITSTREAM, EXACT_BITSTREAM})
+    reads = frozenset({"lattice/1", EXACT_BITSTREAM})
     state = LatticeReference
     words: ClassVar = {
         "gain_per": ("tensor", "row", "none"),
@@ -145,6 +145,7 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
     uses_restored = True
     uses_base = True
     covers_masters = True
+    shortest_payload = 0  # `parse` looks itself, for it also reads blocks within blocks
     label = "Lattice"
     tuning = Tuning(
         knob=Knob(
@@ -165,7 +166,7 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
     exact: bool = False
 
     def __post_init__(self) -> None:
-        Codec.__post_init__(self)
+        FallbackCodec.__post_init__(self)
         if not isinstance(self.exact, bool):
             raise ConfigError("'exact' is a switch", expected="true or false", found=repr(self.exact))
 
@@ -187,14 +188,14 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
         return replace(self, exact=True)
 
     def companions(self) -> frozenset[TensorRole]:
-        """Return the roles that tell sensitivity: Adam's second moment, SGD's momentum."""
+        """Return the roles that sensitivity follows from: Adam's second moment, SGD's momentum."""
         return frozenset({TensorRole.EXP_AVG_SQ, TensorRole.MOMENTUM})
 
     def encoding_companions(self) -> frozenset[TensorRole]:
-        """Return no role: the plan says what they told."""
+        """Return no role: the plan has what followed from them."""
         return frozenset()
 
-    def observe(self, item: TensorInput, reference: TensorReference | None) -> Observation | None:
+    def observe(self, item: TensorInput, reference: TensorReference | None) -> LatticeStatistics | None:
         """Return mean squares of a tensor that may lie on a lattice; None for the others."""
         if not self.covers(item.spec):
             return None
@@ -212,22 +213,22 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
         """Return the spacing of every tensor, and what the next frames need to plan theirs."""
         return make_plan(self, specs, statistics, context or FrameContext())
 
-    def sights(self, n_steps: int) -> tuple[Sight, ...]:
+    def look_ahead_steps(self, n_steps: int) -> tuple[LookAheadStep, ...]:
         """Return spread pairs of neighbouring steps: one spacing suits a whole chain best."""
-        return sights_of(n_steps)
+        return steps_to_look_at(n_steps)
 
-    def look_ahead(self, spec: TensorSpec, seen: Iterator[Seen]) -> Course | None:
+    def look_ahead(self, spec: TensorSpec, inputs: Iterator[LookAheadInput]) -> LookAheadStatistics | None:
         """Return how a tensor moves, and its squared gradients."""
-        return course_of(spec, seen) if self.covers(spec) else None
+        return look_ahead_statistics(spec, inputs) if self.covers(spec) else None
 
-    def foresee(
-        self, specs: Sequence[TensorSpec], told: Sequence[Any], rates: Sequence[Mapping[str, float]]
+    def initial_memory(
+        self, specs: Sequence[TensorSpec], statistics: Sequence[Any], rates: Sequence[Mapping[str, float]]
     ) -> Any:
         """Return the movement along the run, and how tensors differ in sensitivity."""
-        return foreseen(specs, told, rates)
+        return initial_memory(specs, statistics, rates)
 
     def expected_divergence(self, relative_error: float) -> float:
-        """Return a share of the squared coarseness: errors lie where the loss does not mind them."""
+        """Return a share of the squared coarseness: errors lie where they change the loss least."""
         return _DIVERGENCE * float(self.coarseness) ** 2 if relative_error > 0 else 0.0
 
     def spacing(self, plan: LatticePlan, spec: TensorSpec) -> float | None:
@@ -240,55 +241,44 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
 
     def encode(self, item: TensorInput, plan: LatticePlan, reference: TensorReference | None) -> Encoded:
         """Encode one tensor; what is not finite or has no spacing becomes an exact block."""
+        spec = item.spec
+        encoded = self.encode_lossy(item, plan, reference) if self.covers(spec) else None
+        if encoded is None:
+            return encode_exact(spec, item.tensor, reference)
+        size = len(encoded.block.payload)
+        if spec.numel > TINY or 2 * size <= spec.nbytes:
+            return encoded
+        exact = encode_exact(spec, item.tensor, reference)
+        return min(encoded, exact, key=lambda one: len(one.block.payload))
+
+    def encode_lossy(
+        self, item: TensorInput, plan: LatticePlan, reference: TensorReference | None
+    ) -> Encoded | None:
+        """Return a block of lattice points; None where they do not suit, or take more than exact values."""
         spec, state = item.spec, self.own(reference, item.spec)
-        if self.covers(spec) and (state is not None or spec.key in plan.widths):
-            spec.check(item.tensor)
-            found = self._on_lattice(item, plan, state, _base_of(reference))
-            if found is not None:
-                encoded = Encoded(*found)
-                if self.exact:
-                    encoded = make_exact(spec, item.tensor, encoded, found[1], state)
-                size = len(encoded.block.payload)
-                if size <= worst_case_exact_bytes(spec):
-                    if spec.numel > TINY or 2 * size <= spec.nbytes:
-                        return encoded
-                    exact = encode_exact(spec, item.tensor, reference)
-                    return min(encoded, exact, key=lambda one: len(one.block.payload))
-        return encode_exact(spec, item.tensor, reference)
+        spec.check(item.tensor)
+        if state is not None:
+            found = self._moved(item, plan, state)
+        elif spec.key in plan.widths:
+            found = self._first(item, plan, _base_of(reference))
+        else:
+            return None
+        if found is None:
+            return None
+        block, after = make_exact(spec, item.tensor, *found, state) if self.exact else found
+        return Encoded(block, after) if len(block.payload) <= worst_case_exact_bytes(spec) else None
 
-    @within_memory
-    def decode(
-        self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
-    ) -> Decoded:
-        """Decode one block of the bitstreams in `reads`."""
-        if block.codec == EXACT_BITSTREAM:
-            return decode_exact(spec, block.payload, reference)
-        state = self._state_after(spec, block, reference, device)
-        return Decoded(state.decoded_anew(), state)
-
-    @within_memory
-    def follow(
-        self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str = "cpu"
-    ) -> TensorReference:
-        """Return the state after a block."""
-        if block.codec == EXACT_BITSTREAM:
-            return decode_exact(spec, block.payload, reference).reference
-        return self._state_after(spec, block, reference, device)
-
-    def _state_after(
-        self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str
+    def decode_lossy(
+        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> LatticeReference:
         """Return the state after a block of lattice points."""
-        if not can_have_lattice(spec):
-            raise DamagedError("a tensor of this kind has no lattice", where=spec.key)
-        base = _base_of(reference) if block.codec == _BASED_BITSTREAM else None
-        return parse(spec, memoryview(block.payload), self.own(reference, spec), base, device)
+        return parse(spec, payload, self.own(reference, spec), _base_of(reference), device)
 
     def unchanged(self, spec: TensorSpec, reference: TensorReference) -> Encoded:
-        """Return that no point moved; a state with a residual is said exactly."""
+        """Return that no point moved; a state with a residual becomes an exact block."""
         state = self.own(reference, spec)
         if state is None or state.exact is not None:
-            return Codec.unchanged(self, spec, reference)
+            return FallbackCodec.unchanged(self, spec, reference)
         return Encoded(Block(self.bitstream, UNCHANGED), state)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
@@ -296,24 +286,23 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
         state = self.own(reference, spec)
         if state is not None:
             return Block(self.bitstream, pack_state(spec, state))
-        return encode_exact(spec, reference.decoded(), None).block
+        return FallbackCodec.rekey(self, spec, reference)
 
-    def worst_case_bytes(self, spec: TensorSpec) -> int:
-        """Return a bound on what `encode` writes: the size of the exact block, its escape."""
+    def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
+        """Return the size of the exact block, its escape."""
         return worst_case_exact_bytes(spec)
 
-    def _first_on_lattice(
+    def _first(
         self, item: TensorInput, plan: LatticePlan, base: BaseReference | None
     ) -> tuple[Block, LatticeReference] | None:
         """Return the block that a chain begins with: upon a base model's points, where that is smaller."""
         spec = item.spec
-        values = as_float32(item.tensor)
         spacing = new_spacing(plan.widths[spec.key], plan.rms[spec.key])
         if spacing is None:
             return None
-        grid = grid_of(spacing, spec.dtype)
+        lattice = lattice_of(spacing, spec.dtype)
         zeros = torch.zeros(spec.numel, dtype=torch.int32)
-        rounded = round_to_grid(values, zeros, None, grid)
+        rounded = round_to_lattice(as_float32(item.tensor), zeros, None, lattice)
         after = _state_after(item, rounded, spacing, None)
         if after is None:
             return None
@@ -321,41 +310,34 @@ class LatticeCodec(Codec[LatticePlan, LatticeReference]):
         if base is None:
             return alone, after
         # To the very points that it has without the base: no restored bit depends on there being one.
-        points = rounded.integers.to(torch.float32).mul_(grid.delta)
+        points = rounded.integers.to(torch.float32).mul_(lattice.unit)
         points[after.exact_at] = torch.nan
-        before = base_points(base, grid)
-        moved = round_to_grid(points, before, None, grid)
+        before = base_points(base, lattice)
+        moved = round_to_lattice(points, before, None, lattice)
         if not torch.equal(moved.integers, rounded.integers):
             return alone, after
         onward = replace(after, history=moved.history if self.contexts == "history" else None)
         payload = pack_standalone(Frame(moved, before, None, onward), based=True)
         if len(payload) >= len(alone.payload):
             return alone, after
-        return Block(_BASED_BITSTREAM, payload), onward
+        return Block(self.bitstream, payload), onward
 
-    def _on_lattice(
-        self,
-        item: TensorInput,
-        plan: LatticePlan,
-        state: LatticeReference | None,
-        base: BaseReference | None,
+    def _moved(
+        self, item: TensorInput, plan: LatticePlan, state: LatticeReference
     ) -> tuple[Block, LatticeReference] | None:
-        """Return the block of lattice points and the state after it; None where they do not suit."""
-        if state is None:
-            return self._first_on_lattice(item, plan, base)
+        """Return the block of a change, and the state after it; None where too much would be exact."""
         spec = item.spec
         values = as_float32(item.tensor)
         chosen = choose_spacing(plan, spec, state)
-        restored = _restored(item) if self.gain_per != "none" else None
         gain = None
-        if restored is not None:
-            gain, chosen = choose_gain(values, restored, chosen, self.gain_per, spec, state)
-        before, grid = chosen.integers, grid_of(chosen.spacing, spec.dtype)
-        tracked = self.contexts == "history"
+        if item.restored is not None and self.gain_per != "none":
+            restored = _restored(item, item.restored)
+            if restored is not None:
+                gain, chosen = choose_gain(values, restored, chosen, self.gain_per, spec, state)
+        before, tracked = chosen.integers, self.contexts == "history"
         history = state.history if tracked else None
-        rounded = round_to_grid(values, before, history, grid, gain)
-        after_history = rounded.history if tracked else None
-        after = _state_after(item, rounded, chosen.spacing, after_history)
+        rounded = round_to_lattice(values, before, history, lattice_of(chosen.spacing, spec.dtype), gain)
+        after = _state_after(item, rounded, chosen.spacing, rounded.history if tracked else None)
         if after is None:
             return None
         if _same(rounded, after, state, chosen.shift > 0 or chosen.snap):
@@ -368,29 +350,25 @@ def _base_of(reference: TensorReference | None) -> BaseReference | None:
     return reference if isinstance(reference, BaseReference) else None
 
 
-def _restored(item: TensorInput) -> Tensor | None:
+def _restored(item: TensorInput, restored: Tensor) -> Tensor | None:
     """Values that training continued from, in float32; None where there are none to match."""
-    if item.restored is None or not is_matrix(item.spec):
+    if not is_matrix(item.spec):
         return None
-    item.spec.check(item.restored)
-    base = as_float32(item.restored)
+    item.spec.check(restored)
+    base = as_float32(restored)
     return base if bool(torch.isfinite(base).all()) else None
 
 
 def _same(rounded: Rounded, after: LatticeReference, before: LatticeReference, moved: bool) -> bool:
     """Whether no element changed, so that the block can say just that."""
-    # The largest token tells mostly; exact elements, and integers that were moved, have to be looked at.
+    # The largest token mostly decides; exact elements, and integers that were moved, have to be looked at.
     if rounded.n_large > rounded.n_exact or 0 < rounded.largest < FIRST_LARGE:
         return False
     if (moved or rounded.n_exact) and not torch.equal(after.integers, before.integers):
         return False
     return torch.equal(after.exact_at, before.exact_at) and torch.equal(
-        _bits(after.exact_values), _bits(before.exact_values)
+        words_of(after.exact_values), words_of(before.exact_values)
     )
-
-
-def _bits(values: Tensor) -> Tensor:
-    return values.view(torch.int16 if values.element_size() == 2 else torch.int32)
 
 
 def _state_after(

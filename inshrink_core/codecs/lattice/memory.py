@@ -1,4 +1,4 @@
-"""What a chain keeps for the spacings of later frames; a frame's header holds it where it changes."""
+"""What a chain remembers for the spacings of later frames; a frame's header has it where it changes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-__all__ = ["Memory", "codes_of", "positive"]
-
 _CODES_PER_OCTAVE: Final = 256
-"""A step of a code is a thousandth of a spacing."""
+"""From one code to the next a spacing changes by about a thousandth."""
 
 
 def codes_of(squares: Mapping[str, float], middle: float) -> dict[str, int]:
-    """Return what is held of tensors: log2 of positive numbers over a middle one, in 256ths.
+    """Return what is remembered of tensors: log2 of positive numbers over a middle one, in 256ths.
 
     Examples
     --------
@@ -36,8 +34,7 @@ class Memory:
         The learning rate with which they do; 0 where it is not known.
     held
         By tensor key, what was settled for the whole chain (`codes_of` mean squared gradients; 0 for a
-        running statistic that is known to move). None in a chain of an earlier version, which settled
-        nothing and is continued like that.
+        running statistic that is known to move).
     probes
         Original values by tensor key, where a movement is still to be seen.
 
@@ -51,33 +48,31 @@ class Memory:
 
     movement: float = 0.0
     rate: float = 0.0
-    held: Mapping[str, int] | None = field(default_factory=dict)
+    held: Mapping[str, int] = field(default_factory=dict)
     probes: Mapping[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, values: Any) -> Self:
-        """Read msgpack values, whatever a damaged archive holds; None or nothing is a new chain."""
-        if not isinstance(values, dict) or not values:
+        """Read msgpack values, whatever a damaged archive holds; what is no map is a new chain."""
+        if not isinstance(values, dict):
             return cls()
         return cls(
             movement=positive(values.get("movement")),
             rate=positive(values.get("rate")),
-            held=_entries(values["held"], int) if "held" in values else None,
+            held=_entries(values.get("held"), int),
             probes=_entries(values.get("probes"), bytes),
         )
 
     def to_values(self) -> dict[str, Any]:
         """Return msgpack values."""
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {"held": dict(self.held)}
         if self.movement:
             values |= {"movement": self.movement, "rate": self.rate}
-        if self.held is not None:
-            values["held"] = dict(self.held)
         return values | ({"probes": dict(self.probes)} if self.probes else {})
 
     def ratio(self, key: str) -> float | None:
         """Return the mean squared gradient held of a tensor, over that of all; None for nothing."""
-        code = (self.held or {}).get(key)
+        code = self.held.get(key)
         if code is None:
             return None
         return float(2.0 ** min(max(code / _CODES_PER_OCTAVE, -_MAX_OCTAVES), _MAX_OCTAVES))

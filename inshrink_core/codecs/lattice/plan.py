@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,44 +22,29 @@ from inshrink_core.codecs.lattice.spacing import (
     Spacing,
     exact_mean,
     geometric_mean,
-    grid_of,
     held,
+    lattice_of,
     sensitivity_factor,
     spacing_of,
 )
+from inshrink_core.ops.flat import as_float32, flattened
 from inshrink_core.ops.lattice import Gain, gain_grades
-from inshrink_core.ops.reference.quantize import as_float32, flattened
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample, sample_sums
 
-if TYPE_CHECKING:
-    from inshrink_core.codecs.lattice.codec import LatticeCodec
-
-__all__ = [
-    "Chosen",
-    "LatticePlan",
-    "Observation",
-    "choose_gain",
-    "choose_spacing",
-    "make_plan",
-    "observe_statistic",
-    "observe_tensor",
-    "sample_of",
-]
-
 _PROBES = 32
-"""Original values kept of each matrix: their movement until the next frame has no rounding error in it.
+"""Original values stored of each matrix: their movement until the next frame has no rounding error in it.
 The fourth root of a mean of 32 squares is within 6 %."""
 
-_VECTOR_STEP = 2.0**-8
+_VECTOR_SPACING = 2.0**-8
 """Largest spacing of vectors, per unit of max(1, rms): norms have weights about 1."""
 
 _VECTOR_SHARE = 0.25
 """A vector's spacing is at most this share of a matrix's, so that slow training still moves vectors."""
 
-_FINE_VECTOR_STEP = 2.0**-11
-"""The step in chains of an earlier version, and where no movement is known."""
+_FINE_VECTOR_SPACING = 2.0**-11
+"""The same where no movement is known."""
 
-_STATISTIC_STEP = 2.0**-8
+_STATISTIC_SPACING = 2.0**-8
 """Largest spacing of running statistics, in root mean squares."""
 
 _STATISTIC_COARSENESS = 2.0
@@ -76,18 +61,18 @@ _GUESS_RANGE = (2.0**-12, 0.17)
 """Bounds of that guess, in root mean squares of all matrices; early in a training they move .17 of it."""
 
 _MOST_MOVED_SHARE = 0.5
-"""Largest movement between checkpoints that is believed, in root mean squares of all matrices. What is said
-to be more is an explosion, or the way back from one: as the unit of a spacing it would erase the weights."""
+"""Largest movement between checkpoints that is taken seriously, in root mean squares of all matrices. More
+than that is an explosion, or the way back from one: as the unit of a spacing it would erase the weights."""
 
 _UNKNOWN_SHARE = 1 / 32
 """Guess without learning rate or second moments, in root mean squares of the tensor itself."""
 
 _MIN_MOVED_SHARE = 0.05
-"""Least share of a squared distance from rounded values that tells movement from rounding error."""
+"""Less than this share of a squared distance from rounded values is rounding error, not movement."""
 
 
-class Observation(NamedTuple):
-    """What is seen of one tensor.
+class LatticeStatistics(NamedTuple):
+    """What is measured of one tensor.
 
     Parameters
     ----------
@@ -98,7 +83,7 @@ class Observation(NamedTuple):
     momentum_square
         Mean square of SGD's momentum; None if unknown.
     moved
-        Mean squared movement since the reference, its rounding error taken off; None if not known.
+        Mean squared movement since the reference, less its rounding error; None if not known.
     probe
         A few of its values, in float32.
     changed
@@ -116,13 +101,13 @@ class Observation(NamedTuple):
     least: float = 0.0
 
 
-def observe_statistic(item: TensorInput, reference: TensorReference | None) -> Observation:
+def observe_statistic(item: TensorInput, reference: TensorReference | None) -> LatticeStatistics:
     """Look at all values of a running statistic."""
     tensor = as_float32(item.tensor)
     sums, _ = sample_sums(tensor, None, None, 1.0, np.zeros(0, np.int64))
     n_seen = min(tensor.numel(), SAMPLE_RUN * SAMPLE_RUNS)
     changed = reference is not None and not torch.equal(reference.decoded().cpu(), item.tensor.cpu())
-    return Observation(
+    return LatticeStatistics(
         exact_mean(sums[0], n_seen), None, None, None, b"", changed=changed, least=float(tensor.min())
     )
 
@@ -132,7 +117,7 @@ def sample_of(item: TensorInput, tensor: Tensor) -> Tensor:
     return tensor if item.sampled else sample(flattened(tensor))
 
 
-def observe_tensor(item: TensorInput, reference: LatticeReference | None) -> Observation:
+def observe_tensor(item: TensorInput, reference: LatticeReference | None) -> LatticeStatistics:
     """Measure one tensor on a sample of its values; O(1) beyond 2**14 elements."""
     values = sample_of(item, item.tensor)
     n_seen = values.numel()
@@ -152,7 +137,9 @@ def observe_tensor(item: TensorInput, reference: LatticeReference | None) -> Obs
         # An error of rounding is spread evenly over the spacing: D^2 / 12.
         movement = distance - reference.spacing.width**2 / 12
         moved = movement if movement > _MIN_MOVED_SHARE * distance else None
-    return Observation(exact_mean(sums[0], n_seen), second, momentum, moved, probe.astype("<f4").tobytes())
+    return LatticeStatistics(
+        exact_mean(sums[0], n_seen), second, momentum, moved, probe.astype("<f4").tobytes()
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -183,10 +170,26 @@ class LatticePlan:
     after_restore: bool = False
 
 
+class LatticeSettings(Protocol):
+    """The settings of the codec that its plan follows."""
+
+    @property
+    def coarseness(self) -> float:
+        """In units of the movement between checkpoints."""
+
+    @property
+    def gamma(self) -> float:
+        """Power of the learning rate."""
+
+    @property
+    def sensitivity(self) -> float:
+        """Power of the mean squared gradient."""
+
+
 def make_plan(
-    codec: LatticeCodec,
+    settings: LatticeSettings,
     specs: Sequence[TensorSpec],
-    seen: Sequence[Observation | None],
+    seen: Sequence[LatticeStatistics | None],
     context: FrameContext,
 ) -> LatticePlan:
     """Return the spacing of every tensor that was observed."""
@@ -199,20 +202,19 @@ def make_plan(
     now = _rms((known[key][0].numel, m) for key, m in _moved(matrices, before).items())
     now = now if now <= most else 0.0
     memory = _settled(before, known, rates, now)
-    factors = _factors(memory, matrices, codec.sensitivity)
+    factors = _factors(memory, matrices, settings.sensitivity)
     adaptive = any(o.second_moment is not None for o in matrices.values())
     widths: dict[str, float] = {}
     for key, (spec, o) in known.items():
-        base = min(_base(memory, now, rates[key], codec.gamma), most)
+        base = min(_base(memory, now, rates[key], settings.gamma), most)
         if base == 0 and adaptive and rates[key]:
             low, high = (bound * overall for bound in _GUESS_RANGE)
             base = min(max(_MOVEMENT_PER_LR * rates[key], low), high)
-        width = _width(spec, o, base, factors.get(key, 1.0), memory, codec)
+        width = _width(spec, o, base, factors.get(key, 1.0), memory, settings)
         if width > 0 and math.isfinite(width):
             widths[key] = width
-    followed = codec.gamma > 0 or memory.held is None
     exact_rates = bool(_squares(matrices)) and all(rates.values())
-    if memory.movement and (exact_rates or not followed):
+    if memory.movement and (exact_rates or settings.gamma == 0):
         memory = replace(memory, probes={})
     return LatticePlan(
         widths=widths,
@@ -224,27 +226,26 @@ def make_plan(
 
 def _settled(
     before: Memory,
-    known: Mapping[str, tuple[TensorSpec, Observation]],
+    known: Mapping[str, tuple[TensorSpec, LatticeStatistics]],
     rates: Mapping[str, float],
     now: float,
 ) -> Memory:
     """Return the memory with what this frame settles: the first movement, and what comes with it."""
     matrices = {key: o for key, (spec, o) in known.items() if is_matrix(spec)}
-    held = before.held
-    if held is not None:
-        moving = [key for key, (spec, o) in known.items() if is_statistic(spec) and o.changed]
-        held = {**dict.fromkeys(moving, 0), **held}
+    moving = [key for key, (spec, o) in known.items() if is_statistic(spec) and o.changed]
+    held = {**dict.fromkeys(moving, 0), **before.held}
     memory = replace(before, held=held, probes={key: o.probe for key, o in matrices.items()})
     if before.movement or not now:
         return memory
     given = [rates[key] for key in matrices if rates[key]]
-    if held is not None:
-        squares = {key: square for key, square in _squares(matrices).items() if square > 0}
-        held = {**held, **codes_of(squares, geometric_mean(list(squares.values())))}
+    squares = {key: square for key, square in _squares(matrices).items() if square > 0}
+    held |= codes_of(squares, geometric_mean(list(squares.values())))
     return replace(memory, movement=now, rate=math.fsum(given) / len(given) if given else 0.0, held=held)
 
 
-def _factors(memory: Memory, matrices: Mapping[str, Observation], sensitivity: float) -> dict[str, float]:
+def _factors(
+    memory: Memory, matrices: Mapping[str, LatticeStatistics], sensitivity: float
+) -> dict[str, float]:
     """Return what each matrix's spacing differs by from the common one, as settled, else as of this frame."""
     settled_on = {key: ratio for key in matrices if (ratio := memory.ratio(key)) is not None}
     squares = settled_on or _squares(matrices)
@@ -253,7 +254,12 @@ def _factors(memory: Memory, matrices: Mapping[str, Observation], sensitivity: f
 
 
 def _width(
-    spec: TensorSpec, o: Observation, base: float, factor: float, memory: Memory, codec: LatticeCodec
+    spec: TensorSpec,
+    o: LatticeStatistics,
+    base: float,
+    factor: float,
+    memory: Memory,
+    settings: LatticeSettings,
 ) -> float:
     """Spacing of one tensor; 0 where it should be stored exactly."""
     if not math.isfinite(o.mean_square):
@@ -261,20 +267,20 @@ def _width(
     rms = math.sqrt(o.mean_square)
     if is_statistic(spec):
         moves = memory.ratio(spec.key) is not None
-        return _statistic_width(o, rms, codec.coarseness) if moves else 0.0
+        return _statistic_width(o, rms, settings.coarseness) if moves else 0.0
     if not is_matrix(spec):
-        step = _FINE_VECTOR_STEP if memory.held is None or base == 0 else _VECTOR_STEP
-        return min(step * max(1.0, rms), _VECTOR_SHARE * codec.coarseness * base or math.inf)
+        most = _FINE_VECTOR_SPACING if base == 0 else _VECTOR_SPACING
+        return min(most * max(1.0, rms), _VECTOR_SHARE * settings.coarseness * base or math.inf)
     if o.second_moment == 0:
         return 0.0
     if base == 0:
         base = _UNKNOWN_SHARE * rms
-    return codec.coarseness * base * factor
+    return settings.coarseness * base * factor
 
 
-def _statistic_width(o: Observation, rms: float, coarseness: float) -> float:
+def _statistic_width(o: LatticeStatistics, rms: float, coarseness: float) -> float:
     """Spacing of a running statistic; one that cannot be negative stays far from zero."""
-    width = _STATISTIC_STEP * min(1.0, coarseness / _STATISTIC_COARSENESS) * rms
+    width = _STATISTIC_SPACING * min(1.0, coarseness / _STATISTIC_COARSENESS) * rms
     return min(width, o.least / _LEAST_SPACINGS) if o.least >= 0 else width
 
 
@@ -287,7 +293,7 @@ def _base(memory: Memory, now: float, rate: float, gamma: float) -> float:
     return float(memory.movement * (now / memory.movement) ** gamma) if now else memory.movement
 
 
-def _squares(matrices: Mapping[str, Observation]) -> dict[str, float]:
+def _squares(matrices: Mapping[str, LatticeStatistics]) -> dict[str, float]:
     """Squared gradients by tensor: Adam's second moments, or the squares of SGD's momentum.
 
     Without either all tensors have one spacing.
@@ -298,13 +304,13 @@ def _squares(matrices: Mapping[str, Observation]) -> dict[str, float]:
     return {key: value for key, value in known.items() if math.isfinite(value)}
 
 
-def _moved(matrices: Mapping[str, Observation], before: Memory) -> dict[str, float]:
+def _moved(matrices: Mapping[str, LatticeStatistics], before: Memory) -> dict[str, float]:
     """Mean squared movement by tensor, where it is known."""
     found = {key: _movement(o, before.probes.get(key)) for key, o in matrices.items()}
     return {key: moved for key, moved in found.items() if moved is not None}
 
 
-def _movement(o: Observation, before: bytes | None) -> float | None:
+def _movement(o: LatticeStatistics, before: bytes | None) -> float | None:
     """Mean squared movement, by the probe where there is one that moved."""
     if before is not None and len(before) == len(o.probe):
         with np.errstate(invalid="ignore"):
@@ -322,7 +328,7 @@ def _rms(parts: Any) -> float:
     return math.sqrt(math.fsum(n * m for n, m in rows) / total) if total else 0.0
 
 
-_MIN_STEP = 16
+_MIN_UNITS = 16
 """Units in a spacing below which the unit is refined, where the integers leave room."""
 
 _MAX_HALVINGS = 12
@@ -354,7 +360,7 @@ def choose_spacing(plan: LatticePlan, spec: TensorSpec, state: LatticeReference)
     width = held(width, state.spacing)
     chosen = _at_width(width, spec, state)
     if width > state.spacing.width:
-        moved = snapped(chosen.integers, grid_of(chosen.spacing, spec.dtype))
+        moved = snapped(chosen.integers, lattice_of(chosen.spacing, spec.dtype))
         if moved is not None:
             return chosen._replace(integers=moved, snap=True)
     return chosen
@@ -364,11 +370,11 @@ def _at_width(width: float, spec: TensorSpec, state: LatticeReference) -> Chosen
     """Express a spacing in units of the state, refined where the spacing would have too few."""
     exponent = state.spacing.exponent
     shift = 0
-    while width < _MIN_STEP * 2.0 ** (exponent - shift) and exponent - shift > MIN_EXPONENT and shift < 24:
+    while width < _MIN_UNITS * 2.0 ** (exponent - shift) and exponent - shift > MIN_EXPONENT and shift < 24:
         shift += 1
     while True:
         spacing = spacing_of(width, exponent - shift)
-        integers = refined(state, shift, grid_of(spacing, spec.dtype))
+        integers = refined(state, shift, lattice_of(spacing, spec.dtype))
         if integers is not None:
             return Chosen(shift, spacing, integers)
         shift -= 1
@@ -384,14 +390,14 @@ def choose_gain(
     if torch.equal(values, base):
         return None, chosen
     for _ in range(_MAX_HALVINGS):
-        grid = grid_of(chosen.spacing, spec.dtype)
-        grades = gain_grades(values, base, chosen.integers, grid, 1)
+        lattice = lattice_of(chosen.spacing, spec.dtype)
+        grades = gain_grades(values, base, chosen.integers, lattice, 1)
         if int(grades[0]) >= 0:
             break
         finer = _at_width(chosen.spacing.width / 2, spec, state)
         if finer.spacing.width >= chosen.spacing.width:
             break
         chosen = finer
-    grid = grid_of(chosen.spacing, spec.dtype)
+    lattice = lattice_of(chosen.spacing, spec.dtype)
     rows = spec.shape[0] if gain_per == "row" else 1
-    return Gain(base, gain_grades(values, base, chosen.integers, grid, rows).abs()), chosen
+    return Gain(base, gain_grades(values, base, chosen.integers, lattice, rows).abs()), chosen

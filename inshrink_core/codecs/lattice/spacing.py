@@ -12,29 +12,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from inshrink_core.ops.lattice import Grid
+from inshrink_core.ops.lattice import Lattice
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "MAX_EXPONENT",
-    "MAX_STEP",
-    "MIN_EXPONENT",
-    "Spacing",
-    "exact_mean",
-    "geometric_mean",
-    "grid_of",
-    "held",
-    "new_spacing",
-    "sensitivity_factor",
-    "spacing_of",
-]
 
 MIN_EXPONENT, MAX_EXPONENT = -126, 103
 """Of the unit: the unit is no subnormal, and 2**24 of them are a finite float32."""
 
-MAX_STEP = 1 << 24
+MAX_UNITS = 1 << 24
 """Units in a spacing; 64 spacings of them fit 32 bits."""
 
 _MAX_INTEGER = (1 << 24) - 1
@@ -48,7 +35,7 @@ _UNITS_LOG2 = 8
 _ROOM_LOG2 = 6
 """The unit is also below 2**-14 of the root mean square: spacings may become finer than the first one."""
 
-_STEP_BITS = 8
+_SIGNIFICANT_BITS = 8
 """Significant bits of a spacing: within .2 % of what was asked, and it can be halved."""
 
 _HOLD_OCTAVES = 0.75
@@ -59,15 +46,15 @@ _FACTOR_BOUND = 1e4
 
 
 class Spacing(NamedTuple):
-    """A spacing of ``step * 2**exponent``."""
+    """A spacing of ``units * 2**exponent``."""
 
     exponent: int
-    step: int
+    units: int
 
     @property
     def width(self) -> float:
         """The spacing as a number."""
-        return math.ldexp(self.step, self.exponent)
+        return math.ldexp(self.units, self.exponent)
 
 
 def exact_mean(sums: NDArray[np.int64], n: int) -> float:
@@ -125,8 +112,8 @@ def sensitivity_factor(mean: float, middle: float, power: float) -> float:
 def spacing_of(width: float, exponent: int) -> Spacing:
     """Return the spacing next to `width` in units of a given exponent: of eight significant bits."""
     units = math.ldexp(width, -exponent)
-    spare = max(0, math.frexp(units)[1] - _STEP_BITS)
-    return Spacing(exponent, min(max(round(math.ldexp(units, -spare)) << spare, 1), MAX_STEP))
+    spare = max(0, math.frexp(units)[1] - _SIGNIFICANT_BITS)
+    return Spacing(exponent, min(max(round(math.ldexp(units, -spare)) << spare, 1), MAX_UNITS))
 
 
 def new_spacing(width: float, rms: float) -> Spacing | None:
@@ -153,7 +140,7 @@ def held(width: float, before: Spacing) -> float:
     return math.ldexp(before.width, round(octaves)) if abs(octaves) > _HOLD_OCTAVES else before.width
 
 
-def grid_of(spacing: Spacing, dtype: str) -> Grid:
+def lattice_of(spacing: Spacing, dtype: str) -> Lattice:
     """Return what the kernels take: unit, spacing, reciprocal in float32, and the bound of the integers.
 
     The bound keeps values finite in the stored dtype; bfloat16 reaches as far as float32.
@@ -161,5 +148,5 @@ def grid_of(spacing: Spacing, dtype: str) -> Grid:
     bound = _MAX_INTEGER
     if dtype == "float16":
         bound = min(bound, int(math.ldexp(_FLOAT16_MAX, -spacing.exponent)))
-    rcp = float(np.float32(1.0 / spacing.width))
-    return Grid(math.ldexp(1.0, spacing.exponent), spacing.step, rcp, bound)
+    reciprocal = float(np.float32(1.0 / spacing.width))
+    return Lattice(math.ldexp(1.0, spacing.exponent), spacing.units, reciprocal, bound)

@@ -1,4 +1,4 @@
-"""What the moments codec stores of a tensor, as bytes and back: ``docs/format.md`` (moments/2)."""
+"""What the moments codec stores of a tensor, as bytes and back: ``docs/format.md`` (moments/1)."""
 
 from __future__ import annotations
 
@@ -12,25 +12,17 @@ import numpy as np
 import torch
 
 from inshrink_core.codec import ShapedReference
-from inshrink_core.coding.events import read_varint, write_varint
 from inshrink_core.coding.rans import decode_rans, encode_rans
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.lattice import sum_tokens
 from inshrink_core.ops.moments import ZERO_POINT, expand_units, half_octave_values
+from inshrink_core.varint import read_varint, write_varint
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.checkpoint import TensorSpec
 
-__all__ = [
-    "NO_BYTES",
-    "Form",
-    "MomentsReference",
-    "pack",
-    "parse",
-    "sides",
-]
 
 NO_BYTES = torch.zeros(0, dtype=torch.uint8)
 """Of tensors that a form does not have."""
@@ -310,7 +302,7 @@ def _decoded(
 
 
 def _middles(codes: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return the mean code of each row, and of each column against the mean of all, plus 128."""
+    """Return the mean code of each row, and of each column relative to the mean of all, plus 128."""
     n_rows, n_columns = sides(shape)
     by_row, by_column = sum_tokens(codes, n_rows)
     beyond = by_column // n_rows - int(by_row.sum()) // codes.numel() + ZERO_POINT
@@ -320,5 +312,5 @@ def _middles(codes: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def _predicted(rows: Tensor, columns: Tensor) -> Tensor:
-    """Return what rows and columns say of each element, modulo 256."""
+    """Return what rows and columns predict of each element, modulo 256."""
     return (rows[:, None] + columns[None, :] - ZERO_POINT).view(-1)

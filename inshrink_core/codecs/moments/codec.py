@@ -1,10 +1,10 @@
 """The moments codec: optimizer state by its scale and its direction, never a second moment of zero.
 
 What matters of optimizer state is the loss curve after a restore. Second moments set the size of each
-parameter's step: they are kept to an octave, against row and column factors (Adafactor: Shazeer & Stern,
-ICML 2018, section 3), or as these factors alone. First moments set the direction: they are kept in coarse
-units whose rounding preserves their projection on themselves, or left out. ``docs/optimizer.md`` has what
-each costs in bytes and in loss, ``docs/format.md`` the bytes.
+parameter's step: they are stored to an octave, relative to row and column factors (Adafactor: Shazeer &
+Stern, ICML 2018, section 3), or as these factors alone. First moments set the direction: they are stored in
+coarse units whose rounding preserves their projection on themselves, or left out. ``docs/optimizer.md`` has
+what each costs in bytes and in loss, ``docs/format.md`` the bytes.
 
 Notes
 -----
@@ -24,8 +24,8 @@ from inshrink_core.codecs.fallback import EXACT, FallbackCodec
 from inshrink_core.codecs.moments.block import MomentsReference, pack, parse, sides
 from inshrink_core.codecs.moments.rounding import factored, octaves, rank_one, scaled, zeros
 from inshrink_core.frame import Block
+from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.moments import kinds_of
-from inshrink_core.ops.reference.quantize import as_float32
 
 if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
@@ -55,8 +55,8 @@ class MomentsCodec(FallbackCodec[Mapping[str, float] | None, MomentsReference]):
     Parameters
     ----------
     preset
-        ``fidelity``: second moments to an octave against row and column factors, first moments in coarse
-        units with their projection kept; one to three bits a parameter for both. Beside weights on a
+        ``fidelity``: second moments to an octave relative to row and column factors, first moments in coarse
+        units that preserve their projection; one to three bits a parameter for both. Beside weights on a
         lattice, the units are such that what momentum still moves is rounded as the weights are.
         ``ratio``: second moments as rank-one factors, Adam's first moment left out; a few hundredths of a
         bit. A momentum buffer is never left out: about 1.2 and .7 bits a parameter.
@@ -77,8 +77,8 @@ class MomentsCodec(FallbackCodec[Mapping[str, float] | None, MomentsReference]):
     """
 
     name = "moments"
-    bitstream = "moments/2"
-    reads = frozenset({"moments/2", "moments/1", EXACT})
+    bitstream = "moments/1"
+    reads = frozenset({"moments/1", EXACT})
     state = MomentsReference
     words: ClassVar = {"preset": ("fidelity", "ratio")}
     stores_weights = False

@@ -17,6 +17,7 @@ import torch
 
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codecs.moments.block import NO_BYTES, Form, MomentsReference, sides
+from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.moments import (
     FRACTION_BITS,
     LARGEST_INTEGER,
@@ -31,7 +32,6 @@ from inshrink_core.ops.moments import (
     squares_cover,
     sum_sides,
 )
-from inshrink_core.ops.reference.quantize import as_float32
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,20 +39,6 @@ if TYPE_CHECKING:
 
     from inshrink_core.checkpoint import TensorSpec
 
-__all__ = [
-    "HELD",
-    "NO_ROW",
-    "base_of",
-    "column_codes_of",
-    "factored",
-    "factors",
-    "held_factors",
-    "octaves",
-    "rank_one",
-    "row_codes_of",
-    "scaled",
-    "zeros",
-]
 
 HELD: Final = 1.0
 """Octaves that a second moment may be off its code before that changes: at .5, plain rounding, values on an
@@ -62,7 +48,7 @@ _OCTAVE_CARRY: Final = 0x800000 - 0x3504F3
 """What carries a mantissa from the root of two on into the exponent: rounding to octaves is one addition."""
 
 _PLAIN, _LOWEST_THRESHOLD = 128, 26
-"""Thresholds in 256ths of a unit: plain rounding, and a tenth, below which all that is kept is noise."""
+"""Thresholds in 256ths of a unit: plain rounding, and a tenth, below which all that is left is noise."""
 
 _UNIT_RANGE: Final = (0.25, 2.0)
 """Of the unit of a first moment, by what it is allowed."""
@@ -86,7 +72,7 @@ def octaves(spec: TensorSpec, values: Tensor, before: MomentsReference | None) -
     values : Float32[Tensor, "n"]
         Contiguous, any device, finite, not negative.
     before
-        The state of the previous frame, whose base is kept where it can be.
+        The state of the previous frame, whose base is used again where it can be.
     """
     exponents = ((values.view(torch.int32) + _OCTAVE_CARRY) >> 23) - 127
     positive = values > 0
@@ -105,7 +91,7 @@ def rank_one(spec: TensorSpec, values: Tensor, before: MomentsReference | None) 
 def factored(
     spec: TensorSpec, values: Tensor, before: MomentsReference | None, held: float = HELD
 ) -> MomentsReference:
-    """Keep row and column factors, and the octave of each element against their product, held.
+    """Store row and column factors, and the octave of each element relative to their product.
 
     Parameters
     ----------
@@ -140,7 +126,7 @@ def scaled(
     unit: float,
     allowed: float | None = None,
 ) -> MomentsReference:
-    """Round to integers in units of a power of two times row and column, so that the projection is kept.
+    """Round to integers in units of a power of two times row and column, so that the projection is preserved.
 
     Parameters
     ----------
@@ -189,7 +175,7 @@ def _chosen(
     shifts: NDArray[np.int64],
     reaches: NDArray[np.float64],
 ) -> tuple[NDArray[np.int64], int]:
-    """Return exponents of rows and the threshold; where none keeps the projection, units are halved."""
+    """Return exponents of rows and the threshold; where none preserves the projection, units are halved."""
     for halvings in range(_MAX_HALVINGS + 1):
         fitted = _fitted(np.where(rows == NO_ROW, rows, rows - 2 * halvings), reaches)
         threshold = _threshold(count_magnitudes(values, Units(fitted, shifts)))
@@ -207,7 +193,7 @@ def _fitted(rows: NDArray[np.int64], reaches: NDArray[np.float64]) -> NDArray[np
 
 
 def _threshold(counts: NDArray[np.int64]) -> int | None:
-    """Return the largest threshold at which the projection is kept; None where none is low enough.
+    """Return the largest threshold that preserves the projection; None where none is low enough.
 
     `counts` are those of magnitudes.
     """
@@ -261,7 +247,7 @@ _HEADROOM: Final = 54
 
 
 def _logarithms(sums: Sums, scale: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return ``scale * log2`` of row means, and of column means against the mean of all."""
+    """Return ``scale * log2`` of row means, and of column means relative to the mean of all."""
     n_rows, n_columns = sums.rows.size, sums.columns.size
     by_row, by_column = sums.rows / n_columns, sums.columns / n_rows
     mean = math.fsum(sums.rows.tolist()) / (n_rows * n_columns)

@@ -1,14 +1,14 @@
 """Every codec on one run: the largest ratio that keeps a bound, measured, not interpolated."""
 
 from inshrink_core.lab.bench.benchmark import Bench, bench
-from inshrink_core.lab.bench.report import BenchReport, Bound, Point, Row, parse_bounds
+from inshrink_core.lab.bench.report import BenchReport, Bound, BoundRow, Point, parse_bounds
 
 __all__ = [
     "Bench",
     "BenchReport",
     "Bound",
+    "BoundRow",
     "Point",
-    "Row",
     "bench",
     "parse_bounds",
 ]

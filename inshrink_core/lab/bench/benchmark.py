@@ -41,7 +41,7 @@ class Bench(EvaluatorRequest, Computing, Reading, Request[BenchReport]):
     codecs
         Codecs, each NAME or NAME:KEY=VALUE,… with settings that are held; by default all that store weights.
     bounds
-        What has to be kept: drop is of the worst step, divergence in mean over the steps. By default a drop
+        The bounds: drop is of the worst step, divergence in mean over the steps. By default a drop
         of .005, .01 and .02 and, where the evaluator returns predictions, a divergence of .003, .01 and .03.
     optimizer
         How codecs that leave the optimizer's state to others have it stored; without it, sweeps are fast, and
@@ -66,7 +66,7 @@ class Bench(EvaluatorRequest, Computing, Reading, Request[BenchReport]):
     -----
     Nothing is interpolated: every ratio was measured, on a chain whose every step was restored and
     evaluated. Each original step is evaluated once, the first one twice, to see that the evaluator is
-    steady. What was measured is kept in `output`, also where `progress` raises.
+    steady. What was measured is stored in `output`, also where `progress` raises.
 
     Examples
     --------
@@ -206,7 +206,7 @@ class _Session:
         return point
 
     def _advance(self, done: int, label: str, point: Point | None = None) -> None:
-        """Say how far it is, and what was measured; refinement, which nobody can foresee, moves the end."""
+        """Say how far it is, and what was measured; refinement, which cannot be foreseen, moves the end."""
         self._done = done
         self._total = max(self._total, done)
         if self.progress is not None:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from inshrink_core.formats import Run
 
-__all__ = ["Measurer", "PeakMemory"]
 
 # Of the key of a point, and of what is measured.
 _VERSION: Final = 3
@@ -79,7 +78,7 @@ class Measurer:
         Parameters
         ----------
         variant, value
-            The codec and where its knob stands; None for the previous checkpoint.
+            The codec and the value of its knob; None for the previous checkpoint.
 
         Notes
         -----
@@ -117,7 +116,7 @@ class Measurer:
         Parameters
         ----------
         variant, value
-            The codec, and where its knob stands.
+            The codec, and the value of its knob.
         evaluated
             Called with the number of steps evaluated so far.
         """
@@ -167,7 +166,7 @@ class Measurer:
     def _summary(self, figures: Sequence[Figures], counted: Sequence[Figures]) -> dict[str, Any]:
         """Return what a point says of its steps; over steps of which one is not known, nothing is."""
         drops, divergences = ([getattr(one, name) for one in counted] for name in ("drop", "divergence"))
-        self.judge.original(self.steps[0])  # tells the metric
+        self.judge.original(self.steps[0])  # shows the metric
         return {
             "metric": self.judge.metric,
             "direction": self.judge.direction,
@@ -192,7 +191,7 @@ class Measurer:
         )
 
     def _judged(self, target: Path, evaluated: Callable[[int], None]) -> tuple[list[Figures], str]:
-        """Evaluate what was restored; a state the evaluator refuses keeps no bound, that is all."""
+        """Evaluate what was restored; a state that the evaluator refuses is within no bound."""
         walk, figures = Archive.open(target).on(self.device).sequential(), []
         try:
             for done, step in enumerate(self.steps, start=1):

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.errors import InputError, MissingExtraError
 from inshrink_core.execution import write_whole
@@ -35,13 +35,12 @@ from inshrink_core.verbs.showing import show_facts, show_notes, show_table
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["DEFAULT_BOUNDS", "REPEAT", "BenchReport", "Bound", "Point", "Row", "choose_row", "parse_bounds"]
 
 REPEAT: Final = "repeat"
 """Label of the previous checkpoint in the place of each one: a baseline that stores nothing."""
 
 _WIDE: Final = 110
-"""Columns from which a terminal has room for everything that stands behind a ratio."""
+"""Columns from which a terminal has room for everything behind a ratio."""
 
 ROWS_FILE: Final = "bench.csv"
 POINTS_FILE: Final = "points.json"
@@ -158,7 +157,7 @@ class Bound:
         return figure
 
     def holds(self, point: Point) -> bool:
-        """Whether a point keeps it; what is not known keeps nothing."""
+        """Whether a point is within it; an unknown value is not."""
         bounds = Bounds(**{f"max_{self.kind}": self.limit})
         figures = Figures(drop=point.max_drop, divergence=point.mean_divergence)
         return self.figure(point) is not None and bounds.judge(figures).kept
@@ -198,7 +197,7 @@ def parse_bounds(text: str) -> tuple[Bound, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row(Report):
+class BoundRow(Report):
     """One codec under one bound.
 
     Parameters
@@ -219,13 +218,25 @@ class Row(Report):
     point: Point | None
     kept: bool
 
-    DOCUMENT: ClassVar = (
-        "codec bound_kind=bound.kind bound=bound.limit kept ratio_weights=keeping.ratio_weights "
-        "ratio_total=keeping.ratio_total max_drop=point.max_drop mean_divergence=point.mean_divergence "
-        "config=point.config encode_mb_per_s=point.encode_mb_per_s decode_mb_per_s=point.decode_mb_per_s "
-        "restore_seconds=point.restore_seconds peak_memory_bytes=point.peak_memory_bytes "
-        "restore_gain=point.restore_gain restore_noise=point.restore_noise"
-    )
+    def _document(self) -> dict[str, Any]:
+        keeping, point = self.keeping, self.point
+        return {
+            "codec": self.codec,
+            "bound_kind": self.bound.kind,
+            "bound": self.bound.limit,
+            "kept": self.kept,
+            "ratio_weights": None if keeping is None else keeping.ratio_weights,
+            "ratio_total": None if keeping is None else keeping.ratio_total,
+            "max_drop": None if point is None else point.max_drop,
+            "mean_divergence": None if point is None else point.mean_divergence,
+            "config": None if point is None else point.config,
+            "encode_mb_per_s": None if point is None else point.encode_mb_per_s,
+            "decode_mb_per_s": None if point is None else point.decode_mb_per_s,
+            "restore_seconds": None if point is None else point.restore_seconds,
+            "peak_memory_bytes": None if point is None else point.peak_memory_bytes,
+            "restore_gain": None if point is None else point.restore_gain,
+            "restore_noise": None if point is None else point.restore_noise,
+        }
 
     @property
     def keeping(self) -> Point | None:
@@ -233,17 +244,17 @@ class Row(Report):
         return self.point if self.kept else None
 
 
-def choose_row(codec: str, points: Sequence[Point], bound: Bound) -> Row:
+def choose_row(codec: str, points: Sequence[Point], bound: Bound) -> BoundRow:
     """Return the row of one codec: nothing but what was measured."""
     keeping = [point for point in points if bound.holds(point)]
     if keeping:
-        # The previous checkpoint, which has no ratio, stands alone.
-        return Row(
+        # The previous checkpoint, which has no ratio, is a point by itself.
+        return BoundRow(
             codec=codec, bound=bound, point=max(keeping, key=lambda one: one.ratio_weights or 0.0), kept=True
         )
     known = [(figure, point) for point in points if (figure := bound.figure(point)) is not None]
     nearest = min(known, key=lambda pair: pair[0], default=(None, None))[1]
-    return Row(codec=codec, bound=bound, point=nearest, kept=False)
+    return BoundRow(codec=codec, bound=bound, point=nearest, kept=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +272,7 @@ class BenchReport(Report):
     optimizer
         How the optimizer's state was stored by codecs that leave it to others.
     bounds
-        What had to be kept.
+        The bounds.
     points
         Every measured configuration, by label of the variant; the previous checkpoint among them.
     seconds
@@ -290,12 +301,24 @@ class BenchReport(Report):
     files: tuple[str, ...] = ()
     device: str = "cpu"
 
-    DOCUMENT: ClassVar = (
-        "run metric direction optimizer measured resumed seconds device steps rows notes files"
-    )
+    def _document(self) -> dict[str, Any]:
+        return {
+            "run": self.run,
+            "metric": self.metric,
+            "direction": self.direction,
+            "optimizer": self.optimizer,
+            "measured": self.measured,
+            "resumed": self.resumed,
+            "seconds": self.seconds,
+            "device": self.device,
+            "steps": self.steps,
+            "rows": self.rows,
+            "notes": self.notes,
+            "files": self.files,
+        }
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[BoundRow, ...]:
         """One row for each codec and bound; codecs in the order they were asked for."""
         return tuple(
             choose_row(label, points, bound) for label, points in self.points.items() for bound in self.bounds
@@ -307,7 +330,7 @@ class BenchReport(Report):
         return tuple(bound for bound in self.bounds if any(map(bound.holds, self.points.get(REPEAT, ()))))
 
     def show(self, console: Console) -> None:
-        """Print the ratios, what stands behind each, what they cost, and what to know of all."""
+        """Print the ratios, where each comes from, what they cost, and what to know of all."""
         _show_ratios(console, self)
         _show_rows(console, self.rows)
         _show_costs(console, self.points)
@@ -396,8 +419,8 @@ def _show_costs(console: Console, points: Mapping[str, Sequence[Point]]) -> None
     show_table(console, ("codec", "configurations", "encode", "decode", "restore", "memory"), rows)
 
 
-def _show_rows(console: Console, rows: Sequence[Row]) -> None:
-    """Print what stands behind each ratio."""
+def _show_rows(console: Console, rows: Sequence[BoundRow]) -> None:
+    """Print where each ratio comes from."""
     headings = ("codec", "bound", "of all", "of weights", "drop", "divergence", "gain", "noise", "knob")
     shown = len(headings) if console.width >= _WIDE else 6
     cells = []
@@ -420,7 +443,7 @@ def _show_rows(console: Console, rows: Sequence[Row]) -> None:
     show_table(console, headings[:shown], cells, left=(0, 8))
 
 
-def _ratios(row: Row) -> str:
+def _ratios(row: BoundRow) -> str:
     """Return the ratios of a row: a dash out of reach, a sign where nothing was stored."""
     if not row.kept or row.point is None:
         return UNKNOWN
@@ -429,7 +452,7 @@ def _ratios(row: Row) -> str:
     return f"{ratio(row.point.ratio_total)} / {ratio(row.point.ratio_weights)}"
 
 
-def _knob(row: Row) -> str:
+def _knob(row: BoundRow) -> str:
     """Return where the knob stood; in brackets where that does not keep the bound."""
     if row.point is None or row.point.knob is None:
         return ""
@@ -496,7 +519,7 @@ def _draw(figure: Any, kind: str, points: Mapping[str, Sequence[Point]], bounds:
             figure.add_hline(y=bound.limit, line_dash="dot", line_color="#888", line_width=1)
     ratios = [p.ratio_weights for group in known.values() for p in group if p.ratio_weights is not None]
     for stale in known.get(REPEAT, []) if ratios else []:
-        # A trace, since an annotation of a line stands in the wrong place on a logarithmic axis.
+        # A trace, since an annotation of a line is misplaced on a logarithmic axis.
         figure.add_scatter(
             x=[min(ratios), max(ratios)],
             y=[getattr(stale, name)] * 2,

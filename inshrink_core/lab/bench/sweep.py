@@ -10,8 +10,6 @@ from typing import Final
 from inshrink_core.codec import Knob
 from inshrink_core.search.strategies import Outcome, Proposals
 
-__all__ = ["Sweep"]
-
 # Values in a row that keep no bound, after which a sweep ends. One is not enough, because the drop of a
 # metric does not rise evenly.
 _PATIENCE: Final = 2

@@ -24,14 +24,6 @@ from numpy.typing import NDArray
 from inshrink_core.coding.raw import bits_per_symbol, pack_bits, packed_bytes, unpack_bits
 from inshrink_core.errors import DamagedError, InputError
 
-__all__ = [
-    "adaptive_decode",
-    "adaptive_encode",
-    "decode_adaptive",
-    "encode_adaptive",
-    "worst_case_adaptive_bytes",
-]
-
 _PACKED = 0
 _CONSTANT = 1
 _CODED = 2
@@ -302,7 +294,7 @@ def decode_kernel(
                 node = 2 * node
             uses[at] = min(uses[at] + 1, _SLOWEST)
             while span < _SMALLEST_RANGE:
-                # A damaged code may lie beyond its range; the mask keeps it small, whatever it decodes to.
+                # A damaged code may lie beyond its range; the mask makes it small, whatever it decodes to.
                 code = (
                     (code << 8) | (np.int64(stream[position]) if position < stream.size else 0)
                 ) & _LOW_MASK

@@ -25,13 +25,12 @@ import torch
 
 from inshrink_core.codec import TensorReference
 from inshrink_core.codecs.exact import decode_exact, encode_exact, worst_case_exact_bytes
-from inshrink_core.codecs.fallback import EXACT
-from inshrink_core.coding.events import read_varint, write_varint
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.lab.published.adaptive import decode_adaptive, encode_adaptive, worst_case_adaptive_bytes
 from inshrink_core.lab.published.excp import ExcpCodec
 from inshrink_core.lab.published.residual import HEADER_BYTES, MAX_CENTROIDS, Quantized
+from inshrink_core.varint import read_varint, write_varint
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -102,7 +101,6 @@ class ContextCodec(ExcpCodec):
 
     name = "context"
     bitstream = "context/1"
-    reads = frozenset({"context/1", EXACT})
     words: ClassVar = {**ExcpCodec.words, "coder": ("adaptive",)}
     label = "Context"
     compared = (("Context", {}),)

@@ -33,10 +33,8 @@ import numpy as np
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
 from inshrink_core.codec import FrameContext, Knob, TensorInput, TensorReference, Tuning
 from inshrink_core.codecs.exact import LosslessReference
-from inshrink_core.codecs.fallback import EXACT, host_values
-from inshrink_core.lab.published.flat import FLAT_CODERS, VECTORS
+from inshrink_core.codecs.fallback import host_values
 from inshrink_core.lab.published.residual import (
-    KEYFRAME_WORDS,
     MAX_CENTROIDS,
     Quantized,
     ResidualCodec,
@@ -111,17 +109,13 @@ class ExcpCodec(ResidualCodec[KeptMoments, LosslessReference]):
 
     name = "excp"
     bitstream = "excp/1"
-    reads = frozenset({"excp/1", EXACT})
-    state = LosslessReference
     lossy_roles = frozenset({TensorRole.WEIGHT}) | _MOMENTS
     ranges: ClassVar = {"alpha": (0.0, 1.0), "beta": (0.0, 100.0), "bits": (1, 8)}
     words: ClassVar = {
         "indicator": ("tensor", "element"),
         "pruned_second_moment": ("zero", "mean"),
         "moments": ("quantized", "exact"),
-        "coder": tuple(FLAT_CODERS),
-        "keyframe": KEYFRAME_WORDS,
-        "vectors": VECTORS,
+        **ResidualCodec.words,
     }
     label = "ExCP"
     tuning = Tuning(
@@ -188,7 +182,7 @@ class ExcpCodec(ResidualCodec[KeptMoments, LosslessReference]):
         return kept
 
     def is_delta(self, spec: TensorSpec) -> bool:
-        """Whether tensors of this role are coded against their reference: moments are not."""
+        """Whether tensors of this role are coded relative to their reference: moments are not."""
         return spec.role is TensorRole.WEIGHT
 
     def quantize(

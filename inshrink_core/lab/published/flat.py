@@ -21,15 +21,10 @@ from inshrink_core.errors import DamagedError
 from inshrink_core.lab.published.huffman import HuffmanCoder
 from inshrink_core.lab.published.lzma2 import lzma_compress, lzma_decompress
 
-__all__ = ["BITS", "FLAT_CODERS", "VECTORS", "decode_flat", "encode_flat", "worst_case_flat_bytes"]
-
 BITS = Tuning(
     knob=Knob(settings=("bits",), values=(8, 7, 6, 5, 4, 3, 2, 1), label="Bits", unit="bits a symbol")
 )
 """The knob of codecs whose symbols have a width."""
-
-VECTORS = ("quantized", "exact")
-"""What becomes of tensors of at most one dimension."""
 
 _Symbols = NDArray[np.uint8]
 
@@ -55,6 +50,9 @@ FLAT_CODERS: Mapping[str, _Mode] = {
     "zstd": _Mode.ZSTD,
 }
 """Coders a config may name."""
+
+FLAT_WORDS: Mapping[str, tuple[str, ...]] = {"coder": tuple(FLAT_CODERS), "vectors": ("quantized", "exact")}
+"""Settings of these codecs: the coder, and what becomes of tensors of at most one dimension."""
 
 
 def worst_case_flat_bytes(n: int, n_symbols: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,24 +17,20 @@ from inshrink_core.codec import Encoded, Levels, ShapedReference, TensorInput, T
 from inshrink_core.codecs.fallback import FallbackCodec, host_values
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
-from inshrink_core.lab.published.flat import decode_flat, encode_flat, worst_case_flat_bytes
+from inshrink_core.lab.published.flat import FLAT_WORDS, decode_flat, encode_flat, worst_case_flat_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from inshrink_core.checkpoint import TensorSpec
 
-__all__ = ["GRID_WORDS", "MAX_BITS", "Grid", "GridCodec", "GridReference", "level_numbers"]
 
 DELTA = 0x01
 HELD = 0x02
-"""Flags of a payload: level numbers against the reference's; the reference's grid."""
+"""Flags of a payload: level numbers less the reference's; the reference's grid."""
 
 MAX_BITS = 8
 """Level numbers fill a byte."""
-
-GRID_WORDS = ("held", "refit")
-"""Whether a tensor keeps the grid of its reference while that fits."""
 
 _HOLD_SHARE = 1.25
 """A held grid may span a quarter more than the values do: a third of a bit of precision at most."""
@@ -115,6 +111,7 @@ class GridCodec(FallbackCodec[_Plan, GridReference]):
     __slots__ = ()
 
     state = GridReference
+    words: ClassVar = {"grid": ("held", "refit"), **FLAT_WORDS}
     grid: str
     coder: str
 

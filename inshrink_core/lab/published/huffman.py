@@ -14,8 +14,6 @@ from inshrink_core.coding.huffman import (
 )
 from inshrink_core.ops.symbols import MAX_CODE_BITS, code_lengths, count_groups, pack_symbols
 
-__all__ = ["HuffmanCoder"]
-
 
 class HuffmanCoder:
     """Order-0 Huffman code of bytes: the table, then the codes; a lone value takes its table only."""

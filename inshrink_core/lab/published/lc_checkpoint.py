@@ -21,10 +21,8 @@ import numpy as np
 
 from inshrink_core.codec import TensorInput
 from inshrink_core.codecs.exact import LosslessReference
-from inshrink_core.codecs.fallback import EXACT
-from inshrink_core.lab.published.flat import BITS, FLAT_CODERS, VECTORS
+from inshrink_core.lab.published.flat import BITS
 from inshrink_core.lab.published.residual import (
-    KEYFRAME_WORDS,
     MAX_CENTROIDS,
     Quantized,
     ResidualCodec,
@@ -79,15 +77,8 @@ class LcCheckpointCodec(ResidualCodec[None, LosslessReference]):
 
     name = "lc-checkpoint"
     bitstream = "lc-checkpoint/1"
-    reads = frozenset({"lc-checkpoint/1", EXACT})
-    state = LosslessReference
     ranges: ClassVar = {"bits": (1, 8)}
-    words: ClassVar = {
-        "representative": ("midrange", "mean"),
-        "coder": tuple(FLAT_CODERS),
-        "keyframe": KEYFRAME_WORDS,
-        "vectors": VECTORS,
-    }
+    words: ClassVar = {"representative": ("midrange", "mean"), **ResidualCodec.words}
     label = "LC-Checkpoint"
     tuning = BITS
     compared = (("LC-Checkpoint", {}),)
@@ -101,7 +92,7 @@ class LcCheckpointCodec(ResidualCodec[None, LosslessReference]):
     def quantize(
         self, item: TensorInput, values: NDArray[np.float32], plan: None, *, delta: bool
     ) -> Quantized:
-        """Put residuals in buckets; values that stand alone to centroids."""
+        """Put residuals in buckets; assign values without a reference to centroids."""
         if not delta:
             return fit_nearest(values, values != 0, MAX_CENTROIDS, tolerance=0.0)
         return promote_buckets(values, self.bits, self.representative)

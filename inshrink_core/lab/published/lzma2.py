@@ -11,8 +11,6 @@ from typing import Any
 
 from inshrink_core.errors import DamagedError
 
-__all__ = ["lzma_compress", "lzma_decompress"]
-
 _PRESET = 9 | lzma.PRESET_EXTREME
 """7-zip's "ultra"."""
 

@@ -26,10 +26,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from inshrink_core.codec import FrameContext, TensorInput, TensorReference
-from inshrink_core.codecs.fallback import EXACT, host_values
-from inshrink_core.lab.published.flat import BITS, FLAT_CODERS, VECTORS
+from inshrink_core.codecs.fallback import host_values
+from inshrink_core.lab.published.flat import BITS
 from inshrink_core.lab.published.grid import (
-    GRID_WORDS,
     MAX_BITS,
     Grid,
     GridCodec,
@@ -114,9 +113,7 @@ class QdCodec(GridCodec[Mapping[str, int]]):
 
     name = "qd"
     bitstream = "qd/1"
-    reads = frozenset({"qd/1", EXACT})
     ranges: ClassVar = {"bits": (1, MAX_BITS), "spread": (0, MAX_BITS - 1)}
-    words: ClassVar = {"grid": GRID_WORDS, "coder": tuple(FLAT_CODERS), "vectors": VECTORS}
     label = "QD"
     tuning = BITS
     compared = (("QD", {}),)

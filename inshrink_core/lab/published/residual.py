@@ -1,14 +1,14 @@
 """Residual codecs: few values for the difference to what the last frame decoded to, in closed loop.
 
 LC-Checkpoint, ExCP and the context-modelling codec are of this kind. A symbol indexes a codebook of values
-that are added to the reference; symbol 0 adds nothing. Without a reference the values stand for themselves.
+that are added to the reference; symbol 0 adds nothing. Without a reference they are the values themselves.
 ``docs/format-rivals.md`` (residual blocks) has the layout.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,24 +18,15 @@ from inshrink_core.codecs.exact import LosslessReference
 from inshrink_core.codecs.fallback import FallbackCodec, host_values
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
-from inshrink_core.lab.published.flat import decode_flat, encode_flat, worst_case_flat_bytes
+from inshrink_core.lab.published.flat import FLAT_WORDS, decode_flat, encode_flat, worst_case_flat_bytes
 from inshrink_core.ops.quantize import histogram16
-from inshrink_core.quantization import fit_exact, value_histogram
+from inshrink_core.quantization import fit_exact, key_histogram
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from inshrink_core.checkpoint import TensorSpec
 
-__all__ = [
-    "KEYFRAME_WORDS",
-    "MAX_CENTROIDS",
-    "Quantized",
-    "ResidualCodec",
-    "fit_nearest",
-    "narrowed",
-    "residual_of",
-]
 
 DELTA = 0x01
 WIDE = 0x02
@@ -47,9 +38,6 @@ _KNOWN_FLAGS = DELTA | WIDE | FILL
 
 MAX_CENTROIDS = 255
 """With symbol 0 they fill a byte."""
-
-KEYFRAME_WORDS = ("exact", "quantized")
-"""How a residual codec stores a tensor without a reference."""
 
 HEADER_BYTES = 2 + 4 * MAX_CENTROIDS + 4
 
@@ -85,6 +73,8 @@ class ResidualCodec(FallbackCodec[_Plan, _State]):
 
     __slots__ = ()
 
+    state = LosslessReference
+    words: ClassVar = {"keyframe": ("exact", "quantized"), **FLAT_WORDS}
     coder: str
     keyframe: str
 
@@ -92,7 +82,7 @@ class ResidualCodec(FallbackCodec[_Plan, _State]):
     def quantize(
         self, item: TensorInput, values: NDArray[np.float32], plan: _Plan, *, delta: bool
     ) -> Quantized:
-        """Quantize residuals (`delta`), or values that stand alone; float32[n], finite."""
+        """Quantize residuals (`delta`), or values without a reference; float32[n], finite."""
 
     def pack_symbols(
         self, quantized: Quantized, spec: TensorSpec, reference: TensorReference | None
@@ -111,13 +101,13 @@ class ResidualCodec(FallbackCodec[_Plan, _State]):
         return LosslessReference(tensor)
 
     def is_delta(self, spec: TensorSpec) -> bool:
-        """Whether tensors of this role are coded against their reference."""
+        """Whether tensors of this role are coded relative to their reference."""
         return True
 
     def encode_lossy(
         self, item: TensorInput, plan: _Plan, reference: TensorReference | None
     ) -> Encoded | None:
-        """Return symbols of the residual, or of values that stand alone; None for what is not finite."""
+        """Return symbols of the residual, or of values without a reference; None for what is not finite."""
         spec = item.spec
         previous = _fitting(reference, spec)
         if (previous is None and self.keyframe == "exact") or not bool(torch.isfinite(item.tensor).all()):
@@ -150,7 +140,7 @@ class ResidualCodec(FallbackCodec[_Plan, _State]):
 
 
 def _fitting(reference: TensorReference | None, spec: TensorSpec) -> torch.Tensor | None:
-    """Return what a reference decodes to if residuals against it are defined."""
+    """Return what a reference decodes to if residuals to it are defined."""
     if reference is None:
         return None
     previous = reference.decoded()
@@ -273,7 +263,7 @@ def fit_nearest(
     if survivors.size == 0:
         return Quantized(symbols, np.zeros(0, np.float32), fill)
     dense = histogram16(torch.from_numpy(survivors)).numpy()
-    codebook = narrowed(fit_exact(value_histogram(dense, "float32"), k), tolerance)
+    codebook = narrowed(fit_exact(key_histogram(dense, "float32"), k), tolerance)
     wide = codebook.astype(np.float64)
     cuts = (wide[1:] + wide[:-1]) / 2
     symbols[chosen] = 1 + np.searchsorted(cuts, survivors.astype(np.float64), side="left")

@@ -17,9 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from inshrink_core.codecs.fallback import EXACT
-from inshrink_core.lab.published.flat import BITS, FLAT_CODERS, VECTORS
-from inshrink_core.lab.published.grid import GRID_WORDS, MAX_BITS, GridCodec, GridReference
+from inshrink_core.lab.published.flat import BITS
+from inshrink_core.lab.published.grid import MAX_BITS, GridCodec, GridReference
 
 if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
@@ -60,9 +59,7 @@ class UniformCodec(GridCodec[None]):
 
     name = "uniform"
     bitstream = "uniform/1"
-    reads = frozenset({"uniform/1", EXACT})
     ranges: ClassVar = {"bits": (1, MAX_BITS)}
-    words: ClassVar = {"grid": GRID_WORDS, "coder": tuple(FLAT_CODERS), "vectors": VECTORS}
     label = "Uniform"
     tuning = BITS
     compared = (("Uniform, 8 bit", {"bits": 8}), ("Uniform, 4 bit", {"bits": 4}))

@@ -11,10 +11,8 @@ from torch.nn import functional
 
 from inshrink_core.lab.tasks.characters import CharacterTask, encode_corpus
 
-__all__ = ["CharConv", "CharConvTask", "CharConvWithAdamWTask", "GatedBlock"]
-
 _EMBEDDING_STD: Final = 0.5
-"""Large against the first block's output: SGD moves an embedding slowly, as each row is seen seldom."""
+"""Large beside the first block's output: SGD moves an embedding slowly, as each row is seen seldom."""
 
 
 class GatedBlock(nn.Module):

@@ -15,8 +15,6 @@ from inshrink_core.lab.tasks.char_gpt import CharGPTTask
 from inshrink_core.lab.tasks.characters import corpus
 from inshrink_core.lab.tasks.task import LARGE, at_scale, on_cpu
 
-__all__ = ["CharFinetuneTask", "PretrainingTask", "encode_sources", "pretrained"]
-
 _MODULES: Final = (
     *("_pydecimal", "argparse", "inspect", "pickle", "shutil"),
     *("subprocess", "tarfile", "threading", "typing"),

@@ -9,9 +9,7 @@ from typing import Any, ClassVar, Final
 from torch import Tensor, nn
 
 from inshrink_core.lab.tasks.characters import CharacterTask, encode_corpus
-from inshrink_core.lab.tasks.transformer import Block
-
-__all__ = ["CharGPT", "CharGPTTask"]
+from inshrink_core.lab.tasks.transformer import TransformerBlock
 
 _INITIAL_STD: Final = 0.02
 """GPT-2's; the projections back into the residual stream are scaled by 1/√(2·depth)."""
@@ -33,7 +31,7 @@ class CharGPT(nn.Module):
     def __init__(self, n_characters: int, *, width: int, depth: int, heads: int, context: int) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(n_characters, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(TransformerBlock(width, heads) for _ in range(depth))
         self.ln = nn.LayerNorm(width)
         self.head = nn.Linear(width, n_characters, bias=False)
         for name, parameter in self.named_parameters():

@@ -12,8 +12,6 @@ from torch.nn import functional
 
 from inshrink_core.lab.tasks.char_finetune import CharFinetuneTask
 
-__all__ = ["AdaptedLinear", "CharLoRATask"]
-
 
 class AdaptedLinear(nn.Module):
     """A frozen linear layer plus a product of two thin matrices, which starts at zero.

@@ -12,8 +12,6 @@ from torch.nn import functional
 from inshrink_core.lab.tasks.characters import CharacterTask, encode_corpus
 from inshrink_core.lab.tasks.transformer import AttentionBlock
 
-__all__ = ["CharMoE", "CharMoETask", "MixtureBlock"]
-
 
 class MixtureBlock(AttentionBlock):
     """Attention, then for each place the two experts that a router prefers, weighted by its softmax.

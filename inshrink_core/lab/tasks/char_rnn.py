@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from inshrink_core.lab.tasks.characters import CharacterTask, encode_corpus
 
-__all__ = ["CharRNN", "CharRNNTask"]
-
 
 class CharRNN(nn.Module):
     """A GRU over characters; each window begins with a state of zeros.

@@ -10,8 +10,6 @@ from torch.nn import functional
 
 from inshrink_core.lab.tasks.task import on_cpu, warmup_cosine
 
-__all__ = ["CharacterTask", "corpus", "encode_corpus", "sample_windows"]
-
 
 def corpus() -> str:
     """Return the documentation's text, in a fixed order."""

@@ -13,13 +13,11 @@ from torch.nn import functional
 from inshrink_core.lab.tasks.digits import distorted, held_out_views, split_digits
 from inshrink_core.lab.tasks.task import warmup_cosine
 
-__all__ = ["DenoiseTask", "Denoiser", "LevelBlock"]
-
 _LEVELS_SEED: Final = 22
 """Of the noise and its levels that held-out images are judged with."""
 
 _N_FREQUENCIES: Final = 16
-"""Of the sines and cosines that tell the network how much noise there is."""
+"""Of the sines and cosines by which the network knows how much noise there is."""
 
 
 class LevelBlock(nn.Module):

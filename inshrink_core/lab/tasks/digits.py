@@ -13,8 +13,6 @@ from torch.nn import functional
 from inshrink_core.errors import MissingExtraError
 from inshrink_core.lab.tasks.task import on_cpu, warmup_cosine
 
-__all__ = ["DistortedDigitsTask", "distorted", "held_out_views", "split_digits"]
-
 _SPLIT_SEED: Final = 20
 """Of the split into training and validation."""
 

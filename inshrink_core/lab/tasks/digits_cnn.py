@@ -11,8 +11,6 @@ from torch.nn import functional
 from inshrink_core.lab.tasks.digits import split_digits
 from inshrink_core.lab.tasks.task import warmup_cosine
 
-__all__ = ["DigitsCNN", "DigitsCNNTask", "DigitsCNNWithSGDTask"]
-
 
 class DigitsCNN(nn.Module):
     """Two convolutions with batch normalisation, two linear layers: 72 thousand parameters."""

@@ -11,8 +11,6 @@ from torch.nn import functional
 
 from inshrink_core.lab.tasks.digits import DistortedDigitsTask
 
-__all__ = ["DigitsResNet", "DigitsResNetTask", "ResidualBlock"]
-
 
 class ResidualBlock(nn.Module):
     """Two 3×3 convolutions with batch normalisation, added to their input.

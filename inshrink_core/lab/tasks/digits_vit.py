@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from inshrink_core.lab.tasks.digits import DistortedDigitsTask
-from inshrink_core.lab.tasks.transformer import Block
-
-__all__ = ["DigitsViT", "DigitsViTTask"]
+from inshrink_core.lab.tasks.transformer import TransformerBlock
 
 _PATCH: Final = 2
 """Pixels of a patch's side: sixteen patches of an image."""
@@ -39,7 +37,7 @@ class DigitsViT(nn.Module):
         super().__init__()
         self.patch_embed = nn.Linear(_PATCH * _PATCH, width)
         self.pos_embed = nn.Parameter(torch.randn((8 // _PATCH) ** 2, width) * _POSITION_STD)
-        self.blocks = nn.ModuleList(Block(width, heads, is_causal=False) for _ in range(depth))
+        self.blocks = nn.ModuleList(TransformerBlock(width, heads, is_causal=False) for _ in range(depth))
         self.ln, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -12,8 +12,6 @@ from torch.nn import functional
 
 from inshrink_core.lab.tasks.task import on_cpu, warmup_cosine
 
-__all__ = ["RegressionTask", "waves"]
-
 _N_INPUTS: Final = 8
 _N_WAVES: Final = 16
 _FREQUENCY: Final = 0.5

@@ -5,8 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["AttentionBlock", "Block"]
-
 
 class AttentionBlock(nn.Module):
     """The first half of a pre-norm block, attention, and the norm of the second.
@@ -37,7 +35,7 @@ class AttentionBlock(nn.Module):
         return out
 
 
-class Block(AttentionBlock):
+class TransformerBlock(AttentionBlock):
     """Pre-norm transformer block: attention, then two linear layers with GELU between them.
 
     Parameters

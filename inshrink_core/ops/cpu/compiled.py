@@ -12,8 +12,6 @@ from typing import Any
 
 from numba import njit
 
-__all__ = ["brief", "kernel", "part"]
-
 _njit: Any = njit
 
 _OPTIONS: dict[str, Any] = {

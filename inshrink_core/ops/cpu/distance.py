@@ -9,8 +9,6 @@ from torch import Tensor
 from inshrink_core.ops.cpu.compiled import kernel, part
 from inshrink_core.ops.distance import N_SUMS, Distance, added_up, slices_of
 
-__all__ = ["add_square"]
-
 _F32, _F64 = np.float32, np.float64
 _LARGEST = np.finfo(np.float32).max
 
@@ -46,10 +44,10 @@ def _add_squares(
 
 
 @kernel
-def _add_squares_to_grid(
+def _add_squares_to_lattice(
     values: NDArray[np.float32],
     integers: NDArray[np.int32],
-    delta: np.float32,
+    unit: np.float32,
     errors: NDArray[np.float64],
     norms: NDArray[np.float64],
 ) -> None:  # pragma: no cover - compiled
@@ -57,10 +55,10 @@ def _add_squares_to_grid(
     whole = values.size // N_SUMS * N_SUMS
     for begin in range(0, whole, N_SUMS):
         for k in range(N_SUMS):
-            value, point = values[begin + k], _F32(_F32(integers[begin + k]) * delta)
+            value, point = values[begin + k], _F32(_F32(integers[begin + k]) * unit)
             add_square(value, _F32(value - point), k, errors, norms)
     for i in range(whole, values.size):
-        point = _F32(_F32(integers[i]) * delta)
+        point = _F32(_F32(integers[i]) * unit)
         add_square(values[i], _F32(values[i] - point), i - whole, errors, norms)
 
 
@@ -74,11 +72,11 @@ def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
     return added_up(sums.tolist())
 
 
-def distance_to_grid(values: Tensor, integers: Tensor, delta: float) -> Distance:
-    """See `distance.distance_to_grid`."""
+def distance_to_lattice(values: Tensor, integers: Tensor, unit: float) -> Distance:
+    """See `distance.distance_to_lattice`."""
     original, points = values.numpy(), integers.numpy()
     spans = slices_of(original.size)
     sums = np.zeros((len(spans), 2, N_SUMS))
     for span, (errors, norms) in zip(spans, sums, strict=True):
-        _add_squares_to_grid(original[span], points[span], _F32(delta), errors, norms)
+        _add_squares_to_lattice(original[span], points[span], _F32(unit), errors, norms)
     return added_up(sums.tolist())

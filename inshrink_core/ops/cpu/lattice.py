@@ -23,12 +23,10 @@ from inshrink_core.ops.lattice import (
     OLDEST_CONTEXT,
     Advanced,
     Gain,
-    Grid,
+    Lattice,
     Rounded,
 )
 from inshrink_core.ops.reference import lattice as reference
-
-__all__ = ["advance_large", "find_steps", "match_steps", "mend", "move", "take_steps", "turn"]
 
 _CHUNK = 2048
 """Elements at a time: 20 bytes each, in a first-level cache of 48 kB."""
@@ -85,7 +83,7 @@ def turn(
         turned[i] = other
         token = other if forward else this
         largest = token if token > largest else largest
-        # The last bit of a token tells the turned sign, that of z the sign.
+        # The last bit of a token is the turned sign, that of z the sign.
         negative = odd if forward else _U8(other & _U8(1))
         context = _U8(old & _CONTEXT)
         aged = _U8(old + (_U8(3) if (context > _U8(0)) & (context < _AGING) else _U8(0)))
@@ -105,51 +103,51 @@ def any_large(tokens: NDArray[np.uint8]) -> np.bool:  # pragma: no cover - compi
 
 
 @part
-def find_steps(
+def find_changes(
     w: NDArray[np.float32],
     x: NDArray[np.int32],
-    delta: np.float32,
-    rcp: np.float32,
-    steps: NDArray[np.float32],
+    unit: np.float32,
+    reciprocal: np.float32,
+    changes: NDArray[np.float32],
 ) -> None:  # pragma: no cover - compiled
     """Find the changes to the nearest points as floats."""
     for i in range(w.size):
-        at = _F32(_F32(x[i]) * delta)
-        steps[i] = np.rint(_F32(_F32(w[i] - at) * rcp))
+        at = _F32(_F32(x[i]) * unit)
+        changes[i] = np.rint(_F32(_F32(w[i] - at) * reciprocal))
 
 
 @part
-def match_steps(
+def match_changes(
     w: NDArray[np.float32],
     b: NDArray[np.float32],
     x: NDArray[np.int32],
-    delta: np.float32,
-    rcp: np.float32,
+    unit: np.float32,
+    reciprocal: np.float32,
     grade: int,
-    steps: NDArray[np.float32],
+    changes: NDArray[np.float32],
 ) -> None:  # pragma: no cover - compiled
     """Find the changes of a row that keep its movement, as floats."""
     half, zero, scale = _F32(0.5), _F32(0.0), _F32(1.0 / 4096.0)
     if grade == 0:
         for i in range(w.size):
-            at = _F32(_F32(x[i]) * delta)
-            y = np.rint(_F32(_F32(w[i] - b[i]) * rcp))
-            steps[i] = np.rint(_F32(y - _F32(_F32(at - b[i]) * rcp)))
+            at = _F32(_F32(x[i]) * unit)
+            y = np.rint(_F32(_F32(w[i] - b[i]) * reciprocal))
+            changes[i] = np.rint(_F32(y - _F32(_F32(at - b[i]) * reciprocal)))
     else:
         plain = _F32(_F32(4096 - grade) * scale)
         eager = _F32(_F32(4096 - grade * 7 // 10) * scale)
         for i in range(w.size):
-            at = _F32(_F32(x[i]) * delta)
-            r = _F32(_F32(w[i] - b[i]) * rcp)
-            o = _F32(_F32(at - b[i]) * rcp)
+            at = _F32(_F32(x[i]) * unit)
+            r = _F32(_F32(w[i] - b[i]) * reciprocal)
+            o = _F32(_F32(at - b[i]) * reciprocal)
             ahead = -o if r < zero else o
             size = np.floor(_F32(np.abs(r) + (eager if ahead > half else plain)))
-            steps[i] = np.rint(_F32((-size if r < zero else size) - o))
+            changes[i] = np.rint(_F32((-size if r < zero else size) - o))
 
 
 @part
-def take_steps(
-    steps: NDArray[np.float32],
+def take_changes(
+    changes: NDArray[np.float32],
     x: NDArray[np.int32],
     m: np.int32,
     top: np.int32,
@@ -163,11 +161,11 @@ def take_steps(
     """
     furthest, outside, far = _I32(0), _I32(0), False
     for i in range(x.size):
-        far |= not (np.abs(steps[i]) <= limit)
+        far |= not (np.abs(changes[i]) <= limit)
     if far:
         return _I32(-1), _I32(-1)
     for i in range(x.size):
-        change = _I32(steps[i])
+        change = _I32(changes[i])
         reached = _I32(x[i] + _I32(m * change))
         # As 32-bit numbers all the way: numba would make sums of 64 bits, which halves the speed.
         outside = _I32(outside | _I32(top - reached) | _I32(top + reached))
@@ -180,22 +178,22 @@ def take_steps(
 
 @part
 def mend(
-    steps: NDArray[np.float32],
+    changes: NDArray[np.float32],
     x: NDArray[np.int32],
     history: NDArray[np.uint8],
-    step: int,
+    spacing: int,
     bound: int,
     tokens: NDArray[np.uint8],
     after: NDArray[np.int32],
     new: NDArray[np.uint8],
 ) -> tuple[int, int, np.int64]:  # pragma: no cover - compiled
     """Do over a chunk that has large or exact changes; return how many of either, and the largest token."""
-    limit = _F32(MAX_PRODUCT // step)
+    limit = _F32(MAX_PRODUCT // spacing)
     n_large, n_exact, largest = 0, 0, np.int64(0)
     for i in range(tokens.size):
-        near = np.abs(steps[i]) <= limit
-        change = np.int64(steps[i] if near else _F32(0.0))
-        reached = np.int64(x[i]) + step * change
+        near = np.abs(changes[i]) <= limit
+        change = np.int64(changes[i] if near else _F32(0.0))
+        reached = np.int64(x[i]) + spacing * change
         if not near or reached > bound or reached < -bound:
             tokens[i], after[i], new[i] = _U8(EXACT), _I32(0), _U8(0)
             n_exact, largest = n_exact + 1, np.int64(EXACT)
@@ -221,7 +219,7 @@ def advance_large(
     large: NDArray[np.int64],
     integers: NDArray[np.int32],
     history: NDArray[np.uint8],
-    step: int,
+    spacing: int,
     bound: int,
     after: NDArray[np.int32],
     new: NDArray[np.uint8],
@@ -242,7 +240,7 @@ def advance_large(
                 change = (z >> 1) ^ -(z & 1)
                 if history[i] & _SIGN:
                     change = -change
-                moved = step * change
+                moved = spacing * change
                 if moved > MAX_PRODUCT or moved < -MAX_PRODUCT:
                     return -1
                 after[i] = _I32(np.int64(integers[i]) + moved)
@@ -274,11 +272,11 @@ def _round(
     integers: NDArray[np.int32],
     history: NDArray[np.uint8],
     tracked: int,
-    delta: np.float32,
-    step: int,
-    rcp: np.float32,
+    unit: np.float32,
+    spacing: int,
+    reciprocal: np.float32,
     bound: int,
-    steps: NDArray[np.float32],
+    changes: NDArray[np.float32],
     matched: int,
     z: NDArray[np.uint8],
     tokens: NDArray[np.uint8],
@@ -287,23 +285,23 @@ def _round(
 ) -> tuple[int, int, int]:  # pragma: no cover - compiled
     """Round a tensor; return the counts of large and of exact tokens, and the largest token.
 
-    `tracked` is 1; 0 where the history is the same for each chunk. `matched` is 1 where `steps` has the
-    steps of all values; 0 where it holds a chunk, as `z` does.
+    `tracked` is 1; 0 where the history is the same for each chunk. `matched` is 1 where `changes` has the
+    changes of all values; 0 where it holds a chunk, as `z` does.
     """
-    m, top, limit = _I32(step), _I32(bound), _F32(MAX_PRODUCT // step)
+    m, top, limit = _I32(spacing), _I32(bound), _F32(MAX_PRODUCT // spacing)
     n_large, n_exact, largest = 0, 0, 0
     for begin in range(0, values.size, _CHUNK):
         end = begin + _CHUNK if begin + _CHUNK < values.size else values.size
         x, fresh, part = integers[begin:end], after[begin:end], tokens[begin:end]
         old = history[begin * tracked : begin * tracked + end - begin]
-        found = steps[begin * matched : begin * matched + end - begin]
+        found = changes[begin * matched : begin * matched + end - begin]
         if matched == 0:
-            find_steps(values[begin:end], x, delta, rcp, found)
-        furthest, outside = take_steps(found, x, m, top, limit, fresh, z)
+            find_changes(values[begin:end], x, unit, reciprocal, found)
+        furthest, outside = take_changes(found, x, m, top, limit, fresh, z)
         most = turn(z[: end - begin], old, True, part, new[begin:end])
         # One less, because turning may make one more of it; less than 0 where a change is too far.
         if outside < _I32(0) or furthest >= _I32(FIRST_LARGE - 1):
-            large, exact, most = mend(found, x, old, step, bound, part, fresh, new[begin:end])
+            large, exact, most = mend(found, x, old, spacing, bound, part, fresh, new[begin:end])
             n_large, n_exact = n_large + large, n_exact + exact
         largest = most if most > largest else largest
     return n_large, n_exact, largest
@@ -314,40 +312,46 @@ def _match(
     values: NDArray[np.float32],
     base: NDArray[np.float32],
     integers: NDArray[np.int32],
-    delta: np.float32,
-    rcp: np.float32,
+    unit: np.float32,
+    reciprocal: np.float32,
     grades: NDArray[np.int32],
-    steps: NDArray[np.float32],
+    changes: NDArray[np.float32],
 ) -> None:  # pragma: no cover - compiled
-    """Find the steps of matched gain: a pass of its own, so that only a run with a restore compiles it."""
+    """Find the changes of matched gain: a pass of its own, so that only a run with a restore compiles it."""
     length = values.size // grades.size
     for row in range(grades.size):
         begin, end = row * length, (row + 1) * length
-        match_steps(
-            values[begin:end], base[begin:end], integers[begin:end], delta, rcp, grades[row], steps[begin:end]
+        match_changes(
+            values[begin:end],
+            base[begin:end],
+            integers[begin:end],
+            unit,
+            reciprocal,
+            grades[row],
+            changes[begin:end],
         )
 
 
-def round_to_grid(
-    values: Tensor, integers: Tensor, history: Tensor | None, grid: Grid, gain: Gain | None
+def round_to_lattice(
+    values: Tensor, integers: Tensor, history: Tensor | None, lattice: Lattice, gain: Gain | None
 ) -> Rounded:
-    """See `lattice.round_to_grid`."""
+    """See `lattice.round_to_lattice`."""
     n = values.numel()
     tokens, new, after = new_array(n, np.uint8), new_array(n, np.uint8), new_array(n, np.int32)
-    w, x, delta, rcp = values.numpy(), integers.numpy(), _F32(grid.delta), _F32(grid.rcp)
-    steps = new_array(_CHUNK if gain is None else n, np.float32)
+    w, x, unit, reciprocal = values.numpy(), integers.numpy(), _F32(lattice.unit), _F32(lattice.reciprocal)
+    changes = new_array(_CHUNK if gain is None else n, np.float32)
     if gain is not None and n:
-        _match(w, gain.base.numpy(), x, delta, rcp, gain.grades.numpy(), steps)
+        _match(w, gain.base.numpy(), x, unit, reciprocal, gain.grades.numpy(), changes)
     n_large, n_exact, largest = _round(
         w,
         x,
         _UNKNOWN if history is None else history.numpy(),
         int(history is not None),
-        delta,
-        grid.step,
-        rcp,
-        grid.bound,
-        steps,
+        unit,
+        lattice.spacing,
+        reciprocal,
+        lattice.bound,
+        changes,
         int(gain is not None),
         np.empty(_CHUNK, np.uint8),
         tokens,
@@ -372,14 +376,14 @@ def _advance(
     known: int,
     history: NDArray[np.uint8],
     tracked: int,
-    step: int,
+    spacing: int,
     bound: int,
     z: NDArray[np.uint8],
     after: NDArray[np.int32],
     new: NDArray[np.uint8],
 ) -> bool:  # pragma: no cover - compiled
     """Apply tokens; `known` and `tracked` are 1, or 0 where their array is the same for each chunk."""
-    m, top = _I32(step), _I32(bound)
+    m, top = _I32(spacing), _I32(bound)
     valid = True
     n_taken = 0
     for begin in range(0, tokens.size, _CHUNK):
@@ -390,7 +394,7 @@ def _advance(
         most = turn(part, old, False, z, new[begin:end])
         outside = move(z, x, m, top, reached)
         if most >= FIRST_LARGE:
-            taken = advance_large(part, large[n_taken:], x, old, step, bound, reached, new[begin:end])
+            taken = advance_large(part, large[n_taken:], x, old, spacing, bound, reached, new[begin:end])
             if taken < 0:
                 return False
             n_taken += taken
@@ -400,7 +404,11 @@ def _advance(
 
 
 def advance(
-    tokens: Tensor, large: NDArray[np.int64], integers: Tensor | None, history: Tensor | None, grid: Grid
+    tokens: Tensor,
+    large: NDArray[np.int64],
+    integers: Tensor | None,
+    history: Tensor | None,
+    lattice: Lattice,
 ) -> Advanced:
     """See `lattice.advance`."""
     n = tokens.numel()
@@ -412,8 +420,8 @@ def advance(
         int(integers is not None),
         _UNKNOWN if history is None else history.numpy(),
         int(history is not None),
-        grid.step,
-        grid.bound,
+        lattice.spacing,
+        lattice.bound,
         np.empty(_CHUNK, np.uint8),
         after,
         new,
@@ -423,17 +431,17 @@ def advance(
 
 @kernel
 def _scale(
-    integers: NDArray[np.int32], delta: np.float32, values: NDArray[np.float32]
+    integers: NDArray[np.int32], unit: np.float32, values: NDArray[np.float32]
 ) -> None:  # pragma: no cover - compiled
     """Turn integers into values."""
     for i in range(integers.size):
-        values[i] = _F32(_F32(integers[i]) * delta)
+        values[i] = _F32(_F32(integers[i]) * unit)
 
 
-def scale_integers(integers: Tensor, delta: float) -> Tensor:
+def scale_integers(integers: Tensor, unit: float) -> Tensor:
     """See `lattice.scale_integers`."""
     values = new_array(integers.numel(), np.float32)
-    _scale(integers.numpy(), _F32(delta), values)
+    _scale(integers.numpy(), _F32(unit), values)
     return torch.from_numpy(values)
 
 
@@ -445,8 +453,8 @@ def _grades(
     values: NDArray[np.float32],
     base: NDArray[np.float32],
     integers: NDArray[np.int32],
-    delta: np.float32,
-    rcp: np.float32,
+    unit: np.float32,
+    reciprocal: np.float32,
     keys: NDArray[np.int32],
     counts: NDArray[np.int64],
     grades: NDArray[np.int32],
@@ -461,8 +469,8 @@ def _grades(
             end = min(begin + _CHUNK, (row + 1) * length)
             w, b, x = values[begin:end], base[begin:end], integers[begin:end]
             for i in range(w.size):
-                r = _F32(_F32(w[i] - b[i]) * rcp)
-                o = _F32(_F32(_F32(_F32(x[i]) * delta) - b[i]) * rcp)
+                r = _F32(_F32(w[i] - b[i]) * reciprocal)
+                o = _F32(_F32(_F32(_F32(x[i]) * unit) - b[i]) * reciprocal)
                 ahead = -o if r < zero else o
                 scaled = _F32(np.abs(r) * _F32(256.0))
                 inside = scaled < _F32(GAIN_BINS)
@@ -473,12 +481,12 @@ def _grades(
         grades[row] = _best_grade(counts, flat[2 * GAIN_BINS])
 
 
-def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_rows: int) -> Tensor:
+def gain_grades(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice, n_rows: int) -> Tensor:
     """See `lattice.gain_grades`."""
     grades = torch.zeros(n_rows, dtype=torch.int32)
     keys, counts = np.empty(_CHUNK, np.int32), np.empty((3, GAIN_BINS), np.int64)
     arrays = (values.numpy(), base.numpy(), integers.numpy())
-    _grades(*arrays, _F32(grid.delta), _F32(grid.rcp), keys, counts, grades.numpy())
+    _grades(*arrays, _F32(lattice.unit), _F32(lattice.reciprocal), keys, counts, grades.numpy())
     return grades
 
 
@@ -503,7 +511,7 @@ def _take_large(
     after: NDArray[np.int32],
     history: NDArray[np.uint8],
     tracked: int,
-    step: int,
+    spacing: int,
     z: NDArray[np.int64],
 ) -> None:  # pragma: no cover - compiled
     """Fill in z; `tracked` is 1, or 0 where the history has one element."""
@@ -514,7 +522,7 @@ def _take_large(
         for i in range(begin, min(begin + _NEIGHBOURS, tokens.size)):
             if not FIRST_LARGE <= tokens[i] < EXACT:
                 continue
-            change = (np.int64(after[i]) - np.int64(before[i])) // step
+            change = (np.int64(after[i]) - np.int64(before[i])) // spacing
             if history[i * tracked] & _SIGN:
                 change = -change
             z[at] = (change << 1) ^ (change >> 63)
@@ -522,13 +530,13 @@ def _take_large(
 
 
 def large_changes(
-    tokens: Tensor, before: Tensor, after: Tensor, history: Tensor | None, step: int
+    tokens: Tensor, before: Tensor, after: Tensor, history: Tensor | None, spacing: int
 ) -> NDArray[np.int64]:
     """See `lattice.large_changes`."""
     n_large, _ = _count_large(tokens.numpy())
     z = np.empty(n_large, np.int64)
     known = _UNKNOWN if history is None else history.numpy()
-    _take_large(tokens.numpy(), before.numpy(), after.numpy(), known, int(history is not None), step, z)
+    _take_large(tokens.numpy(), before.numpy(), after.numpy(), known, int(history is not None), spacing, z)
     return z
 
 

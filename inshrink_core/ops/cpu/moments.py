@@ -291,7 +291,7 @@ def _round_to_octaves(
             octave = _I32(_I32(_I32(number >> _I32(23)) - _I32(_BIAS)) - _I32(unit >> _I32(1)))
             octave = _I32(octave - (_I32(_NORMALIZING_BITS) if small else _I32(0)))
             fraction = _I32(number & _I32(_FRACTION))
-            # Against an even unit the edge is the root of two, against an odd one a power: a tie, to even.
+            # For an even unit the edge is the root of two, for an odd one a power: a tie, to even.
             past = _I32(1) if fraction >= _I32(_PAST_ROOT) else _I32(0)
             tie = _I32(octave & _I32(1)) if fraction == _I32(0) else _I32(0)
             nearest = _I32(octave - tie) if odd else _I32(octave + past)

@@ -26,8 +26,6 @@ from inshrink_core.ops.rans import (
     RansModel,
 )
 
-__all__ = ["decode_lanes", "encode_lanes"]
-
 _U8, _U16, _U32, _U64 = np.uint8, np.uint16, np.uint32, np.uint64
 _SIZE = 1 << PRECISION
 _CONTEXT_BITS = np.uint8(CONTEXT_MASK)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.ops.cpu.compiled import brief
-from inshrink_core.ops.reference.quantize import as_float32, flattened
+from inshrink_core.ops.flat import as_float32, flattened
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, Sampled, sample
 
 __all__: list[str] = []

@@ -11,8 +11,6 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["FAST_BITS", "put", "unpack_literals", "unpack_runs"]
-
 _U64 = np.uint64
 
 FAST_BITS = 12
@@ -93,7 +91,7 @@ def _events_at_once(
 
     An entry has the bits used in byte 0, the literals in bytes 1 and 2, and from bits 24, 36 and 48 on
     the place of the first, the place of the second, and the number of symbols. In place of an event
-    that is missing, `fill` stands where the next one begins: harmless, for it is there already.
+    that is missing, `fill` is where the next one begins: harmless, for it is there already.
 
     Returns
     -------

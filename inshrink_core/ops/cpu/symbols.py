@@ -154,7 +154,7 @@ def _record(
     """Write the records of one group; return the place after them."""
     run = np.uint32(0)
     # Without a branch on the delta, which would be mispredicted at every other literal: a record is
-    # written always and kept where `at` moves on.
+    # always written, and valid where `at` moves on.
     for i in range(deltas.size):
         delta = np.uint32(deltas[i])
         moved = delta != rests

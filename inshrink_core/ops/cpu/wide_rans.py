@@ -18,8 +18,6 @@ from numba.extending import intrinsic
 
 from inshrink_core.ops.rans import INITIAL_STATE, PRECISION
 
-__all__ = ["LANES", "decode_steps", "encode_steps", "is_wide"]
-
 LANES = 16
 """Lanes in a vector of 512 bits. A step is one or two of them."""
 

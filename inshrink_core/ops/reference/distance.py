@@ -17,9 +17,9 @@ def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
     return added_up([(_squares((values - decoded)[span]), _squares(values[span])) for span in spans])
 
 
-def distance_to_grid(values: Tensor, integers: Tensor, delta: float) -> Distance:
-    """See `distance.distance_to_grid`."""
-    return squared_distance(values, scale_integers(integers, delta))
+def distance_to_lattice(values: Tensor, integers: Tensor, unit: float) -> Distance:
+    """See `distance.distance_to_lattice`."""
+    return squared_distance(values, scale_integers(integers, unit))
 
 
 def _squares(values: Tensor) -> list[float]:

@@ -24,11 +24,9 @@ from inshrink_core.ops.lattice import (
     WEAK_ENERGY,
     Advanced,
     Gain,
-    Grid,
+    Lattice,
     Rounded,
 )
-
-__all__ = ["best_grade"]
 
 
 def _float32(value: float, like: Tensor) -> Tensor:
@@ -36,17 +34,17 @@ def _float32(value: float, like: Tensor) -> Tensor:
     return torch.tensor(value, dtype=torch.float32, device=like.device)
 
 
-def _steps_from(values: Tensor, integers: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    """Where the state lies, and how many steps values are from it."""
-    at = integers.to(torch.float32) * _float32(grid.delta, values)
-    return at, (values - at) * _float32(grid.rcp, values)
+def _changes_from(values: Tensor, integers: Tensor, lattice: Lattice) -> tuple[Tensor, Tensor]:
+    """Where the state lies, and how many spacings values are from it."""
+    at = integers.to(torch.float32) * _float32(lattice.unit, values)
+    return at, (values - at) * _float32(lattice.reciprocal, values)
 
 
-def _matched(values: Tensor, at: Tensor, grid: Grid, gain: Gain) -> Tensor:
-    """Return the steps under matched gain, as floats."""
+def _matched(values: Tensor, at: Tensor, lattice: Lattice, gain: Gain) -> Tensor:
+    """Return the changes under matched gain, as floats."""
     base = gain.base.to(values.device)
-    rcp = _float32(grid.rcp, values)
-    r, o = (values - base) * rcp, (at - base) * rcp
+    reciprocal = _float32(lattice.reciprocal, values)
+    r, o = (values - base) * reciprocal, (at - base) * reciprocal
     grades = gain.grades.to(values.device)
     rows = grades.repeat_interleave(values.numel() // max(grades.numel(), 1))
     crossed = torch.where(r < 0, -o, o) > 0.5
@@ -74,17 +72,17 @@ def _tokens_of(z: Tensor) -> Tensor:
     return torch.where(z < FIRST_LARGE, z, large)
 
 
-def round_to_grid(
-    values: Tensor, integers: Tensor, history: Tensor | None, grid: Grid, gain: Gain | None
+def round_to_lattice(
+    values: Tensor, integers: Tensor, history: Tensor | None, lattice: Lattice, gain: Gain | None
 ) -> Rounded:
-    """See `lattice.round_to_grid`."""
+    """See `lattice.round_to_lattice`."""
     before = integers.to(values.device).long()
-    at, u = _steps_from(values, integers.to(values.device), grid)
-    steps = u.round() if gain is None else _matched(values, at, grid, gain)
-    near = steps.abs() <= float(MAX_PRODUCT // grid.step)  # false for NaN
-    q = torch.where(near, steps, 0).long()
-    after = before + grid.step * q
-    exact = ~(near & (after.abs() <= grid.bound))
+    at, u = _changes_from(values, integers.to(values.device), lattice)
+    changes = u.round() if gain is None else _matched(values, at, lattice, gain)
+    near = changes.abs() <= float(MAX_PRODUCT // lattice.spacing)  # false for NaN
+    q = torch.where(near, changes, 0).long()
+    after = before + lattice.spacing * q
+    exact = ~(near & (after.abs() <= lattice.bound))
     q[exact] = 0
     old = torch.zeros_like(q, dtype=torch.uint8) if history is None else history.to(values.device)
     turned = torch.where((old & NEGATIVE) != 0, -q, q)
@@ -103,7 +101,11 @@ def round_to_grid(
 
 
 def advance(
-    tokens: Tensor, large: NDArray[np.int64], integers: Tensor | None, history: Tensor | None, grid: Grid
+    tokens: Tensor,
+    large: NDArray[np.int64],
+    integers: Tensor | None,
+    history: Tensor | None,
+    lattice: Lattice,
 ) -> Advanced:
     """See `lattice.advance`."""
     z = tokens.long()
@@ -113,17 +115,17 @@ def advance(
     turned = (z >> 1) ^ -(z & 1)
     old = torch.zeros_like(tokens) if history is None else history
     q = torch.where((old & NEGATIVE) != 0, -turned, turned)
-    after = grid.step * q if integers is None else integers.long() + grid.step * q
+    after = lattice.spacing * q if integers is None else integers.long() + lattice.spacing * q
     after[exact] = 0
     new = _next_history(q, turned, old)
     new[exact] = 0
-    valid = not bool((after.abs() > grid.bound).any())
+    valid = not bool((after.abs() > lattice.bound).any())
     return Advanced(after.to(torch.int32), new, valid)
 
 
-def scale_integers(integers: Tensor, delta: float) -> Tensor:
+def scale_integers(integers: Tensor, unit: float) -> Tensor:
     """See `lattice.scale_integers`."""
-    return integers.to(torch.float32) * _float32(delta, integers)
+    return integers.to(torch.float32) * _float32(unit, integers)
 
 
 def best_grade(counts: NDArray[np.int64], beyond: int) -> int:
@@ -163,12 +165,12 @@ def best_grade(counts: NDArray[np.int64], beyond: int) -> int:
     return low
 
 
-def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_rows: int) -> Tensor:
+def gain_grades(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice, n_rows: int) -> Tensor:
     """See `lattice.gain_grades`."""
     base = base.to(values.device)
-    rcp = _float32(grid.rcp, values)
-    at, _ = _steps_from(values, integers.to(values.device), grid)
-    r, o = (values - base) * rcp, (at - base) * rcp
+    reciprocal = _float32(lattice.reciprocal, values)
+    at, _ = _changes_from(values, integers.to(values.device), lattice)
+    r, o = (values - base) * reciprocal, (at - base) * reciprocal
     crossed = (torch.where(r < 0, -o, o) > 0.5).view(n_rows, -1)
     scaled = (r.abs() * 256).view(n_rows, -1)
     grades = torch.zeros(n_rows, dtype=torch.int32)
@@ -185,11 +187,11 @@ _EXTRA_PART = 1 << 16
 
 
 def large_changes(
-    tokens: Tensor, before: Tensor, after: Tensor, history: Tensor | None, step: int
+    tokens: Tensor, before: Tensor, after: Tensor, history: Tensor | None, spacing: int
 ) -> NDArray[np.int64]:
     """See `lattice.large_changes`."""
     at = ((tokens >= FIRST_LARGE) & (tokens != EXACT)).nonzero().view(-1)
-    changes = (after[at].long() - before[at].long()) // step
+    changes = (after[at].long() - before[at].long()) // spacing
     if history is not None:
         turned = (history[at] & NEGATIVE) != 0
         changes[turned] = -changes[turned]

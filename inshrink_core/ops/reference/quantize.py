@@ -8,29 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from inshrink_core.ops.flat import as_float32, flattened
 from inshrink_core.ops.quantize import INFINITE_KEY, MAGNITUDE_KEYS, N_KEYS, PROTECTED, PRUNED
-
-__all__ = ["as_float32", "flattened", "settled"]
-
-
-def as_float32(tensor: Tensor) -> Tensor:
-    """Return the values flat, contiguous, in float32 (exact for float16 and bfloat16)."""
-    flat = flattened(tensor)
-    return flat if flat.dtype == torch.float32 else flat.to(torch.float32)
-
-
-def flattened(tensor: Tensor) -> Tensor:
-    """Return the values flat, contiguous, with lazy negation carried out; perhaps the caller's own memory."""
-    tensor = settled(tensor)
-    return tensor if tensor.dim() == 1 else tensor.view(-1)
-
-
-def settled(tensor: Tensor) -> Tensor:
-    """Return the values contiguous, with lazy negation carried out; perhaps the caller's own memory."""
-    # Each of torch's calls hands the GIL to another thread, if one waits: none where none is needed.
-    if tensor.requires_grad or tensor.is_neg() or not tensor.is_contiguous():
-        return tensor.detach().resolve_neg().contiguous()
-    return tensor
 
 
 def _keys(values: Tensor) -> Tensor:

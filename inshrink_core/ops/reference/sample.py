@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.reference.quantize import as_float32, flattened
+from inshrink_core.ops.flat import as_float32, flattened
 from inshrink_core.ops.sample import Sampled, sample
 
 __all__: list[str] = []

@@ -76,7 +76,7 @@ def run_token(run: int) -> int:
 
 
 def run_extra_bits(token: int) -> int:
-    """Bits that follow a run token and tell which run of its class it is."""
+    """Bits that follow a run token and say which run of its class it is."""
     return 0 if token < 16 else (token - 16) // 4 + 2
 
 

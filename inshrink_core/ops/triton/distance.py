@@ -12,8 +12,6 @@ from torch import Tensor
 
 from inshrink_core.ops.distance import N_SUMS, SLICE, Distance, added_up
 
-__all__ = ["distance_to_grid", "squared_distance"]
-
 _SLICE = tl.constexpr(SLICE)
 _SUMS = tl.constexpr(N_SUMS)
 _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
@@ -32,10 +30,10 @@ def _square(x: tl.tensor) -> tl.tensor:
 def _squares(
     values: tl.tensor,
     others: tl.tensor,
-    delta: tl.tensor,
+    unit: tl.tensor,
     sums: tl.tensor,
     n: tl.tensor,
-    on_grid: tl.constexpr,
+    on_lattice: tl.constexpr,
     ahead: tl.constexpr,
 ) -> None:
     program = tl.program_id(0).to(tl.int64)
@@ -48,8 +46,8 @@ def _squares(
             place = first + turn * _SUMS + lane
             here = place < n
             value = tl.load(values + place, mask=here, other=0.0)
-            if on_grid:
-                other = tl.load(others + place, mask=here, other=0).to(tl.float32) * delta
+            if on_lattice:
+                other = tl.load(others + place, mask=here, other=0).to(tl.float32) * unit
             else:
                 other = tl.load(others + place, mask=here, other=0.0)
             errors += _square(value - other)
@@ -58,12 +56,12 @@ def _squares(
     tl.store(sums + (2 * program + 1) * _SUMS + lane, norms)
 
 
-def _distance(values: Tensor, others: Tensor, delta: float, on_grid: bool) -> Distance:
+def _distance(values: Tensor, others: Tensor, unit: float, on_lattice: bool) -> Distance:
     n_slices = triton.cdiv(values.numel(), SLICE)
     sums = torch.empty(n_slices, 2, N_SUMS, dtype=torch.float64, device=values.device)
     if n_slices:
-        numbers = (values.numel(), on_grid, _AHEAD)
-        _squares[(n_slices,)](values, others, delta, sums, *numbers, enable_fp_fusion=False, num_warps=1)
+        numbers = (values.numel(), on_lattice, _AHEAD)
+        _squares[(n_slices,)](values, others, unit, sums, *numbers, enable_fp_fusion=False, num_warps=1)
     return added_up(sums.tolist())
 
 
@@ -72,6 +70,6 @@ def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
     return _distance(values, decoded, 1.0, False)
 
 
-def distance_to_grid(values: Tensor, integers: Tensor, delta: float) -> Distance:
-    """See `inshrink_core.ops.distance.distance_to_grid`."""
-    return _distance(values, integers, delta, True)
+def distance_to_lattice(values: Tensor, integers: Tensor, unit: float) -> Distance:
+    """See `inshrink_core.ops.distance.distance_to_lattice`."""
+    return _distance(values, integers, unit, True)

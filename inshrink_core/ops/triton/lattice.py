@@ -29,13 +29,11 @@ from inshrink_core.ops.lattice import (
     WEAK_ENERGY,
     Advanced,
     Gain,
-    Grid,
+    Lattice,
     Rounded,
 )
 from inshrink_core.ops.reference import lattice as reference
 from inshrink_core.ops.triton.rank import RANKED, count_before
-
-__all__ = ["advance", "gain_grades", "round_to_grid"]
 
 _CONTEXT = tl.constexpr(CONTEXT_BITS)
 _SIGN = tl.constexpr(NEGATIVE)
@@ -101,10 +99,10 @@ def _token_of(z: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _matched(w: tl.tensor, at: tl.tensor, b: tl.tensor, rcp: tl.tensor, grade: tl.tensor) -> tl.tensor:
-    """Return the steps under matched gain; `grade` is the row's threshold in 4096ths."""
-    r = (w - b) * rcp
-    o = (at - b) * rcp
+def _matched(w: tl.tensor, at: tl.tensor, b: tl.tensor, reciprocal: tl.tensor, grade: tl.tensor) -> tl.tensor:
+    """Return the changes under matched gain; `grade` is the row's threshold in 4096ths."""
+    r = (w - b) * reciprocal
+    o = (at - b) * reciprocal
     crossed = tl.where(r < 0, -o, o) > 0.5
     threshold = tl.where(crossed, grade * 7 // 10, grade)
     moved = _floor(tl.abs(r) + (4096 - threshold).to(tl.float32) * (1.0 / 4096.0))
@@ -112,7 +110,7 @@ def _matched(w: tl.tensor, at: tl.tensor, b: tl.tensor, rcp: tl.tensor, grade: t
     return _nearest(y - o)
 
 
-@triton.jit(do_not_specialize=["step", "bound", "per_row"])
+@triton.jit(do_not_specialize=["spacing", "bound", "per_row"])
 def _round(
     values: tl.tensor,
     integers: tl.tensor,
@@ -123,10 +121,10 @@ def _round(
     after: tl.tensor,
     new: tl.tensor,
     seen: tl.tensor,
-    delta: tl.tensor,
-    rcp: tl.tensor,
+    unit: tl.tensor,
+    reciprocal: tl.tensor,
     limit: tl.tensor,
-    step: tl.tensor,
+    spacing: tl.tensor,
     bound: tl.tensor,
     length: tl.tensor,
     per_row: tl.tensor,
@@ -143,15 +141,15 @@ def _round(
     old = tl.zeros((size,), tl.int32)
     if tracked:
         old = tl.load(history + place, mask=here, other=0).to(tl.int32)
-    at = before.to(tl.float32) * delta
+    at = before.to(tl.float32) * unit
     if matched:
         b = tl.load(base + place, mask=here, other=0.0)
-        steps = _matched(w, at, b, rcp, tl.load(grades + row))
+        changes = _matched(w, at, b, reciprocal, tl.load(grades + row))
     else:
-        steps = _nearest((w - at) * rcp)
-    near = tl.abs(steps) <= limit  # false for NaN
-    change = tl.where(near, steps, 0.0).to(tl.int32)
-    reached = before + step * change
+        changes = _nearest((w - at) * reciprocal)
+    near = tl.abs(changes) <= limit  # false for NaN
+    change = tl.where(near, changes, 0.0).to(tl.int32)
+    reached = before + spacing * change
     exact = here & ((near == 0) | (reached > bound) | (reached < -bound))
     change = tl.where(exact, 0, change)
     turned = tl.where((old & _SIGN) != 0, -change, change)
@@ -167,7 +165,7 @@ def _round(
     tl.store(tally + 2, tl.max(token, 0))
 
 
-@triton.jit(do_not_specialize=["step", "bound", "n_large"])
+@triton.jit(do_not_specialize=["spacing", "bound", "n_large"])
 def _advance(
     tokens: tl.tensor,
     large: tl.tensor,
@@ -177,7 +175,7 @@ def _advance(
     after: tl.tensor,
     new: tl.tensor,
     outside: tl.tensor,
-    step: tl.tensor,
+    spacing: tl.tensor,
     bound: tl.tensor,
     n: tl.tensor,
     n_large: tl.tensor,
@@ -198,7 +196,7 @@ def _advance(
     if tracked:
         old = tl.load(history + place, mask=here, other=0).to(tl.int32)
     change = tl.where((old & _SIGN) != 0, -change, change)
-    reached = step * change
+    reached = spacing * change
     if known:
         reached += tl.load(integers + place, mask=here, other=0)
     exact = token == _EXACT
@@ -210,12 +208,12 @@ def _advance(
     tl.store(outside + block, tl.sum((here & wrong).to(tl.int32), 0))
 
 
-def round_to_grid(
-    values: Tensor, integers: Tensor, history: Tensor | None, grid: Grid, gain: Gain | None
+def round_to_lattice(
+    values: Tensor, integers: Tensor, history: Tensor | None, lattice: Lattice, gain: Gain | None
 ) -> Rounded:
-    """See `inshrink_core.ops.lattice.round_to_grid`."""
+    """See `inshrink_core.ops.lattice.round_to_lattice`."""
     if values.numel() == 0:
-        return reference.round_to_grid(values, integers, history, grid, gain)
+        return reference.round_to_lattice(values, integers, history, lattice, gain)
     device, home, n = values.device, integers.device, values.numel()
     rows = 1 if gain is None else gain.grades.numel()
     length = n // rows
@@ -228,8 +226,8 @@ def round_to_grid(
     known = tokens if history is None else history.to(device)
     base, grades = (values, before) if gain is None else (gain.base.to(device), gain.grades.to(device))
     tensors = (values, before, known, base, grades, tokens, after, new, seen)
-    limit = float(MAX_PRODUCT // grid.step)
-    numbers = (grid.delta, grid.rcp, limit, grid.step, grid.bound, length, per_row)
+    limit = float(MAX_PRODUCT // lattice.spacing)
+    numbers = (lattice.unit, lattice.reciprocal, limit, lattice.spacing, lattice.bound, length, per_row)
     tracked, matched = history is not None, gain is not None
     _round[(rows * per_row,)](*tensors, *numbers, tracked, matched, size, enable_fp_fusion=False)
     n_large, n_exact = seen[:, :2].sum(0).tolist()
@@ -238,11 +236,15 @@ def round_to_grid(
 
 
 def advance(
-    tokens: Tensor, large: NDArray[np.int64], integers: Tensor | None, history: Tensor | None, grid: Grid
+    tokens: Tensor,
+    large: NDArray[np.int64],
+    integers: Tensor | None,
+    history: Tensor | None,
+    lattice: Lattice,
 ) -> Advanced:
     """See `inshrink_core.ops.lattice.advance`."""
     if tokens.numel() == 0:
-        return reference.advance(tokens, large, integers, history, grid)
+        return reference.advance(tokens, large, integers, history, lattice)
     device, n = tokens.device, tokens.numel()
     after = torch.empty(n, dtype=torch.int32, device=device)
     new = torch.empty(n, dtype=torch.uint8, device=device)
@@ -256,7 +258,7 @@ def advance(
     before = after if integers is None else integers.to(device)
     past = new if history is None else history.to(device)
     tensors = (tokens, stored, ranks, before, past, after, new, outside)
-    numbers = (grid.step, grid.bound, n, large.size)
+    numbers = (lattice.spacing, lattice.bound, n, large.size)
     known, tracked = integers is not None, history is not None
     _advance[(n_blocks,)](*tensors, *numbers, known, tracked, RANKED, enable_fp_fusion=False)
     return Advanced(after, new, not bool(outside.any()))
@@ -269,8 +271,8 @@ def _count_gains(
     integers: tl.tensor,
     counts: tl.tensor,
     beyond: tl.tensor,
-    delta: tl.tensor,
-    rcp: tl.tensor,
+    unit: tl.tensor,
+    reciprocal: tl.tensor,
     length: tl.tensor,
     per_row: tl.tensor,
     size: tl.constexpr,
@@ -284,8 +286,8 @@ def _count_gains(
         here = within < length
         place = row * length + within
         b = tl.load(base + place, mask=here, other=0.0)
-        r = (tl.load(values + place, mask=here, other=0.0) - b) * rcp
-        o = (tl.load(integers + place, mask=here, other=0).to(tl.float32) * delta - b) * rcp
+        r = (tl.load(values + place, mask=here, other=0.0) - b) * reciprocal
+        o = (tl.load(integers + place, mask=here, other=0).to(tl.float32) * unit - b) * reciprocal
         crossed = tl.where(r < 0, -o, o) > 0.5
         scaled = tl.abs(r) * 256.0
         inside = scaled < _BINS  # false for NaN
@@ -325,7 +327,7 @@ def _choose_grades(counts: tl.tensor, beyond: tl.tensor, grades: tl.tensor) -> N
     tl.store(grades + row, tl.where(plain + slack >= 0, 0, chosen))
 
 
-def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_rows: int) -> Tensor:
+def gain_grades(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice, n_rows: int) -> Tensor:
     """See `inshrink_core.ops.lattice.gain_grades`."""
     if values.numel() == 0:
         return torch.zeros(n_rows, dtype=torch.int32)
@@ -344,8 +346,8 @@ def gain_grades(values: Tensor, base: Tensor, integers: Tensor, grid: Grid, n_ro
             integers[part],
             counts,
             beyond,
-            grid.delta,
-            grid.rcp,
+            lattice.unit,
+            lattice.reciprocal,
             length,
             per_row,
             _COUNTED,

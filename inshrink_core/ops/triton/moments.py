@@ -32,18 +32,6 @@ from inshrink_core.ops.moments import (
     octave_edges,
 )
 
-__all__ = [
-    "count_magnitudes",
-    "expand_units",
-    "kinds_of",
-    "relative_square",
-    "round_in_units",
-    "round_to_octaves",
-    "row_reaches",
-    "squares_cover",
-    "sum_sides",
-]
-
 _SIZE = 1024
 """Elements of one program: eight a thread."""
 
@@ -270,7 +258,7 @@ def _round_to_octaves(
     odd = (unit & 1) != 0
     octave = (number >> 23) - 127 - (unit >> 1) - tl.where(small, _NORMALIZING_BITS, 0)
     fraction = number & _FRACTION
-    # Against an even unit the edge is the root of two, against an odd one a power: a tie, to even.
+    # For an even unit the edge is the root of two, for an odd one a power: a tie, to even.
     past = (fraction > _ROOT).to(tl.int32)
     tie = tl.where(fraction == 0, octave & 1, 0)
     nearest = tl.where(odd, octave - tie, octave + past)

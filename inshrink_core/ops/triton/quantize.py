@@ -12,12 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from inshrink_core.ops.flat import as_float32, flattened
 from inshrink_core.ops.quantize import INFINITE_KEY, MAGNITUDE_KEYS, N_KEYS, PROTECTED, PRUNED
 from inshrink_core.ops.reference import quantize as reference
-from inshrink_core.ops.reference.quantize import as_float32, flattened
 from inshrink_core.ops.triton.rank import RANKED, count_before
-
-__all__ = ["assign", "dequantize", "gather_decoded", "histogram16", "sensitivity_histogram", "symbol_counts"]
 
 _INFINITE = tl.constexpr(INFINITE_KEY)
 _MAGNITUDE = tl.constexpr(MAGNITUDE_KEYS - 1)

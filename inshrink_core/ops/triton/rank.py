@@ -1,4 +1,4 @@
-"""Where rare symbols stand in order, in Triton: how many of them come before each block of a tensor.
+"""The rank of rare symbols, in Triton: how many of them come before each block of a tensor.
 
 Importing this module needs Triton.
 """
@@ -9,8 +9,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-__all__ = ["RANKED", "count_before"]
 
 RANKED = 1024
 """Elements of a block: eight a thread, and a prefix sum of a few steps."""
@@ -28,7 +26,7 @@ def _count(
 
 
 def count_before(symbols: Tensor, low: int, high: int) -> Tensor:
-    """Return how many symbols in ``low <= symbol < high`` stand before each block of `RANKED`.
+    """Return how many symbols in ``low <= symbol < high`` come before each block of `RANKED`.
 
     Parameters
     ----------

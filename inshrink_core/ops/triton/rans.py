@@ -22,8 +22,6 @@ from inshrink_core.ops.rans import (
 )
 from inshrink_core.ops.reference import rans as reference
 
-__all__ = ["rans_counts", "rans_decode", "rans_encode"]
-
 _INITIAL = tl.constexpr(INITIAL_STATE)
 _PRECISION = tl.constexpr(PRECISION)
 _SLOT = tl.constexpr((1 << PRECISION) - 1)

@@ -1,0 +1,76 @@
+"""The same requests as lines of a shell, and as lines of Python."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inshrink_app.jobs.work import Requests
+
+    from inshrink_core.request import Request
+
+__all__ = ["python_text", "shell_text"]
+
+_SHOWN = {
+    "average": "print(found.coefficients, found.judged)",
+    "compare_archives": (
+        "for path, one in found.archives:\n"
+        "    for row in one.steps:\n        print(row.step, row.original, row.restored, row.drop)"
+    ),
+    "compress": "print(found.size.ratio_total)",
+    "estimate": "print(found.ratio_weights, found.drop)",
+    "estimate_goals": (
+        "for goal in found.goals:\n    print(goal.goal, goal.archive_bytes, goal.bits_per_weight)"
+    ),
+    "export": "print(found.nbytes)",
+    "prune": "print(found.freed)",
+    "report": "print(found.output, found.digest)",
+    "restore": "print(found.paths)",
+    "search": "print(found.best and found.best.to_json())",
+    "verify": "print('sound' if found.ok else found.problems)",
+    "watch": "print(found.ended, found.appended)",
+}
+"""What Python lines print of a report; its whole document otherwise."""
+
+
+def shell_text(requests: Requests) -> str:
+    """Return requests as lines of a shell."""
+    return "\n".join(shlex.join(["inshrink", *request.words()]) for request in requests)
+
+
+def python_text(requests: Requests) -> str:
+    """Return Python lines that do the same as some requests."""
+    lines = ["import inshrink_core", ""]
+    for request in requests:
+        home, name = _function(request)
+        lines += [f"found = {home}.{name}({_arguments(request)})"]
+        lines += [_SHOWN.get(name, "print(found.to_json())")]
+    return "\n".join(lines)
+
+
+def _function(request: Request[Any]) -> tuple[str, str]:
+    """Return the public package that has the function of a verb, and its name."""
+    import inshrink_core
+    from inshrink_core import analysis, verbs
+    from inshrink_core.request import python_call
+
+    call = python_call(type(request))
+    name, homes = call.__name__, (inshrink_core, verbs, analysis)
+    return next((home.__name__ for home in homes if getattr(home, name, None) is call), verbs.__name__), name
+
+
+def _arguments(request: Request[Any]) -> str:
+    """Return what a function is given: what the verb is about and where to by its place, the rest by name."""
+    by_place = {field.name for field in fields(request) if not field.kw_only}
+    return ", ".join(
+        _literal(value) if name in by_place else f"{name}={_literal(value)}"
+        for name, value in request.given().items()
+    )
+
+
+def _literal(value: Any) -> str:
+    """Return a value as Python writes it; a bound that is waived is infinite."""
+    return "float('inf')" if isinstance(value, float) and math.isinf(value) else repr(value)

@@ -1,0 +1,1 @@
+"""What pages speak of: plain data, without Streamlit."""

@@ -1,0 +1,127 @@
+"""What is told of a run's sensitivity: the metrics in words, and one metric as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inshrink_core.sensitivity import SensitivityMetric
+
+if TYPE_CHECKING:
+    from inshrink_core.analysis.profile import Row
+
+__all__ = ["METRICS", "Metric", "Sensitivity"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """A sensitivity metric in words.
+
+    Parameters
+    ----------
+    label
+        Its name on a button.
+    symbol
+        Its formula, which is also the unit of the colour scale.
+    meaning
+        One sentence.
+    quantity
+        What its values are, in a word.
+    pooled
+        Whether a row has one figure a step instead of mean, median and percentile.
+    scale
+        ``log``, or ``linear`` where values lie around one.
+    needs
+        What a run must hold to tell it, said of one that does not; empty where every run does.
+    """
+
+    label: str
+    symbol: str
+    meaning: str
+    quantity: str = "Sensitivity"
+    pooled: bool = False
+    scale: str = "log"
+    needs: str = ""
+
+
+def _quantity(metric: SensitivityMetric) -> str:
+    return metric.quantity.capitalize()
+
+
+_NEEDS_CHAIN = "It needs two steps of a chain between which the weights moved."
+
+METRICS: Mapping[str, Metric] = {
+    "magnitude": Metric(
+        label="Magnitude",
+        symbol="|w|",
+        meaning="How large the weights are: rounding a large weight costs most.",
+        quantity=_quantity(SensitivityMetric.MAGNITUDE),
+    ),
+    "taylor": Metric(
+        label="Taylor",
+        symbol="|g·w|",
+        meaning="How much the loss would change, to first order, without a weight: gradient times weight.",
+        needs="It needs gradients or Adam's first moment, and the checkpoints hold neither.",
+    ),
+    "fisher": Metric(
+        label="Fisher",
+        symbol="v̂",
+        meaning="Adam's second moment, bias-corrected: how sharply the loss reacts to a weight.",
+        needs="It is read from Adam's second moment, and the checkpoints hold none that is known to be a "
+        "weight's.",
+    ),
+    "update": Metric(
+        label="Movement",
+        symbol="|Δw|",
+        meaning="How far the weights moved since the previous checkpoint; it says nothing of the loss.",
+        quantity=_quantity(SensitivityMetric.UPDATE),
+        needs="Movement needs two checkpoints; there is no earlier one to compare with.",
+    ),
+    "gain": Metric(
+        label="Restore gain",
+        symbol="gain",
+        meaning="How much of the movement since the previous checkpoint survives a restore there: 1 is "
+        "all of it, 0 rolls training back.",
+        pooled=True,
+        scale="linear",
+        needs=_NEEDS_CHAIN,
+    ),
+    "noise": Metric(
+        label="Restore noise",
+        symbol="noise",
+        meaning="What such a restore adds to the movement: its squared error, as a share of the movement.",
+        pooled=True,
+        needs=_NEEDS_CHAIN,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sensitivity:
+    """One metric of a run, by one grouping.
+
+    Parameters
+    ----------
+    metric, by
+        A key of `METRICS`; ``tensor``, ``block`` or ``layer_type``.
+    rows
+        In model order.
+    steps
+        Ascending.
+    values
+        Per statistic (``mean``, ``p50``, ``p99``), float32 ``[rows, steps]``; NaN where a tensor is absent
+        or the metric is not defined.
+    note
+        How it was measured, where that needs saying; empty otherwise.
+    """
+
+    metric: str
+    by: str
+    rows: tuple[Row, ...]
+    steps: tuple[int, ...]
+    values: Mapping[str, NDArray[np.float32]]
+    note: str = ""

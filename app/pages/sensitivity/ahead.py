@@ -1,0 +1,78 @@
+"""Loading ahead: what a first look inside of a tensor needs, in the background, once the page is drawn."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import streamlit as st
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.model.subject import Subject
+from inshrink_app.services.opening import engine_of, samples
+
+__all__ = ["warm_up"]
+
+_log = logging.getLogger(__name__)
+
+_WARM_UP_DELAY_SECONDS = 1.5
+"""The page is drawn first: what is loaded ahead would only slow that down."""
+
+_QUIET_SECONDS = 0.4
+"""The explorer is quiet when it was idle for half of such a span."""
+
+_MOST_SPANS = 50
+"""After so many spans (20 seconds) of work, loading ahead begins all the same."""
+
+
+def warm_up(subject: Subject) -> None:
+    """Load the slow parts of the engine in the background, so that a first look inside need not wait.
+
+    Of the run itself headers alone are read: the codecs are tried on a bundled sample.
+    """
+    _warm_up(str(subject.path), subject)
+
+
+@st.cache_resource(show_spinner=False, max_entries=16)
+def _warm_up(path: str, _subject: Subject) -> threading.Timer:
+    """Start once for each run."""
+    timer = threading.Timer(_WARM_UP_DELAY_SECONDS, _load_ahead, [_subject])
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _load_ahead(subject: Subject) -> None:
+    """Open the run, and have the codecs loaded and compiled."""
+    from inshrink_core.errors import InshrinkError
+
+    _wait_for_quiet()
+    try:
+        engine_of(subject)
+        for sample in samples()[:1]:
+            _try_codecs(str(sample.path))
+    except (InshrinkError, ServiceError, OSError, RuntimeError) as error:
+        # RuntimeError: the explorer is ending, and nothing may be started any more.
+        _log.info("nothing was loaded ahead: %s", error)
+
+
+def _try_codecs(path: str) -> None:
+    """Look into the smallest matrix of a run with those codecs that take long to load."""
+    import inshrink_core
+    from inshrink_core.analysis.anatomy import anatomy
+
+    run = inshrink_core.open(path)
+    step = run.steps[-1]
+    matrices = (spec for spec in run[step].specs if spec.role == "weight" and len(spec.shape) >= 2)
+    smallest = min(matrices, key=lambda spec: spec.numel)
+    for codec in ("lattice", "inshrinkerator"):
+        anatomy(run, step, smallest.key, codec)
+
+
+def _wait_for_quiet() -> None:
+    """Let pages that are still being drawn, as on a busy computer, have the interpreter to themselves."""
+    for _ in range(_MOST_SPANS):
+        used = time.process_time()
+        time.sleep(_QUIET_SECONDS)
+        if time.process_time() - used < _QUIET_SECONDS / 2:
+            return

@@ -1,0 +1,186 @@
+"""Numbers and names as text, where a page has less room or other signs than the command line."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+
+from inshrink_core.text import count, counted, elided, ratio, shape, size
+
+__all__ = [
+    "compact",
+    "count",
+    "counted",
+    "duration",
+    "elided",
+    "elided_all",
+    "fixed_format",
+    "html",
+    "inked",
+    "markdown",
+    "percent",
+    "power",
+    "ratio",
+    "remaining",
+    "sentence",
+    "shape",
+    "share",
+    "size",
+    "steps",
+    "value",
+]
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+_UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+_MARKDOWN_SIGNS = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=@/])")
+"""Every sign that Streamlit's markdown may read as more than itself (emphasis, links, colour and icon
+directives, mathematics, HTML, and the ``://`` and ``@`` that become links)."""
+
+
+def compact(n: float) -> str:
+    """Return a count with three significant digits, as ``54.3 k``."""
+    return size(n).removesuffix("B").rstrip()
+
+
+def value(value: float, digits: int = 3) -> str:
+    """Return a measured value with three significant digits, in powers of ten where it is far from one.
+
+    Examples
+    --------
+    >>> value(0.01234), value(1234.5), value(0.0012)
+    ('0.0123', '1,230', '1.20·10⁻³')
+    """
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0 or 1e-2 <= abs(value) < 1e4:
+        rounded = float(f"{value:.{digits}g}")
+        return f"{rounded:,.15g}" if abs(rounded) >= 1000 else f"{value:.{digits}g}"
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    return f"{mantissa}·{power(int(exponent))}"
+
+
+def power(exponent: int) -> str:
+    """Return a power of ten as a tick label, as ``10⁻³``."""
+    return "10" + str(exponent).translate(_SUPERSCRIPTS)
+
+
+def percent(value: float | None) -> str:
+    """Return a small relative change in percent with its sign's meaning kept, as ``0.12 %`` or ``-0.3 %``.
+
+    Examples
+    --------
+    >>> percent(0.00123), percent(-0.5), percent(0.0), percent(None)
+    ('0.12 %', '-50 %', '0 %', '–')
+    """
+    if value is None or math.isnan(value):
+        return "–"
+    percent = 100 * value
+    if percent and abs(percent) < 0.005:
+        return f"{percent:.1e} %"
+    return f"{percent:.2g} %" if abs(percent) < 100 else f"{percent:.0f} %"
+
+
+def share(share: float) -> str:
+    """Return a part of a whole in percent; something never looks like nothing."""
+    return "<1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
+
+
+def fixed_format(values: Sequence[float]) -> str:
+    """Return a printf format with the same decimals for a whole column: four digits at its largest value.
+
+    Examples
+    --------
+    >>> fixed_format([0.987, 0.09]), fixed_format([12.5, 3.0]), fixed_format([])
+    ('%.4f', '%.2f', '%.4f')
+    """
+    largest = max((abs(value) for value in values if math.isfinite(value) and value), default=0.5)
+    return f"%.{min(9, max(0, 3 - math.floor(math.log10(largest))))}f"
+
+
+def sentence(clause: str) -> str:
+    """Make a sentence of a clause, as the engine words them."""
+    return clause[:1].upper() + clause[1:].rstrip(".") + "."
+
+
+def steps(steps: Sequence[int]) -> str:
+    """Return what steps there are: one number, or the first and the last."""
+    if not steps:
+        return "no steps"
+    if len(steps) == 1:
+        return f"step {count(steps[0])}"
+    # Spaces that do not break; a dash would be a place to break at all the same.
+    return f"steps\u00a0{count(steps[0])}\u00a0to\u00a0{count(steps[-1])}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as a person says it: seconds below two minutes, then minutes, then hours."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def remaining(seconds: float, seconds_left: float | None) -> str:
+    """Return how long something has taken, and may still take where that is known."""
+    if seconds_left is None:
+        return duration(seconds)
+    return f"{duration(seconds)}, about {duration(seconds_left)} left"
+
+
+def elided_all(names: Sequence[str], width: int) -> list[str]:
+    """Shorten names as `elided` does, but those that would look the same keep more of themselves.
+
+    Examples
+    --------
+    >>> elided_all(["runs/a/last.pt", "runs/b/last.pt", "checkpoint.pt"], 9)
+    ['runs/a…ast.pt', 'runs/b…ast.pt', 'chec…t.pt']
+    """
+    labels = {name: elided(name, width) for name in names}
+    while True:
+        counts = Counter(labels.values())
+        alike = [name for name, label in labels.items() if counts[label] > 1 and label != name]
+        if not alike:
+            return [labels[name] for name in names]
+        width += 4
+        labels |= {name: elided(name, width) for name in alike}
+
+
+def _printable(text: str) -> str:
+    """Replace control, bidirectional and zero-width signs, which could forge what a reader sees."""
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(sign) in _UNPRINTABLE else sign for sign in text
+    )
+
+
+def markdown(text: str) -> str:
+    """Return untrusted text that Streamlit's markdown shows as it is.
+
+    Notes
+    -----
+    Escapes end at the parser, but links without brackets, addresses and ``:icons:`` are sought in the
+    text that it leaves; a word joiner, which has no width, breaks those up.
+    """
+    escaped = _MARKDOWN_SIGNS.sub(r"\\\1", _printable(text))
+    return re.sub(r"(:|@|www)", "\\1\u2060", escaped, flags=re.IGNORECASE)
+
+
+def inked(text: str) -> str:
+    """Return the label of a segment or a pill in the colour of plain text, chosen or not.
+
+    A chosen one is drawn in the theme's primary colour on a tint of it. On a dark page no colour is read so
+    and carries white text, as a button's (WCAG AA). The theme's violet is free for this: nothing else is
+    violet.
+    """
+    return f":violet[{text}]"
+
+
+def html(text: str) -> str:
+    """Return untrusted text for Plotly, whose labels and hovers read a subset of HTML."""
+    return escape(_printable(text), quote=False)

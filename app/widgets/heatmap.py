@@ -1,0 +1,446 @@
+"""Sensitivities as pictures: rows by steps, of one run, or of two side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+from inshrink_app.model.sensitivity import METRICS, Sensitivity
+from inshrink_app.theme import DIVERGING, SEQUENTIAL
+from inshrink_app.widgets import fmt, modules
+from inshrink_app.widgets.figures import (
+    TOOLBAR,
+    add_heading,
+    colour_bar,
+    columns_axis,
+    few_ticks,
+    gaps,
+    linear_scale_ticks,
+    log_scale_ticks,
+)
+from inshrink_app.widgets.modules import Node
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from inshrink_core.analysis.profile import Row
+
+MAX_COLUMNS = 100
+"""More columns are thinner than a reader can tell apart on a laptop's screen."""
+
+_CLIPPED = (1.0, 99.0)
+"""Percentiles between which colours spread when outliers are clipped."""
+
+_LONGEST_COLORBAR = 420
+
+_ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (250, 5), (700, 3), (10**9, 1))
+"""Pixels of a row by how many there are: (at most so many rows, pixels)."""
+
+_LETTER_PIXELS = 5.8
+"""Width of a letter of a label, rather more than less; a margin too narrow grows by itself."""
+
+_ROOM_OF_ROWS, _ROOM_OF_COLORBAR, ROOM_OF_STEPS = 33, 50, 66
+"""Pixels beside the letters: ticks, paddings, the bar itself; below, the labels of steps and their title."""
+
+_NAME_WIDTH = 34
+MAX_ROW_LABELS = 60
+
+MOST_APART = 60
+"""With more rows or columns there is no line between them."""
+
+_RELATIVE = {"plain": "", "first": " / first", "share": ", share"}
+"""What stands behind the symbol of a metric that was made relative."""
+
+
+class Columns(NamedTuple):
+    """The columns of a heatmap: values ``[rows, columns]``, a label each, and the most steps in one."""
+
+    values: NDArray[np.float32]
+    labels: tuple[str, ...]
+    steps_per_column: int
+
+
+def column_edges(n_steps: int, limit: int = MAX_COLUMNS) -> NDArray[np.int64]:
+    """Return where columns begin, and the end of the last one."""
+    return np.linspace(0, n_steps, min(limit, n_steps) + 1).round().astype(np.int64)
+
+
+def bucket_steps(values: NDArray[np.float32], steps: Sequence[int], limit: int = MAX_COLUMNS) -> Columns:
+    """Merge neighbouring steps into at most `limit` columns, by the mean of what is there.
+
+    Parameters
+    ----------
+    values
+        ``[rows, steps]``, NaN where there is no value. A column is NaN only where all its steps are.
+    steps
+        Ascending.
+    """
+    n_steps = len(steps)
+    if n_steps <= limit:
+        return Columns(values, tuple(fmt.count(step) for step in steps), 1)
+    edges = column_edges(n_steps, limit)
+    present = np.isfinite(values)
+    sums = np.add.reduceat(np.where(present, values, 0).astype(np.float64), edges[:-1], axis=1)
+    counts = np.add.reduceat(present, edges[:-1], axis=1, dtype=np.int64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = (sums / counts).astype(np.float32)
+    labels = tuple(
+        f"{fmt.count(steps[a])} – {fmt.count(steps[b - 1])}" if b - a > 1 else fmt.count(steps[a])
+        for a, b in pairwise(edges)
+    )
+    return Columns(means, labels, int(np.diff(edges).max()))
+
+
+def linear_scale(values: NDArray[np.float32], clip: bool) -> tuple[NDArray[np.float32], float, float]:
+    """Return the values, and the ends of the colour scale."""
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if finite.size == 0:
+        return values, 0.0, 1.0
+    low, high = (float(end) for end in np.percentile(finite, _CLIPPED if clip else (0, 100)))
+    if high - low < 1e-9 * max(abs(low), abs(high), 1e-30):
+        half = abs(low) / 2 or 0.5
+        low, high = low - half, high + half
+    return np.where(np.isfinite(values), values, np.float32("nan")), low, high
+
+
+def log_scale(values: NDArray[np.float32], clip: bool) -> tuple[NDArray[np.float32], float, float]:
+    """Return log10 of the values, NaN where there is none, and the ends of the colour scale.
+
+    Zeros have no logarithm: they take the scale's lower end; the hover tells that they are zero.
+    """
+    positive = values[np.isfinite(values) & (values > 0)]
+    if positive.size == 0:
+        return np.where(np.isfinite(values), np.float32(0), np.float32("nan")), -1.0, 0.0
+    logs_of_positive = np.log10(positive.astype(np.float64))
+    ends = np.percentile(logs_of_positive, _CLIPPED if clip else (0, 100))
+    low, high = float(ends[0]), float(ends[1])
+    if high - low < 0.02:
+        middle = (low + high) / 2
+        low, high = middle - 0.5, middle + 0.5
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log10(values.astype(np.float64))
+    logs = np.where(np.isneginf(logs), low, logs)
+    return np.where(np.isfinite(values), logs, np.nan).astype(np.float32), low, high
+
+
+def colorbar(symbol: str, low: float, high: float, room: int, scale: str = "log") -> dict[str, Any]:
+    """Return the scale beside the cells, with round values between its ends."""
+    ticks = log_scale_ticks(low, high) if scale == "log" else linear_scale_ticks(low, high)
+    place = {"lenmode": "pixels", "len": min(_LONGEST_COLORBAR, room), "y": 1, "yanchor": "top", "ypad": 0}
+    return colour_bar(symbol, ticks, **place)
+
+
+class Drawn(NamedTuple):
+    """How values of a metric are drawn: their colours, the rows' identities, and what is told of a cell."""
+
+    colours: NDArray[np.float32]
+    rows: list[str]
+    height: float
+    hover: str
+    told: str
+    symbol: str
+    look: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        table: Sensitivity,
+        values: NDArray[np.float32],
+        statistic: str,
+        *,
+        clip: bool = True,
+        scale: str | None = None,
+        relative: str = "plain",
+    ) -> Drawn:
+        """Choose colours for values ``[rows, columns]`` of a table; by default on the metric's own scale."""
+        metric = METRICS[table.metric]
+        scale = scale or metric.scale
+        colours, low, high = (log_scale if scale == "log" else linear_scale)(values, clip)
+        both_ways = relative == "first" or table.metric == "gain"
+        if both_ways:
+            low, high = _around(0.0 if scale == "log" else 1.0, low, high)
+        row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(table.rows) <= most)
+        height = TOOLBAR + max(220, len(table.rows) * row_pixels + 62)
+        symbol = metric.symbol + _RELATIVE[relative]
+        word = "" if metric.pooled or relative == "share" else f"{statistic} "
+        look = {
+            "zmin": low,
+            "zmax": high,
+            "colorscale": DIVERGING if both_ways else SEQUENTIAL,
+            "colorbar": colorbar(symbol, low, high, height - TOOLBAR - 82, scale),
+        }
+        return cls(
+            colours=colours,
+            rows=[_row_category(row) for row in table.rows],
+            height=height,
+            hover=f"%{{y}}<br>step %{{x}}<br>{word}{fmt.html(symbol)} = ",
+            told="%{customdata:.3~%}" if relative == "share" else "%{customdata:.3~g}",
+            symbol=symbol,
+            look=look,
+        )
+
+    def lay_out(self, figure: go.Figure, labels: Sequence[str]) -> None:
+        """Give a figure its height, and margins that hold the labels of its rows."""
+        figure.update_layout(
+            height=self.height,
+            margin=_margin(labels, [self.symbol, *self.look["colorbar"]["ticktext"]]),
+            dragmode="zoom",
+            hovermode="closest",
+            showlegend=False,
+        )
+
+
+def _around(middle: float, low: float, high: float) -> tuple[float, float]:
+    """Return ends that are equally far from the middle."""
+    reach = max(abs(high - middle), abs(middle - low), 1e-3)
+    return middle - reach, middle + reach
+
+
+def cells(
+    columns: Columns, rows: Sequence[str], told: NDArray[Any], hover: str, *, missing: str, **look: object
+) -> go.Figure:
+    """Draw rows by columns, the first row on top.
+
+    Parameters
+    ----------
+    columns
+        What the colours mean; NaN is drawn grey.
+    rows
+        What each row is.
+    told
+        What `hover` tells of a cell, as ``customdata``.
+    hover, missing
+        Of a cell, and of one without a value.
+    **look
+        For `go.Heatmap`: its colours and their ends.
+    """
+    figure = go.Figure(gaps(columns.values, columns.labels, rows, missing))
+    figure.add_trace(
+        go.Heatmap(
+            z=columns.values,
+            x=columns.labels,
+            y=rows,
+            customdata=told,
+            hoverongaps=False,
+            xgap=1 if len(columns.labels) <= MOST_APART else 0,
+            ygap=1 if len(rows) <= MOST_APART else 0,
+            hovertemplate=hover,
+            **look,
+        )
+    )
+    figure.update_layout(hoverlabel={"align": "left"})
+    figure.update_xaxes(**columns_axis(columns.labels))
+    figure.update_yaxes(
+        type="category", autorange="reversed", showgrid=False, automargin=True, ticklabelstandoff=4
+    )
+    return figure
+
+
+def _margin(rows: Sequence[str], bar: Sequence[str]) -> dict[str, float]:
+    """Return margins that hold the labels: where they do not, the browser draws everything once more."""
+    return {
+        "l": _ROOM_OF_ROWS + _LETTER_PIXELS * max(map(len, rows), default=0),
+        "r": _ROOM_OF_COLORBAR + _LETTER_PIXELS * max(map(len, bar), default=0),
+        "t": TOOLBAR,
+        "b": ROOM_OF_STEPS,
+    }
+
+
+def _row_category(row: Row) -> str:
+    """Return a row's identity, which is also the head of its hover: full name, what it is, its shape."""
+    if row.shape is None:
+        extent = f"{fmt.counted(row.n_tensors, 'tensor')}, {fmt.count(row.numel)} values"
+    else:
+        extent = fmt.shape(row.shape)
+    kind = f"{row.layer_type} · " if row.layer_type and row.layer_type != row.name else ""
+    return f"<b>{fmt.html(row.name)}</b><br>{fmt.html(kind)}{extent}"
+
+
+def row_labels(names: Sequence[str]) -> list[str]:
+    """Return short labels: without the modules that all names share, and without a long middle.
+
+    Examples
+    --------
+    >>> row_labels(["net.layers.0.fc.weight", "net.layers.1.fc.weight", "net.head"])
+    ['layers.0.fc.weight', 'layers.1.fc.weight', 'head']
+    """
+    parts = [name.split(".") for name in names]
+    shared = 0
+    while len(parts) > 1 and all(len(part) > shared + 1 for part in parts):
+        if len({part[shared] for part in parts}) > 1:
+            break
+        shared += 1
+    return [
+        fmt.html(label) for label in fmt.elided_all([".".join(part[shared:]) for part in parts], _NAME_WIDTH)
+    ]
+
+
+def take(table: Sensitivity, places: Sequence[int]) -> Sensitivity:
+    """Return some rows of a table."""
+    index = np.asarray(places, dtype=np.int64)
+    return dataclasses.replace(
+        table,
+        rows=tuple(table.rows[i] for i in places),
+        values={name: values[index] for name, values in table.values.items()},
+    )
+
+
+def aggregate(table: Sensitivity, groups: Sequence[Node], exact: Sensitivity | None = None) -> Sensitivity:
+    """Return a table with a row for each group.
+
+    Parameters
+    ----------
+    table
+        By tensor.
+    groups
+        Of its rows.
+    exact
+        The same metric by block or layer type: rows of the same name and extent are taken from it, medians
+        and percentiles included. For all others these are means over tensors, weighted by their size.
+    """
+    known = {row.name: i for i, row in enumerate(exact.rows)} if exact is not None else {}
+    rows, columns = [], {name: np.empty((len(groups), len(table.steps)), np.float32) for name in table.values}
+    for place, group in enumerate(groups):
+        row = _row_of(table, group)
+        rows.append(row)
+        at = known.get(group.name)
+        same = exact is not None and at is not None and exact.rows[at].n_tensors == row.n_tensors
+        for name, column in columns.items():
+            if len(group.members) == 1:
+                column[place] = table.values[name][group.members[0]]
+            elif same and exact is not None and at is not None:
+                column[place] = exact.values[name][at]
+            else:
+                column[place] = _mean(table, name, group)
+    return dataclasses.replace(table, by="block", rows=tuple(rows), values=columns)
+
+
+def _row_of(table: Sensitivity, group: Node) -> Row:
+    """Describe a group; one of a single tensor looks like that tensor."""
+    members = [table.rows[i] for i in group.members]
+    if len(members) == 1:
+        return members[0]._replace(name=group.name)
+    sizes: dict[str, int] = {}
+    for member in members:
+        sizes[member.layer_type] = sizes.get(member.layer_type, 0) + member.numel
+    layer = max(sizes, key=sizes.__getitem__, default="")
+    return members[0]._replace(
+        name=group.name,
+        block=group.name,
+        layer_type=layer,
+        n_tensors=len(members),
+        numel=sum(member.numel for member in members),
+        shape=None,
+    )
+
+
+def _mean(table: Sensitivity, name: str, group: Node) -> NDArray[np.float32]:
+    """Return the mean over a group's tensors, of those that have a value."""
+    index = np.asarray(group.members, dtype=np.int64)
+    values = table.values[name][index].astype(np.float64)
+    sizes = np.asarray([[table.rows[i].numel] for i in group.members], np.float64)
+    weights = np.where(np.isfinite(values), sizes, 0.0)
+    total = weights.sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = (np.where(np.isfinite(values), values, 0.0) * weights).sum(axis=0) / total
+    return np.where(total > 0, means, np.nan).astype(np.float32)
+
+
+MARKS = {(True, True): "", (True, False): "◧ ", (False, True): "◨ "}
+"""What stands before a row that only the run on the left, or on the right, has."""
+
+_MOST_STEP_LABELS = 2
+_HALVES_GAP = 0.12
+"""Share of the width between the two: room for the labels of steps on a telephone."""
+
+_TICK_SHIFT = 7
+"""Pixels by which labels of steps are moved apart, where one half ends and the other begins."""
+
+_HALF_TITLE_WIDTH = 12
+"""Letters of a name above its half, on a telephone."""
+
+
+class Sides(NamedTuple):
+    """Two measurements with the same rows, and which of the two have each row."""
+
+    tables: tuple[Sensitivity, Sensitivity]
+    present: tuple[tuple[bool, bool], ...]
+
+
+def aligned(mine: Sensitivity, other: Sensitivity, level: str) -> Sides:
+    """Return two measurements by tensor with the same rows, matched by name.
+
+    Parameters
+    ----------
+    mine, other
+        One metric of two runs, by tensor; each has steps of its own.
+    level
+        What a row is (`modules.levels`). Those that only the second has come last.
+    """
+    places = [{row.name: i for i, row in enumerate(table.rows)} for table in (mine, other)]
+    rows = {row.name: row for table in (other, mine) for row in table.rows}
+    names = tuple(dict.fromkeys([*places[0], *places[1]]))
+    nodes = modules.rows_at(names, [rows[name].layer_type for name in names], level)
+    sides = []
+    for table, known in zip((mine, other), places, strict=True):
+        there = [i for i, name in enumerate(names) if name in known]
+        taken = [known[names[i]] for i in there]
+        values = {}
+        for statistic, measured in table.values.items():
+            values[statistic] = np.full((len(names), len(table.steps)), np.nan, np.float32)
+            values[statistic][there] = measured[taken]
+        own = tuple(table.rows[known[name]] if name in known else rows[name] for name in names)
+        sides.append(aggregate(dataclasses.replace(table, rows=own, values=values), nodes))
+    present = [tuple(any(names[i] in known for i in node.members) for known in places) for node in nodes]
+    return Sides((sides[0], sides[1]), tuple((one, two) for one, two in present))
+
+
+def sides_figure(sides: Sides, names: tuple[str, str], statistic: str) -> go.Figure:
+    """Draw two runs beside each other, rows in common, each over its own steps.
+
+    Parameters
+    ----------
+    sides
+        What was measured; of the same metric.
+    names
+        Of the runs.
+    statistic
+        A key of the values.
+    """
+    buckets = [bucket_steps(table.values[statistic], table.steps, MAX_COLUMNS // 2) for table in sides.tables]
+    values = np.concatenate([one.values for one in buckets], axis=1)
+    drawn = Drawn.of(sides.tables[0], values, statistic)
+    halves = np.split(drawn.colours, [len(buckets[0].labels)], axis=1)
+    figure = go.Figure()
+    for place, (one, colours, name) in enumerate(zip(buckets, halves, names, strict=True)):
+        shown = cells(
+            one._replace(values=colours),
+            drawn.rows,
+            one.values,
+            f"{fmt.html(name)}<br>{drawn.hover}{drawn.told}<extra></extra>",
+            missing=f"{fmt.html(name)}<br>%{{y}}<br>step %{{x}}<br>no value<extra></extra>",
+            **drawn.look,
+            showscale=place == 0,
+        )
+        figure.add_traces([trace.update(xaxis="x2" if place else "x") for trace in shown.data])
+        half = [place * (0.5 + _HALVES_GAP / 2), 0.5 - _HALVES_GAP / 2 + place * (0.5 + _HALVES_GAP / 2)]
+        shift = {"ticklabelshift": _TICK_SHIFT if place else -_TICK_SHIFT}
+        axis = columns_axis(one.labels) | few_ticks(one.labels, one.labels, _MOST_STEP_LABELS)
+        figure.update_layout({f"xaxis{2 if place else ''}": {**axis, "domain": half, "anchor": "y", **shift}})
+        add_heading(figure, fmt.html(fmt.elided(name, _HALF_TITLE_WIDTH)), half[0])
+    tables = sides.tables
+    labels = row_labels([row.name for row in tables[0].rows])
+    marked = [MARKS[who] + label for who, label in zip(sides.present, labels, strict=True)]
+    figure.update_yaxes(
+        type="category",
+        range=[len(marked) - 0.5, -0.5],
+        showgrid=False,
+        automargin=True,
+        ticklabelstandoff=4,
+        **few_ticks(drawn.rows, marked, MAX_ROW_LABELS),
+    )
+    drawn.lay_out(figure, marked)
+    return figure

@@ -1,0 +1,219 @@
+"""The JSON Schema of what ``--json`` writes: docs/documents.schema.json, made by `benchmarks.reference`.
+
+Types and required keys are those of the verbs' reports, and docs/json.md says what keys mean. Where a report
+makes a part of its document by itself, the page alone says which keys that has, and any value is allowed.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from inspect import get_annotations
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from inshrink_core.lab.losing import PartialRehearsal
+from inshrink_core.report import Report
+from inshrink_core.request import Request
+
+DOCS = Path(__file__).parents[1] / "docs"
+PLAIN = {bool: "boolean", int: "integer", float: "number", str: "string", NoneType: "null"}
+
+Schema = dict[str, Any]
+
+
+def reports_of(request: type[Request[Any]]) -> list[type[Report]]:
+    """Return what a request may report, as its `perform` says."""
+    # Rehearsals of partial failures import the others, which name them for type checkers alone.
+    hint = get_type_hints(request.perform, localns={"PartialRehearsal": PartialRehearsal})["return"]
+    return [one for one in get_args(hint) or (hint,) if one is not NoneType]
+
+
+def _hint(cls: type, path: Sequence[str]) -> Any:
+    """Return the type that a dotted path of attributes leads to; `Any` where nothing says."""
+    if not path:
+        return cls
+    if get_origin(cls) in (Union, UnionType):
+        hints = [_hint(one, path) for one in get_args(cls) if one is not NoneType]
+        return hints[0] | None if len(hints) == 1 and hints[0] is not Any else Any
+    if get_origin(cls) is tuple:
+        inner = _hint(get_args(cls)[0], path)
+        return Any if inner is Any else tuple[inner, ...]  # type: ignore[valid-type]
+    found = getattr(cls, path[0], None)
+    if isinstance(found, property):
+        return _hint(_evaluated(found.fget, found.fget.__annotations__.get("return", Any)), path[1:])
+    owner = next((one for one in getattr(cls, "__mro__", ()) if path[0] in get_annotations(one)), None)
+    return _hint(_evaluated(owner, get_annotations(owner)[path[0]]) if owner else Any, path[1:])
+
+
+def _evaluated(owner: Any, annotation: Any) -> Any:
+    """Return what an annotation means; `Any` for a name that only type checkers know."""
+    try:
+        known = vars(sys.modules[owner.__module__])
+        return eval(annotation, known) if isinstance(annotation, str) else annotation
+    except (NameError, TypeError):
+        return Any
+
+
+def keys_of(cls: type) -> dict[str, Any] | None:
+    """Return the keys of a class's document and the type of each; None where the class does not say."""
+    own = "to_json" in vars(cls) and cls is not Report
+    if issubclass(cls, Report):
+        keys = {key: _hint(cls, path.split(".")) if path else Any for key, path in _paths(cls).items()}
+        # What it writes by itself may stand in the place of a field.
+        return {key: Any if own and not _is_plain(hint) else hint for key, hint in keys.items()}
+    if own:
+        return None
+    names = [one.name for one in fields(cls)] if is_dataclass(cls) else getattr(cls, "_fields", None)
+    return None if names is None else {name: _hint(cls, [name]) for name in names}
+
+
+def _paths(cls: type[Report]) -> dict[str, str]:
+    """Return the keys of a report's document, each with the attribute it shows; "" where it is computed."""
+    owner = next((one for one in cls.__mro__ if "_document" in vars(one)), Report)
+    if owner is Report:
+        return {one.name: one.name for one in fields(cls)} if is_dataclass(cls) else {}
+    tree = ast.parse(textwrap.dedent(inspect.getsource(vars(owner)["_document"])))
+    paths = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Dict):
+            for key, value in zip(node.value.keys, node.value.values, strict=True):
+                said = re.fullmatch(r"self\.(\w+(?:\.\w+)*)", ast.unparse(value))
+                paths[str(ast.literal_eval(key))] = said[1] if said else ""
+    return paths
+
+
+def _is_plain(hint: Any) -> bool:
+    parts = get_args(hint) or (hint,)
+    return all(part in PLAIN or part is Ellipsis or (get_args(part) and _is_plain(part)) for part in parts)
+
+
+def schema_of(hint: Any) -> Schema:
+    """Return the schema of what `plain_value` makes of a value of a type; empty where nothing is certain."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if hint in PLAIN:
+        return {"type": PLAIN[hint]} if hint is not float else {"type": ["number", "null"]}
+    if origin is Literal:
+        return {"enum": list(parts)}
+    if origin in (Union, UnionType):
+        choices = [schema_of(one) for one in parts]
+        return {"anyOf": choices} if all(choices) else {}
+    if origin in (tuple, list, Sequence) and (len(parts) == 1 or parts[1:] == (Ellipsis,)):
+        return {"type": "array", "items": schema_of(parts[0])}
+    if origin in (tuple, list, Sequence):
+        return {"type": "array", "items": {}}
+    if origin in (dict, Mapping):
+        return {"type": "object", "additionalProperties": schema_of(parts[1])}
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return {"enum": [one.value for one in hint]}
+    if isinstance(hint, type) and issubclass(hint, Path):
+        return {"type": "string"}
+    keys = keys_of(hint) if isinstance(hint, type) and hint is not object else None
+    return (
+        {} if keys is None else {"type": "object", "properties": {k: schema_of(v) for k, v in keys.items()}}
+    )
+
+
+def _either(one: Schema, other: Schema) -> Schema:
+    return {"anyOf": [one, other]} if one and other else {}
+
+
+def explained(verb: str, text: str) -> dict[str, str]:
+    """Return the keys of a verb's section of docs/json.md, with what they mean."""
+    section = re.search(rf"^## {verb}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| (`.+?`) \| (.*) \|$", section[1] if section else "", re.MULTILINE)
+    return {key: _bare(meaning) for names, meaning in rows for key in re.findall(r"`([^`]+)`", names)}
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text).replace("`", "").replace("\\|", "|")
+
+
+def _places(schema: Schema, path: Sequence[str]) -> Iterator[Schema]:
+    """Yield where a key of the page is in a schema; what is not there is made."""
+    if not path:
+        yield schema
+        return
+    name, *rest = path
+    branches = [one for one in schema.get("anyOf", ()) if one.get("type") != "null"]
+    if branches:
+        for one in branches:
+            yield from _places(one, path)
+        return
+    if name == "[]":
+        inner = schema.setdefault("items", {})
+    elif name == "{}":
+        inner = schema.setdefault("additionalProperties", {})
+    else:
+        inner = schema.setdefault("properties", {}).setdefault(name, {})
+    yield from _places(inner, rest)
+
+
+def _steps(key: str) -> list[str]:
+    """Split a key of the page: ``frames[].bytes`` into ``frames``, ``[]``, ``bytes``."""
+    return re.findall(r"[^.\[\]{}]+|\[\]|\{\}", key)
+
+
+def document_schema(request: type[Request[Any]], verb: str, text: str) -> Schema:
+    """Return the schema of a verb's document, in any of its modes."""
+    merged: Schema = {"type": "object", "properties": {}}
+    required: list[set[str]] = []
+    everywhere = explained("Common to all verbs", text)
+    told = {key: said for key, said in everywhere.items() if not key.startswith("error")}
+    own = explained(verb, text)
+    told |= own
+    reports = [one for mode in (request, *request.modes().values()) for one in reports_of(mode)]
+    for report in reports:
+        keys = keys_of(report) or {}
+        # Of a document that is not its report's fields, the page alone says what it always has.
+        certain = "_document" in vars(report) or "to_json" not in vars(report)
+        required.append(set(keys) if certain else set())
+        for key, hint in keys.items():
+            if certain or key in told:
+                schema, known = schema_of(hint), merged["properties"].get(key)
+                merged["properties"][key] = schema if known in (None, schema) else _either(known, schema)
+    if all(required):  # then every key is known, and those that all verbs may have are there or are not
+        told = {
+            key: said for key, said in told.items() if key in own or _steps(key)[0] in merged["properties"]
+        }
+    for key, meaning in sorted(told.items()):
+        for place in _places(merged, _steps(key)):
+            place.setdefault("description", meaning)
+    always = sorted(set.intersection(*required))
+    return merged | {"anyOf": [{"required": always}, {"required": ["error"]}]}
+
+
+def _close(schema: Schema) -> None:
+    """Allow no other keys than those that are known."""
+    if "properties" in schema:
+        schema.setdefault("additionalProperties", False)
+    inner = [*schema.get("properties", {}).values(), *schema.get("anyOf", ())]
+    for one in [*inner, schema.get("items"), schema.get("additionalProperties")]:
+        if isinstance(one, dict):
+            _close(one)
+
+
+def all_schemas(requests: Mapping[str, type[Request[Any]]]) -> Schema:
+    """Return the schema of every verb's document, under ``$defs``."""
+    text = (DOCS / "json.md").read_text()
+    common = explained("Common to all verbs", text)
+    error: Schema = {}
+    for key in [one for one in common if one.startswith("error")]:
+        for place in _places(error, _steps(key)):
+            place["description"] = common[key]
+            if key != "error":
+                place["type"] = "integer" if key == "error.exit_code" else "string"
+    found = {}
+    for verb, request in requests.items():
+        if request.REPORTS:
+            found[verb] = document_schema(request, verb, text)
+            found[verb]["properties"]["error"] = {"type": "object", **error["properties"]["error"]}
+            _close(found[verb])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": found}

@@ -1,0 +1,219 @@
+"""The derived parts of docs/cli.md, and docs/documents.schema.json: ``python -m benchmarks.reference``.
+
+What stands between ``<!-- derived: NAME -->`` and ``<!-- end -->`` is made from the requests: synopsis,
+summary, examples and options of each verb, and the options that several verbs have. All else on the page is
+written by hand, and says what the options mean together.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args, get_type_hints
+
+from benchmarks import documents
+from inshrink_core.cli.application import known_verbs
+from inshrink_core.cli.derived import Output
+from inshrink_core.request import Field, Request, fields_of, request_of
+
+PAGE = documents.DOCS / "cli.md"
+SCHEMA = documents.DOCS / "documents.schema.json"
+SHARED = 4
+"""An option of as many verbs, with the same explanation, is explained once for all of them."""
+MORE = {
+    "base": "archives.md#upon-a-base-model",
+    "evaluator": "evaluators.md",
+    "follow_links": "runs.md#links",
+    "max_memory": "archives.md#what-an-archive-may-take",
+    "optimizer": "optimizer.md",
+    "optimizer_state": "optimizer.md",
+    "step_pattern": "runs.md#steps",
+}
+"""Where more is said of a field, by its name."""
+
+_REGION = re.compile(r"(<!-- derived: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def requests() -> dict[str, type[Request[Any]]]:
+    """Return the requests of this project by verb, as `inshrink --help` orders them."""
+    found = ((verb, request_of(verb)) for verb in known_verbs())
+    return {verb: request for verb, request in found if request is not None}
+
+
+def _modes(request: type[Request[Any]]) -> list[type[Request[Any]]]:
+    return [request, *request.modes().values()]
+
+
+def _metavar(field: Field) -> str:
+    """Return what the value of an option is called, empty for a flag."""
+    if isinstance(field.default, bool):
+        return ""
+    names = {int: "N", float: "X"}
+    kinds = [field.type, *getattr(field.type, "__args__", ())]
+    return field.option.metavar or next((names[kind] for kind in kinds if kind in names), "NAME")
+
+
+def _head(field: Field) -> str:
+    """Return an option's names, with what its value is called."""
+    first, *others = field.names
+    value = _metavar(field).replace("|", r"\|")
+    names = [f"`{first} {value}`" if value else f"`{first}`", *(f"`{name}`" for name in others)]
+    names += [f"`{name}`" for name in (field.option.off,) if name]
+    return ", ".join(names)
+
+
+def _text(field: Field) -> str:
+    """Return an option's explanation, its default and where more is said."""
+    notes = []
+    if field.default is inspect.Parameter.empty:
+        notes.append("required")
+    elif not isinstance(field.default, bool) and field.default not in (None, (), ""):
+        default = f"{field.default:g}" if isinstance(field.default, float) else field.default
+        notes.append(f"default {default}")
+    option = field.option
+    if option.least is not None and option.most is not None:
+        notes.append(f"{option.least:g} to {option.most:g}")
+    elif option.least is not None:
+        notes.append(f"at least {option.least:g}")
+    if field.name in MORE:
+        notes.append(f"[more]({MORE[field.name]})")
+    text = field.text.replace("``", "`").replace("|", r"\|").rstrip(".")
+    return f"{text} ({', '.join(notes)})" if notes else text
+
+
+def _key(field: Field) -> tuple[str, str]:
+    return _head(field), _text(field)
+
+
+def shared() -> dict[tuple[str, str], list[str]]:
+    """Return the options that are explained once, with the verbs that have them."""
+    verbs: dict[tuple[str, str], list[str]] = {}
+    for verb, request in requests().items():
+        fields = [field for mode in _modes(request) for field in fields_of(mode) if not field.by_place]
+        for key in dict.fromkeys(map(_key, fields)):
+            verbs.setdefault(key, []).append(verb)
+    return {key: found for key, found in verbs.items() if len(found) >= SHARED}
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    rule = "|---" * len(headings) + "|"
+    first, *others = (f"| {' | '.join(line)} |" for line in (headings, *rows))
+    return "\n".join([first, rule, *others])
+
+
+def shared_options() -> str:
+    """Return the table of the options that several verbs have."""
+    rows = ((head, text, _which(verbs)) for (head, text), verbs in shared().items())
+    reporting = _which([verb for verb, request in requests().items() if request.REPORTS])
+    printed = ((head, text, reporting) for head, text in _output())
+    return _table(("option", "meaning", "verbs"), [*printed, *rows])
+
+
+def _which(verbs: Sequence[str]) -> str:
+    """Name verbs, or those that are left out where these are fewer."""
+    others = [verb for verb in requests() if verb not in verbs]
+    listed = ", ".join(f"`{verb}`" for verb in min(verbs, others, key=len))
+    return listed if len(verbs) <= len(others) else f"all but {listed}"
+
+
+def _output() -> Iterable[tuple[str, str]]:
+    """Yield the options that say how a report is printed, which are no fields of a request."""
+    texts = inspect.getdoc(Output) or ""
+    for name, hint in get_type_hints(Output, include_extras=True).items():
+        note = get_args(hint)[1]
+        names = [*(note.name or (f"--{name}",)), *(note.alias or ())]
+        value = f" {note.metavar}".replace("|", r"\|") if note.metavar else ""
+        first, *others = names
+        (text,) = re.findall(rf"^{name}\n((?: +.+\n?)+)", texts, re.MULTILINE)
+        head = ", ".join([f"`{first}{value}`", *(f"`{other}`" for other in others)])
+        yield head, " ".join(text.split()).replace(" (docs/json.md)", "").rstrip(".")
+
+
+def verbs() -> str:
+    """Return the table of the verbs."""
+    rows = ((f"[`{verb}`](#{verb})", request.summary().rstrip(".")) for verb, request in requests().items())
+    return _table(("verb", "what it does"), rows)
+
+
+def synopsis(verb: str) -> str:
+    """Return how a verb is called, what it does, and its examples."""
+    request = requests()[verb]
+    words = [f"inshrink {verb}"]
+    for field in fields_of(request):
+        required = field.default is inspect.Parameter.empty
+        if field.by_place:
+            word = field.option.metavar or field.name.upper()
+            word += " …" if field.option.many else ""
+            words.append(word if required else f"[{word}]")
+        elif required:
+            words.append(f"{min(field.names, key=len)} {_metavar(field)}")
+    examples = "\n".join(f"    {line}" for line in request.EXAMPLES)
+    return f"    {' '.join(words)} [OPTIONS]\n\n{request.summary()}\n\n{examples}"
+
+
+def options(verb: str) -> str:
+    """Return the tables of a verb's own options, and name those that are explained once."""
+    request, common, parts = requests()[verb], shared(), []
+    own = [field for field in fields_of(request) if not field.by_place]
+    known = {field.name for field in fields_of(request)}
+    if rows := [_key(field) for field in own if _key(field) not in common]:
+        parts.append(_table(("option", "meaning"), rows))
+    for flag, mode in request.modes().items():
+        fields = {field.name: field for field in fields_of(mode)}
+        added = [field for name, field in fields.items() if name not in known]
+        rows = (
+            [] if any(flag in field.names for field in added) else [(f"`{flag}`", mode.summary().rstrip("."))]
+        )
+        rows += [_key(field) for field in added if _key(field) not in common]
+        missing = [f"`{field.names[0]}`" for field in own if field.name not in fields]
+        less = f", with which {', '.join(missing)} cannot be given" if missing else ""
+        parts.append(f"`{flag}` is a mode of its own{less}:\n\n{_table(('option', 'meaning'), rows)}")
+    also = [f"`{field.names[0]}`" for field in own if _key(field) in common]
+    if also:
+        parts.append(f"And, as [other verbs](#common-to-all-verbs): {', '.join(also)}.")
+    return "\n\n".join(parts)
+
+
+def derived(name: str) -> str:
+    """Return what belongs between the marks of a name."""
+    if name in ("verbs", "shared options"):
+        return verbs() if name == "verbs" else shared_options()
+    verb, _, part = name.partition(" ")
+    return options(verb) if part == "options" else synopsis(verb)
+
+
+def page(text: str) -> str:
+    """Return a page with its derived parts made anew.
+
+    Raises
+    ------
+    ValueError
+        A verb has no part on the page, or one twice.
+    """
+    names = Counter(match[2] for match in _REGION.finditer(text))
+    expected = {
+        "verbs",
+        "shared options",
+        *(f"{verb}{part}" for verb in requests() for part in ("", " options")),
+    }
+    if names != Counter(expected):
+        raise ValueError(f"parts {sorted(set(names) ^ expected)} are missing, unknown or there twice")
+    return _REGION.sub(lambda match: f"{match[1]}{derived(match[2])}\n{match[3]}", text)
+
+
+def schema() -> str:
+    """Return the schema of the documents as its file has it."""
+    return json.dumps(documents.all_schemas(requests()), indent=1, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    """Write both."""
+    PAGE.write_text(page(PAGE.read_text()))
+    SCHEMA.write_text(schema())
+
+
+if __name__ == "__main__":
+    main()

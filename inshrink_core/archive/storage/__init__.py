@@ -1,0 +1,33 @@
+"""Where archives lie: one contract, and what fulfils it; ``docs/guides/storage.md`` adds another.
+
+Whatever is written and read of an archive passes through a `Storage`. Only this package knows folders and
+URLs; the rest of `inshrink_core.archive` knows objects by their names.
+"""
+
+from inshrink_core.archive.storage.contract import Creation, Lock, RangeFile, Storage, Tag, checked
+from inshrink_core.archive.storage.local import LOCK_NAME, LocalStorage
+from inshrink_core.archive.storage.memory import MemoryStorage, OverlaidStorage
+from inshrink_core.archive.storage.refusals import storage_error, storage_errors
+from inshrink_core.archive.storage.registry import found_at, is_url, object_at, storage_at, was_url
+from inshrink_core.archive.storage.remote import RemoteStorage
+
+__all__ = [
+    "LOCK_NAME",
+    "Creation",
+    "LocalStorage",
+    "Lock",
+    "MemoryStorage",
+    "OverlaidStorage",
+    "RangeFile",
+    "RemoteStorage",
+    "Storage",
+    "Tag",
+    "checked",
+    "found_at",
+    "is_url",
+    "object_at",
+    "storage_at",
+    "storage_error",
+    "storage_errors",
+    "was_url",
+]

@@ -1,0 +1,281 @@
+"""What an archive asks of the place where it lies: calls that a folder, a bucket or a dictionary answers."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import Final, NewType, NoReturn, Protocol, Self
+
+from inshrink_core.errors import InputError, UnsafePathError
+from inshrink_core.execution import is_temporary
+
+__all__ = ["Creation", "Lock", "RangeFile", "Storage", "Tag", "checked"]
+
+Tag = NewType("Tag", str)
+"""Says which content an object has; only its storage knows how. Another content has another tag."""
+
+_PART: Final = r"(?!\.{1,2}(?:/|$))[^/\0]+"
+_NAME: Final = re.compile(rf"{_PART}(?:/{_PART})*")
+
+
+def checked(path: str) -> str:
+    """Return the name of an object, if it is one.
+
+    Raises
+    ------
+    UnsafePathError
+        It is empty, absolute, leads out of the archive, has a NUL, or is what unfinished objects are called.
+
+    Examples
+    --------
+    >>> checked("frames/00000001-0.frame")
+    'frames/00000001-0.frame'
+    """
+    if not _NAME.fullmatch(path) or is_temporary(path.rpartition("/")[2]):
+        raise UnsafePathError("no object of an archive can have this name", where=repr(path))
+    return path
+
+
+class RangeFile(Protocol):
+    """One object that is read by ranges; may be shared between threads."""
+
+    name: str
+    """The object, for messages."""
+
+    nbytes: int
+    """Its size."""
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
+        ...
+
+
+class _Object:
+    """An object of any storage (`RangeFile`)."""
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        self.name, self.nbytes = f"{storage.name.rstrip('/')}/{path}", storage.size(path)
+        self._storage, self._path = storage, path
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
+        return self._storage.read(self._path, offset, max(0, min(nbytes, self.nbytes - offset)))
+
+
+class Creation(ABC):
+    """An object that is being written, and that nobody sees before `commit`.
+
+    As a context manager it is aborted where it was not committed.
+    """
+
+    @abstractmethod
+    def write(self, content: bytes | bytearray | memoryview) -> None:
+        """Append bytes, which may be changed afterwards."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Make the object visible under its name, whole.
+
+        Its bytes are durable then; its name is after `Storage.sync`.
+
+        Raises
+        ------
+        FileExistsError
+            There is an object of that name: nothing is changed.
+        OSError
+            The system refused; the object is not there, unless it cannot be known.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Leave nothing of it; harmless after `commit` and when repeated."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.abort()
+
+
+class Lock:
+    """The right to write an archive."""
+
+    @property
+    def released(self) -> bool:
+        """Whether `release` was called."""
+        return self._released
+
+    _released = False
+
+    def release(self) -> None:
+        """Let the next writer in; harmless when repeated."""
+        self._released = True
+
+
+class Storage(ABC):
+    """The objects of one archive, by POSIX path relative to it.
+
+    A storage that is read gives `read`, `size` and `names`. One that is written gives `lock`, `load`,
+    `create`, `replace` and `delete` as well. The others are what a place may need or do better: a folder of a
+    file system has all of them, a bucket few.
+
+    It may be shared between threads. It raises FileNotFoundError for an object that is not there, and other
+    OSErrors for what the system refuses, which its callers turn into Inshrink's own errors.
+
+    Parameters
+    ----------
+    name
+        The archive, for messages: its path or URL.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._bytes_read = 0
+        self._counting = threading.Lock()
+
+    def counted(self, content: bytes) -> bytes:
+        """Count bytes that were read, on any thread, and return them."""
+        with self._counting:
+            self._bytes_read += len(content)
+        return content
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that were read so far."""
+        return self._bytes_read
+
+    @classmethod
+    def at(cls, url: str) -> Storage:
+        """Return the storage of the archive that lies, or shall lie, at a URL; asks nothing of it yet."""
+        return cls(url)
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def read(self, path: str, offset: int, nbytes: int) -> bytes:
+        """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
+
+    @abstractmethod
+    def size(self, path: str) -> int:
+        """Return the size of an object in bytes."""
+
+    @abstractmethod
+    def names(self, folder: str) -> tuple[str, ...]:
+        """Return every name in a folder (empty: the archive's own), in any order, unfinished objects too."""
+
+    def suffix(self, path: str, nbytes: int) -> tuple[bytes, int]:
+        """Return the last `nbytes` bytes of an object, fewer only where it is smaller, and its size."""
+        size = self.size(path)
+        nbytes = min(nbytes, size)
+        return self.read(path, size - nbytes, nbytes), size
+
+    def open(self, path: str) -> RangeFile:
+        """Return an object to read from; where the storage can, as it is now, whatever replaces it."""
+        return _Object(self, path)
+
+    def list(self, folder: str) -> tuple[str, ...]:
+        """Return the names of objects and folders in a folder, sorted; none if there is no such folder."""
+        return tuple(sorted(name for name in self.names(folder) if not is_temporary(name)))
+
+    def remains(self, folder: str) -> tuple[str, ...]:
+        """Return the names of what is unfinished: of a writer at work, or of one that was cut off."""
+        return tuple(sorted(name for name in self.names(folder) if is_temporary(name)))
+
+    def is_locked(self) -> bool:
+        """Tell whether a writer holds the lock. One that starts at this very moment may be refused."""
+        return False
+
+    # ---- writing ---------------------------------------------------------------------------------
+
+    writable: bool = True
+    """Whether it has the methods that write."""
+
+    def refuse(self) -> NoReturn:
+        """Raise InputError: it can be read only."""
+        raise InputError(
+            "archives are written on local or mounted file systems, and where a storage for it is installed",
+            where=self.name,
+            remedy="write it here, then copy it: inshrink export ARCHIVE --pack FILE",
+        )
+
+    def lock(self) -> Lock:
+        """Return the right to write, held until it is released or the process ends.
+
+        A place without locks gives one that keeps nobody out: of two writers, `replace` refuses one.
+
+        Raises
+        ------
+        LockedError
+            Another writer holds it.
+        """
+        self.refuse()
+
+    def load(self, path: str) -> tuple[bytes, Tag]:
+        """Return all of an object, and the tag of what was returned."""
+        self.refuse()
+
+    def create(self, path: str, *, over: bool = False) -> Creation:
+        """Begin an object, of any size.
+
+        Parameters
+        ----------
+        path
+            Its name.
+        over
+            Whether it takes the place of another of that name, instead of being refused by `Creation.commit`.
+        """
+        self.refuse()
+
+    def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
+        """Give an object new content, if it is unchanged; durable when this returns.
+
+        Whoever reads meanwhile gets the old content or the new.
+
+        Parameters
+        ----------
+        path
+            Its name.
+        content
+            All of it.
+        expected
+            The tag of the content that it takes the place of; None: there is none.
+
+        Returns
+        -------
+        Tag
+            That of the new content.
+
+        Raises
+        ------
+        ConflictError
+            The object is another than expected, or is or is not there: nothing is changed.
+        """
+        self.refuse()
+
+    def delete(self, path: str) -> None:
+        """Remove an object; harmless where there is none."""
+        self.refuse()
+
+    def sync(self, folder: str) -> None:  # noqa: B027 - most have nothing to do
+        """Make durable which names a folder has, where that takes more than what was done before."""
+
+    def recover(self, folders: tuple[str, ...]) -> None:  # noqa: B027
+        """Make folders ready for a writer, which holds the lock: they are there, and what is unfinished goes.
+
+        Everything that is listed afterwards is durable, even if who wrote it was cut off before he synced.
+        """
+
+    def made(self) -> AbstractContextManager[None]:
+        """Make the place of a new archive; after an error in the block, what was made is gone."""
+        return contextlib.nullcontext()
+
+    def building(self) -> AbstractContextManager[Storage]:
+        """Give where a new archive is put together, which is at its place when the block ends.
+
+        Nothing may be there yet. A storage that cannot move an archive puts it together at its place: its
+        manifest is written last, and after an error the caller deletes what it made.
+        """
+        return contextlib.nullcontext(self)

@@ -1,0 +1,110 @@
+"""Which storage a path or a URL names: one a scheme, found by entry point."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from inshrink_core.archive.storage.contract import RangeFile, Storage
+from inshrink_core.archive.storage.local import LocalFile, LocalStorage
+from inshrink_core.archive.storage.remote import RemoteStorage
+from inshrink_core.errors import NotFoundError
+from inshrink_core.execution import NotRegularError
+from inshrink_core.plugins import plugin
+
+__all__ = ["found_at", "is_url", "object_at", "storage_at", "was_url"]
+
+_GROUP: Final = "inshrink.storages"
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_JOINED_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
+
+
+def is_url(path: object) -> bool:
+    """Tell whether a path names something that is not on a file system.
+
+    Examples
+    --------
+    >>> is_url("s3://bucket/run.inshrink"), is_url("runs/run.inshrink"), is_url("C:/run.inshrink")
+    (True, False, False)
+    """
+    return isinstance(path, str) and _URL.match(path) is not None
+
+
+def was_url(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a path was a URL before it became a path, which joins its slashes.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> was_url(Path("s3://bucket/run.inshrink")), was_url(Path("C:/run.inshrink"))
+    (True, False)
+    """
+    return _JOINED_URL.match(os.fspath(path)) is not None
+
+
+def _url(place: str | os.PathLike[str]) -> str | None:
+    """Return the URL that a place is, or was before it became a path; None for a path."""
+    text = os.fspath(place)
+    if is_url(text):
+        return text
+    return _JOINED_URL.sub(r"\1://", text, count=1) if was_url(place) and not Path(text).exists() else None
+
+
+def _opened(url: str) -> Storage:
+    point = plugin(_GROUP, url.partition(":")[0].lower())
+    storage: type[Storage] = RemoteStorage if point is None else point.load()
+    return storage.at(url)
+
+
+def storage_at(place: str | os.PathLike[str]) -> Storage:
+    """Return the storage of the archive that lies, or shall lie, at a path or URL.
+
+    Raises
+    ------
+    MissingExtraError
+        A URL of a scheme that only fsspec may know, and it is not installed.
+    StorageError
+        Nobody knows the scheme.
+    """
+    url = _url(place)
+    return LocalStorage(Path(place)) if url is None else _opened(url)
+
+
+def object_at(place: str | os.PathLike[str]) -> tuple[Storage, str]:
+    """Return the storage of the folder around a path or URL, and the name in it."""
+    url = _url(place)
+    if url is None:
+        return LocalStorage(Path(place).parent), Path(place).name
+    folder, _, name = url.rstrip("/").rpartition("/")
+    return _opened(folder), name
+
+
+def found_at(place: str | os.PathLike[str]) -> Storage | RangeFile | None:
+    """Return what lies at a path or URL: a folder, or one object; None where it is seen that nothing does.
+
+    Raises
+    ------
+    NotFoundError
+        Neither a file nor a folder.
+    OSError, StorageError, MissingExtraError
+        It cannot be looked at.
+    """
+    url = _url(place)
+    if url is None:
+        path = Path(place)
+        if path.is_dir():
+            return LocalStorage(path)
+        if path.is_file():
+            return LocalFile(path)
+        if os.path.lexists(path):
+            raise NotFoundError("this is neither a file nor a folder", where=str(path))
+        return None
+    if "/" in url.rstrip("/").partition("://")[2]:
+        around, name = object_at(url)
+        with contextlib.suppress(FileNotFoundError, NotRegularError):
+            return around.open(name)
+    found = _opened(url)
+    return found if found.list("") else None

@@ -1,0 +1,374 @@
+"""Attachments: everything of a checkpoint that is not a tensor, carried bit for bit.
+
+A frame holds one attachment per file (its skeleton) and one, under the empty key, that says how the files
+are put together. Each is compressed with the same attachment of the previous frame as its dictionary, so
+what does not change from step to step (a tokenizer, a pickle's structure) costs a few bytes. Files that
+have the step in their name are the same attachment by their place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import zstandard
+
+from inshrink_core.archive.document import raw_dictionary
+from inshrink_core.archive.layout import newer
+from inshrink_core.checkpoint import (
+    MODEL_ROLES,
+    Box,
+    Checkpoint,
+    FileLayout,
+    Member,
+    Region,
+    TensorRole,
+    ZipEntry,
+)
+from inshrink_core.errors import DamagedError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from inshrink_core.archive import FrameWriter
+
+__all__ = [
+    "LAYOUT_KEY",
+    "LAYOUT_MEMORY",
+    "MAX_LAYOUT_NBYTES",
+    "RENAMED",
+    "add_attachments",
+    "attachment_nbytes",
+    "attachments_of",
+    "content_digest",
+    "decode_attachment",
+    "encode_attachment",
+    "encode_attachments",
+    "pack_layout",
+    "stored_view",
+    "tensor_digest",
+    "unpack_layout",
+    "view_of",
+]
+
+LAYOUT_KEY = ""
+"""Key of the attachment that holds the layout; no file has an empty path."""
+
+_STORED, _ZSTD, _SAME = "stored/1", "zstd/1", "same/1"
+
+RENAMED = "renamed/1"
+"""As ``zstd/1``, but the dictionary is the attachment in the same place of the reference frame."""
+_LEVEL = 12
+"""Attachments are a few kB; above this level their size no longer falls measurably."""
+_MAX_BYTES = 1 << 31
+MAX_LAYOUT_NBYTES = 64 << 20
+"""Largest layout: a million tensors, as the index of a frame has at most."""
+LAYOUT_MEMORY = 64
+"""Bytes of Python objects that a byte of a layout becomes at most (an empty map, or a region of three)."""
+_LENGTH_BYTES = 5
+"""A zstd attachment begins with its uncompressed length, little-endian."""
+
+
+def encode_attachment(content: bytes, previous: bytes | None, *, renamed: bool = False) -> tuple[str, bytes]:
+    """Return (codec, payload) of an attachment, given the same attachment of the reference frame.
+
+    Parameters
+    ----------
+    content
+        The bytes to carry.
+    previous
+        The same attachment in the reference frame; None in a keyframe.
+    renamed
+        Whether it has another key there.
+    """
+    if previous is not None and content == previous and not renamed:
+        return _SAME, b""
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        _LEVEL,
+        source_size=len(content),
+        dict_size=len(previous or b""),
+        write_content_size=0,
+        enable_ldm=len(content) > 1 << 20,
+    )
+    dictionary = raw_dictionary(previous)
+    squeezed = zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary).compress(content)
+    payload = len(content).to_bytes(_LENGTH_BYTES, "little") + squeezed
+    return (RENAMED if renamed else _ZSTD, payload) if len(payload) < len(content) else (_STORED, content)
+
+
+def add_attachments(
+    frame: FrameWriter, attachments: Mapping[str, bytes], previous: Mapping[str, bytes] | None = None
+) -> None:
+    """Write attachments into a frame, given those of its reference frame."""
+    for key, codec, payload in encode_attachments(attachments, previous):
+        frame.add(key, codec, payload, attachment=True)
+
+
+def encode_attachments(
+    attachments: Mapping[str, bytes], previous: Mapping[str, bytes] | None = None
+) -> Iterator[tuple[str, str, bytes]]:
+    """Yield (key, codec, payload) of every attachment, given those of the reference frame in its order."""
+    before = previous or {}
+    by_place = dict(zip(attachments, before.values(), strict=False))
+    for key, content in attachments.items():
+        renamed = key not in before and key in by_place
+        yield key, *encode_attachment(content, by_place[key] if renamed else before.get(key), renamed=renamed)
+
+
+def attachment_nbytes(codec: str, payload: bytes, previous: bytes | None) -> int:
+    """Return how many bytes an attachment says it has; whether it has them, `decode_attachment` tells.
+
+    Parameters
+    ----------
+    codec, payload
+        The attachment, or the beginning of it.
+    previous
+        The same attachment in the reference frame.
+    """
+    if codec == _SAME:
+        return len(previous or b"")
+    return int.from_bytes(payload[:_LENGTH_BYTES], "little") if codec in (_ZSTD, RENAMED) else len(payload)
+
+
+def decode_attachment(codec: str, payload: bytes, previous: bytes | None, where: str) -> bytes:
+    """Return the bytes of an attachment; the inverse of `encode_attachment`.
+
+    Raises
+    ------
+    DamagedError
+        The payload does not decode to as many bytes as it says; no more than those are allocated.
+    IncompatibleError
+        The attachment was written by a newer version.
+    """
+    if codec == _STORED:
+        return payload
+    if codec in (_SAME, RENAMED) and previous is None:
+        raise DamagedError("an attachment refers to a frame that does not hold it", where=where)
+    if codec == _SAME and previous is not None:
+        return previous
+    if codec not in (_ZSTD, RENAMED):
+        raise newer(where, "an attachment in a coding known here", f"'{codec}'")
+    n_bytes = int.from_bytes(payload[:_LENGTH_BYTES], "little")
+    if len(payload) < _LENGTH_BYTES or n_bytes > _MAX_BYTES:
+        raise DamagedError("an attachment's length is out of range", where=where)
+    decompressor = zstandard.ZstdDecompressor(
+        dict_data=raw_dictionary(previous), max_window_size=1 << zstandard.WINDOWLOG_MAX
+    )
+    frame = payload[_LENGTH_BYTES:]
+    try:
+        claimed = zstandard.get_frame_parameters(frame).content_size
+        if claimed not in (zstandard.CONTENTSIZE_UNKNOWN, n_bytes):
+            # zstd would allocate what its frame claims, whatever limit it is given.
+            raise DamagedError(
+                "an attachment's zstd frame claims another size",
+                where=where,
+                expected=f"{n_bytes} bytes",
+                found=str(claimed),
+            )
+        content = decompressor.decompress(frame, max_output_size=n_bytes, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise DamagedError(f"an attachment does not decompress ({error})", where=where) from error
+    if len(content) != n_bytes:
+        raise DamagedError(
+            "an attachment has the wrong length",
+            where=where,
+            expected=f"{n_bytes} bytes",
+            found=f"{len(content)}",
+        )
+    return content
+
+
+def pack_layout(files: tuple[FileLayout, ...], aliases: Mapping[str, str], keys: tuple[str, ...]) -> bytes:
+    """Return the layout as msgpack; tensors stand as their index in `keys`.
+
+    Parameters
+    ----------
+    files
+        Layout of every file.
+    aliases
+        Further keys of tied tensors.
+    keys
+        Tensor keys in the frame's order.
+    """
+    index = {key: i for i, key in enumerate(keys)}
+    document = {
+        "files": [
+            [
+                file.path,
+                file.nbytes,
+                file.kind,
+                [
+                    [
+                        region.offset,
+                        region.nbytes,
+                        [
+                            [index[m.key], m.start, m.stride, *([] if m.box is None else [m.box])]
+                            for m in region.members
+                        ],
+                    ]
+                    for region in file.regions
+                ],
+                [list(entry) for entry in file.zip_entries],
+            ]
+            for file in files
+        ],
+        "aliases": [[alias, index[key]] for alias, key in aliases.items() if key in index],
+    }
+    packed: bytes = msgpack.packb(document)
+    return packed
+
+
+def unpack_layout(
+    content: bytes, keys: tuple[str, ...], where: str
+) -> tuple[tuple[FileLayout, ...], dict[str, str]]:
+    """Return (files, aliases); the inverse of `pack_layout`.
+
+    Raises
+    ------
+    DamagedError
+        The bytes are not a layout of these tensors.
+    """
+    if len(content) > MAX_LAYOUT_NBYTES:
+        raise DamagedError("the layout of the files is too large", where=where)
+    try:
+        document = msgpack.unpackb(content)
+        files = tuple(_unpack_file(row, keys) for row in document["files"])
+        aliases = {str(alias): keys[_index(i)] for alias, i in document["aliases"]}
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        RecursionError,
+        msgpack.exceptions.UnpackException,
+    ) as error:
+        raise DamagedError(f"the layout of the files is damaged ({error})", where=where) from error
+    return files, aliases
+
+
+def _unpack_file(row: list[Any], keys: tuple[str, ...]) -> FileLayout:
+    """Rebuild one file, checking that regions ascend within it."""
+    path, nbytes, kind, regions, entries = row
+    layout = FileLayout(
+        path=str(path),
+        nbytes=_index(nbytes),
+        kind=str(kind),
+        regions=tuple(
+            Region(
+                _index(offset),
+                _index(length),
+                tuple(
+                    Member(
+                        keys[_index(i)],
+                        _index(start),
+                        None if stride is None else tuple(map(_index, stride)),
+                        *(Box(*(tuple(map(_index, row)) for row in (at, sizes))) for at, sizes in box),
+                    )
+                    for i, start, stride, *box in members
+                ),
+            )
+            for offset, length, members in regions
+        ),
+        zip_entries=tuple(
+            ZipEntry(_index(offset), _index(length), tuple(_index(c) for c in crcs))
+            for offset, length, crcs in entries
+        ),
+    )
+    position = 0
+    for region in layout.regions:
+        if region.offset < position or region.offset + region.nbytes > layout.nbytes:
+            raise ValueError(f"a region of '{layout.path}' lies outside the file or over another")
+        position = region.offset + region.nbytes
+    for entry in layout.zip_entries:
+        if entry.data_offset + entry.data_nbytes > layout.nbytes or any(
+            c + 4 > layout.nbytes for c in entry.crc_offsets
+        ):
+            raise ValueError(f"a zip entry of '{layout.path}' lies outside the file")
+    return layout
+
+
+def _index(value: object) -> int:
+    """Accept only a non-negative integer: everything here is a position, a length or an index."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"expected a non-negative integer, found {value!r}")
+    return value
+
+
+def tensor_digest(tensor: Tensor) -> bytes:
+    """Return the SHA-256 of a tensor's bytes in the stored dtype."""
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(flat.numpy().data).digest()
+
+
+def content_digest(
+    checkpoint: Checkpoint,
+    digests: Mapping[str, bytes] | None = None,
+    attachments: Mapping[str, bytes] | None = None,
+) -> bytes:
+    """Return 16 bytes that tell whether two checkpoints are bit-equal: tensors, layout and the rest.
+
+    Parameters
+    ----------
+    checkpoint
+        What to digest, as stored (`stored_view`).
+    digests
+        SHA-256 of tensors that are known already, by key.
+    attachments
+        The attachments, where they have been read already.
+    """
+    known = digests or {}
+    total = hashlib.sha256()
+    for spec in checkpoint.specs:
+        digest = known.get(spec.key) or tensor_digest(checkpoint.source.read(spec))
+        total.update(f"{spec.key}\0{spec.dtype}\0{spec.shape}\0".encode())
+        total.update(digest)
+    rest = dict(attachments_of(checkpoint)) if attachments is None else attachments
+    for key, content in rest.items():
+        total.update(f"{key}\0{len(content)}\0".encode())
+        total.update(content)
+    return total.digest()[:16]
+
+
+def attachments_of(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:
+    """Yield (key, bytes) of every attachment: the layout, then each file's skeleton."""
+    keys = tuple(spec.key for spec in checkpoint.specs)
+    yield LAYOUT_KEY, pack_layout(checkpoint.files, checkpoint.aliases, keys)
+    for file in checkpoint.files:
+        yield file.path, checkpoint.source.skeleton(file)
+
+
+def stored_view(checkpoint: Checkpoint, optimizer: str) -> Checkpoint:
+    """Return the checkpoint without what is not stored.
+
+    Parameters
+    ----------
+    checkpoint
+        The whole checkpoint.
+    optimizer
+        ``lossless`` stores everything; ``drop`` leaves out every tensor of optimizers, and gradients, and
+        with them the files whose regions held any: their skeleton alone would restore a file with
+        holes.
+    """
+    if optimizer != "drop":
+        return checkpoint
+    kept = MODEL_ROLES | {TensorRole.EXTRA}
+    return view_of(checkpoint, {spec.key for spec in checkpoint.specs if spec.role in kept})
+
+
+def view_of(checkpoint: Checkpoint, kept: Collection[str]) -> Checkpoint:
+    """Return the checkpoint with some of its tensors, by key, and without files that would have holes."""
+
+    def whole(file: FileLayout) -> bool:
+        return all(member.key in kept for region in file.regions for member in region.members)
+
+    return dataclasses.replace(
+        checkpoint,
+        specs=tuple(spec for spec in checkpoint.specs if spec.key in kept),
+        files=tuple(file for file in checkpoint.files if whole(file)),
+        aliases={alias: key for alias, key in checkpoint.aliases.items() if key in kept},
+    )

@@ -1,0 +1,172 @@
+"""What a finished run shows before its first frame: how far weights move, and which tensors are sensitive.
+
+One spacing for a whole chain is best where it is known from the beginning: what a finer one would keep is
+lost at every frame, and to halve one costs a bit a weight. ``docs/design.md`` has the measurements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inshrink_core.checkpoint import TensorSpec
+from inshrink_core.codec import LookAheadInput, LookAheadStep
+from inshrink_core.codecs.lattice.block import is_matrix, is_statistic
+from inshrink_core.codecs.lattice.memory import Memory, codes_of
+from inshrink_core.codecs.lattice.plan import sample_of
+from inshrink_core.codecs.lattice.spacing import exact_mean, geometric_mean
+from inshrink_core.ops.flat import as_float32
+from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample_sums
+
+_PAIRS = 8
+"""Of neighbouring steps, whose movements differ by a factor of ten along a schedule; their root mean square
+is within a tenth of that over all steps."""
+
+_MOMENTS = 5
+"""Steps whose second moments are read; tensors rank alike all along a run."""
+
+_MOST_MOVED = 16.0
+"""Times the median squared movement that a pair counts for at most: one step of an exploding training must
+not make the spacing of all others useless."""
+
+
+def steps_to_look_at(n_steps: int) -> tuple[LookAheadStep, ...]:
+    """Return spread pairs of neighbouring steps, with companions at some.
+
+    Examples
+    --------
+    >>> [tuple(look) for look in steps_to_look_at(3)], steps_to_look_at(1)
+    ([(0, False), (1, True), (2, True)], ())
+    """
+    n_pairs = min(_PAIRS, n_steps - 1)
+    if n_pairs < 1:
+        return ()
+    begins = _spread(n_pairs, n_steps - 1)
+    places = sorted({place for begin in begins for place in (begin, begin + 1)})
+    ends = [begin + 1 for begin in begins]
+    read = {ends[at] for at in _spread(min(_MOMENTS, n_pairs), n_pairs)}
+    return tuple(LookAheadStep(place, place in read) for place in places)
+
+
+def _spread(n: int, of: int) -> list[int]:
+    """Return `n` different numbers below `of`, the first and the last of them if there are two."""
+    return [round(at * (of - 1) / max(1, n - 1)) for at in range(n)]
+
+
+class LookAheadStatistics(NamedTuple):
+    """One tensor along a run.
+
+    Parameters
+    ----------
+    changed
+        Whether a value was ever another.
+    moved
+        Mean squared movement, by the later place of two neighbours.
+    second_moments, momenta
+        Means of Adam's second moment, and of squared momentum, where the run has them.
+    """
+
+    changed: bool
+    moved: Mapping[int, float]
+    second_moments: tuple[float, ...]
+    momenta: tuple[float, ...]
+
+
+def look_ahead_statistics(spec: TensorSpec, inputs: Iterator[LookAheadInput]) -> LookAheadStatistics:
+    """Measure a tensor at one step after the other; holds two samples of it."""
+    n_seen = min(spec.numel, SAMPLE_RUN * SAMPLE_RUNS)
+    changed, moved = False, {}
+    second_moments, momenta = [], []
+    before: tuple[int, Tensor] | None = None
+    for place, item in inputs:
+        now = as_float32(sample_of(item, item.tensor))
+        if before is not None and not torch.equal(now, before[1]):
+            changed = True
+        if before is not None and before[0] == place - 1:
+            moved[place] = _mean_square(now - before[1], n_seen)
+        if item.second_moment is not None:
+            moments = sample_of(item, item.second_moment)
+            sums, _ = sample_sums(moments, None, moments, 1.0, _NO_PLACES)
+            second_moments.append(exact_mean(sums[2], n_seen))
+        if item.momentum is not None:
+            momenta.append(_mean_square(sample_of(item, item.momentum), n_seen))
+        before = place, now
+    return LookAheadStatistics(changed, moved, tuple(second_moments), tuple(momenta))
+
+
+_NO_PLACES = np.zeros(0, np.int64)
+
+
+def _mean_square(values: Tensor, n: int) -> float:
+    """Mean square of a sample, NaN where a value is not finite."""
+    sums, _ = sample_sums(values, None, None, 1.0, _NO_PLACES)
+    return exact_mean(sums[0], n)
+
+
+def initial_memory(
+    specs: Sequence[TensorSpec],
+    statistics: Sequence[LookAheadStatistics | None],
+    rates: Sequence[Mapping[str, float]],
+) -> dict[str, Any] | None:
+    """Return the memory of a chain of a run that was looked at; None where nothing moves."""
+    known = [(spec, seen) for spec, seen in zip(specs, statistics, strict=True) if seen is not None]
+    matrices = [(spec, seen) for spec, seen in known if is_matrix(spec)]
+    movement = _movement(matrices)
+    if movement == 0:
+        return None
+    moving = {spec.key: 0 for spec, seen in known if is_statistic(spec) and seen.changed}
+    squares = _squares({spec.key: seen for spec, seen in matrices})
+    codes = codes_of(squares, geometric_mean(list(squares.values())))
+    return Memory(movement=movement, rate=_rate(matrices, rates), held=moving | codes).to_values()
+
+
+def _movement(matrices: Sequence[tuple[TensorSpec, LookAheadStatistics]]) -> float:
+    """Root mean square over the pairs of the root mean square over all matrices."""
+    sums: dict[int, float] = {}
+    counts: dict[int, int] = {}
+    for spec, seen in matrices:
+        for place, square in seen.moved.items():
+            if math.isfinite(square):
+                sums[place] = sums.get(place, 0.0) + spec.numel * square
+                counts[place] = counts.get(place, 0) + spec.numel
+    pairs = [sums[place] / counts[place] for place in sums if sums[place] > 0]
+    if not pairs:
+        return 0.0
+    most = _MOST_MOVED * median(pairs)
+    return math.sqrt(math.fsum(min(pair, most) for pair in pairs) / len(pairs))
+
+
+def _squares(tensors: Mapping[str, LookAheadStatistics]) -> dict[str, float]:
+    """Squared gradients by tensor, all by the same measure: second moments, momenta, or movements."""
+    of_all = (
+        {key: seen.second_moments for key, seen in tensors.items()},
+        {key: seen.momenta for key, seen in tensors.items()},
+        {key: tuple(seen.moved.values()) for key, seen in tensors.items()},
+    )
+    for values in of_all:
+        means = {key: geometric_mean(_finite(one)) for key, one in values.items()}
+        if any(values.values()):
+            return {key: mean for key, mean in means.items() if mean > 0}
+    return {}
+
+
+def _finite(values: Iterable[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
+
+
+def _rate(
+    matrices: Sequence[tuple[TensorSpec, LookAheadStatistics]], rates: Sequence[Mapping[str, float]]
+) -> float:
+    """Root mean square of the learning rate, which movement is about in proportion to; 0 if unknown."""
+    means = []
+    for by_name in rates:
+        given = [by_name[spec.name] for spec, _ in matrices if by_name.get(spec.name, 0.0) > 0]
+        means += [math.fsum(given) / len(given)] if given else []
+    squares = _finite(mean * mean for mean in means)
+    return math.sqrt(math.fsum(squares) / len(squares)) if squares else 0.0

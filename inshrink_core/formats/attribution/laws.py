@@ -1,0 +1,341 @@
+"""Which parameter each numbered state of an optimizer belongs to, from order and headers alone.
+
+A torch optimizer numbers its parameters in the order in which the training gave them: group by group, and
+within a group nearly always as the model has them. Weights may be sorted by name in their file. A *law* says
+which weight each number has if training kept to it, and claims nothing where that leaves a choice; whether
+it holds is decided by the values (`inshrink_core.formats.attribution.values`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from inshrink_core.formats.disk import natural_key
+
+_DIGITS: Final = re.compile(r"\d+")
+_LEAVES: Final = {"weight": "0", "bias": "1"}
+"""Modules register them in this order."""
+
+_NO_DECAY: Final = re.compile(
+    r"(^|[._])(bias|(layer|rms|group|batch)?_?norm\d*|ln(_\w+)?)([._]|$)", re.IGNORECASE
+)
+_MAX_TRIED: Final = 1 << 22
+"""Shapes that are compared in search of where a group's parameters lie."""
+
+_FEWEST_CONFIRMED: Final = 5
+_FEWEST_NUMBERED: Final = 3
+
+Shape = tuple[int, ...]
+Claims = Mapping[str, str]
+"""Name of a weight by the key of the slot that is its."""
+
+
+class Slot(NamedTuple):
+    """A parameter of an optimizer that is known by its number alone.
+
+    Parameters
+    ----------
+    key
+        What its state is called while its parameter is not known: ``optimizer.state.3``.
+    optimizer, group
+        Numbers of its optimizer and of its group within all optimizers.
+    shape
+        Of the parameter; None where no state of it has one.
+    """
+
+    key: str
+    optimizer: int
+    group: int
+    shape: Shape | None
+
+
+class Attribution(NamedTuple):
+    """Which weight each slot belongs to, and in which order the model has its tensors.
+
+    Parameters
+    ----------
+    owners
+        Name of the weight by key of the slot; a slot that is left out is unattributed.
+    order
+        Names of the model's tensors; those that are left out follow, in natural order.
+    """
+
+    owners: Claims
+    order: tuple[str, ...] = ()
+
+
+def is_sorted(names: Sequence[str]) -> bool:
+    """Tell whether names are in alphabetical order, which says nothing of the model's."""
+    return all(one <= other for one, other in itertools.pairwise(names))
+
+
+def in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:
+    """Return names in a model's order; those it does not know follow their modules, in natural order.
+
+    Examples
+    --------
+    >>> in_order(["h.10.weight", "h.2.bias", "h.2.weight"], ())
+    ['h.2.weight', 'h.2.bias', 'h.10.weight']
+    """
+    rank = {name: at for at, name in enumerate(order)}
+    module = {name.rpartition(".")[0]: at for name, at in rank.items()}
+
+    def place(name: str) -> tuple[int, tuple[tuple[int, int, str], ...]]:
+        at = rank.get(name)
+        parent = module.get(name.rpartition(".")[0], len(rank))
+        return (parent, natural_key(_as_registered(name))) if at is None else (at, ())
+
+    return sorted(names, key=place)
+
+
+def _as_registered(name: str) -> str:
+    """Return a name that sorts a module's weight before its bias."""
+    parent, dot, leaf = name.rpartition(".")
+    return f"{parent}{dot}{_LEAVES.get(leaf, leaf)}"
+
+
+def by_shape(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> Claims:
+    """Claim what follows from shapes alone: one slot and one weight have it."""
+    classes = _classes(slots, weights).values()
+    return {held[0].key: names[0] for held, names in classes if len(held) == len(names) == 1}
+
+
+def by_number(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> Claims:
+    """Claim for weights of one group that differ in numbers alone: containers number as they register."""
+    found: dict[str, str] = {}
+    for held, names in _classes(slots, weights).values():
+        patterns = {_DIGITS.sub("#", name) for name in names}
+        if len(held) == len(names) and len(patterns) == 1 and len({slot.group for slot in held}) == 1:
+            found |= dict(zip((slot.key for slot in held), sorted(names, key=natural_key), strict=True))
+    return found
+
+
+def doubtful(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> frozenset[str]:
+    """Return the slots of which `by_order` claims what only holds if groups follow each other in the model.
+
+    Several groups of their optimizer hold their shape, and neither biases nor norms set the groups apart: who
+    is in which does not follow from any order.
+    """
+    held = {(slot.optimizer, slot.group, slot.shape) for slot in slots}
+    times = Counter((optimizer, shape) for optimizer, _, shape in held)
+    names, shapes = list(weights), list(weights.values())
+    found: set[str] = set()
+    for one in _by_optimizer(slots):
+        readings = [apart for _, apart in _readings(_groups(one), names, shapes)]
+        if not readings or not all(readings):
+            found |= {slot.key for slot in one if times[slot.optimizer, slot.shape] > 1}
+    return frozenset(found)
+
+
+def told_by_headers(slots: Sequence[Slot], weights: Mapping[str, Shape], *, ordered: bool) -> dict[str, str]:
+    """Return what is claimed without reading values.
+
+    Parameters
+    ----------
+    slots, weights
+        As of `by_order`.
+    ordered
+        Whether the weights are in the model's order.
+    """
+    claims = by_order(slots, weights) if ordered else by_number(slots, weights)
+    doubted = doubtful(slots, weights) if ordered else ()
+    found = {key: name for key, name in claims.items() if key not in doubted}
+    taken = set(found.values())
+    alone = by_shape(slots, weights)
+    return found | {k: v for k, v in alone.items() if k not in found and v not in taken}
+
+
+def numbers_ascend(slots: Sequence[Slot], certain: Claims) -> bool:
+    """Tell whether names that differ in numbers alone are in the order of their numbers.
+
+    Three pairs of neighbours that are certain have to confirm it, and none to contradict it.
+    """
+    last: dict[tuple[int, str], str] = {}
+    n_confirmed = 0
+    for slot in slots:
+        name = certain.get(slot.key)
+        if name is None:
+            continue
+        place = slot.group, _DIGITS.sub("#", name)
+        before = last.get(place)
+        if before is not None:
+            if natural_key(before) > natural_key(name):
+                return False
+            n_confirmed += 1
+        last[place] = name
+    return n_confirmed >= _FEWEST_NUMBERED
+
+
+def _classes(
+    slots: Sequence[Slot], weights: Mapping[str, Shape]
+) -> dict[Shape | None, tuple[list[Slot], list[str]]]:
+    """Return slots and weights by shape."""
+    found: dict[Shape | None, tuple[list[Slot], list[str]]] = {}
+    for slot in slots:
+        found.setdefault(slot.shape, ([], []))[0].append(slot)
+    for name, shape in weights.items():
+        found.setdefault(shape, ([], []))[1].append(name)
+    return found
+
+
+def by_order(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> Claims:
+    """Claim what follows where every group has its parameters in the order of the model.
+
+    Parameters
+    ----------
+    slots
+        Of all optimizers, in order.
+    weights
+        Shapes by name, in the model's order.
+
+    Notes
+    -----
+    An optimizer has all weights, or those of one part of the model; its groups follow each other, or the
+    first of two leaves biases and norms to the second. Claimed is what every reading says that agrees with
+    all shapes. Where none does, each group lies somewhere in the model's order: claimed is what can lie in
+    one place only.
+    """
+    names, shapes = list(weights), list(weights.values())
+    found: dict[str, str] = {}
+    for one in _by_optimizer(slots):
+        readings = list(_readings(_groups(one), names, shapes))
+        if readings:
+            found |= _common(claims for claims, _ in readings)
+        elif len(slots) == len(one):
+            for group in _groups(one):
+                found |= _embedded(group, names, shapes, {})
+    times = Counter(found.values())
+    return {key: name for key, name in found.items() if times[name] == 1}
+
+
+def _by_optimizer(slots: Iterable[Slot]) -> list[list[Slot]]:
+    return [list(held) for _, held in itertools.groupby(slots, key=lambda slot: slot.optimizer)]
+
+
+def _groups(slots: Iterable[Slot]) -> list[list[Slot]]:
+    return [list(held) for _, held in itertools.groupby(slots, key=lambda slot: slot.group)]
+
+
+def _common(readings: Iterable[Claims]) -> dict[str, str]:
+    """Return what all readings claim alike."""
+    first, *others = map(dict, readings)
+    return {k: name for k, name in first.items() if all(claims.get(k) == name for claims in others)}
+
+
+def _readings(
+    groups: Sequence[Sequence[Slot]], names: list[str], shapes: list[Shape]
+) -> Iterator[tuple[Claims, bool]]:
+    """Yield every way to give an optimizer a stretch of the model that agrees with all shapes.
+
+    With it, whether biases and norms set its groups apart.
+    """
+    n = sum(map(len, groups))
+    parts = _parts(names)
+    # An optimizer has whole parts of a model.
+    cuts = {0, len(names), *(at for at in range(1, len(names)) if parts[at - 1] != parts[at])}
+    starts = [at for at in sorted(cuts) if at + n in cuts]
+    if len(starts) * n > _MAX_TRIED:
+        return
+    splits: list[Callable[[str, Shape], bool]] = []
+    if len(groups) == 2:
+        splits = [lambda name, _: _NO_DECAY.search(name) is not None, lambda _, shape: len(shape) < 2]
+    for start in starts:
+        part = list(zip(names[start : start + n], shapes[start : start + n], strict=True))
+        arranged = [part]
+        for is_last in splits:
+            chosen = [is_last(*one) for one in part]
+            first = [one for one, last in zip(part, chosen, strict=True) if not last]
+            last = [one for one, last in zip(part, chosen, strict=True) if last]
+            arranged += [
+                both + other for both, other in ((first, last), (last, first)) if len(both) == len(groups[0])
+            ]
+        slots = [slot for group in groups for slot in group]
+        for at, row in enumerate(arranged):
+            if all(slot.shape in (None, shape) for slot, (_, shape) in zip(slots, row, strict=True)):
+                yield {slot.key: name for slot, (name, _) in zip(slots, row, strict=True)}, at > 0
+
+
+def _parts(names: Sequence[str]) -> list[str]:
+    """Return which part of the model each tensor is of: the module below what all names have in common."""
+    split = [name.split(".") for name in names]
+    n_common = 0
+    if split:
+        first, last = min(split), max(split)
+        while n_common < min(len(first), len(last)) - 1 and first[n_common] == last[n_common]:
+            n_common += 1
+    return [".".join(one[: n_common + 1]) for one in split]
+
+
+def _embedded(
+    slots: Sequence[Slot], names: list[str], shapes: list[Shape], certain: Claims
+) -> dict[str, str]:
+    """Claim where a group's parameters can lie in one place only, in the model's order with gaps."""
+    first = _leftmost(slots, names, shapes, certain)
+    last = _leftmost(slots[::-1], names[::-1], shapes[::-1], certain)
+    if first is None or last is None:
+        return {}
+    ends = [len(names) - 1 - at for at in reversed(last)]
+    return {slot.key: names[a] for slot, a, b in zip(slots, first, ends, strict=True) if a == b}
+
+
+def by_anchors(slots: Sequence[Slot], weights: Mapping[str, Shape], certain: Claims) -> dict[str, list[str]]:
+    """Return what each slot may have where every group has its parameters in the model's order.
+
+    Parameters
+    ----------
+    slots, weights
+        As of `by_order`.
+    certain
+        What is known already.
+
+    Returns
+    -------
+    dict
+        Names of weights by key of the slot, of those that are not certain. Empty unless five pairs of
+        neighbours confirm the order and none contradicts it: for one group that is a chance of one in 720,
+        and shapes have to agree besides.
+    """
+    place = {name: at for at, name in enumerate(weights)}
+    names, shapes = list(weights), list(weights.values())
+    found: dict[str, list[str]] = {}
+    n_confirmed = 0
+    for group in _groups(slots):
+        at = [place[certain[slot.key]] for slot in group if certain.get(slot.key) in place]
+        if any(one >= other for one, other in itertools.pairwise(at)):
+            return {}
+        n_confirmed += max(0, len(at) - 1)
+        first = _leftmost(group, names, shapes, certain)
+        last = _leftmost(group[::-1], names[::-1], shapes[::-1], certain)
+        if first is None or last is None:
+            return {}
+        taken = set(certain.values())
+        for slot, start, end in zip(group, first, reversed(last), strict=True):
+            if slot.key not in certain:
+                between = names[start : len(names) - end]
+                found[slot.key] = [n for n in between if slot.shape in (None, weights[n]) and n not in taken]
+    return found if n_confirmed >= _FEWEST_CONFIRMED else {}
+
+
+def _leftmost(
+    slots: Sequence[Slot], names: Sequence[str], shapes: Sequence[Shape], certain: Claims
+) -> list[int] | None:
+    """Return where each slot lies if all lie as early as they can; None where they do not fit."""
+    found, at = [], 0
+    owned = {name: key for key, name in certain.items()}
+    for slot in slots:
+        wanted = certain.get(slot.key)
+        while at < len(shapes) and (
+            (wanted is not None and wanted != names[at])
+            or owned.get(names[at], slot.key) != slot.key
+            or slot.shape not in (None, shapes[at])
+        ):
+            at += 1
+        if at == len(shapes):
+            return None
+        found.append(at)
+        at += 1
+    return found

@@ -1,0 +1,178 @@
+"""In which order a model's code registers its parameters, asked of the library that its config names.
+
+The model is built without memory (PyTorch's meta device) by transformers, in a process of its own and within
+a time limit. Code of the run is never run: no ``auto_map``, no remote code, nothing from the network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import inspect
+import json
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from inshrink_core.errors import InshrinkError
+from inshrink_core.execution import ResultStore, user_cache_folder
+from inshrink_core.execution.process import minimal_environment, start_python
+from inshrink_core.formats.disk import Access, is_file, natural_key
+
+if TYPE_CHECKING:
+    from inshrink_core.formats.assembly import ParsedCheckpoint
+
+
+_CONFIG: Final = "config.json"
+_ADAPTER: Final = "adapter_config.json"
+_ADAPTED: Final = "base_model.model."
+_MOST_SECONDS: Final = 120.0
+_VERSION: Final = 2
+_MOST_NAMES: Final = 1 << 20
+
+_BUILD: Final = """
+import contextlib, json, sys
+with contextlib.suppress(ImportError, ValueError, OSError):
+    import resource
+    resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))
+config = json.load(sys.stdin)
+import torch, transformers
+known = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
+kind = getattr(transformers, config["architectures"][0])
+if not issubclass(kind, transformers.PreTrainedModel):
+    raise SystemExit("no model")
+with torch.device("meta"):
+    model = kind(known)
+json.dump(list(saved_names(model).values()), sys.stdout)
+"""
+
+
+def saved_names(model: Any) -> dict[str, str]:
+    """Return what a module's parameters are called in the files that it saves, by name, in its own order.
+
+    Notes
+    -----
+    Later versions of transformers save some models under the names that earlier ones gave their weights.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:
+        return dict(zip(names, names, strict=True))
+    found = {}
+    for name, parameter in model.named_parameters():
+        try:
+            reverted = list(revert_weight_conversion(model, {name: parameter}))
+        except Exception:
+            reverted = []
+        found[name] = reverted[0] if len(reverted) == 1 else name
+    return found
+
+
+def registered_order(parsed: ParsedCheckpoint, directory: Path, access: Access) -> tuple[str, ...]:
+    """Return the names of a checkpoint's weights in the order of its model's code; () where it is not known.
+
+    Parameters
+    ----------
+    parsed
+        The checkpoint.
+    directory
+        Of the run, where a config may lie that is one of all checkpoints.
+    access
+        By which files are read.
+
+    Notes
+    -----
+    Takes some seconds the first time; the answer is stored in the user's cache by the digest of the config.
+    """
+    folders = [parsed.path, directory] if parsed.path.is_dir() else [directory]
+    adapter = _config(folders, _ADAPTER, access)
+    if adapter is None:
+        return tuple(_names(_config(folders, _CONFIG, access)))
+    base = adapter.get("base_model_name_or_path")
+    if not isinstance(base, str) or not Path(base).is_absolute() or not Path(base).is_dir():
+        return ()
+    of_base = _names(_config([Path(base)], _CONFIG, Access.of(Path(base), counter=access.counter)))
+    return _adapted(parsed.free, of_base) if of_base else ()
+
+
+def _config(folders: Iterable[Path], name: str, access: Access) -> dict[str, Any] | None:
+    for folder in folders:
+        if is_file(folder / name):
+            with contextlib.suppress(InshrinkError, OSError):
+                found = access.read_json(folder / name)
+                return found if isinstance(found, dict) else None
+    return None
+
+
+def _adapted(names: Iterable[str], of_base: Sequence[str]) -> tuple[str, ...]:
+    """Return an adapter's weights in the order of the modules that they adapt."""
+    rank = {module: at for at, name in enumerate(of_base) for module in [name.rpartition(".")[0]]}
+
+    def place(name: str) -> tuple[int, object]:
+        module = name.removeprefix(_ADAPTED)
+        while module and module not in rank:
+            module = module.rpartition(".")[0]
+        return rank.get(module, -1), natural_key(name)
+
+    return tuple(sorted(names, key=place))
+
+
+def _names(config: dict[str, Any] | None) -> list[str]:
+    """Return the parameters of the model that a config of transformers describes; [] where none is built."""
+    if config is None or not isinstance(config.get("model_type"), str):
+        return []
+    kinds = config.get("architectures")
+    if (
+        not isinstance(kinds, list)
+        or not kinds
+        or not isinstance(kinds[0], str)
+        or not kinds[0].isidentifier()
+    ):
+        return []
+    try:
+        version = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    config = {k: v for k, v in config.items() if k not in ("auto_map", "quantization_config")}
+    document = json.dumps(config, sort_keys=True)
+    key = {
+        "version": _VERSION,
+        "config": hashlib.sha256(document.encode()).hexdigest(),
+        "transformers": version,
+    }
+    store = ResultStore(user_cache_folder(), "names", _parsed)
+    names = store.load("registered", key)
+    if names is None:
+        names = _built(document)
+        if names is None:
+            return []
+        store.try_keep("registered", key, names)
+    return names
+
+
+def _built(document: str) -> list[str] | None:
+    """Have a model built; [] of a config that describes none, None where that took too long."""
+    environment = minimal_environment() | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    script = f"{inspect.getsource(saved_names)}\n{_BUILD}".replace("-> dict[str, str]", "").replace(
+        ": Any", ""
+    )
+    process = start_python(["-c", script], errors=subprocess.DEVNULL, environment=environment)
+    try:
+        found, _ = process.communicate(document, timeout=_MOST_SECONDS)
+        return _parsed(json.loads(found)) if process.returncode == 0 else []
+    except (subprocess.TimeoutExpired, ValueError, TypeError, RecursionError, OSError):
+        return None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _parsed(names: Any) -> list[str]:
+    if not isinstance(names, list) or len(names) > _MOST_NAMES:
+        raise TypeError("they are no names")
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError("they are no names")
+    return names

@@ -1,0 +1,447 @@
+"""Which parameter each numbered state of an optimizer belongs to, by values: weights move as moments point.
+
+The direction of an optimizer's step (first moment over the root of the second, or momentum) correlates with
+what the weight moved by between two checkpoints. That tells weights of one shape apart: of all ways to give
+them their states, the one that correlates best is taken, as far as it is beyond doubt. Laws of order
+(`inshrink_core.formats.attribution.laws`) fill in what values alone cannot decide, unless values speak
+against them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from inshrink_core.checkpoint import FLOATS, MODEL_ROLES, Checkpoint, TensorRole
+from inshrink_core.errors import InshrinkError
+from inshrink_core.formats.attribution.laws import (
+    Attribution,
+    Claims,
+    Slot,
+    by_anchors,
+    by_number,
+    by_order,
+    by_shape,
+    doubtful,
+    in_order,
+    numbers_ascend,
+)
+from inshrink_core.formats.source import peek_sample
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from inshrink_core.formats.assembly import ParsedCheckpoint
+
+
+N_PAIRS: Final = 8
+"""Pairs of neighbouring checkpoints that are looked at, the first ones: later ones change nothing any more,
+so that a run archived step by step ends with the attribution of one archived at once."""
+
+_N_CLUSTERS: Final = 64
+_FEWEST_CLUSTERS: Final = 8
+_CERTAIN: Final = 5.0
+"""Standard errors by which a weight must fit better than any other: one in three million by chance."""
+
+_AGAINST: Final = 4.0
+_MOST_ALIKE: Final = 250
+"""Slots of one shape that are compared each with each; of more, this many, evenly spaced."""
+
+_FEWEST_CONFIRMED: Final = 2
+_TINY: Final = 1e-12
+
+
+class _Class:
+    """Slots and weights of one shape, and what is known of how they correlate."""
+
+    def __init__(self, slots: Sequence[Slot], names: Sequence[str]) -> None:
+        self.slots, self.names = list(slots), list(names)
+        self.sums: list[NDArray[np.float64]] = []
+        self.moved: set[str] = set()
+
+    def add(self, directions: Mapping[str, Tensor], movements: Mapping[str, Tensor]) -> None:
+        """Count what one save's directions have to do with one movement."""
+        import torch
+
+        shape = next((one.shape for one in directions.values()), None)
+        if shape is None or len(movements) != len(self.names):
+            return
+        nothing = torch.zeros(shape, dtype=torch.float64)
+        states = torch.stack([_unit(directions.get(slot.key, nothing)) for slot in self.slots])
+        moves = torch.stack([_unit(movements[name]) for name in self.names])
+        self.moved |= {name for name, one in zip(self.names, moves, strict=True) if bool(one.any())}
+        sums = []
+        for turned in (False, True):
+            one, other = (_clusters(held.mT if turned else held) for held in (states, moves))
+            sums.append(torch.einsum("ike,jke->ijk", one, other).numpy())
+        self.sums = sums if not self.sums else [a + b for a, b in zip(self.sums, sums, strict=True)]
+
+    def best(self) -> dict[str, str]:
+        """Return the weights that beyond doubt fit better than all others, by slot."""
+        if not self.sums:
+            return {}
+        chosen = assigned(self.sums[0].sum(-1))
+        certain = self._margins(chosen)
+        return {
+            slot.key: self.names[at]
+            for slot, at, sure in zip(self.slots, chosen, certain, strict=True)
+            if at >= 0 and sure >= _CERTAIN
+        }
+
+    def refuted(self, claims: Claims) -> set[str]:
+        """Return the slots for which another weight fits clearly better than the one claimed."""
+        if not self.sums:
+            return set()
+        place = {name: at for at, name in enumerate(self.names)}
+        chosen = [place.get(claims.get(slot.key, ""), -1) for slot in self.slots]
+        margins = self._margins(chosen)
+        return {
+            slot.key
+            for slot, at, margin in zip(self.slots, chosen, margins, strict=True)
+            if at >= 0 and margin <= -_AGAINST
+        }
+
+    def fittest(self, key: str, names: Iterable[str]) -> str | None:
+        """Return the weight that beyond doubt fits a slot best among some; None where none does."""
+        import numpy as np
+
+        at = next((i for i, slot in enumerate(self.slots) if slot.key == key), None)
+        places = [i for i, name in enumerate(self.names) if name in set(names)]
+        usable = [sums for sums in self.sums if sums.shape[-1] >= _FEWEST_CLUSTERS]
+        if at is None or not places or not usable:
+            return None
+        best = max(places, key=lambda j: float(usable[0][at, j].sum()))
+        others = [j for j in places if j != best]
+        own = [np.concatenate([sums[at, best] - sums[at, others], sums[at, best][None]]) for sums in usable]
+        return self.names[best] if min(_errors(one).min() for one in own) >= _CERTAIN else None
+
+    def _margins(self, chosen: Sequence[int]) -> list[float]:
+        """Return by how many standard errors each slot fits its weight better than the next best choice.
+
+        Another choice is an exchange with another slot, or a weight or a slot that has no partner. What
+        tensors have in common cancels in an exchange. Elements of one row, or of one column, depend on each
+        other: standard errors are those of the sums over rows, or over columns, whichever are larger.
+        """
+        import numpy as np
+
+        found = np.full(len(chosen), np.inf)
+        usable = [sums for sums in self.sums if sums.shape[-1] >= _FEWEST_CLUSTERS]
+        if not usable:
+            return [0.0] * len(chosen)
+        for sums in usable:
+            pairs = [(i, j) for i, j in enumerate(chosen) if j >= 0]
+            slots, weights = [i for i, _ in pairs], [j for _, j in pairs]
+            own = sums[slots, weights]
+            left = [i for i, j in enumerate(chosen) if j < 0]
+            over = sorted(set(range(sums.shape[1])) - set(weights))
+            for at, (i, j) in enumerate(pairs):
+                exchanged = own[at] + own - sums[i, weights] - sums[slots, j]
+                rest = [own[at][None], own[at] - sums[i, over], own[at] - sums[left, j]]
+                contrasts = np.concatenate([np.delete(exchanged, at, axis=0), *rest])
+                found[i] = min(found[i], float(_errors(contrasts).min()))
+        return [float(one) if math.isfinite(one) else 0.0 for one in found]
+
+
+def _errors(contrasts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return means in standard errors, as of many clusters: few make errors uncertain themselves."""
+    import numpy as np
+
+    n = contrasts.shape[-1]
+    spread = contrasts.std(-1, ddof=1) / math.sqrt(n)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = contrasts.mean(-1) / spread / (1 + 8 / n)
+    finite: NDArray[np.float64] = np.nan_to_num(found, nan=0.0, posinf=0.0, neginf=0.0)
+    return finite
+
+
+def _unit(values: Tensor) -> Tensor:
+    import torch
+
+    values = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+    norm = float(values.norm())
+    return values / norm if norm > _TINY * math.sqrt(values.numel()) else torch.zeros_like(values)
+
+
+def _clusters(values: Tensor) -> Tensor:
+    """Return (n, rows, columns) as (n, clusters, elements): neighbouring rows together, zeros behind."""
+    import torch
+
+    n, rows, columns = values.shape
+    clusters = min(rows, _N_CLUSTERS)
+    each = -(-rows // clusters)
+    padded = torch.zeros((n, clusters * each, columns), dtype=values.dtype)
+    padded[:, :rows] = values
+    kept = padded.reshape(n, clusters, each * columns)
+    return kept[:, : -(-rows // each)]
+
+
+def assigned(scores: NDArray[np.float64]) -> list[int]:
+    """Return for each row the column that it has in the best assignment of rows to columns; -1 for none.
+
+    Notes
+    -----
+    The Hungarian method by shortest augmenting paths, O(n²m): Crouse, IEEE Transactions on Aerospace and
+    Electronic Systems 52 (2016).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> assigned(np.array([[3.0, 2.0], [2.0, 0.0]]))
+    [1, 0]
+    """
+    import numpy as np
+
+    if scores.shape[0] > scores.shape[1]:
+        column_of = assigned(scores.T)
+        row_of = {row: at for at, row in enumerate(column_of)}
+        return [row_of.get(row, -1) for row in range(scores.shape[0])]
+    n, m = scores.shape
+    cost = -scores
+    u, v = np.zeros(n), np.zeros(m)
+    column_at, row_at = np.full(n, -1), np.full(m, -1)
+    for start in range(n):
+        shortest, before = np.full(m, np.inf), np.full(m, -1)
+        done = np.zeros(m, dtype=bool)
+        row, lowest, rows = start, 0.0, [start]
+        while True:
+            reached = lowest + cost[row] - u[row] - v
+            closer = ~done & (reached < shortest)
+            shortest[closer], before[closer] = reached[closer], row
+            column = int(np.where(done, np.inf, shortest).argmin())
+            lowest = float(shortest[column])
+            done[column] = True
+            if row_at[column] < 0:
+                break
+            row = int(row_at[column])
+            rows.append(row)
+        u[start] += lowest
+        for row in rows[1:]:
+            u[row] += lowest - shortest[column_at[row]]
+        v[done] -= lowest - shortest[done]
+        while column >= 0:
+            row = int(before[column])
+            row_at[column] = row
+            column_at[row], column = column, int(column_at[row])
+    return [int(column) for column in column_at]
+
+
+class Evidence(NamedTuple):
+    """What values show: what is beyond doubt, which claims they refute, what fits best, what moved."""
+
+    certain: dict[str, str]
+    refuted: Callable[[Claims], set[str]]
+    fittest: Callable[[str, Iterable[str]], str | None]
+    moved: frozenset[str]
+
+
+def gather(
+    steps: Sequence[int],
+    slots: Sequence[Slot],
+    free: Mapping[str, tuple[int, ...]],
+    read: Callable[[int], Checkpoint],
+    claims: Claims,
+) -> Evidence:
+    """Look at how weights moved between the first checkpoints of a run.
+
+    Parameters
+    ----------
+    steps
+        Of the checkpoints, ascending.
+    slots, free
+        What has to be matched, as a checkpoint has it (`ParsedCheckpoint`).
+    read
+        Returns a checkpoint in which no slot is attributed.
+    claims
+        By which some are chosen where there are too many of one shape.
+    """
+    classes = _classes_of(slots, free, claims)
+    certain: dict[str, str] = {}
+    for before, after in list(itertools.pairwise(steps))[:N_PAIRS]:
+        ends = read(before), read(after)
+        # A trainer deletes while we look, and a damaged file shows nothing: whoever needs it will say so.
+        with suppress(InshrinkError, OSError):
+            for one in classes:
+                _look(one, *ends)
+        certain = {key: name for one in classes for key, name in one.best().items()}
+        # A law of all slots that is right of most of them, and wrong of none, fills in the rest anyway.
+        agreed = all(claims.get(key) == name for key, name in certain.items())
+        is_lawful = agreed and len(claims) == len(slots) <= 2 * len(certain)
+        if is_lawful or sum(len(one.slots) for one in classes) == len(certain):
+            break
+    return Evidence(
+        certain,
+        lambda told: set().union(*(one.refuted(told) for one in classes)),
+        lambda key, names: next((name for one in classes if (name := one.fittest(key, names))), None),
+        frozenset(name for one in classes for name in one.moved),
+    )
+
+
+def _classes_of(slots: Sequence[Slot], free: Mapping[str, tuple[int, ...]], claims: Claims) -> list[_Class]:
+    names: dict[tuple[int, ...], list[str]] = {}
+    for name, shape in free.items():
+        names.setdefault(shape, []).append(name)
+    held: dict[tuple[int, ...], list[Slot]] = {}
+    for slot in slots:
+        if slot.shape is not None and slot.shape in names:
+            held.setdefault(slot.shape, []).append(slot)
+    found = []
+    for shape, alike in held.items():
+        if max(len(alike), len(names[shape])) > _MOST_ALIKE:
+            claimed = [slot for slot in alike if slot.key in claims]
+            alike = claimed[:: -(-len(claimed) // _MOST_ALIKE)] if claimed else []
+            found.append(_Class(alike, [claims[slot.key] for slot in alike]))
+        else:
+            found.append(_Class(alike, names[shape]))
+    return [one for one in found if one.slots]
+
+
+def _look(one: _Class, before: Checkpoint, after: Checkpoint) -> None:
+    """Count a pair of checkpoints: the movement, and directions and masters at both of its ends."""
+    values = [
+        {name: read for name in one.names if (read := _read(end, name)) is not None}
+        for end in (before, after)
+    ]
+    common = values[0].keys() & values[1].keys()
+    movements = {name: values[1][name] - values[0][name] for name in one.names if name in common}
+    for end, held in zip((before, after), values, strict=True):
+        directions = {slot.key: d for slot in one.slots if (d := _direction(end, slot.key)) is not None}
+        one.add(directions, movements)
+        masters = {
+            slot.key: m
+            for slot in one.slots
+            if (m := _read(end, f"{slot.key}@{TensorRole.MASTER}")) is not None
+        }
+        one.add(masters, held)
+
+
+def _direction(checkpoint: Checkpoint, key: str) -> Tensor | None:
+    """Return where an optimizer moves a parameter next; None where its state does not show it."""
+    first = _read(checkpoint, f"{key}@{TensorRole.EXP_AVG}")
+    if first is None:
+        momentum = _read(checkpoint, f"{key}@{TensorRole.MOMENTUM}")
+        return None if momentum is None else -momentum
+    second = _read(checkpoint, f"{key}@{TensorRole.EXP_AVG_SQ}")
+    if second is None or second.shape != first.shape:
+        return -first.sign()
+    return -first / (second.clamp(min=0).sqrt() + _TINY)
+
+
+def _read(checkpoint: Checkpoint, key: str) -> Tensor | None:
+    """Return a sample of a tensor as a matrix; the same elements of all tensors of a shape."""
+    import torch
+
+    if key not in checkpoint:
+        return None
+    spec = checkpoint.spec(key)
+    if spec.dtype not in FLOATS or not spec.numel:
+        return None
+    values = peek_sample(checkpoint.source, spec).to(torch.float64).reshape(-1)
+    if values.numel() == spec.numel:
+        return values.reshape(spec.shape[0] if spec.shape else 1, -1)
+    from inshrink_core.ops.sample import SAMPLE_RUN
+
+    return values.reshape(-1, SAMPLE_RUN)
+
+
+def attribute(
+    parsed: ParsedCheckpoint,
+    evidence: Callable[[Claims], Evidence],
+    *,
+    known: Claims | None = None,
+    order: tuple[str, ...] = (),
+) -> Attribution:
+    """Decide which parameter each slot of a checkpoint belongs to.
+
+    Parameters
+    ----------
+    parsed
+        The checkpoint.
+    evidence
+        Gathers what values show (`gather`), given what order claims.
+    known
+        What an archive of the run says already.
+    order
+        Names of the model's tensors as its code registers them, where that is known.
+
+    Notes
+    -----
+    What values show beyond doubt holds. The first law that they do not contradict fills in the rest, but for
+    what speaks clearly against it; who is in which of several groups with equal shapes is believed where
+    values confirm two of them at least.
+    """
+    slots, free = parsed.slots, parsed.free
+    orders = [dict(free)] if parsed.ordered else []
+    if order and free.keys() <= set(order):
+        orders.append({name: free[name] for name in in_order(free, order)})
+
+    def laws(weights: Iterable[str]) -> list[Claims]:
+        kept = set(weights)
+        held = [{name: shape for name, shape in one.items() if name in kept} for one in orders]
+        return [by_order(slots, one) for one in held]
+
+    claims = [*laws(free), by_number(slots, free)]
+    first = next((one for one in [known or {}, *claims] if one), {})
+    seen = evidence(first)
+    unmoved = bool(seen.moved) and len(seen.moved) < len(free)
+    moving = {name: shape for name, shape in free.items() if name in seen.moved}
+    in_turn = [known or {}, *laws(free), *(laws(moving) if unmoved else ())]
+    n_ordered = len(in_turn)
+    alike = Counter(free.values())
+    telling = {key: name for key, name in seen.certain.items() if alike[free[name]] > 1}
+    if not telling or numbers_ascend(slots, telling):
+        in_turn += [by_number(slots, free), *([by_number(slots, moving)] if unmoved else ())]
+    found = dict(seen.certain)
+    doubted = frozenset().union(*(doubtful(slots, one) for one in orders))
+    by_itself = [known, by_shape(slots, free), *in_turn[n_ordered:]]
+    for law in [*in_turn, by_itself[1]]:
+        agreed = [key for key, name in law.items() if seen.certain.get(key) == name]
+        if any(seen.certain.get(key, name) != name for key, name in law.items()):
+            continue
+        confirmed = any(law is one for one in by_itself) or not telling
+        if not confirmed and sum(key in telling for key in agreed) < _FEWEST_CONFIRMED:
+            continue
+        if law is not known and sum(key in doubted for key in agreed) < _FEWEST_CONFIRMED:
+            law = {key: name for key, name in law.items() if key not in doubted}
+        taken = set(found.values())
+        more = {key: name for key, name in law.items() if key not in found and name not in taken}
+        against = seen.refuted(found | more) if more else set()
+        found |= {key: name for key, name in more.items() if key not in against}
+    for one in (*orders, *orders):  # what the first turn tells narrows what is left for the second
+        choices = by_anchors(slots, one, found).items()
+        chosen = {key: names[0] if len(names) == 1 else seen.fittest(key, names) for key, names in choices}
+        times = Counter(chosen.values())
+        more = {key: name for key, name in chosen.items() if name is not None and times[name] == 1}
+        against = seen.refuted(found | more) if more else set()
+        found |= {key: name for key, name in more.items() if key not in against}
+    return Attribution(found, order or parsed.order)
+
+
+def same_places(parsed: ParsedCheckpoint, reference: Checkpoint) -> Attribution:
+    """Return how an archived checkpoint attributes the state of one whose files are laid out alike."""
+    neutral = parsed.attributed(Attribution({}, ()))
+    specs = {spec.key: spec for spec in neutral.specs}
+    slots = {slot.key for slot in parsed.slots}
+    archived = {file.path: file for file in reference.files}
+    if len(reference.files) == len(neutral.layouts) == 1:
+        # A file for each step bears its number.
+        archived = {neutral.layouts[0].path: reference.files[0]}
+    owners: dict[str, str] = {}
+    for file in neutral.layouts:
+        own, theirs = (
+            [member.key for region in one.regions for member in region.members]
+            for one in (file, archived.get(file.path, file))
+        )
+        if file.path not in archived or len(own) != len(theirs):
+            continue
+        for key, named in zip(own, theirs, strict=True):
+            spec, held = specs[key], reference.spec(named)
+            alike = (spec.role, spec.dtype, spec.shape) == (held.role, held.dtype, held.shape)
+            if alike and spec.parameter in slots and held.parameter in parsed.free:
+                owners[spec.parameter] = held.parameter
+    return Attribution(owners, tuple(spec.name for spec in reference.specs if spec.role in MODEL_ROLES))

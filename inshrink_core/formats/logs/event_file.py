@@ -1,0 +1,161 @@
+"""Scalars of TensorBoard's event files: records with checksums, and the few fields that hold numbers."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+import google_crc32c
+
+from inshrink_core.errors import DamagedError
+from inshrink_core.varint import read_varint
+
+_HEADER: Final = struct.Struct("<QI")
+"""Length of a record, and the masked checksum of these eight bytes."""
+
+_CHECKSUM: Final = struct.Struct("<I")
+_MASK_DELTA: Final = 0xA282EAD8
+_MOST_VARINT_BYTES: Final = 10
+"""Of 64 bits: protobuf writes negative numbers so."""
+
+_CUT: Final = "the last record is cut off"
+_LARGEST_EVENT_BYTES: Final = 1 << 22
+"""Larger ones are graphs and pictures."""
+
+_EVENT_WALL_TIME, _EVENT_STEP, _EVENT_SUMMARY = 1, 2, 5
+_SUMMARY_VALUE = 1
+_VALUE_TAG, _VALUE_SIMPLE, _VALUE_TENSOR = 1, 2, 8
+_TENSOR_CONTENT = 4
+_TENSOR_DTYPE = 1
+_TENSOR_FORMATS: Final = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}
+"""By the number of a data type: DT_FLOAT, DT_DOUBLE, DT_INT32, DT_INT64."""
+
+_TENSOR_FLOATS: Final = {5: "<f", 6: "<d"}
+"""By the number of a field: float_val, double_val."""
+
+
+def is_event_file(content: bytes) -> bool:
+    """Tell whether a file begins with a record's header whose checksum is right."""
+    return len(content) >= _HEADER.size and _header(content, 0) is not None
+
+
+def scalar_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
+    """Return what was logged, an event a row, and what is damaged about the file.
+
+    Parameters
+    ----------
+    content
+        An event file. What is no scalar is passed over.
+
+    Returns
+    -------
+    rows
+        ``step`` and ``wall_time`` (Unix time) of an event, and its scalars by their tags.
+    note
+        Empty where all records are whole. One that is cut off at the end, as while a training writes, is
+        left out; so is one with a wrong checksum; and all after a header with a wrong one.
+
+    Notes
+    -----
+    The framing is that of TFRecord, the messages are ``Event``, ``Summary`` and ``TensorProto`` of
+    TensorFlow's ``core/util/event.proto`` and ``core/framework``.
+    """
+    rows: list[dict[str, float]] = []
+    offset, n_bad = 0, 0
+    while offset < len(content):
+        if offset + _HEADER.size > len(content):
+            return rows, _CUT
+        length = _header(content, offset)
+        if length is None:
+            return rows, f"damaged at byte {offset}: what follows is not read"
+        start, offset = offset + _HEADER.size, offset + _HEADER.size + length + _CHECKSUM.size
+        if offset > len(content):
+            return rows, _CUT
+        record = content[start : start + length]
+        if length > _LARGEST_EVENT_BYTES:
+            continue
+        try:
+            is_whole = _masked(record) == _CHECKSUM.unpack_from(content, start + length)[0]
+            row = _row(record) if is_whole else None
+        except (DamagedError, ValueError, struct.error):
+            row = None
+        if row is None:
+            n_bad += 1
+        elif len(row) > 2:
+            rows.append(row)
+    return rows, f"damaged records that were left out: {n_bad}" if n_bad else ""
+
+
+def _header(content: bytes, offset: int) -> int | None:
+    """Return the length of the record at an offset; None where its checksum is wrong."""
+    length, checksum = _HEADER.unpack_from(content, offset)
+    head = content[offset : offset + _HEADER.size - _CHECKSUM.size]
+    return int(length) if _masked(head) == checksum else None
+
+
+def _masked(content: bytes) -> int:
+    """Return the CRC-32C as TFRecord stores it: rotated, with a constant added."""
+    checksum: int = google_crc32c.value(content)
+    return (((checksum >> 15) | (checksum << 17)) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def _row(event: bytes) -> dict[str, float]:
+    row: dict[str, float] = {"step": 0.0, "wall_time": 0.0}
+    for number, value in _fields(event):
+        if number == _EVENT_STEP and isinstance(value, int):
+            row["step"] = float(value)
+        elif number == _EVENT_WALL_TIME and isinstance(value, bytes):
+            (row["wall_time"],) = struct.unpack("<d", value)
+        elif number == _EVENT_SUMMARY and isinstance(value, bytes):
+            found = [one for kind, one in _fields(value) if kind == _SUMMARY_VALUE]
+            row |= dict(_scalar(one) for one in found if isinstance(one, bytes))
+    row.pop("", None)
+    return row
+
+
+def _scalar(message: bytes) -> tuple[str, float]:
+    """Return tag and value; an empty tag where the value is no scalar."""
+    tag, found = "", None
+    for number, value in _fields(message):
+        if isinstance(value, int):
+            continue
+        if number == _VALUE_TAG:
+            tag = value.decode(errors="replace")
+        elif number == _VALUE_SIMPLE:
+            (found,) = struct.unpack("<f", value)
+        elif number == _VALUE_TENSOR:
+            found = _element(value)
+    return (tag, found) if found is not None else ("", 0.0)
+
+
+def _element(tensor: bytes) -> float | None:
+    """Return the only element of a tensor of numbers; None of another."""
+    form, content = None, None
+    for number, value in _fields(tensor):
+        if number == _TENSOR_DTYPE and isinstance(value, int):
+            form = form or _TENSOR_FORMATS.get(value)
+        elif number in (_TENSOR_CONTENT, *_TENSOR_FLOATS) and isinstance(value, bytes):
+            form, content = _TENSOR_FLOATS.get(number, form), value
+    if form is None or content is None or len(content) != struct.calcsize(form):
+        return None
+    return float(struct.unpack(form, content)[0])
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield the number and value of each field: an integer, or the bytes of anything else."""
+    offset = 0
+    while offset < len(message):
+        key, offset = read_varint(message, offset, _MOST_VARINT_BYTES)
+        wire = key & 7
+        if wire == 0:
+            value, offset = read_varint(message, offset, _MOST_VARINT_BYTES)
+            yield key >> 3, value
+            continue
+        length = {1: 8, 5: 4}.get(wire)
+        if wire == 2:
+            length, offset = read_varint(message, offset, _MOST_VARINT_BYTES)
+        if length is None or offset + length > len(message):
+            raise ValueError("no protobuf message")
+        yield key >> 3, message[offset : offset + length]
+        offset += length

@@ -1,0 +1,410 @@
+"""What lies beside the checkpoints of a run: the metrics it logged, in any file, and `inshrink.toml`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from inshrink_core.errors import ConfigError, DamagedError, InputError, clipped, named
+from inshrink_core.formats.disk import MAX_JSON_BYTES, MAX_VALUES, Access, is_dir, is_file
+from inshrink_core.formats.logs.event_file import is_event_file, scalar_rows
+
+__all__ = [
+    "SETTINGS_NAME",
+    "MetricsFile",
+    "RunSettings",
+    "TrainingLog",
+    "read_log",
+    "read_metrics",
+    "read_settings",
+]
+
+SETTINGS_NAME: Final = "inshrink.toml"
+_MAX_SETTINGS_BYTES: Final = 1 << 20
+_MAX_TEXT_BYTES: Final = 32_000_000
+"""Of a file of metrics; as numbers it takes up to twenty times as much memory."""
+
+_DIRECTIONS: Final = ("lower", "higher")
+_SETTINGS: Final = ("file", "function", "metric", "direction")
+
+_STEP_COLUMNS: Final = ("step", "global_step", "iter", "iteration")
+_STEP_WORDS: Final = (*_STEP_COLUMNS, "epoch")
+_TIME_WORDS: Final = ("wall_time", "wall time", "timestamp", "time", "runtime", "elapsed")
+_DELIMITERS: Final = ",;\t"
+
+
+class TrainingLog(Mapping[str, list[tuple[int, float]]]):
+    """Metric to its (step, value) pairs in step order; NaN and infinities are as they were logged.
+
+    Parameters
+    ----------
+    series
+        The pairs of each metric, in any order.
+    origin
+        The file, for the user to read; empty where the run has no log.
+    """
+
+    def __init__(self, series: Mapping[str, Iterable[tuple[int, float]]], origin: str = "") -> None:
+        self._series = {name: sorted(pairs, key=lambda p: p[0]) for name, pairs in series.items()}
+        self.origin = origin
+
+    def __getitem__(self, metric: str) -> list[tuple[int, float]]:
+        return self._series[metric]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._series)
+
+    def __len__(self) -> int:
+        return len(self._series)
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, str) and not value.strip():
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+_Rows = Iterable[dict[str, Any]]
+
+
+def _collect(
+    rows: Iterable[Mapping[str, Any]], step_columns: Sequence[str] = _STEP_COLUMNS
+) -> dict[str, list[tuple[int, float]]]:
+    series: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        step = next((s for c in step_columns if (s := _number(row.get(c))) is not None), None)
+        if step is None or not math.isfinite(step) or step < 0:
+            continue
+        for name, value in row.items():
+            number = _number(value) if name not in step_columns else None
+            if number is not None and isinstance(name, str):
+                series.setdefault(name, []).append((int(step), number))
+    return series
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsFile:
+    """What a file of metrics holds, of which columns are chosen.
+
+    Parameters
+    ----------
+    path
+        The file.
+    columns
+        Names of the columns that have a number, in the order in which they appear.
+    rows
+        The numbers of each row, by column.
+    note
+        What is damaged about the file; empty where all of it was read.
+    """
+
+    path: Path
+    columns: tuple[str, ...]
+    rows: tuple[Mapping[str, float], ...] = field(repr=False)
+    note: str = ""
+
+    @property
+    def step_column(self) -> str | None:
+        """The column that is called like a step, or else an epoch; None without one."""
+        words = {_word(name): name for name in reversed(self.columns)}
+        return next((words[word] for word in _STEP_WORDS if word in words), None)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The columns that are called neither like a step or an epoch nor like a time."""
+        others = (*_STEP_WORDS, *_TIME_WORDS)
+        return tuple(name for name in self.columns if _word(name) not in others)
+
+    def log(self, step_column: str | None = None, columns: Sequence[str] | None = None) -> TrainingLog:
+        """Return metrics by step.
+
+        Parameters
+        ----------
+        step_column
+            By default `step_column`.
+        columns
+            The metrics; by default `metrics`.
+
+        Raises
+        ------
+        InputError
+            There is no such column, none is called like a step, steps are no whole numbers, or nothing is
+            left.
+        """
+        there = f"columns {named(self.columns)}"
+        step = step_column or self.step_column
+        if step is None:
+            remedy = "name it: --step-column, step_column="
+            raise InputError(
+                "no column is called like a step", where=str(self.path), found=there, remedy=remedy
+            )
+        chosen = [name for name in (self.metrics if columns is None else columns) if name != step]
+        for name in (step, *chosen):
+            if name not in self.columns:
+                what = f"no column '{clipped(name)}' has a number"
+                raise InputError(what, where=str(self.path), found=there)
+        steps = [row[step] for row in self.rows if step in row]
+        if any(math.isfinite(value) and value != int(value) for value in steps):
+            remedy = "choose another step column"
+            what = f"'{clipped(step)}' has fractions, and a step is a whole number"
+            raise InputError(what, where=str(self.path), remedy=remedy)
+        series = _collect(self.rows, (step,))
+        told = {name: series[name] for name in chosen if name in series}
+        if not told:
+            raise InputError(
+                f"no row has a metric beside '{clipped(step)}'", where=str(self.path), found=there
+            )
+        return TrainingLog(told, str(self.path))
+
+
+def _word(name: str) -> str:
+    """Return a column's name without what loggers put around it: ``trainer/global_step``, ``_step``."""
+    return name.casefold().rpartition("/")[2].strip(" _")
+
+
+def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
+    """Return the columns of any file of metrics.
+
+    Parameters
+    ----------
+    path
+        CSV (with commas, semicolons or tabs), JSON lines, a JSON list, ``trainer_state.json``, or an event
+        file of TensorBoard. The content decides.
+
+    Raises
+    ------
+    NotFoundError
+        There is no such file.
+    RefusedLinkError
+        It is a link to another directory.
+    DamagedError
+        It is too large: 256 MB.
+    InputError
+        There is no number in it, or it is more than 32 MB of text.
+
+    Notes
+    -----
+    The last line of a file that is being written may be cut off; it is left out. Names are as they are in
+    the file: they are not trusted.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> found = read_metrics(inshrink_core.sample("digits-cnn") / "metrics.jsonl")
+    >>> found.step_column, found.log(columns=["val_loss"])["val_loss"][0][0]
+    ('step', 10)
+    """
+    named = Path(path)
+    content = Access.of(named.parent).read_text(named, MAX_JSON_BYTES)
+    raw: _Rows
+    note = ""
+    if is_event_file(content):
+        raw, note = scalar_rows(content)
+    elif len(content) > _MAX_TEXT_BYTES:
+        raise InputError("more than 32 MB of text", where=str(named), remedy="keep every tenth row, say")
+    else:
+        text = content.decode(errors="replace").replace("\0", "").lstrip("\ufeff")
+        raw = _json_rows(text, named) if text.lstrip()[:1] in ("{", "[") else _csv_rows(text, named)
+    rows = tuple(
+        {name: number for name, value in row.items() if name and (number := _number(value)) is not None}
+        for row in raw
+    )
+    columns = tuple(dict.fromkeys(name for row in rows for name in row))
+    if not columns:
+        raise InputError(
+            "no metrics: there is no number in a named column",
+            where=str(named),
+            expected="CSV, JSON lines, or an event file of TensorBoard",
+        )
+    return MetricsFile(named, columns, rows, note)
+
+
+def _json_rows(text: str, path: Path) -> _Rows:
+    _require_few(sum(map(text.count, ",[{")), path)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return _line_rows(text, path)
+    if isinstance(found, dict) and isinstance(found.get("log_history"), list):
+        found = found["log_history"]
+    return [row for row in (found if isinstance(found, list) else [found]) if isinstance(row, dict)]
+
+
+def _csv_rows(text: str, path: Path) -> _Rows:
+    lines = [line for line in text.replace("\0", "").splitlines() if line]
+    most = max(_DELIMITERS, key=lines[0].count) if lines else ","
+    _require_few(text.count(most) + len(lines), path)
+    try:
+        yield from csv.DictReader(lines, delimiter=most)
+    except csv.Error as error:
+        raise DamagedError(f"no valid CSV ({error})", where=str(path)) from error
+
+
+def _require_few(n_values: int, path: Path) -> None:
+    if n_values > MAX_VALUES:
+        raise DamagedError(
+            "a log has more values than are read",
+            where=str(path),
+            expected=f"at most {MAX_VALUES:,}",
+            found=f"{n_values:,}",
+            remedy="keep every tenth row, say",
+        )
+
+
+def _from_trainer_state(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
+    state = access.read_json(path)
+    history = state.get("log_history") if isinstance(state, dict) else None
+    return _collect(row for row in history if isinstance(row, dict)) if isinstance(history, list) else {}
+
+
+def _text(path: Path, access: Access) -> str:
+    return access.read_text(path, MAX_JSON_BYTES).decode(errors="replace")
+
+
+def _from_csv(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
+    return _collect(_csv_rows(_text(path, access), path))
+
+
+def _from_jsonl(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
+    return _collect(_line_rows(_text(path, access), path))
+
+
+def _line_rows(text: str, path: Path) -> _Rows:
+    _require_few(sum(map(text.count, ",[{")), path)
+    rows = []
+    for line in text.splitlines():
+        try:
+            row = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError):
+            # The last line of a run that is being written, or that was killed, is often cut off.
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def read_log(directory: Path, checkpoints: Iterable[Path] = (), access: Access | None = None) -> TrainingLog:
+    """Return the metrics of a run; empty where it logged none.
+
+    Parameters
+    ----------
+    directory
+        The run.
+    checkpoints
+        Its checkpoints, oldest first: the last one's ``trainer_state.json`` has the whole history.
+    access
+        Where links may lead; by default into the run. A log elsewhere is passed over.
+
+    Raises
+    ------
+    DamagedError
+        The log is too large or no JSON or CSV.
+    """
+    access = access or Access.of(directory)
+
+    names = [("metrics.csv", _from_csv), ("metrics.jsonl", _from_jsonl)]
+    folders = [path for path in reversed(list(checkpoints)) if is_dir(path)][:1]
+    places = [
+        (folder, access, [("trainer_state.json", _from_trainer_state), *names])
+        for folder in (*folders, directory)
+    ]
+    if directory.name in ("checkpoints", "checkpoint"):
+        # The log of ``run/checkpoints`` lies beside it: no link leads there, so it may be read.
+        beside = directory.parent
+        places.append((beside, replace(access, root=os.path.realpath(beside)), names))
+    for folder, allowed, candidates in places:
+        for name, read in candidates:
+            path = folder / name
+            if is_file(path) and allowed.admits(path):
+                return TrainingLog(read(path, allowed), str(path))
+    return TrainingLog({})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings:
+    """The run's own evaluator and what it measures; None where the file says nothing.
+
+    Parameters
+    ----------
+    file
+        Python file of the evaluator, relative to the run. Naming it runs nothing: whoever executes it
+        must have the user's word.
+    function
+        The function in it.
+    metric
+        The metric that counts.
+    direction
+        ``lower`` or ``higher``: which is better.
+    """
+
+    file: str | None = None
+    function: str | None = None
+    metric: str | None = None
+    direction: str | None = None
+
+    def __post_init__(self) -> None:
+        for key in _SETTINGS:
+            value = getattr(self, key)
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"evaluator.{key} must be text", found=type(value).__name__, expected="str")
+        if self.direction is not None and self.direction not in _DIRECTIONS:
+            raise ConfigError(
+                "evaluator.direction is unknown", expected=" or ".join(_DIRECTIONS), found=self.direction[:40]
+            )
+
+
+def read_settings(directory: Path, access: Access | None = None) -> RunSettings:
+    """Return the settings of a run; defaults where there is no file.
+
+    Parameters
+    ----------
+    directory
+        The run.
+    access
+        Where links may lead; by default into the directory.
+
+    Raises
+    ------
+    RefusedLinkError
+        The file is a link out of the run.
+    ConfigError
+        The file is no TOML, has an unknown key, or a value of the wrong kind.
+    """
+    path = directory / SETTINGS_NAME
+    if not is_file(path):
+        return RunSettings()
+    try:
+        text = (access or Access.of(directory)).read_text(path, _MAX_SETTINGS_BYTES)
+    except DamagedError as error:
+        raise ConfigError(f"the settings: {error.what}", where=str(path), expected="at most 1 MB") from error
+    try:
+        table = tomllib.loads(text.decode())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"no valid TOML: {error}", where=str(path)) from error
+    evaluator = table.get("evaluator", {})
+    if not isinstance(evaluator, dict):
+        raise ConfigError("'evaluator' must be a table", where=str(path))
+    unknown = [key for key in table if key != "evaluator"]
+    unknown += [f"evaluator.{key}" for key in evaluator if key not in _SETTINGS]
+    if unknown:
+        raise ConfigError(
+            f"unknown key '{unknown[0]}'",
+            where=str(path),
+            remedy=f"known are evaluator.{{{', '.join(_SETTINGS)}}}",
+        )
+    try:
+        return RunSettings(**evaluator)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=str(path), expected=error.expected, found=error.found) from error

@@ -1,0 +1,302 @@
+"""The zip container that `torch.save` writes: entries found, bounds checked, nothing unpacked.
+
+Python's zipfile is not used: it hides where the bytes of an entry and its checksum lie in the file,
+which is what reading one tensor and writing a file back need, and it takes files apart that PyTorch
+itself would read differently. Layout of the records: PKWARE APPNOTE 6.3.10, sections 4.3.7-4.3.16.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from isal.isal_zlib import crc32
+
+from inshrink_core.checkpoint import ZipEntry
+from inshrink_core.errors import DamagedError, RottenError, clipped
+from inshrink_core.formats.disk import Readable
+from inshrink_core.formats.torch.pickles import MAX_PICKLE_BYTES
+
+_LOCAL = struct.Struct("<4s5H3I2H")
+_CENTRAL = struct.Struct("<4s6H3I5H2I")
+_DESCRIPTOR = struct.Struct("<4sI")
+_END = struct.Struct("<4s4H2IH")
+_END64_LOCATOR = struct.Struct("<4sIQI")
+_END64 = struct.Struct("<4sQ2H2I4Q")
+
+_MAX_DIRECTORY_BYTES: Final = 512 << 20
+"""A central directory of 4 M entries; PyTorch's own writer stops far below."""
+
+_TAIL_BYTES: Final = 4 << 10
+"""First read from the end: its last record, and the whole directory of 40 entries or fewer."""
+
+_GAP_BYTES: Final = 256
+"""Between the data of an entry and the header of the next; PyTorch's writer leaves 24 at most."""
+
+_HAS_DESCRIPTOR = 0x08
+_ENCRYPTED = 0x01
+_U32_MAX = 0xFFFFFFFF
+
+
+class TorchZip(NamedTuple):
+    """Where things lie in a torch file.
+
+    Parameters
+    ----------
+    pickle_bytes
+        The content of ``data.pkl``.
+    storages
+        Storage key (``"0"`` for ``data/0``) to its entry.
+    """
+
+    pickle_bytes: bytes
+    storages: dict[str, ZipEntry]
+
+
+class CheckedEntry(NamedTuple):
+    """The bytes of one entry and their CRC-32.
+
+    `contradiction` is where its records contradict each other, if they do; `crc_offsets` are where a CRC-32
+    must be written when the bytes change.
+    """
+
+    offset: int
+    nbytes: int
+    name: str
+    crc: int
+    contradiction: str
+    crc_offsets: tuple[int, ...]
+
+    def moved(self, by: int) -> CheckedEntry:
+        """Return the entry of a zip that begins so many bytes later."""
+        return self._replace(offset=self.offset + by, crc_offsets=tuple(at + by for at in self.crc_offsets))
+
+
+class _Record(NamedTuple):
+    header_offset: int
+    name: bytes
+    crc: int
+    nbytes: int
+    central_offset: int
+
+
+def is_zip(first_bytes: bytes) -> bool:
+    """Return whether a file that begins so is a zip."""
+    return first_bytes[:4] == b"PK\x03\x04"
+
+
+def _fail(file: Readable, what: str) -> DamagedError:
+    return DamagedError(
+        what, where=str(file.path), remedy="it may be half-written: wait, or restore it from a backup"
+    )
+
+
+class _Tail:
+    """The end of the file, read once; further reads only where the directory is larger."""
+
+    def __init__(self, file: Readable) -> None:
+        self.file = file
+        n_bytes = min(file.nbytes, _TAIL_BYTES)
+        self.offset = file.nbytes - n_bytes
+        self.data = file.read(self.offset, n_bytes)
+
+    def read(self, offset: int, n_bytes: int) -> bytes:
+        if offset >= self.offset and offset + n_bytes <= self.file.nbytes:
+            return self.data[offset - self.offset : offset - self.offset + n_bytes]
+        return self.file.read(offset, n_bytes)
+
+
+def _find_directory(tail: _Tail) -> tuple[int, int, int]:
+    """Return offset, size and number of entries of the central directory."""
+    file = tail.file
+    at = tail.data.rfind(b"PK\x05\x06")
+    if at < 0 or at + _END.size > len(tail.data):
+        raise _fail(file, "the zip directory at the end of the file is missing")
+    *_, n_entries, n_bytes, offset, comment_nbytes = _END.unpack_from(tail.data, at)
+    end_offset = tail.offset + at
+    if end_offset + _END.size + comment_nbytes != file.nbytes:
+        raise _fail(file, "bytes follow the end of the zip")
+    limit = end_offset
+    if n_entries == 0xFFFF or n_bytes == _U32_MAX or offset == _U32_MAX:
+        locator_offset = end_offset - _END64_LOCATOR.size
+        if locator_offset < 0:
+            raise _fail(file, "the zip64 record is missing")
+        magic, _, end64_offset, _ = _END64_LOCATOR.unpack(tail.read(locator_offset, _END64_LOCATOR.size))
+        if magic != b"PK\x06\x07" or end64_offset + _END64.size > locator_offset:
+            raise _fail(file, "the zip64 record is damaged")
+        magic, *_, n_entries, n_bytes, offset = _END64.unpack(tail.read(end64_offset, _END64.size))
+        if magic != b"PK\x06\x06":
+            raise _fail(file, "the zip64 record is damaged")
+        limit = end64_offset
+    if offset + n_bytes > limit or n_bytes > _MAX_DIRECTORY_BYTES or n_entries * _CENTRAL.size > n_bytes:
+        raise _fail(file, "the zip directory does not fit its file")
+    return offset, n_bytes, n_entries
+
+
+def _zip64_values(file: Readable, extra: bytes, values: list[int]) -> list[int]:
+    """Return the three sizes with those that overflow 32 bits taken from the zip64 field."""
+    at = 0
+    while at + 4 <= len(extra):
+        kind, size = struct.unpack_from("<HH", extra, at)
+        if kind == 1:
+            wanted = [i for i, value in enumerate(values) if value == _U32_MAX]
+            if size < 8 * len(wanted) or at + 4 + size > len(extra):
+                break
+            for n, i in enumerate(wanted):
+                values[i] = struct.unpack_from("<Q", extra, at + 4 + 8 * n)[0]
+            return values
+        at += 4 + size
+    raise _fail(file, "a zip64 field is missing")
+
+
+def _read_directory(tail: _Tail) -> list[_Record]:
+    offset, n_bytes, n_entries = _find_directory(tail)
+    file, data = tail.file, tail.read(offset, n_bytes)
+    records: list[_Record] = []
+    at, unpack = 0, _CENTRAL.unpack_from
+    for _ in range(n_entries):
+        if at + _CENTRAL.size > n_bytes:
+            raise _fail(file, "the zip directory is cut off")
+        (magic, _, _, flags, method, _, _, crc, stored, nbytes, n_name, n_extra, n_comment, *_, header) = (
+            unpack(data, at)
+        )
+        name_at = at + _CENTRAL.size
+        next_at = name_at + n_name + n_extra + n_comment
+        if magic != b"PK\x01\x02" or next_at > n_bytes:
+            raise _fail(file, f"entry {len(records)} of the zip directory is damaged")
+        if _U32_MAX in (nbytes, stored, header):
+            extra = data[name_at + n_name : name_at + n_name + n_extra]
+            nbytes, stored, header = _zip64_values(file, extra, [nbytes, stored, header])
+        if method != 0 or stored != nbytes or flags & _ENCRYPTED:
+            raise _fail(file, "an entry of the zip is compressed or encrypted, which torch.save never does")
+        records.append(_Record(header, data[name_at : name_at + n_name], crc, nbytes, offset + at))
+        at = next_at
+    if at != n_bytes:
+        raise _fail(file, "bytes follow the last entry of the zip directory")
+    return records
+
+
+def read_checked_entries(file: Readable) -> list[CheckedEntry]:
+    """Return every entry of a zip with its CRC-32, by offset; none where it was written without.
+
+    Raises
+    ------
+    DamagedError
+        The zip is cut off, compressed or has overlapping entries.
+    """
+    entries, have_checksums = _read_entries(file)
+    return entries if have_checksums else []
+
+
+def _read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
+    """Return every entry by offset, and whether the zip was written with checksums.
+
+    PyTorch writes 0 for every entry where it is told to leave them out (`set_crc32_options(False)`). One
+    entry may well have the checksum 0, all of them cannot.
+    """
+    records = sorted(_read_directory(_Tail(file)))
+    have_checksums = any(record.crc for record in records if record.nbytes)
+    limits = [record.header_offset for record in records[1:]]
+    limits.append(min((record.central_offset for record in records), default=0))
+    entries, ahead, ahead_at = [], b"", -1
+    for record, limit in zip(records, limits, strict=False):
+        begin, name, crc, nbytes, central = record
+        header = ahead[begin - ahead_at :] if ahead_at >= 0 else file.read(begin, _LOCAL.size)
+        magic, _, flags, method, _, _, header_crc, _, _, n_name, n_extra = _LOCAL.unpack(header)
+        offset = begin + _LOCAL.size + n_name + n_extra
+        end = offset + nbytes
+        if magic != b"PK\x03\x04" or method != 0 or n_name != len(name) or end > limit:
+            raise _fail(file, f"entry '{clipped(_text(name))}' of the zip is damaged")
+        # One read gives what lies behind the data and the header of the next entry.
+        ahead, ahead_at = b"", -1
+        if limit - end < _GAP_BYTES and limit + _LOCAL.size <= file.nbytes:
+            ahead, ahead_at = file.read(end, limit + _LOCAL.size - end), end
+        behind, behind_at = None, end
+        if flags & _HAS_DESCRIPTOR and end + _DESCRIPTOR.size <= limit:
+            magic, behind = _DESCRIPTOR.unpack(ahead[: _DESCRIPTOR.size] or file.read(end, _DESCRIPTOR.size))
+            behind_at = end + 4
+            if magic != b"PK\x07\x08":
+                # The signature may be left out (APPNOTE 4.3.9.3).
+                behind, behind_at = int.from_bytes(magic, "little"), end
+        # Written before the data, a header cannot know the checksum yet: then it is 0.
+        contradicted = header_crc != crc and not (flags & _HAS_DESCRIPTOR and not header_crc)
+        contradicted |= bool(nbytes) and behind not in (None, crc)
+        places: tuple[int, ...] = ()
+        if have_checksums and nbytes:
+            places = ((begin + 14,) if header_crc == crc else ()) + ((behind_at,) if behind == crc else ())
+            places += (central + 16,)
+        said = ""
+        if contradicted:
+            said = f"the records of entry '{clipped(_text(name))}' of the zip have different CRC-32s"
+        entries.append(CheckedEntry(offset, nbytes, _text(name), crc, said, places))
+    return entries, have_checksums
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")
+
+
+def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> TorchZip:
+    """Return the pickle and the storages of a torch file; no tensor byte is read.
+
+    Parameters
+    ----------
+    file
+        An open file that begins as a zip.
+    allow_damaged
+        Take the pickle though it does not match its checksum.
+
+    Raises
+    ------
+    DamagedError
+        The zip is cut off, compressed, has overlapping entries, or is no torch file.
+    RottenError
+        ``data.pkl`` does not match its CRC-32.
+
+    Notes
+    -----
+    Reads the directory, ``data.pkl``, ``byteorder`` and about a hundred bytes for each entry.
+    """
+    entries, have_checksums = _read_entries(file)
+    by_name = {entry.name: entry for entry in entries}
+    if len(by_name) != len(entries):
+        raise _fail(file, "two entries of the zip have one name")
+    pickles = [name for name in by_name if name.rpartition("/")[2] == "data.pkl" and name.count("/") <= 1]
+    if len(pickles) != 1:
+        raise DamagedError(
+            "the zip is no PyTorch checkpoint",
+            where=str(file.path),
+            expected="one data.pkl",
+            found=str(len(pickles)),
+        )
+    folder = pickles[0].removesuffix("data.pkl")
+    if f"{folder}constants.pkl" in by_name:
+        raise DamagedError(
+            "a TorchScript module, not a checkpoint",
+            where=str(file.path),
+            remedy="save its state_dict() with torch.save",
+        )
+    if (found := by_name.get(f"{folder}byteorder")) is not None:
+        order = file.read(found.offset, min(found.nbytes, 16))
+        if order != b"little":
+            raise _fail(file, f"its tensors are in byte order {order!r}; only little-endian is read")
+    entry = by_name[pickles[0]]
+    if entry.nbytes > MAX_PICKLE_BYTES:
+        raise _fail(file, f"its data.pkl of {entry.nbytes} bytes is too large to be a checkpoint's")
+    pickle_bytes = file.read(entry.offset, entry.nbytes)
+    crc = crc32(pickle_bytes)
+    if have_checksums and crc != entry.crc and not allow_damaged:
+        raise RottenError(
+            f"entry '{clipped(entry.name)}' of the zip does not match its CRC-32",
+            path=file.path,
+            offset=entry.offset,
+            expected=f"{entry.crc:08x}",
+            found=f"{crc:08x}",
+        )
+    prefix = f"{folder}data/"
+    storages = {
+        entry.name[len(prefix) :]: ZipEntry(entry.offset, entry.nbytes, entry.crc_offsets)
+        for entry in entries
+        if entry.name.startswith(prefix)
+    }
+    return TorchZip(pickle_bytes, storages)

@@ -1,0 +1,57 @@
+"""Numbers of variable length: seven bits a byte, least significant first, as protobuf has them (LEB128)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from inshrink_core.errors import DamagedError
+
+__all__ = ["read_varint", "write_varint"]
+
+_MAX_BYTES: Final = 9
+"""63 bits, the most a length may have."""
+
+
+def write_varint(out: bytearray, value: int) -> None:
+    """Append a number from 0 to 2**63 - 1.
+
+    Examples
+    --------
+    >>> out = bytearray()
+    >>> write_varint(out, 300)
+    >>> out.hex()
+    'ac02'
+    """
+    while value >= 128:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+
+
+def read_varint(payload: bytes | memoryview, offset: int, max_bytes: int = _MAX_BYTES) -> tuple[int, int]:
+    """Return a number and the offset after it.
+
+    Raises
+    ------
+    DamagedError
+        It ends early, or is longer than `max_bytes`.
+
+    Examples
+    --------
+    >>> read_varint(bytes.fromhex("ac02"), 0)
+    (300, 2)
+    """
+    value = 0
+    for i in range(max_bytes):
+        if offset + i >= len(payload):
+            raise DamagedError("a number of variable length ends early", where=f"offset {offset}")
+        byte = payload[offset + i]
+        value |= (byte & 127) << 7 * i
+        if byte < 128:
+            return value, offset + i + 1
+    raise DamagedError(
+        "a number of variable length is too long",
+        where=f"offset {offset}",
+        expected=f"at most {max_bytes} bytes",
+        found="more",
+    )

@@ -1,0 +1,82 @@
+"""Performing a request that a file says, as the explorer's jobs do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from inshrink_core.errors import NotFoundError
+from inshrink_core.evaluate import Executing
+from inshrink_core.report import Report
+from inshrink_core.request import MAX_REQUEST_BYTES, Option, Request, python_call, read_document
+from inshrink_core.verbs.groups import PathLike
+
+__all__ = ["Run", "run"]
+
+
+@dataclass(frozen=True)
+class Run(Request[Report]):
+    """Perform a request of any verb that a JSON file says.
+
+    Parameters
+    ----------
+    request
+        A JSON document: verb, mode where the verb has some, and fields by their names in Python.
+    trust
+        SHA-256 of a file of code that it may execute, an evaluator's; may be repeated. The file itself
+        cannot say so.
+
+    Raises
+    ------
+    NotFoundError
+        There is no such file.
+    InputError
+        It is no request: too large or deep, or of a verb, a field or a value that there is not.
+    UntrustedCodeError
+        It would have code executed that is not one of the trusted files.
+
+    Notes
+    -----
+    What the verb raises is raised, and its report is returned. The document of a request is its `to_json`.
+
+    Examples
+    --------
+    >>> import inshrink_core, json, pathlib, tempfile
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "request.json"
+    >>> fields = {"path": str(inshrink_core.sample("digits-cnn"))}
+    >>> _ = file.write_text(json.dumps({"verb": "inspect", "fields": fields}))
+    >>> len(inshrink_core.verbs.run(file).to_json()["steps"]) > 10
+    True
+    """
+
+    request: Annotated[PathLike, Option(metavar="REQUEST.json")]
+    _: KW_ONLY
+    trust: Annotated[Collection[str], Option(metavar="SHA256", many=True)] = ()
+
+    EXAMPLES: ClassVar = (
+        "inshrink run request.json --json",
+        "inshrink run request.json --trust 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
+    )
+    INTERRUPTED: ClassVar = "the same request goes on where its verb does"
+
+    def meant(self) -> Request[Any]:
+        """Return the request that the file says."""
+        path = Path(self.request)
+        if not path.is_file():
+            raise NotFoundError("there is no such request", where=str(path))
+        with path.open("rb") as file:
+            asked = read_document(file.read(MAX_REQUEST_BYTES + 1), str(path))
+        beside: dict[str, Any] = {"progress": self.progress} if self.progress is not None else {}
+        if isinstance(asked, Executing):
+            beside["trusted"] = frozenset(self.trust)
+        return replace(asked, **beside)
+
+    def perform(self) -> Report:
+        """Perform it."""
+        report: Report = self.meant().perform()
+        return report
+
+
+run = python_call(Run)

@@ -1,0 +1,252 @@
+"""Every storage of ours keeps the suite, and one that lies does not; whole archives lie in memory."""
+
+import functools
+import uuid
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+import inshrink_core
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, LocalStorage, MemoryStorage
+from inshrink_core.archive.storage import Lock, OverlaidStorage, RemoteStorage, registry, storage_at
+from inshrink_core.errors import ConflictError, InputError
+from inshrink_core.testing.archives import ArchiveMachine
+from inshrink_core.testing.storages import StorageSuite
+from tests.archive.building import append, build
+
+LIES = pytest.fail.Exception, AssertionError
+
+
+class UnlockedStorage(MemoryStorage):
+    """Like a bucket: nobody is kept out, and who comes second is refused by the tag."""
+
+    def lock(self):
+        return Lock()
+
+
+class BlindStorage(MemoryStorage):
+    """Ignores what replacing expects, as some servers of buckets do."""
+
+    def replace(self, path, content, expected):
+        return super().replace(path, content, self._objects.get(self.key(path), (b"", None))[1])
+
+
+class OverwritingStorage(MemoryStorage):
+    """Creates over what is there."""
+
+    def create(self, path, *, over=False):
+        return super().create(path, over=True)
+
+
+class StaleStorage(MemoryStorage):
+    """Lists what it saw first."""
+
+    @functools.cache  # noqa: B019 - as long as the test
+    def names(self, folder):
+        return super().names(folder)
+
+
+class EagerStorage(MemoryStorage):
+    """Shows what is not committed."""
+
+    def create(self, path, *, over=False):
+        creation = super().create(path, over=over)
+        super().replace(path, b"", None)
+        return creation
+
+
+class TrustingStorage(MemoryStorage):
+    """Takes any name."""
+
+    def key(self, path):
+        return f"{self._root}/{path}"
+
+
+CLASSES = {
+    kind.__name__[: -len("Storage")].lower(): kind
+    for kind in (
+        MemoryStorage,
+        UnlockedStorage,
+        BlindStorage,
+        OverwritingStorage,
+        StaleStorage,
+        EagerStorage,
+        TrustingStorage,
+    )
+}
+
+
+def point(group: str, name: str) -> EntryPoint | None:
+    own = EntryPoint(name, f"{__name__}:{CLASSES[name].__name__}", group) if name in CLASSES else None
+    if own is None:
+        return registry_plugin(group, name)
+    return type("Point", (), {"load": lambda self: CLASSES[name]})()
+
+
+registry_plugin = registry.plugin
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """Register the storages of this file, each under its own scheme."""
+    monkeypatch.setattr(registry, "plugin", point)
+
+
+class TestLocal(StorageSuite):
+    def place(self, folder):
+        return folder / "a"
+
+
+class TestFileUrl(StorageSuite):
+    def place(self, folder):
+        return f"file://{folder}/a"
+
+
+class TestMemory(StorageSuite):
+    def place(self, folder):
+        return f"memory://{folder}/a"
+
+
+class TestUnlocked(StorageSuite):
+    def place(self, folder):
+        return f"unlocked://{folder}/a"
+
+
+class Liar(StorageSuite):
+    def __init__(self, scheme):
+        self.scheme = scheme
+
+    def place(self, folder):
+        return f"{self.scheme}://{folder}/a"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "law"),
+    [
+        ("blind", "test_an_object_is_replaced_only_if_it_is_unchanged"),
+        ("blind", "test_of_several_that_replace_an_object_one_wins"),
+        ("overwriting", "test_an_object_is_not_created_where_one_is"),
+        ("overwriting", "test_of_several_that_create_one_name_one_wins"),
+        ("stale", "test_a_listing_has_what_is_there_now"),
+        ("eager", "test_an_object_is_seen_when_it_is_committed_and_not_before"),
+    ],
+)
+def test_a_storage_that_lies_fails_the_suite(tmp_path, scheme, law):
+    with pytest.raises(LIES):
+        getattr(Liar(scheme), law)(tmp_path / "lies")
+    getattr(Liar("memory"), law)(tmp_path / "true")
+
+
+def test_a_storage_that_takes_any_name_fails_the_suite(tmp_path):
+    with pytest.raises((*LIES, FileNotFoundError)):
+        Liar("trusting").test_a_name_of_no_object_is_refused(tmp_path, "../a")
+
+
+# ---- storages that are read only -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [RemoteStorage("s3://bucket/a"), OverlaidStorage(MemoryStorage("memory://a"), {})],
+    ids=["remote", "overlaid"],
+)
+def test_what_can_be_read_only_says_so(storage):
+    assert not storage.writable
+    for ask in (
+        storage.lock,
+        lambda: storage.load("a"),
+        lambda: storage.create("a"),
+        lambda: storage.replace("a", b"", None),
+        lambda: storage.delete("a"),
+    ):
+        with pytest.raises(InputError, match="local or mounted file systems"):
+            ask()
+
+
+# ---- two writers ---------------------------------------------------------------------------------
+
+
+def test_a_writer_that_another_overtook_is_refused_and_its_frame_is_gone(tmp_path):
+    place = f"unlocked://{tmp_path}/a"
+    build(place)
+    first, second = ArchiveWriter(place), ArchiveWriter(place)
+    append(first, 300)
+    with pytest.raises(ConflictError, match="another writer"):
+        append(second, 400)
+    with pytest.raises(ConflictError):
+        append(second, 300)  # the very same name
+    second.close()
+    append(first, 500)
+    first.close()
+    reader = ArchiveReader.open(place)
+    assert [frame.step for frame in reader.frames] == [0, 100, 200, 300, 500]
+    assert len(reader.storage.list("frames")) == 5
+
+
+def test_a_manifest_that_was_changed_on_the_disk_is_not_overwritten(tmp_path):
+    path = build(tmp_path / "a")
+    before = (path / "inshrink-manifest").read_bytes()
+    with ArchiveWriter(path) as writer:
+        append(writer, 300)
+        (path / "inshrink-manifest").write_bytes(before)
+        with pytest.raises(ConflictError):
+            append(writer, 400)
+    assert (path / "inshrink-manifest").read_bytes() == before
+
+
+# ---- whole archives ------------------------------------------------------------------------------
+
+
+def test_an_archive_in_memory_has_the_bytes_of_one_on_the_disk(tmp_path):
+    path, url = build(tmp_path / "a"), f"memory://{tmp_path}/a"
+    build(url)
+    storage = storage_at(url)
+    for name in ("inshrink-manifest", *(f"frames/{name}" for name in storage.list("frames"))):
+        assert storage.load(name)[0] == (path / name).read_bytes()
+    assert storage.list("frames") == LocalStorage(path).list("frames")
+
+
+def test_every_verb_works_on_an_archive_in_memory(tmp_path):
+    url = f"memory://{tmp_path}/digits.inshrink"
+    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    chosen = run.steps[:4]
+    for place in (tmp_path / "local", url):
+        inshrink_core.compress(run, place, steps=chosen[:2])
+        assert inshrink_core.compress(run, place, steps=chosen).appended == chosen[2:]
+    assert inshrink_core.open(url).steps == chosen
+    report = inshrink_core.verify(url, deep=True)
+    assert report.problems == ()
+    inshrink_core.verbs.prune(url, keep_last=2, apply=True)
+    assert inshrink_core.open(url).steps == chosen[2:]
+    inshrink_core.verbs.pack(url, f"{url}.packed")
+    inshrink_core.verbs.unpack(f"{url}.packed", f"{url}.again")
+    for place in (url, f"{url}.packed", f"{url}.again"):
+        inshrink_core.restore(place, tmp_path / Path(place).suffix[1:], steps=chosen[-1:])
+    inshrink_core.restore(tmp_path / "local", tmp_path / "expected", steps=chosen[-1:])
+    expected = {path.name: path.read_bytes() for path in (tmp_path / "expected").iterdir()}
+    for folder in ("inshrink", "packed", "again"):
+        assert {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()} == expected
+
+
+class InMemory(ArchiveMachine):
+    """The archive against a dictionary, without a disk."""
+
+    def new_place(self):
+        self._patched = pytest.MonkeyPatch()
+        self._patched.setattr(registry, "plugin", point)
+        return f"memory://machine/{uuid.uuid4().hex}"
+
+    def remove_place(self):
+        self._patched.undo()
+
+
+TestArchiveInMemory = InMemory.TestCase
+TestArchiveInMemory.settings = settings(
+    max_examples=15,
+    stateful_step_count=15,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

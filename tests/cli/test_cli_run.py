@@ -1,0 +1,163 @@
+"""A request as a JSON document: it says itself again, and nothing that it should not be able to say."""
+
+import hashlib
+import json
+import shlex
+from dataclasses import replace
+
+import pytest
+
+import inshrink_core
+from inshrink_core.cli.derived import read_request
+from inshrink_core.errors import InputError
+from inshrink_core.plugins import VERBS, plugins
+from inshrink_core.request import MAX_REQUEST_BYTES, read_document, request_from_json, request_of
+from inshrink_core.verbs.compress import Compress
+from inshrink_core.verbs.search import Search
+from inshrink_core.verbs.watch import Watch
+
+ASKED = {
+    kind.COMMAND or verb: (request, kind)
+    for verb in sorted(plugins(VERBS))
+    if verb not in ("run", "ui")
+    for request in [request_of(verb)]
+    for kind in (request, *request.modes().values())
+}
+LEAST = {
+    "estimate --goals": ["estimate", "run", "--goals"],
+    "estimate --levels": ["estimate", "run", "--levels", "5"],
+    "compress --watch": ["compress", "run", "-o", "a", "--watch", "--until", "40"],
+    "prune --forget-missing": ["prune", "a", "--forget-missing", "--apply"],
+}
+JUDGE = (
+    "import pathlib\n\n\ndef evaluate(state):\n    pathlib.Path({!r}).touch()\n    return {{'loss': 1.0}}\n"
+)
+
+
+@pytest.mark.parametrize("command", ASKED)
+def test_a_request_of_every_verb_and_mode_says_itself_again_as_a_document_and_as_words(command):
+    verb, kind = ASKED[command]
+    examples = [shlex.split(example)[1:] for example in kind.EXAMPLES]
+    examples += [LEAST[command]] if command in LEAST else []
+    of_it = [asked for words in examples if type(asked := read_request(verb, words)) is kind]
+    assert of_it
+    for asked in of_it:
+        document = json.loads(json.dumps(asked.to_json(), allow_nan=False))
+        read = request_from_json(document)
+        assert (type(read), read, read.to_json()) == (kind, asked, document)
+        assert read_request(verb, read.words()) == asked
+
+
+def test_lists_are_tuples_and_infinity_is_a_text():
+    asked = Search(
+        "run", max_divergence=float("inf"), steps=(1, 2), config={"bits": 4, "x": [1, {"y": None}]}
+    )
+    document = asked.to_json()
+    assert document["fields"]["max_divergence"] == "inf"
+    assert request_from_json(json.loads(json.dumps(document))) == asked
+
+
+def test_a_mode_is_a_request_of_its_own():
+    document = Watch("run", "a", until=40).to_json()
+    assert document == {
+        "verb": "compress",
+        "mode": "watch",
+        "fields": {"run": "run", "archive": "a", "until": 40},
+    }
+    del document["mode"]
+    with pytest.raises(InputError, match="compress has no field 'until'"):
+        request_from_json(document)
+
+
+def deep(n):
+    return {} if n == 0 else {"x": [deep(n - 1)]}
+
+
+RUN = {"run": "run", "archive": "a"}
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ([], "no request"),
+        ({"verb": "compress", "fields": RUN, "trusted": []}, "no request"),
+        ({"verb": ["compress"], "fields": RUN}, "no request"),
+        ({"verb": "compres", "fields": RUN}, "no request is of the verb 'compres'; did you mean 'compress'?"),
+        ({"verb": "ui", "fields": {}}, "no request is of the verb 'ui'"),
+        ({"verb": "run", "fields": {"request": "x"}}, "no request is of the verb 'run'"),
+        ({"verb": "os.system", "fields": {}}, "no request is of the verb 'os.system'"),
+        ({"verb": "compress", "mode": "watching", "fields": RUN}, "has no mode 'watching'"),
+        ({"verb": "compress", "fields": {**RUN, "trusted": ["x"]}}, "has no field 'trusted'"),
+        ({"verb": "compress", "fields": {**RUN, "progress": None}}, "has no field 'progress'"),
+        ({"verb": "compress", "fields": {"run": "run"}}, "compress needs 'archive'"),
+        ({"verb": "compress", "fields": {**RUN, "threads": 0}}, "--threads 0"),
+        ({"verb": "compress", "fields": {**RUN, "threads": True}}, "threads is of another type"),
+        ({"verb": "compress", "fields": {**RUN, "run": 3}}, "run is of another type"),
+        ({"verb": "compress", "fields": {**RUN, "run": "a\0b"}}, "run cannot be used"),
+        ({"verb": "compress", "fields": {**RUN, "run": "\ud800"}}, "run cannot be used"),
+        ({"verb": "compress", "fields": {**RUN, "config": deep(20)}}, "config cannot be used"),
+        ({"verb": "compress", "fields": {**RUN, "max_drop": "nan"}}, "max_drop is of another type"),
+        ({"verb": "compress", "fields": {**RUN, "max_drop": 10**400}}, "max_drop is of another type"),
+    ],
+)
+def test_what_is_no_request_is_refused_in_one_line(cli, tmp_path, document, said):
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(document))
+    outcome = cli("run", str(path), "--json")
+    assert outcome.code == 2
+    assert said in outcome.document["error"]["message"]
+    assert len(outcome.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff", b"[" * 100_000, b'{"verb": NaN}', b'{"verb": "a", "verb": "b"}', b" " * 2_000_000],
+)
+def test_what_is_no_document_is_refused(content):
+    assert len(content) < MAX_REQUEST_BYTES or len(set(content)) == 1
+    with pytest.raises(InputError):
+        read_document(content)
+
+
+def test_a_request_is_performed_and_reported_as_its_verb_does(cli, small_run, tmp_path):
+    path, target = tmp_path / "request.json", tmp_path / "a.inshrink"
+    path.write_text(json.dumps(Compress(str(small_run), str(target), steps=(25, 50)).to_json()))
+    outcome = cli("run", str(path), "--json", "--progress", "jsonl")
+    assert outcome.code == 0
+    assert inshrink_core.open(target).steps == (25, 50)
+    assert [row["step"] for row in outcome.document["frames"]] == [25, 50]
+    assert {json.loads(line)["verb"] for line in outcome.err.splitlines()} == {"compress"}
+    assert cli("run", str(tmp_path / "none.json")).code == 2
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_code_runs_under_its_digest_alone(cli, small_run, tmp_path, own):
+    trace, judge = tmp_path / "trace", small_run / "judge.py"
+    judge.write_text(JUDGE.format(str(trace)))
+    (small_run / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\n')
+    fields = {"trust_run": True} if own else {"evaluator": f"{judge}:evaluate"}
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps({"verb": "evaluate", "fields": {"run": str(small_run), **fields}}))
+    for more in ((), ("--trust", "0" * 64)):
+        outcome = cli("run", str(path), "--json", *more)
+        assert (outcome.code, outcome.document["error"]["type"]) == (2, "UntrustedCodeError")
+    assert not trace.exists()
+    digest = hashlib.sha256(judge.read_bytes()).hexdigest()
+    assert cli("run", str(path), "--json", "--trust", digest).code == 0
+    assert trace.exists()
+
+
+def test_a_file_of_a_task_is_code_too(cli, tmp_path):
+    (tmp_path / "task.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w')\n")
+    fields = {"task": f"{tmp_path}/task.py:Task", "output": str(tmp_path / "out")}
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps({"verb": "rehearse", "fields": fields}))
+    assert cli("run", str(path), "--json").document["error"]["type"] == "UntrustedCodeError"
+    assert not (tmp_path / "trace").exists()
+
+
+def test_who_asks_in_python_is_trusted(small_run):
+    asked = inshrink_core.verbs.evaluate
+    with pytest.raises(InputError, match="not what was trusted"):
+        asked(small_run, evaluator=f"{__file__}:none", trusted=("0" * 64,))
+    assert replace(Compress("run", "a"), trusted=("x",)) == Compress("run", "a")

@@ -1,0 +1,50 @@
+"""Every number of README stands in a committed results file, and its figure is drawn from them."""
+
+import csv
+import re
+from pathlib import Path
+
+from benchmarks import figure
+from benchmarks.results import RESULTS
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def rows(name, **chosen):
+    with (RESULTS / f"{name}.csv").open(newline="") as file:
+        found = [row for row in csv.DictReader(file) if all(row[key] == one for key, one in chosen.items())]
+    assert found, (name, chosen)
+    return found
+
+
+def percents(value):
+    return f"{100 * value:.2f} %"
+
+
+def test_every_number_of_the_readme_is_in_a_results_file():
+    (sample,) = rows("sample", run="digits-cnn")
+    judging = rows("controlled", tuned_on="False")
+    promise = rows("promise", tuned_on="False")
+    ratios = [float(row["ratio_total"]) for row in judging]
+    excesses = [float(row["excess"]) for row in judging]
+    (bound,) = {float(row["max_restore_cost"]) for row in judging}
+    (restores,) = {row["restores"] for row in judging}
+    assert (len(judging), len(figure.points()), restores) == (7, 2, "9")
+    assert {row["task"] for row in promise} == {row["task"] for row in judging}
+    known = {
+        f"{int(sample['raw_bytes']) / 1e6:.1f} MB",
+        f"{int(sample['archive_bytes']) / 1e6:.2f} MB",
+        percents(float(sample["max_restore_cost"])),
+        f"{100 * bound:g} %",
+        f"{min(ratios):.1f} to {max(ratios):.1f} times",
+        percents(-min(excesses)),
+        percents(max(excesses)),
+    }
+    said = set(re.findall(r"\d[\d.]* (?:to [\d.]+ )?(?:%|×|MB|times)", README.replace("**", "")))
+    assert said == known
+    assert f"{sample['checkpoints']} checkpoints" in README
+
+
+def test_the_figure_is_the_one_that_the_results_give():
+    for name, theme in figure.THEMES.items():
+        assert (figure.IMAGES / f"{name}.svg").read_text() == figure.draw(theme)
