@@ -58,7 +58,7 @@ def counted_syncs() -> Iterator[list[int]]:
 def measure(run: Path, target: Path, limit: int | None) -> dict[str, object]:
     """Compress a run, and say what that took and what lies there."""
     with ExitStack() as stack:
-        for module in ("archive.writer", "verbs.compress") if limit is not None else ():
+        for module in ("archive", "archive.writer") if limit is not None else ():
             stack.enter_context(mock.patch(f"inshrink_core.{module}.MAX_SMALL_FILES", limit))
         syncs = stack.enter_context(counted_syncs())
         begun, cpu = time.perf_counter(), time.process_time()

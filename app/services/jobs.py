@@ -13,9 +13,9 @@ from inshrink_app.jobs.job import Job, Load, load_kept, load_last
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.jobs.work import Work, subject_of, subjects_of
 from inshrink_app.model.problem import Problem, ServiceError
+from inshrink_app.model.sensitivity import METRICS
 from inshrink_app.server.roots import settings
 from inshrink_app.services.opening import samples
-from inshrink_app.widgets.tables import METRICS
 
 __all__ = [
     "LOADERS",

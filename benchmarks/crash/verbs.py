@@ -145,7 +145,7 @@ class Group(Append):
         _compress(root, steps=self.kept)
 
     def act(self, root: Path, note: Note) -> None:
-        with crowded(), mock.patch("inshrink_core.verbs.compress.MAX_SMALL_FILES", 2):
+        with crowded(), mock.patch("inshrink_core.archive.MAX_SMALL_FILES", 2):
             _compress(root)
 
 
@@ -230,7 +230,7 @@ class Thin(Prune):
 
     def prepare(self, root: Path) -> None:
         write_run(root / RUN, (1, 2, 3, 4, 5, 6))
-        with crowded(), mock.patch("inshrink_core.verbs.compress.MAX_SMALL_FILES", 2):
+        with crowded(), mock.patch("inshrink_core.archive.MAX_SMALL_FILES", 2):
             _compress(root, keyframe_every=32)
 
     def act(self, root: Path, note: Note) -> None:

@@ -186,7 +186,7 @@ def _exported(folder: Path, run: Path) -> Path:
 
 def _segments(folder: Path, run: Path) -> Path:
     path = folder / "segments.inshrink"
-    with mock.patch("inshrink_core.verbs.compress.MAX_SMALL_FILES", 1):
+    with mock.patch("inshrink_core.archive.MAX_SMALL_FILES", 1):
         inshrink_core.compress(run, path, steps=STEPS[:2], codec="lattice")
     inshrink_core.compress(run, path, codec="lattice")
     return path

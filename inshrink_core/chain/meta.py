@@ -121,6 +121,14 @@ def _spec_of(key: str, attributes: tuple[Any, ...]) -> TensorSpec:
     """Read attributes once for all the frames that have them."""
     role_value, dtype, shape, exact, layer = attributes
     role = TensorRole(role_value)
+    is_tensor = (
+        dtype in DTYPE_SIZES
+        and len(shape) <= _MAX_DIMENSIONS
+        and all(type(n) is int and n >= 0 for n in shape)
+        and math.prod(max(n, 1) for n in shape) * DTYPE_SIZES[dtype] <= _MAX_TENSOR_NBYTES
+    )
+    if not is_tensor:
+        raise ValueError(f"{dtype} {shape} is no tensor")
     spec = TensorSpec(
         name=key if role in MODEL_ROLES else key.removesuffix(f"@{role.value}"),
         role=role,
@@ -129,14 +137,8 @@ def _spec_of(key: str, attributes: tuple[Any, ...]) -> TensorSpec:
         exact=bool(exact),
         layer=LayerType(layer) if layer else None,
     )
-    if not (
-        dtype in DTYPE_SIZES
-        and spec.key == key
-        and len(shape) <= _MAX_DIMENSIONS
-        and all(type(n) is int and n >= 0 for n in shape)
-        and math.prod(max(n, 1) for n in shape) * DTYPE_SIZES[dtype] <= _MAX_TENSOR_NBYTES
-    ):
-        raise ValueError(f"{dtype} {shape} is no tensor")
+    if spec.key != key:
+        raise ValueError(f"{role_value} is not what the name says")
     return spec
 
 

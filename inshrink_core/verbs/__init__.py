@@ -88,10 +88,11 @@ __all__ = index(
         "inshrink_core.verbs.prune": ["ForgetReport", "PruneReport", "forget_missing", "prune"],
         "inshrink_core.verbs.report": ["PageReport", "report"],
         "inshrink_core.verbs.restore": ["RestoreReport", "load_state_dict", "restore"],
+        "inshrink_core.verbs.run": ["run"],
         "inshrink_core.verbs.search": ["SearchReport", "search"],
         "inshrink_core.verbs.sensitivity": ["SensitivityReport", "sensitivity"],
         "inshrink_core.verbs.verify": ["Verification", "verify"],
-        "inshrink_core.verbs.watch": ["WatchEvent", "WatchReport", "watch"],
+        "inshrink_core.verbs.watch": ["WatchReport", "watch"],
     },
     with_verbs=True,
 )

@@ -45,7 +45,7 @@ class Run(Request[Report]):
     --------
     >>> import inshrink_core, json, pathlib, tempfile
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "request.json"
-    >>> fields = {"path": str(inshrink_core.sample("digits-cnn"))}
+    >>> fields = {"source": str(inshrink_core.sample("digits-cnn"))}
     >>> _ = file.write_text(json.dumps({"verb": "inspect", "fields": fields}))
     >>> len(inshrink_core.verbs.run(file).to_json()["steps"]) > 10
     True

@@ -13,10 +13,10 @@ from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.sensitivity import Sensitivity
-from inshrink_app.pages.sensitivity import cells, drill_figures, heatmap, rows
+from inshrink_app.pages.sensitivity import ahead, cells, drill_figures, heatmap, rows
 from inshrink_app.pages.sensitivity import changes as change_figures
 from inshrink_app.pages.sensitivity.selection import Selection
-from inshrink_app.services import ahead, drilldown, measuring
+from inshrink_app.services import drilldown, measuring
 from inshrink_app.services import jobs as job_services
 from inshrink_app.theme import MARK
 from inshrink_app.widgets import heatmap as rows_by_steps
@@ -132,7 +132,7 @@ def test_gain_and_noise_come_of_one_measurement_and_are_as_any_other_metric(
     inshrink_core.compress(path, archive, codec="uniform", config={"bits": 4, "vectors": "quantized"})
     services.start_sensitivity(str(path), "gain")
     assert services.sensitivity_job(str(path), "noise") is services.sensitivity_job(str(path), "gain")
-    registry = JobRegistry(job_services.start_request, root.parent / "jobs")
+    registry = JobRegistry(job_services.start_request, root.parent / "jobs", load=measuring.load_tables)
     (request,) = jobs.started
     job = wait(registry.start(request))
     measured = inshrink_core.analysis.restore_gain(archive, path)
@@ -146,11 +146,11 @@ def test_gain_and_noise_come_of_one_measurement_and_are_as_any_other_metric(
         assert [row.name for row in found["block"].rows] == ["fc1", "fc2"]
 
     # A second reading takes what was kept beside the document; damaged, it counts for nothing.
-    kept = job.folder.output.with_name("tables.npz")
+    kept = job.folder.path / "tables.npz"
     for spoil in (None, b"", b"PK", kept.read_bytes()[:-40]):
         if spoil is not None:
             kept.write_bytes(spoil)
-        again = measuring.sensitivity_loader(job.folder.output)
+        again = measuring.load_tables(job)
         for metric, grouped in job.result.items():
             for by, table in grouped.items():
                 same = again[metric][by]
@@ -345,7 +345,7 @@ def test_a_metric_that_the_second_run_cannot_tell_is_not_offered_to_be_measured(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = write_run(run.parent / "other", (10,))
-    known = {str(run): Job(state="finished", result=tables(metric="update"))}
+    known = {str(run): Job(MEASURING, state="finished", result=tables(metric="update"))}
     monkeypatch.setattr(services, "sensitivity_job", lambda path, _metric: known.get(path))
     app = explorer("sensitivity", run=str(run), view="runs", other=str(other), metric="update")
     assert not app.exception
@@ -361,7 +361,7 @@ def test_a_damaged_second_run_is_laid_over_whatever_its_values(
     damaged["tensor"].values["mean"][:] = np.asarray([3.4e38, np.inf, np.nan], np.float32)
     other = write_run(run.parent / "other")
     found = {str(run): mine, str(other): damaged}
-    jobs = {path: Job(state="finished", result=result) for path, result in found.items()}
+    jobs = {path: Job(MEASURING, state="finished", result=result) for path, result in found.items()}
     monkeypatch.setattr(services, "sensitivity_job", lambda path, _metric: jobs[path])
     app = explorer("sensitivity", run=str(run), view="runs", other=str(other), metric="fisher")
     assert not app.exception
@@ -391,7 +391,7 @@ def test_the_tensor_of_two_runs_stays_while_another_metric_is_measured(
     app = explorer("sensitivity", run=str(run), view="runs", other=str(other))
     app.selectbox(key="runs.tensor").set_value("fc2.weight").run()
     job = services.sensitivity_job
-    monkeypatch.setattr(services, "sensitivity_job", lambda *_: Job(state="running"))
+    monkeypatch.setattr(services, "sensitivity_job", lambda *_: Job(MEASURING, state="running"))
     app.run()
     assert "Measuring" in texts(app)
     monkeypatch.setattr(services, "sensitivity_job", job)

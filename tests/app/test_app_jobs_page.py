@@ -84,7 +84,8 @@ def test_the_result_is_shown_on_its_page(root: Path, jobs: StubJobs) -> None:
 def test_jobs_about_files_outside_of_the_roots_are_not_shown(root: Path, jobs: StubJobs) -> None:
     jobs.put(["verify", "/etc/secret.inshrink"])
     jobs.put(["compare", str(root / "a"), "--against", "/etc/secret.inshrink"], state="interrupted")
-    jobs.put(["compare", str(root / "a"), "--evaluator", "/etc/secret.py:evaluate"], state="interrupted")
+    run, code = str(root / "run"), "/etc/secret.py:evaluate"
+    jobs.put(["compare", str(root / "a"), "--against", run, "--evaluator", code], state="interrupted")
     jobs.put(["export", str(root / "a"), "--pack", str(root / "b")], scratch=("/etc/secret",))
     app = explorer("jobs")
     assert "secret" not in texts(app)

@@ -234,9 +234,10 @@ def test_no_module_of_the_explorer_loads_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
 
-def test_only_services_cache() -> None:
-    caching = {p.relative_to(APP).parts[0] for p in modules() if "st.cache_" in p.read_text()}
-    assert caching == {"services"}
+def test_what_draws_does_not_cache() -> None:
+    caching = {p.relative_to(APP) for p in modules() if "st.cache_" in p.read_text()}
+    assert {path.parts[0] for path in caching} == {"services", "pages"}
+    assert not [path for path in caching if path.name == "view.py" or "figure" in path.name]
 
 
 def test_figures_and_plain_modules_know_nothing_of_streamlit() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from inshrink_app import services
 from inshrink_app.pages.open import shelf
-from inshrink_app.services import catalog
 from streamlit.testing.v1 import AppTest
 
 from tests.app.builders import button, charts, explorer, sensitivity_table, subject, texts, write_run
@@ -106,7 +105,7 @@ def test_one_run_is_opened(archived: Path, jobs: StubJobs) -> None:
 def test_more_than_are_read_are_counted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b", "c"):
         write_run(root / name, (1,))
-    monkeypatch.setattr(catalog, "_MOST", 2)
+    monkeypatch.setattr(shelf, "_MOST", 2)
     found = shelf.shelf()
     assert (len(found.rows), found.n_more) == (2, 1)
 
@@ -121,8 +120,8 @@ def test_more_than_are_read_are_counted(root: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_the_metric_that_says_most_is_told(names: tuple[str, ...], expected: str) -> None:
     shown = subject(log={name: ((1, 0.5), (2, 0.25)) for name in names})
-    assert services.last_metric(shown) == (expected, 0.25)
+    assert shelf.last_metric(shown) == (expected, 0.25)
 
 
 def test_a_run_without_a_log_has_no_metric() -> None:
-    assert services.last_metric(subject()) == ("", None)
+    assert shelf.last_metric(subject()) == ("", None)

@@ -153,7 +153,7 @@ def test_a_cheap_measurement_that_an_ended_explorer_left_goes_on_by_itself(
 ) -> None:
     write_run(root / "run")
     jobs = answer(monkeypatch, FakeJobs(tables()))
-    jobs.job = Job(state="interrupted")
+    jobs.job = Job(MEASURING, state="interrupted")
     app = explorer("sensitivity", run=str(root / "run"))
     assert not app.exception
     assert jobs.started == ["update"]
@@ -173,12 +173,12 @@ def test_a_link_starts_no_measurement_until_its_reader_asks(
     assert "a link alone starts nothing" in texts(app)
     app.run()
     assert jobs.started == []
-    jobs.job = Job(state="interrupted")
+    jobs.job = Job(MEASURING, state="interrupted")
     app.run()
     assert jobs.started == []
     assert button(app, "Measure again")
     # What was measured before is shown; the tensor that the link names is not looked into.
-    jobs.job = Job(state="finished", result=tables())
+    jobs.job = Job(MEASURING, state="finished", result=tables())
     app.run()
     assert not app.exception
     assert button(app, "Look inside")
@@ -193,7 +193,7 @@ def test_a_link_to_two_steps_reads_no_weights_until_its_reader_asks(
 ) -> None:
     write_run(root / "run")
     jobs = answer(monkeypatch, FakeJobs(tables()))
-    jobs.job = Job(state="finished", result=tables())
+    jobs.job = Job(MEASURING, state="finished", result=tables())
     monkeypatch.setattr(services, "moved_between", refuse)
     app = linked("sensitivity", run=str(root / "run"), metric="magnitude", view="diff")
     assert not app.exception

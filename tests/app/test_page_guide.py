@@ -25,7 +25,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("conftest.py", "builders.py", "browser.py"):
         shutil.copy(ROOT / "tests" / "app" / name, folder / "tests" / "app")
     text = (ROOT / "docs" / "guides" / "page.md").read_text()
-    init, view, line, test = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    init, view, line, test = re.findall(r"```(?:python|text)\n(.*?)```", text, re.DOTALL)
     page = folder / "app" / "pages" / "dtypes"
     page.mkdir()
     (page / "__init__.py").write_text(init)

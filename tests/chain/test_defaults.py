@@ -186,7 +186,7 @@ def test_a_rehearsal_restores_from_what_compress_would_write(tmp_path):
 
 def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path):
     from inshrink_app.model.subject import Subject
-    from inshrink_app.services import ExportRequest, export_commands
+    from inshrink_app.services import ExportRequest, export_requests
 
     from inshrink_core.verbs.watch import watch
 
@@ -202,8 +202,8 @@ def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path)
     values = {"kind": "run", "format": "torch", "steps": (10, 20), "tensors": (), "total_bytes": 0}
     shown = Subject(path=run_path, name="run", bytes_read=0, **values)
     request = ExportRequest(kind="chain", steps=(10, 20))
-    for words in export_commands(shown, request, str(tmp_path / "exported.inshrink"), ""):
-        assert main(words) == 0
+    for asked in export_requests(shown, request, str(tmp_path / "exported.inshrink"), ""):
+        assert main(asked.words()) == 0
     written["explorer"] = metas(tmp_path / "exported.inshrink")[0]
     how = [(meta["codec"], meta["config"], meta["optimizer"]) for meta in written.values()]
     assert all(one == how[0] for one in how), json.dumps(how)

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import shlex
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -132,12 +134,13 @@ def test_a_request_is_performed_and_reported_as_its_verb_does(cli, small_run, tm
 
 @pytest.mark.parametrize("own", [True, False])
 def test_code_runs_under_its_digest_alone(cli, small_run, tmp_path, own):
-    trace, judge = tmp_path / "trace", small_run / "judge.py"
+    run = Path(shutil.copytree(small_run, tmp_path / "run"))
+    trace, judge = tmp_path / "trace", run / "judge.py"
     judge.write_text(JUDGE.format(str(trace)))
-    (small_run / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\n')
+    (run / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\n')
     fields = {"trust_run": True} if own else {"evaluator": f"{judge}:evaluate"}
     path = tmp_path / "request.json"
-    path.write_text(json.dumps({"verb": "evaluate", "fields": {"run": str(small_run), **fields}}))
+    path.write_text(json.dumps({"verb": "evaluate", "fields": {"run": str(run), **fields}}))
     for more in ((), ("--trust", "0" * 64)):
         outcome = cli("run", str(path), "--json", *more)
         assert (outcome.code, outcome.document["error"]["type"]) == (2, "UntrustedCodeError")

@@ -85,7 +85,7 @@ def test_a_spool_in_which_no_file_can_be_opened_is_told_as_such(tmp_path, monkey
     def making(self: Path, *args: object, **options: object) -> None:
         make(self, *args, **options)
         if self.name.endswith(".tmp"):
-            (self / "step_000001.pt").mkdir()  # PyTorch's writer cannot open this
+            (self / "step_000001.pt").mkdir(exist_ok=True)  # PyTorch's writer cannot open this
 
     monkeypatch.setattr(Path, "mkdir", making)
     with pytest.raises(StorageError, match="cannot be written to the spool"):
