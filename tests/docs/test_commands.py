@@ -58,6 +58,11 @@ NOT_RUN = {
     ("docs/explorer.md", "inshrink ui runs/my-training"): ENDLESS,
     ("docs/explorer.md", "inshrink ui --port 8600 --root ~/runs"): ENDLESS,
     ("docs/explorer.md", "inshrink ui --window runs/my-training"): ENDLESS,
+    (
+        "docs/cli.md",
+        "inshrink run request.json "
+        "--trust 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
+    ): "its digest is that of nobody's code",
     ("docs/cli.md", "inshrink ui runs/digits"): ENDLESS,
     ("docs/cli.md", "inshrink ui --port 8600 --root ~/runs"): ENDLESS,
     ("docs/cli.md", "inshrink compress runs/digits -o digits.inshrink --watch"): ENDLESS,
@@ -112,7 +117,6 @@ NOT_EXECUTED = {
     ("docs/guides/codec.md", "from inshrink_core.testing.codecs"): GUIDE,
     ("docs/guides/page.md", '"""The page Dtypes'): GUIDE,
     ("docs/guides/page.md", '"""Dtypes: the number formats'): GUIDE,
-    ("docs/guides/page.md", '("dtypes",)'): GUIDE,
     ("docs/guides/page.md", "from tests.app.builders"): GUIDE,
     ("docs/guides/reader.md", "import json"): GUIDE,
     ("docs/guides/verb.md", "from collections.abc"): GUIDE,
@@ -281,12 +285,13 @@ def _install(site: Path, name: str, text: str, group: str, point: str) -> None:
 def site(tmp_path_factory) -> Path:
     """Return where the packages of the guides are installed, and one with an evaluator."""
     site = tmp_path_factory.mktemp("site")
-    codec, reader = (
+    codec, reader, storage = (
         next(one.text for one in blocks(f"docs/guides/{name}.md") if one.is_python)
-        for name in ("codec", "reader")
+        for name in ("codec", "reader", "storage")
     )
     _install(site, "inshrink_cut", codec, "inshrink.codecs", "cut = inshrink_cut:CutCodec")
     _install(site, "raw_layout", reader, "inshrink.readers", "raw = raw_layout:RawReader")
+    _install(site, "sqlite_storage", storage, "inshrink.storages", "sqlite = sqlite_storage:SqliteStorage")
     judge = f"{TRAIN}\n{JUDGE.replace('from train import Net', '')}"
     _install(site, "my_metrics", judge, "inshrink.evaluators", "perplexity = my_metrics:evaluate")
     return site
@@ -315,6 +320,7 @@ def template(tmp_path_factory) -> Path:
     _written(folder / "my_model.py", "import torch\n\n\ndef MyModel():\n    return torch.nn.Linear(16, 3)\n")
     (config,) = [one.text for one in blocks("docs/cli.md") if one.text.startswith('codec = "lattice"')]
     _written(folder / "my.toml", config)
+    _written(folder / "request.json", '{"verb": "inspect", "fields": {"source": "runs/digits"}}')
     (task,) = [one.text for one in blocks("docs/rehearsal.md") if "class MyTask" in one.text]
     _written(folder / "my_task.py", task.replace("= 1000, 20, 9", "= 40, 5, 4"))
     for step in (100, 200):
@@ -391,7 +397,7 @@ def test_every_block_is_known_for_what_it_is():
             if block.fence is None and not block.is_shell:
                 assert any(page == one and block.text.startswith(begin) for one, begin in NO_SHELL), block
             elif block.fence is not None:
-                assert block.is_shell or block.is_python or block.fence in ("toml", "json"), block
+                assert block.is_shell or block.is_python or block.fence in ("toml", "json", "text"), block
     for page, begin in NO_SHELL:
         assert any(one.text.startswith(begin) for one in blocks(page)), begin
     for page, line in {**NOT_RUN, **EXITS}:
