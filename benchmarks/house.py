@@ -205,6 +205,7 @@ def _request_to_verb() -> set[Place]:
 
     words = ["restore", "a.inshrink", "-o", "out", "--step", "400", "--quiet"]
     with mock.patch.object(Restore, "perform", stop), contextlib.redirect_stderr(io.StringIO()):
+        application.main(words)  # imports what it needs
         return functions_passed(lambda: application.main(words))
 
 

@@ -8,8 +8,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-__all__ = ["index"]
-
 
 def index(package: str, names: Mapping[str, Sequence[str]], *, with_verbs: bool = False) -> list[str]:
     """Make the names of a package load on first use; return them, for ``__all__``.

@@ -14,8 +14,6 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, e
 from pathlib import Path
 from typing import Final
 
-__all__ = ["VERBS", "plugin", "plugins"]
-
 VERBS: Final = "inshrink.verbs"
 """Group of verbs: each is a request (`inshrink_core.request.Request`)."""
 

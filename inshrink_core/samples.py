@@ -12,8 +12,6 @@ from pathlib import Path
 
 from inshrink_core.errors import NotFoundError
 
-__all__ = ["is_trusted_sample", "sample", "sample_names"]
-
 _PACKAGE = "inshrink_samples"
 
 TRUSTED_FILES = ("evaluator.py", "inshrink.toml", "digits-validation.npz")

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = ["STATISTICS", "Grouping", "ScoreHistogram", "Scores", "SensitivityMetric", "Summary", "scores"]
 
 N_KEYS = 0x7F80
 """Keys of the finite, non-negative float32 values: their top 16 bits lie below those of infinity."""

@@ -12,28 +12,6 @@ from typing import Final
 
 from inshrink_core.errors import InputError, clipped
 
-__all__ = [
-    "UNKNOWN",
-    "count",
-    "counted",
-    "csv_cell",
-    "described",
-    "duration",
-    "elided",
-    "error_size",
-    "format_size",
-    "nats",
-    "parse_size",
-    "percent",
-    "plain",
-    "printable",
-    "rate",
-    "ratio",
-    "shape",
-    "size",
-    "steps_in_short",
-]
-
 UNKNOWN = "–"
 """Stands where there is no number."""
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["magnitudes", "real_numbers"]
 
 _FLOAT4 = "torch.float4_e2m1fn_x2"
 """Two numbers in a byte, the first in its lower half; compared by name, as older releases lack it."""

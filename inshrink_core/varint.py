@@ -6,8 +6,6 @@ from typing import Final
 
 from inshrink_core.errors import DamagedError
 
-__all__ = ["read_varint", "write_varint"]
-
 _MAX_BYTES: Final = 9
 """63 bits, the most a length may have."""
 

@@ -146,7 +146,7 @@ def export_requests(
     """
     from inshrink_core.verbs.compress import Compress
     from inshrink_core.verbs.export import Export
-    from inshrink_core.verbs.watch import Watch
+    from inshrink_core.verbs.modes.watch import Watch
 
     path = str(shown.path)
     if request.kind == "pack":

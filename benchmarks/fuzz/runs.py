@@ -20,7 +20,7 @@ import inshrink_core
 from benchmarks.fuzz import scratch
 from benchmarks.fuzz.target import BrokenPromiseError
 from inshrink_core.codec import codec_names, get_codec
-from inshrink_core.verbs.pack import pack
+from inshrink_core.verbs.modes.pack import pack
 
 STEPS: Final = (10, 20, 30)
 Files = dict[str, bytes]

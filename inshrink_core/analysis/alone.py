@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain import Archive
     from inshrink_core.formats import Run
 
-__all__ = ["Coded", "encode_alone", "peek_if_there", "step_before"]
-
 
 class Coded(NamedTuple):
     """A tensor's state after a frame and before it, the bitstream of its block, and its sizes."""

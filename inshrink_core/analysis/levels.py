@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from inshrink_core.codec import TensorReference
 
-__all__ = ["entropy_of_symbols", "levels_of"]
 
 _MOST_LEVELS = 256
 """More distinct decoded values than symbols of a byte are no codebook."""

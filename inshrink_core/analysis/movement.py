@@ -13,7 +13,6 @@ from inshrink_core.values import real_numbers
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Movement", "measure_movement"]
 
 _CHUNK: Final = 1 << 20
 """Values turned to float64 at a time: 8 MB, small beside any tensor worth a thought."""

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["thinned"]
-
 
 def thinned(series: Sequence[tuple[float, float]], n_parts: int) -> list[tuple[float, float]]:
     """Return a curve as it looks at some width: in each part the smallest and the largest value.

@@ -34,8 +34,6 @@ from inshrink_core.errors import DamagedError, InshrinkError, NotFoundError, Sto
 from inshrink_core.execution import NotRegularError
 from inshrink_core.frame import FrameInfo
 
-__all__ = ["Catalog", "is_archive_storage", "load_catalog", "scan_frame"]
-
 _N_ATTEMPTS: Final = 5
 """Reloads while a writer removes frames between our reading of the manifest and of the folder."""
 

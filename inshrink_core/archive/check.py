@@ -20,8 +20,6 @@ from inshrink_core.errors import DamagedError, InshrinkError
 from inshrink_core.execution import temporary_name
 from inshrink_core.frame import FrameInfo
 
-__all__ = ["Problem", "check_archive"]
-
 _RESTORE: Final = "restore the file from a backup"
 _APPEND: Final = "the next append repairs it"
 _DELETE: Final = "delete it if it is not yours"

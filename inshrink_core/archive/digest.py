@@ -10,8 +10,6 @@ from inshrink_core.archive.storage import Storage
 from inshrink_core.errors import StorageError
 from inshrink_core.frame import FrameInfo
 
-__all__ = ["frame_chunks", "frame_digest", "is_sound"]
-
 _CHUNK_NBYTES: Final = 4 << 20
 """Read at a time: one request of a remote archive, and little memory."""
 

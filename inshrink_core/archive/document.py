@@ -14,8 +14,6 @@ import zstandard
 from inshrink_core.archive.layout import MAX_DOCUMENT_NBYTES, damaged
 from inshrink_core.errors import DamagedError, InputError
 
-__all__ = ["compress_document", "decompress_document", "pack_value", "raw_dictionary", "unpack_value"]
-
 _STRONG_LEVEL: Final = 19
 _FAST_LEVEL: Final = 3
 _STRONG_LIMIT_NBYTES: Final = 1 << 20

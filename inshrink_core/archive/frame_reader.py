@@ -22,8 +22,6 @@ from inshrink_core.archive.storage import Storage, storage_errors
 from inshrink_core.errors import DamagedError, MissingFrameError, NotFoundError
 from inshrink_core.frame import BlockEntry, FrameInfo
 
-__all__ = ["FrameEnvelope", "FrameFile", "FrameReader", "read_envelope", "read_index"]
-
 _SUFFIX_NBYTES: Final = 4096
 """First read at the end of a frame: trailer and index of a few hundred blocks fit, and it is one page."""
 

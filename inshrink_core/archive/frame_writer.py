@@ -28,8 +28,6 @@ from inshrink_core.archive.storage import Creation, storage_errors
 from inshrink_core.errors import InputError
 from inshrink_core.frame import FrameInfo
 
-__all__ = ["FrameWriter"]
-
 
 class FrameWriter:
     """One frame being written; made by `ArchiveWriter.begin`.

@@ -24,18 +24,6 @@ from inshrink_core.archive.layout import (
 )
 from inshrink_core.frame import BlockEntry
 
-__all__ = [
-    "INDEX_DICTIONARY",
-    "BlockColumns",
-    "ExpectedBlock",
-    "FrameIndex",
-    "SmallBlocks",
-    "block_entries",
-    "expected_index",
-    "pack_index",
-    "parse_index",
-]
-
 _N_FIELDS: Final = 7
 
 MAX_ATTRIBUTES: Final = 16

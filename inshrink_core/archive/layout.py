@@ -16,33 +16,6 @@ import google_crc32c
 from inshrink_core.errors import DamagedError, IncompatibleError
 from inshrink_core.frame import FrameInfo, FrameKind
 
-__all__ = [
-    "FORMAT_VERSION",
-    "FRAME",
-    "FRAME_FOLDER",
-    "MAX_SEGMENT_NBYTES",
-    "SMALL_FRAME_NBYTES",
-    "FileKind",
-    "FrameHeader",
-    "ManifestHeader",
-    "Trailer",
-    "align",
-    "check_version",
-    "crc32c",
-    "damaged",
-    "derive_frame_id",
-    "file_number",
-    "frame_path",
-    "is_sealed",
-    "is_small",
-    "newer",
-    "parse_frame_name",
-    "parse_segment_name",
-    "sealed",
-    "segment_path",
-    "trailed_spans",
-]
-
 FORMAT_VERSION: Final = 1
 """Version of frames, manifests and packed archives."""
 

@@ -22,8 +22,6 @@ from inshrink_core.archive.writer import ArchiveWriter
 from inshrink_core.errors import DamagedError, ExistsError, InputError, InshrinkError, NotFoundError
 from inshrink_core.frame import FrameInfo, FrameKind
 
-__all__ = ["Rewrite", "pack_archive", "rebuild_manifest", "remove_frames", "unpack_archive"]
-
 
 def rebuild_manifest(path: str | os.PathLike[str]) -> None:
     """Write the manifest anew from the frames, as if there were none.

@@ -27,8 +27,6 @@ from inshrink_core.archive.layout import (
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import FrameInfo, FrameKind
 
-__all__ = ["MANIFEST_NAME", "Manifest"]
-
 MANIFEST_NAME: Final = "inshrink-manifest"
 """A name no other tool uses, since its presence makes a folder an archive."""
 

@@ -24,20 +24,6 @@ from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.storage import RangeFile, Storage
 from inshrink_core.errors import DamagedError
 
-__all__ = [
-    "PACKED",
-    "PACK_HEADER_NBYTES",
-    "PACK_MAGIC",
-    "PackedFile",
-    "PackedStorage",
-    "align_file",
-    "is_packed",
-    "pack_directory",
-    "pack_header",
-    "parse_directory",
-    "parse_header",
-]
-
 PACK_MAGIC: Final = b"INSHRNKP"
 
 _HEADER_FIELDS: Final = struct.Struct("<8sHH")

@@ -23,8 +23,6 @@ from inshrink_core.archive.storage import (
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
 from inshrink_core.frame import FrameInfo, FrameKind
 
-__all__ = ["ArchiveReader", "is_archive", "open_storage"]
-
 _N_CACHED_INDICES: Final = 64
 """Two chains of the usual 32 frames, so that walking one while writing another resolves each index once."""
 

@@ -20,8 +20,6 @@ from inshrink_core.archive.storage import Storage
 from inshrink_core.errors import InshrinkError
 from inshrink_core.frame import FrameInfo
 
-__all__ = ["MAX_SMALL_FILES", "discard", "gathered", "parts", "placed", "small_files", "write_together"]
-
 MAX_SMALL_FILES: Final = 64
 """An archive of so few has nothing to gain; where there are more, they are written together."""
 

@@ -58,8 +58,6 @@ from inshrink_core.errors import (
 from inshrink_core.execution import NotRegularError
 from inshrink_core.frame import FrameInfo, FrameKind
 
-__all__ = ["ArchiveWriter"]
-
 _GROUP_FRAMES: Final = 64
 _GROUP_S: Final = 10.0
 """A crash takes less than such a group, and of slow steps no more than the one in work."""

@@ -17,7 +17,6 @@ from inshrink_core.chain.config import (
 from inshrink_core.chain.encoder import ChainState, FrameEncoder, PreparedFrame
 from inshrink_core.chain.gain import StepGain, TensorGain, pool, step_gain
 from inshrink_core.chain.meta import QUALITY, WRITTEN
-from inshrink_core.chain.needs import StepNeeds, sequential_within, step_needs
 from inshrink_core.chain.report import (
     ChainFrame,
     ChainReport,
@@ -30,10 +29,13 @@ from inshrink_core.chain.sizes import (
     ArchiveSize,
     Exactness,
     FrameSize,
+    StepNeeds,
     TensorSize,
     archive_size,
     exactness_of,
     frame_size,
+    sequential_within,
+    step_needs,
 )
 
 __all__ = [

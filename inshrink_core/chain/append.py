@@ -31,7 +31,6 @@ from inshrink_core.frame import FrameInfo, FrameKind
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["WORTHWHILE", "Appended", "ChainWriter", "TensorDone"]
 
 WORTHWHILE: Final = 0.99
 """A delta that saves less than a hundredth is not worth its dependence on the frames before."""

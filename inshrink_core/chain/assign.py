@@ -9,8 +9,6 @@ from typing import Any
 from inshrink_core.chain.config import ChainConfig
 from inshrink_core.checkpoint import TensorSpec
 
-__all__ = ["assigned", "assignments", "literal_pattern"]
-
 
 def literal_pattern(name: str) -> str:
     """Return the pattern of an override that matches one name alone.

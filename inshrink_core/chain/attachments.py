@@ -35,24 +35,6 @@ if TYPE_CHECKING:
 
     from inshrink_core.archive import FrameWriter
 
-__all__ = [
-    "LAYOUT_KEY",
-    "LAYOUT_MEMORY",
-    "MAX_LAYOUT_NBYTES",
-    "RENAMED",
-    "add_attachments",
-    "attachment_nbytes",
-    "attachments_of",
-    "content_digest",
-    "decode_attachment",
-    "encode_attachment",
-    "encode_attachments",
-    "pack_layout",
-    "stored_view",
-    "tensor_digest",
-    "unpack_layout",
-    "view_of",
-]
 
 LAYOUT_KEY = ""
 """Key of the attachment that holds the layout; no file has an empty path."""

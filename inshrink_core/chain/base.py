@@ -38,15 +38,6 @@ if TYPE_CHECKING:
 
     from inshrink_core.frame import BlockEntry
 
-__all__ = [
-    "BASE",
-    "BaseFinder",
-    "BaseLike",
-    "BaseModel",
-    "BaseRecord",
-    "is_base_record",
-    "require_base_codec",
-]
 
 BASE: Final = "base"
 """Key of meta: the base model that a keyframe is encoded relative to."""

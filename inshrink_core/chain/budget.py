@@ -15,8 +15,6 @@ from inshrink_core.errors import InputError
 from inshrink_core.formats.source import peek
 from inshrink_core.frame import FrameInfo, FrameKind
 
-__all__ = ["Budget", "changed_nbytes", "unchanged_keys"]
-
 _MOVED = MODEL_ROLES | {TensorRole.MASTER}
 
 

@@ -12,18 +12,6 @@ from inshrink_core.checkpoint import LayerType, TensorRole, TensorSpec
 from inshrink_core.codec import FALLBACK_CODEC, AnyCodec, get_codec, make_codec
 from inshrink_core.errors import ConfigError, InputError
 
-__all__ = [
-    "OPTIMIZER_CHOICES",
-    "ChainConfig",
-    "Override",
-    "RoleCodec",
-    "default_optimizer",
-    "is_exact",
-    "optimizer_of",
-    "overridden",
-    "parse_overrides",
-]
-
 _MOMENTS_CODEC = "moments"
 """The default codec of optimizer state."""
 

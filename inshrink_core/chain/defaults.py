@@ -23,13 +23,6 @@ from inshrink_core.execution import default_threads, resolve_device
 if TYPE_CHECKING:
     import os
 
-__all__ = [
-    "chain_config_of",
-    "factors_of",
-    "make_chain_config",
-    "make_configs",
-]
-
 
 def make_configs(
     codec: str, settings: Mapping[str, Any] | AnyCodec | None

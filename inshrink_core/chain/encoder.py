@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from inshrink_core.frame import Block
 
-__all__ = ["ChainState", "FrameEncoder", "FramePlan", "PreparedFrame", "TensorResult", "squared_error"]
 
 _OF_MODEL = frozenset({TensorRole.WEIGHT, TensorRole.MASTER})
 _WITH_COMPANIONS = _OF_MODEL | {TensorRole.EXP_AVG}

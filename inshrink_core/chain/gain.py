@@ -21,7 +21,6 @@ from inshrink_core.formats.source import peek
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["StepGain", "TensorGain", "pool", "step_gain"]
 
 _SLICE = 1 << 20
 """Values that are turned to float64 at a time: 8 MB, small beside any tensor worth a thought."""

@@ -14,17 +14,6 @@ from inshrink_core.codec import decoding_memory
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import BlockEntry
 
-__all__ = [
-    "ORIGINALS",
-    "QUALITY",
-    "WRITTEN",
-    "check_meta",
-    "decoding_nbytes",
-    "pack_attributes",
-    "spec_of",
-]
-
-
 ORIGINALS: Final = "originals"
 """Key of meta: which checksums vouched for the files of a frame, and what was damaged and stored so."""
 

@@ -16,7 +16,6 @@ from inshrink_core.formats.source import peek
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["HELD_NBYTES", "Origin", "RecalledReference"]
 
 HELD_NBYTES = 1 << 16
 """Up to this size a state is held: opening a file to read it again would take longer than coding it."""

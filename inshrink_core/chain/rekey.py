@@ -14,8 +14,6 @@ from inshrink_core.codec import TensorReference, codec_for_block
 from inshrink_core.errors import IncompatibleError
 from inshrink_core.frame import Block, BlockEntry, FrameInfo
 
-__all__ = ["REKEYED", "copy_frame", "rekey_frame"]
-
 REKEYED: Final = "rekeyed"
 """Key of meta: the id of the frame that was made from decoded values. Frames after it inherit the key, and
 know by the id that it does not speak of them."""

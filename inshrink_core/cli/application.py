@@ -20,8 +20,6 @@ from inshrink_core.errors import InputError, InshrinkError
 from inshrink_core.plugins import VERBS, plugin, plugins
 from inshrink_core.request import Request, request_of
 
-__all__ = ["known_verbs", "main"]
-
 EXIT_INPUT = 2
 EXIT_BUG = 70
 """``EX_SOFTWARE`` of sysexits.h."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from inshrink_core.execution.progress import OnProgress, Progress
     from inshrink_core.report import Report
 
-__all__ = ["Output", "UsageError", "read_request", "run_verb"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Output:

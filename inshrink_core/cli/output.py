@@ -25,18 +25,6 @@ if TYPE_CHECKING:
 
     from inshrink_core.execution.progress import OnProgress, Progress
 
-__all__ = [
-    "Advance",
-    "as_lines",
-    "error_document",
-    "present",
-    "progress_bar",
-    "progress_in",
-    "progress_table",
-    "show_warning",
-    "write_document",
-    "write_error",
-]
 
 _PIPED_WIDTH = 100
 """Columns of a table that goes to a file or a pipe."""

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import inshrink_core
 
-__all__ = ["leave_working_directory"]
-
 _NUMBA_FILE = ".numba_config.yaml"
 """Numba obeys it in whatever folder it is used from; ``cache_dir`` makes it read pickles from there."""
 

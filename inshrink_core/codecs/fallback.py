@@ -18,7 +18,6 @@ from inshrink_core.frame import Block
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["EXACT", "LOSSY_DTYPES", "TINY", "FallbackCodec", "host_values"]
 
 LOSSY_DTYPES = frozenset({"float32", "bfloat16", "float16"})
 

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from inshrink_core.errors import DamagedError
 
-__all__ = ["zstd_compress", "zstd_decompress"]
-
 _MAGICLESS = zstandard.FORMAT_ZSTD1_MAGICLESS
 
 _MOST_WINDOW_NBYTES = 1 << 23

@@ -16,8 +16,6 @@ from inshrink_core.samples import is_trusted_sample
 if TYPE_CHECKING:
     from inshrink_core.formats.logs.log import RunSettings
 
-__all__ = ["EvaluatorRequest", "Executing"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Executing:

@@ -18,7 +18,6 @@ from inshrink_core.text import counted
 if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
 
-__all__ = ["TASKS", "TaskGuess", "evaluator_source", "guess_task"]
 
 TASKS: Final = ("language", "classifier", "regression")
 

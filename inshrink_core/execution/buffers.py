@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["new_array", "new_buffer", "recycling"]
 
 _MAPPED_NBYTES = 1 << 20
 """From this size on, mapping and unmapping costs less than filling the buffer once."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from inshrink_core.errors import InputError
 
-__all__ = ["resolve_device"]
-
 
 def resolve_device(device: str) -> str:
     """Return a device torch knows: ``auto`` is CUDA where there is one.

@@ -12,18 +12,6 @@ from typing import IO, Final
 from inshrink_core.errors import ExistsError
 from inshrink_core.execution.folders import sync_path
 
-__all__ = [
-    "NotRegularError",
-    "is_temporary",
-    "new_file",
-    "open_regular",
-    "read_regular",
-    "require_free",
-    "temporary_name",
-    "temporary_path",
-    "write_durably",
-]
-
 _TEMP_SUFFIX: Final = ".tmp"
 
 _NOT_BLOCKING: Final = (

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["make_folders", "remove_empty", "sync_path", "working_folder"]
-
 _PREFIX: Final = ".inshrink-"
 _SUFFIX: Final = ".work"
 

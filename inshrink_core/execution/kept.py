@@ -23,19 +23,6 @@ from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin, ge
 from inshrink_core.errors import DamagedError, InputError, StorageError
 from inshrink_core.execution.files import new_file, open_regular, read_regular
 
-__all__ = [
-    "ResultLog",
-    "ResultStore",
-    "cache_folder",
-    "keep_result",
-    "key_digest",
-    "load_result",
-    "parse_record",
-    "results_folder",
-    "user_cache_folder",
-    "write_whole",
-]
-
 # The sensitivities of 100,000 tensors take 20 MB; anything larger is something else.
 _MAX_NBYTES: Final = 64 << 20
 

@@ -23,14 +23,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-__all__ = [
-    "SEARCH_PATHS",
-    "empty_directory",
-    "minimal_environment",
-    "start_python",
-    "user_environment",
-]
-
 SEARCH_PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LD_PRELOAD")
 """Lists of files and folders. An entry that is empty or relative is searched for in the working directory."""
 

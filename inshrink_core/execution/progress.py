@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["OnProgress", "Progress"]
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:

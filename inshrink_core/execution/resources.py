@@ -13,8 +13,6 @@ from typing import Final
 from inshrink_core.errors import TooLargeError
 from inshrink_core.text import format_size
 
-__all__ = ["Limits", "free_disk", "memory_available"]
-
 _UNCHECKED_NBYTES: Final = 64 << 20
 """What any machine that runs PyTorch has: to measure memory would take longer than to use so little."""
 

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-__all__ = ["default_threads", "ordered_map", "prepare_process"]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

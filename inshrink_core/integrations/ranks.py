@@ -11,8 +11,6 @@ from inshrink_core.training.closing import Forgiving
 from inshrink_core.training.folder_saver import FolderSaver
 from inshrink_core.training.spool import SetAside, Spool, spool_folder
 
-__all__ = ["FirstRankSaver", "barrier", "is_first_rank"]
-
 
 class FirstRankSaver(Forgiving):
     """Archives on the first rank, and holds nothing on the others; the base of the adapters."""

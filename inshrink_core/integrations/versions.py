@@ -10,8 +10,6 @@ from types import ModuleType
 
 from inshrink_core.errors import InputError, MissingExtraError
 
-__all__ = ["require"]
-
 _logger = logging.getLogger(__name__)
 
 

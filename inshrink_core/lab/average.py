@@ -31,7 +31,7 @@ from inshrink_core.metrics import Direction
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.text import count, duration, plain, steps_in_short
-from inshrink_core.verbs.groups import (
+from inshrink_core.verbs.shared.groups import (
     Limiting,
     OnDevice,
     Opening,
@@ -40,7 +40,7 @@ from inshrink_core.verbs.groups import (
     Steps,
     steps_of,
 )
-from inshrink_core.verbs.showing import show_facts
+from inshrink_core.verbs.shared.showing import show_facts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -28,7 +28,7 @@ from inshrink_core.metrics import Direction
 from inshrink_core.report import Report
 from inshrink_core.text import printable, size
 from inshrink_core.training.state import TrainingState
-from inshrink_core.verbs.showing import show_facts, show_table
+from inshrink_core.verbs.shared.showing import show_facts, show_table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -27,8 +27,8 @@ from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, Bounds
 from inshrink_core.search.space import space_of
 from inshrink_core.text import duration, percent, plain, printable, size, steps_in_short
 from inshrink_core.text import ratio as ratio_text
-from inshrink_core.verbs.groups import Bounding, PathLike, Writing
-from inshrink_core.verbs.showing import promised_facts, show_facts, show_table
+from inshrink_core.verbs.shared.groups import Bounding, PathLike, Writing
+from inshrink_core.verbs.shared.showing import promised_facts, show_facts, show_table
 
 if TYPE_CHECKING:
     import os

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from inshrink_core.formats import Run
     from inshrink_core.frame import FrameInfo
 
-__all__ = ["AsConfigured", "BoundedWriter", "StepWriter", "open_bounded"]
-
 
 class StepWriter(Protocol):
     """Writes the next step of a chain."""

@@ -11,21 +11,6 @@ from inshrink_core.errors import CheckFailedError, InputError
 from inshrink_core.evaluate import Comparison, Evaluation
 from inshrink_core.metrics import drop
 
-__all__ = [
-    "DEFAULT_MAX_DIVERGENCE",
-    "DEFAULT_MAX_RESTORE_COST",
-    "FIGURES",
-    "REMEDIES",
-    "Bounds",
-    "Figures",
-    "Partial",
-    "Verdict",
-    "failure_of",
-    "figures_of",
-    "option_of",
-    "passed_by_previous",
-]
-
 DEFAULT_MAX_DIVERGENCE: Final = 0.003
 """Nats. Added to a bound on the drop where the evaluator returns ``log_probs``: a drop alone is also
 kept by weights that were never stored. ``docs/search.md`` says how it was chosen."""

@@ -18,8 +18,6 @@ from typing import Final, NamedTuple
 from inshrink_core.chain import ChainConfig
 from inshrink_core.search.trials import Trial
 
-__all__ = ["DROP_PER_NAT", "Calibration", "Prior", "calibrate", "prior_of", "rank_correlation"]
-
 DROP_PER_NAT: Final = 1.2
 """Drop of the worst step over its divergence: median over the same rows, .5 to 16; as metrics differ, so does
 it."""

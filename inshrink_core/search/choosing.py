@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from inshrink_core.archive.index import FrameIndex
     from inshrink_core.chain import ChainWriter
 
-__all__ = ["Chooser", "Decision", "StepTrials", "chooser_of"]
 
 # Least gain for which factors of layer types are changed.
 _BETTER: Final = 1.01

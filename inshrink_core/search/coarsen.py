@@ -13,8 +13,6 @@ from inshrink_core.execution import default_threads
 from inshrink_core.frame import Block
 from inshrink_core.search.strategies import Halving, Outcome, explore
 
-__all__ = ["FLOAT32_NBYTES", "Coarsened", "coarsen"]
-
 FLOAT32_NBYTES: Final = 4
 """What a ratio of exported weights is measured against, whatever dtype they are stored in."""
 

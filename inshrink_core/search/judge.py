@@ -27,7 +27,6 @@ from inshrink_core.search.bounds import Bounds, Figures, Partial, figures_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["CONFIDENT_ERRORS", "EarlyExit", "Judge", "evaluator_digest"]
 
 # Share of the tightest bound by which two evaluations of one state may differ.
 _STEADY: Final = 0.01

@@ -30,21 +30,6 @@ if TYPE_CHECKING:
 
     from inshrink_core.frame import Block
 
-__all__ = [
-    "EncodedStep",
-    "RatioEstimate",
-    "Rest",
-    "encode_chain",
-    "encode_step",
-    "estimate_rest",
-    "following",
-    "frame_overhead",
-    "in_proportion",
-    "middle_of",
-    "sample_keys",
-    "scaled_damage",
-    "scaled_nbytes",
-]
 
 _ATTACHMENT_NBYTES: Final = 64
 """About what a skeleton takes that hardly differs from the last one's. Its own bytes are not the weights',

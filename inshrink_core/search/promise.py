@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from inshrink_core.checkpoint import Checkpoint
     from inshrink_core.frame import FrameInfo
 
-__all__ = ["Originals", "Promise", "Promises", "StepBounds", "StepPromise"]
 
 _LEAST_SHARE: Final = 1 / 8
 """Of a restore cost's bound, that a step may use however small the learning rate is."""

@@ -21,12 +21,6 @@ from inshrink_core.values import magnitudes
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "Allocation",
-    "allocate",
-    "damage_of",
-    "sensitivities",
-]
 
 # Values summed at a time: temporary copies stay small, whatever the tensor.
 _SLICE: Final = 1 << 20

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from inshrink_core.search.space import Candidate, Space
 from inshrink_core.search.strategies import Outcome
 
-__all__ = ["Measure", "Remaining", "Walk"]
-
 Measure = Callable[[Sequence[Any]], list[Outcome[Any]]]
 """Measures points of a space."""
 

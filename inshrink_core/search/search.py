@@ -58,23 +58,6 @@ if TYPE_CHECKING:
     from inshrink_core.search.remaining import Measure, Remaining
 
 
-__all__ = [
-    "STRATEGIES",
-    "Chain",
-    "ChainSearch",
-    "ChainTrials",
-    "OnSearch",
-    "SearchProgress",
-    "chain_search",
-    "choose_steps",
-    "estimate_ratio",
-    "keep_report",
-    "known_trials",
-    "last_report",
-    "strategy_for",
-    "trial_log_of",
-]
-
 STRATEGIES: Final = ("auto", "allocation", "bracket", "guided", "random", "grid")
 """Every strategy that can be asked for; which of them search a codec, its space says."""
 

@@ -18,8 +18,6 @@ from inshrink_core.checkpoint import LayerType
 from inshrink_core.codec import AnyCodec, Knob, Switch, codec_names, get_codec
 from inshrink_core.errors import ConfigError
 
-__all__ = ["Candidate", "Cube", "CubePoint", "Line", "Point", "Space", "space_of", "three_digits"]
-
 # Of the error, between the finest and the coarsest point of a cube: seven bits, as the bits of codecs have
 # them.
 _LOG_SPAN: Final = 7 * math.log(2)

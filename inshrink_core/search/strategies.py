@@ -17,21 +17,6 @@ from typing import Any, Final, Generic, NamedTuple, Protocol
 
 from inshrink_core.search.space import Cube, CubePoint, Point, Space, three_digits
 
-__all__ = [
-    "Bracket",
-    "DeltaNeighbourhood",
-    "Everything",
-    "Explored",
-    "Follow",
-    "GuidedExhaustive",
-    "Halving",
-    "Outcome",
-    "Proposals",
-    "RatioOf",
-    "Strategy",
-    "explore",
-]
-
 RatioOf = Callable[[CubePoint], float]
 """Returns about what ratio a point will have, without the evaluator."""
 

@@ -25,18 +25,6 @@ from inshrink_core.search.measure import EncodedStep, encode_step, following
 from inshrink_core.search.quadratic import damage_of, sensitivities
 from inshrink_core.search.space import Candidate
 
-__all__ = [
-    "OnTrial",
-    "Position",
-    "Trial",
-    "TrialLog",
-    "TrialRunner",
-    "TriedFrame",
-    "checkpoint_digest",
-    "model_digests",
-    "trial_key",
-]
-
 _HEAD: Final = ("inshrink_trials", 1)
 
 

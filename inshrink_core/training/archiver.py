@@ -32,7 +32,6 @@ from inshrink_core.training.spool import SetAside, Spool, SpooledSave
 if TYPE_CHECKING:
     from inshrink_core.chain import BaseModel
 
-__all__ = ["MAX_PENDING", "Archiver", "warm_up"]
 
 MAX_PENDING: Final = 2
 """Saves that may wait: one being encoded and one behind it; a third would only hide that saves come

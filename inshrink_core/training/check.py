@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain.append import TensorDone
     from inshrink_core.search.bounds import Bounds
 
-__all__ = ["Check", "CheckedWriter", "ModelEvaluator", "copied_model", "require_check"]
 
 _logger = logging.getLogger(__name__)
 

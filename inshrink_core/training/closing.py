@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from inshrink_core.frame import FrameInfo
     from inshrink_core.search.bounded import StepWriter
 
-__all__ = ["Closing", "Forgiving", "Holding", "opened_base"]
-
 
 def opened_base(base: BaseLike | None, config: ChainConfig) -> BaseModel | None:
     """Return the base model of a new archive, if there is one and the codec can be relative to it."""

@@ -12,7 +12,6 @@ from inshrink_core.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["pack", "require_plain", "unpack"]
 
 _MAX_DEPTH: Final = 32
 """Of containers; deeper ones are a mistake, or refer to themselves."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["GradientAverage", "finite"]
 
 NEW_SHARE: Final = 0.9
 """Weight of the newest gradient (Inshrinkerator, SoCC 2024, section "Quantization": β = 0.9)."""

@@ -15,7 +15,6 @@ from inshrink_core.formats.state_tree import strip_wrappers
 if TYPE_CHECKING:
     from inshrink_core.formats.assembly import ParsedCheckpoint
 
-__all__ = ["PARAMETERS_NAME", "as_recorded", "record_of"]
 
 PARAMETERS_NAME: Final = "parameters.json"
 """File beside a save in the spool; the archive holds what it says, and not the file."""

@@ -49,16 +49,6 @@ from inshrink_core.formats.disk import Access, ByteCounter
 from inshrink_core.formats.readers import Recall, reader_of
 from inshrink_core.training.recorded import PARAMETERS_NAME, as_recorded
 
-__all__ = [
-    "GRADIENTS_NAME",
-    "OPTIMIZER_NAME",
-    "SetAside",
-    "Spool",
-    "SpooledSave",
-    "load_save",
-    "spool_folder",
-]
-
 GRADIENTS_NAME: Final = "gradients.pt"
 OPTIMIZER_NAME: Final = "optimizer.pt"
 _RECORD_NAME: Final = "save.json"

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     Place = tuple[torch.device, int]
 
-__all__ = ["Staging", "address"]
 
 _ASYNCHRONOUS: Final = "cuda"
 """Sort of device that copies beside what it computes."""

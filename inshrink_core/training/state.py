@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 Optimizers: TypeAlias = "Optimizer | Sequence[Optimizer]"
 Also: TypeAlias = "nn.Module | Optimizers | tuple[nn.Module, Optimizers]"
 
-__all__ = ["Also", "Optimizers", "TrainingState", "memory", "parts_of", "states_of", "tensors_in"]
 
 _VERSION: Final = 1
 """Of how a file says what it holds."""

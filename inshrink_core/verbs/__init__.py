@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.export import export as export
     from inshrink_core.verbs.inspect import Inventory as Inventory
     from inshrink_core.verbs.inspect import inspect as inspect
-    from inshrink_core.verbs.pack import PackReport as PackReport
-    from inshrink_core.verbs.pack import pack as pack
-    from inshrink_core.verbs.pack import unpack as unpack
+    from inshrink_core.verbs.modes.pack import PackReport as PackReport
+    from inshrink_core.verbs.modes.pack import pack as pack
+    from inshrink_core.verbs.modes.pack import unpack as unpack
+    from inshrink_core.verbs.modes.watch import WatchReport as WatchReport
+    from inshrink_core.verbs.modes.watch import watch as watch
     from inshrink_core.verbs.prune import ForgetReport as ForgetReport
     from inshrink_core.verbs.prune import PruneReport as PruneReport
     from inshrink_core.verbs.prune import forget_missing as forget_missing
@@ -55,8 +57,6 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.sensitivity import sensitivity as sensitivity
     from inshrink_core.verbs.verify import Verification as Verification
     from inshrink_core.verbs.verify import verify as verify
-    from inshrink_core.verbs.watch import WatchReport as WatchReport
-    from inshrink_core.verbs.watch import watch as watch
 
 __all__ = index(
     __name__,
@@ -84,7 +84,7 @@ __all__ = index(
         "inshrink_core.verbs.evaluate": ["EvaluateReport", "EvaluatorReport", "evaluate", "make_evaluator"],
         "inshrink_core.verbs.export": ["ExportReport", "export"],
         "inshrink_core.verbs.inspect": ["Inventory", "inspect"],
-        "inshrink_core.verbs.pack": ["PackReport", "pack", "unpack"],
+        "inshrink_core.verbs.modes.pack": ["PackReport", "pack", "unpack"],
         "inshrink_core.verbs.prune": ["ForgetReport", "PruneReport", "forget_missing", "prune"],
         "inshrink_core.verbs.report": ["PageReport", "report"],
         "inshrink_core.verbs.restore": ["RestoreReport", "load_state_dict", "restore"],
@@ -92,7 +92,7 @@ __all__ = index(
         "inshrink_core.verbs.search": ["SearchReport", "search"],
         "inshrink_core.verbs.sensitivity": ["SensitivityReport", "sensitivity"],
         "inshrink_core.verbs.verify": ["Verification", "verify"],
-        "inshrink_core.verbs.watch": ["WatchReport", "watch"],
+        "inshrink_core.verbs.modes.watch": ["WatchReport", "watch"],
     },
     with_verbs=True,
 )

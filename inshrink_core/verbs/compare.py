@@ -15,7 +15,7 @@ from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.report import Report
 from inshrink_core.request import Option, R_co, Request, Shown, python_call
 from inshrink_core.text import nats, percent, plain, printable
-from inshrink_core.verbs.groups import (
+from inshrink_core.verbs.shared.groups import (
     AnyArchive,
     AnyRun,
     ArchiveLike,
@@ -27,7 +27,7 @@ from inshrink_core.verbs.groups import (
     Steps,
     steps_of,
 )
-from inshrink_core.verbs.showing import show_facts, show_table, show_unreadable
+from inshrink_core.verbs.shared.showing import show_facts, show_table, show_unreadable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -33,7 +33,7 @@ from inshrink_core.text import (
     size,
     steps_in_short,
 )
-from inshrink_core.verbs.groups import (
+from inshrink_core.verbs.shared.groups import (
     AnyBase,
     Bounding,
     ChainChoice,
@@ -46,7 +46,7 @@ from inshrink_core.verbs.groups import (
     Writing,
     steps_of,
 )
-from inshrink_core.verbs.showing import (
+from inshrink_core.verbs.shared.showing import (
     base_text,
     named_ratio,
     optimizer_text,
@@ -186,7 +186,7 @@ class Compress(Compressing, Request["CompressReport"]):
         "inshrink compress runs/tuned -o tuned.inshrink --base models/pretrained.safetensors",
     )
     INTERRUPTED: ClassVar = "committed steps are kept, and the same command continues"
-    MODES: ClassVar = ("inshrink_core.verbs.watch:Watch",)
+    MODES: ClassVar = ("inshrink_core.verbs.modes.watch:Watch",)
     THREADED: ClassVar = True
 
     def perform(self) -> CompressReport:

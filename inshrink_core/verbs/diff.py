@@ -16,8 +16,8 @@ from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import count, csv_cell, error_size, plain, printable
-from inshrink_core.verbs.groups import OnDevice, Opening, PathLike, RunOrArchive
-from inshrink_core.verbs.showing import show_table
+from inshrink_core.verbs.shared.groups import OnDevice, Opening, PathLike, RunOrArchive
+from inshrink_core.verbs.shared.showing import show_table
 
 if TYPE_CHECKING:
     from rich.console import Console

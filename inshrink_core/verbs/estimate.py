@@ -17,8 +17,8 @@ from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.text import UNKNOWN, count, duration, nats, percent, plain, printable, ratio, size
-from inshrink_core.verbs.groups import Computing, PathLike, Reading, RunLike, Steps, Writing, steps_of
-from inshrink_core.verbs.showing import show_facts, show_notes, show_table
+from inshrink_core.verbs.shared.groups import Computing, PathLike, Reading, RunLike, Steps, Writing, steps_of
+from inshrink_core.verbs.shared.showing import show_facts, show_notes, show_table
 
 if TYPE_CHECKING:
     from rich.console import Console

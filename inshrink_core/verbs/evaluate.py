@@ -14,16 +14,14 @@ from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import duration, plain, printable
-from inshrink_core.verbs.groups import PathLike, Reading, RunLike
-from inshrink_core.verbs.showing import show_facts
+from inshrink_core.verbs.shared.groups import PathLike, Reading, RunLike
+from inshrink_core.verbs.shared.showing import show_facts
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from inshrink_core.formats import Run
     from inshrink_core.metrics import Direction
-
-__all__ = ["Evaluate", "EvaluateReport", "EvaluatorReport", "evaluate", "make_evaluator"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

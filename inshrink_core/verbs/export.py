@@ -19,9 +19,9 @@ from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import count, duration, error_size, ratio, size, steps_in_short
-from inshrink_core.verbs.groups import ArchiveLike, Based, Globs, Limiting, OnDevice, PathLike, Size
-from inshrink_core.verbs.pack import PackReport, pack, unpack
-from inshrink_core.verbs.showing import show_facts
+from inshrink_core.verbs.modes.pack import PackReport, pack, unpack
+from inshrink_core.verbs.shared.groups import ArchiveLike, Based, Globs, Limiting, OnDevice, PathLike, Size
+from inshrink_core.verbs.shared.showing import show_facts
 
 if TYPE_CHECKING:
     from rich.console import Console

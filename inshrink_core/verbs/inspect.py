@@ -21,8 +21,8 @@ from inshrink_core.text import (
     size,
     steps_in_short,
 )
-from inshrink_core.verbs.groups import AnyRun, OnDevice, Opening, RunOrArchive
-from inshrink_core.verbs.showing import (
+from inshrink_core.verbs.shared.groups import AnyRun, OnDevice, Opening, RunOrArchive
+from inshrink_core.verbs.shared.showing import (
     base_text,
     named_ratio,
     optimizer_text,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from inshrink_core.formats import Run, Skipped
     from inshrink_core.frame import FrameInfo
 
-__all__ = ["Inspect", "Inventory", "inspect"]
 
 ARCHIVE_FORMAT = "inshrink"
 

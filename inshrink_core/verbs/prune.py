@@ -15,8 +15,8 @@ from inshrink_core.frame import FrameInfo
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.text import duration, size, steps_in_short
-from inshrink_core.verbs.groups import Based, OnDevice, PathLike, chosen_steps
-from inshrink_core.verbs.showing import show_facts
+from inshrink_core.verbs.shared.groups import Based, OnDevice, PathLike, chosen_steps
+from inshrink_core.verbs.shared.showing import show_facts
 
 if TYPE_CHECKING:
     from rich.console import Console

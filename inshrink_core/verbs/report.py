@@ -21,8 +21,8 @@ from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.sensitivity import SensitivityMetric
 from inshrink_core.text import count, described, nats, percent, plain, printable, ratio, size, steps_in_short
 from inshrink_core.verbs.compare import newest_comparison
-from inshrink_core.verbs.groups import AnyLog, AnyRun, OnDevice, Opening, PathLike, RunOrArchive
-from inshrink_core.verbs.showing import show_facts, show_notes
+from inshrink_core.verbs.shared.groups import AnyLog, AnyRun, OnDevice, Opening, PathLike, RunOrArchive
+from inshrink_core.verbs.shared.showing import show_facts, show_notes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain import Archive, ChainReport
     from inshrink_core.formats import Run, TrainingLog
 
-__all__ = ["PageReport", "Report", "report"]
 
 Document = Annotated[Mapping[str, Any] | PathLike | None, Option(metavar="FILE")]
 """What ``--json`` printed: the document, or the file that has it."""

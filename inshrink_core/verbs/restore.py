@@ -18,7 +18,7 @@ from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import count, duration, printable, size, steps_in_short
-from inshrink_core.verbs.groups import (
+from inshrink_core.verbs.shared.groups import (
     ArchiveLike,
     Based,
     Computing,
@@ -27,7 +27,7 @@ from inshrink_core.verbs.groups import (
     Steps,
     chosen_steps,
 )
-from inshrink_core.verbs.showing import show_originals, stored_text
+from inshrink_core.verbs.shared.showing import show_originals, stored_text
 
 if TYPE_CHECKING:
     import os

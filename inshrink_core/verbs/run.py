@@ -11,9 +11,7 @@ from inshrink_core.errors import NotFoundError
 from inshrink_core.evaluate import Executing
 from inshrink_core.report import Report
 from inshrink_core.request import MAX_REQUEST_BYTES, Option, Request, python_call, read_document
-from inshrink_core.verbs.groups import PathLike
-
-__all__ = ["Run", "run"]
+from inshrink_core.verbs.shared.groups import PathLike
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from inshrink_core.text import (
     ratio,
     steps_in_short,
 )
-from inshrink_core.verbs.groups import (
+from inshrink_core.verbs.shared.groups import (
     Bounding,
     Computing,
     PathLike,
@@ -34,7 +34,7 @@ from inshrink_core.verbs.groups import (
     Writing,
     steps_of,
 )
-from inshrink_core.verbs.showing import make_table, show_facts, show_notes
+from inshrink_core.verbs.shared.showing import make_table, show_facts, show_notes
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

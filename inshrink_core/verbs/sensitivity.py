@@ -16,15 +16,14 @@ from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.sensitivity import STATISTICS, Grouping, SensitivityMetric
 from inshrink_core.text import UNKNOWN, csv_cell, printable, steps_in_short
-from inshrink_core.verbs.groups import OnDevice, Opening, PathLike, RunOrArchive, Steps, chosen_steps
-from inshrink_core.verbs.showing import show_facts, show_notes, show_table
+from inshrink_core.verbs.shared.groups import OnDevice, Opening, PathLike, RunOrArchive, Steps, chosen_steps
+from inshrink_core.verbs.shared.showing import show_facts, show_notes, show_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from inshrink_core.analysis.profile import SensitivityTable
 
-__all__ = ["Sensitivity", "SensitivityReport", "SensitivityTablesReport", "sensitivity"]
 
 _METRICS: Final = "|".join(SensitivityMetric)
 _GROUPINGS: Final = "|".join(Grouping)

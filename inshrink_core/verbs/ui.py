@@ -10,9 +10,7 @@ from importlib import import_module
 from typing import Annotated, ClassVar
 
 from inshrink_core.request import Option, Request
-from inshrink_core.verbs.groups import PathLike
-
-__all__ = ["Ui"]
+from inshrink_core.verbs.shared.groups import PathLike
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.text import count, counted, error_size, printable, steps_in_short
-from inshrink_core.verbs.groups import (
+from inshrink_core.verbs.shared.groups import (
     AnyArchive,
     AnyRun,
     ArchiveLike,
@@ -25,7 +25,7 @@ from inshrink_core.verbs.groups import (
     Reading,
     Sparing,
 )
-from inshrink_core.verbs.showing import show_originals, show_table, show_unreadable, stored_text
+from inshrink_core.verbs.shared.showing import show_originals, show_table, show_unreadable, stored_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
     from inshrink_core.archive import Problem
     from inshrink_core.chain.archive import Archive
-    from inshrink_core.chain.needs import StepNeeds
     from inshrink_core.chain.report import OriginalChecks
-    from inshrink_core.chain.sizes import Exactness
+    from inshrink_core.chain.sizes import Exactness, StepNeeds
     from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, TensorSpec
     from inshrink_core.formats import Run, Skipped
     from inshrink_core.frame import FrameInfo
@@ -290,9 +289,8 @@ class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification])
         """Check it."""
         from inshrink_core.archive import Problem, check_archive
         from inshrink_core.chain.archive import Archive, open_base
-        from inshrink_core.chain.needs import sequential_within
         from inshrink_core.chain.report import OriginalChecks, original_checks
-        from inshrink_core.chain.sizes import Exactness, exactness_of
+        from inshrink_core.chain.sizes import Exactness, exactness_of, sequential_within
 
         against = self.against
         if against is not None and not isinstance(against, Archive):
@@ -414,7 +412,7 @@ def _unless_damaged(read: Callable[[], _Read], instead: _Read) -> _Read:
 
 def _needs(archive: Archive, frames: Iterable[FrameInfo]) -> Iterator[StepNeeds]:
     """Yield what each frame takes; one that cannot be read is a problem of its own."""
-    from inshrink_core.chain.needs import step_needs
+    from inshrink_core.chain.sizes import step_needs
 
     for info in frames:
         with contextlib.suppress(DamagedError):

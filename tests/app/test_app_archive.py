@@ -192,7 +192,7 @@ def test_a_plan_by_which_nothing_goes_says_so(archived: Path, jobs: StubJobs) ->
 
 
 def test_a_packed_archive_is_shown_and_not_pruned(archived: Path, jobs: StubJobs) -> None:
-    from inshrink_core.verbs.pack import pack
+    from inshrink_core.verbs.modes.pack import pack
 
     packed = archived.with_name("packed.inshrink")
     pack(archived.with_name("run.inshrink"), packed)

@@ -17,7 +17,7 @@ from inshrink_app.services import ExportRequest, measuring
 from inshrink_app.services import jobs as job_services
 from inshrink_app.services.exporting import default_folder
 
-from inshrink_core.verbs.pack import pack
+from inshrink_core.verbs.modes.pack import pack
 from tests.app.builders import (
     MEASURING,
     SAMPLE,

@@ -83,7 +83,7 @@ HOSTILE = {"match": 'a"]\n[x]\u007f\\*.é', "layer_type": "linear", "coarseness"
 @pytest.mark.parametrize("form", ["toml", "json"])
 def test_the_file_of_a_configuration_is_what_the_command_line_reads(tmp_path: Path, form: str) -> None:
     from inshrink_core.chain.defaults import make_configs
-    from inshrink_core.verbs.values import given_settings, read_config_file
+    from inshrink_core.verbs.shared.values import given_settings, read_config_file
 
     wanted = config(2.5, override=[{"layer_type": "vector", "coarseness": 1}, HOSTILE])
     wanted["settings"] |= {"gain_per": "tensor", "exact": False}

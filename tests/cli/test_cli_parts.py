@@ -10,8 +10,8 @@ from rich.console import Console
 from inshrink_core import text as formatting
 from inshrink_core.cli import output
 from inshrink_core.errors import ConfigError, InputError, NotFoundError
-from inshrink_core.verbs import showing
-from inshrink_core.verbs.values import choose_steps, parse_settings, read_config_file
+from inshrink_core.verbs.shared import showing
+from inshrink_core.verbs.shared.values import choose_steps, parse_settings, read_config_file
 
 
 @pytest.mark.parametrize(

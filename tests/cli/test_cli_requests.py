@@ -12,9 +12,9 @@ from inshrink_core.errors import InputError
 from inshrink_core.request import Request
 from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.compress import Compress
+from inshrink_core.verbs.modes.watch import Watch
 from inshrink_core.verbs.report import Report
 from inshrink_core.verbs.verify import Verify
-from inshrink_core.verbs.watch import Watch
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from inshrink_core.errors import InputError
 from inshrink_core.plugins import VERBS, plugins
 from inshrink_core.request import MAX_REQUEST_BYTES, read_document, request_from_json, request_of
 from inshrink_core.verbs.compress import Compress
+from inshrink_core.verbs.modes.watch import Watch
 from inshrink_core.verbs.search import Search
-from inshrink_core.verbs.watch import Watch
 
 ASKED = {
     kind.COMMAND or verb: (request, kind)

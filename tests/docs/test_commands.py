@@ -60,8 +60,7 @@ NOT_RUN = {
     ("docs/explorer.md", "inshrink ui --window runs/my-training"): ENDLESS,
     (
         "docs/cli.md",
-        "inshrink run request.json "
-        "--trust 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
+        "inshrink run request.json --trust 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
     ): "its digest is that of nobody's code",
     ("docs/cli.md", "inshrink ui runs/digits"): ENDLESS,
     ("docs/cli.md", "inshrink ui --port 8600 --root ~/runs"): ENDLESS,

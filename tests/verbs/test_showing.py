@@ -7,7 +7,7 @@ from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import OPTIMIZER_ROLES
 from inshrink_core.cli import main
 from inshrink_core.training import Saver
-from inshrink_core.verbs.showing import optimizer_text
+from inshrink_core.verbs.shared.showing import optimizer_text
 
 
 @pytest.mark.parametrize("role", sorted(OPTIMIZER_ROLES))

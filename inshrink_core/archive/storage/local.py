@@ -30,8 +30,6 @@ from inshrink_core.execution import (
     write_durably,
 )
 
-__all__ = ["LOCK_NAME", "LocalFile", "LocalStorage"]
-
 LOCK_NAME: Final = "lock"
 _PID_NBYTES: Final = 32
 """More than the digits of any process id."""

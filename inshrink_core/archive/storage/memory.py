@@ -11,8 +11,6 @@ from typing import Final
 from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked
 from inshrink_core.errors import ConflictError, LockedError
 
-__all__ = ["MemoryStorage", "OverlaidStorage"]
-
 
 class _Objects(dict[str, tuple[bytes, Tag]]):
     """Content and tag of every object by its key; `one` is held where they are compared and changed."""

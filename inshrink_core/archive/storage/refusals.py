@@ -11,8 +11,6 @@ from inshrink_core.archive.layout import RESTORE_REMEDY
 from inshrink_core.errors import DamagedError, InshrinkError, NotFoundError, StorageError
 from inshrink_core.execution import NotRegularError
 
-__all__ = ["storage_error", "storage_errors"]
-
 _REMEDY = "what was there before is intact: see that the disk is well, and run it again"
 """Where no number says more, above all EIO."""
 

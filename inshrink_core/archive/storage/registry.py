@@ -15,8 +15,6 @@ from inshrink_core.errors import NotFoundError
 from inshrink_core.execution import NotRegularError
 from inshrink_core.plugins import plugin
 
-__all__ = ["found_at", "is_url", "object_at", "storage_at", "was_url"]
-
 _GROUP: Final = "inshrink.storages"
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _JOINED_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")

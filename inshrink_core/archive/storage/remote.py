@@ -10,8 +10,6 @@ from typing import Any
 from inshrink_core.archive.storage.contract import Storage, checked
 from inshrink_core.errors import InshrinkError, MissingExtraError, StorageError
 
-__all__ = ["RemoteStorage"]
-
 
 @contextlib.contextmanager
 def _storage_errors(url: str) -> Iterator[None]:

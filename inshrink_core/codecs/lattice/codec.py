@@ -27,8 +27,8 @@ from inshrink_core.codec import (
     TensorReference,
     Tuning,
 )
+from inshrink_core.codecs.exact import BITSTREAM as EXACT_BITSTREAM
 from inshrink_core.codecs.exact import encode_exact, worst_case_exact_bytes
-from inshrink_core.codecs.fallback import EXACT as EXACT_BITSTREAM
 from inshrink_core.codecs.fallback import TINY, FallbackCodec
 from inshrink_core.codecs.lattice.block import (
     UNCHANGED,

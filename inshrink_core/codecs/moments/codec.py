@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference
-from inshrink_core.codecs.fallback import EXACT, FallbackCodec
+from inshrink_core.codecs.exact import BITSTREAM as EXACT
+from inshrink_core.codecs.fallback import FallbackCodec
 from inshrink_core.codecs.moments.block import MomentsReference, pack, parse, sides
 from inshrink_core.codecs.moments.rounding import factored, octaves, rank_one, scaled, zeros
 from inshrink_core.frame import Block

@@ -23,7 +23,7 @@ from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.search import choose_steps
 from inshrink_core.search.strategies import Outcome, explore
-from inshrink_core.verbs.groups import Computing, PathLike, Reading, RunLike, Steps, steps_of
+from inshrink_core.verbs.shared.groups import Computing, PathLike, Reading, RunLike, Steps, steps_of
 
 __all__ = ["Bench", "bench", "sweep"]
 

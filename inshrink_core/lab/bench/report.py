@@ -30,7 +30,7 @@ from inshrink_core.text import (
     size,
     steps_in_short,
 )
-from inshrink_core.verbs.showing import show_facts, show_notes, show_table
+from inshrink_core.verbs.shared.showing import show_facts, show_notes, show_table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.report import Report
 from inshrink_core.text import count, counted, duration, size
-from inshrink_core.verbs.showing import show_facts
+from inshrink_core.verbs.shared.showing import show_facts
 
 if TYPE_CHECKING:
     from rich.console import Console

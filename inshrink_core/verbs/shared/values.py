@@ -10,8 +10,6 @@ from typing import Any
 
 from inshrink_core.errors import ConfigError, InputError, NotFoundError
 
-__all__ = ["FILE_KEYS", "choose_steps", "given_settings", "parse_settings", "read_config_file"]
-
 _MOST_DIGITS = 19
 """Of the largest step an archive can hold, 2^63 - 1."""
 

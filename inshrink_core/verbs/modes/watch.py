@@ -16,8 +16,14 @@ from inshrink_core.report import Report, plain_value
 from inshrink_core.request import Option, Request, Watcher, python_call
 from inshrink_core.text import counted, duration, printable, ratio, size, steps_in_short
 from inshrink_core.verbs.compress import Compress, Compressing, CompressReport
-from inshrink_core.verbs.groups import PathLike
-from inshrink_core.verbs.showing import base_text, named_ratio, optimizer_text, show_facts, show_unreadable
+from inshrink_core.verbs.shared.groups import PathLike
+from inshrink_core.verbs.shared.showing import (
+    base_text,
+    named_ratio,
+    optimizer_text,
+    show_facts,
+    show_unreadable,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console

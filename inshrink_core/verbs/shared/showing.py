@@ -14,20 +14,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain import Exactness
     from inshrink_core.formats import Skipped
 
-__all__ = [
-    "base_text",
-    "make_table",
-    "named_ratio",
-    "optimizer_text",
-    "promised_facts",
-    "rows_in_short",
-    "show_facts",
-    "show_notes",
-    "show_originals",
-    "show_table",
-    "show_unreadable",
-    "stored_text",
-]
 
 _MOST_ROWS = 20
 _WORDS = {"exact": "bit-exact", "drop": "left out; a resumed training warms its optimizer up again"}

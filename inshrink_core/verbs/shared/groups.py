@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 from inshrink_core.errors import InputError, UnreadableError
 from inshrink_core.request import Option
 from inshrink_core.text import parse_size
-from inshrink_core.verbs.values import choose_steps, given_settings, read_config_file
+from inshrink_core.verbs.shared.values import choose_steps, given_settings, read_config_file
 
 if TYPE_CHECKING:
     from inshrink_core.chain import Archive, BaseLike, ChainConfig
@@ -26,32 +26,6 @@ else:
 
     Archive = Run = AnyCodec = BaseLike = TrainingLog = _Opened
 
-__all__ = [
-    "AnyArchive",
-    "AnyBase",
-    "AnyLog",
-    "AnyRun",
-    "ArchiveLike",
-    "Based",
-    "Bounding",
-    "ChainChoice",
-    "Computing",
-    "Globs",
-    "Limiting",
-    "MemoryLimit",
-    "OnDevice",
-    "Opening",
-    "PathLike",
-    "Reading",
-    "RunLike",
-    "RunOrArchive",
-    "Size",
-    "Sparing",
-    "Steps",
-    "Writing",
-    "chosen_steps",
-    "steps_of",
-]
 
 PathLike = str | os.PathLike[str]
 AnyBase = BaseLike | PathLike

@@ -1,0 +1,1 @@
+"""Modes of verbs with a request and a report of their own."""

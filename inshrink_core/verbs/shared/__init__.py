@@ -1,0 +1,1 @@
+"""What requests of several verbs share: fields, values as people write them, and how reports are shown."""
