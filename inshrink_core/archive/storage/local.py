@@ -289,8 +289,8 @@ class _NewFile(Creation):
     def __init__(self, storage: LocalStorage, target: Path, *, over: bool) -> None:
         self._storage, self._target, self._over = storage, target, over
         self._temporary = temporary_path(target)
-        if not target.parent.is_dir():
-            make_folders(target.parent)
+        if target.parent == storage.root or not target.parent.is_dir():
+            make_folders(target.parent)  # syncs too what a process that died made and did not sync
         with storage.held():
             if _is_locked(self._temporary):
                 raise LockedError("another process is writing this file", where=str(target))
