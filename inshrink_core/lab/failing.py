@@ -224,6 +224,7 @@ def train_restored(
     chain: ChainConfig,
     *,
     bounds: Bounds | None = None,
+    writer: StepWriter | None = None,
     on_step: OnStep | None = None,
 ) -> TrainingResult:
     """Train with failures: after each, a new model and optimizer are restored from the archive.
@@ -239,6 +240,8 @@ def train_restored(
     bounds
         What is promised of every save as restored: each is then written with the smallest frame found that
         keeps them, with the task itself as the evaluator. By default all saves are written as `chain` says.
+    writer
+        Without bounds, what decides how each save is written.
 
     Notes
     -----
@@ -246,16 +249,16 @@ def train_restored(
     the state of torch's generator is saved beside them.
     """
     with contextlib.ExitStack() as stack:
-        writer = None
+        checked = None
         if bounds is not None:
             base = replace(chain, device="cpu", threads=1)
             evaluator = task_evaluator(setup.task, setup.device)
             follows = bounds.max_restore_cost is not None
-            writer = stack.enter_context(CheckedWriter(base, evaluator, bounds, follows=follows))
+            checked = stack.enter_context(CheckedWriter(base, evaluator, bounds, follows=follows))
         _remove_archive(archive)
         archive.parent.mkdir(parents=True, exist_ok=True)
         training = Training(setup, seed, seed)
-        failing = _Failing(setup, archive, chain, writer, training)
+        failing = _Failing(setup, archive, chain, checked or writer, training)
         try:
             result = _train(setup, training, failing, on_step)
             failing.saver.close()
@@ -270,7 +273,7 @@ def train_restored(
             weights_nbytes=size.weights_nbytes,
             raw_total=size.raw_total,
             nbytes=size.nbytes,
-            promise=None if writer is None else writer.promise(),
+            promise=None if checked is None else checked.promise(),
         )
 
 
