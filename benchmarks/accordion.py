@@ -1,11 +1,11 @@
 """Precision by how critical a stretch of training is, against the same precision throughout.
 
 Accordion (Agarwal et al., MLSys 2021) detects critical stretches by how fast the norm of the gradient changes
-and compresses less in them. Here the norm is that of the movement since the last save, ``‖W_t − W_(t−1)‖`` (after a failure, since the restore):
-a save is critical where it differs from that of the save before by more than the share `THRESHOLD` (its
-published value), or is one of the first two; critical saves take the finer of two coarsenesses. *reversed*
-swaps the two, which tells what the detection is worth. Each training is restored nine times; its excess is
-over the same seed uninterrupted, and a plan's lead the constant plan's bits at equal excess over its own.
+and compresses less in them. Here the norm is that of the movement since the last save, or after a failure
+since the restore: a save is critical where it differs from that of the save before by more than the share
+`THRESHOLD` (the published value), or is one of the first two; critical saves take the finer of two
+coarsenesses. *reversed* swaps the two, which tells what the detection is worth. Each training is restored nine
+times, its optimizer's state exact; its excess is over the same seed uninterrupted.
 
 ``results/accordion.csv`` has a row a task and plan: bits of the weights, excess with its standard error over
 the seeds, and how many saves were critical. Nothing was tuned: threshold and factor are the paper's.
@@ -77,7 +77,7 @@ class Accordion:
         return appended
 
     def _moved(self, weights: Mapping[str, Tensor]) -> float:
-        """Return the norm of the movement since training went on from the last save, as trained or restored."""
+        """Return the norm of the movement from what training went on with: the last save, or it restored."""
         if self._before is None:
             return 0.0
         restored = {key: self._before[key].double() for key in weights}
