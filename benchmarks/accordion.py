@@ -4,8 +4,8 @@ Accordion (Agarwal et al., MLSys 2021) detects critical stretches by how fast th
 and compresses less in them. Here the norm is that of the movement since the last save, or after a failure
 since the restore: a save is critical where it differs from that of the save before by more than the share
 `THRESHOLD` (the published value), or is one of the first two; critical saves take the finer of two
-coarsenesses. *reversed* swaps the two, which tells what the detection is worth. Each training is restored nine
-times, its optimizer's state exact; its excess is over the same seed uninterrupted.
+coarsenesses. *reversed* swaps the two, which tells what the detection is worth. Each training is restored
+nine times, its optimizer's state exact; its excess is over the same seed uninterrupted.
 
 ``results/accordion.csv`` has a row a task and plan: bits of the weights, excess with its standard error over
 the seeds, and how many saves were critical. Nothing was tuned: threshold and factor are the paper's.
