@@ -35,8 +35,9 @@ def require(package: str, *, extra: str, oldest: str, tested: str) -> ModuleType
         It is too old.
     """
     try:
-        found = version(package)
         module = importlib.import_module(package)
+        # The distribution may have another name, as mlflow-skinny has.
+        found = getattr(module, "__version__", None) or version(package)
     except (PackageNotFoundError, ImportError) as error:
         raise MissingExtraError(package, extra) from error
     if _numbers(found) < _numbers(oldest):

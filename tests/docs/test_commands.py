@@ -110,6 +110,7 @@ NOT_EXECUTED = {
     ("docs/integrations/accelerate.md", "from inshrink_core.integrations.accelerate"): EXTRA,
     ("docs/integrations/huggingface.md", "from transformers import Trainer"): EXTRA,
     ("docs/integrations/lightning.md", "from lightning.pytorch import Trainer"): EXTRA,
+    ("docs/integrations/trackers.md", "import wandb"): EXTRA,
     ("docs/integrations/lightning.md", "from inshrink_core.integrations.lightning import"): EXTRA,
     ("docs/integrations/lightning.md", "from inshrink_core.integrations.lightning_sharded"): EXTRA,
     ("docs/guides/codec.md", '"""Weights with a short mantissa'): GUIDE,

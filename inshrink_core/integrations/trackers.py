@@ -1,0 +1,137 @@
+"""What a tracker of experiments is told of an archive: figures of each save, and where the archive lies.
+
+Bytes of checkpoints never go to a tracker. `inshrink_core.integrations.wandb` and ``mlflow`` say how theirs
+takes numbers and references.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from inshrink_core.archive import is_archive
+from inshrink_core.chain import Archive, archive_size
+from inshrink_core.chain.meta import QUALITY
+from inshrink_core.chain.sizes import frame_size
+from inshrink_core.metrics import bits_per_parameter
+
+if TYPE_CHECKING:
+    import os
+
+    from inshrink_core.frame import FrameInfo
+
+__all__ = ["ArchiveTracker"]
+
+PREFIX = "inshrink"
+"""What the names of the figures begin with."""
+
+
+class ArchiveTracker(ABC):
+    """Tells a tracker of experiments what an archive holds, frame by frame, while it grows.
+
+    Parameters
+    ----------
+    archive
+        The archive, which need not be there yet. It is only read, and never locked.
+
+    Notes
+    -----
+    By step, each under ``inshrink/``: ``ratio`` of everything stored, ``ratio_weights``, ``bits_per_weight``,
+    ``bytes``, ``restore_cost`` and ``divergence`` where the frame's was measured, and ``save_seconds`` that
+    training waited for a save (`saving`). At the end the tracker gets a reference to the archive, with its
+    steps, sizes and ratios. An update reads the index of each new frame.
+    """
+
+    def __init__(self, archive: str | os.PathLike[str]) -> None:
+        self.archive = Path(archive)
+        self._logged: set[bytes] = set()
+
+    @abstractmethod
+    def _log(self, step: int, figures: Mapping[str, float]) -> None:
+        """Give the tracker figures of a step."""
+
+    @abstractmethod
+    def _refer(self, about: Mapping[str, Any]) -> None:
+        """Give the tracker a reference to the archive."""
+
+    @contextlib.contextmanager
+    def saving(self, step: int) -> Iterator[None]:
+        """Log how long training waits for the save within the ``with`` statement, then what is archived.
+
+        Parameters
+        ----------
+        step
+            The step that is saved.
+        """
+        begun = time.perf_counter()
+        yield
+        self._log(step, {f"{PREFIX}/save_seconds": time.perf_counter() - begun})
+        self.update()
+
+    def update(self) -> tuple[int, ...]:
+        """Log the frames that were not logged yet.
+
+        Returns
+        -------
+        tuple of int
+            Their steps, in the order they were committed.
+
+        Raises
+        ------
+        DamagedError
+            The archive cannot be read.
+        """
+        if not is_archive(self.archive):
+            return ()
+        archive = Archive.open(self.archive)
+        new = [info for info in archive.reader.frames if info.frame_id not in self._logged]
+        for info in new:
+            self._log(info.step, _figures(archive, info))
+            self._logged.add(info.frame_id)
+        return tuple(info.step for info in new)
+
+    def close(self) -> None:
+        """Log what is new, and refer to the archive."""
+        self.update()
+        if is_archive(self.archive):
+            self._refer(_about(Archive.open(self.archive)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _figures(archive: Archive, info: FrameInfo) -> dict[str, float]:
+    """Return the figures of a frame, those that are known."""
+    size = frame_size(archive, info)
+    known = archive.frame(info).meta.get(QUALITY, {})
+    found = {
+        "ratio": size.ratio_total,
+        "ratio_weights": size.ratio_weights,
+        "bits_per_weight": bits_per_parameter(size.weights_nbytes, size.n_weights),
+        "bytes": info.nbytes,
+        "restore_cost": known.get("restore_cost"),
+        "divergence": known.get("divergence"),
+    }
+    return {f"{PREFIX}/{name}": float(value) for name, value in found.items() if value is not None}
+
+
+def _about(archive: Archive) -> dict[str, Any]:
+    """Return what a reference says of an archive."""
+    size = archive_size(archive)
+    return {
+        "uri": Path(archive.path).absolute().as_uri(),
+        "name": Path(archive.path).name,
+        "archive_id": archive.reader.archive_id.hex(),
+        "steps": list(archive.steps),
+        "bytes": size.nbytes,
+        "raw_bytes": size.raw_total,
+        "ratio": size.ratio_total,
+        "ratio_weights": size.ratio_weights,
+    }
