@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.errors import CheckFailedError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
@@ -39,8 +40,10 @@ from inshrink_core.verbs.shared.showing import make_table, show_facts, show_note
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from inshrink_core.chain import ChainConfig
     from inshrink_core.search.bounds import Bounds
     from inshrink_core.search.search import Chain, SearchProgress
+    from inshrink_core.search.space import Candidate, Space
     from inshrink_core.search.trials import Trial
 
 __all__ = ["Search", "SearchReport", "describe", "search"]
@@ -52,6 +55,10 @@ _SHOWN: Final = (
     *("step", "config", "ratio_weights", "drop", "divergence", "restore_cost"),
     *("restore_gain", "restore_noise"),
     *("seconds", "failure", "partial"),
+)
+
+_NOTHING_BETTER: Final = (
+    "nothing that was tried is smaller than the default, which keeps the bounds: it is the best"
 )
 
 _NOTHING_SAID: Final = (
@@ -71,6 +78,11 @@ class SearchReport(Report):
     ratio_total
         Of everything, with the best configuration; what is not weights is estimated from a sample. None
         without one.
+    default, default_keeps
+        The chain of the codec as it is without a search, and whether that keeps the bounds.
+    binding
+        Which step leaves the least room in the best chain, in the default's where there is none; None for a
+        target ratio.
     bounds
         What was promised, a divergence bound that was added included.
     target_ratio
@@ -104,6 +116,9 @@ class SearchReport(Report):
 
     best: Chain | None
     ratio_total: float | None
+    default: Chain
+    default_keeps: bool
+    binding: Binding | None
     bounds: Bounds
     target_ratio: float | None
     strategy: str
@@ -124,6 +139,8 @@ class SearchReport(Report):
     def _document(self) -> dict[str, Any]:
         return {
             "best": self.best,
+            "default": self.default,
+            "binding": None if self.binding is None else self.binding._asdict(),
             "bounds": self.bounds,
             "target_ratio": self.target_ratio,
             "strategy": self.strategy,
@@ -161,7 +178,13 @@ class SearchReport(Report):
         """Return the document of ``inshrink search --json``."""
         rows = [trial.to_json() for trial in self.trials]
         best = None if self.best is None else {"ratio_total": self.ratio_total, **self.best.to_json()}
-        shown = {"best": best, "trials": [{name: row[name] for name in _SHOWN} for row in rows]}
+        default = {**self.default.to_json(), "keeps": self.default_keeps}
+        del default["config"]
+        shown = {
+            "best": best,
+            "default": default,
+            "trials": [{name: row[name] for name in _SHOWN} for row in rows],
+        }
         return Report.to_json(self) | shown
 
     def show(self, console: Console) -> None:
@@ -177,6 +200,8 @@ class SearchReport(Report):
         facts = [
             ("asked", ", ".join(word for word in asked if word)),
             *self._best_facts(),
+            ("decided by", "" if self.binding is None else self.binding.text()),
+            ("default", self._default_text()),
             ("metric", f"{printable(self.metric)}, {self.direction} is better"),
             ("steps", steps_in_short(self.steps)),
             (
@@ -193,6 +218,11 @@ class SearchReport(Report):
         show_facts(console, facts)
         show_notes(console, self.notes)
 
+    def _default_text(self) -> str:
+        """Return how small the weights are without a search."""
+        said = "" if self.default_keeps or self.target_ratio is not None else ", and breaks the bounds"
+        return f"{ratio(self.default.ratio_weights)} of the weights{said}"
+
     def _best_facts(self) -> list[tuple[str, str]]:
         if self.best is None:
             return [("best", "none")]
@@ -204,8 +234,33 @@ class SearchReport(Report):
             ("ratio of the weights", ratio(best["ratio_weights"])),
             ("largest drop", percent(best["drop"])),
             ("largest divergence", f"{nats(best['divergence'])} nats"),
+            ("largest restore cost", "" if best["restore_cost"] is None else percent(best["restore_cost"])),
             ("restore gain, noise", "" if best["restore_gain"] is None else gain),
         ]
+
+
+class Binding(NamedTuple):
+    """The step that leaves the least room under the bounds, and its figure as a share of the limit."""
+
+    step: int
+    figure: str
+    usage: float
+
+    def text(self) -> str:
+        """Return it in words."""
+        figure = self.figure.replace("_", " ")
+        return f"step {count(self.step)}, whose {figure} takes {self.usage * 100:.0f} % of its bound"
+
+
+def _binding(chain: Chain, bounds: Bounds) -> Binding | None:
+    """Return the step of a chain that leaves the least room; None where no bound can be compared."""
+    found = [
+        Binding(trial.step, name, value / limit)
+        for trial in chain.trials
+        for name, limit in bounds.limits.items()
+        if (value := getattr(trial, name)) is not None and 0 < limit < math.inf
+    ]
+    return max(found, key=lambda one: one.usage, default=None)
 
 
 def _correlation(figures: float | None, drops: float | None) -> str:
@@ -268,7 +323,8 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
     run
         The run to search on.
     target_ratio
-        Instead of bounds: the smallest divergence at this ratio.
+        Instead of bounds: the smallest divergence at this ratio. Without either, a restore may cost what
+        `inshrink compress` allows where it is given an evaluator.
     output
         Write the result there, for compress --config; trials are kept beside it as they come, and the same
         search goes on from them. By default they are kept in ``.inshrink`` inside of the run, or in the
@@ -290,15 +346,17 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
     Raises
     ------
     InputError
-        Neither bounds nor a target, a codec without anything to search, a log of another run.
+        Bounds and a target, a codec without anything to search, a log of another run.
     EvaluatorError, UntrustedCodeError
         The evaluator failed, or may not run.
 
     Notes
     -----
     A trial is one step encoded in memory, in the chain that a configuration makes, and evaluated. A
-    configuration is given up at the first step that breaks a bound. The report's `best` has the config that
-    `inshrink_core.compress` takes; how frames are written besides decides sizes, not figures.
+    configuration is given up at the first step that breaks a bound; the codec as it is without a search is
+    measured too, at every step, and nothing larger is returned where that keeps the bounds. The report's
+    `best` has the config that `inshrink_core.compress` takes; how frames are written besides decides sizes,
+    not figures.
 
     Examples
     --------
@@ -375,16 +433,26 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
             uninformative = tuple(step for step in chosen if chains.says_nothing_at(step))
             informative = len(uninformative) + 1 < len(chosen) or len(chosen) == 1
             looked = chain_search(chains, space, base.config)
+            notes = []
             if self.target_ratio is not None:
                 name, best = "ratio", looked.for_ratio(self.target_ratio)
+                default = chains.chain(_default(space, base), to_the_end=True)
             else:
                 name = strategy_for(self.strategy, space)
                 best = looked.for_bounds(name, self.budget, self.seed, informative=informative)
+                notes += [] if informative else [_NOTHING_SAID]
+                default = chains.chain(_default(space, base), to_the_end=True)
+                if chains.keeps(default) and (best is None or best.ratio_weights < default.ratio_weights):
+                    best = default
+                    notes.append(_NOTHING_BETTER)
             trials = tuple({id(one): one for chain in chains.known.values() for one in chain.trials}.values())
             calibration = calibrate(trials)
             report = SearchReport(
                 best=best,
                 ratio_total=None if best is None else chains.ratio_total(best),
+                default=default,
+                default_keeps=chains.keeps(default),
+                binding=None if self.target_ratio is not None else _binding(best or default, chains.bounds),
                 bounds=chains.bounds,
                 target_ratio=self.target_ratio,
                 strategy=name,
@@ -398,7 +466,7 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
                 drop_rank_correlation=calibration.drop_rank_correlation,
                 seconds=time.perf_counter() - begun,
                 log=log.path,
-                notes=() if informative or self.target_ratio is not None else (_NOTHING_SAID,),
+                notes=tuple(notes),
                 device=base.device,
                 output=target,
             )
@@ -408,26 +476,41 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
         keep_report(opened, report.log, document | {"trials": [trial.to_json() for trial in trials]})
         return report
 
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds; without any and without a target, those that `inshrink compress` promises."""
+        from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
+
+        asked = self.max_drop, self.max_divergence, self.max_restore_cost
+        if self.target_ratio is not None or asked != (None, None, None):
+            return super().bounds
+        return Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
+
     def _check(self) -> None:
         """Refuse what cannot be searched for."""
         from inshrink_core.search.search import STRATEGIES
 
-        target, bounded = self.target_ratio, self.bounds.given
+        target, bounded = self.target_ratio, super().bounds.given
         if self.strategy not in STRATEGIES:
             raise InputError(
                 f"there is no strategy '{self.strategy}'", remedy=f"choose one of {', '.join(STRATEGIES)}"
             )
-        if target is None and not bounded:
-            raise InputError(
-                "there is nothing to search for",
-                remedy="give --max-drop, --max-divergence, --max-restore-cost or --target-ratio",
-            )
+        if target is None and not self.bounds.given:
+            raise InputError("there is nothing to search for", remedy="give a bound that is finite")
         if target is not None and bounded:
             raise InputError(
                 "a target ratio and bounds were both given", remedy="give --target-ratio or bounds, not both"
             )
         if target is not None and not 1 <= target < float("inf"):
             raise InputError("--target-ratio is no ratio", expected="a number from 1", found=str(target))
+
+
+def _default(space: Space[Any], base: ChainConfig) -> Candidate:
+    """Return the configuration that a run is written with where nobody searches."""
+    from inshrink_core.search.space import Candidate
+
+    point = space.point_of(base.config)
+    return Candidate(codec=base.codec) if point is None else space.candidate(point)
 
 
 search = python_call(Search)

@@ -122,7 +122,7 @@ def test_what_an_evaluator_prints_does_not_mix_with_the_result(cli, small_run, t
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "nothing to search for"),
+        (("--max-divergence", "inf"), "nothing to search for"),
         (("--max-drop", "nan"), "--max-drop nan"),
         (("--max-drop", "0.01", "--target-ratio", "9"), "both given"),
         (("--max-drop", "0.01", "--codec", "lossless"), "nothing to search"),

@@ -1,5 +1,6 @@
 """`search`, `estimate` and bounded `compress` on a small run, with an evaluator in this process."""
 
+import io
 import json
 import math
 from dataclasses import replace
@@ -7,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from rich.console import Console
 
 from inshrink_core.chain import Archive, ChainState
 from inshrink_core.chain.defaults import make_chain_config
@@ -15,7 +17,7 @@ from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.errors import EvaluatorError, InputError, NotFoundError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.formats import open_run
-from inshrink_core.search.bounds import Bounds
+from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.calibration import DROP_PER_NAT
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.search import known_trials, last_report
@@ -40,6 +42,13 @@ def evaluator(tmp_path, monkeypatch):
     made = InProcess(tmp_path)
     monkeypatch.setattr(EvaluatorRequest, "resolve", lambda *_: made)
     return made
+
+
+def shown(report):
+    """Return what a person reads."""
+    console = Console(file=io.StringIO(), width=200)
+    report.show(console)
+    return console.file.getvalue()
 
 
 def figures(run, archive, evaluator, step):
@@ -318,7 +327,6 @@ def test_where_bounds_say_nothing_at_any_step_nothing_is_coarsened(run, tmp_path
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({}, "nothing to search for"),
         ({"max_divergence": math.inf}, "nothing to search for"),
         ({"max_drop": 0.01, "target_ratio": 10.0}, "both given"),
         ({"target_ratio": 0.5}, "no ratio"),
@@ -462,3 +470,29 @@ def test_what_is_left_at_the_start_of_a_search_is_about_what_follows(run, tmp_pa
     follows = len(seen) - 1
     assert follows / 3 <= seen[0].total - 1 <= follows * 3
     assert seen[-1].total - seen[-1].done <= 2 * len(run.steps)
+
+
+def test_without_bounds_a_search_promises_what_compress_does(run, tmp_path, evaluator):
+    found = search(run, output=tmp_path / "s.json", gain=False)
+    assert found.bounds.limits == {"restore_cost": DEFAULT_MAX_RESTORE_COST}
+    assert found.best.to_json()["restore_cost"] <= DEFAULT_MAX_RESTORE_COST
+
+
+def test_what_is_found_is_never_larger_than_the_default_that_keeps_the_bounds(run, tmp_path, evaluator):
+    free = search(run, max_divergence=10, budget=1, output=tmp_path / "s.json", gain=False)
+    assert free.default_keeps
+    assert free.best.ratio_weights >= free.default.ratio_weights
+    fine = search(run, max_divergence=10, config={"coarseness": 1e-3}, output=tmp_path / "f.json", gain=False)
+    assert fine.default.ratio_weights < free.default.ratio_weights
+    tight = search(run, max_divergence=1e-9, output=tmp_path / "t.json", gain=False)
+    assert not tight.default_keeps
+    assert "breaks the bounds" in shown(tight)
+
+
+def test_the_step_that_leaves_the_least_room_is_named(run, tmp_path, evaluator):
+    found = search(run, max_divergence=1e-3, output=tmp_path / "s.json", gain=False)
+    usage = {trial.step: trial.divergence / 1e-3 for trial in found.best.trials}
+    worst = max(usage, key=usage.get)
+    assert (found.binding.step, found.binding.figure) == (worst, "divergence")
+    assert found.binding.usage == pytest.approx(usage[worst])
+    assert f"step {worst}, whose divergence takes" in shown(found)
