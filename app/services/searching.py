@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -77,9 +78,9 @@ class SearchRequest:
     Parameters
     ----------
     goal
-        ``drop``, ``divergence`` or ``ratio``: which of the limits below counts.
-    max_drop, max_divergence, target_ratio
-        A relative drop, nats, and a ratio of the weights.
+        ``restore_cost``, ``drop``, ``divergence`` or ``ratio``: which of the limits below counts.
+    max_restore_cost, max_drop, max_divergence, target_ratio
+        A share of the loss, a relative drop, nats, and a ratio of the weights.
     beside
         The divergence that a drop is bound together with: None for the engine's own where the evaluator tells
         predictions, infinity for none.
@@ -91,7 +92,8 @@ class SearchRequest:
         Steps of the chain, ascending.
     """
 
-    goal: str = "drop"
+    goal: str = "restore_cost"
+    max_restore_cost: float = 0.003
     max_drop: float = 0.01
     max_divergence: float = 0.003
     target_ratio: float = 30.0
@@ -103,7 +105,7 @@ class SearchRequest:
 
     def limits(self) -> dict[str, float]:
         """Return the limits that count, under the names that the engine has for them."""
-        name = {"drop": "max_drop", "divergence": "max_divergence"}.get(self.goal, "target_ratio")
+        name = "target_ratio" if self.goal == "ratio" else f"max_{self.goal}"
         limits = {name: float(getattr(self, name))}
         if self.goal == "drop" and self.beside is not None:
             limits["max_divergence"] = float(self.beside)
@@ -119,7 +121,7 @@ class SearchPoint(NamedTuple):
         Its settings in a few words. Untrusted text.
     config
         ``codec``, ``settings`` and, where there are, ``override``, as a config file says it.
-    ratio, drop, divergence
+    ratio, drop, divergence, restore_cost
         Of the weights of these steps together; and of the worst step, None where no step has one.
     n_steps, whole
         Steps measured, and whether these are all.
@@ -145,6 +147,7 @@ class SearchPoint(NamedTuple):
     keeps: bool
     gain: float | None = None
     noise: float | None = None
+    restore_cost: float | None = None
     is_best: bool = False
     baseline: str = ""
     is_estimated: bool = False
@@ -168,8 +171,10 @@ class Searched:
     ----------
     points
         In the order they were begun.
-    max_drop, max_divergence, target_ratio
-        The limits; a divergence that stands beside a drop by default among them.
+    max_drop, max_divergence, max_restore_cost, target_ratio
+        The limits; a divergence that is bound beside a drop by default among them.
+    default_ratio
+        Of the weights, as the codec writes them without a search; None while that is not told.
     metric
         What was measured; empty while that is not told.
     steps, uninformative
@@ -185,7 +190,9 @@ class Searched:
     points: tuple[SearchPoint, ...]
     max_drop: float | None = None
     max_divergence: float | None = None
+    max_restore_cost: float | None = None
     target_ratio: float | None = None
+    default_ratio: float | None = None
     metric: str = ""
     steps: tuple[int, ...] = ()
     uninformative: tuple[int, ...] = ()
@@ -207,8 +214,17 @@ class Searched:
         return "keeps the bounds" if point.keeps else "breaks a bound"
 
     def bound(self, figure: str) -> float | None:
-        """Return the limit of the drop or of the divergence."""
-        return self.max_drop if figure == "drop" else self.max_divergence
+        """Return the limit of the drop, of the divergence or of the restore cost."""
+        limit: float | None = getattr(self, f"max_{figure}")
+        return limit
+
+    def as_divergence(self) -> float | None:
+        """Return the divergence at which the restore cost is about at its limit: they grow together."""
+        if self.max_restore_cost is None:
+            return None
+        known = [(one.restore_cost, one.divergence) for one in self.points]
+        shares = [divergence / cost for cost, divergence in known if cost and divergence]
+        return self.max_restore_cost * statistics.median(shares) if shares else None
 
     def beyond(self, drop: float | None, divergence: float | None) -> str:
         """Say which bound some figures break; nothing where they keep what is promised, or none is known."""
@@ -313,14 +329,26 @@ def searched(job: Job, steps: Sequence[int], *, more: Iterable[Mapping[str, Any]
         points=tuple(points),
         max_drop=limits.get("drop"),
         max_divergence=limits.get("divergence"),
+        max_restore_cost=limits.get("restore_cost"),
         target_ratio=ratio,
+        default_ratio=told["default"]["ratio_weights"] if "default" in told else None,
         metric=str(told.get("metric", "")),
         steps=steps,
         uninformative=tuple(told.get("uninformative", ())),
         evaluations=int(told.get("evaluations", job.done)),
         seconds=float(told.get("seconds", 0.0)),
-        notes=tuple(map(str, told.get("notes", ()))),
+        notes=(*_decided(told), *map(str, told.get("notes", ()))),
     )
+
+
+def _decided(told: Mapping[str, Any]) -> Iterator[str]:
+    """Say which step leaves the least room, and what the default stores beside what was found."""
+    if binding := told.get("binding"):
+        figure, usage = str(binding["figure"]).replace("_", " "), 100 * binding["usage"]
+        yield f"step {binding['step']} decides: its {figure} takes {usage:.0f} % of the bound"
+    if (default := told.get("default")) and told.get("target_ratio") is None:
+        kept = "keeps the bounds" if default["keeps"] else "breaks them"
+        yield f"the default stores {default['ratio_weights']:.1f}× of the weights, and {kept}"
 
 
 def _limits(asked: Search, told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -328,7 +356,7 @@ def _limits(asked: Search, told: Mapping[str, Any], rows: Sequence[Mapping[str, 
     if "bounds" in told:
         bounds = {name: float(limit) for name, limit in told["bounds"].items() if limit is not None}
         return {name: limit for name, limit in bounds.items() if math.isfinite(limit)}
-    limits = {"drop": asked.max_drop, "divergence": asked.max_divergence}
+    limits = {name: getattr(asked, f"max_{name}") for name in ("drop", "divergence", "restore_cost")}
     known = {name: float(limit) for name, limit in limits.items() if limit is not None}
     if math.isinf(known.get("divergence", 0.0)):
         return {"drop": known["drop"]} if "drop" in known else {}
@@ -368,6 +396,7 @@ def _point(chain: Sequence[Mapping[str, Any]], n_steps: int, limits: Mapping[str
         ratio=len(stored) / math.fsum(stored) if stored else 0.0,
         drop=max(drops, default=None),
         divergence=max(divergences, default=None),
+        restore_cost=max(_known(chain, "restore_cost"), default=None),
         n_steps=len(chain),
         whole=len(chain) >= n_steps,
         keeps=all(_keeps(row, limits) for row in chain),

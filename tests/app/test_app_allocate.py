@@ -131,6 +131,7 @@ def test_more_bits_for_one_layer_is_an_override_of_it_and_can_be_undone(app: App
 
 def test_a_locked_layer_keeps_its_bits_when_all_are_moved(app: AppTest) -> None:
     app.session_state["allocate.picked"] = ["fc1.bias"]
+    app.session_state["search.goal"] = "drop"
     app.run()
     button(app, "Lock or unlock").click().run()
     before = table(app)

@@ -9,6 +9,7 @@ from inshrink_app import services
 from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.model.problem import Problem
+from inshrink_app.pages.allocate import figure as search_figure
 from inshrink_app.services import Searched, SearchRequest
 from inshrink_app.services import jobs as job_services
 from inshrink_app.widgets.choices import codec_labels, strategies
@@ -76,7 +77,7 @@ def test_no_code_of_a_run_is_executed_before_it_is_trusted_and_then_its_digest_g
     assert not marker.exists()
     assert len(jobs.started[0].trusted) == 64
     assert jobs.last[:2] == ["search", str(run)]
-    assert option(jobs.last, "--max-drop") == "0.01"
+    assert option(jobs.last, "--max-restore-cost") == "0.003"
     assert "--steps" not in jobs.last, "all of them"
     assert jobs.kept[0].job_id in app.query_params["job"]
 
@@ -323,3 +324,26 @@ def test_the_limits_go_to_the_engine_under_its_own_names() -> None:
     request = SearchRequest(goal="ratio", target_ratio=12.0)
     assert request.limits() == {"target_ratio": 12.0}
     assert SearchRequest(goal="divergence").limits() == {"max_divergence": 0.003}
+
+
+def test_what_decided_and_what_the_default_stores_are_said_and_drawn(archived: Path, jobs: StubJobs) -> None:
+    figures = {"drop": 0.0, "divergence": 1e-3, "restore_cost": 2.4e-3, "restore_gain": None}
+    config = {"codec": "lattice", "settings": {"coarseness": 2.0}}
+    row = {"step": 10, "config": config, "ratio_weights": 20.0, **figures, "restore_noise": None}
+    told = {
+        "trials": [row],
+        "best": {"config": config},
+        "bounds": {"drop": None, "divergence": None, "restore_cost": 0.003},
+        "binding": {"step": 10, "figure": "restore_cost", "usage": 0.8},
+        "default": {"ratio_weights": 14.0, "keeps": True},
+        "steps": [10],
+    }
+    job = jobs.put(["search", str(archived), "--max-restore-cost", "0.003", "--steps", "10"], result=told)
+    found = services.searched(job, (10,))
+    assert found.best is not None
+    assert found.best.restore_cost == 2.4e-3
+    assert found.as_divergence() == pytest.approx(0.003 * 1e-3 / 2.4e-3)
+    assert "step 10 decides: its restore cost takes 80 % of the bound" in found.notes
+    assert "the default stores 14.0× of the weights, and keeps the bounds" in found.notes
+    drawn = search_figure.search_figure(found, (), "divergence")
+    assert "Default " in [note.text for note in drawn.layout.annotations]

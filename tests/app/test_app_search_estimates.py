@@ -107,7 +107,7 @@ def test_estimates_are_made_anew_once_trials_tell_what_an_error_costs(archived: 
 def test_a_drop_is_bound_together_with_a_divergence_of_ones_own(
     root: Path, jobs: StubJobs, beside: str, asked: Any, said: str
 ) -> None:
-    app = explorer("allocate", run=str(SAMPLE), beside=beside)
+    app = explorer("allocate", run=str(SAMPLE), goal="drop", beside=beside)
     assert not app.exception
     button(app, "Search").click().run()
     assert not app.exception
@@ -118,7 +118,7 @@ def test_a_drop_is_bound_together_with_a_divergence_of_ones_own(
 
 
 def test_the_lines_of_a_waived_divergence_are_python() -> None:
-    request = SearchRequest(beside=math.inf, steps=(10,))
+    request = SearchRequest(goal="drop", beside=math.inf, steps=(10,))
     assert request.limits() == {"max_drop": 0.01, "max_divergence": math.inf}
     words = services.search_request(subject(), request, None)
     command, lines = shell_text([words]), python_text([words])

@@ -156,6 +156,8 @@ def _limits(drawn: go.Figure, found: Searched, figure: str) -> None:
     if bound:
         limit = 100 * bound if figure == "drop" else bound
         draw_bound(drawn, limit, figure, "left", is_log=figure != "drop")
+    if found.default_ratio:
+        _line_at(drawn, "x", found.default_ratio, "Default ", "right", is_log=True)
     if found.target_ratio is not None:
         _line_at(drawn, "x", found.target_ratio, f"Target {found.target_ratio:g}× ", "right", is_log=True)
 

@@ -10,7 +10,7 @@ from inshrink_app.services import SearchRequest
 from inshrink_app.widgets.choices import codec_labels, ends_of_range, one_of_few, one_of_many, strategies
 from inshrink_app.widgets.layout import section
 
-_GOALS = {"drop": "Drop", "divergence": "Divergence", "ratio": "Ratio"}
+_GOALS = {"restore_cost": "Restore cost", "drop": "Drop", "divergence": "Divergence", "ratio": "Ratio"}
 _WHICH = {"all": "All steps", "recent": "The last 8", "range": "A range"}
 _RECENT = 8
 _GOAL, _CHAIN, _CODEC, _STRATEGY = "goal", "chain", "codec", "strategy"
@@ -27,8 +27,8 @@ _STRATEGY_HELP = (
 def show(shown: Subject) -> SearchRequest:
     """Draw the controls and return what they ask for."""
     with section("What to search for"):
-        goal = one_of_few("search", "Bound", _GOAL, _GOALS, "drop")
-        drop, divergence, ratio = _limits(goal)
+        goal = one_of_few("search", "Bound", _GOAL, _GOALS, "restore_cost")
+        limits = _limits(goal)
         beside = _beside() if goal == "drop" else None
         names = codec_labels(searched=True)
         codec = one_of_many("search", "Codec", _CODEC, names, next(iter(names)), _CODEC_HELP)
@@ -51,44 +51,38 @@ def show(shown: Subject) -> SearchRequest:
             )
     return SearchRequest(
         goal=goal,
-        max_drop=drop,
-        max_divergence=divergence,
-        target_ratio=ratio,
         beside=beside,
         codec=codec,
         strategy=strategy,
         budget=None if budget is None else int(budget),
         steps=steps,
+        **limits,
     )
 
 
-def _limits(goal: str) -> tuple[float, float, float]:
+def _limits(goal: str) -> dict[str, float]:
     """Draw the limit that counts; the others keep their defaults."""
-    usual = SearchRequest(steps=())
-    drop, divergence, ratio = usual.max_drop, usual.max_divergence, usual.target_ratio
+    usual = SearchRequest()
+    if goal == "restore_cost":
+        tip = "How much the loss may be expected to rise when training goes on from a restored step."
+        return {"max_restore_cost": _percent("Restore cost allowed, %", usual.max_restore_cost, goal, tip)}
     if goal == "drop":
-        drop = 0.01 * st.number_input(
-            "Drop allowed, %",
-            0.0,
-            100.0,
-            100 * drop,
-            0.1,
-            key="search.drop",
-            help="No restored step may be worse than its original by more.",
-        )
-    elif goal == "divergence":
-        divergence = _divergence("search.divergence")
-    else:
-        ratio = st.number_input(
-            "Target ratio of the weights",
-            1.0,
-            100_000.0,
-            ratio,
-            1.0,
-            key="search.ratio",
-        )
-        st.caption("Of all configurations that reach it, the one of the smallest divergence is found.")
-    return round(drop, 9), divergence, ratio
+        tip = "No restored step may be worse than its original by more."
+        return {"max_drop": _percent("Drop allowed, %", usual.max_drop, goal, tip)}
+    if goal == "divergence":
+        return {"max_divergence": _divergence("search.divergence")}
+    ratio = st.number_input(
+        "Target ratio of the weights", 1.0, 100_000.0, usual.target_ratio, 1.0, key="search.ratio"
+    )
+    st.caption("Of all configurations that reach it, the one of the smallest divergence is found.")
+    return {"target_ratio": ratio}
+
+
+def _percent(label: str, usual: float, goal: str, tip: str) -> float:
+    """Draw a limit in percent; return it as a share."""
+    return round(
+        0.01 * st.number_input(label, 0.0, 100.0, 100 * usual, 0.1, key=f"search.{goal}", help=tip), 9
+    )
 
 
 def _beside() -> float | None:

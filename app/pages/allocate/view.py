@@ -36,6 +36,7 @@ _COLUMNS = {
     "ratio": "ratio",
     "drop": "drop",
     "divergence": "divergence",
+    "restore cost": "restore_cost",
     "steps": "n_steps",
     "gain": "gain",
     "noise": "noise",
@@ -147,6 +148,7 @@ def _limits(found: Searched | None, request: SearchRequest) -> dict[str, float]:
     """Return the bounds that the page goes by: those of the search, else those that are asked for."""
     if found is not None and found.points:
         bounds = {name: found.bound(name) for name in _FIGURES}
+        bounds["divergence"] = bounds["divergence"] or found.as_divergence()
         return {name: bound for name, bound in bounds.items() if bound}
     from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
 
@@ -308,6 +310,7 @@ def _table(found: Searched, compared: Sequence[SearchPoint]) -> None:
                 "ratio": listing.RATIO,
                 "drop": listing.SHARE,
                 "divergence": listing.SMALL,
+                "restore cost": listing.SHARE,
                 "gain": "%.3f",
                 "noise": "%.3f",
             },
@@ -341,6 +344,8 @@ def _asked(job: Job) -> str:
         free = math.isinf(asked.max_divergence)
         told.append("any divergence" if free else f"divergence ≤ {asked.max_divergence:g} nats")
     told += [f"drop ≤ {100 * asked.max_drop:g} %"] if asked.max_drop is not None else []
+    cost = asked.bounds.max_restore_cost
+    told += [f"restore cost ≤ {100 * cost:g} %"] if cost is not None else []
     told += [asked.codec, "all steps" if asked.steps is None else fmt.counted(len(asked.steps), "step")]
     return " · ".join(told + ([asked.strategy] if asked.strategy != "auto" else []))
 
@@ -363,6 +368,7 @@ def _nothing_yet(request: SearchRequest, compared: tuple[SearchPoint, ...]) -> S
         steps=request.steps,
         max_drop=drop,
         max_divergence=None if divergence == float("inf") else divergence,
+        max_restore_cost=told.get("max_restore_cost"),
         target_ratio=told.get("target_ratio"),
     )
     _figure(found, compared, _CHART, selectable=True)
@@ -406,6 +412,8 @@ def _facts(found: Searched) -> None:
             "nats, measured",
         ),
     ]
+    if best.restore_cost is not None:
+        shown.append(("Restore cost", fmt.percent(best.restore_cost), "of the loss, worst step, measured"))
     if best.gain is not None and best.noise is not None:
         shown.append(("Restore gain", f"{best.gain:.3f}", f"noise {fmt.value(best.noise)}, measured"))
     facts(shown)
