@@ -5,7 +5,7 @@ It knows bytes, not tensors. ``docs/format.md`` is the specification.
 
 from inshrink_core.archive.check import Problem, check_archive
 from inshrink_core.archive.frame_reader import FrameReader
-from inshrink_core.archive.frame_writer import FrameWriter
+from inshrink_core.archive.frame_writer import FrameSink, FrameWriter
 from inshrink_core.archive.layout import FORMAT_VERSION
 from inshrink_core.archive.maintenance import (
     Rewrite,
@@ -25,6 +25,7 @@ __all__ = [
     "ArchiveReader",
     "ArchiveWriter",
     "FrameReader",
+    "FrameSink",
     "FrameWriter",
     "LocalStorage",
     "MemoryStorage",

@@ -33,7 +33,7 @@ from inshrink_core.errors import DamagedError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inshrink_core.archive import FrameWriter
+    from inshrink_core.archive import FrameSink
 
 
 LAYOUT_KEY = ""
@@ -82,7 +82,7 @@ def encode_attachment(content: bytes, previous: bytes | None, *, renamed: bool =
 
 
 def add_attachments(
-    frame: FrameWriter, attachments: Mapping[str, bytes], previous: Mapping[str, bytes] | None = None
+    frame: FrameSink, attachments: Mapping[str, bytes], previous: Mapping[str, bytes] | None = None
 ) -> None:
     """Write attachments into a frame, given those of its reference frame."""
     for key, codec, payload in encode_attachments(attachments, previous):
