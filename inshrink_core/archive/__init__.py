@@ -14,6 +14,7 @@ from inshrink_core.archive.maintenance import (
     remove_frames,
     unpack_archive,
 )
+from inshrink_core.archive.parts import Committed, PartWriter, commit_parts
 from inshrink_core.archive.reader import ArchiveReader, is_archive, open_storage
 from inshrink_core.archive.segment import MAX_SMALL_FILES
 from inshrink_core.archive.storage import LocalStorage, MemoryStorage, Storage
@@ -24,15 +25,18 @@ __all__ = [
     "MAX_SMALL_FILES",
     "ArchiveReader",
     "ArchiveWriter",
+    "Committed",
     "FrameReader",
     "FrameSink",
     "FrameWriter",
     "LocalStorage",
     "MemoryStorage",
+    "PartWriter",
     "Problem",
     "Rewrite",
     "Storage",
     "check_archive",
+    "commit_parts",
     "is_archive",
     "open_storage",
     "pack_archive",

@@ -119,9 +119,9 @@ class Catalog:
             remedy=f"{REBUILD_REMEDY}; a step whose branch is named too (--branch) is read all the same",
         ) from self.manifest_problem
 
-    def require_whole_frames(self, where: str, *, pending: bool = False) -> None:
-        """Raise ConflictError if frames wait for parts, unless their writers ask (`pending`)."""
-        if not self.pending or pending:
+    def require_whole_frames(self, where: str) -> None:
+        """Raise ConflictError if frames wait for parts."""
+        if not self.pending:
             return
         first = self.pending[0]
         lost = sorted(set(range(first.n_parts)) - {file.number for file in first.files})
@@ -350,12 +350,16 @@ def _reconcile(
             buried.add(path)
     pending: list[FrameInfo] = []
     for rows in parts.values():
-        found = [row for row in rows if _is_same_frame(row, rows[0]) and row.generation not in own]
-        unreadable += [(row.path, _contradiction(storage, row)) for row in rows if row not in found]
-        if found and len(found) == found[0].n_parts:
-            own[found[0].generation] = joined(found)
-        elif found:
-            pending.append(joined(found))
+        groups: dict[FrameInfo, list[FrameInfo]] = {}
+        for row in rows:
+            groups.setdefault(replace(row, nbytes=0), []).append(row)
+        alone = len(groups) == 1 and rows[0].generation not in own
+        if alone and len(rows) == rows[0].n_parts:
+            own[rows[0].generation] = joined(rows)
+        else:
+            pending += map(joined, groups.values())
+        if not alone:
+            unreadable += [(row.path, _contradiction(storage, row)) for row in rows]
     whole = {frame.generation for frame in places.values() if files.keys() >= set(frame.paths)}
     present = [frame for frame in places.values() if frame.generation in whole]
     unknown = tuple(path for path, scan in scans.items() if scan.tail_lost and problem)
@@ -379,11 +383,6 @@ def _reconcile(
         is_complete=problem is None or (isinstance(storage, PackedStorage) and not unknown),
         last_number=max(files.values(), default=0),
     )
-
-
-def _is_same_frame(part: FrameInfo, other: FrameInfo) -> bool:
-    """Whether two parts say the same of their frame."""
-    return replace(part, nbytes=0) == replace(other, nbytes=0)
 
 
 def _contradiction(storage: Storage, part: FrameInfo) -> DamagedError:

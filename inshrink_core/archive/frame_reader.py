@@ -160,8 +160,13 @@ class FrameReader:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What the writer committed with the frame, a fresh copy; sequences are lists."""
-        return self.meta_of(min(self._parts))
+        """What the writer committed with the frame, a fresh copy; sequences are lists.
+
+        Of several parts, what they have in common.
+        """
+        apart = frozenset().union(*map(self.own_meta_of, self._parts))
+        meta = self.meta_of(min(self._parts))
+        return {key: value for key, value in meta.items() if key not in apart} if apart else meta
 
     def meta_of(self, part: int) -> dict[str, Any]:
         """Return what the writer committed with a part, a fresh copy."""

@@ -41,6 +41,7 @@ class FrameSink(Protocol):
         *,
         attributes: tuple[Any, ...] = (),
         attachment: bool = False,
+        place: int | None = None,
     ) -> None:
         """Append a block (`FrameWriter.add`)."""
 
@@ -300,12 +301,15 @@ class PartedFrameWriter:
         *,
         attributes: tuple[Any, ...] = (),
         attachment: bool = False,
+        place: int | None = None,
     ) -> None:
         """Append a block to its part (`FrameWriter.add`)."""
+        place = self._next if place is None else place
         with self._aborting():
             part = self._parts[0 if attachment else self._route(key)]
-            part.add(key, codec, payload, attributes=attributes, attachment=attachment, place=self._next)
-            self._next += not attachment
+            part.add(key, codec, payload, attributes=attributes, attachment=attachment, place=place)
+            if not attachment:
+                self._next = place + 1
 
     def commit(self, meta: Mapping[str, Any]) -> FrameInfo:
         """Write every part, make all of them durable, and list the frame (`FrameWriter.commit`)."""

@@ -337,6 +337,12 @@ class ArchiveReader:
         """
         return FrameReader(self._storage, self.info(frame_id), self.resolved(frame_id))
 
+    def frame_of_part(self, frame_id: bytes, part: int) -> FrameReader:
+        """Open one part of a frame, as if the frame had no other (`frame`)."""
+        info = self.info(frame_id)
+        own = tuple(file for file in info.files if file.number == part)
+        return FrameReader(self._storage, replace(info, parts=own), self.resolved(frame_id))
+
     def resolved(self, frame_id: bytes) -> Mapping[int, FrameIndex]:
         """Return the index of each part of a frame, by number, with what it inherits.
 

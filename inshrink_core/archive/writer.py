@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Self
 
-from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog, scan_frame
+from inshrink_core.archive.catalog import (
+    PART_META,
+    Catalog,
+    is_archive_storage,
+    load_catalog,
+    parts_in_words,
+    scan_frame,
+)
 from inshrink_core.archive.digest import digested
 from inshrink_core.archive.frame_reader import FrameFile
 from inshrink_core.archive.frame_writer import FrameSink, FrameWriter, begin_parts
@@ -50,9 +57,11 @@ from inshrink_core.archive.storage import (
 )
 from inshrink_core.errors import (
     ConflictError,
+    DamagedError,
     ExistsError,
     InputError,
     InshrinkError,
+    MissingFrameError,
     NotFoundError,
     StepConflictError,
 )
@@ -85,8 +94,8 @@ class ArchiveWriter:
     rebuild
         Rebuild a manifest that cannot be used from the frames that are there, and take them for all.
     pending
-        Open it although some frames have parts that others must complete: for what commits those or gives
-        them up, and begins no frame.
+        What becomes of frames that have parts which others must complete: ``refuse`` to open the archive,
+        ``keep`` them, in which case no frame may be begun, or ``discard`` them.
 
     Raises
     ------
@@ -99,7 +108,7 @@ class ArchiveWriter:
     LockedError
         Another process is writing it.
     ConflictError
-        Some parts of a frame are there and others are not, and `pending` is False.
+        Some parts of a frame are there and others are not, or parts contradict each other.
     InputError
         A packed archive, or a URL that can be read only.
     StorageError
@@ -127,13 +136,14 @@ class ArchiveWriter:
         archive_id: bytes | None = None,
         grouped: bool = False,
         rebuild: bool = False,
-        pending: bool = False,
+        pending: str = "refuse",
     ) -> None:
         self._frame: FrameSink | None = None
         self._grouped = grouped
         self._group: list[FrameInfo] = []
         self._flushed_at = time.monotonic()
         self._held: dict[str, bytes] = {}
+        self.discarded: tuple[FrameInfo, ...] = ()
         where = os.fspath(path)
         with storage_errors("the archive cannot be opened for writing", where):
             self.storage, new = _writable(path, create=create)
@@ -145,7 +155,7 @@ class ArchiveWriter:
                     self._lock.release()
                     raise
 
-    def _prepare(self, archive_id: bytes | None, rebuild: bool, pending: bool) -> None:
+    def _prepare(self, archive_id: bytes | None, rebuild: bool, pending: str) -> None:
         storage, where = self.storage, self.storage.name
         storage.recover(("", FRAME_FOLDER))
         self._tag: Tag | None = _tag_of_manifest(storage)
@@ -158,7 +168,7 @@ class ArchiveWriter:
         catalog = load_catalog(storage)
         if not rebuild:
             catalog.require_complete(where)
-            catalog.require_whole_frames(where, pending=pending)
+            catalog = self._settled(catalog, pending)
         if archive_id not in (None, catalog.manifest.archive_id):
             raise InputError("the archive has another id than the one asked for", where=where)
         self._manifest = self._repaired(catalog)
@@ -175,12 +185,21 @@ class ArchiveWriter:
             manifest = manifest.with_frame(self._digested(frame))
         return replace(manifest, next_generation=catalog.next_generation)
 
-    def give_up_pending(self) -> None:
-        """Delete the parts of frames that others would have to complete."""
-        with storage_errors("the parts cannot be deleted", self.storage.name):
-            for frame in reversed(self.reader.catalog.pending):
+    def _settled(self, catalog: Catalog, pending: str) -> Catalog:
+        """Let no frame be listed whose parts contradict each other, and none wait unless it may."""
+        torn = contradictory(ArchiveReader(self.storage), catalog.unlisted)
+        if pending == "discard":
+            first = min((frame.generation for frame in (*torn, *catalog.pending)), default=MAX_GENERATION)
+            given_up = [frame for frame in (*catalog.unlisted, *catalog.pending) if frame.generation >= first]
+            for frame in sorted(given_up, key=lambda frame: -frame.generation):
                 discard(self.storage, frame.paths)
-        self.reader.refresh()
+            self.discarded = tuple(sorted(given_up, key=lambda frame: frame.generation))
+            return load_catalog(self.storage)
+        for error in torn.values():
+            raise error
+        if pending == "refuse":
+            catalog.require_whole_frames(self.storage.name)
+        return catalog
 
     def _digested(self, frame: FrameInfo) -> FrameInfo:
         return digested(self.storage, frame)
@@ -505,6 +524,31 @@ class ArchiveWriter:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def contradictory(reader: ArchiveReader, frames: Iterable[FrameInfo]) -> dict[FrameInfo, InshrinkError]:
+    """Return the frames in parts that cannot be read as one, and why."""
+    found: dict[FrameInfo, InshrinkError] = {}
+    for frame in frames:
+        if frame.n_parts == 1:
+            continue
+        try:
+            opened = reader.frame(frame.frame_id)
+        except (DamagedError, MissingFrameError) as error:
+            found[frame] = error
+            continue
+        for part in frame.files:
+            apart = sorted(opened.own_meta_of(part.number) - PART_META)
+            if apart:
+                found[frame] = ConflictError(
+                    f"{parts_in_words([part.number], frame.n_parts)} of the frame of step {frame.step} was "
+                    f"written otherwise than the first: they disagree on {', '.join(apart)}",
+                    where=f"{reader.path}, {part.path}",
+                    remedy="give them up and write all parts with the same settings: "
+                    f"inshrink commit {reader.path} --discard",
+                )
+                break
+    return found
 
 
 class _GroupedFile(Creation):
