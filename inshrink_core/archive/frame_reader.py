@@ -164,9 +164,13 @@ class FrameReader:
 
         Of several parts, what they have in common.
         """
-        apart = frozenset().union(*map(self.own_meta_of, self._parts))
-        meta = self.meta_of(min(self._parts))
-        return {key: value for key, value in meta.items() if key not in apart} if apart else meta
+        apart = self.apart
+        return {key: value for key, value in self.meta_of(min(self._parts)).items() if key not in apart}
+
+    @property
+    def apart(self) -> frozenset[str]:
+        """The keys of meta by which some parts of the frame differ; none where it has one."""
+        return frozenset().union(*map(self.own_meta_of, self._parts))
 
     def meta_of(self, part: int) -> dict[str, Any]:
         """Return what the writer committed with a part, a fresh copy."""

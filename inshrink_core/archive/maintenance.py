@@ -172,7 +172,7 @@ class Rewrite:
         before = self._writer.reader.frame(old.frame_id)
         parts = {entry.key: entry.part for entry in before.entries if not entry.attachment}
         apart = [
-            {key: value for key, value in before.meta_of(number).items() if key in before.own_meta_of(number)}
+            {key: value for key, value in before.meta_of(number).items() if key in before.apart}
             for number in range(old.n_parts)
         ]
         return begin_parts(

@@ -20,11 +20,11 @@ AUTO: Final = "auto"
 _TEXT: Final = re.compile(r"([0-9]{1,5})/([0-9]{1,5})", re.ASCII)
 
 _ENVIRONMENTS: Final = (
-    ("torchrun", "RANK", "WORLD_SIZE", "0"),
+    ("torchrun", "RANK", "WORLD_SIZE", ""),
     ("a Slurm array", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"),
-    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "0"),
+    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS", ""),
 )
-"""Who tells which process this is: its number, how many there are, and the first number or who tells it."""
+"""Who tells which process this is: its number, how many there are, and the first number, which is mostly 0."""
 
 
 class Share(NamedTuple):
@@ -98,7 +98,7 @@ def share_of(text: str | None, environment: Mapping[str, str] | None = None) -> 
     for name, number, count, first in _ENVIRONMENTS:
         if number in known and count in known:
             try:
-                share = Share(int(known[number]) - int(known.get(first, first)), int(known[count]))
+                share = Share(int(known[number]) - int(known.get(first, "0")), int(known[count]))
             except ValueError:
                 share = Share(-1, 0)
             if not 0 <= share.part < share.n_parts:

@@ -66,6 +66,7 @@ __all__ = index(
         "inshrink_core.evaluate": ["Comparison"],
         "inshrink_core.formats": ["write_checkpoint"],
         "inshrink_core.search.bounds": ["Bounds"],
+        "inshrink_core.verbs.commit": ["CommitReport", "commit"],
         "inshrink_core.verbs.compare": [
             "CheckedBounds",
             "Comparisons",

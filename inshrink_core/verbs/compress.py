@@ -180,7 +180,7 @@ class Compress(Compressing, Request["CompressReport"]):
     """
 
     steps: Steps = None
-    part: Annotated[str | None, Option(metavar="I/N|auto")] = None
+    part: Annotated[str | None, Option(("--part",), metavar="I/N|auto")] = None
     look_ahead: Annotated[bool, Option(hidden=True)] = True
 
     EXAMPLES: ClassVar = (

@@ -6,11 +6,12 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inshrink_core.errors import ConflictError, InputError, LockedError, StepConflictError
 from inshrink_core.execution.progress import Progress
-from inshrink_core.verbs.shared.groups import steps_of
+from inshrink_core.execution.together import meet, part_ways
+from inshrink_core.verbs.shared.groups import PathLike, steps_of
 
 if TYPE_CHECKING:
     from inshrink_core.archive import PartWriter
@@ -69,7 +70,9 @@ def compress_part(request: Compress, part: str) -> CompressReport:
         require_same_settings(writer, config)
         session = _Session(request, run, steps, writer, config, share)
         session.run_all()
-    commit_if_last(request.archive)
+    if meet():
+        commit_if_last(request.archive)
+    part_ways()
     finished = Archive.open(request.archive)
     waiting = finished.reader.catalog.pending
     error_rate = (session.squared_error / session.squared_norm) ** 0.5 if session.squared_norm else None
@@ -92,12 +95,12 @@ def compress_part(request: Compress, part: str) -> CompressReport:
     )
 
 
-def commit_if_last(archive: str | object) -> None:
+def commit_if_last(archive: PathLike) -> None:
     """Commit; where another part is still at work, it will."""
     from inshrink_core.archive import commit_parts
 
     with suppress(LockedError):
-        commit_parts(archive)  # type: ignore[arg-type]
+        commit_parts(archive)
 
 
 def require_same_settings(writer: PartWriter, config: ChainConfig) -> None:
@@ -114,11 +117,18 @@ def require_same_settings(writer: PartWriter, config: ChainConfig) -> None:
             raise ConflictError(
                 f"another part was written with another {key}",
                 where=writer.reader.path,
-                expected=str(other.get(key)),
-                found=str(own[key]),
+                expected=_differing(other.get(key), own[key]),
+                found=_differing(own[key], other.get(key)),
                 remedy="give every part the same settings, or give up what is there: "
                 f"inshrink commit {writer.reader.path} --discard",
             )
+
+
+def _differing(value: Any, other: Any) -> str:
+    """Return a value as text, of a map only what another has otherwise."""
+    if not (isinstance(value, dict) and isinstance(other, dict)):
+        return str(value)
+    return ", ".join(f"{name}={value[name]!r}" for name in value if value[name] != other.get(name))
 
 
 def _refuse_what_needs_all(request: Compress) -> None:
