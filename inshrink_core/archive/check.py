@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from inshrink_core.archive.catalog import PART_META, Catalog, parts_in_words
@@ -42,10 +42,20 @@ class Problem(NamedTuple):
         return {"where": self.where, "what": self.what, "remedy": self.remedy}
 
 
-def check_archive(path: str | os.PathLike[str]) -> tuple[Problem, ...]:
+def check_archive(
+    path: str | os.PathLike[str],
+    among: Callable[[Sequence[FrameInfo]], Sequence[FrameInfo]] = lambda frames: frames,
+) -> tuple[Problem, ...]:
     """Read every byte of an archive and return what is wrong with it; nothing if it is sound.
 
     An archive without frames is sound. Memory is bounded by the largest block.
+
+    Parameters
+    ----------
+    path
+        The archive.
+    among
+        Chooses the frames whose bytes are read, where others read the rest; by default all.
 
     Raises
     ------
@@ -72,7 +82,7 @@ def check_archive(path: str | os.PathLike[str]) -> tuple[Problem, ...]:
     except DamagedError as error:
         return (_from_error(error),)
     problems = [*_check_catalog(reader.catalog, storage.name)]
-    for frame in sorted(reader.catalog.by_id.values(), key=lambda frame: frame.generation):
+    for frame in among(sorted(reader.catalog.by_id.values(), key=lambda frame: frame.generation)):
         problems += _check_frame(reader, storage, frame)
     if isinstance(storage, PackedStorage):
         problems += [

@@ -24,7 +24,7 @@ _ENVIRONMENTS: Final = (
     ("a Slurm array", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"),
     ("Slurm", "SLURM_PROCID", "SLURM_NTASKS", ""),
 )
-"""Who tells which process this is: its number, how many there are, and the first number, which is mostly 0."""
+"""Who tells which process this is: its number, how many there are, and the first number, mostly 0."""
 
 
 class Share(NamedTuple):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, MutableMapping, Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeVar, cast
 
-__all__ = ["is_together", "meet", "part_ways", "words_together"]
+__all__ = ["gathered", "is_together", "meet", "part_ways", "words_together"]
 
-_VERBS: Final = ("compress", "restore", "verify")
-"""Verbs that take a part of the work."""
+_Value = TypeVar("_Value")
+
+_VERBS: Final = {"compress": True, "restore": True, "verify": False}
+"""Verbs that take a part of the work, and whether they work with threads."""
 
 _PATIENCE: Final = timedelta(days=30)
 """A process that ends with an error ends the others, so that nobody waits in vain."""
@@ -30,8 +32,8 @@ def words_together(words: Sequence[str], environment: Mapping[str, str] | None =
     Examples
     --------
     >>> world = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    >>> words_together(["verify", "a.inshrink", "--threads", "1"], world)
-    ['verify', 'a.inshrink', '--threads', '1', '--part', 'auto', '--quiet']
+    >>> words_together(["verify", "a.inshrink"], world)
+    ['verify', 'a.inshrink', '--part', 'auto', '--quiet']
     """
     known = os.environ if environment is None else environment
     told = list(words)
@@ -40,7 +42,7 @@ def words_together(words: Sequence[str], environment: Mapping[str, str] | None =
     given = {word.partition("=")[0] for word in told}
     if "--part" not in given:
         told += ["--part", "auto"]
-    if "--threads" not in given:
+    if _VERBS[told[0]] and "--threads" not in given:
         beside = int(known.get("LOCAL_WORLD_SIZE", "1"))
         told += ["--threads", str(max(1, (os.cpu_count() or 1) // max(1, beside)))]
     if known.get("RANK") != "0":
@@ -62,6 +64,18 @@ def meet(environment: MutableMapping[str, str] | None = None) -> bool:
         distributed.init_process_group("gloo", timeout=_PATIENCE)
     distributed.barrier()
     return distributed.get_rank() == 0
+
+
+def gathered(value: _Value) -> list[_Value]:
+    """Return what each process has of something, by its number; where there is one process, its own."""
+    if not is_together():
+        return [value]
+    meet()
+    from torch import distributed
+
+    values: list[_Value | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(values, value)
+    return cast("list[_Value]", values)
 
 
 def part_ways() -> None:

@@ -1,6 +1,9 @@
 """Compressing in parts: the content is the same whatever their number, and nothing half-written is live."""
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,7 +29,9 @@ from inshrink_core.errors import (
     UnreadableError,
 )
 from inshrink_core.verbs import commit, compress, pack, prune, restore, unpack, verify
+from tests.docs.pages import blocks
 
+ROOT = Path(__file__).parents[2]
 SETTINGS = {
     "lattice": {"codec": "lattice"},
     "inshrinkerator": {"codec": "inshrinkerator", "prune": 0.1, "protect": 0.01},
@@ -263,7 +268,22 @@ def test_everything_that_reads_or_rewrites_an_archive_takes_frames_in_parts(tmp_
     (parts / "inshrink-manifest").unlink()
     rebuild_manifest(parts)
     assert content(parts) == content(whole)
-    assert verify(parts, deep=True).sound
+    assert verify(parts, deep=True).ok
+
+
+def test_restore_and_verify_share_out_steps(tmp_path, run, template):
+    restore(template / "parts", tmp_path / "whole", every=True)
+    reports = [restore(template / "parts", tmp_path / "out", every=True, part=f"{i}/3") for i in (3, 1, 2)]
+    assert sorted(step for report in reports for step in report.steps) == sorted(run.steps[:N_STEPS])
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+    broken = Path(shutil.copytree(template / "parts", tmp_path / "x"))
+    last = ArchiveReader.open(broken).head
+    damaged = broken / last.parts[2].path
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    found = [verify(broken, deep=True, part=f"{i}/2") for i in (1, 2)]
+    assert [report.ok for report in found] == [True, False]
+    assert all("00002.frame" in problem.where for problem in found[1].problems)
+    assert sum(report.n_frames for report in found) == N_STEPS
 
 
 def test_shares_come_from_the_option_or_from_what_started_the_process():
@@ -299,3 +319,89 @@ def test_columns_stay_together_and_parts_are_about_equal(run):
         assert owners.setdefault(spec.parameter, split.part_of(spec)) == split.part_of(spec)
     largest = max(sum(s.nbytes for s in checkpoint.specs if s.parameter == name) for name in owners)
     assert max(loads) <= sum(loads) / 3 + largest
+
+
+# ---- what starts parts ---------------------------------------------------------------------------
+
+
+def environment(**more: str) -> dict[str, str]:
+    names = {"RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"}
+    kept = {k: v for k, v in os.environ.items() if k not in names and not k.startswith("SLURM_")}
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **more}
+
+
+def torchrun(*words: str, cwd: Path) -> subprocess.CompletedProcess:
+    launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, "-m", "inshrink_core", *words]
+    return subprocess.run(
+        command, cwd=cwd, env=environment(), capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_torchrun_is_one_command_with_one_report(tmp_path, run, template):
+    steps = ",".join(map(str, run.steps[:N_STEPS]))
+    done = torchrun(
+        "compress", str(run.path), "-o", "x", "--codec", "lattice", "--steps", steps, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ratio of everything") == 1
+    assert "1/2" in done.stdout
+    assert content(tmp_path / "x") == content(template / "whole")
+    assert {frame.n_parts for frame in Archive.open(tmp_path / "x").frames} == {2}
+
+    done = torchrun("restore", "x", "--all", "-o", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    restore(template / "whole", tmp_path / "expected", every=True)
+    assert files(tmp_path / "out") == files(tmp_path / "expected")
+
+    done = torchrun("verify", "x", "--deep", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"sound: {N_STEPS} frames" in done.stdout
+
+
+def test_an_error_of_one_process_of_torchrun_ends_all(tmp_path, run):
+    done = torchrun("compress", str(run.path), "-o", "x", "--base", "nothing.pt", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "needs all tensors in one process" in done.stderr
+
+
+SCHEDULER = """#!/bin/sh
+# A stand-in for sbatch: the tasks of an array one after the other, the last first; it prints a job's number.
+for word in "$@"; do
+    case "$word" in
+        --array=*|--dependency=*|--parsable|--export=*) ;;
+        --wrap) wrapped=1 ;;
+        *) if [ "$wrapped" = 1 ]; then sh -c "$word" >&2 || exit 1; echo 2; exit; fi; script="$word" ;;
+    esac
+done
+SLURM_ARRAY_TASK_COUNT=8; SLURM_ARRAY_TASK_MIN=0; SLURM_PROCID=0; SLURM_NTASKS=1
+export SLURM_ARRAY_TASK_COUNT SLURM_ARRAY_TASK_MIN SLURM_PROCID SLURM_NTASKS
+for task in 7 6 5 4 3 2 1 0; do
+    SLURM_ARRAY_TASK_ID=$task sh "$script" >&2 || exit 1
+done
+echo 1
+"""
+
+
+def test_the_documented_job_of_slurm_compresses_and_commits(tmp_path, run, template):
+    for one in blocks("docs/parts.md"):
+        if one.title is not None:
+            (tmp_path / one.title).write_text(one.text)
+    (tmp_path / "bin").mkdir()
+    inshrink = f'#!/bin/sh\nexec "{sys.executable}" -P -m inshrink_core "$@"\n'
+    for name, text in (("sbatch", SCHEDULER), ("inshrink", inshrink)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    few = tmp_path / "run"
+    few.mkdir()
+    for step in run.steps[:N_STEPS]:
+        shutil.copy(run.path_of(step), few)
+    known = environment(RUN=str(few), ARCHIVE=str(tmp_path / "x"))
+    known["PATH"] = f"{tmp_path / 'bin'}:{known['PATH']}"
+    done = subprocess.run(
+        ["sh", "submit.sh"], cwd=tmp_path, env=known, capture_output=True, text=True, check=False, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    compress(few, tmp_path / "whole")
+    assert content(tmp_path / "x") == content(tmp_path / "whole")
+    assert {frame.n_parts for frame in Archive.open(tmp_path / "x").frames} == {8}
