@@ -317,16 +317,21 @@ def content_digest(
 
 
 def holds_content(frame: FrameReader, checkpoint: Checkpoint) -> bool:
-    """Whether a frame was made from a checkpoint, as stored (`stored_view`); of parts, whether each was."""
+    """Whether a frame was made from a checkpoint, as stored (`stored_view`); of parts, whether each was.
+
+    Where some parts are not there, of the others.
+    """
     parts = {entry.key: entry.part for entry in frame.entries if not entry.attachment}
-    if parts.keys() != {spec.key for spec in checkpoint.specs}:
+    keys = {spec.key for spec in checkpoint.specs}
+    whole = len(frame.info.files) == frame.info.n_parts
+    if not parts.keys() <= keys or (whole and len(parts) < len(keys)):
         return False
     return all(_holds_part(frame, part.number, parts, checkpoint) for part in frame.info.files)
 
 
 def _holds_part(frame: FrameReader, part: int, parts: Mapping[str, int], checkpoint: Checkpoint) -> bool:
     """Whether a part of a frame was made from its tensors of a checkpoint."""
-    own = tuple(spec for spec in checkpoint.specs if parts[spec.key] == part)
+    own = tuple(spec for spec in checkpoint.specs if parts.get(spec.key) == part)
     attachments = dict(attachments_of(checkpoint)) if part == 0 else {}
     found = content_digest(dataclasses.replace(checkpoint, specs=own), None, attachments)
     return bool(frame.meta_of(part).get("content") == found)

@@ -131,15 +131,18 @@ def test_a_part_that_was_cut_off_goes_on_where_it_was(tmp_path, run, template):
 
     path = tmp_path / "x"
     options = {"codec": "lattice", "steps": run.steps[:N_STEPS]}
-    compress(run, path, part="1/3", **options)
-    for part in ("2/3", "3/3"):
+    for part in ("1/3", "2/3", "3/3"):
         with pytest.raises(CutOffError):
             compress(run, path, part=part, progress=progress, **options)
     assert [frame.step for frame in ArchiveReader.open(path).frames] == list(run.steps[:2])
     assert commit(path).committed == run.steps[:2]
     report = compress(run, path, part="3/3", **options)
     assert (report.skipped, report.appended) == (run.steps[:2], run.steps[2:N_STEPS])
-    compress(run, path, part="2/3", **options)
+    with pytest.raises(ConflictError, match="waits for parts 1/3, 2/3"):
+        ArchiveWriter(path)
+    assert compress(run, path, part="3/3", **options).skipped == run.steps[:N_STEPS]
+    for part in ("1/3", "2/3"):
+        compress(run, path, part=part, **options)
     assert content(path) == content(template / "whole")
 
 

@@ -223,16 +223,8 @@ class _Session:
         from inshrink_core.chain import holds_content
 
         frame = self._writer.reader.frame(info.frame_id)
-        return holds_content(frame, self._as_stored(step, info))
-
-    def _as_stored(self, step: int, info: FrameInfo) -> Checkpoint:
-        """Return what a frame holds of a step."""
-        from dataclasses import replace
-
-        stored = self._stored(step)
-        if len(info.files) == info.n_parts:
-            return stored
-        return replace(stored, specs=tuple(self._own(step)))
+        held = {entry.key for entry in frame.entries if not entry.attachment}
+        return held >= {spec.key for spec in self._own(step)} and holds_content(frame, self._stored(step))
 
     def _append(self, step: int) -> None:
         """Write this part of one step."""
