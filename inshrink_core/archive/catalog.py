@@ -8,7 +8,7 @@ place just before a crash. Where two frames claim the same place, the higher gen
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -350,14 +350,12 @@ def _reconcile(
             buried.add(path)
     pending: list[FrameInfo] = []
     for rows in parts.values():
-        groups: dict[FrameInfo, list[FrameInfo]] = {}
-        for row in rows:
-            groups.setdefault(replace(row, nbytes=0), []).append(row)
-        alone = len(groups) == 1 and rows[0].generation not in own
-        if alone and len(rows) == rows[0].n_parts:
-            own[rows[0].generation] = joined(rows)
+        found = list(_same_frames(rows))
+        alone = len(found) == 1 and found[0].generation not in own
+        if alone and len(found[0].parts) == found[0].n_parts:
+            own[found[0].generation] = found[0]
         else:
-            pending += map(joined, groups.values())
+            pending += found
         if not alone:
             unreadable += [(row.path, _contradiction(storage, row)) for row in rows]
     whole = {frame.generation for frame in places.values() if files.keys() >= set(frame.paths)}
@@ -383,6 +381,14 @@ def _reconcile(
         is_complete=problem is None or (isinstance(storage, PackedStorage) and not unknown),
         last_number=max(files.values(), default=0),
     )
+
+
+def _same_frames(parts: Iterable[FrameInfo]) -> Iterator[FrameInfo]:
+    """Yield the frames that parts of one generation say they are of, as much of each as there is."""
+    groups: dict[FrameInfo, list[FrameInfo]] = {}
+    for part in parts:
+        groups.setdefault(replace(part, nbytes=0), []).append(part)
+    yield from map(joined, groups.values())
 
 
 def _contradiction(storage: Storage, part: FrameInfo) -> DamagedError:

@@ -189,50 +189,50 @@ def _parse_document(document: Any, header: ManifestHeader) -> Manifest:
     used = (*generations, *tombstones)
     if len(set(used)) != len(used) or max(used, default=0) >= next_generation:
         raise ValueError("a generation is used twice, or above the next")
-    rows = [row for row, count in enumerate(counts) for _ in range(count)]
-    numbers = [number for count in counts for number in range(count)]
     segments = document[_N_FIELDS : _N_FIELDS + 2] if header.has_segments else None
-    places = _parse_places(segments, sizes, [generations[row] for row in rows], next_generation)
+    owners = [generation for generation, count in zip(generations, counts, strict=True) for _ in range(count)]
+    places = _parse_places(segments, sizes, owners, next_generation)
+    chunks = (digests[at : at + _DIGEST_NBYTES] for at in range(0, len(digests), _DIGEST_NBYTES))
+    files = zip(sizes, chunks, places, strict=True)
     frames: list[FrameInfo] = []
-    files: list[FrameInfo] = []
-    for at, (row, number, (segment, offset)) in enumerate(zip(rows, numbers, places, strict=True)):
-        frame_id, parent = ids[row], parents[row]
+    for row, (frame_id, parent) in enumerate(zip(ids, parents, strict=True)):
         parent_id = frames[_row(parent, row)].frame_id if type(parent) is int else parent
         identity = (header.archive_id, parent_id, steps[row], branches[row], generations[row])
         if not (parent_id is None or _is_id(parent_id)) or not (frame_id is None or _is_id(frame_id)):
             raise ValueError("frame ids")
-        several = counts[row] > 1
-        if several and segment:
-            raise ValueError("a part lies in a segment")
-        path = segment or frame_path(generations[row], steps[row])
-        if several:
-            path = part_path(generations[row], steps[row], number)
-        digest = digests[at * _DIGEST_NBYTES : (at + 1) * _DIGEST_NBYTES]
-        files.append(
-            FrameInfo(
-                frame_id=derive_frame_id(*identity) if frame_id is None else frame_id,
-                parent_id=parent_id,
-                step=steps[row],
-                kind=FrameKind.DELTA if kinds[row] else FrameKind.KEYFRAME,
-                branch=branches[row],
-                generation=generations[row],
-                nbytes=sizes[at],
-                digest=digest,
-                path=path,
-                offset=offset,
-                n_parts=counts[row],
-                parts=(FramePart(number, path, sizes[at], digest),) if several else (),
-            )
+        nbytes, digest, (segment, offset) = next(files) if counts[row] == 1 else (0, b"", ("", None))
+        info = FrameInfo(
+            frame_id=derive_frame_id(*identity) if frame_id is None else frame_id,
+            parent_id=parent_id,
+            step=steps[row],
+            kind=FrameKind.DELTA if kinds[row] else FrameKind.KEYFRAME,
+            branch=branches[row],
+            generation=generations[row],
+            nbytes=nbytes,
+            digest=digest,
+            path=segment or frame_path(generations[row], steps[row]),
+            offset=offset,
+            n_parts=counts[row],
         )
-        if number + 1 == counts[row]:
-            frames.append(joined(files))
-            files = []
+        if counts[row] > 1:
+            info = joined([replace(info, parts=_parse_parts(info, itertools.islice(files, counts[row])))])
+        frames.append(info)
     return Manifest(
         archive_id=header.archive_id,
         frames=tuple(frames),
         tombstones=tombstones,
         next_generation=next_generation,
     )
+
+
+def _parse_parts(info: FrameInfo, files: Iterable[Any]) -> tuple[FramePart, ...]:
+    """Return the parts of a frame, each a file of its own."""
+    parts = []
+    for number, (nbytes, digest, (segment, _)) in enumerate(files):
+        if segment:
+            raise ValueError("a part lies in a segment")
+        parts.append(FramePart(number, part_path(info.generation, info.step, number), nbytes, digest))
+    return tuple(parts)
 
 
 def _parse_places(

@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -366,6 +368,26 @@ def test_an_error_of_one_process_of_torchrun_ends_all(tmp_path, run):
     done = torchrun("compress", str(run.path), "-o", "x", "--base", "nothing.pt", cwd=tmp_path)
     assert done.returncode != 0
     assert "needs all tensors in one process" in done.stderr
+
+
+def test_ctrl_c_ends_every_process_of_torchrun_and_the_same_command_goes_on(tmp_path, run, template):
+    steps = ",".join(map(str, run.steps[:N_STEPS]))
+    words = ["compress", str(run.path), "-o", "x", "--codec", "lattice", "--steps", steps]
+    launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with subprocess.Popen(
+        [*launcher, "-m", "inshrink_core", *words],
+        cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as started:  # fmt: skip
+        until = time.monotonic() + 60
+        while not [*tmp_path.glob("x/frames/*.frame")] and time.monotonic() < until:
+            time.sleep(0.01)
+        os.killpg(started.pid, signal.SIGINT)
+        started.communicate(timeout=60)
+    assert started.returncode != 0
+    with pytest.raises(ProcessLookupError):  # nobody of its group is left
+        os.killpg(started.pid, 0)
+    assert torchrun(*words, cwd=tmp_path).returncode == 0
+    assert content(tmp_path / "x") == content(template / "whole")
 
 
 SCHEDULER = """#!/bin/sh
