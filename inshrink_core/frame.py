@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Block", "BlockEntry", "FrameInfo", "FrameKind"]
+__all__ = ["Block", "BlockEntry", "FrameInfo", "FrameKind", "FramePart"]
 
 
 class FrameKind(StrEnum):
@@ -55,6 +55,8 @@ class BlockEntry:
         CRC-32C of the payload; None for a small block, whose frame was checked as a whole with its index.
     shared
         Whether the bytes are stored with a block before it that has the same.
+    part
+        The part of the frame that it stands in.
     """
 
     key: str
@@ -65,11 +67,32 @@ class BlockEntry:
     nbytes: int
     crc: int | None
     shared: bool = False
+    part: int = 0
 
     @property
     def stored_nbytes(self) -> int:
         """Bytes that the frame has for this block alone."""
         return 0 if self.shared else self.nbytes
+
+
+class FramePart(NamedTuple):
+    """One file of a frame: the frame itself where it has one part.
+
+    Parameters
+    ----------
+    number
+        Which part it is, from 0 on.
+    path, offset
+        The file, relative to the archive, and where it begins in a segment; None for a file of its own.
+    nbytes, digest
+        Size and SHA-256.
+    """
+
+    number: int
+    path: str
+    nbytes: int
+    digest: bytes
+    offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +114,17 @@ class FrameInfo:
     generation
         Order of commits: of two frames that claim the same place, the higher wins.
     nbytes
-        Size of the whole frame, header, index and trailer included.
+        Size of the whole frame, header, index and trailer included; of all its parts.
     digest
-        SHA-256 of the whole frame.
+        SHA-256 of the whole frame; where it has several parts, of their digests one after another.
     path
-        The file it lies in, relative to the archive.
+        The file it lies in, relative to the archive; of several parts, the first.
     offset
         Where it begins in a segment; None where it is a file of its own.
+    n_parts
+        How many parts it has.
+    parts
+        The parts that are there, where it has several.
     """
 
     frame_id: bytes
@@ -110,6 +137,18 @@ class FrameInfo:
     digest: bytes
     path: str = field(default="", compare=False)
     offset: int | None = field(default=None, compare=False)
+    n_parts: int = 1
+    parts: tuple[FramePart, ...] = field(default=(), compare=False)
+
+    @property
+    def files(self) -> tuple[FramePart, ...]:
+        """The files it lies in: one, or one a part."""
+        return self.parts or (FramePart(0, self.path, self.nbytes, self.digest, self.offset),)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of these files."""
+        return tuple(part.path for part in self.parts) or (self.path,)
 
     @property
     def place(self) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def judge_archive(
 def observed(note: Note, evaluator: Callable[[], Any]) -> Iterator[None]:
     """Note every frame as promised when its commit has returned; judge bounds here; give ids that repeat.
 
-    A frame of a group is promised when the group was flushed.
+    A frame of a group is promised when the group was flushed, one in parts with its last part.
     """
     commit, resolve, urandom = FrameWriter.commit, EvaluatorRequest.resolve, os.urandom
     flush, hold = ArchiveWriter.flush, ArchiveWriter._add_to_group
@@ -83,7 +83,7 @@ def observed(note: Note, evaluator: Callable[[], Any]) -> Iterator[None]:
 
     def committed(self: FrameWriter, meta: Any) -> Any:
         info = commit(self, meta)
-        if info not in grouped:
+        if info not in grouped and info.files[-1].number + 1 == info.n_parts:
             note(f"committed {info.step}")
         return info
 

@@ -129,6 +129,31 @@ class Append(Compress):
         _compress(root, steps=self.kept)
 
 
+class Parts(Append):
+    """A compress in two parts, the second of which makes steps live and commits."""
+
+    name = "parts"
+
+    def act(self, root: Path, note: Note) -> None:
+        for part in ("1/2", "2/2"):
+            _compress(root, part=part)
+
+
+class Commit(Parts):
+    """The commit of what two parts left."""
+
+    name = "commit"
+    kept = (1, 2, 3, 4)
+
+    def prepare(self, root: Path) -> None:
+        super().prepare(root)
+        with mock.patch("inshrink_core.verbs.modes.parts.commit_if_last"):
+            super().act(root, lambda _: None)
+
+    def act(self, root: Path, note: Note) -> None:
+        inshrink_core.verbs.commit(root / ARCHIVE)
+
+
 def crowded() -> AbstractContextManager[Any]:
     """Write frames in groups of three, and more than two small files together."""
     limits = {"MAX_SMALL_FILES": 2, "_GROUP_FRAMES": 3}
@@ -445,7 +470,7 @@ class Replace(Restore):
 VERBS: dict[str, type[Verb]] = {
     verb.name: verb
     for verb in (
-        *(Compress, Append, Group, Bounded, Watch, Prune, Thin, Saving, Poisoned, Crowd),
+        *(Compress, Append, Parts, Commit, Group, Bounded, Watch, Prune, Thin, Saving, Poisoned, Crowd),
         *(Pack, Unpack, Export, Restore, Replace),
     )
 }

@@ -8,7 +8,7 @@ place just before a crash. Where two frames claim the same place, the higher gen
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -23,16 +23,19 @@ from inshrink_core.archive.layout import (
     SMALL_FRAME_NBYTES,
     damaged,
     file_number,
-    frame_path,
+    joined,
     parse_frame_name,
     trailed_spans,
 )
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.storage import OverlaidStorage, Storage, storage_error, storage_errors
-from inshrink_core.errors import DamagedError, InshrinkError, NotFoundError, StorageError
+from inshrink_core.errors import ConflictError, DamagedError, InshrinkError, NotFoundError, StorageError
 from inshrink_core.execution import NotRegularError
-from inshrink_core.frame import FrameInfo
+from inshrink_core.frame import FrameInfo, FramePart
+
+PART_META: Final = frozenset({"content"})
+"""Keys of meta by which the parts of a frame differ."""
 
 _N_ATTEMPTS: Final = 5
 """Reloads while a writer removes frames between our reading of the manifest and of the folder."""
@@ -56,10 +59,14 @@ class Catalog:
         Every whole frame by id, superseded ones included.
     unlisted
         Whole frames that the manifest does not list; their digest is not known and empty.
+    pending
+        Frames that the manifest does not list and of which only some parts are there.
     superseded
         Frames whose place a higher generation has taken.
     missing
-        Frames the manifest lists whose file is not there.
+        Frames the manifest lists whose file, or one of whose parts, is not there.
+    present
+        Every file that is there.
     moved
         Frames that lie elsewhere than the manifest says.
     buried
@@ -81,8 +88,10 @@ class Catalog:
     frames: tuple[FrameInfo, ...] = ()
     by_id: dict[bytes, FrameInfo] = field(default_factory=dict)
     unlisted: tuple[FrameInfo, ...] = ()
+    pending: tuple[FrameInfo, ...] = ()
     superseded: tuple[FrameInfo, ...] = ()
     missing: tuple[FrameInfo, ...] = ()
+    present: frozenset[str] = frozenset()
     moved: tuple[FrameInfo, ...] = ()
     buried: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
@@ -95,6 +104,10 @@ class Catalog:
         """Return the catalog after the commit of a frame that takes no other's place."""
         return replace(self, frames=(*self.frames, info), by_id=self.by_id | {info.frame_id: info})
 
+    def lost_files(self, frame: FrameInfo) -> tuple[FramePart, ...]:
+        """Return the files of a frame that are not there."""
+        return tuple(file for file in frame.files if file.path not in self.present)
+
     def require_complete(self, where: str) -> None:
         """Raise DamagedError unless it is known which frames were committed."""
         if self.is_complete or self.manifest_problem is None:
@@ -106,10 +119,35 @@ class Catalog:
             remedy=f"{REBUILD_REMEDY}; a step whose branch is named too (--branch) is read all the same",
         ) from self.manifest_problem
 
+    def require_whole_frames(self, where: str) -> None:
+        """Raise ConflictError if frames wait for parts."""
+        if not self.pending:
+            return
+        first = self.pending[0]
+        lost = sorted(set(range(first.n_parts)) - {file.number for file in first.files})
+        raise ConflictError(
+            f"the frame of step {first.step} waits for {parts_in_words(lost, first.n_parts)}",
+            where=where,
+            remedy="run the parts that are missing (`inshrink compress … --part I/N`), or give up those that "
+            f"are there: inshrink commit {where} --discard",
+        )
+
     @property
     def next_generation(self) -> int:
         """Above every generation in the manifest, in a frame and in a file's name."""
         return max(self.manifest.next_generation, self.last_number + 1)
+
+
+def parts_in_words(numbers: Sequence[int], n_parts: int) -> str:
+    """Name parts, which users count from 1.
+
+    Examples
+    --------
+    >>> parts_in_words([1], 3), parts_in_words([0, 2], 3)
+    ('part 2/3', 'parts 1/3, 3/3')
+    """
+    names = ", ".join(f"{number + 1}/{n_parts}" for number in numbers)
+    return f"parts {names}" if len(numbers) > 1 else f"part {names}"
 
 
 class _Scan(NamedTuple):
@@ -134,15 +172,17 @@ def scan_frame(file: FrameFile) -> tuple[FrameInfo, bytes]:
     """
     envelope = read_envelope(file)
     header = envelope.header
-    if file.offset is None and file.path != frame_path(header.generation, header.step):
+    if file.offset is not None and header.n_parts > 1:
+        raise damaged("a part of a frame lies in a segment", file.where)
+    if file.offset is None and file.path != header.path:
         raise DamagedError(
             "the frame's name contradicts its header",
             where=file.where,
-            expected=f"generation {header.generation}, step {header.step}",
+            expected=header.path,
             found=file.path,
         )
     info = header.info(envelope.trailer.file_nbytes)
-    return replace(info, path=file.path, offset=file.offset), header.archive_id
+    return (info if info.parts else replace(info, path=file.path, offset=file.offset)), header.archive_id
 
 
 def _scan(storage: Storage, path: str) -> _Scan:
@@ -273,7 +313,7 @@ def _reconcile(
 ) -> Catalog:
     files = _frame_files(storage)
     listed = manifest.frames if manifest else ()
-    named = {frame.path for frame in listed}
+    named = {path for frame in listed for path in frame.paths}
     removed = set(manifest.tombstones) if manifest else set()
     buried = {path for path in files if _frame_generation(path) in removed}
     scans = {path: _scan(storage, path) for path in files.keys() - named - buried}
@@ -282,6 +322,7 @@ def _reconcile(
         manifest = Manifest(archive_id=_commonest_archive(storage, scanned, problem))
     places = {frame.generation: frame for frame in listed}
     own: dict[int, FrameInfo] = {}
+    parts: dict[int, list[FrameInfo]] = {}
     foreign: list[str] = []
     unreadable: list[tuple[str, InshrinkError]] = []
     for path, scan in sorted(scans.items()):
@@ -293,6 +334,8 @@ def _reconcile(
                 foreign.append(path)
             elif info.generation in removed:
                 continue
+            elif info.parts and known is None:
+                parts.setdefault(info.generation, []).append(info)
             elif known is None:
                 own[info.generation] = info
             elif (known.frame_id, known.nbytes) != (info.frame_id, info.nbytes):
@@ -305,7 +348,18 @@ def _reconcile(
             n_used += 1
         if not n_used:
             buried.add(path)
-    present = [frame for frame in places.values() if frame.path in files]
+    pending: list[FrameInfo] = []
+    for rows in parts.values():
+        found = list(_same_frames(rows))
+        alone = len(found) == 1 and found[0].generation not in own
+        if alone and len(found[0].parts) == found[0].n_parts:
+            own[found[0].generation] = found[0]
+        else:
+            pending += found
+        if not alone:
+            unreadable += [(row.path, _contradiction(storage, row)) for row in rows]
+    whole = {frame.generation for frame in places.values() if files.keys() >= set(frame.paths)}
+    present = [frame for frame in places.values() if frame.generation in whole]
     unknown = tuple(path for path, scan in scans.items() if scan.tail_lost and problem)
     live, superseded = _settle_claims([*present, *own.values()])
     return Catalog(
@@ -315,8 +369,10 @@ def _reconcile(
         frames=live,
         by_id={frame.frame_id: frame for frame in (*superseded, *live)},
         unlisted=tuple(own.values()),
+        pending=tuple(sorted(pending, key=lambda frame: frame.generation)),
         superseded=superseded,
-        missing=tuple(frame for frame in places.values() if frame.path not in files),
+        missing=tuple(frame for frame in places.values() if frame.generation not in whole),
+        present=frozenset(files),
         moved=tuple(now for frame in listed if (now := places[frame.generation]).path != frame.path),
         buried=tuple(sorted(buried)),
         foreign=tuple(dict.fromkeys(foreign)),
@@ -324,6 +380,22 @@ def _reconcile(
         unknown=unknown,
         is_complete=problem is None or (isinstance(storage, PackedStorage) and not unknown),
         last_number=max(files.values(), default=0),
+    )
+
+
+def _same_frames(parts: Iterable[FrameInfo]) -> Iterator[FrameInfo]:
+    """Yield the frames that parts of one generation say they are of, as much of each as there is."""
+    groups: dict[FrameInfo, list[FrameInfo]] = {}
+    for part in parts:
+        groups.setdefault(replace(part, nbytes=0), []).append(part)
+    yield from map(joined, groups.values())
+
+
+def _contradiction(storage: Storage, part: FrameInfo) -> DamagedError:
+    return DamagedError(
+        f"another part of generation {part.generation} is of another frame",
+        where=f"{storage.name}, frame {part.path}",
+        remedy="keep the parts of one job, and delete those of the other",
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from inshrink_core.archive.catalog import Catalog
+from inshrink_core.archive.catalog import PART_META, Catalog, parts_in_words
 from inshrink_core.archive.digest import frame_digest
 from inshrink_core.archive.frame_reader import FrameReader
 from inshrink_core.archive.layout import FRAME_FOLDER, REBUILD_REMEDY, file_number
@@ -23,6 +23,7 @@ from inshrink_core.frame import FrameInfo
 _RESTORE: Final = "restore the file from a backup"
 _APPEND: Final = "the next append repairs it"
 _DELETE: Final = "delete it if it is not yours"
+_PENDING: Final = "run the parts that are missing, or give up the others: `inshrink commit ARCHIVE --discard`"
 
 
 class Problem(NamedTuple):
@@ -41,10 +42,20 @@ class Problem(NamedTuple):
         return {"where": self.where, "what": self.what, "remedy": self.remedy}
 
 
-def check_archive(path: str | os.PathLike[str]) -> tuple[Problem, ...]:
+def check_archive(
+    path: str | os.PathLike[str],
+    among: Callable[[Sequence[FrameInfo]], Sequence[FrameInfo]] = lambda frames: frames,
+) -> tuple[Problem, ...]:
     """Read every byte of an archive and return what is wrong with it; nothing if it is sound.
 
     An archive without frames is sound. Memory is bounded by the largest block.
+
+    Parameters
+    ----------
+    path
+        The archive.
+    among
+        Chooses the frames whose bytes are read, where others read the rest; by default all.
 
     Raises
     ------
@@ -71,7 +82,7 @@ def check_archive(path: str | os.PathLike[str]) -> tuple[Problem, ...]:
     except DamagedError as error:
         return (_from_error(error),)
     problems = [*_check_catalog(reader.catalog, storage.name)]
-    for frame in sorted(reader.catalog.by_id.values(), key=lambda frame: frame.generation):
+    for frame in among(sorted(reader.catalog.by_id.values(), key=lambda frame: frame.generation)):
         problems += _check_frame(reader, storage, frame)
     if isinstance(storage, PackedStorage):
         problems += [
@@ -94,8 +105,14 @@ def _check_catalog(catalog: Catalog, name: str) -> Iterator[Problem]:
     if catalog.manifest_problem is not None:
         yield Problem(f"{name}, manifest", catalog.manifest_problem.what, REBUILD_REMEDY)
     for frame in catalog.missing:
-        what = f"the frame of step {frame.step} is missing"
-        yield Problem(f"{name}, {frame.path}", what, "fetch the file from where the archive came from")
+        for file in catalog.lost_files(frame):
+            which = f"{parts_in_words([file.number], frame.n_parts)} of " if frame.n_parts > 1 else ""
+            what = f"{which}the frame of step {frame.step} is missing"
+            yield Problem(f"{name}, {file.path}", what, "fetch the file from where the archive came from")
+    for frame in catalog.pending:
+        lost = sorted(set(range(frame.n_parts)) - {file.number for file in frame.files})
+        what = f"the frame of step {frame.step} waits for {parts_in_words(lost, frame.n_parts)}"
+        yield Problem(f"{name}, {frame.path}", what, _PENDING, True)
     if catalog.manifest_problem is None:
         for frame in catalog.unlisted:
             yield Problem(f"{name}, {frame.path}", "the manifest does not list this frame", _APPEND, True)
@@ -119,17 +136,28 @@ def _check_frame(reader: ArchiveReader, storage: Storage, frame: FrameInfo) -> l
     where = f"{storage.name}, frame {frame.path} (step {frame.step})"
     problems: list[Problem] = []
     try:
-        if frame.digest and frame_digest(storage, frame) != frame.digest:
-            what = "the SHA-256 of the frame is not the one in the manifest"
-            problems.append(Problem(where, what, _RESTORE))
+        for part in frame.files:
+            if part.digest and frame_digest(storage, part) != part.digest:
+                what = "the SHA-256 of the frame is not the one in the manifest"
+                at = f"{storage.name}, frame {part.path} (step {frame.step})"
+                problems.append(Problem(at, what, _RESTORE))
         opened = reader.frame(frame.frame_id)
         _ = opened.meta
+        problems += _check_parts(opened, where)
         problems += _check_blocks(opened, where)
     except InshrinkError as error:
         problems.append(_from_error(error))
     except OSError as error:
         problems.append(Problem(where, f"it cannot be read: {error.strerror}", _RESTORE))
     return problems
+
+
+def _check_parts(frame: FrameReader, where: str) -> Iterator[Problem]:
+    """Compare what the parts of a frame say of it."""
+    for part in frame.info.files:
+        if frame.own_meta_of(part.number) - PART_META:
+            which = parts_in_words([part.number], frame.info.n_parts)
+            yield Problem(where, f"{which} was written with other settings than the first", _RESTORE)
 
 
 def _check_blocks(frame: FrameReader, where: str) -> Iterator[Problem]:

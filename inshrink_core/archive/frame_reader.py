@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple, Self
 
 from inshrink_core.archive.document import decompress_document, unpack_value
@@ -20,7 +20,7 @@ from inshrink_core.archive.layout import (
 )
 from inshrink_core.archive.storage import Storage, storage_errors
 from inshrink_core.errors import DamagedError, MissingFrameError, NotFoundError
-from inshrink_core.frame import BlockEntry, FrameInfo
+from inshrink_core.frame import BlockEntry, FrameInfo, FramePart
 
 _SUFFIX_NBYTES: Final = 4096
 """First read at the end of a frame: trailer and index of a few hundred blocks fit, and it is one page."""
@@ -31,7 +31,7 @@ tensor. Each frame that is open holds no more than this."""
 
 
 class FrameFile(NamedTuple):
-    """Where a frame lies: a file of its own, or from `offset` on `nbytes` of a segment."""
+    """Where a frame, or a part of one, lies: a file of its own, or from `offset` on `nbytes` of a segment."""
 
     storage: Storage
     path: str
@@ -39,9 +39,9 @@ class FrameFile(NamedTuple):
     nbytes: int = 0
 
     @classmethod
-    def of(cls, storage: Storage, frame: FrameInfo) -> Self:
-        """Return where a frame lies that the archive lists."""
-        return cls(storage, frame.path, frame.offset, frame.nbytes)
+    def of(cls, storage: Storage, part: FramePart) -> Self:
+        """Return where a part of a frame lies that the archive lists."""
+        return cls(storage, part.path, part.offset, part.nbytes)
 
     @property
     def where(self) -> str:
@@ -125,7 +125,8 @@ def read_index(file: FrameFile, envelope: FrameEnvelope, parent: FrameIndex | No
     """
     where, trailer = file.where, envelope.trailer
     raw = decompress_document(envelope.document, trailer.raw_nbytes, where, INDEX_DICTIONARY)
-    return parse_index(raw, parent, trailer.offset, envelope.small, where)
+    several = envelope.header.n_parts > 1
+    return parse_index(raw, parent, trailer.offset, envelope.small, where, several=several)
 
 
 class FrameReader:
@@ -137,25 +138,55 @@ class FrameReader:
         Where the archive lies.
     info
         The frame, as the archive lists it.
-    index
-        Its resolved index.
+    indices
+        The resolved index of each of its parts, by number.
+
+    Raises
+    ------
+    DamagedError
+        Its parts contradict each other.
     """
 
-    def __init__(self, storage: Storage, info: FrameInfo, index: FrameIndex) -> None:
+    def __init__(self, storage: Storage, info: FrameInfo, indices: Mapping[int, FrameIndex]) -> None:
         self.info = info
-        self.entries: tuple[BlockEntry, ...] = block_entries(index)
-        self._file = FrameFile.of(storage, info)
-        self._ahead = (-LARGE_ALIGNMENT, b"")
-        self._small = index.small
-        self._small_at = min((e.offset for e in self.entries if e.crc is None), default=0)
-        self._meta = index.meta
-        self._by_key = {(entry.key, entry.attachment): entry for entry in self.entries}
         self._where = f"{storage.name}, frame {info.path} (step {info.step})"
+        self._parts = {
+            part.number: _PartReader(storage, part, indices[part.number], info.step) for part in info.files
+        }
+        self.entries: tuple[BlockEntry, ...] = _united(self._parts, self._where)
+        self._by_key = {(entry.key, entry.attachment): entry for entry in self.entries}
+        if len(self._by_key) != len(self.entries):
+            raise damaged("two parts of the frame hold the same block", self._where)
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What the writer committed with the frame, a fresh copy; sequences are lists."""
-        return {key: unpack_value(value, self._where, lists=True) for key, value in self._meta.items()}
+        """What the writer committed with the frame, a fresh copy; sequences are lists.
+
+        Of several parts, what they have in common.
+        """
+        apart = self.apart
+        return {key: value for key, value in self.meta_of(min(self._parts)).items() if key not in apart}
+
+    @property
+    def apart(self) -> frozenset[str]:
+        """The keys of meta by which some parts of the frame differ; none where it has one."""
+        return frozenset().union(*map(self.own_meta_of, self._parts))
+
+    def meta_of(self, part: int) -> dict[str, Any]:
+        """Return what the writer committed with a part, a fresh copy."""
+        meta = self._parts[part].index.meta
+        return {key: unpack_value(value, self._where, lists=True) for key, value in meta.items()}
+
+    def own_meta_of(self, part: int) -> frozenset[str]:
+        """Return the keys of meta by which a part differs from the first."""
+        first, own = self._parts[min(self._parts)].index.meta, self._parts[part].index.meta
+        return frozenset(key for key in first.keys() | own.keys() if first.get(key) != own.get(key))
+
+    def place_of(self, entry: BlockEntry) -> int:
+        """Return which of the frame's tensors a tensor is."""
+        part = self._parts[entry.part]
+        at = part.index.tensors.keys.index(entry.key)
+        return at if part.index.places is None else part.index.places[at]
 
     @property
     def overhead_nbytes(self) -> int:
@@ -164,12 +195,8 @@ class FrameReader:
 
     def stray_padding(self) -> Iterator[str]:
         """Yield what has bytes other than zero before it, where there should be padding."""
-        end = FRAME_HEADER_NBYTES
-        for entry in self.entries:
-            if entry.crc is not None:
-                if any(self._file.read(end, entry.offset - end)):
-                    yield f"block '{entry.key}'"
-                end = entry.offset + entry.nbytes
+        for part in self._parts.values():
+            yield from part.stray_padding()
 
     def entry(self, key: str, attachment: bool = False) -> BlockEntry:
         """Return the entry of a tensor, or of an attachment.
@@ -198,6 +225,51 @@ class FrameReader:
         MissingFrameError
             The frame was removed since.
         """
+        return self._parts[entry.part].read(entry)
+
+
+def _united(parts: Mapping[int, _PartReader], where: str) -> tuple[BlockEntry, ...]:
+    """Return the blocks of all the parts that are there: the tensors by their places, then attachments."""
+    if len(parts) == 1:
+        return next(iter(parts.values())).entries
+    tensors: dict[int, BlockEntry] = {}
+    for part in parts.values():
+        own = [entry for entry in part.entries if not entry.attachment]
+        tensors.update(zip(part.index.places or (), own, strict=True))
+    if sum(len(part.index.tensors.keys) for part in parts.values()) != len(tensors):
+        raise damaged("two parts of the frame hold a tensor in the same place", where)
+    if max(tensors, default=-1) >= len(tensors):
+        raise damaged("no part of the frame holds the tensor of some place", where)
+    if any(part.index.attachments.keys for number, part in parts.items() if number):
+        raise damaged("a part that is not the first holds attachments", where)
+    attached = (entry for part in parts.values() for entry in part.entries if entry.attachment)
+    return (*(tensors[place] for place in sorted(tensors)), *attached)
+
+
+class _PartReader:
+    """The blocks of one file: a frame, or a part of one."""
+
+    def __init__(self, storage: Storage, part: FramePart, index: FrameIndex, step: int) -> None:
+        self.index = index
+        self.entries: tuple[BlockEntry, ...] = block_entries(index, part.number)
+        self._part = part
+        self._file = FrameFile.of(storage, part)
+        self._ahead = (-LARGE_ALIGNMENT, b"")
+        self._small = index.small
+        self._small_at = min((e.offset for e in self.entries if e.crc is None), default=0)
+        self._where = f"{storage.name}, frame {part.path} (step {step})"
+
+    def stray_padding(self) -> Iterator[str]:
+        """Yield what has bytes other than zero before it, where there should be padding."""
+        end = FRAME_HEADER_NBYTES
+        for entry in self.entries:
+            if entry.crc is not None:
+                if any(self._file.read(end, entry.offset - end)):
+                    yield f"block '{entry.key}'"
+                end = entry.offset + entry.nbytes
+
+    def read(self, entry: BlockEntry) -> bytes:
+        """Return the payload of a block."""
         if entry.crc is None:
             begin = entry.offset - self._small_at
             return self._small[begin : begin + entry.nbytes]
@@ -214,10 +286,10 @@ class FrameReader:
     def _fetched(self, entry: BlockEntry, *, ahead: bool) -> bytes:
         """Read a block, and where blocks are read in their order what lies behind it, too."""
         if ahead and entry.nbytes < _AHEAD_NBYTES:
-            nbytes = min(_AHEAD_NBYTES, self.info.nbytes - entry.offset)
+            nbytes = min(_AHEAD_NBYTES, self._part.nbytes - entry.offset)
             with contextlib.suppress(OSError):  # of what is behind the block, perhaps
-                begin = (self.info.offset or 0) + entry.offset
-                content = self._file.storage.read(self.info.path, begin, nbytes)
+                begin = (self._part.offset or 0) + entry.offset
+                content = self._file.storage.read(self._part.path, begin, nbytes)
                 if len(content) >= entry.nbytes:
                     return content
         return self._file.read(entry.offset, entry.nbytes)

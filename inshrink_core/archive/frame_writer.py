@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, Self
 
 from inshrink_core.archive.document import compress_document, pack_value
 from inshrink_core.archive.index import (
@@ -23,10 +23,41 @@ from inshrink_core.archive.layout import (
     Trailer,
     align,
     crc32c,
+    joined,
 )
-from inshrink_core.archive.storage import Creation, storage_errors
+from inshrink_core.archive.storage import Creation, Storage, storage_errors
 from inshrink_core.errors import InputError
 from inshrink_core.frame import FrameInfo
+
+
+class FrameSink(Protocol):
+    """A frame that is being written, in one part or in several."""
+
+    def add(
+        self,
+        key: str,
+        codec: str,
+        payload: bytes | bytearray | memoryview,
+        *,
+        attributes: tuple[Any, ...] = (),
+        attachment: bool = False,
+        place: int | None = None,
+    ) -> None:
+        """Append a block (`FrameWriter.add`)."""
+
+    def commit(self, meta: Mapping[str, Any]) -> FrameInfo:
+        """Make the frame durable and list it (`FrameWriter.commit`)."""
+        ...
+
+    def abort(self) -> None:
+        """Drop the frame; harmless after `commit`."""
+
+    def __enter__(self) -> Self:
+        """Abort at the end of the block unless it was committed."""
+        ...
+
+    def __exit__(self, *error: object) -> None:
+        """Abort unless it was committed."""
 
 
 class FrameWriter:
@@ -62,7 +93,7 @@ class FrameWriter:
     ) -> None:
         self._file = file
         self._header, self._parent, self._publish, self._release = header, parent, publish, release
-        self._where = f"{where}, frame of step {header.step}"
+        self.where = f"{where}, frame of step {header.step}"
         self._seen: set[tuple[str, bool]] = set()
         self._columns: tuple[list[Any], list[Any]] = ([], [])
         self._runs = [0]
@@ -70,6 +101,7 @@ class FrameWriter:
         self._back: list[int] = []
         self._crcs: list[int] = []
         self._small = SmallBlocks()
+        self._places: list[int] = []
         self._digest = hashlib.sha256()
         self._offset = 0
         self._open = True
@@ -83,6 +115,7 @@ class FrameWriter:
         *,
         attributes: tuple[Any, ...] = (),
         attachment: bool = False,
+        place: int | None = None,
     ) -> None:
         """Append a block; its bytes go to the file before this returns, but those of a small one.
 
@@ -98,6 +131,9 @@ class FrameWriter:
             At most 16 msgpack values; sequences inside come back as tuples.
         attachment
             True for opaque bytes of the rest, False for a tensor.
+        place
+            Of a tensor in a part: which of the frame's tensors it is, each above the one before; by default
+            the next.
 
         Raises
         ------
@@ -108,16 +144,16 @@ class FrameWriter:
         """
         self._require_open()
         if (key, attachment) in self._seen:
-            raise InputError(f"block '{key}' was added twice", where=self._where)
+            raise InputError(f"block '{key}' was added twice", where=self.where)
         if len(attributes) > MAX_ATTRIBUTES:
             raise InputError(
                 f"block '{key}' has too many attributes",
-                where=self._where,
+                where=self.where,
                 expected=f"at most {MAX_ATTRIBUTES}",
                 found=f"{len(attributes)}",
             )
         if not (isinstance(key, str) and isinstance(codec, str)):
-            raise InputError("key and codec of a block are text", where=self._where)
+            raise InputError("key and codec of a block are text", where=self.where)
         pack_value([key, codec, attributes])
         content = _as_bytes(payload)
         back = self._small.add(len(self._nbytes), content)
@@ -130,6 +166,9 @@ class FrameWriter:
             self._runs.append(0)
         self._runs[-1] += 1
         self._seen.add((key, attachment))
+        if not attachment:
+            following = self._places[-1] + 1 if self._places else 0
+            self._places.append(following if place is None else place)
         self._columns[attachment].append((key, codec, attributes))
         self._nbytes.append(len(content))
         self._back.append(back or 0)
@@ -154,7 +193,7 @@ class FrameWriter:
         """
         self._require_open()
         if not all(isinstance(key, str) for key in meta):
-            raise InputError("meta has text keys only", where=self._where)
+            raise InputError("meta has text keys only", where=self.where)
         index = FrameIndex(
             _columns(self._columns[0]),
             _columns(self._columns[1]),
@@ -163,6 +202,7 @@ class FrameWriter:
             tuple(self._crcs),
             {key: pack_value(value) for key, value in meta.items()},
             tuple(self._back),
+            places=tuple(self._places) if self._header.n_parts > 1 else None,
         )
         raw = pack_index(index, self._parent)
         info = self._finish(compress_document(raw, INDEX_DICTIONARY), len(raw))
@@ -176,6 +216,11 @@ class FrameWriter:
         if self._open:
             self._close()
             self._file.abort()
+
+    def drop(self) -> None:
+        """Drop the frame, and what was not published of it, too."""
+        self.abort()
+        self._file.abort()
 
     def __enter__(self) -> Self:
         return self
@@ -202,7 +247,7 @@ class FrameWriter:
     def _aborting(self, what: str) -> Iterator[None]:
         """Leave nothing of the frame where something fails."""
         try:
-            with storage_errors(what, self._where):
+            with storage_errors(what, self.where):
                 yield
         except BaseException:
             self.abort()
@@ -210,11 +255,144 @@ class FrameWriter:
 
     def _require_open(self) -> None:
         if not self._open:
-            raise InputError("the frame was committed or aborted already", where=self._where)
+            raise InputError("the frame was committed or aborted already", where=self.where)
 
     def _close(self) -> None:
         self._open = False
         self._release()
+
+
+class PartedFrameWriter:
+    """A frame in several parts that one writer writes; has the methods of `FrameWriter`.
+
+    Parameters
+    ----------
+    parts
+        Each writes one part, and publishes nothing.
+    publish
+        Called with the frame once all parts are written.
+    release
+        Called once the frame is committed or aborted.
+    route
+        Returns the part of a tensor by its key.
+    apart
+        By part, what its meta says beside the frame's.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[FrameWriter],
+        publish: Callable[[FrameInfo], None],
+        release: Callable[[], None],
+        route: Callable[[str], int],
+        apart: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self._parts, self._publish, self._release = parts, publish, release
+        self._route, self._apart = route, apart or ({},) * len(parts)
+        self._where = parts[0].where
+        self._next = 0
+        self._open = True
+
+    def add(
+        self,
+        key: str,
+        codec: str,
+        payload: bytes | bytearray | memoryview,
+        *,
+        attributes: tuple[Any, ...] = (),
+        attachment: bool = False,
+        place: int | None = None,
+    ) -> None:
+        """Append a block to its part (`FrameWriter.add`)."""
+        place = self._next if place is None else place
+        with self._aborting():
+            part = self._parts[0 if attachment else self._route(key)]
+            part.add(key, codec, payload, attributes=attributes, attachment=attachment, place=place)
+            if not attachment:
+                self._next = place + 1
+
+    def commit(self, meta: Mapping[str, Any]) -> FrameInfo:
+        """Write every part, make all of them durable, and list the frame (`FrameWriter.commit`)."""
+        with self._aborting():
+            rows = [part.commit({**meta, **own}) for part, own in zip(self._parts, self._apart, strict=True)]
+            info = joined(rows)
+            with storage_errors("the frame cannot be committed", self._where):
+                self._publish(info)
+        self._close()
+        return info
+
+    def abort(self) -> None:
+        """Drop the frame; harmless after `commit`."""
+        if self._open:
+            self._close()
+            with contextlib.ExitStack() as stack:
+                for part in self._parts:
+                    stack.callback(part.drop)
+
+    def _close(self) -> None:
+        self._open = False
+        self._release()
+
+    @contextlib.contextmanager
+    def _aborting(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.abort()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.abort()
+
+
+def begin_parts(
+    storage: Storage,
+    header: FrameHeader,
+    n_parts: int,
+    parents: Mapping[int, FrameIndex],
+    publish: Callable[[Sequence[Creation], FrameInfo], None],
+    release: Callable[[], None],
+    route: Callable[[str], int],
+    apart: Sequence[Mapping[str, Any]] = (),
+) -> PartedFrameWriter:
+    """Begin the files of a frame in parts.
+
+    Parameters
+    ----------
+    storage, header
+        Where it lies, and what it is; of its parts, all but which one.
+    n_parts, route, apart
+        How many parts it has, and as of `PartedFrameWriter`.
+    parents
+        What each part inherits from, by number; nothing in a keyframe.
+    publish
+        Called with the files and the frame, when all of it is written.
+    release
+        Called once the frame is committed or aborted.
+    """
+    files: list[Creation] = []
+    parts: list[FrameWriter] = []
+    with contextlib.ExitStack() as stack:
+        for number in range(n_parts):
+            own = header._replace(part=number, n_parts=n_parts)
+            with storage_errors("the frame cannot be written", storage.name):
+                files.append(stack.enter_context(storage.create(own.path)))
+            parts.append(
+                FrameWriter(files[-1], storage.name, own, parents.get(number), _nothing, _nothing_done)
+            )
+        stack.pop_all()
+    return PartedFrameWriter(parts, lambda info: publish(files, info), release, route, apart)
+
+
+def _nothing(info: FrameInfo) -> None:
+    """Publish nothing: the parts are published together."""
+
+
+def _nothing_done() -> None:
+    """Release nothing."""
 
 
 def _as_bytes(payload: bytes | bytearray | memoryview) -> bytes | memoryview:

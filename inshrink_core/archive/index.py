@@ -9,6 +9,7 @@ with it; of those with the same bytes, as counters of steps are, only the first 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -25,6 +26,7 @@ from inshrink_core.archive.layout import (
 from inshrink_core.frame import BlockEntry
 
 _N_FIELDS: Final = 7
+"""Of the index of a frame; that of a part has one more."""
 
 MAX_ATTRIBUTES: Final = 16
 """Attributes of one block; a small number keeps reading linear in the size of the index."""
@@ -68,7 +70,7 @@ class FrameIndex(NamedTuple):
     `runs` counts blocks in their order: tensors, attachments, tensors, and so on. `nbytes` is in that order
     too, as is `back`: 0, or how many places before a block the small block is that has the same bytes. `crcs`
     are of all but the small blocks. `meta` maps a key to the canonical msgpack bytes of its value. `small`
-    holds the small blocks.
+    holds the small blocks. `places` is of a part: which of the frame's tensors its own are.
     """
 
     tensors: BlockColumns
@@ -79,6 +81,7 @@ class FrameIndex(NamedTuple):
     meta: Mapping[str, bytes]
     back: tuple[int, ...] = ()
     small: bytes = b""
+    places: tuple[int, ...] | None = None
 
 
 def _pack_codecs(codecs: tuple[str, ...]) -> list[Any]:
@@ -153,6 +156,7 @@ def pack_index(index: FrameIndex, parent: FrameIndex | None) -> bytes:
         That of the parent; None in a keyframe, which inherits nothing.
     """
     inherited: Mapping[str, bytes] = {} if parent is None else parent.meta
+    places = None if parent is not None and parent.places == index.places else index.places
     return pack_value(
         [
             _pack_columns(index.tensors, None if parent is None else parent.tensors),
@@ -165,6 +169,7 @@ def pack_index(index: FrameIndex, parent: FrameIndex | None) -> bytes:
             struct.pack(f"<{len(index.crcs)}I", *index.crcs),
             {key: value for key, value in index.meta.items() if inherited.get(key) != value},
             sorted(inherited.keys() - index.meta.keys()),
+            *([] if index.places is None else [places]),
         ]
     )
 
@@ -236,7 +241,9 @@ def _parse_meta(changed: Any, removed: Any, parent: FrameIndex | None) -> dict[s
     return meta
 
 
-def parse_index(raw: bytes, parent: FrameIndex | None, end: int, small: bytes, where: str) -> FrameIndex:
+def parse_index(
+    raw: bytes, parent: FrameIndex | None, end: int, small: bytes, where: str, *, several: bool = False
+) -> FrameIndex:
     """Read a document and resolve what it inherits.
 
     Parameters
@@ -251,6 +258,8 @@ def parse_index(raw: bytes, parent: FrameIndex | None, end: int, small: bytes, w
         The small blocks.
     where
         The frame, for messages.
+    several
+        Whether it is a part of a frame that has several.
 
     Raises
     ------
@@ -259,8 +268,8 @@ def parse_index(raw: bytes, parent: FrameIndex | None, end: int, small: bytes, w
     """
     document = unpack_value(raw, where, lists=False)
     try:
-        _require(type(document) is tuple and len(document) == _N_FIELDS, "number of fields")
-        tensors, attachments, runs, lengths, crcs, changed, removed = document
+        _require(type(document) is tuple and len(document) == _N_FIELDS + several, "number of fields")
+        tensors, attachments, runs, lengths, crcs, changed, removed, *places_field = document
         nbytes, back = _parse_lengths(_counts(lengths, "block lengths"))
         index = FrameIndex(
             _parse_columns(tensors, parent and parent.tensors),
@@ -271,7 +280,9 @@ def parse_index(raw: bytes, parent: FrameIndex | None, end: int, small: bytes, w
             _parse_meta(changed, removed, parent),
             back,
             small,
+            _parse_part(places_field[0], parent) if several else None,
         )
+        _require(not several or len(index.places or ()) == len(index.tensors.keys), "places of tensors")
         _require(sum(index.runs[0::2]) == len(index.tensors.keys), "runs of tensors")
         _require(sum(index.runs[1::2]) == len(index.attachments.keys), "runs of attachments")
         _require(len(index.nbytes) == sum(index.runs), "number of blocks")
@@ -283,6 +294,14 @@ def parse_index(raw: bytes, parent: FrameIndex | None, end: int, small: bytes, w
     except _MalformedError as error:
         raise damaged(f"the frame's index is malformed: {error}", where) from error
     return index
+
+
+def _parse_part(value: Any, parent: FrameIndex | None) -> tuple[int, ...]:
+    """Return which of the frame's tensors those of a part are: ascending, as they stand in it."""
+    places = parent.places if value is None and parent is not None else value
+    found = _counts(places, "places of tensors")
+    _require(all(one < other for one, other in itertools.pairwise(found)), "places of tensors")
+    return found
 
 
 def _parse_lengths(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -336,8 +355,8 @@ def _parse_crcs(value: Any) -> tuple[int, ...]:
     return struct.unpack(f"<{len(value) // 4}I", value)
 
 
-def block_entries(index: FrameIndex) -> tuple[BlockEntry, ...]:
-    """Return the blocks in their order, offsets worked out. O(blocks)."""
+def block_entries(index: FrameIndex, part: int = 0) -> tuple[BlockEntry, ...]:
+    """Return the blocks of a frame, or of one of its parts, in their order, offsets worked out. O(blocks)."""
     sorts = (zip(*index.tensors, strict=True), zip(*index.attachments, strict=True))
     places = _places(index)
     end, crcs = _end_of_large(places), iter(index.crcs)
@@ -355,6 +374,7 @@ def block_entries(index: FrameIndex) -> tuple[BlockEntry, ...]:
                 nbytes=place.nbytes,
                 crc=None if place.small else next(crcs),
                 shared=place.shared,
+                part=part,
             )
         )
     return tuple(entries)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import google_crc32c
 
 from inshrink_core.errors import DamagedError, IncompatibleError
-from inshrink_core.frame import FrameInfo, FrameKind
+from inshrink_core.frame import FrameInfo, FrameKind, FramePart
 
 FORMAT_VERSION: Final = 1
 """Version of frames, manifests and packed archives."""
@@ -23,7 +25,10 @@ _EXTERNAL: Final = 1
 """Flag of a frame."""
 
 _SEGMENTS, _PARTS = 1, 2
-"""Flags of a manifest; that of parts is reserved."""
+"""Flags of a manifest."""
+
+MAX_PARTS: Final = 1 << 16
+"""Of a frame: what the header's field can count."""
 
 FRAME_MAGIC: Final = b"INSHRNKF"
 MANIFEST_MAGIC: Final = b"INSHRNKM"
@@ -71,7 +76,7 @@ MAX_SEGMENT_NBYTES: Final = 1 << 22
 """Largest segment: read whole where no manifest says what is in it, and written anew where a frame goes."""
 
 FRAME_FOLDER: Final = "frames"
-_FRAME_NAME: Final = re.compile(r"(([0-9]{8,19})-(0|[1-9][0-9]{0,18}))(\.[0-9]{5})?\.frame", re.ASCII)
+_FRAME_NAME: Final = re.compile(r"(([0-9]{8,19})-(0|[1-9][0-9]{0,18}))(?:\.([0-9]{5}))?\.frame", re.ASCII)
 
 _SEGMENT_NAME: Final = re.compile(r"([0-9]{8,19})\.segment", re.ASCII)
 
@@ -136,13 +141,24 @@ def frame_path(generation: int, step: int) -> str:
     return f"{FRAME_FOLDER}/{generation:08d}-{step}.frame"
 
 
+def part_path(generation: int, step: int, part: int) -> str:
+    """Return the path of a part of a frame that has several.
+
+    Examples
+    --------
+    >>> part_path(3, 400, 2)
+    'frames/00000003-400.00002.frame'
+    """
+    return f"{FRAME_FOLDER}/{generation:08d}-{step}.{part:05d}.frame"
+
+
 def parse_frame_name(name: str) -> tuple[int, int] | None:
     """Return (generation, step) of the name of a frame file or of one of its parts, None for another name."""
     match = _FRAME_NAME.fullmatch(name)
     if match is None:
         return None
     generation, step = int(match[2]), int(match[3])
-    if not (1 <= generation <= MAX_GENERATION and step <= MAX_STEP):
+    if not (1 <= generation <= MAX_GENERATION and step <= MAX_STEP and int(match[4] or 0) < MAX_PARTS):
         return None
     return (generation, step) if match[1] == f"{generation:08d}-{step}" else None
 
@@ -221,7 +237,7 @@ def check_version(version: int, where: str, made: str = "written") -> None:
 class FrameHeader(NamedTuple):
     """The first bytes of a frame file: what the frame is, without its blocks.
 
-    `external` says that decoding it needs what the archive does not hold.
+    `external` says that decoding it needs what the archive does not hold. `part` counts from 0 to `n_parts`.
     """
 
     archive_id: bytes
@@ -232,6 +248,15 @@ class FrameHeader(NamedTuple):
     branch: int
     generation: int
     external: bool = False
+    part: int = 0
+    n_parts: int = 1
+
+    @property
+    def path(self) -> str:
+        """The path of the file, where it is one of its own."""
+        if self.n_parts == 1:
+            return frame_path(self.generation, self.step)
+        return part_path(self.generation, self.step, self.part)
 
     def pack(self) -> bytes:
         """Return the 88 bytes."""
@@ -246,8 +271,8 @@ class FrameHeader(NamedTuple):
             self.parent_id or NO_ID,
             self.step,
             self.generation,
-            0,
-            0,
+            self.part,
+            self.n_parts - 1,
         )
         return sealed(fields)
 
@@ -260,7 +285,7 @@ class FrameHeader(NamedTuple):
         DamagedError
             Too short, not a frame, a wrong checksum or a field out of range.
         IncompatibleError
-            A newer version, or a part of a frame.
+            A newer version.
         """
         if len(data) < FRAME_HEADER_NBYTES:
             raise damaged(
@@ -289,12 +314,25 @@ class FrameHeader(NamedTuple):
         )
         if not sound:
             raise damaged("a field of the frame's header is out of range", where)
-        if last:
-            raise newer(where, "a frame of one part", f"part {part + 1} of {last + 1}")
-        return cls(archive_id, frame_id, parent, step, _KINDS[kind], branch, generation, bool(flags))
+        return cls(
+            archive_id,
+            frame_id,
+            parent,
+            step,
+            _KINDS[kind],
+            branch,
+            generation,
+            bool(flags),
+            part,
+            last + 1,
+        )
 
     def info(self, nbytes: int, digest: bytes = b"") -> FrameInfo:
-        """Return the frame as the archive lists it; an empty digest is one that is not known."""
+        """Return the frame as the archive lists it, of several parts this one alone.
+
+        An empty digest is one that is not known.
+        """
+        several = self.n_parts > 1
         return FrameInfo(
             frame_id=self.frame_id,
             parent_id=self.parent_id,
@@ -304,8 +342,26 @@ class FrameHeader(NamedTuple):
             generation=self.generation,
             nbytes=nbytes,
             digest=digest,
-            path=frame_path(self.generation, self.step),
+            path=self.path,
+            n_parts=self.n_parts,
+            parts=(FramePart(self.part, self.path, nbytes, digest),) if several else (),
         )
+
+
+def joined(parts: Iterable[FrameInfo]) -> FrameInfo:
+    """Return the frame that some parts make up, by their numbers; of one part the frame itself."""
+    rows = sorted(parts, key=lambda row: row.files[0].number)
+    files = tuple(file for row in rows for file in row.parts)
+    if not files:
+        return rows[0]
+    digests = [file.digest for file in files]
+    return replace(
+        rows[0],
+        nbytes=sum(file.nbytes for file in files),
+        digest=hashlib.sha256(b"".join(digests)).digest() if all(digests) else b"",
+        path=files[0].path,
+        parts=files,
+    )
 
 
 class FileKind(NamedTuple):
@@ -395,13 +451,14 @@ class ManifestHeader(NamedTuple):
     payload_nbytes: int
     payload_raw_nbytes: int
     has_segments: bool = False
+    has_parts: bool = False
 
     def pack(self, payload: bytes) -> bytes:
         """Return the 40 bytes; the checksum covers these fields and the payload."""
         fields = _MANIFEST_FIELDS.pack(
             MANIFEST_MAGIC,
             FORMAT_VERSION,
-            _SEGMENTS if self.has_segments else 0,
+            self.has_segments * _SEGMENTS + self.has_parts * _PARTS,
             self.payload_nbytes,
             self.payload_raw_nbytes,
             self.archive_id,
@@ -417,7 +474,7 @@ class ManifestHeader(NamedTuple):
         DamagedError
             Too short, not a manifest, a wrong checksum or a length that does not fit the file.
         IncompatibleError
-            A newer version, or frames in parts.
+            A newer version.
         """
         if len(data) < MANIFEST_HEADER_NBYTES or data[:8] != MANIFEST_MAGIC:
             raise DamagedError("this is not a manifest", where=where, remedy=REBUILD_REMEDY)
@@ -432,6 +489,4 @@ class ManifestHeader(NamedTuple):
             raise DamagedError(
                 "a field of the manifest's header is out of range", where=where, remedy=REBUILD_REMEDY
             )
-        if flags & _PARTS:
-            raise newer(where, "frames of one part", "frames of several")
-        return cls(archive_id, nbytes, raw_nbytes, bool(flags & _SEGMENTS))
+        return cls(archive_id, nbytes, raw_nbytes, bool(flags & _SEGMENTS), bool(flags & _PARTS))

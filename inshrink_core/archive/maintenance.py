@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Self
 
 from inshrink_core.archive.digest import frame_chunks
-from inshrink_core.archive.frame_writer import FrameWriter
+from inshrink_core.archive.frame_writer import FrameSink, FrameWriter, begin_parts
 from inshrink_core.archive.index import BlockColumns, FrameIndex
-from inshrink_core.archive.layout import FRAME_FOLDER, FrameHeader, frame_path
+from inshrink_core.archive.layout import FRAME_FOLDER, FrameHeader, frame_path, joined
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import PackedFile, align_file, pack_directory, pack_header
 from inshrink_core.archive.reader import ArchiveReader
-from inshrink_core.archive.segment import MAX_SMALL_FILES, discard, parts, placed
+from inshrink_core.archive.segment import MAX_SMALL_FILES, batches, discard, placed
 from inshrink_core.archive.storage import Creation, Storage, found_at, object_at, storage_at, storage_errors
 from inshrink_core.archive.writer import ArchiveWriter
 from inshrink_core.errors import DamagedError, ExistsError, InputError, InshrinkError, NotFoundError
-from inshrink_core.frame import FrameInfo, FrameKind
+from inshrink_core.frame import FrameInfo, FrameKind, FramePart
 
 
 def rebuild_manifest(path: str | os.PathLike[str]) -> None:
@@ -102,7 +102,7 @@ class Rewrite:
         self._old = {frame.frame_id: frame for frame in sorted(frames, key=lambda frame: frame.generation)}
         self._new: dict[bytes, FrameInfo] = {}
         self._made: tuple[FrameInfo, ...] = ()
-        self._open: FrameWriter | None = None
+        self._open: FrameSink | None = None
         self._switched = False
         writer.flush()
         first = writer.manifest.next_generation
@@ -118,7 +118,7 @@ class Rewrite:
 
     def begin(
         self, frame_id: bytes, *, kind: FrameKind, parent_id: bytes | None, external: bool = False
-    ) -> FrameWriter:
+    ) -> FrameSink:
         """Start the new version of a frame.
 
         Parameters
@@ -146,22 +146,53 @@ class Rewrite:
         header = FrameHeader(
             archive_id, frame_id, parent_id, old.step, kind, old.branch, generation, external
         )
-        parent = None
+        parents: dict[int, FrameIndex] = {}
         if kind is FrameKind.DELTA and parent_id is not None:
-            parent = _inheriting_nothing(self._writer.reader.resolved_index(parent_id).meta)
+            inherited = self._writer.reader.inherited(parent_id, old.n_parts)
+            parents = {number: _inheriting_nothing(index.meta) for number, index in inherited.items()}
+        if old.n_parts > 1:
+            self._open = self._begun_in_parts(old, header, parents)
+            return self._open
         with storage_errors(_FAILED, self._where):
-            file = self._storage.create(frame_path(generation, old.step))
+            file = self._storage.create(header.path)
         self._open = FrameWriter(
-            file, self._where, header, parent, lambda info: self._publish(file, info), self._release
+            file,
+            self._where,
+            header,
+            parents.get(0),
+            lambda info: self._publish([file], info),
+            self._release,
         )
         return self._open
+
+    def _begun_in_parts(
+        self, old: FrameInfo, header: FrameHeader, parents: Mapping[int, FrameIndex]
+    ) -> FrameSink:
+        """Start a frame whose parts have the tensors that they had."""
+        before = self._writer.reader.frame(old.frame_id)
+        parts = {entry.key: entry.part for entry in before.entries if not entry.attachment}
+        apart = [
+            {key: value for key, value in before.meta_of(number).items() if key in before.apart}
+            for number in range(old.n_parts)
+        ]
+        return begin_parts(
+            self._storage,
+            header,
+            old.n_parts,
+            parents,
+            self._publish,
+            self._release,
+            lambda key: parts.get(key, 0),
+            apart,
+        )
 
     def _release(self) -> None:
         self._open = None
 
-    def _publish(self, file: Creation, info: FrameInfo) -> None:
+    def _publish(self, files: Sequence[Creation], info: FrameInfo) -> None:
         """Give a frame its name: it is not live, as its generation is buried."""
-        file.commit()
+        for file in files:
+            file.commit()
         self._new[info.frame_id] = info
 
     def switch(self, gone: Iterable[FrameInfo] = ()) -> None:
@@ -213,10 +244,11 @@ class Rewrite:
             catalog = self._writer.reader.catalog
             if catalog.manifest_problem is not None:
                 return
-            listed = {frame.path for frame in catalog.manifest.frames}
+            listed = {path for frame in catalog.manifest.frames for path in frame.paths}
             # Children first: a file that is left by a crash still has its reference.
             newest_first = sorted(frames, key=lambda frame: -frame.generation)
-            discard(self._storage, [frame.path for frame in newest_first if frame.path not in listed])
+            paths = [path for frame in newest_first for path in frame.paths if path not in listed]
+            discard(self._storage, paths)
             self._writer.reader.refresh()
 
     def __enter__(self) -> Self:
@@ -232,7 +264,7 @@ class Rewrite:
 def _inheriting_nothing(meta: Mapping[str, bytes]) -> FrameIndex:
     """Return an index that no frame shares a column with; the parent's meta is told by difference."""
     columns = BlockColumns((_NEVER,), (_NEVER,), ((_NEVER,),))
-    return FrameIndex(columns, columns, (), (), (), meta)
+    return FrameIndex(columns, columns, (), (), (), meta, places=(-1,))
 
 
 def _require_references(frames: Iterable[FrameInfo], where: str) -> None:
@@ -327,11 +359,14 @@ def _write(reader: ArchiveReader, file: Creation, done: FrameDone | None) -> int
     file.write(header)
     end = len(header)
     for frame in reader.frames:
-        begin = align_file(end)
-        file.write(bytes(begin - end))
-        files.append(PackedFile(frame_path(frame.generation, frame.step), begin, frame.nbytes))
-        frames.append(_copy(reader, frame, file, tell))
-        end = begin + frame.nbytes
+        parts: list[FrameInfo] = []
+        for part in frame.files:
+            begin = align_file(end)
+            file.write(bytes(begin - end))
+            parts.append(_copy(reader, frame, part, file, tell))
+            files.append(PackedFile(parts[-1].path, begin, part.nbytes))
+            end = begin + part.nbytes
+        frames.append(joined(parts))
     old = reader.catalog.manifest
     manifest = Manifest(
         archive_id=old.archive_id, frames=tuple(frames), next_generation=reader.catalog.next_generation
@@ -357,24 +392,30 @@ def _teller(reader: ArchiveReader, done: FrameDone | None) -> Callable[[int, int
 
 
 def _copy(
-    reader: ArchiveReader, frame: FrameInfo, file: Creation, tell: Callable[[int, int], None]
+    reader: ArchiveReader,
+    frame: FrameInfo,
+    part: FramePart,
+    file: Creation,
+    tell: Callable[[int, int], None],
 ) -> FrameInfo:
-    """Copy a frame and return it with its digest; of one that the manifest does not list none is known."""
+    """Copy a file of a frame and return it with its digest; of one that is not listed none is known."""
     digest, nbytes = hashlib.sha256(), 0
-    for chunk in frame_chunks(reader.storage, frame, frame.nbytes):
+    for chunk in frame_chunks(reader.storage, part):
         file.write(chunk)
         digest.update(chunk)
         nbytes += len(chunk)
         tell(len(chunk), frame.step)
-    where = f"{reader.path}, {frame.path}"
-    if nbytes != frame.nbytes:
+    where = f"{reader.path}, {part.path}"
+    if nbytes != part.nbytes:
         raise DamagedError(f"the frame of step {frame.step} ends early", where=where)
-    if frame.digest not in (b"", digest.digest()):
+    if part.digest not in (b"", digest.digest()):
         raise DamagedError(
             f"the frame of step {frame.step} is damaged: its SHA-256 is not the one in the manifest",
             where=where,
             remedy="`inshrink verify` says what is wrong; restore the frame from a backup",
         )
+    if frame.n_parts > 1:
+        return replace(frame, parts=(part._replace(digest=digest.digest()),), path=part.path)
     own = frame_path(frame.generation, frame.step)
     return replace(frame, digest=digest.digest(), path=own, offset=None)
 
@@ -418,11 +459,14 @@ def unpack_archive(
 def _write_folder(reader: ArchiveReader, storage: Storage, made: list[str], done: FrameDone | None) -> None:
     """Write the frames, then the manifest; say which files were made."""
     tell, frames = _teller(reader, done), []
-    written = parts(reader.frames) if len(reader.frames) > MAX_SMALL_FILES else zip(reader.frames)
-    for part in written:
-        lying = placed(part, part[-1].generation)
+    written = batches(reader.frames) if len(reader.frames) > MAX_SMALL_FILES else zip(reader.frames)
+    for batch in written:
+        lying = placed(batch, batch[-1].generation)
+        if batch[0].n_parts > 1:
+            frames.append(_write_parts(reader, batch[0], storage, made, tell))
+            continue
         with storage.create(lying[0].path) as file:
-            copied = [_copy(reader, frame, file, tell) for frame in part]
+            copied = [_copy(reader, frame, frame.files[0], file, tell) for frame in batch]
             file.commit()
         made.append(lying[0].path)
         frames += [replace(place, digest=copy.digest) for place, copy in zip(lying, copied, strict=True)]
@@ -432,3 +476,20 @@ def _write_folder(reader: ArchiveReader, storage: Storage, made: list[str], done
         reader.catalog.manifest, frames=tuple(frames), next_generation=reader.catalog.next_generation
     )
     storage.replace(MANIFEST_NAME, manifest.pack(), None)
+
+
+def _write_parts(
+    reader: ArchiveReader,
+    frame: FrameInfo,
+    storage: Storage,
+    made: list[str],
+    tell: Callable[[int, int], None],
+) -> FrameInfo:
+    """Write the parts of a frame, and return it with their digests."""
+    parts = []
+    for part in frame.files:
+        with storage.create(part.path) as file:
+            parts.append(_copy(reader, frame, part, file, tell))
+            file.commit()
+        made.append(part.path)
+    return joined(parts)

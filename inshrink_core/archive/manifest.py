@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from inshrink_core.archive.layout import (
     MANIFEST_HEADER_NBYTES,
     MAX_BRANCH,
     MAX_GENERATION,
+    MAX_PARTS,
     MAX_SEGMENT_NBYTES,
     MAX_STEP,
     NO_ID,
@@ -22,17 +23,19 @@ from inshrink_core.archive.layout import (
     derive_frame_id,
     file_number,
     frame_path,
+    joined,
+    part_path,
     segment_path,
 )
 from inshrink_core.errors import DamagedError
-from inshrink_core.frame import FrameInfo, FrameKind
+from inshrink_core.frame import FrameInfo, FrameKind, FramePart
 
 MANIFEST_NAME: Final = "inshrink-manifest"
 """A name no other tool uses, since its presence makes a folder an archive."""
 
 _DIGEST_NBYTES: Final = 32
 _N_FIELDS: Final = 10
-"""Fields of every manifest; where frames lie in segments, two more say where."""
+"""Fields of every manifest; two more say where frames lie in segments, and one how many parts each has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +97,21 @@ class Manifest:
             [int(frame.kind is FrameKind.DELTA) for frame in self.frames],
             [frame.branch for frame in self.frames],
             [frame.generation for frame in self.frames],
-            [frame.nbytes for frame in self.frames],
-            b"".join(frame.digest for frame in self.frames),
+            [file.nbytes for frame in self.frames for file in frame.files],
+            b"".join(file.digest for frame in self.frames for file in frame.files),
             self.tombstones,
             self.next_generation,
         ]
         has_segments = any(frame.offset is not None for frame in self.frames)
         if has_segments:
             columns += zip(*_places(self.frames), strict=True)
+        has_parts = any(frame.n_parts > 1 for frame in self.frames)
+        if has_parts:
+            columns.append([frame.n_parts for frame in self.frames])
         raw = pack_value(columns)
         payload = compress_document(raw)
-        return ManifestHeader(self.archive_id, len(payload), len(raw), has_segments).pack(payload) + payload
+        header = ManifestHeader(self.archive_id, len(payload), len(raw), has_segments, has_parts)
+        return header.pack(payload) + payload
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> Manifest:
@@ -115,13 +122,13 @@ class Manifest:
         DamagedError
             Not a manifest, or one that contradicts itself.
         IncompatibleError
-            A newer version, or frames in parts.
+            A newer version.
         """
         header = ManifestHeader.parse(data, where)
         raw = decompress_document(data[MANIFEST_HEADER_NBYTES:], header.payload_raw_nbytes, where)
         document = unpack_value(raw, where, lists=False)
         try:
-            return _parse_document(document, header.archive_id, header.has_segments)
+            return _parse_document(document, header)
         except (ValueError, TypeError) as error:
             raise DamagedError(
                 f"the manifest is malformed: {error}", where=where, remedy=REBUILD_REMEDY
@@ -129,14 +136,14 @@ class Manifest:
 
 
 def _places(frames: Iterable[FrameInfo]) -> Iterator[tuple[int, int]]:
-    """Yield the segment of each frame, 0 for none, and how far it begins behind the one before it there."""
+    """Yield the segment of each file, 0 for none, and how far it begins behind the one before it there."""
     ends: dict[str, int] = {}
-    for frame in frames:
-        if frame.offset is None:
+    for file in (file for frame in frames for file in frame.files):
+        if file.offset is None:
             yield 0, 0
         else:
-            yield file_number(frame.path), frame.offset - ends.get(frame.path, 0)
-            ends[frame.path] = frame.offset + frame.nbytes
+            yield file_number(file.path), file.offset - ends.get(file.path, 0)
+            ends[file.path] = file.offset + file.nbytes
 
 
 def _derive(archive_id: bytes, frame: FrameInfo) -> bytes:
@@ -158,8 +165,9 @@ def _is_id(value: Any) -> bool:
     return type(value) is bytes and len(value) == ID_NBYTES and value != NO_ID
 
 
-def _parse_document(document: Any, archive_id: bytes, has_segments: bool) -> Manifest:
-    if type(document) is not tuple or len(document) != _N_FIELDS + 2 * has_segments:
+def _parse_document(document: Any, header: ManifestHeader) -> Manifest:
+    n_fields = _N_FIELDS + 2 * header.has_segments + header.has_parts
+    if type(document) is not tuple or len(document) != n_fields:
         raise ValueError("number of fields")
     ids, parents, *columns, digests, tombstones, next_generation = document[:_N_FIELDS]
     steps = _integers(columns[0], 0, MAX_STEP, "steps")
@@ -173,47 +181,65 @@ def _parse_document(document: Any, archive_id: bytes, has_segments: bool) -> Man
     _ascending(tombstones, "tombstones")
     if type(ids) is not tuple or type(parents) is not tuple or type(digests) is not bytes:
         raise ValueError("columns")
-    if len({len(ids), len(parents), len(digests) // _DIGEST_NBYTES, *map(len, columns)}) != 1:
+    counts = _integers(document[-1], 1, MAX_PARTS, "parts") if header.has_parts else (1,) * len(sizes)
+    if len({len(ids), len(parents), len(counts), *map(len, columns[:4])}) != 1:
         raise ValueError("columns of unequal length")
-    if len(digests) % _DIGEST_NBYTES:
-        raise ValueError("digests")
+    if len(sizes) != sum(counts) or len(digests) != _DIGEST_NBYTES * len(sizes):
+        raise ValueError("sizes or digests")
     used = (*generations, *tombstones)
     if len(set(used)) != len(used) or max(used, default=0) >= next_generation:
         raise ValueError("a generation is used twice, or above the next")
-    places = list(_parse_places(document[_N_FIELDS:], sizes, generations, next_generation))
+    segments = document[_N_FIELDS : _N_FIELDS + 2] if header.has_segments else None
+    owners = [generation for generation, count in zip(generations, counts, strict=True) for _ in range(count)]
+    places = _parse_places(segments, sizes, owners, next_generation)
+    chunks = (digests[at : at + _DIGEST_NBYTES] for at in range(0, len(digests), _DIGEST_NBYTES))
+    files = zip(sizes, chunks, places, strict=True)
     frames: list[FrameInfo] = []
     for row, (frame_id, parent) in enumerate(zip(ids, parents, strict=True)):
         parent_id = frames[_row(parent, row)].frame_id if type(parent) is int else parent
-        identity = (archive_id, parent_id, steps[row], branches[row], generations[row])
+        identity = (header.archive_id, parent_id, steps[row], branches[row], generations[row])
         if not (parent_id is None or _is_id(parent_id)) or not (frame_id is None or _is_id(frame_id)):
             raise ValueError("frame ids")
-        frames.append(
-            FrameInfo(
-                frame_id=derive_frame_id(*identity) if frame_id is None else frame_id,
-                parent_id=parent_id,
-                step=steps[row],
-                kind=FrameKind.DELTA if kinds[row] else FrameKind.KEYFRAME,
-                branch=branches[row],
-                generation=generations[row],
-                nbytes=sizes[row],
-                digest=digests[row * _DIGEST_NBYTES : (row + 1) * _DIGEST_NBYTES],
-                path=places[row][0] or frame_path(generations[row], steps[row]),
-                offset=places[row][1],
-            )
+        nbytes, digest, (segment, offset) = next(files) if counts[row] == 1 else (0, b"", ("", None))
+        info = FrameInfo(
+            frame_id=derive_frame_id(*identity) if frame_id is None else frame_id,
+            parent_id=parent_id,
+            step=steps[row],
+            kind=FrameKind.DELTA if kinds[row] else FrameKind.KEYFRAME,
+            branch=branches[row],
+            generation=generations[row],
+            nbytes=nbytes,
+            digest=digest,
+            path=segment or frame_path(generations[row], steps[row]),
+            offset=offset,
+            n_parts=counts[row],
         )
+        if counts[row] > 1:
+            info = joined([replace(info, parts=_parse_parts(info, itertools.islice(files, counts[row])))])
+        frames.append(info)
     return Manifest(
-        archive_id=archive_id,
+        archive_id=header.archive_id,
         frames=tuple(frames),
         tombstones=tombstones,
         next_generation=next_generation,
     )
 
 
+def _parse_parts(info: FrameInfo, files: Iterable[Any]) -> tuple[FramePart, ...]:
+    """Return the parts of a frame, each a file of its own."""
+    parts = []
+    for number, (nbytes, digest, (segment, _)) in enumerate(files):
+        if segment:
+            raise ValueError("a part lies in a segment")
+        parts.append(FramePart(number, part_path(info.generation, info.step, number), nbytes, digest))
+    return tuple(parts)
+
+
 def _parse_places(
-    columns: Any, sizes: tuple[int, ...], generations: tuple[int, ...], next_generation: int
+    columns: Any, sizes: tuple[int, ...], generations: Sequence[int], next_generation: int
 ) -> Iterator[tuple[str, int | None]]:
-    """Yield the segment of each frame and where it begins there; "" and None for a file of its own."""
-    if not columns:
+    """Yield the segment of each file and where it begins there; "" and None for a file of its own."""
+    if columns is None:
         yield from itertools.repeat(("", None), len(sizes))
         return
     segments = _integers(columns[0], 0, MAX_GENERATION, "segments")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog
+from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog, parts_in_words
 from inshrink_core.archive.frame_reader import FrameFile, FrameReader, read_envelope, read_index
 from inshrink_core.archive.index import FrameIndex
 from inshrink_core.archive.packed import PackedStorage, is_packed
@@ -21,7 +21,7 @@ from inshrink_core.archive.storage import (
     storage_error,
 )
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
-from inshrink_core.frame import FrameInfo, FrameKind
+from inshrink_core.frame import FrameInfo, FrameKind, FramePart
 
 _N_CACHED_INDICES: Final = 64
 """Two chains of the usual 32 frames, so that walking one while writing another resolves each index once."""
@@ -32,10 +32,14 @@ _MAX_CACHED_BLOCKS: Final = 1 << 20
 _FETCH: Final = "fetch the file from where the archive came from"
 
 
-def _lost(archive: str, frame: FrameInfo, remedy: str = _FETCH) -> MissingFrameError:
+def _lost(catalog: Catalog, archive: str, frame: FrameInfo, remedy: str = _FETCH) -> MissingFrameError:
+    lost = catalog.lost_files(frame)
+    numbers = [file.number for file in lost]
+    which = "" if frame.n_parts == 1 else f"{parts_in_words(numbers, frame.n_parts)} of "
+    verb = "are" if which and len(lost) > 1 else "is"
     return MissingFrameError(
-        f"the frame of step {frame.step} is missing (id {frame.frame_id.hex()})",
-        where=f"{archive}, {frame.path}",
+        f"{which}the frame of step {frame.step} {verb} missing (id {frame.frame_id.hex()})",
+        where=f"{archive}, {lost[0].path if lost else frame.path}",
         remedy=remedy,
     )
 
@@ -72,7 +76,7 @@ class ArchiveReader:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._indices: OrderedDict[tuple[bytes, int], FrameIndex] = OrderedDict()
+        self._indices: OrderedDict[tuple[bytes, int], Mapping[int, FrameIndex]] = OrderedDict()
         self._caching = threading.Lock()
         self.refresh()
 
@@ -152,6 +156,7 @@ class ArchiveReader:
         head = self.listed_head
         if head is not None and any(lost.frame_id == head.frame_id for lost in self.missing):
             raise _lost(
+                self._catalog,
                 self.path,
                 head,
                 f"it is the last one; {_FETCH}, or name the step that is wanted instead, "
@@ -168,7 +173,7 @@ class ArchiveReader:
         """Raise an error if a frame is missing, or if nothing tells so: for what needs them all."""
         self._catalog.require_complete(self.path)
         for lost in self.missing:
-            raise _lost(self.path, lost)
+            raise _lost(self._catalog, self.path, lost)
 
     @property
     def manifest_nbytes(self) -> int:
@@ -215,7 +220,7 @@ class ArchiveReader:
             return known
         for lost in self.missing:
             if lost.frame_id == frame_id:
-                raise _lost(self.path, lost)
+                raise _lost(self._catalog, self.path, lost)
         raise NotFoundError(f"there is no frame {frame_id.hex()}", where=self.path)
 
     def history(self, frame_id: bytes | None = None) -> tuple[FrameInfo, ...]:
@@ -303,7 +308,7 @@ class ArchiveReader:
                 if frame in self.missing:
                     others = sorted({f.branch for f in self.frames if f.step == step})
                     also = f"; branch {others[-1]} has another step {step}" if others else ""
-                    raise _lost(self.path, frame, _FETCH + also)
+                    raise _lost(self._catalog, self.path, frame, _FETCH + also)
                 return frame
         raise self._no_step(step, branch, sorted({frame.step for frame in candidates}))
 
@@ -330,50 +335,77 @@ class ArchiveReader:
         NotFoundError
             No frame has that id.
         """
-        return FrameReader(self._storage, self.info(frame_id), self.resolved_index(frame_id))
+        return FrameReader(self._storage, self.info(frame_id), self.resolved(frame_id))
 
-    def resolved_index(self, frame_id: bytes) -> FrameIndex:
-        """Return the index of a frame, with what it inherits; O(chain) reads, cached."""
+    def frame_of_part(self, frame_id: bytes, part: int) -> FrameReader:
+        """Open one part of a frame, as if the frame had no other (`frame`)."""
+        info = self.info(frame_id)
+        own = tuple(file for file in info.files if file.number == part)
+        return FrameReader(self._storage, replace(info, parts=own), self.resolved(frame_id))
+
+    def resolved(self, frame_id: bytes) -> Mapping[int, FrameIndex]:
+        """Return the index of each part of a frame, by number, with what it inherits.
+
+        O(chain) reads, cached.
+        """
         pending: list[FrameInfo] = []
-        index = None
+        indices: Mapping[int, FrameIndex] | None = None
+        before = 0
         for frame in reversed(self.chain(frame_id)):
-            index = self._cached(frame)
-            if index is not None:
+            indices = self._cached(frame)
+            if indices is not None:
+                before = frame.n_parts
                 break
             pending.append(frame)
         for frame in reversed(pending):
-            index = self._read_index(frame, None if frame.kind is FrameKind.KEYFRAME else index)
+            inherits = frame.kind is FrameKind.DELTA and before == frame.n_parts
+            indices = self._read_indices(frame, (indices or {}) if inherits else {})
+            before = frame.n_parts
             with self._caching:
-                self._indices[frame.frame_id, frame.generation] = index
+                self._indices[frame.frame_id, frame.generation] = indices
                 while len(self._indices) > 1 and (
                     len(self._indices) > _N_CACHED_INDICES
-                    or sum(len(known.nbytes) for known in self._indices.values()) > _MAX_CACHED_BLOCKS
+                    or sum(map(_n_blocks, self._indices.values())) > _MAX_CACHED_BLOCKS
                 ):
                     self._indices.popitem(last=False)
-        if index is None:
+        if indices is None:
             raise NotFoundError(f"there is no frame {frame_id.hex()}", where=self.path)
-        return index
+        return indices
 
-    def _cached(self, frame: FrameInfo) -> FrameIndex | None:
+    def inherited(self, frame_id: bytes, n_parts: int) -> Mapping[int, FrameIndex]:
+        """Return what the parts of a delta frame upon a frame inherit from: nothing of another number."""
+        return self.resolved(frame_id) if self.info(frame_id).n_parts == n_parts else {}
+
+    def _cached(self, frame: FrameInfo) -> Mapping[int, FrameIndex] | None:
         with self._caching:
-            index = self._indices.get((frame.frame_id, frame.generation))
-            if index is not None:
+            indices = self._indices.get((frame.frame_id, frame.generation))
+            if indices is not None:
                 self._indices.move_to_end((frame.frame_id, frame.generation))
-            return index
+            return indices
 
-    def _read_index(self, frame: FrameInfo, parent: FrameIndex | None) -> FrameIndex:
-        file = FrameFile.of(self._storage, frame)
+    def _read_indices(self, frame: FrameInfo, parents: Mapping[int, FrameIndex]) -> dict[int, FrameIndex]:
+        """Read the index of each part."""
+        return {part.number: self._read_index(frame, part, parents.get(part.number)) for part in frame.files}
+
+    def _read_index(self, frame: FrameInfo, part: FramePart, parent: FrameIndex | None) -> FrameIndex:
+        file = FrameFile.of(self._storage, part)
         envelope = read_envelope(file)
-        archive_id, found = envelope.header.archive_id, envelope.header.info(envelope.trailer.file_nbytes)
-        if archive_id != self.archive_id or found != replace(frame, digest=b""):
+        header = envelope.header
+        found = header.info(envelope.trailer.file_nbytes)
+        listed = replace(frame, digest=b"", nbytes=part.nbytes)
+        if header.archive_id != self.archive_id or found != listed or header.part != part.number:
             raise DamagedError(
                 "the frame's file is not the one the manifest lists",
                 where=f"{file.where} (step {frame.step})",
-                expected=f"id {frame.frame_id.hex()} of {frame.nbytes} bytes",
+                expected=f"id {frame.frame_id.hex()} of {part.nbytes} bytes",
                 found=f"id {found.frame_id.hex()} of {found.nbytes} bytes",
                 remedy="restore the frame from a backup",
             )
         return read_index(file, envelope, parent)
+
+
+def _n_blocks(indices: Mapping[int, FrameIndex]) -> int:
+    return sum(len(index.nbytes) for index in indices.values())
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:

@@ -24,33 +24,35 @@ MAX_SMALL_FILES: Final = 64
 """An archive of so few has nothing to gain; where there are more, they are written together."""
 
 
-def parts(frames: Iterable[FrameInfo]) -> Iterator[tuple[FrameInfo, ...]]:
-    """Yield frames that may share a file, in their order; a larger one stands alone."""
-    part: list[FrameInfo] = []
+def batches(frames: Iterable[FrameInfo]) -> Iterator[tuple[FrameInfo, ...]]:
+    """Yield frames that may share a file, in their order; a larger one, and one in parts, stands alone."""
+    batch: list[FrameInfo] = []
     nbytes = 0
     for frame in frames:
-        small = frame.nbytes <= SMALL_FRAME_NBYTES
-        if part and not (small and nbytes + frame.nbytes <= MAX_SEGMENT_NBYTES):
-            yield tuple(part)
-            part, nbytes = [], 0
-        part.append(frame)
+        small = frame.nbytes <= SMALL_FRAME_NBYTES and frame.n_parts == 1
+        if batch and not (small and nbytes + frame.nbytes <= MAX_SEGMENT_NBYTES):
+            yield tuple(batch)
+            batch, nbytes = [], 0
+        batch.append(frame)
         nbytes += frame.nbytes if small else MAX_SEGMENT_NBYTES
-    if part:
-        yield tuple(part)
+    if batch:
+        yield tuple(batch)
 
 
-def placed(part: Sequence[FrameInfo], number: int) -> tuple[FrameInfo, ...]:
+def placed(batch: Sequence[FrameInfo], number: int) -> tuple[FrameInfo, ...]:
     """Return frames as they lie in one file: a segment, or a file of its own where there is one frame."""
-    if len(part) == 1:
-        return (replace(part[0], path=frame_path(part[0].generation, part[0].step), offset=None),)
+    if len(batch) == 1 and batch[0].n_parts > 1:
+        return tuple(batch)
+    if len(batch) == 1:
+        return (replace(batch[0], path=frame_path(batch[0].generation, batch[0].step), offset=None),)
     offset, found = 0, []
-    for frame in part:
+    for frame in batch:
         found.append(replace(frame, path=segment_path(number), offset=offset))
         offset += frame.nbytes
     return tuple(found)
 
 
-def write_together(storage: Storage, part: Sequence[FrameInfo], contents: Iterable[bytes]) -> None:
+def write_together(storage: Storage, batch: Sequence[FrameInfo], contents: Iterable[bytes]) -> None:
     """Write frames one after another into a new file; they say where they lie.
 
     Its name is not durable yet (`Storage.sync`). After an error it is not there.
@@ -60,7 +62,7 @@ def write_together(storage: Storage, part: Sequence[FrameInfo], contents: Iterab
     FileExistsError
         Another writer has written it.
     """
-    path = part[0].path
+    path = batch[0].path
     try:
         with storage.create(path) as file:
             for content in contents:
@@ -82,10 +84,11 @@ def discard(storage: Storage, paths: Iterable[str]) -> None:
 
 
 def small_files(manifest: Manifest) -> list[list[FrameInfo]]:
-    """Return the frames of each file that is small."""
+    """Return the frames of each file that is small; parts of frames are files of their own."""
     files: dict[str, list[FrameInfo]] = {}
     for frame in manifest.frames:
-        files.setdefault(frame.path, []).append(frame)
+        if frame.n_parts == 1:
+            files.setdefault(frame.path, []).append(frame)
     return [frames for frames in files.values() if sum(f.nbytes for f in frames) <= SMALL_FRAME_NBYTES]
 
 
@@ -98,11 +101,11 @@ def gathered(storage: Storage, manifest: Manifest, files: Iterable[Sequence[Fram
     sound = [frame for file in files if all(is_sound(storage, f) for f in file) for frame in file]
     made: list[str] = []
     try:
-        for part in parts(sorted(sound, key=lambda frame: frame.generation)):
-            if len(part) == 1 and part[0].offset is None:
+        for batch in batches(sorted(sound, key=lambda frame: frame.generation)):
+            if len(batch) == 1 and batch[0].offset is None:
                 continue
-            lying = placed(part, manifest.next_generation)
-            contents = (b"".join(frame_chunks(storage, frame, frame.nbytes)) for frame in part)
+            lying = placed(batch, manifest.next_generation)
+            contents = (b"".join(frame_chunks(storage, frame.files[0])) for frame in batch)
             write_together(storage, lying, contents)
             made.append(lying[0].path)
             manifest = manifest.with_places(lying)

@@ -6,14 +6,22 @@ import contextlib
 import operator
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Self
 
-from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog, scan_frame
-from inshrink_core.archive.digest import frame_digest
+from inshrink_core.archive.catalog import (
+    PART_META,
+    Catalog,
+    is_archive_storage,
+    load_catalog,
+    parts_in_words,
+    scan_frame,
+)
+from inshrink_core.archive.digest import digested
 from inshrink_core.archive.frame_reader import FrameFile
-from inshrink_core.archive.frame_writer import FrameWriter
+from inshrink_core.archive.frame_writer import FrameSink, FrameWriter, begin_parts
+from inshrink_core.archive.index import FrameIndex
 from inshrink_core.archive.layout import (
     FRAME_FOLDER,
     ID_NBYTES,
@@ -24,7 +32,7 @@ from inshrink_core.archive.layout import (
     SMALL_FRAME_NBYTES,
     FrameHeader,
     derive_frame_id,
-    frame_path,
+    joined,
 )
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import is_packed
@@ -49,9 +57,11 @@ from inshrink_core.archive.storage import (
 )
 from inshrink_core.errors import (
     ConflictError,
+    DamagedError,
     ExistsError,
     InputError,
     InshrinkError,
+    MissingFrameError,
     NotFoundError,
     StepConflictError,
 )
@@ -83,6 +93,9 @@ class ArchiveWriter:
         last group, and when the writer is closed.
     rebuild
         Rebuild a manifest that cannot be used from the frames that are there, and take them for all.
+    pending
+        What becomes of frames that have parts which others must complete: ``refuse`` to open the archive,
+        ``keep`` them, in which case no frame may be begun, or ``discard`` them.
 
     Raises
     ------
@@ -94,6 +107,8 @@ class ArchiveWriter:
         Something else is there.
     LockedError
         Another process is writing it.
+    ConflictError
+        Some parts of a frame are there and others are not, or parts contradict each other.
     InputError
         A packed archive, or a URL that can be read only.
     StorageError
@@ -121,24 +136,26 @@ class ArchiveWriter:
         archive_id: bytes | None = None,
         grouped: bool = False,
         rebuild: bool = False,
+        pending: str = "refuse",
     ) -> None:
-        self._frame: FrameWriter | None = None
+        self._frame: FrameSink | None = None
         self._grouped = grouped
         self._group: list[FrameInfo] = []
         self._flushed_at = time.monotonic()
         self._held: dict[str, bytes] = {}
+        self.discarded: tuple[FrameInfo, ...] = ()
         where = os.fspath(path)
         with storage_errors("the archive cannot be opened for writing", where):
             self.storage, new = _writable(path, create=create)
             with self.storage.made() if new else contextlib.nullcontext():
                 self._lock = self.storage.lock()
                 try:
-                    self._prepare(archive_id, rebuild)
+                    self._prepare(archive_id, rebuild, pending)
                 except BaseException:
                     self._lock.release()
                     raise
 
-    def _prepare(self, archive_id: bytes | None, rebuild: bool) -> None:
+    def _prepare(self, archive_id: bytes | None, rebuild: bool, pending: str) -> None:
         storage, where = self.storage, self.storage.name
         storage.recover(("", FRAME_FOLDER))
         self._tag: Tag | None = _tag_of_manifest(storage)
@@ -151,6 +168,7 @@ class ArchiveWriter:
         catalog = load_catalog(storage)
         if not rebuild:
             catalog.require_complete(where)
+            catalog = self._settled(catalog, pending)
         if archive_id not in (None, catalog.manifest.archive_id):
             raise InputError("the archive has another id than the one asked for", where=where)
         self._manifest = self._repaired(catalog)
@@ -167,8 +185,24 @@ class ArchiveWriter:
             manifest = manifest.with_frame(self._digested(frame))
         return replace(manifest, next_generation=catalog.next_generation)
 
+    def _settled(self, catalog: Catalog, pending: str) -> Catalog:
+        """Let no frame be listed whose parts contradict each other, and none wait unless it may."""
+        torn = contradictory(ArchiveReader(self.storage), catalog.unlisted)
+        if pending == "discard":
+            first = min((frame.generation for frame in (*torn, *catalog.pending)), default=MAX_GENERATION)
+            given_up = [frame for frame in (*catalog.unlisted, *catalog.pending) if frame.generation >= first]
+            for frame in sorted(given_up, key=lambda frame: -frame.generation):
+                discard(self.storage, frame.paths)
+            self.discarded = tuple(sorted(given_up, key=lambda frame: frame.generation))
+            return load_catalog(self.storage)
+        for error in torn.values():
+            raise error
+        if pending == "refuse":
+            catalog.require_whole_frames(self.storage.name)
+        return catalog
+
     def _digested(self, frame: FrameInfo) -> FrameInfo:
-        return replace(frame, digest=frame_digest(self.storage, frame))
+        return digested(self.storage, frame)
 
     def begin(
         self,
@@ -178,7 +212,9 @@ class ArchiveWriter:
         parent_id: bytes | None,
         branch: int = 0,
         external: bool = False,
-    ) -> FrameWriter:
+        n_parts: int = 1,
+        route: Callable[[str], int] | None = None,
+    ) -> FrameSink:
         """Start a frame.
 
         Parameters
@@ -193,6 +229,10 @@ class ArchiveWriter:
             0 for the first line of training; a continuation from an earlier frame opens the next.
         external
             Whether decoding a keyframe needs what the archive does not hold.
+        n_parts
+            Write the frame in so many parts.
+        route
+            The part of a tensor, by its key.
 
         Raises
         ------
@@ -219,17 +259,28 @@ class ArchiveWriter:
         if parent_id is not None:
             self.reader.info(parent_id)
         self._refuse_taken(parent_id, step, branch)
-        parent = None
-        if kind is FrameKind.DELTA and parent_id is not None:
-            parent = self.reader.resolved_index(parent_id)
         archive_id = self._manifest.archive_id
         frame_id = derive_frame_id(archive_id, parent_id, step, branch, generation)
         header = FrameHeader(archive_id, frame_id, parent_id, step, kind, branch, generation, external)
-        path = frame_path(generation, step)
+        parents: Mapping[int, FrameIndex] = {}
+        if kind is FrameKind.DELTA and parent_id is not None:
+            parents = self.reader.inherited(parent_id, n_parts)
+        if n_parts > 1 and route is not None:
+            self._frame = begin_parts(
+                self.storage, header, n_parts, parents, self._publish, self._release_frame, route
+            )
+            return self._frame
         with storage_errors("the frame cannot be written", where):
-            file = _GroupedFile(self.storage, path) if self._grouped else self.storage.create(path)
+            file = (
+                _GroupedFile(self.storage, header.path) if self._grouped else self.storage.create(header.path)
+            )
         self._frame = FrameWriter(
-            file, where, header, parent, lambda info: self._publish(file, info), self._release_frame
+            file,
+            where,
+            header,
+            parents.get(0) if kind is FrameKind.DELTA else None,
+            lambda info: self._publish([file], info),
+            self._release_frame,
         )
         return self._frame
 
@@ -244,34 +295,36 @@ class ArchiveWriter:
     def _release_frame(self) -> None:
         self._frame = None
 
-    def _publish(self, file: Creation, info: FrameInfo) -> None:
+    def _publish(self, files: Sequence[Creation], info: FrameInfo) -> None:
         """Commit, then list; undo the commit if listing fails, so that an error means no frame."""
-        if isinstance(file, _GroupedFile) and file.held is not None:
-            self._add_to_group(bytes(file.held), info)
+        first = files[0]
+        if isinstance(first, _GroupedFile) and first.held is not None:
+            self._add_to_group(bytes(first.held), info)
             return
         self.flush()
         manifest = self._manifest.with_frame(info)
-        with self._undone(manifest, info.path):
-            file.commit()
+        with self._undone(manifest, info.paths):
+            for file in files:
+                file.commit()
             self.storage.sync(FRAME_FOLDER)
             self._write_manifest(manifest)
         self.reader.refresh()
         self.gather()
 
     @contextlib.contextmanager
-    def _undone(self, manifest: Manifest, path: str) -> Iterator[None]:
-        """After an error, delete the file that a manifest lists, unless the manifest is there."""
+    def _undone(self, manifest: Manifest, paths: Sequence[str]) -> Iterator[None]:
+        """After an error, delete the files that a manifest lists, unless the manifest is there."""
         try:
             yield
         except FileExistsError as error:
             raise ConflictError(
                 "another writer has written this frame",
-                where=f"{self.storage.name}, {path}",
+                where=f"{self.storage.name}, {paths[0]}",
                 remedy="what it wrote stays; open the archive again",
             ) from error
         except BaseException:
             if self._manifest is not manifest:
-                discard(self.storage, [path])
+                discard(self.storage, reversed(paths))
             with contextlib.suppress(OSError, InshrinkError):
                 self.reader.refresh()
             raise
@@ -302,7 +355,7 @@ class ArchiveWriter:
         try:
             with (
                 storage_errors("the frames cannot be committed", self.storage.name),
-                self._undone(manifest, lying[0].path),
+                self._undone(manifest, lying[0].paths),
             ):
                 write_together(self.storage, lying, contents)
                 self.storage.sync(FRAME_FOLDER)
@@ -345,8 +398,8 @@ class ArchiveWriter:
 
     def _delete_unlisted(self, frames: Iterable[FrameInfo]) -> None:
         """Delete the files of some frames, where the manifest lists no frame in them."""
-        listed = {frame.path for frame in self._manifest.frames}
-        for path in {frame.path for frame in frames} - listed:
+        listed = {path for frame in self._manifest.frames for path in frame.paths}
+        for path in {path for frame in frames for path in frame.paths} - listed:
             self.storage.delete(path)
         self.storage.sync(FRAME_FOLDER)
 
@@ -446,8 +499,8 @@ class ArchiveWriter:
             catalog = load_catalog(self.storage)
             manifest = replace(catalog.manifest, frames=(), next_generation=catalog.next_generation)
             for frame in sorted(catalog.by_id.values(), key=lambda frame: frame.generation):
-                info, _ = scan_frame(FrameFile.of(self.storage, frame))
-                manifest = manifest.with_frame(self._digested(info))
+                rows = [scan_frame(FrameFile.of(self.storage, part))[0] for part in frame.files]
+                manifest = manifest.with_frame(self._digested(joined(rows)))
             self._write_manifest(manifest)
         self.reader.refresh()
 
@@ -471,6 +524,31 @@ class ArchiveWriter:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def contradictory(reader: ArchiveReader, frames: Iterable[FrameInfo]) -> dict[FrameInfo, InshrinkError]:
+    """Return the frames in parts that cannot be read as one, and why."""
+    found: dict[FrameInfo, InshrinkError] = {}
+    for frame in frames:
+        if frame.n_parts == 1:
+            continue
+        try:
+            opened = reader.frame(frame.frame_id)
+        except (DamagedError, MissingFrameError) as error:
+            found[frame] = error
+            continue
+        for part in frame.files:
+            apart = sorted(opened.own_meta_of(part.number) - PART_META)
+            if apart:
+                found[frame] = ConflictError(
+                    f"{parts_in_words([part.number], frame.n_parts)} of the frame of step {frame.step} was "
+                    f"written otherwise than the first: they disagree on {', '.join(apart)}",
+                    where=f"{reader.path}, {part.path}",
+                    remedy="give them up and write all parts with the same settings: "
+                    f"inshrink commit {reader.path} --discard",
+                )
+                break
+    return found
 
 
 class _GroupedFile(Creation):

@@ -2,7 +2,7 @@
 
 from inshrink_core.chain.append import Appended, ChainWriter
 from inshrink_core.chain.archive import Archive, open_base
-from inshrink_core.chain.attachments import content_digest, stored_view, tensor_digest, view_of
+from inshrink_core.chain.attachments import content_digest, holds_content, stored_view, tensor_digest, view_of
 from inshrink_core.chain.base import BaseFinder, BaseLike, BaseModel, BaseRecord
 from inshrink_core.chain.budget import Budget, changed_nbytes
 from inshrink_core.chain.config import (
@@ -73,6 +73,7 @@ __all__ = [
     "default_optimizer",
     "exactness_of",
     "frame_size",
+    "holds_content",
     "is_exact",
     "open_base",
     "optimizer_of",

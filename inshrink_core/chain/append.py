@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from inshrink_core.archive import ArchiveWriter
+from inshrink_core.archive import ArchiveWriter, PartWriter
 from inshrink_core.chain.archive import Archive, open_base_at
 from inshrink_core.chain.attachments import (
-    LAYOUT_KEY,
     add_attachments,
     attachments_of,
     content_digest,
@@ -20,7 +21,8 @@ from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, require_base_c
 from inshrink_core.chain.budget import Budget, unchanged_keys
 from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.encoder import ChainState, FrameEncoder, FramePlan, PreparedFrame, TensorResult
-from inshrink_core.chain.meta import ORIGINALS, QUALITY, WRITTEN, pack_attributes
+from inshrink_core.chain.meta import ORIGINALS, QUALITY, WRITTEN, pack_attributes, spec_of
+from inshrink_core.chain.parts import Split
 from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
@@ -79,6 +81,8 @@ class ChainWriter:
         The frame that training was last restored from; by default what the parent says of it.
     base
         The base model that the archive's first frame is encoded relative to.
+    split
+        Which tensors each part takes, where `writer` writes one part of its frames.
 
     Raises
     ------
@@ -91,6 +95,9 @@ class ChainWriter:
         What an archive's first frame is planned with (`FrameEncoder.look_ahead`); None for nothing.
     unchanged
         Tensors that the next frame leaves as they are, by key, if it is a delta frame; a keyframe holds all.
+    before
+        In parts, the original of the parent's step, where there is one: what the next frame's tensors are
+        observed relative to, so that all parts plan the same.
 
     Notes
     -----
@@ -102,13 +109,14 @@ class ChainWriter:
 
     def __init__(
         self,
-        writer: ArchiveWriter,
+        writer: ArchiveWriter | PartWriter,
         config: ChainConfig,
         *,
         parent: FrameInfo | None = None,
         branch: int | None = None,
         restored: FrameInfo | None = None,
         base: BaseModel | None = None,
+        split: Split | None = None,
     ) -> None:
         if base is not None:
             require_base_codec(config.config)
@@ -116,6 +124,8 @@ class ChainWriter:
         self.config = config
         self.initial_memory: Any = None
         self.unchanged: frozenset[str] = frozenset()
+        self.before: Checkpoint | None = None
+        self._split = split
         self.parent = parent if parent is not None else writer.reader.head
         if branch is None:
             continues = self.parent is None or self.parent == writer.reader.listed_head
@@ -174,6 +184,32 @@ class ChainWriter:
             unchanged=unchanged,
         )
 
+    def _owns(self, spec: TensorSpec) -> bool:
+        """Whether this writer writes a tensor: all, or those of its part."""
+        return not isinstance(self.writer, PartWriter) or (
+            self._split is not None and self._split.part_of(spec) == self.writer.part
+        )
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether attachments are this writer's."""
+        return not isinstance(self.writer, PartWriter) or self.writer.part == 0
+
+    def _observed(self) -> dict[str, TensorReference] | None:
+        """Return what tensors are observed relative to, in parts: the originals of the parent's step.
+
+        No part has the decoded states of all tensors, and all parts must plan the same.
+        """
+        before = self.before
+        if not isinstance(self.writer, PartWriter):
+            return None
+        if before is None:
+            return {}
+        return {
+            spec.key: RecalledReference(origin=None, decode=functools.partial(before.source.read, spec))
+            for spec in before.specs
+        }
+
     def keep_within(self, checkpoint: Checkpoint, budget: Budget) -> None:
         """Choose what the next frame leaves unchanged, so that a delta frame stays within a budget."""
         self._load_parent()
@@ -213,7 +249,8 @@ class ChainWriter:
         """
         stored = stored_view(checkpoint, self.config.optimizer)
         said = {} if quality is None else {QUALITY: dict(quality)}
-        wanted = _Wanted(checkpoint, stored, dict(attachments_of(stored)), said, prepared)
+        attachments = dict(attachments_of(stored)) if self._is_first else {}
+        wanted = _Wanted(checkpoint, stored, attachments, said, prepared)
         if not (self.keyframe_is_due if keyframe is None or self.parent is None else keyframe):
             self._load_parent()
             worthwhile = int(WORTHWHILE * self._keyframe_rate * stored.raw_bytes())
@@ -240,15 +277,18 @@ class ChainWriter:
         self._since_keyframe = len(chain) - 1
         held = sum(row.nbytes for row in keyframe.tensors)
         self._keyframe_rate = _rate_of(held, keyframe.raw_total, based=keyframe.base is not None)
-        checkpoint, frame = archive.checkpoint(self.parent), archive.frame(self.parent)
+        frame, where = archive.frame(self.parent), archive.where(self.parent)
         lossless = get_codec(FALLBACK_CODEC)
-        for spec in checkpoint.specs:
+        for spec in (spec_of(entry, where) for entry in frame.entries if not entry.attachment):
+            if not self._owns(spec):
+                continue
             if spec.nbytes > HELD_NBYTES and frame.entry(spec.key).codec in lossless.reads:
                 self._references[spec.key] = self._recalled(spec, None)
             else:
                 _, self._references[spec.key] = archive.decode(self.parent, spec.key)
-        for key in (LAYOUT_KEY, *(file.path for file in checkpoint.files)):
-            self._attachments[key] = archive.attachment(self.parent, key)
+        for entry in frame.entries:
+            if entry.attachment and self._is_first:
+                self._attachments[entry.key] = archive.attachment(self.parent, entry.key)
 
     def _recalled(self, spec: TensorSpec, origin: Origin | None) -> RecalledReference:
         """Return the state of a tensor stored losslessly, without the tensor.
@@ -281,11 +321,19 @@ class ChainWriter:
             states = self._handed_over()
             unchanged = self.unchanged if delta else frozenset()
             state = self._state(states if delta else based, unchanged)
+            if (observed := self._observed()) is not None:
+                state = replace(state, observed=observed if delta else {})
             plan, ready = self._planned(wanted, state)
-            for result in plan.encode(stored.specs, ready):
+            own = replace(stored, specs=tuple(filter(self._owns, stored.specs)))
+            places = {spec.key: place for place, spec in enumerate(stored.specs)}
+            for result in plan.encode(own.specs, ready):
                 block = result.block
                 frame.add(
-                    result.spec.key, block.codec, block.payload, attributes=pack_attributes(result.spec)
+                    result.spec.key,
+                    block.codec,
+                    block.payload,
+                    attributes=pack_attributes(result.spec),
+                    place=places[result.spec.key],
                 )
                 digests[result.spec.key] = result.digest
                 recalled = None if result.origin is None else self._recalled(result.spec, result.origin)
@@ -298,7 +346,7 @@ class ChainWriter:
                 if done is not None:
                     done(result.spec)
             add_attachments(frame, attachments, self._attachments if delta else None)
-            meta = self.config.record() | {"content": content_digest(stored, digests, attachments), **said}
+            meta = self.config.record() | {"content": content_digest(own, digests, attachments), **said}
             if isinstance(whole.source, FileSource):
                 meta[ORIGINALS] = whole.source.vouched(whole.files)
             if plan.memory is not None:

@@ -33,7 +33,7 @@ from inshrink_core.errors import DamagedError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inshrink_core.archive import FrameWriter
+    from inshrink_core.archive import FrameReader, FrameSink
 
 
 LAYOUT_KEY = ""
@@ -82,7 +82,7 @@ def encode_attachment(content: bytes, previous: bytes | None, *, renamed: bool =
 
 
 def add_attachments(
-    frame: FrameWriter, attachments: Mapping[str, bytes], previous: Mapping[str, bytes] | None = None
+    frame: FrameSink, attachments: Mapping[str, bytes], previous: Mapping[str, bytes] | None = None
 ) -> None:
     """Write attachments into a frame, given those of its reference frame."""
     for key, codec, payload in encode_attachments(attachments, previous):
@@ -314,6 +314,27 @@ def content_digest(
         total.update(f"{key}\0{len(content)}\0".encode())
         total.update(content)
     return total.digest()[:16]
+
+
+def holds_content(frame: FrameReader, checkpoint: Checkpoint) -> bool:
+    """Whether a frame was made from a checkpoint, as stored (`stored_view`); of parts, whether each was.
+
+    Where some parts are not there, of the others.
+    """
+    parts = {entry.key: entry.part for entry in frame.entries if not entry.attachment}
+    keys = {spec.key for spec in checkpoint.specs}
+    whole = len(frame.info.files) == frame.info.n_parts
+    if not parts.keys() <= keys or (whole and len(parts) < len(keys)):
+        return False
+    return all(_holds_part(frame, part.number, parts, checkpoint) for part in frame.info.files)
+
+
+def _holds_part(frame: FrameReader, part: int, parts: Mapping[str, int], checkpoint: Checkpoint) -> bool:
+    """Whether a part of a frame was made from its tensors of a checkpoint."""
+    own = tuple(spec for spec in checkpoint.specs if parts.get(spec.key) == part)
+    attachments = dict(attachments_of(checkpoint)) if part == 0 else {}
+    found = content_digest(dataclasses.replace(checkpoint, specs=own), None, attachments)
+    return bool(frame.meta_of(part).get("content") == found)
 
 
 def attachments_of(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:

@@ -58,6 +58,9 @@ class ChainState:
         Whether training was restored from the frame before.
     unchanged
         Tensors of `references` that the frame leaves as they are, by key.
+    observed
+        What tensors are observed relative to, by key; None: `references`. Where a frame is encoded in parts,
+        each part observes all tensors and has the references of some.
     """
 
     references: Mapping[str, TensorReference] = field(default_factory=dict)
@@ -65,6 +68,7 @@ class ChainState:
     restored: Callable[[TensorSpec], Tensor | None] = _never_restored
     after_restore: bool = False
     unchanged: frozenset[str] = frozenset()
+    observed: Mapping[str, TensorReference] | None = None
 
     def is_like(self, other: ChainState) -> bool:
         """Whether a frame is encoded relative to the very same states and memory."""
@@ -206,6 +210,7 @@ class FrameEncoder:
         # Optimizer state is coded in host memory, whatever the device of the chain's own codec.
         devices = [chain.device, *("cpu" for _ in role_codecs[1:])]
         restored, unchanged = state.restored, state.unchanged
+        before = old if state.observed is None else state.observed
         context = FrameContext(
             learning_rates=_rates(checkpoint),
             memory=state.memory,
@@ -216,7 +221,7 @@ class FrameEncoder:
         def observe(spec: TensorSpec) -> Any:
             config = config_of[spec.key]
             item = _glimpse(checkpoint, wanted[0], devices[0], spec, config.looks_at_sample(spec))
-            return config.observe(item, old.get(spec.key))
+            return config.observe(item, before.get(spec.key))
 
         with recycling():
             statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))

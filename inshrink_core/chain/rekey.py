@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from inshrink_core.archive import FrameWriter
+from inshrink_core.archive import FrameSink
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.attachments import add_attachments, attachments_of, tensor_digest
 from inshrink_core.chain.meta import pack_attributes, spec_of
@@ -22,7 +22,7 @@ TensorDone = Callable[[TensorSpec], None]
 """Called after each tensor; may raise to cancel."""
 
 
-def copy_frame(archive: Archive, info: FrameInfo, target: FrameWriter) -> FrameInfo:
+def copy_frame(archive: Archive, info: FrameInfo, target: FrameSink) -> FrameInfo:
     """Write a frame's blocks as they are into another frame, and commit it.
 
     Raises
@@ -47,7 +47,7 @@ def copy_frame(archive: Archive, info: FrameInfo, target: FrameWriter) -> FrameI
 def rekey_frame(
     archive: Archive,
     info: FrameInfo,
-    target: FrameWriter,
+    target: FrameSink,
     *,
     view: Checkpoint | None = None,
     meta: Mapping[str, Any] | None = None,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, is_archive
-from inshrink_core.chain import ChainConfig, ChainWriter, FrameEncoder, content_digest, stored_view
+from inshrink_core.chain import ChainConfig, ChainWriter, FrameEncoder, holds_content, stored_view
 from inshrink_core.chain.encoder import ChainState
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorsInMemory, TensorSpec
 from inshrink_core.errors import (
@@ -314,11 +314,10 @@ class Archiver:
         """Return the frame that holds a save already: the process died before it could note so."""
         reader = self._writer.reader
         view = stored_view(self._spool.read(save), self._config.optimizer)
-        digest = content_digest(view)
         for frame in reversed(reader.frames):
             if frame.step != save.step or save.parent not in (None, frame.parent_id):
                 continue
-            if reader.frame(frame.frame_id).meta.get("content") == digest:
+            if holds_content(reader.frame(frame.frame_id), view):
                 return frame
         return None
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from inshrink_core.evaluate import Comparison as Comparison
     from inshrink_core.formats import write_checkpoint as write_checkpoint
     from inshrink_core.search.bounds import Bounds as Bounds
+    from inshrink_core.verbs.commit import CommitReport as CommitReport
+    from inshrink_core.verbs.commit import commit as commit
     from inshrink_core.verbs.compare import CheckedBounds as CheckedBounds
     from inshrink_core.verbs.compare import Comparisons as Comparisons
     from inshrink_core.verbs.compare import compare as compare
@@ -64,6 +66,7 @@ __all__ = index(
         "inshrink_core.evaluate": ["Comparison"],
         "inshrink_core.formats": ["write_checkpoint"],
         "inshrink_core.search.bounds": ["Bounds"],
+        "inshrink_core.verbs.commit": ["CommitReport", "commit"],
         "inshrink_core.verbs.compare": [
             "CheckedBounds",
             "Comparisons",

@@ -139,6 +139,9 @@ class Compress(Compressing, Request["CompressReport"]):
     steps
         The steps to write: a step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
         repeated; by default all.
+    part
+        Write one part of each step, beside other processes that write the others: I/N, or auto for what
+        torchrun or Slurm tell this process.
     look_ahead
         Whether a new archive's codec may look at the whole run first, at some of the steps to be written, and
         plan for it. To be switched off where a run is written step by step as it grows.
@@ -177,6 +180,7 @@ class Compress(Compressing, Request["CompressReport"]):
     """
 
     steps: Steps = None
+    part: Annotated[str | None, Option(("--part",), metavar="I/N|auto")] = None
     look_ahead: Annotated[bool, Option(hidden=True)] = True
 
     EXAMPLES: ClassVar = (
@@ -191,6 +195,10 @@ class Compress(Compressing, Request["CompressReport"]):
 
     def perform(self) -> CompressReport:
         """Write what is not there."""
+        if self.part is not None:
+            from inshrink_core.verbs.modes.parts import compress_part
+
+            return compress_part(self, self.part)
         from inshrink_core.archive import MAX_SMALL_FILES, ArchiveWriter, is_archive
         from inshrink_core.chain import (
             Archive,
@@ -403,11 +411,10 @@ class _Session:
 
     def _is_equal(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
         """Whether a frame was made from this checkpoint."""
-        from inshrink_core.chain import content_digest, optimizer_of, stored_view
+        from inshrink_core.chain import holds_content, optimizer_of, stored_view
 
-        meta = self._writer.reader.frame(info.frame_id).meta
-        view = stored_view(checkpoint, optimizer_of(meta))
-        return content_digest(view) == meta.get("content")
+        frame = self._writer.reader.frame(info.frame_id)
+        return holds_content(frame, stored_view(checkpoint, optimizer_of(frame.meta)))
 
     def _is_decoded(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
         """Whether a checkpoint is what a frame restores to: training went on from there."""
@@ -532,6 +539,10 @@ class CompressReport(Report):
         What is known of the checksums of the original files.
     device
         Where the steps were encoded.
+    part
+        Which part of the steps was written, as ``2/8``; None: all of them.
+    waiting
+        Steps that wait for other parts: they are not in the archive yet.
     """
 
     path: Path
@@ -549,6 +560,8 @@ class CompressReport(Report):
     left_out: tuple[Skipped, ...] = ()
     originals: OriginalChecks
     device: str = "cpu"
+    part: str | None = None
+    waiting: tuple[int, ...] = ()
 
     def _document(self) -> dict[str, Any]:
         return {
@@ -609,7 +622,8 @@ class CompressReport(Report):
         promised = {} if self.promise is None else self.promise.to_json()
         left_out = [f"{row.path}: {row.reason}" for row in self.left_out]
         base = {} if self.size.base is None else {"base": plain_value(self.size.base)}
-        return promised | base | Report.to_json(self) | {"left_out": left_out}
+        shared = {} if self.part is None else {"part": self.part, "waiting": list(self.waiting)}
+        return promised | base | shared | Report.to_json(self) | {"left_out": left_out}
 
     def show(self, console: Console) -> None:
         """Print what was written now, then what the archive holds altogether."""
@@ -623,6 +637,8 @@ class CompressReport(Report):
         facts = [
             ("archive", str(document["archive"])),
             ("appended", done),
+            ("part", self.part or ""),
+            ("waiting for other parts", steps_in_short(self.waiting) if self.waiting else ""),
             *(("left out", row) for row in rows_in_short(document["left_out"])),
             ("checksums of the originals", str(document["originals"]["text"])),
             ("skipped", f"{steps_in_short(skipped)}, there already" if skipped else ""),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
-    from inshrink_core.archive import FrameWriter
+    from inshrink_core.archive import FrameSink
     from inshrink_core.chain import Archive, ArchiveSize
     from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSpec
     from inshrink_core.frame import FrameInfo
@@ -542,7 +542,7 @@ def _reaches(size: ArchiveSize, ratio: float) -> bool:
 
 
 @contextlib.contextmanager
-def _one_frame(folder: Path, archive_id: bytes, step: int) -> Iterator[FrameWriter]:
+def _one_frame(folder: Path, archive_id: bytes, step: int) -> Iterator[FrameSink]:
     """Make an archive of one keyframe."""
     from inshrink_core.archive import ArchiveWriter
     from inshrink_core.frame import FrameKind

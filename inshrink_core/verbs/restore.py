@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core.errors import InputError, NotFoundError, TooLargeError
 from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.execution.together import meet, part_ways
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import count, duration, printable, size, steps_in_short
@@ -142,6 +143,10 @@ class Restore(Computing, Limiting, Based, Request[RestoreReport]):
     branch
         Look for the steps in the history of this branch's last frame.
 
+    part
+        Write some of the steps, beside other processes that write the others: I/N, or auto for what
+        torchrun or Slurm tell this process. Steps are shared out in order, about equal in bytes.
+
     Raises
     ------
     NotFoundError
@@ -177,6 +182,7 @@ class Restore(Computing, Limiting, Based, Request[RestoreReport]):
     tensors: Annotated[str | None, Option(metavar="GLOB")] = None
     force: bool = False
     branch: Annotated[int | None, Option(metavar="N")] = None
+    part: Annotated[str | None, Option(("--part",), metavar="I/N|auto")] = None
 
     THREADED: ClassVar = True
     EXAMPLES: ClassVar = (
@@ -200,23 +206,24 @@ class Restore(Computing, Limiting, Based, Request[RestoreReport]):
         if not opened.reader.listed:
             raise NotFoundError("the archive holds no steps yet", where=str(opened.path))
         directory, tensors, layout = Path(self.output), self.tensors, self.layout
-        infos = self._frames(opened)
+        every = self._frames(opened)
+        infos = self._own(every)
         chosen = tuple(info.step for info in infos)
         opened = opened.limited(self.limits(1.0 if len(chosen) < 2 else _SHARE_OF_A_RUN)).on(self.device)
         threads = self.threads or default_threads()
-        view, threads = _fitting(opened, infos, directory, layout, tensors, threads)
+        view, threads = _fitting(opened, infos, directory, layout, tensors, threads) if infos else (opened, 1)
         counter = _Counter(opened, infos, tensors, self.progress)
         paths: list[Path] = []
         written = layout
         # Checkpoints of one file each lie beside each other, if their names let them.
-        alone = [one[0].path.casefold() for info in infos if len(one := view.checkpoint(info).files) == 1]
+        alone = [one[0].path.casefold() for info in every if len(one := view.checkpoint(info).files) == 1]
         collide = len(set(alone)) < len(alone)
         for info in infos:
             checkpoint = view.checkpoint(info)
             whole = tensors is None
             written = restorable_layout(checkpoint) if layout == "same" and whole else layout
             apart = collide or len(checkpoint.files) != 1 or written != "same" or not whole
-            nested = len(chosen) > 1 and apart
+            nested = len(every) > 1 and apart
             target = directory / f"checkpoint-{info.step}" if nested else directory
             keys = _selector(checkpoint, tensors)
             order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
@@ -230,6 +237,8 @@ class Restore(Computing, Limiting, Based, Request[RestoreReport]):
                     progress=counter.of(checkpoint),
                     limits=opened.limits,
                 )
+        meet()
+        part_ways()
         return RestoreReport(
             steps=chosen,
             paths=tuple(paths),
@@ -244,6 +253,13 @@ class Restore(Computing, Limiting, Based, Request[RestoreReport]):
             originals=original_checks(opened, infos),
             device=opened.device,
         )
+
+    def _own(self, infos: tuple[FrameInfo, ...]) -> tuple[FrameInfo, ...]:
+        """Return the frames of this part."""
+        from inshrink_core.chain.parts import share_of
+
+        share = share_of(self.part)
+        return infos if share is None else tuple(infos[at] for at in share.of(info.nbytes for info in infos))
 
     def _frames(self, archive: Archive) -> tuple[FrameInfo, ...]:
         """Return the frames to restore: of the steps asked for, or the last."""

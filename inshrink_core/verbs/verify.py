@@ -7,11 +7,12 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from inshrink_core.errors import CheckFailedError, DamagedError, InshrinkError, TooLargeError
 from inshrink_core.execution.progress import Progress
+from inshrink_core.execution.together import gathered, part_ways
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.text import count, counted, error_size, printable, steps_in_short
@@ -253,6 +254,10 @@ class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification])
         The original run, to measure the error of every tensor against: tensors that are stored losslessly
         must be bit-exact, and all that the run holds must be in the archive, but for steps that were pruned.
 
+    part
+        Check the bytes of some steps, beside other processes that check the others: I/N, or auto for what
+        torchrun or Slurm tell this process. Which files there are every part checks.
+
     Raises
     ------
     InputError
@@ -278,6 +283,7 @@ class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification])
     _: KW_ONLY
     deep: bool = False
     against: Annotated[AnyRun | AnyArchive | None, Option(metavar="RUN")] = None
+    part: Annotated[str | None, Option(metavar="I/N|auto")] = None
 
     SHOWN: ClassVar = Shown(in_bytes=False)
     EXAMPLES: ClassVar = (
@@ -297,7 +303,7 @@ class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification])
             against = self.opened_run(against)
         path = str(self.archive.path) if isinstance(self.archive, Archive) else os.fspath(self.archive)
         base = None if self.base is None else open_base(self.base)
-        found = check_archive(path)
+        found = check_archive(path, self._own)
         notes = tuple(problem for problem in found if problem.leftover)
         problems = [problem for problem in found if not problem.leftover]
         try:
@@ -313,7 +319,7 @@ class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification])
                 stored=Exactness((), ()),
                 originals=OriginalChecks(),
             )
-        frames = archive.reader.frames
+        frames = self._own(archive.reader.frames)
         if self.deep or against is not None:
             archive = archive.on(self.device)
             archive = sequential_within(archive, _needs(archive, frames))
@@ -334,7 +340,7 @@ class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification])
                 Problem(row.path, f"the original cannot be read: {row.reason}", "--skip-damaged goes without")
                 for row in unreadable
             ]
-        return Verification(
+        report = Verification(
             path=path,
             problems=tuple(dict.fromkeys(problems)),
             notes=notes,
@@ -348,6 +354,7 @@ class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification])
             originals=_unless_damaged(lambda: original_checks(archive), OriginalChecks()),
             device=archive.device,
         )
+        return _together(gathered(report))
 
     def _compared(
         self, archive: Archive, line: Sequence[FrameInfo], against: Run | Archive, missing: Sequence[int]
@@ -361,7 +368,7 @@ class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification])
             unreadable = against.readable(lost).unreadable
             lost = [step for step in lost if step not in {row.step for row in unreadable}]
         problems, errors = _not_held(against, lost), list[StepError]()
-        common = [info for info in line if info.step in against.steps]
+        common = self._own([info for info in line if info.step in against.steps])
         for position, info in enumerate(common):
             originals = _accepting(against, archive, info)
             wrong, rows = _compare(archive, info, _as_archived(originals, archive, info))
@@ -374,12 +381,33 @@ class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification])
             self._tell(position + 1, len(common), info.step)
         return problems, errors, unreadable
 
+    def _own(self, infos: Sequence[FrameInfo]) -> Sequence[FrameInfo]:
+        """Return the frames of this part."""
+        from inshrink_core.chain.parts import share_of
+
+        share = share_of(self.part)
+        return infos if share is None else [infos[at] for at in share.of(info.nbytes for info in infos)]
+
     def _tell(self, done: int, total: int, step: int) -> None:
         if self.progress is not None:
             self.progress(Progress("verify", done, total, step))
 
 
 verify = python_call(Verify)
+
+
+def _together(reports: Sequence[Verification]) -> Verification:
+    """Return what the processes of one command found, as one."""
+    part_ways()
+    if len(reports) == 1:
+        return reports[0]
+    return replace(
+        reports[0],
+        problems=tuple(dict.fromkeys(row for report in reports for row in report.problems)),
+        n_frames=sum(report.n_frames for report in reports),
+        errors=tuple(row for report in reports for row in report.errors),
+        unreadable=tuple(dict.fromkeys(row for report in reports for row in report.unreadable)),
+    )
 
 
 def _not_pruned(archive: Archive, held: Sequence[int], missing: Sequence[int]) -> list[int]:
@@ -444,7 +472,7 @@ def _compare(
 ) -> tuple[list[Problem], list[StepError]]:
     """Measure a frame against its original; problems are tensors that cannot be what was archived."""
     from inshrink_core.archive import Problem
-    from inshrink_core.chain.attachments import content_digest, stored_view
+    from inshrink_core.chain.attachments import holds_content, stored_view
     from inshrink_core.chain.config import optimizer_of
     from inshrink_core.chain.meta import WRITTEN
     from inshrink_core.chain.sizes import is_rekeyed
@@ -458,7 +486,8 @@ def _compare(
         meta, frame = archive.frame(info).meta, archive.frame(info)
         stored = stored_view(original, optimizer_of(meta))
         # A frame exported without its training's files has no digest of what it came from.
-        if "content" in meta and content_digest(stored) != meta["content"]:
+        known = all("content" in frame.meta_of(part.number) for part in info.files)
+        if known and not holds_content(frame, stored):
             problems.append(
                 Problem(
                     where,

@@ -74,6 +74,7 @@ def test_archive_with_bytes_appended_is_reported_and_never_misread(path):
         file.write_bytes(whole)
 
 
+@pytest.mark.one_part
 def test_two_frames_exchanged_are_reported_and_never_misread(path):
     first, second = sorted((path / "frames").iterdir())[1:]
     one, other = first.read_bytes(), second.read_bytes()

@@ -4,7 +4,9 @@ from unittest import mock
 
 from hypothesis import HealthCheck, settings
 
+from inshrink_core.archive import ArchiveWriter
 from inshrink_core.testing.archives import ArchiveMachine
+from tests.archive.conftest import begin_in_parts
 
 
 class Crowded(ArchiveMachine):
@@ -22,9 +24,23 @@ class Crowded(ArchiveMachine):
         super().teardown()
 
 
+class Parted(Crowded):
+    """An archive of frames in three parts, opened and committed to as any other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._in_parts = mock.patch.object(ArchiveWriter, "begin", begin_in_parts)
+        self._in_parts.start()
+
+    def teardown(self) -> None:
+        self._in_parts.stop()
+        super().teardown()
+
+
 TestArchive = ArchiveMachine.TestCase
 TestCrowdedArchive = Crowded.TestCase
-TestArchive.settings = TestCrowdedArchive.settings = settings(
+TestArchiveInParts = Parted.TestCase
+TestArchive.settings = TestCrowdedArchive.settings = TestArchiveInParts.settings = settings(
     max_examples=15,
     stateful_step_count=15,
     deadline=None,

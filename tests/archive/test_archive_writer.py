@@ -67,6 +67,7 @@ def test_the_golden_archives_stay_readable(tmp_path, name):
     assert read_all(tmp_path / "golden.inshrink")[300] == blocks_of(300)
 
 
+@pytest.mark.one_part
 def test_frame_names_tell_generation_and_step(path):
     assert sorted(file.name for file in (path / "frames").iterdir()) == [
         "00000001-0.frame", "00000002-100.frame", "00000003-200.frame",
@@ -140,6 +141,7 @@ def test_values_msgpack_cannot_hold_are_refused(path, bad):
     assert files_of(path) == before
 
 
+@pytest.mark.one_part
 def test_frame_is_used_once_and_alone(path):
     with ArchiveWriter(path) as writer:
         frame = writer.begin(step=300, kind="keyframe", parent_id=None)
@@ -208,6 +210,7 @@ def test_temporary_files_are_ignored_reported_and_cleaned(path):
         assert not any(leftover.exists() for leftover in leftovers)
 
 
+@pytest.mark.one_part
 def test_half_written_frame_under_its_own_name_is_not_live(path):
     (path / "frames" / "00000009-300.frame").write_bytes(
         (path / "frames" / "00000003-200.frame").read_bytes()[:300]
@@ -225,7 +228,8 @@ def test_higher_generation_wins_the_same_place(path, tmp_path):
     with ArchiveWriter(tmp_path / "copy") as writer:
         remove_frames(writer, [append(writer, 1, kind="keyframe", branch=9).frame_id])
         newer = append(writer, 300, blocks={"a": b"new"})
-    shutil.copy(tmp_path / "copy" / newer.path, path / newer.path)
+    for name in newer.paths:
+        shutil.copy(tmp_path / "copy" / name, path / name)
     assert read_all(path)[300] == {"a": b"new"}
     assert any("taken the place" in problem.what for problem in check_archive(path))
 
@@ -239,7 +243,8 @@ def test_lower_generation_that_comes_later_does_not_win(path, tmp_path):
     with ArchiveWriter(path) as writer:
         assert append(writer, 300, blocks={"a": b"new"}).generation == 5
     blank.unlink()
-    shutil.copy(tmp_path / "copy" / older.path, path / older.path)
+    for name in older.paths:
+        shutil.copy(tmp_path / "copy" / name, path / name)
     assert read_all(path)[300] == {"a": b"new"}
     assert any("taken the place" in problem.what for problem in check_archive(path))
 
@@ -258,6 +263,7 @@ def test_generation_that_stands_twice_is_live_once(path, tmp_path):
     assert [problem.what for problem in check_archive(path)] == ["another frame has generation 4 too"]
 
 
+@pytest.mark.one_part
 def test_padding_that_is_not_zero_is_reported_even_where_no_digest_is_known(path):
     file = path / "frames" / "00000001-0.frame"
     content = bytearray(file.read_bytes())
@@ -381,6 +387,7 @@ def test_refused_commit_leaves_the_archive_as_it_was(path, monkeypatch, call, nu
     assert check_archive(path) == ()
 
 
+@pytest.mark.one_part
 @pytest.mark.parametrize("n_calls", range(5))
 def test_disk_that_fills_at_any_sync_of_a_commit_leaves_the_archive_sound(path, monkeypatch, n_calls):
     calls = []
@@ -407,6 +414,7 @@ def test_disk_that_fills_at_any_sync_of_a_commit_leaves_the_archive_sound(path, 
     assert check_archive(path) == ()
 
 
+@pytest.mark.one_part
 def test_disk_that_fills_while_a_block_is_written_aborts_the_frame(path):
     before = files_of(path)
     with ArchiveWriter(path) as writer:
@@ -487,6 +495,7 @@ def test_removing_refuses_a_frame_that_others_need(path):
     assert check_archive(path) == ()
 
 
+@pytest.mark.one_part
 def test_removed_frame_never_comes_back(path):
     kept = (path / "frames" / "00000003-200.frame").read_bytes()
     with ArchiveWriter(path) as writer:

@@ -81,13 +81,15 @@ def test_header_says_whether_a_keyframe_is_external():
         FrameHeader.parse(HEADER._replace(external=True).pack(), "here")
 
 
-@pytest.mark.parametrize(("part", "last"), [(0, 1), (1, 1), (3, 1023), (0, 0xFFFF)])
-def test_header_of_a_part_of_a_frame_asks_for_an_upgrade(part, last):
+@pytest.mark.parametrize(("part", "last"), [(0, 1), (1, 1), (3, 1023), (0xFFFF, 0xFFFF)])
+def test_header_says_which_part_of_a_frame_it_begins(part, last):
     data = bytearray(HEADER.pack())
     data[80:84] = struct.pack("<HH", part, last)
     data[84:88] = crc(bytes(data[:84]))
-    with pytest.raises(IncompatibleError, match=f"found part {part + 1} of {last + 1}.*upgrade Inshrink"):
-        FrameHeader.parse(bytes(data), "here")
+    found = FrameHeader.parse(bytes(data), "here")
+    assert found == HEADER._replace(part=part, n_parts=last + 1)
+    assert found.path == f"frames/00000003-400.{part:05d}.frame"
+    assert found.pack() == bytes(data)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def test_names_of_parts_give_generation_and_step_too():
 @pytest.mark.parametrize(
     "name",
     ["3-400.frame", "000000003-400.frame", "00000003-0400.frame", "00000000-1.frame",
-     "00000003-400.2.frame", "00000003-400..frame",
+     "00000003-400.2.frame", "00000003-400.65536.frame", "00000003-400..frame",
      "00000003-400.frame.tmp",
      ".00000003-400.frame.tmp", "00000003--1.frame", "0000000٣-400.frame", "../0000003-400.frame",
      "9999999999999999999-1.frame", "00000003-400.frame\n"],

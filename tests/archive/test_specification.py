@@ -12,7 +12,7 @@ import zstandard
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive
 from inshrink_core.archive.index import INDEX_DICTIONARY
 from inshrink_core.chain import Archive
-from inshrink_core.errors import IncompatibleError
+from inshrink_core.errors import ConflictError, DamagedError, IncompatibleError, MissingFrameError
 
 ARCHIVE_ID, FRAME_ID = bytes(range(16)), b"a frame's own id"
 LARGE, SMALL = bytes(i % 251 for i in range(5000)), b"small"
@@ -23,19 +23,29 @@ def crc(*chunks: bytes) -> bytes:
     return struct.pack("<I", google_crc32c.value(b"".join(chunks)))
 
 
-def frame(part: int = 0, last: int = 0, attributes: tuple = WHOLE) -> bytes:
+def frame(
+    part: int = 0,
+    last: int = 0,
+    attributes: tuple = WHOLE,
+    *,
+    keys: tuple[str, str] = ("a", "b"),
+    places: list[int] | None = None,
+    attached: bool | None = None,
+) -> bytes:
     """Return a keyframe of step 7: a large tensor, a small one, and an attachment with the same bytes."""
+    attached = not last if attached is None else attached
     header = b"INSHRNKF" + struct.pack("<HBBI", 1, 1, 0, 0) + ARCHIVE_ID + FRAME_ID + bytes(16)
     header += struct.pack("<qQHH", 7, 1, part, last)
     header += crc(header)
     index = [
-        [["a", "b"], [["raw/1"], [0, 0]], [[len(attributes)] * 2, [[one, one] for one in attributes]]],
-        [[""], [["stored/1"], [0]], [[0], []]],
-        [2, 1],
-        [2 * len(LARGE), 2 * len(SMALL), 2 * 1 + 1],
+        [keys, [["raw/1"], [0, 0]], [[len(attributes)] * 2, [[one, one] for one in attributes]]],
+        [[""], [["stored/1"], [0]], [[0], []]] if attached else [[], [[], []], [[], []]],
+        [2, 1] if attached else [2],
+        [2 * len(LARGE), 2 * len(SMALL), *([2 * 1 + 1] if attached else [])],
         crc(LARGE),
         {"codec": msgpack.packb("raw")},
         [],
+        *([] if places is None else [places]),
     ]
     raw = msgpack.packb(index)
     words = zstandard.ZstdCompressionDict(INDEX_DICTIONARY, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
@@ -92,22 +102,87 @@ def test_the_flag_of_segments_places_a_frame_in_one(tmp_path):
     assert check_archive(path) == ()
 
 
-def test_a_part_of_a_frame_asks_for_an_upgrade(tmp_path):
-    """Listed or not, under the name that a part will have: nothing of it must look like a whole frame."""
-    part = frame(part=2, last=3)
-    names = ("00000001-7.frame", "00000001-7.00002.frame")
-    for number, (name, listed) in enumerate((n, m) for n in names for m in (manifest(part), manifest())):
-        path = archive(tmp_path / str(number), part, listed, name)
-        with pytest.raises(IncompatibleError, match=r"newer version.*one part, found part 3 of 4.*upgrade"):
-            read(path)
+def in_parts(path: Path, parts: list[bytes], listed: bytes) -> Path:
+    archive(path, parts[0], listed, "00000001-7.00000.frame")
+    for number, part in enumerate(parts[1:], 1):
+        (path / "frames" / f"00000001-7.{number:05d}.frame").write_bytes(part)
+    return path
 
 
-def test_a_manifest_of_frames_in_parts_asks_for_an_upgrade(tmp_path):
-    for number, (flags, more) in enumerate(((2, ([1],)), (3, ([1], [0], [1])))):
+def manifest_of_parts(*parts: bytes) -> bytes:
+    """Return a manifest that lists one frame of step 7 in some parts."""
+    columns = [
+        [FRAME_ID], [None], [7], [0], [0], [1],
+        [len(one) for one in parts], b"".join(hashlib.sha256(one).digest() for one in parts),
+        [], 2, [len(parts)],
+    ]  # fmt: skip
+    raw = msgpack.packb(columns)
+    payload = zstandard.compress(raw)
+    fields = b"INSHRNKM" + struct.pack("<HHII", 1, 2, len(payload), len(raw)) + ARCHIVE_ID
+    return fields + crc(fields, payload) + payload
+
+
+PARTS = [frame(0, 1, places=[1, 3], attached=True), frame(1, 1, keys=("c", "d"), places=[0, 2])]
+
+
+@pytest.mark.parametrize("listed", [manifest_of_parts(*PARTS), manifest()], ids=["listed", "unlisted"])
+def test_a_frame_of_two_parts_made_by_hand_is_read_as_one(tmp_path, listed):
+    path = in_parts(tmp_path / "x", PARTS, listed)
+    reader = ArchiveReader.open(path)
+    found = reader.frame(reader.head.frame_id)
+    assert (reader.head.n_parts, reader.head.nbytes) == (2, sum(map(len, PARTS)))
+    assert [(e.key, e.part) for e in found.entries] == [("c", 1), ("a", 0), ("d", 1), ("b", 0), ("", 0)]
+    assert [found.read(e) for e in found.entries] == [LARGE, LARGE, SMALL, SMALL, SMALL]
+    assert found.meta == {"codec": "raw"}
+    assert [problem.leftover for problem in check_archive(path)] == [True] * (listed == manifest())
+
+
+def test_a_frame_that_waits_for_a_part_is_not_live_and_no_other_writer_goes_on(tmp_path):
+    path = in_parts(tmp_path / "x", PARTS[:1], manifest())
+    reader = ArchiveReader.open(path)
+    assert reader.frames == () == reader.missing
+    assert [frame.step for frame in reader.catalog.pending] == [7]
+    with pytest.raises(ConflictError, match=r"step 7 waits for part 2/2.*inshrink commit .* --discard"):
+        ArchiveWriter(path)
+    (problem,) = check_archive(path)
+    assert "waits for part 2/2" in problem.what
+
+
+def test_a_listed_frame_that_lacks_a_part_is_missing_and_the_part_is_named(tmp_path):
+    path = in_parts(tmp_path / "x", PARTS[:1], manifest_of_parts(*PARTS))
+    with pytest.raises(MissingFrameError, match=r"00001\.frame: part 2/2 of the frame of step 7 is missing"):
+        ArchiveReader.open(path).frame(FRAME_ID)
+
+
+@pytest.mark.parametrize(
+    ("other", "match"),
+    [
+        (frame(1, 1, keys=("c", "d"), places=[0, 1]), "a tensor in the same place"),
+        (frame(1, 1, keys=("c", "d"), places=[0, 4]), "no part of the frame holds the tensor"),
+        (frame(1, 1, keys=("a", "d"), places=[0, 2]), "the same block"),
+        (frame(1, 1, keys=("c", "d"), places=[0, 2], attached=True), "holds attachments"),
+        (frame(1, 1, keys=("c", "d"), places=[2, 0]), "places of tensors"),
+    ],
+    ids=["place twice", "gap", "key twice", "attachments", "descending"],
+)
+def test_parts_that_contradict_each_other_are_damaged(tmp_path, other, match):
+    parts = [PARTS[0], other]
+    path = in_parts(tmp_path / "x", parts, manifest_of_parts(*parts))
+    with pytest.raises(DamagedError, match=match):
+        read(path)
+
+
+def test_parts_of_different_frames_make_none(tmp_path):
+    path = in_parts(tmp_path / "x", [PARTS[0], frame(1, 2, keys=("c", "d"), places=[0, 2])], manifest())
+    reader = ArchiveReader.open(path)
+    assert reader.frames == ()
+    assert ["another frame" in str(error) for _, error in reader.catalog.unreadable] == [True, True]
+
+
+def test_the_number_of_parts_in_a_manifest_must_fit_its_columns(tmp_path):
+    for number, (flags, more) in enumerate(((2, ([2],)), (2, ([0],)), (2, ([1, 1],)), (2, ()), (3, ([1],)))):
         path = archive(tmp_path / str(number), frame(), manifest(frame(), flags=flags, more=more))
-        for ask in (ArchiveReader.open, ArchiveWriter, check_archive):
-            with pytest.raises(IncompatibleError, match="frames of one part, found frames of several"):
-                ask(path)
+        assert ArchiveReader.open(path).catalog.manifest_problem is not None
 
 
 def test_a_cell_of_a_tensor_asks_for_an_upgrade(tmp_path):

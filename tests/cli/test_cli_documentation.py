@@ -14,8 +14,8 @@ from inshrink_core.request import request_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 VERBS = (
-    "inspect", "compress", "restore", "verify", "compare", "diff", "average", "estimate", "evaluate",
-    "export", "prune", "sensitivity", "bench", "rehearse", "report", "run", "search", "ui",
+    "inspect", "compress", "restore", "verify", "commit", "compare", "diff", "average", "estimate",
+    "evaluate", "export", "prune", "sensitivity", "bench", "rehearse", "report", "run", "search", "ui",
 )  # fmt: skip
 SCHEMA = json.loads((DOCS / "documents.schema.json").read_text())
 TABLES = {"roles", "layers", "from_last", "metrics", "standard_errors"}
@@ -58,6 +58,8 @@ def keys_of(value, prefix=""):
         ("inspect", ("{archive}", "--gain", "--against", "{run}")),
         ("compress", ("{run}", "-o", "{archive}")),
         ("compress", ("{run}", "-o", "{out}", "--steps", "50", "--base", "{run}@25")),
+        ("compress", ("{run}", "-o", "{out}", "--steps", "25,50", "--part", "1/2")),
+        ("commit", ("{archive}",)),
         ("restore", ("{archive}", "-o", "{out}")),
         ("verify", ("{archive}", "--against", "{run}")),
         ("verify", ("{run}",)),

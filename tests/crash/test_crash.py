@@ -37,7 +37,7 @@ def test_some_cases_of_every_verb_and_mode_find_nothing():
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     rows = [line.split() for line in done.stdout.splitlines()[1:-1]]
-    assert len({row[0] for row in rows}) == 15
+    assert len({row[0] for row in rows}) == 17
     assert all(row[3] == "1" and set(row[4:]) == {"0"} for row in rows), done.stdout
 
 
@@ -69,7 +69,7 @@ def test_the_pass_that_is_kept_is_whole_and_found_nothing():
     cases: Counter[str] = Counter()
     for row in rows:
         cases[row["mode"]] += int(row["cases"])
-    assert len(rows) == 15 * 4
+    assert len(rows) == 17 * 4
     assert cases["kill"] >= 1000
     assert cases["power"] + cases["both"] >= 2000
     assert all(

@@ -213,6 +213,22 @@ class Storage(ABC):
         """
         self.refuse()
 
+    def share(self) -> Lock:
+        """Return the right to write a part of a frame, which many may hold at a time, and no writer beside.
+
+        Raises
+        ------
+        LockedError
+            A writer is at work.
+        InputError
+            The place has no such locks.
+        """
+        raise InputError(
+            "frames are written in parts on local or shared file systems only",
+            where=self.name,
+            remedy="write the parts there, and copy the archive when it is committed",
+        )
+
     def load(self, path: str) -> tuple[bytes, Tag]:
         """Return all of an object, and the tag of what was returned."""
         self.refuse()

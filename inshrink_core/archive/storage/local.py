@@ -148,6 +148,10 @@ class LocalStorage(Storage):
         """Return the right to write, which ends with its process."""
         return _FileLock(self.root)
 
+    def share(self) -> Lock:
+        """Return the right to write parts, which ends with its process."""
+        return _FileLock(self.root, shared=True)
+
     def load(self, path: str) -> tuple[bytes, Tag]:
         """Return the content of a file, and its digest as its tag."""
         content = self.counted(read_regular(self._place(path)))
@@ -341,6 +345,8 @@ class _FileLock(Lock):
     ----------
     root
         The archive's folder.
+    shared
+        Let others hold it that share it, too.
 
     Raises
     ------
@@ -348,7 +354,7 @@ class _FileLock(Lock):
         Another process, or another writer of this one, holds it.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, shared: bool = False) -> None:
         try:
             import fcntl
         except ImportError as error:
@@ -357,9 +363,10 @@ class _FileLock(Lock):
             ) from error
         self._descriptor = open_regular(root / LOCK_NAME, os.O_RDWR | os.O_CREAT, follow=False)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+            if not shared:
+                os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
         except BlockingIOError as error:
             pid = os.pread(self._descriptor, _PID_NBYTES, 0).decode("ascii", "replace")
             os.close(self._descriptor)

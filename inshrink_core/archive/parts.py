@@ -1,0 +1,290 @@
+"""Writing one part of an archive's frames, beside others who write the other parts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, Self
+
+from inshrink_core.archive.catalog import parts_in_words
+from inshrink_core.archive.frame_writer import FrameSink, FrameWriter
+from inshrink_core.archive.index import FrameIndex
+from inshrink_core.archive.layout import (
+    FRAME_FOLDER,
+    MAX_PARTS,
+    FrameHeader,
+    derive_frame_id,
+)
+from inshrink_core.archive.reader import ArchiveReader, is_archive
+from inshrink_core.archive.storage import Creation, Lock, Storage, storage_at, storage_errors
+from inshrink_core.archive.writer import ArchiveWriter
+from inshrink_core.errors import ConflictError, InputError, LockedError
+from inshrink_core.frame import FrameInfo, FrameKind
+
+_PATIENCE_S: Final = 30.0
+"""Others hold the lock for as long as it takes to make an archive, or to list its frames."""
+
+_N_LOOKS: Final = 5
+"""While a folder is listed, others may give names in it."""
+
+
+def _agree(where: str) -> str:
+    return (
+        "give every part the same run, steps, settings and number of parts, or give up those that are there: "
+        f"inshrink commit {where} --discard"
+    )
+
+
+class PartWriter:
+    """Writes one part of new frames; a context manager that shares the archive's lock with the other parts.
+
+    Parameters
+    ----------
+    path
+        The archive's folder; made where there is none.
+    part, n_parts
+        Which part, from 0 on, and of how many.
+
+    Raises
+    ------
+    ConflictError
+        Frames of another job wait for parts.
+    LockedError
+        A writer of whole frames is at work.
+    InputError
+        There is no such part, or the archive cannot be written in parts.
+    StorageError
+        The system refused.
+
+    Attributes
+    ----------
+    reader
+        Sees the archive's frames, and this part of those that wait for others.
+
+    Notes
+    -----
+    Every part gives the same generations to the same steps: those that follow the manifest's, in order. A
+    frame is live when its last part has its name; `commit_parts` lists it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], part: int, n_parts: int) -> None:
+        if not (0 <= part < n_parts <= MAX_PARTS):
+            raise InputError(
+                f"there is no {parts_in_words([part], n_parts)}", expected=f"I/N with 1 ≤ I ≤ N ≤ {MAX_PARTS}"
+            )
+        self.part, self.n_parts = part, n_parts
+        self._frame: FrameWriter | None = None
+        self.storage: Storage = storage_at(path)
+        where = os.fspath(path)
+        with storage_errors("the archive cannot be opened for writing", where):
+            self._lock = _with_patience(lambda: _shared(self.storage, path))
+            try:
+                self.reader: PartReader = self._opened()
+            except BaseException:
+                self._lock.release()
+                raise
+        pending = self.reader.catalog.pending
+        self._waiting = [frame for frame in pending if not self._holds(frame)]
+        catalog = self.reader.catalog
+        self._next = pending[-1].generation + 1 if pending else catalog.next_generation
+
+    def _opened(self) -> PartReader:
+        """Read what is there; once more where it changed meanwhile."""
+        for look in range(_N_LOOKS):
+            reader = PartReader(self.storage, self.part)
+            reader.catalog.require_complete(reader.path)
+            try:
+                _require_one_job(reader, self.n_parts)
+            except ConflictError:
+                if look + 1 == _N_LOOKS:
+                    raise
+                time.sleep(0.02)
+                continue
+            break
+        return reader
+
+    def begin(
+        self,
+        *,
+        step: int,
+        kind: FrameKind | str,
+        parent_id: bytes | None,
+        branch: int = 0,
+        external: bool = False,
+    ) -> FrameSink:
+        """Start this part of the next frame (`ArchiveWriter.begin`).
+
+        Raises
+        ------
+        ConflictError
+            Another part has another frame in its place: they were given other steps.
+        """
+        where, kind = self.storage.name, FrameKind(kind)
+        waiting = self._waiting[0] if self._waiting else None
+        generation = self._next if waiting is None else waiting.generation
+        archive_id = self.reader.archive_id
+        frame_id = derive_frame_id(archive_id, parent_id, step, branch, generation)
+        if waiting is not None and (waiting.frame_id, waiting.kind) != (frame_id, kind):
+            others = [file.number for file in waiting.files]
+            raise ConflictError(
+                f"{parts_in_words(others[:1], self.n_parts)} has other steps or keyframes than this one",
+                where=where,
+                expected=f"a {waiting.kind} of step {waiting.step}",
+                found=f"a {kind} of step {step}",
+                remedy=_agree(where),
+            )
+        header = FrameHeader(
+            archive_id, frame_id, parent_id, step, kind, branch, generation, external, self.part, self.n_parts
+        )
+        parent: FrameIndex | None = None
+        if kind is FrameKind.DELTA and parent_id is not None:
+            parent = self.reader.inherited(parent_id, self.n_parts).get(self.part)
+        with storage_errors("the frame cannot be written", where):
+            file = self.storage.create(header.path)
+        self._frame = FrameWriter(
+            file, where, header, parent, lambda info: self._publish(file, info), self._release
+        )
+        return self._frame
+
+    def _holds(self, frame: FrameInfo) -> bool:
+        return any(file.number == self.part for file in frame.files)
+
+    def _release(self) -> None:
+        self._frame = None
+
+    def _publish(self, file: Creation, info: FrameInfo) -> None:
+        """Give a part its name."""
+        try:
+            file.commit()
+        except FileExistsError as error:
+            raise ConflictError(
+                f"another process has written {parts_in_words([self.part], self.n_parts)} of this frame",
+                where=f"{self.storage.name}, {info.path}",
+                remedy="what it wrote stays; run this part again",
+            ) from error
+        self.storage.sync(FRAME_FOLDER)
+        self.reader.see(info)
+        if self._waiting:
+            self._waiting.pop(0)
+        else:
+            self._next += 1
+
+    def meta_of_others(self) -> dict[str, Any]:
+        """Return what another part says of the first frame that waits for this one; else nothing."""
+        if not self._waiting:
+            return {}
+        frame = self._waiting[0]
+        other = ArchiveReader(self.storage)
+        for pending in other.catalog.pending:
+            other.see(pending)
+        return other.frame_of_part(frame.frame_id, frame.files[0].number).meta
+
+    def close(self) -> None:
+        """Abort an unfinished frame and release the lock; harmless when repeated."""
+        if self._frame is not None:
+            self._frame.abort()
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class PartReader(ArchiveReader):
+    """A reader that sees one part of frames that wait for others, too.
+
+    Parameters
+    ----------
+    storage, part
+        Where the archive lies, and which part.
+    """
+
+    def __init__(self, storage: Storage, part: int) -> None:
+        self._part = part
+        super().__init__(storage)
+
+    def refresh(self) -> None:
+        """See what was committed or removed since."""
+        super().refresh()
+        for frame in self.catalog.pending:
+            own = tuple(file for file in frame.files if file.number == self._part)
+            if own:
+                self.see(replace(frame, nbytes=own[0].nbytes, digest=b"", path=own[0].path, parts=own))
+
+
+def _shared(storage: Storage, path: str | os.PathLike[str]) -> Lock:
+    """Return the shared lock of an archive, which is made where there is none."""
+    if not is_archive(path):
+        ArchiveWriter(path, create=True).close()
+    return storage.share()
+
+
+def _with_patience(take: Callable[[], Lock]) -> Lock:
+    """Take a lock that others hold for a moment."""
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return take()
+        except LockedError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.05)
+
+
+def _require_one_job(reader: PartReader, n_parts: int) -> None:
+    """Refuse to write into an archive whose frames wait for parts of another job."""
+    pending = reader.catalog.pending
+    live = [frame for frame in reader.frames if frame.generation not in {one.generation for one in pending}]
+    head = max(live, key=lambda frame: (frame.branch, frame.generation), default=None)
+    before = None if head is None else head.frame_id
+    for frame in pending:
+        if frame.n_parts != n_parts or frame.parent_id != before:
+            lost = sorted(set(range(frame.n_parts)) - {file.number for file in frame.files})
+            raise ConflictError(
+                f"the frame of step {frame.step}, which another job began, waits for "
+                f"{parts_in_words(lost, frame.n_parts)}",
+                where=reader.path,
+                remedy=_agree(reader.path),
+            )
+        before = frame.frame_id
+
+
+class Committed(NamedTuple):
+    """What a commit did: frames that it listed, and frames that still wait for parts.
+
+    `discarded` are frames whose parts were given up.
+    """
+
+    listed: tuple[FrameInfo, ...]
+    waiting: tuple[FrameInfo, ...]
+    discarded: tuple[FrameInfo, ...] = ()
+
+
+def commit_parts(path: str | os.PathLike[str], *, discard: bool = False) -> Committed:
+    """List every frame of an archive whose parts are all there.
+
+    Parameters
+    ----------
+    path
+        The archive.
+    discard
+        Give up frames that wait for parts, and those whose parts contradict each other.
+
+    Raises
+    ------
+    ConflictError
+        Parts contradict each other, and `discard` is False: nothing is listed.
+    LockedError
+        A part, or another writer, is at work.
+    NotFoundError, DamagedError, StorageError
+        As `ArchiveWriter`.
+    """
+    with storage_errors("the parts cannot be committed", os.fspath(path)):
+        before = {frame.generation for frame in ArchiveReader.open(path).catalog.manifest.frames}
+    with ArchiveWriter(path, pending="discard" if discard else "keep") as writer:
+        listed = tuple(frame for frame in writer.manifest.frames if frame.generation not in before)
+        return Committed(listed, writer.reader.catalog.pending, writer.discarded)

@@ -1,0 +1,153 @@
+"""Who writes which tensors of a checkpoint, where several write it together."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple, Self
+
+from inshrink_core.checkpoint import TensorSpec
+from inshrink_core.errors import InputError
+
+__all__ = ["AUTO", "Share", "Split", "share_of"]
+
+AUTO: Final = "auto"
+"""The share that the environment tells."""
+
+_TEXT: Final = re.compile(r"([0-9]{1,5})/([0-9]{1,5})", re.ASCII)
+
+_ENVIRONMENTS: Final = (
+    ("torchrun", "RANK", "WORLD_SIZE", ""),
+    ("a Slurm array", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"),
+    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS", ""),
+)
+"""Who tells which process this is: its number, how many there are, and the first number, mostly 0."""
+
+
+class Share(NamedTuple):
+    """One part of a work that is shared: its number, from 0 on, and how many there are."""
+
+    part: int
+    n_parts: int
+
+    def __str__(self) -> str:
+        return f"{self.part + 1}/{self.n_parts}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a share as users write it: ``2/8`` is the second of eight.
+
+        Raises
+        ------
+        InputError
+            It is not one.
+
+        Examples
+        --------
+        >>> Share.parse("2/8")
+        Share(part=1, n_parts=8)
+        """
+        match = _TEXT.fullmatch(text)
+        number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+        if not 1 <= number <= count:
+            raise InputError(f"'{text}' is no part", expected="I/N with 1 ≤ I ≤ N, or auto")
+        return cls(number - 1, count)
+
+    def of(self, sizes: Iterable[int]) -> range:
+        """Return which of some things in a row are this part's, so that sizes are about equal.
+
+        Parts follow one another, and every thing is one part's; one that is larger than all others together
+        leaves other parts empty.
+
+        Examples
+        --------
+        >>> [Share(i, 2).of([3, 1, 1, 1]) for i in range(2)]
+        [range(0, 1), range(1, 4)]
+        """
+        rows = list(sizes)
+        total, done = max(1, sum(rows)), 0
+        owners = []
+        for size in rows:
+            owners.append(min(self.n_parts - 1, (2 * done + size) * self.n_parts // (2 * total)))
+            done += size
+        own = [at for at, owner in enumerate(owners) if owner == self.part]
+        return range(own[0], own[-1] + 1) if own else range(0)
+
+
+def share_of(text: str | None, environment: Mapping[str, str] | None = None) -> Share | None:
+    """Return the share that an option names: ``I/N``, or ``auto`` for what the environment tells.
+
+    Parameters
+    ----------
+    text
+        The option; None: the work is not shared.
+    environment
+        By default that of the process.
+
+    Raises
+    ------
+    InputError
+        It is no share, or the environment tells none.
+    """
+    if text is None or text != AUTO:
+        return None if text is None else Share.parse(text)
+    known = os.environ if environment is None else environment
+    for name, number, count, first in _ENVIRONMENTS:
+        if number in known and count in known:
+            try:
+                share = Share(int(known[number]) - int(known.get(first, "0")), int(known[count]))
+            except ValueError:
+                share = Share(-1, 0)
+            if not 0 <= share.part < share.n_parts:
+                raise InputError(
+                    f"{name} tells no part",
+                    expected=f"{number} below {count}",
+                    found=f"{number}={known[number]}, {count}={known[count]}",
+                )
+            return share
+    raise InputError(
+        "nothing tells which part this process is",
+        expected=" or ".join(f"{number} and {count}" for _, number, count, _ in _ENVIRONMENTS),
+        remedy="say so: --part I/N",
+    )
+
+
+class Split:
+    """Which part takes which tensors: by columns, a weight with its optimizer state, balanced by bytes.
+
+    Parameters
+    ----------
+    specs
+        Tensors of the first step of the work: the same in every part.
+    n_parts
+        How many parts there are.
+
+    Examples
+    --------
+    >>> sizes = {"a": 3, "b": 2, "c": 1}
+    >>> made = {"role": TensorRole.WEIGHT, "dtype": "float32"}
+    >>> specs = [TensorSpec(name=name, shape=(n,), **made) for name, n in sizes.items()]
+    >>> split = Split(specs, 2)
+    >>> [split.part_of(spec) for spec in specs]
+    [0, 1, 1]
+    """
+
+    def __init__(self, specs: Iterable[TensorSpec], n_parts: int) -> None:
+        self.n_parts = n_parts
+        columns: dict[str, int] = {}
+        for spec in specs:
+            columns[spec.parameter] = columns.get(spec.parameter, 0) + spec.nbytes
+        loads = [(0, part) for part in range(n_parts)]
+        self._parts: dict[str, int] = {}
+        for name in sorted(columns, key=lambda name: (-columns[name], name)):
+            load, part = heapq.heappop(loads)
+            self._parts[name] = part
+            heapq.heappush(loads, (load + columns[name], part))
+
+    def part_of(self, spec: TensorSpec) -> int:
+        """Return the part of a tensor; of one that came later, by its name."""
+        known = self._parts.get(spec.parameter)
+        return zlib.crc32(spec.parameter.encode()) % self.n_parts if known is None else known

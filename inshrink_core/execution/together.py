@@ -1,0 +1,87 @@
+"""Processes that torchrun started for one command: what they are told, and where they meet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping, Sequence
+from datetime import timedelta
+from typing import Final, TypeVar, cast
+
+__all__ = ["gathered", "is_together", "meet", "part_ways", "words_together"]
+
+_Value = TypeVar("_Value")
+
+_VERBS: Final = {"compress": True, "restore": True, "verify": False}
+"""Verbs that take a part of the work, and whether they work with threads."""
+
+_PATIENCE: Final = timedelta(days=30)
+"""A process that ends with an error ends the others, so that nobody waits in vain."""
+
+
+def is_together(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether torchrun started this process, and others beside it."""
+    known = os.environ if environment is None else environment
+    return "TORCHELASTIC_RUN_ID" in known and known.get("WORLD_SIZE", "1") != "1"
+
+
+def words_together(words: Sequence[str], environment: Mapping[str, str] | None = None) -> list[str]:
+    """Return the words of a command as this process of torchrun takes them.
+
+    Each process takes its part, and its share of the processors; the first alone shows something.
+
+    Examples
+    --------
+    >>> world = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    >>> words_together(["verify", "a.inshrink"], world)
+    ['verify', 'a.inshrink', '--part', 'auto', '--quiet']
+    """
+    known = os.environ if environment is None else environment
+    told = list(words)
+    if not is_together(known) or not told or told[0] not in _VERBS or {"-h", "--help"} & {*told}:
+        return told
+    given = {word.partition("=")[0] for word in told}
+    if "--part" not in given:
+        told += ["--part", "auto"]
+    if _VERBS[told[0]] and "--threads" not in given:
+        beside = int(known.get("LOCAL_WORLD_SIZE", "1"))
+        told += ["--threads", str(max(1, (os.cpu_count() or 1) // max(1, beside)))]
+    if known.get("RANK") != "0":
+        told = [word for word in told if word != "--json"]
+        told.append("--quiet")
+    return told
+
+
+def meet(environment: MutableMapping[str, str] | None = None) -> bool:
+    """Wait until every process is here; tell whether this is the one that speaks for all.
+
+    A process that is alone need not wait.
+    """
+    if not is_together(environment):
+        return True
+    from torch import distributed
+
+    if not distributed.is_initialized():
+        distributed.init_process_group("gloo", timeout=_PATIENCE)
+    distributed.barrier()
+    return distributed.get_rank() == 0
+
+
+def gathered(value: _Value) -> list[_Value]:
+    """Return what each process has of something, by its number; where there is one process, its own."""
+    if not is_together():
+        return [value]
+    meet()
+    from torch import distributed
+
+    values: list[_Value | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(values, value)
+    return cast("list[_Value]", values)
+
+
+def part_ways() -> None:
+    """Leave the others, where this process met any."""
+    if is_together():
+        from torch import distributed
+
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()

@@ -1,0 +1,49 @@
+"""The suite of the archive runs with frames of one part, and where files are not the point, of three."""
+
+import zlib
+
+import pytest
+
+from inshrink_core.archive import ArchiveWriter
+
+N_PARTS = 3
+_BEGIN = ArchiveWriter.begin
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "one_part: what it checks is of frames that have one part")
+
+
+def pytest_generate_tests(metafunc):
+    module = metafunc.module.__name__.rpartition(".")[2]
+    if (
+        module in _IN_PARTS
+        and metafunc.cls is None
+        and metafunc.definition.get_closest_marker("one_part") is None
+    ):
+        metafunc.parametrize("n_parts", [1, N_PARTS], ids=["one part", "three parts"], indirect=True)
+
+
+_IN_PARTS = {
+    "test_archive_damage", "test_archive_reader", "test_archive_writer", "test_packed",
+    "test_rewrite",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def n_parts(request):
+    """Write every frame in so many parts, its tensors spread by their names."""
+    n = getattr(request, "param", 1)
+    if n > 1:
+        request.getfixturevalue("monkeypatch").setattr(ArchiveWriter, "begin", begin_in_parts)
+    return n
+
+
+def begin_in_parts(writer, **arguments):
+    """Begin a frame of three parts."""
+    return _BEGIN(writer, **{"n_parts": N_PARTS, "route": route, **arguments})
+
+
+def route(key: str) -> int:
+    """Return the part of a tensor."""
+    return zlib.crc32(key.encode()) % N_PARTS
