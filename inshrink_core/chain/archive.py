@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain.base import BaseLike
     from inshrink_core.codec import TensorReference
 
-__all__ = ["Archive", "open_any", "open_base", "open_base_at"]
 
 _Read = TypeVar("_Read")
 

@@ -12,8 +12,6 @@ from typing import Final, NamedTuple, Self
 from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.errors import InputError
 
-__all__ = ["AUTO", "Share", "Split", "share_of"]
-
 AUTO: Final = "auto"
 """The share that the environment tells."""
 

@@ -16,14 +16,6 @@ from inshrink_core.errors import InshrinkError, clipped
 from inshrink_core.frame import FrameInfo
 from inshrink_core.report import Report
 
-__all__ = [
-    "ChainFrame",
-    "ChainReport",
-    "DamagedOriginal",
-    "OriginalChecks",
-    "chain_report",
-    "original_checks",
-]
 
 _MOST_SHOWN: Final = 3
 

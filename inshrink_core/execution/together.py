@@ -7,8 +7,6 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from datetime import timedelta
 from typing import Final, TypeVar, cast
 
-__all__ = ["gathered", "is_together", "meet", "part_ways", "words_together"]
-
 _Value = TypeVar("_Value")
 
 _VERBS: Final = {"compress": True, "restore": True, "verify": False}

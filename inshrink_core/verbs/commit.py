@@ -99,6 +99,18 @@ class Commit(Request["CommitReport"]):
     Parts that see each other commit by themselves when the last one ends; this is for those that do not, and
     for what was cut off. Every part is read, and compared with the others of its step, before it is listed.
     Where steps wait for parts the report names them, and the command ends with 1.
+
+    Examples
+    --------
+    >>> import inshrink_core, pathlib, tempfile
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> archive = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
+    >>> _ = inshrink_core.compress(run, archive, steps=run.steps[:1], part="1/2")
+    >>> inshrink_core.verbs.commit(archive).failure is None
+    False
+    >>> _ = inshrink_core.compress(run, archive, steps=run.steps[:1], part="2/2")
+    >>> inshrink_core.open(archive).steps
+    (10,)
     """
 
     archive: Annotated[PathLike, Option(metavar="ARCHIVE")]

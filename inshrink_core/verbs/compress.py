@@ -198,7 +198,7 @@ class Compress(Compressing, Request["CompressReport"]):
         if self.part is not None:
             from inshrink_core.verbs.modes.parts import compress_part
 
-            return compress_part(self, self.part)
+            return CompressReport(**compress_part(self, self.part))
         from inshrink_core.archive import MAX_SMALL_FILES, ArchiveWriter, is_archive
         from inshrink_core.chain import (
             Archive,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inshrink_core.chain.assign import assigned, assignments, literal_pattern
+from inshrink_core.chain.config import assigned, assignments, literal_pattern
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.errors import InputError

@@ -121,7 +121,7 @@ def allocation_of(shown: Subject, config: Mapping[str, Any], keys: Sequence[str]
     ServiceError
         The configuration asks for what the codec does not have.
     """
-    from inshrink_core.chain.assign import assigned
+    from inshrink_core.chain.config import assigned
     from inshrink_core.chain.defaults import make_chain_config
 
     number = number_of(str(config["codec"]))
@@ -151,7 +151,7 @@ def with_allocation(
     -----
     The number that most of the values have becomes that of all, and the rest are overrides.
     """
-    from inshrink_core.chain.assign import assignments
+    from inshrink_core.chain.config import assignments
 
     number = number_of(str(config["codec"]))
     if number is None:

@@ -20,23 +20,26 @@ if TYPE_CHECKING:
     from inshrink_core.checkpoint import Checkpoint, TensorSpec
     from inshrink_core.formats import Run
     from inshrink_core.frame import FrameInfo
-    from inshrink_core.verbs.compress import Compress, CompressReport
 
-__all__ = ["compress_part", "require_same_settings"]
 
 _ONE_PROCESS = ("max_drop", "max_divergence", "max_restore_cost", "evaluator", "resumed_from", "base")
 """Options of a compression that no part can follow alone."""
 
 
-def compress_part(request: Compress, part: str) -> CompressReport:
+def compress_part(request: Any, part: str) -> dict[str, Any]:
     """Write one part of the steps that an archive does not hold yet; commit where it was the last.
 
     Parameters
     ----------
     request
-        What every part is given alike.
+        What every part is given alike: an `inshrink_core.verbs.compress.Compress`.
     part
         ``I/N``, or ``auto``.
+
+    Returns
+    -------
+    dict
+        Fields of a `CompressReport`.
 
     Raises
     ------
@@ -54,7 +57,6 @@ def compress_part(request: Compress, part: str) -> CompressReport:
     from inshrink_core.chain.parts import share_of
     from inshrink_core.formats import unreadable_error
     from inshrink_core.search.search import choose_steps
-    from inshrink_core.verbs.compress import CompressReport
 
     begun = time.perf_counter()
     share = share_of(part)
@@ -76,7 +78,7 @@ def compress_part(request: Compress, part: str) -> CompressReport:
     finished = Archive.open(request.archive)
     waiting = finished.reader.catalog.pending
     error_rate = (session.squared_error / session.squared_norm) ** 0.5 if session.squared_norm else None
-    return CompressReport(
+    return dict(
         path=Path(request.archive),
         size=archive_size(finished),
         appended=tuple(session.appended),
@@ -131,7 +133,7 @@ def _differing(value: Any, other: Any) -> str:
     return ", ".join(f"{name}={value[name]!r}" for name in value if value[name] != other.get(name))
 
 
-def _refuse_what_needs_all(request: Compress) -> None:
+def _refuse_what_needs_all(request: Any) -> None:
     for name in _ONE_PROCESS:
         if getattr(request, name) is not None:
             raise InputError(
@@ -145,7 +147,7 @@ class _Session:
 
     def __init__(
         self,
-        request: Compress,
+        request: Any,
         run: Run,
         steps: tuple[int, ...],
         writer: PartWriter,
