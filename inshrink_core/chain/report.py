@@ -16,7 +16,6 @@ from inshrink_core.errors import InshrinkError, clipped
 from inshrink_core.frame import FrameInfo
 from inshrink_core.report import Report
 
-
 _MOST_SHOWN: Final = 3
 
 
