@@ -55,8 +55,9 @@ _MAX_PLANE_HEADER = 4
 _PATTERNS = frozenset({"bool", "float8_e8m0fnu", "float4_e2m1fn_x2"})
 """Dtypes whose words are taken as they are: of one sign, or of two numbers."""
 
-_SMALL = 1 << 12
-"""Words up to which forms are tried: above, their sizes follow from histograms of a sample."""
+_SMALL = 1 << 15
+"""Words up to which both forms of what is no float are tried: repetition, which shortens both, is no matter
+of histograms, from which the sizes follow elsewhere."""
 
 _MANTISSAS = {"bfloat16": 7, "float16": 10, "float32": 23}
 """Bits of the mantissa of the dtypes whose deltas are coded as changes."""
@@ -366,11 +367,10 @@ def _encode_words(
         # Of words of 16 bits, neither planes nor the words themselves take less than half of them.
         if words.element_size() == 2 and plan.bits < 8 * words.numel():
             return forms[0][1]()
-    small = words.numel() <= _SMALL
-    forms.append((0 if small else _plane_bits(words, None, alone), partial(planes, None)))
-    forms.append((0 if small else _plane_bits(words, earlier, against), partial(planes, earlier)))
-    if small:
-        return min((form() for _, form in forms), key=lambda made: len(made[0]))
+    elif words.numel() <= _SMALL:
+        return min((planes(None), planes(earlier)), key=lambda form: len(form[0]))
+    forms.append((_plane_bits(words, None, alone), partial(planes, None)))
+    forms.append((_plane_bits(words, earlier, against), partial(planes, earlier)))
     return min(forms, key=lambda form: form[0])[1]()
 
 

@@ -22,7 +22,11 @@ _UNSIGNED: dict[torch.dtype, Any] = {torch.int16: np.uint16, torch.int32: np.uin
 
 _BLOCK = 1024
 _GROUP = 16
+_WORD_BITS = 32
 """Elements of a block, and of what is looked at together for large changes."""
+
+_PADDING = 2 * _GROUP
+"""Words that may be read past the last extra bits before that is noticed."""
 
 _NOTHING = np.zeros(_BLOCK, np.uint8)
 """The history of a block where there is none."""
@@ -53,6 +57,33 @@ def renew(
         new[i] = _U8(octave | negative) if token != _U8(0) else aged
 
 
+@part
+def to_tokens(
+    z: NDArray[Any], tokens: NDArray[np.uint8], low: NDArray[np.uint8]
+) -> None:  # pragma: no cover - compiled
+    """Fill in tokens and numbers of extra bits; without branches, so that vectors hold what is one number."""
+    for i in range(tokens.size):
+        this = _U32(z[i])
+        k, rest = _U32(0), this
+        for shift in (16, 8, 4, 2, 1):
+            by = _U32(shift) if rest >= (_U32(1) << _U32(shift)) else _U32(0)
+            k = _U32(k + by)
+            rest = _U32(rest >> by)
+        n = _U32(k - _U32(2)) if this >= _U32(_LARGE) else _U32(0)
+        token = _U32(_U32(_U32(4) * k) + (_U32(this >> n) & _U32(3)))
+        tokens[i] = _U8(token) if this >= _U32(_LARGE) else _U8(this)
+        low[i] = _U8(n)
+
+
+@part
+def any_large(tokens: NDArray[np.uint8]) -> np.bool:  # pragma: no cover - compiled
+    """Whether one of some tokens is large: those alone have a bit from the fifth on."""
+    joined = _U8(0)
+    for i in range(tokens.size):
+        joined = _U8(joined | tokens[i])
+    return joined >= _LARGE
+
+
 @kernel
 def _find(
     words: NDArray[Any],
@@ -62,10 +93,12 @@ def _find(
     first: int,
     z: NDArray[Any],
     odd: NDArray[np.uint8],
+    low: NDArray[np.uint8],
     tokens: NDArray[np.uint8],
     new: NDArray[np.uint8],
     extra: NDArray[np.uint32],
 ) -> np.int64:  # pragma: no cover - compiled
+    """Find changes; return how many words the extra bits take."""
     kind = words.dtype.type
     zero, one = kind(0), kind(1)
     top = kind(8 * words.itemsize - 1)
@@ -84,31 +117,21 @@ def _find(
             z[i] = this
             odd[i] = _U8(this & one)
             out[i] = _U8(this) if this < kind(_LARGE) else _LARGE
-        for group in range(0, now.size, _GROUP):
-            end = group + _GROUP if group + _GROUP < now.size else now.size
-            joined = _U8(0)
-            for i in range(group, end):
-                joined = _U8(joined | out[i])
-            if joined < _LARGE:
-                continue
-            for i in range(group, end):
-                this = _U32(z[i])
-                large = this >= _U32(_LARGE)
-                k = _U32(0)
-                rest = this
-                for shift in (16, 8, 4, 2, 1):
-                    more = _U32(rest >= (_U32(1) << _U32(shift)))
-                    k += more * _U32(shift)
-                    rest >>= more * _U32(shift)
-                low = _U32(k - _U32(2)) if large else _U32(0)
-                out[i] = _U8(_U32(4) * k + ((this >> low) & _U32(3))) if large else _U8(this)
-                held |= (_U64(this) & ((_U64(1) << _U64(low)) - _U64(1))) << n_held
-                n_held += _U64(low)
-                extra[at] = _U32(held & _U64(0xFFFFFFFF))
-                full = n_held >> _U64(5)
-                at += np.int64(full)
-                held >>= full << _U64(5)
-                n_held &= _U64(31)
+        if any_large(out):
+            to_tokens(z, out, low)
+            for group in range(0, now.size, _GROUP):
+                if not any_large(out[group : group + _GROUP]):
+                    continue
+                end = group + _GROUP if group + _GROUP < now.size else now.size
+                for i in range(group, end):
+                    n = _U64(low[i])
+                    held |= (_U64(z[i]) & ((_U64(1) << n) - _U64(1))) << n_held
+                    n_held += n
+                    extra[at] = _U32(held & _U64(0xFFFFFFFF))
+                    full = n_held >> _U64(5)
+                    at += np.int64(full)
+                    held >>= full << _U64(5)
+                    n_held &= _U64(31)
         renew(out, odd, old, first, new[start : start + _BLOCK])
     if n_held > _U64(0):
         extra[at] = _U32(held)
@@ -128,11 +151,15 @@ def _apply(
     odd: NDArray[np.uint8],
     words: NDArray[Any],
     new: NDArray[np.uint8],
-) -> bool:  # pragma: no cover - compiled
+) -> np.int64:  # pragma: no cover - compiled
+    """Apply changes; return how many extra bits they took, or -1 where there are too few or more than zeros.
+
+    `extra` has `_PADDING` zeros at its end.
+    """
     kind = words.dtype.type
     zero, one = kind(0), kind(1)
     top = kind(8 * words.itemsize - 1)
-    held, n_held, at = _U64(0), _U64(0), 0
+    held, n_held, at, taken = _U64(0), _U64(0), np.int64(0), _U64(0)
     for start in range(0, words.size, _BLOCK):
         now, before = words[start : start + _BLOCK], earlier[start : start + _BLOCK]
         old = history[start * known :]
@@ -140,26 +167,24 @@ def _apply(
         for i in range(now.size):
             z[i] = kind(given[i])
         for group in range(0, now.size, _GROUP):
-            end = group + _GROUP if group + _GROUP < now.size else now.size
-            joined = _U8(0)
-            for i in range(group, end):
-                joined = _U8(joined | given[i])
-            if joined < _LARGE:
+            if not any_large(given[group : group + _GROUP]):
                 continue
+            if at > extra.size - _PADDING + 1:
+                return np.int64(-1)
+            end = group + _GROUP if group + _GROUP < now.size else now.size
             for i in range(group, end):
-                token = _U32(given[i])
-                large = token >= _U32(_LARGE)
-                low = _U32((token >> _U32(2)) - _U32(2)) if large else _U32(0)
-                if n_held < _U64(low):
-                    if at >= extra.size:
-                        return False
-                    held |= _U64(extra[at]) << n_held
-                    n_held += _U64(32)
-                    at += 1
-                bits = _U32(held & ((_U64(1) << _U64(low)) - _U64(1)))
-                held >>= _U64(low)
-                n_held -= _U64(low)
-                z[i] = kind(((_U32(4) | (token & _U32(3))) << low) | bits) if large else kind(token)
+                more = _U64(n_held < _U64(32))
+                held |= (_U64(extra[at]) << n_held) & (_U64(0) - more)
+                n_held += more << _U64(5)
+                at += np.int64(more)
+                token = _U64(given[i])
+                n = (token >> _U64(2)) - _U64(2) if token >= _U64(_LARGE) else _U64(0)
+                bits = held & ((_U64(1) << n) - _U64(1))
+                held >>= n
+                n_held -= n
+                taken += n
+                large = ((_U64(4) | (token & _U64(3))) << n) | bits
+                z[i] = kind(large) if token >= _U64(_LARGE) else kind(token)
         for i in range(now.size):
             this, y = z[i], before[i]
             odd[i] = _U8(this & one)
@@ -170,7 +195,7 @@ def _apply(
             x = kind(y + d)
             now[i] = kind(x ^ (kind(zero - (x >> top)) >> one))
         renew(given, odd, old, first, new[start : start + _BLOCK])
-    return at == extra.size and held == _U64(0)
+    return np.int64(taken) if held == _U64(0) else np.int64(-1)
 
 
 @kernel
@@ -216,7 +241,7 @@ def find_changes(words: Tensor, earlier: Tensor, history: Tensor | None, rule: C
     tokens, new = new_array(now.size, np.uint8), new_array(now.size, np.uint8)
     # Pages that are not written take no memory.
     extra = new_array(now.size * now.itemsize // 4 + 2, np.uint32)
-    block = np.empty(_BLOCK, now.dtype), np.empty(_BLOCK, np.uint8)
+    block = np.empty(_BLOCK, now.dtype), np.empty(_BLOCK, np.uint8), np.empty(_BLOCK, np.uint8)
     n = _find(now, _bits(earlier), old, known, rule.first_octave, *block, tokens, new, extra)
     return Changes(torch.from_numpy(tokens), torch.from_numpy(new), extra[:n])
 
@@ -228,8 +253,9 @@ def apply_changes(
     before, (old, known) = _bits(earlier), _history(history)
     words, new = new_array(before.size, before.dtype.type), new_array(before.size, np.uint8)
     block = np.empty(_BLOCK, before.dtype), np.empty(_BLOCK, np.uint8)
-    intact = _apply(tokens.numpy(), extra, before, old, known, rule.first_octave, *block, words, new)
-    if not intact:
+    padded = np.concatenate((extra, np.zeros(_PADDING, np.uint32)))
+    taken = _apply(tokens.numpy(), padded, before, old, known, rule.first_octave, *block, words, new)
+    if taken < 0 or -(-taken // _WORD_BITS) != extra.size:
         return earlier.clone(), torch.zeros_like(tokens), False
     return torch.from_numpy(words).view(earlier.dtype), torch.from_numpy(new), True
 
