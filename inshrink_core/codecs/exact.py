@@ -63,6 +63,10 @@ _MANTISSAS = {"bfloat16": 7, "float16": 10, "float32": 23}
 """Bits of the mantissa of the dtypes whose deltas are coded as changes."""
 
 
+_WITH_HISTORY = frozenset({"bfloat16", "float16"})
+"""Dtypes whose states have a history: of 32 bits, a sixtieth is not worth a byte of memory an element."""
+
+
 class _Mode(IntEnum):
     """First byte of a payload."""
 
@@ -97,7 +101,7 @@ class LosslessReference(TensorReference):
     tensor
         In the stored dtype and shape, contiguous or one element expanded; read-only by agreement.
     history : UInt8[Tensor, "n"] or None
-        When and how each element changed last (`inshrink_core.ops.changes`); None: none has changed.
+        When and how each element of 16 bits changed last (`inshrink_core.ops.changes`); None: none has.
     """
 
     tensor: Tensor
@@ -106,6 +110,10 @@ class LosslessReference(TensorReference):
     def decoded(self) -> Tensor:
         """Return the tensor; do not write to it."""
         return self.tensor
+
+    def exact_state(self) -> tuple[Tensor, Tensor | None]:
+        """Return tensor and history; do not write to them."""
+        return self.tensor, self.history
 
     @property
     def nbytes(self) -> int:
@@ -167,7 +175,7 @@ def encode_exact(
     words = _words(now)
     earlier = None if before is None else _words(before)
     if earlier is not None and spec.numel and torch.equal(words, earlier):
-        kept = reference if isinstance(reference, LosslessReference) else _state(now, tensor, owned)
+        kept = reference if isinstance(reference, LosslessReference) else _state(now, tensor, owned, history)
         return Encoded(Block(BITSTREAM, bytes([_Mode.UNCHANGED])), kept)
     payload, after = _encode_words(spec, words, earlier, history, level)
     if payload is None or len(payload) > now.numel() * now.element_size():
@@ -186,8 +194,8 @@ def rekey_exact(spec: TensorSpec, reference: TensorReference) -> Block:
 
     With a history it may be longer than `worst_case_exact_bytes`, by up to a byte an element and some.
     """
-    block = encode_exact(spec, reference.decoded(), None).block
-    history = reference.history if isinstance(reference, LosslessReference) else None
+    tensor, history = reference.exact_state()
+    block = encode_exact(spec, tensor, None).block
     if history is None:
         return block
     head = bytearray((_Mode.HISTORY,))
@@ -263,14 +271,15 @@ def _decode_changed(spec: TensorSpec, body: memoryview, before: Tensor, history:
         raise DamagedError("a tensor of this kind has no changes", where=spec.key)
     words, after = decode_changes(body, _words(before), history, mantissa)
     out = words.view(before.dtype).reshape(spec.shape)
-    return Decoded(out, LosslessReference(out.clone(), after))
+    kept = after if spec.dtype in _WITH_HISTORY else None
+    return Decoded(out, LosslessReference(out.clone(), kept))
 
 
 def _decode_history(spec: TensorSpec, body: memoryview) -> Decoded:
     """Decode a tensor that stands alone, and the history beside it."""
     length, at = read_varint(body, 0)
     inner = body[at + length :]
-    if spec.dtype not in _MANTISSAS or len(inner) == 0 or inner[0] in (*_RELATIVE, _Mode.HISTORY):
+    if spec.dtype not in _WITH_HISTORY or len(inner) == 0 or inner[0] in (*_RELATIVE, _Mode.HISTORY):
         raise DamagedError("a lossless payload with a history holds no tensor", where=spec.key)
     history = decode_rans(body[at : at + length], spec.numel, HISTORIES)
     decoded, state = decode_exact(spec, inner, None)
@@ -306,10 +315,9 @@ def _usable(
     """Return the reference's tensor, if a delta against it is defined, and its history."""
     if reference is None:
         return None, None
-    before = reference.decoded()
+    before, history = reference.exact_state()
     if tuple(before.shape) != spec.shape or before.dtype != getattr(torch, spec.dtype):
         return None, None
-    history = reference.history if isinstance(reference, LosslessReference) else None
     return before.detach().to("cpu").contiguous(), history
 
 
@@ -376,8 +384,8 @@ def _encode_words(
 
 def _encode_changed(earlier: Tensor, history: Tensor | None, plan: ChangePlan) -> _Form:
     """Return the payload of changes, and the history after them."""
-    body = encode_changes(earlier, history, plan)
-    return b"".join((bytes((_Mode.CHANGES,)), body)), plan.changes.history
+    payload = b"".join((bytes((_Mode.CHANGES,)), encode_changes(earlier, history, plan)))
+    return payload, plan.changes.history if earlier.element_size() == 2 else None
 
 
 def _plane_bits(words: Tensor, earlier: Tensor | None, transform: Transform) -> float:

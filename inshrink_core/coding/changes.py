@@ -35,8 +35,7 @@ SAMPLE = 1 << 15
 _STRETCHES = 4
 
 N_TOKENS = {2: 64, 4: 128}
-_FIRST_OCTAVES = {2: 0, 4: 8}
-"""By bytes of a word: 4 tokens for each bit of z, and where octaves of a history begin."""
+"""By bytes of a word: 4 tokens for each bit of z."""
 
 _COST_BITS = 16
 _LOGARITHMS = np.zeros(SAMPLE + 1, np.int64)
@@ -93,7 +92,7 @@ def plan_changes(words: Tensor, earlier: Tensor, history: Tensor | None, mantiss
     """
     n = words.numel()
     before, old = sampled(earlier), None if history is None else sampled(history)
-    rule = ChangeRule(mantissa, _FIRST_OCTAVES[words.element_size()], _top(before, mantissa))
+    rule = ChangeRule(mantissa, _top(before, mantissa))
     changes = find_changes(words, earlier, history, rule)
     tokens = sampled(changes.tokens)
     counts = np.zeros((N_PLACES, N_TOKENS[words.element_size()]), np.int64)
@@ -191,7 +190,7 @@ def decode_changes(
             found=str(payload[1] + 1) if len(payload) > 1 else "nothing",
         )
     word = earlier.element_size()
-    rule, n_tables, at = ChangeRule(mantissa, _FIRST_OCTAVES[word], payload[0]), payload[1] + 1, 2
+    rule, n_tables, at = ChangeRule(mantissa, payload[0]), payload[1] + 1, 2
     contexts = None
     if n_tables > 1:
         section, at = _read_section(payload, at)
@@ -200,7 +199,7 @@ def decode_changes(
     section, at = _read_section(payload, at)
     if len(section) % 4:
         raise DamagedError("extra bits of changes are no whole words", found=f"{len(section)} bytes")
-    extra = np.frombuffer(section, "<u4").astype(np.uint32)
+    extra = np.frombuffer(section, "<u4").astype(np.uint32, copy=False)
     tokens = decode_rans(payload[at:], earlier.numel(), N_TOKENS[word], contexts, n_tables)
     words, after, intact = apply_changes(tokens, extra, earlier, history, rule)
     if not intact:

@@ -6,10 +6,10 @@ the element's last one; ``z = 2 d`` or ``-2 d - 1``, whichever is not negative. 
 `FIRST_LARGE`; else, k being the place of its highest bit, ``4 k`` and the two bits below the highest. The
 k - 2 bits below those are *extra bits*.
 
-The *history* of an element is a byte: bits 0-3 the octave of its last change, 1 to 15, 0 where it has not
-changed yet; bits 4-5 its age, how many frames since then were without change, 3 for all beyond; bit 6 is set
-if the change was negative. The *place* of an element is ``16 * (history & 63)`` and the class of the
-reference's exponent: how many octaves it is below the top one, 0 to 15.
+The *history* of an element is a byte: bits 0-3 the octave of its last change, 1 to 15 for all from there on,
+0 where it has not changed yet; bits 4-5 its age, how many frames since then were without change, 3 for all
+beyond; bit 6 is set if the change was negative. The *place* of an element is ``16 * (history & 63)`` and the
+class of the reference's exponent: how many octaves it is below the top one, 0 to 15.
 """
 
 from __future__ import annotations
@@ -42,14 +42,11 @@ class ChangeRule(NamedTuple):
     ----------
     mantissa
         Bits of the mantissa: 7, 10 or 23.
-    first_octave
-        Octaves up to this one count as the first: 0 for words of 16 bits, 8 for those of 32.
     top
         Exponent of class 0; larger ones are in it, too.
     """
 
     mantissa: int
-    first_octave: int
     top: int
 
 

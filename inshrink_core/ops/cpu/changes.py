@@ -40,16 +40,13 @@ def renew(
     tokens: NDArray[np.uint8],
     odd: NDArray[np.uint8],
     old: NDArray[np.uint8],
-    first: int,
     new: NDArray[np.uint8],
 ) -> None:  # pragma: no cover - compiled
     """Fill in the histories after tokens; in bytes and without branches."""
-    base = _U8(first)
     for i in range(tokens.size):
         token, before = tokens[i], old[i]
         small = _U8(1) + _U8(token > _U8(2)) + _U8(token > _U8(6)) + _U8(token > _U8(14))
         octave = _U8(token >> _U8(2)) if token >= _LARGE else _U8(small)
-        octave = _U8(octave - base) if octave > base else _U8(1)
         octave = octave if octave < _OCTAVE else _OCTAVE
         negative = _U8((odd[i] << _U8(6)) ^ (before & _SIGN))
         grown = (before & _OCTAVE != _U8(0)) & (before & _AGE != _AGE)
@@ -90,7 +87,6 @@ def _find(
     earlier: NDArray[Any],
     history: NDArray[np.uint8],
     known: int,
-    first: int,
     z: NDArray[Any],
     odd: NDArray[np.uint8],
     low: NDArray[np.uint8],
@@ -132,7 +128,7 @@ def _find(
                     at += np.int64(full)
                     held >>= full << _U64(5)
                     n_held &= _U64(31)
-        renew(out, odd, old, first, new[start : start + _BLOCK])
+        renew(out, odd, old, new[start : start + _BLOCK])
     if n_held > _U64(0):
         extra[at] = _U32(held)
         at += np.int64(1)
@@ -146,7 +142,6 @@ def _apply(
     earlier: NDArray[Any],
     history: NDArray[np.uint8],
     known: int,
-    first: int,
     z: NDArray[Any],
     odd: NDArray[np.uint8],
     words: NDArray[Any],
@@ -194,7 +189,7 @@ def _apply(
             y = kind(y ^ (kind(zero - (y >> top)) >> one))
             x = kind(y + d)
             now[i] = kind(x ^ (kind(zero - (x >> top)) >> one))
-        renew(given, odd, old, first, new[start : start + _BLOCK])
+        renew(given, odd, old, new[start : start + _BLOCK])
     return np.int64(taken) if held == _U64(0) else np.int64(-1)
 
 
@@ -242,7 +237,7 @@ def find_changes(words: Tensor, earlier: Tensor, history: Tensor | None, rule: C
     # Pages that are not written take no memory.
     extra = new_array(now.size * now.itemsize // 4 + 2, np.uint32)
     block = np.empty(_BLOCK, now.dtype), np.empty(_BLOCK, np.uint8), np.empty(_BLOCK, np.uint8)
-    n = _find(now, _bits(earlier), old, known, rule.first_octave, *block, tokens, new, extra)
+    n = _find(now, _bits(earlier), old, known, *block, tokens, new, extra)
     return Changes(torch.from_numpy(tokens), torch.from_numpy(new), extra[:n])
 
 
@@ -254,7 +249,7 @@ def apply_changes(
     words, new = new_array(before.size, before.dtype.type), new_array(before.size, np.uint8)
     block = np.empty(_BLOCK, before.dtype), np.empty(_BLOCK, np.uint8)
     padded = np.concatenate((extra, np.zeros(_PADDING, np.uint32)))
-    taken = _apply(tokens.numpy(), padded, before, old, known, rule.first_octave, *block, words, new)
+    taken = _apply(tokens.numpy(), padded, before, old, known, *block, words, new)
     if taken < 0 or -(-taken // _WORD_BITS) != extra.size:
         return earlier.clone(), torch.zeros_like(tokens), False
     return torch.from_numpy(words).view(earlier.dtype), torch.from_numpy(new), True

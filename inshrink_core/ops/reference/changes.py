@@ -26,11 +26,11 @@ def _history_before(history: Tensor | None, n: int) -> Tensor:
     return torch.zeros(n, dtype=torch.int64) if history is None else history.long()
 
 
-def _next_history(tokens: Tensor, old: Tensor, rule: ChangeRule) -> Tensor:
+def _next_history(tokens: Tensor, old: Tensor) -> Tensor:
     """History after tokens."""
     small = _bit_length((tokens + 1) >> 1)
     octave = torch.where(tokens < FIRST_LARGE, small, tokens >> 2)
-    octave = (octave - rule.first_octave).clamp(1, 15)
+    octave = octave.clamp(1, 15)
     negative = (tokens & 1) ^ (old >> 6)
     # The sign of a large change is its lowest bit, which is not in its token: `_turned` has set it there.
     kept = old & (15 | NEGATIVE)
@@ -51,7 +51,7 @@ def find_changes(words: Tensor, earlier: Tensor, history: Tensor | None, rule: C
     large = z >= FIRST_LARGE
     k = (_bit_length(z) - 1).clamp(min=2)
     tokens = torch.where(large, 4 * k + (z >> (k - 2) & 3), z)
-    after = _next_history(torch.where(large, tokens & ~1 | z & 1, tokens), old, rule)
+    after = _next_history(torch.where(large, tokens & ~1 | z & 1, tokens), old)
     return Changes(tokens.to(torch.uint8), after.to(torch.uint8), _pack(z[large].numpy(), k[large].numpy()))
 
 
@@ -88,7 +88,7 @@ def apply_changes(
     delta = torch.where(z % 2 == 1, -((z + 1) >> 1), z >> 1)
     delta = torch.where(old >= NEGATIVE, -delta, delta)
     x = (_ordered(earlier.long(), n_bits) + delta) << (64 - n_bits) >> (64 - n_bits)
-    after = _next_history(torch.where(large, tokens.long() & ~1 | z & 1, z), old, rule)
+    after = _next_history(torch.where(large, tokens.long() & ~1 | z & 1, z), old)
     return _ordered(x, n_bits).to(earlier.dtype), after.to(torch.uint8), True
 
 
