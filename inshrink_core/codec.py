@@ -224,6 +224,10 @@ class TensorReference(ABC):
         """Return the tensor, one that the caller may write to."""
         return self.decoded().clone()
 
+    def exact_state(self) -> tuple[Tensor, Tensor | None]:
+        """Return the decoded tensor and what else of the state an exact delta is coded relative to."""
+        return self.decoded(), None
+
     def distance(self, tensor: Tensor) -> Distance | None:
         """Return how far a tensor is from the decoded one; None where only decoding would show it.
 

@@ -290,18 +290,20 @@ class ChainWriter:
             if entry.attachment and self._is_first:
                 self._attachments[entry.key] = archive.attachment(self.parent, entry.key)
 
-    def _recalled(self, spec: TensorSpec, origin: Origin | None) -> RecalledReference:
+    def _recalled(
+        self, spec: TensorSpec, origin: Origin | None, history: Tensor | None = None
+    ) -> RecalledReference:
         """Return the state of a tensor stored losslessly, without the tensor.
 
         By the time it is asked for, the frame that is being written has become the parent.
         """
 
-        def decode() -> Tensor:
+        def decode() -> TensorReference:
             if self.parent is None:
                 raise RuntimeError("a state is asked for before its frame was committed")
-            return self.archive.decode(self.parent, spec.key)[0]
+            return self.archive.decode(self.parent, spec.key)[1]
 
-        return RecalledReference(origin=origin, decode=decode)
+        return RecalledReference(origin=origin, decode=decode, history=history)
 
     def _write(
         self, wanted: _Wanted, kind: FrameKind, limit: float, done: TensorDone | None
@@ -336,8 +338,10 @@ class ChainWriter:
                     place=places[result.spec.key],
                 )
                 digests[result.spec.key] = result.digest
-                recalled = None if result.origin is None else self._recalled(result.spec, result.origin)
-                references[result.spec.key] = recalled or result.reference
+                reference = result.reference
+                if result.origin is not None:
+                    reference = self._recalled(result.spec, result.origin, reference.exact_state()[1])
+                references[result.spec.key] = reference
                 nbytes += len(block.payload)
                 squared_error += result.squared_error
                 squared_norm += result.squared_norm

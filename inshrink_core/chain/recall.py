@@ -40,7 +40,10 @@ class RecalledReference(TensorReference):
     origin
         Where they may still be; None where only the archive has them.
     decode
-        Decodes them from the archive. Called where the origin is gone, or has other values now.
+        Decodes the state from the archive. Called where the origin is gone, or has other values now.
+    history
+        What else of the state the next delta is coded relative to (`TensorReference.exact_state`), held
+        because no file has it.
 
     Notes
     -----
@@ -49,10 +52,15 @@ class RecalledReference(TensorReference):
     """
 
     origin: Origin | None
-    decode: Callable[[], Tensor]
+    decode: Callable[[], TensorReference]
+    history: Tensor | None = None
 
     def decoded(self) -> Tensor:
-        """Return the values, in memory of their own.
+        """Return the values; see `exact_state`."""
+        return self.exact_state()[0]
+
+    def exact_state(self) -> tuple[Tensor, Tensor | None]:
+        """Return the values, in memory of their own, and the history.
 
         Raises
         ------
@@ -60,12 +68,12 @@ class RecalledReference(TensorReference):
             They are not where they were read, and cannot be decoded either.
         """
         tensor = None if self.origin is None else _read_again(self.origin)
-        return self.decode() if tensor is None else tensor
+        return self.decode().exact_state() if tensor is None else (tensor, self.history)
 
     @property
     def nbytes(self) -> int:
-        """Nothing is held."""
-        return 0
+        """Bytes of the history: nothing else is held."""
+        return 0 if self.history is None else self.history.nbytes
 
 
 def _read_again(origin: Origin) -> Tensor | None:

@@ -17,11 +17,15 @@ from torch import Tensor
 
 from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.codec import PROTECTED, Decoded, Encoded, Levels, TensorReference
+from inshrink_core.coding.changes import ChangePlan, decode_changes, encode_changes, plan_changes, sampled
+from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
 from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.execution import new_buffer
 from inshrink_core.frame import Block
+from inshrink_core.ops.changes import HISTORIES
 from inshrink_core.ops.planes import Transform, merge_planes, split_planes
+from inshrink_core.ops.symbols import count_groups
 from inshrink_core.varint import read_varint, write_varint
 
 __all__ = [
@@ -30,6 +34,7 @@ __all__ = [
     "LosslessReference",
     "decode_exact",
     "encode_exact",
+    "rekey_exact",
     "worst_case_exact_bytes",
 ]
 
@@ -50,8 +55,16 @@ _MAX_PLANE_HEADER = 4
 _PATTERNS = frozenset({"bool", "float8_e8m0fnu", "float4_e2m1fn_x2"})
 """Dtypes whose words are taken as they are: of one sign, or of two numbers."""
 
-_SAMPLE = 1 << 13
-"""Words in each of four samples that decide between delta and no delta."""
+_SMALL = 1 << 15
+"""Words up to which both forms of what is no float are tried: repetition, which shortens both, is no matter
+of histograms, from which the sizes follow elsewhere."""
+
+_MANTISSAS = {"bfloat16": 7, "float16": 10, "float32": 23}
+"""Bits of the mantissa of the dtypes whose deltas are coded as changes."""
+
+
+_WITH_HISTORY = frozenset({"bfloat16", "float16"})
+"""Dtypes whose states have a history: of 32 bits, a sixtieth is not worth a byte of memory an element."""
 
 
 class _Mode(IntEnum):
@@ -62,6 +75,12 @@ class _Mode(IntEnum):
     CONSTANT = 2
     PLANES = 3
     DELTA_PLANES = 4
+    CHANGES = 5
+    HISTORY = 6
+
+
+_RELATIVE = frozenset({_Mode.UNCHANGED, _Mode.DELTA_PLANES, _Mode.CHANGES})
+"""Modes that need a reference."""
 
 
 class _Plane(IntEnum):
@@ -70,6 +89,7 @@ class _Plane(IntEnum):
     CONSTANT = 0
     RAW = 1
     ZSTD = 2
+    RANS = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,18 +100,26 @@ class LosslessReference(TensorReference):
     ----------
     tensor
         In the stored dtype and shape, contiguous or one element expanded; read-only by agreement.
+    history : UInt8[Tensor, "n"] or None
+        When and how each element of 16 bits changed last (`inshrink_core.ops.changes`); None: none has.
     """
 
     tensor: Tensor
+    history: Tensor | None = None
 
     def decoded(self) -> Tensor:
         """Return the tensor; do not write to it."""
         return self.tensor
 
+    def exact_state(self) -> tuple[Tensor, Tensor | None]:
+        """Return tensor and history; do not write to them."""
+        return self.tensor, self.history
+
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor."""
-        return self.tensor.numel() * self.tensor.element_size()
+        """Bytes of the tensor and the history."""
+        own = self.tensor.numel() * self.tensor.element_size()
+        return own if self.history is None else own + self.history.nbytes
 
     def levels(self) -> Levels:
         """Return that every value is exact."""
@@ -138,26 +166,42 @@ def encode_exact(
 
     Notes
     -----
-    Delta: order-preserving integers (floats) or integers modulo 2^w, zigzag, byte planes, zstd. Alone:
-    sign rotated to the end (floats) or zigzag (signed integers), byte planes, zstd.
+    Delta of a float of 16 or 32 bits: `inshrink_core.coding.changes`; of others: integers modulo 2^w (of
+    floats: order-preserving ones), zigzag, byte planes. Alone: sign rotated to the end (floats) or zigzag
+    (signed integers), byte planes. Planes are coded by zstd or rANS.
     """
     now = _host(spec, tensor)
-    before = _usable(spec, reference)
+    before, history = _usable(spec, reference)
     words = _words(now)
     earlier = None if before is None else _words(before)
     if earlier is not None and spec.numel and torch.equal(words, earlier):
-        kept = reference if isinstance(reference, LosslessReference) else _state(now, tensor, owned)
+        kept = reference if isinstance(reference, LosslessReference) else _state(now, tensor, owned, history)
         return Encoded(Block(BITSTREAM, bytes([_Mode.UNCHANGED])), kept)
-    payload = _encode_words(spec, words, earlier, level)
+    payload, after = _encode_words(spec, words, earlier, history, level)
     if payload is None or len(payload) > now.numel() * now.element_size():
-        payload = b"".join((bytes([_Mode.RAW]), words.numpy().view(np.uint8).data))
-    return Encoded(Block(BITSTREAM, payload), _state(now, tensor, owned))
+        payload, after = b"".join((bytes([_Mode.RAW]), words.numpy().view(np.uint8).data)), None
+    return Encoded(Block(BITSTREAM, payload), _state(now, tensor, owned, after))
 
 
-def _state(now: Tensor, tensor: Tensor, owned: bool) -> LosslessReference:
+def _state(now: Tensor, tensor: Tensor, owned: bool, history: Tensor | None = None) -> LosslessReference:
     """Hold the host's tensor where nothing else uses it, else a copy."""
     shared = now.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-    return LosslessReference(now.clone() if shared and not owned else now)
+    return LosslessReference(now.clone() if shared and not owned else now, history)
+
+
+def rekey_exact(spec: TensorSpec, reference: TensorReference) -> Block:
+    """Return a ``lossless/1`` block that stands alone and decodes to a whole state, history included.
+
+    With a history it may be longer than `worst_case_exact_bytes`, by up to a byte an element and some.
+    """
+    tensor, history = reference.exact_state()
+    block = encode_exact(spec, tensor, None).block
+    if history is None:
+        return block
+    head = bytearray((_Mode.HISTORY,))
+    section = encode_rans(history, None, HISTORIES)
+    write_varint(head, len(section))
+    return Block(BITSTREAM, b"".join((head, section, block.payload)))
 
 
 def decode_exact(spec: TensorSpec, payload: bytes | memoryview, reference: TensorReference | None) -> Decoded:
@@ -191,11 +235,11 @@ def decode_exact(spec: TensorSpec, payload: bytes | memoryview, reference: Tenso
             found=str(view[0]) if len(view) else "nothing",
         )
     mode, body = _Mode(view[0]), view[1:]
-    before = None
-    if mode in (_Mode.UNCHANGED, _Mode.DELTA_PLANES):
-        before = _usable(spec, reference)
-        if before is None:
-            raise DamagedError("a lossless delta has no reference of its dtype and shape", where=spec.key)
+    if mode is _Mode.HISTORY:
+        return _decode_history(spec, body)
+    before, history = _usable(spec, reference) if mode in _RELATIVE else (None, None)
+    if before is None and mode in _RELATIVE:
+        raise DamagedError("a lossless delta has no reference of its dtype and shape", where=spec.key)
     n_bytes = spec.nbytes
     implied = {_Mode.RAW: n_bytes, _Mode.UNCHANGED: 0, _Mode.CONSTANT: _element_bytes(spec)}
     if mode in implied and len(body) != implied[mode]:
@@ -205,6 +249,8 @@ def decode_exact(spec: TensorSpec, payload: bytes | memoryview, reference: Tenso
             expected=f"{implied[mode]} bytes",
             found=str(len(body)),
         )
+    if mode is _Mode.CHANGES and before is not None:
+        return _decode_changed(spec, body, before, history)
     out = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
     _decode_words(mode, body, _words(out), None if before is None else _words(before), spec)
     if not _are_bools(out):
@@ -216,6 +262,28 @@ def decode_exact(spec: TensorSpec, payload: bytes | memoryview, reference: Tenso
         one = out.reshape(-1)[:1].clone().reshape((1,) * out.dim())
         return Decoded(out, LosslessReference(one.expand(spec.shape)))
     return Decoded(out, LosslessReference(out.clone()))
+
+
+def _decode_changed(spec: TensorSpec, body: memoryview, before: Tensor, history: Tensor | None) -> Decoded:
+    """Decode changes against a reference."""
+    mantissa = _MANTISSAS.get(spec.dtype)
+    if mantissa is None or spec.numel == 0:
+        raise DamagedError("a tensor of this kind has no changes", where=spec.key)
+    words, after = decode_changes(body, _words(before), history, mantissa)
+    out = words.view(before.dtype).reshape(spec.shape)
+    kept = after if spec.dtype in _WITH_HISTORY else None
+    return Decoded(out, LosslessReference(out.clone(), kept))
+
+
+def _decode_history(spec: TensorSpec, body: memoryview) -> Decoded:
+    """Decode a tensor that stands alone, and the history beside it."""
+    length, at = read_varint(body, 0)
+    inner = body[at + length :]
+    if spec.dtype not in _WITH_HISTORY or len(inner) == 0 or inner[0] in (*_RELATIVE, _Mode.HISTORY):
+        raise DamagedError("a lossless payload with a history holds no tensor", where=spec.key)
+    history = decode_rans(body[at : at + length], spec.numel, HISTORIES)
+    decoded, state = decode_exact(spec, inner, None)
+    return Decoded(decoded, LosslessReference(state.decoded(), history))
 
 
 def _element_bytes(spec: TensorSpec) -> int:
@@ -241,14 +309,16 @@ def _are_bools(tensor: Tensor) -> bool:
     return tensor.dtype != torch.bool or tensor.numel() == 0 or int(tensor.view(torch.uint8).max()) <= 1
 
 
-def _usable(spec: TensorSpec, reference: TensorReference | None) -> Tensor | None:
-    """Return the reference's tensor, if a delta against it is defined."""
+def _usable(
+    spec: TensorSpec, reference: TensorReference | None
+) -> tuple[Tensor, Tensor | None] | tuple[None, None]:
+    """Return the reference's tensor, if a delta against it is defined, and its history."""
     if reference is None:
-        return None
-    before = reference.decoded()
+        return None, None
+    before, history = reference.exact_state()
     if tuple(before.shape) != spec.shape or before.dtype != getattr(torch, spec.dtype):
-        return None
-    return before.detach().to("cpu").contiguous()
+        return None, None
+    return before.detach().to("cpu").contiguous(), history
 
 
 _WORD_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -278,33 +348,52 @@ def _transforms(spec: TensorSpec) -> tuple[Transform, Transform]:
     return Transform.ZIGZAG, Transform.DELTA
 
 
+_Form = tuple[bytes | memoryview, Tensor | None]
+"""A payload, and the history after it."""
+
+
 def _encode_words(
-    spec: TensorSpec, words: Tensor, earlier: Tensor | None, level: int
-) -> bytes | memoryview | None:
-    """Return the smallest payload but for the raw and unchanged ones; None where none can win."""
+    spec: TensorSpec, words: Tensor, earlier: Tensor | None, history: Tensor | None, level: int
+) -> _Form | tuple[None, None]:
+    """Return the smallest form but for the raw and unchanged ones; None where none can win."""
     if spec.numel > 1 and _is_constant(words, spec):
-        return bytes([_Mode.CONSTANT]) + _bytes(words[: words.numel() // spec.numel])
+        return bytes([_Mode.CONSTANT]) + _bytes(words[: words.numel() // spec.numel]), None
     if spec.nbytes <= _TINY_BYTES:
-        return None
+        return None, None
     alone, against = _transforms(spec)
-    encode: Callable[..., memoryview] = partial(_encode_planes, level=level)
+
+    def planes(past: Tensor | None) -> _Form:
+        return _encode_planes(words, past, alone if past is None else against, level), None
+
     if earlier is None:
-        return encode(words, None, alone)
-    if words.numel() <= 4 * _SAMPLE:
-        forms = (
-            encode(words, None, alone),
-            encode(words, earlier, against),
-        )
-        return min(forms, key=len)
-    n_alone = n_against = 0
-    for i in range(4):
-        start = i * (words.numel() - _SAMPLE) // 3
-        sample, past = words[start : start + _SAMPLE], earlier[start : start + _SAMPLE]
-        n_alone += len(encode(sample, None, alone))
-        n_against += len(encode(sample, past, against))
-    if n_against < n_alone:
-        return encode(words, earlier, against)
-    return encode(words, None, alone)
+        return planes(None)
+    forms: list[tuple[float, Callable[[], _Form]]] = []
+    mantissa = _MANTISSAS.get(spec.dtype)
+    if mantissa is not None:
+        plan = plan_changes(words, earlier, history, mantissa)
+        forms.append((plan.bits, partial(_encode_changed, earlier, history, plan)))
+        # Of words of 16 bits, neither planes nor the words themselves take less than half of them.
+        if words.element_size() == 2 and plan.bits < 8 * words.numel():
+            return forms[0][1]()
+    elif words.numel() <= _SMALL:
+        return min((planes(None), planes(earlier)), key=lambda form: len(form[0]))
+    forms.append((_plane_bits(words, None, alone), partial(planes, None)))
+    forms.append((_plane_bits(words, earlier, against), partial(planes, earlier)))
+    return min(forms, key=lambda form: form[0])[1]()
+
+
+def _encode_changed(earlier: Tensor, history: Tensor | None, plan: ChangePlan) -> _Form:
+    """Return the payload of changes, and the history after them."""
+    payload = b"".join((bytes((_Mode.CHANGES,)), encode_changes(earlier, history, plan)))
+    return payload, plan.changes.history if earlier.element_size() == 2 else None
+
+
+def _plane_bits(words: Tensor, earlier: Tensor | None, transform: Transform) -> float:
+    """Return about how many bits planes take, from the histograms of a sample."""
+    past = None if earlier is None else sampled(earlier)
+    part = split_planes(sampled(words), past, transform).numpy()
+    bits = [estimate_bits_of_counts(count_groups(plane)[None]) for plane in part]
+    return float(sum(bits) * words.numel() / part.shape[1])
 
 
 def _is_constant(words: Tensor, spec: TensorSpec) -> bool:
@@ -336,15 +425,17 @@ def _encode_planes(words: Tensor, earlier: Tensor | None, transform: Transform, 
 
 
 def _encode_plane(plane: NDArray[np.uint8], level: int) -> tuple[bytes | bytearray | memoryview, ...]:
-    """Return header and body of one plane as a constant, a zstd frame or its bytes: the smallest."""
+    """Return header and body of one plane as a constant, zstd, rANS or its bytes: the smallest."""
     header = bytearray()
     if np.all(plane[:64] == plane[0]) and np.all(plane == plane[0]):
         write_varint(header, int(plane[0]) << 2 | _Plane.CONSTANT)
         return (header,)
-    frame = zstd_compress(plane, level)
-    if len(frame) < plane.size:
-        write_varint(header, len(frame) << 2 | _Plane.ZSTD)
-        return header, frame
+    kind, body = _Plane.ZSTD, zstd_compress(plane, level)
+    if estimate_bits_of_counts(count_groups(plane)[None]) < 8 * min(len(body), plane.size):
+        kind, body = _Plane.RANS, encode_rans(torch.from_numpy(plane), None, 256)
+    if len(body) < plane.size:
+        write_varint(header, len(body) << 2 | kind)
+        return header, body
     header.append(_Plane.RAW)
     return header, plane.data
 
@@ -399,6 +490,8 @@ def _decode_plane(body: memoryview, offset: int, plane: NDArray[np.uint8], spec:
         plane[:] = np.frombuffer(data, np.uint8)
     elif kind == _Plane.ZSTD and len(data) == length:
         plane[:] = np.frombuffer(zstd_decompress(data, plane.size), np.uint8)
+    elif kind == _Plane.RANS and len(data) == length:
+        plane[:] = decode_rans(data, plane.size, 256).numpy()
     else:
         raise DamagedError(
             "a byte plane is cut short or of no known kind",

@@ -11,7 +11,7 @@ import torch
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import Codec, Decoded, Encoded, TensorInput, TensorReference, within_memory
 from inshrink_core.codecs.exact import BITSTREAM as EXACT
-from inshrink_core.codecs.exact import decode_exact, encode_exact, worst_case_exact_bytes
+from inshrink_core.codecs.exact import decode_exact, encode_exact, rekey_exact, worst_case_exact_bytes
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 
@@ -119,7 +119,7 @@ class FallbackCodec(Codec[_Plan, _State]):
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return an exact block of what the reference decodes to."""
-        return encode_exact(spec, reference.decoded(), None).block
+        return rekey_exact(spec, reference)
 
     def worst_case_bytes(self, spec: TensorSpec) -> int:
         """Return a bound on payloads of every kind this codec writes."""

@@ -13,6 +13,7 @@ from inshrink_core.codecs.exact import (
     LosslessReference,
     decode_exact,
     encode_exact,
+    rekey_exact,
     worst_case_exact_bytes,
 )
 from inshrink_core.frame import Block
@@ -22,7 +23,7 @@ __all__ = ["LosslessCodec"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LosslessCodec(Codec[None, LosslessReference]):
-    """Order-preserving integer delta, byte planes, zstd; bit-exact for every dtype.
+    """Order-preserving integer delta in contexts, byte planes, zstd and rANS; bit-exact for every dtype.
 
     Parameters
     ----------
@@ -69,7 +70,7 @@ class LosslessCodec(Codec[None, LosslessReference]):
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
         """Return a block of the reference's tensor that stands alone."""
-        return encode_exact(spec, reference.decoded(), None).block
+        return rekey_exact(spec, reference)
 
     def worst_case_bytes(self, spec: TensorSpec) -> int:
         """Return one byte more than the tensor."""

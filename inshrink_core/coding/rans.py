@@ -87,6 +87,7 @@ def encode_rans(
     n_symbols: int,
     n_contexts: int = 1,
     *,
+    rows: NDArray[np.int64] | None = None,
     lanes: int | None = None,
     block_length: int | None = None,
 ) -> bytes:
@@ -103,6 +104,8 @@ def encode_rans(
         Size of the alphabet, 1 to 256.
     n_contexts
         1 to 32.
+    rows : (n_contexts,)
+        Table of each context, numbered without gaps; None: contexts share tables where that pays.
     lanes, block_length
         Powers of two that override the rule of this module, ``lanes <= 4096``, ``lanes <= block_length``.
 
@@ -140,7 +143,8 @@ def encode_rans(
     if used.size == 1:
         return bytes((_CONSTANT, int(used[0])))
     stored_bytes = packed_bytes(n, n_symbols)
-    rows, _ = pool_contexts(counts)
+    if rows is None:
+        rows, _ = pool_contexts(counts)
     chosen = choose_tables(counts, rows, (PRECISION,) if n >= _COARSE_BELOW else _TRIED_PRECISIONS)
     if chosen.bits.size + chosen.data_bits < 8 * stored_bytes:
         shape = stream_shape(n, chosen.data_bits)

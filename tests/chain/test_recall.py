@@ -18,6 +18,7 @@ from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain import Archive, ChainConfig, ChainWriter
 from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.codec import get_codec
+from inshrink_core.codecs.exact import LosslessReference
 from inshrink_core.errors import InshrinkError
 from tests.builders import DictSource, memory_checkpoint, spec_of
 
@@ -155,7 +156,8 @@ def test_a_state_that_is_nowhere_raises_an_error_of_ours() -> None:
     with pytest.raises(InshrinkError, match="the frame is missing"):
         reference.decoded()
     source = DictSource({"w.weight": tensor})
-    changed = RecalledReference(origin=Origin(source, spec, b"another digest"), decode=tensor.clone)
+    state = LosslessReference(tensor.clone())
+    changed = RecalledReference(origin=Origin(source, spec, b"another digest"), decode=lambda: state)
     assert torch.equal(changed.decoded(), tensor)
     assert source.reads == ["w.weight"]
 

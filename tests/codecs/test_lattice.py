@@ -16,6 +16,7 @@ from inshrink_core.codec import (
     get_codec,
     make_codec,
 )
+from inshrink_core.codecs.exact import encode_exact
 from inshrink_core.codecs.lattice.block import LatticeReference
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.codecs.lossless import LosslessCodec
@@ -381,3 +382,21 @@ def test_base_of_no_use_is_left_alone():
     item = TensorInput(spec=spec, tensor=tensor)
     plan = codec.plan([spec], [codec.observe(item, None)])
     assert codec.encode(item, plan, BaseReference(other.clone)).block == codec.encode(item, plan, None).block
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("pace", [1e-6, 1e-5, 1e-4, 1e-3])
+@pytest.mark.parametrize("coarseness", [0.01, 0.5, 4.0])
+def test_numbers_of_16_bits_never_take_more_than_the_exact_codec_stores(dtype, pace, coarseness):
+    tensors = [tensor.to(getattr(torch, dtype)) for tensor in moving(5, pace=pace)]
+    codec, spec = LatticeCodec(coarseness=coarseness), spec_of(tensors[0], "layer.weight")
+    own, exact, total, exact_total = None, None, 0, 0
+    memory = {"movement": pace}  # what a look at the run finds
+    for tensor in tensors:
+        (block, after), plan = frame(tensor, codec, own, context=FrameContext(memory=memory))
+        beside = encode_exact(spec, tensor, own)
+        assert len(block.payload) <= len(beside.block.payload)
+        encoded = encode_exact(spec, tensor, exact)
+        own, exact, memory = after, encoded.reference, codec.remember(plan)
+        total, exact_total = total + len(block.payload), exact_total + len(encoded.block.payload)
+    assert total <= exact_total

@@ -17,6 +17,7 @@ from inshrink_core.codecs.lossless import (
 from inshrink_core.errors import ConfigError, DamagedError, IncompatibleError, InputError
 from inshrink_core.frame import Block
 from inshrink_core.testing.codecs import CodecSuite
+from inshrink_core.varint import read_varint
 from tests.strategies import bits, normal, random_bits, spec_of
 
 _GOLDEN = Path(__file__).parent / "golden" / "lossless-1.json"
@@ -96,7 +97,7 @@ def test_a_delta_is_smaller_than_no_delta_where_little_moved():
     delta = encode_exact(spec_of(after), after, reference)
     # An update of 1 % moves about 7 of 24 mantissa bits less than the value itself has: under .7 of raw.
     assert len(delta.block.payload) < 0.7 * after.numel() * 4 < alone
-    assert delta.block.payload[0] == 4
+    assert delta.block.payload[0] == 5
 
 
 def test_a_delta_is_not_taken_where_the_reference_is_unrelated():
@@ -164,6 +165,134 @@ def test_the_codec_is_found_by_name_and_by_bitstream():
     assert isinstance(codec_for_block("lossless/1"), LosslessCodec)
 
 
+def chain_of(tensors):
+    """Encode frames, decode each from its own chain, and return the payloads and both last states."""
+    encoder = decoder = None
+    payloads = []
+    for tensor in tensors:
+        block, encoder = encode_exact(spec_of(tensor), tensor, encoder)
+        decoded, decoder = decode_exact(spec_of(tensor), block.payload, decoder)
+        assert bits(decoded) == bits(tensor)
+        payloads.append(bytes(block.payload))
+    return payloads, encoder, decoder
+
+
+def fine_tuned(dtype, n_frames=4, n=40_000, pace=3e-5):
+    """Return weights of one dtype whose float32 masters drift."""
+    masters, drift = normal((n // 100, 100), 0), normal((n // 100, 100), 1, scale=pace)
+    return [(masters + t * drift).to(getattr(torch, dtype)) for t in range(n_frames)]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_changes_are_coded_in_contexts_of_what_elements_did_before(dtype):
+    tensors = fine_tuned(dtype)
+    payloads, encoder, decoder = chain_of(tensors)
+    assert [payload[0] for payload in payloads] == [3, 5, 5, 5]
+    assert torch.equal(encoder.history, decoder.history)
+    unaware = LosslessReference(tensors[2])
+    alone = encode_exact(spec_of(tensors[3]), tensors[3], unaware).block.payload
+    # A drift repeats itself: its sign is known at least, and how large it is.
+    assert len(payloads[3]) < 0.97 * len(alone)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_what_is_special_about_floats_survives_as_a_change(dtype):
+    strange = [float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, -1e-7, 6e4]
+    tensors = fine_tuned(dtype)
+    for t, tensor in enumerate(tensors):
+        at = torch.arange(len(strange)) * 7 + t
+        tensor.view(-1)[at] = torch.tensor(strange).to(tensor.dtype)
+    assert [payload[0] for payload in chain_of(tensors)[0]][1:] == [5, 5, 5]
+
+
+def test_the_largest_change_and_the_one_without_an_opposite_survive():
+    words = torch.tensor([0, 0x7FFF, -0x8000, -1, 1, -0x4000], dtype=torch.int16)
+    ends = words.repeat(200), words.flip(0).repeat(200), words.roll(2).repeat(200)
+    base = normal((3000,), 2).bfloat16()
+    tensors = [base] + [torch.cat((end.view(torch.bfloat16), base[end.numel() :])) for end in ends]
+    payloads, _, _ = chain_of(tensors)
+    assert 5 in {payload[0] for payload in payloads}
+
+
+def test_a_state_of_words_of_32_bits_has_no_history():
+    payloads, encoder, decoder = chain_of(fine_tuned("float32"))
+    assert [payload[0] for payload in payloads] == [3, 5, 5, 5]
+    assert encoder.history is None
+    assert decoder.history is None
+    assert encoder.nbytes == encoder.tensor.nbytes
+
+
+def test_an_unchanged_frame_keeps_the_history():
+    first, second, third, _ = fine_tuned("bfloat16")
+    _, before, _ = chain_of([first, second])
+    payloads, _, after = chain_of([first, second, second])
+    assert payloads[2] == b"\1"
+    assert torch.equal(after.history, before.history)
+    assert encode_exact(spec_of(third), third, after).block.payload[0] == 5
+
+
+def test_a_rekeyed_state_has_its_history_so_that_the_next_delta_decodes():
+    *tensors, last = fine_tuned("bfloat16")
+    spec = spec_of(last)
+    _, state, _ = chain_of(tensors)
+    block = LosslessCodec().rekey(spec, state)
+    decoded, alone = decode_exact(spec, block.payload, None)
+    assert bits(decoded) == bits(tensors[-1])
+    following = encode_exact(spec, last, state).block.payload
+    assert bits(decode_exact(spec, following, alone).tensor) == bits(last)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\5",
+        b"\5\x78\x20",
+        b"\5\x78\1\xff\1",
+        b"\5\x78\0\3\0\0\0" + b"\1\0",
+        b"\5\x78\0\4\0\0\0\0" + b"\1\0",
+        b"\5\x78\0\0" + b"\1\x10",
+        b"\5\x78\0\0" + b"\1\x40",
+        b"\6\2\1\0" + b"\1",
+        b"\6\2\1\0" + b"\6\2\1\0\2\0\0",
+        b"\6\2\1\x80" + b"\2\0\0",
+        b"\6\x7f\1\0",
+    ],
+    ids=[
+        *("empty", "tables", "section", "half-word", "unused-word", "no-extra-bits", "token"),
+        *("relative", "nested", "history", "cut"),
+    ],
+)
+def test_malformed_changes_are_refused(payload):
+    before = LosslessReference(normal((100,), 1).bfloat16())
+    spec = spec_of(before.tensor)
+    with pytest.raises(DamagedError):
+        decode_exact(spec, payload, before)
+    sound = b"\5\x78\0\0" + b"\1\2"
+    assert bits(decode_exact(spec, sound, before).tensor) != bits(before.tensor)
+
+
+def test_a_dtype_without_changes_refuses_them():
+    before = LosslessReference(torch.arange(100))
+    with pytest.raises(DamagedError, match="no changes"):
+        decode_exact(spec_of(before.tensor), b"\5\x78\0\0" + b"\1\2", before)
+
+
+def test_numbers_of_16_bits_held_in_32_are_not_coded_as_changes():
+    tensors = [tensor.float() for tensor in fine_tuned("bfloat16", 2, pace=3e-4)]
+    wide, _, _ = chain_of(tensors)
+    # Two of four planes are zero where signs agree: half of the words, and less.
+    assert len(wide[1]) < 0.4 * 4 * tensors[0].numel()
+
+
+def test_a_plane_whose_histogram_tells_all_is_coded_with_rans():
+    # Exponents of normal numbers: 2.6 bits, and nothing repeats.
+    tensor = normal((1000, 100), 0).bfloat16()
+    payload = encode_exact(spec_of(tensor), tensor, None).block.payload
+    header, _ = read_varint(payload, 1 + 1 + tensor.numel())
+    assert header & 3 == 3
+    assert len(payload) < (8 + 2.7) / 16 * 2 * tensor.numel()
+
+
 def _golden_chain():
     """The tensors of which the golden blocks are made, by name: two frames each."""
     step = torch.tensor(100.0), torch.tensor(200.0)
@@ -180,6 +309,8 @@ def _golden_chain():
         "mask": (torch.arange(100) % 3 == 0, torch.arange(100) % 5 == 0),
         "constant": (torch.full((50,), 2.0), torch.zeros(50)),
         "empty": (torch.zeros(0), torch.zeros(0)),
+        "tuned": tuple(fine_tuned("bfloat16", 2, n=2000)),
+        "wide": tuple(fine_tuned("float32", 2, n=600)),
     }
 
 

@@ -15,6 +15,7 @@ from inshrink_core.codecs.exact import (
     LosslessReference,
     decode_exact,
     encode_exact,
+    rekey_exact,
     worst_case_exact_bytes,
 )
 from inshrink_core.codecs.symbols import (
@@ -205,6 +206,11 @@ def pack_rounded(
     inner = reference.inner if isinstance(reference, RoundedReference) else None
     encoded = encode_exact(replace(spec, dtype="bfloat16"), round_to_bfloat16(tensor).cpu(), inner)
     return bytes((ROUNDED,)) + bytes(encoded.block.payload), RoundedReference(inner=encoded.reference)
+
+
+def rekey_rounded(spec: TensorSpec, state: RoundedReference) -> bytes:
+    """Return the payload that alone decodes to the state of a tensor stored in bfloat16."""
+    return bytes((ROUNDED,)) + bytes(rekey_exact(replace(spec, dtype="bfloat16"), state.inner).payload)
 
 
 def parse_rounded(

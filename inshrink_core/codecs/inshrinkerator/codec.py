@@ -25,6 +25,7 @@ from inshrink_core.codecs.inshrinkerator.block import (
     pack_rounded,
     parse_quantized,
     parse_rounded,
+    rekey_rounded,
     round_to_bfloat16,
     worst_case_payload_bytes,
 )
@@ -352,7 +353,7 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
         if state is not None:
             return Block(self.bitstream, pack_quantized(spec, state, None))
         if isinstance(reference, RoundedReference):
-            return Block(self.bitstream, pack_rounded(spec, reference.decoded(), None)[0])
+            return Block(self.bitstream, rekey_rounded(spec, reference))
         return FallbackCodec.rekey(self, spec, reference)
 
     def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:

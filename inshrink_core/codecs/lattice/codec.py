@@ -79,6 +79,11 @@ _MAX_EXACT_SHARE = 8
 """A tensor of which more than an eighth would be exact values is stored exactly as a whole."""
 
 
+_FINER = 16
+"""Points to a number of 16 bits from which exact deltas are smaller: 8 to 30 on random walks and fine-tunes,
+where the first delta from lattice points to exact values costs what the first frame saved."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     """Weights and running statistics on lattices; other buffers, and what is not finite, exact.
@@ -242,11 +247,15 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     def encode(self, item: TensorInput, plan: LatticePlan, reference: TensorReference | None) -> Encoded:
         """Encode one tensor; what is not finite or has no spacing becomes an exact block."""
         spec = item.spec
-        encoded = self.encode_lossy(item, plan, reference) if self.covers(spec) else None
+        encoded = None
+        has_points = self.exact or self.own(reference, spec) is not None
+        if self.covers(spec) and (has_points or not _is_finer(spec, plan)):
+            encoded = self.encode_lossy(item, plan, reference)
         if encoded is None:
             return encode_exact(spec, item.tensor, reference)
-        size = len(encoded.block.payload)
-        if spec.numel > TINY or 2 * size <= spec.nbytes:
+        # With a residual the points are kept, for the frames after it go on from them.
+        wide = spec.nbytes > 2 * spec.numel or self.exact
+        if wide and (spec.numel > TINY or 2 * len(encoded.block.payload) <= spec.nbytes):
             return encoded
         exact = encode_exact(spec, item.tensor, reference)
         return min(encoded, exact, key=lambda one: len(one.block.payload))
@@ -344,6 +353,14 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
             return Block(self.bitstream, UNCHANGED), replace(state, exact=None)
         payload = pack_delta(Frame(rounded, before, history, after), chosen.shift, chosen.snap)
         return Block(self.bitstream, payload), after
+
+
+def _is_finer(spec: TensorSpec, plan: LatticePlan) -> bool:
+    """Whether points would be so much closer than the numbers of 16 bits that these take less as they are."""
+    if spec.nbytes > 2 * spec.numel or spec.key not in plan.widths:
+        return False
+    between_numbers = torch.finfo(getattr(torch, spec.dtype)).eps * plan.rms[spec.key]
+    return _FINER * plan.widths[spec.key] <= between_numbers
 
 
 def _base_of(reference: TensorReference | None) -> BaseReference | None:

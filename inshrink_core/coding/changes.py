@@ -1,0 +1,318 @@
+"""Changes of floats as bytes: tokens in contexts that are found for each tensor, and extra bits.
+
+An element's place, which is its history and its reference's exponent, says much about its change. The encoder
+counts tokens by place in a sample, sorts the places by how large their changes are, and merges neighbours
+for as long as tables and data together get smaller. The mapping of places to tables travels with the tokens.
+``docs/format.md`` (changes) defines the bytes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inshrink_core.coding.rans import decode_rans, encode_rans
+from inshrink_core.errors import DamagedError
+from inshrink_core.ops.changes import (
+    N_PLACES,
+    ChangeRule,
+    Changes,
+    apply_changes,
+    find_changes,
+    find_contexts,
+)
+from inshrink_core.ops.cpu.compiled import brief
+from inshrink_core.ops.rans import BIT_LENGTHS, MAX_CONTEXTS, PRECISION
+from inshrink_core.varint import read_varint, write_varint
+
+SAMPLE = 1 << 15
+"""Elements of a sample: enough for some hundred places, and done in a tenth of a millisecond."""
+
+_STRETCHES = 4
+
+N_TOKENS = {2: 64, 4: 128}
+"""By bytes of a word: 4 tokens for each bit of z."""
+
+_COST_BITS = 16
+_LOGARITHMS = np.zeros(SAMPLE + 1, np.int64)
+_LOGARITHMS[1:] = np.round(np.arange(1, SAMPLE + 1) * np.log2(np.arange(1, SAMPLE + 1)) * (1 << _COST_BITS))
+"""c log2 c in 65536ths of a bit, so that sums are equal in any order."""
+
+_SIZES = BIT_LENGTHS[np.arange(max(N_TOKENS.values()))]
+"""About how large the change of a token is: what places are sorted by."""
+
+_MAPPED_BITS = 4
+"""Bits of a place in the mapping, about."""
+
+_SELDOM = 4096
+"""Elements of which the exponents are looked at; one in 256 may be above the top."""
+
+_IDENTITY = torch.arange(N_PLACES, dtype=torch.int16)
+
+
+class ChangePlan(NamedTuple):
+    """How the changes of a tensor are to be coded.
+
+    Parameters
+    ----------
+    changes
+        The changes.
+    rule
+        How words are looked at.
+    mapping : UInt8[Tensor, "places"]
+        Table of each place.
+    n_tables
+        1 to 32.
+    bits
+        About how many the tensor takes.
+    """
+
+    changes: Changes
+    rule: ChangeRule
+    mapping: Tensor
+    n_tables: int
+    bits: float
+
+
+def plan_changes(words: Tensor, earlier: Tensor, history: Tensor | None, mantissa: int) -> ChangePlan:
+    """Find the changes of a tensor, and choose their contexts from a sample.
+
+    Parameters
+    ----------
+    words, earlier : Int16[Tensor, "n"] or Int32[Tensor, "n"]
+        Bits of the values and of the reference; n is at least 1.
+    history : UInt8[Tensor, "n"] or None
+        Before the change.
+    mantissa
+        Bits of the dtype's mantissa.
+    """
+    n = words.numel()
+    before, old = sampled(earlier), None if history is None else sampled(history)
+    rule = ChangeRule(mantissa, _top(before, mantissa))
+    changes = find_changes(words, earlier, history, rule)
+    tokens = sampled(changes.tokens)
+    counts = np.zeros((N_PLACES, N_TOKENS[words.element_size()]), np.int64)
+    n_by_place = np.zeros(N_PLACES, np.int64)
+    places = find_contexts(before, old, _IDENTITY, rule)
+    count_kernel(places.numpy(), tokens.numpy(), counts, n_by_place)
+    used = np.flatnonzero(n_by_place)
+    counts = counts[used]
+    order = np.argsort(counts @ _SIZES[: counts.shape[1]] / n_by_place[used], kind="stable")
+    scale = n / tokens.numel()
+    groups, bits = _cluster(counts[order], scale)
+    by_place = np.empty(used.size, np.int64)
+    by_place[order] = groups
+    # A place that the sample lacks has the table of the one before it.
+    known = np.zeros(N_PLACES, np.int64)
+    known[used] = np.arange(used.size)
+    mapping = by_place[np.maximum.accumulate(known)].astype(np.uint8)
+    n_tables = int(groups[-1]) + 1
+    bits += 32 * changes.extra.size + (_MAPPED_BITS * used.size if n_tables > 1 else 0)
+    return ChangePlan(changes, rule, torch.from_numpy(mapping), n_tables, bits)
+
+
+def sampled(values: Tensor) -> Tensor:
+    """Return four stretches of a tensor, or all of it where it is small."""
+    n, length = values.numel(), SAMPLE // _STRETCHES
+    if n <= SAMPLE:
+        return values
+    starts = (i * (n - length) // (_STRETCHES - 1) for i in range(_STRETCHES))
+    return torch.cat([values[start : start + length] for start in starts])
+
+
+def _top(words: Tensor, mantissa: int) -> int:
+    """Return the largest exponent that is not seldom."""
+    some = words[:: max(1, words.numel() // _SELDOM)].numpy()
+    exponents = np.sort((some & np.iinfo(some.dtype).max) >> mantissa)
+    return int(exponents[-1 - exponents.size // 256])
+
+
+def _cluster(counts: NDArray[np.int64], scale: float) -> tuple[NDArray[np.int64], float]:
+    """Return the group of each row, and the bits of data and tables; `counts` is overwritten."""
+    n = len(counts)
+    bits, following, groups = np.empty((2, n)), np.arange(1, n + 1), np.empty(n, np.int64)
+    total = cluster_kernel(
+        counts, scale / (1 << _COST_BITS), _LOGARITHMS, BIT_LENGTHS, bits, following, groups
+    )
+    return groups, float(total)
+
+
+def encode_changes(earlier: Tensor, history: Tensor | None, plan: ChangePlan) -> bytes:
+    """Return the bytes of changes.
+
+    Parameters
+    ----------
+    earlier, history, plan
+        As given to `plan_changes`, and what it returned.
+    """
+    head = bytearray((plan.rule.top, plan.n_tables - 1))
+    contexts = None
+    if plan.n_tables > 1:
+        steps = plan.mapping.long().diff(prepend=torch.zeros(1, dtype=torch.int64)) % plan.n_tables
+        _write_section(head, encode_rans(steps.to(torch.uint8), None, plan.n_tables))
+        contexts = find_contexts(earlier, history, plan.mapping, plan.rule)
+    _write_section(head, plan.changes.extra.astype("<u4", copy=False).tobytes())
+    tokens = encode_rans(
+        plan.changes.tokens,
+        contexts,
+        N_TOKENS[earlier.element_size()],
+        plan.n_tables,
+        rows=np.arange(plan.n_tables),
+    )
+    return b"".join((head, tokens))
+
+
+def decode_changes(
+    payload: memoryview, earlier: Tensor, history: Tensor | None, mantissa: int
+) -> tuple[Tensor, Tensor]:
+    """Return the words and the history after a change.
+
+    Parameters
+    ----------
+    payload
+        From `encode_changes`.
+    earlier, history, mantissa
+        As given to it and to `plan_changes`.
+
+    Raises
+    ------
+    DamagedError
+        The payload is not one of such a tensor.
+    """
+    if len(payload) < 2 or payload[1] >= MAX_CONTEXTS:
+        raise DamagedError(
+            "changes have no valid number of tables",
+            expected=f"1 to {MAX_CONTEXTS}",
+            found=str(payload[1] + 1) if len(payload) > 1 else "nothing",
+        )
+    word = earlier.element_size()
+    rule, n_tables, at = ChangeRule(mantissa, payload[0]), payload[1] + 1, 2
+    contexts = None
+    if n_tables > 1:
+        section, at = _read_section(payload, at)
+        mapping = decode_rans(section, N_PLACES, n_tables).cumsum(0) % n_tables
+        contexts = find_contexts(earlier, history, mapping.to(torch.uint8), rule)
+    section, at = _read_section(payload, at)
+    if len(section) % 4:
+        raise DamagedError("extra bits of changes are no whole words", found=f"{len(section)} bytes")
+    extra = np.frombuffer(section, "<u4").astype(np.uint32, copy=False)
+    tokens = decode_rans(payload[at:], earlier.numel(), N_TOKENS[word], contexts, n_tables)
+    words, after, intact = apply_changes(tokens, extra, earlier, history, rule)
+    if not intact:
+        raise DamagedError("extra bits do not fit the tokens of changes", found=f"{extra.size} words")
+    return words, after
+
+
+def _write_section(out: bytearray, section: bytes) -> None:
+    write_varint(out, len(section))
+    out += section
+
+
+def _read_section(payload: memoryview, at: int) -> tuple[memoryview, int]:
+    length, at = read_varint(payload, at)
+    if length > len(payload) - at:
+        raise DamagedError(
+            "a section of changes is cut short", expected=f"{length} bytes", found=str(len(payload) - at)
+        )
+    return payload[at : at + length], at + length
+
+
+@brief
+def count_kernel(
+    places: NDArray[np.int16],
+    tokens: NDArray[np.uint8],
+    counts: NDArray[np.int64],
+    n_by_place: NDArray[np.int64],
+) -> None:  # pragma: no cover - compiled
+    """Count tokens by place."""
+    for i in range(places.size):
+        counts[places[i], tokens[i]] += 1
+        n_by_place[places[i]] += 1
+
+
+@brief
+def _bits_of(
+    counts: NDArray[np.int64],
+    one: int,
+    other: int,
+    scale: float,
+    logarithms: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+) -> float:  # pragma: no cover - compiled
+    """Bits of the data and the table of one row, or of two together."""
+    two = 1 if other != one else 0
+    total, data = 0, 0
+    n_tokens = counts.shape[1]
+    for s in range(n_tokens):
+        count = counts[one, s] + two * counts[other, s]
+        total += count
+        data -= logarithms[count]
+    data += logarithms[total]
+    before, left, table = 0, total, 0
+    for s in range(n_tokens):
+        if left == 0:
+            break
+        count = counts[one, s] + two * counts[other, s]
+        f = (count << PRECISION) // total
+        length = lengths[f if f > 1 or count == 0 else 1]
+        jump = length - before if length > before else before - length
+        table += 1 + 2 * lengths[jump] + (length - 1 if length > 0 else 0)
+        before = length
+        left -= count
+    return float(data * scale + table)
+
+
+@brief
+def cluster_kernel(
+    counts: NDArray[np.int64],
+    scale: float,
+    logarithms: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    bits: NDArray[np.float64],
+    following: NDArray[np.int64],
+    groups: NDArray[np.int64],
+) -> float:  # pragma: no cover - compiled
+    """Merge neighbouring rows in place while that saves bits; number the groups and return their bits.
+
+    `counts` is overwritten. Of each row that leads a group, `bits` takes its bits and those of it and the
+    next one together, and `following` is the next one, the number of rows for the last.
+    """
+    n, n_tokens = counts.shape
+    alone, pair, n_left = bits[0], bits[1], n
+    for i in range(n):
+        alone[i] = _bits_of(counts, i, i, scale, logarithms, lengths)
+        if i + 1 < n:
+            pair[i] = _bits_of(counts, i, i + 1, scale, logarithms, lengths)
+    while n_left > 1:
+        best, best_gain, before_best, before = -1, 0.0, -1, -1
+        i = 0
+        while following[i] < n:
+            gain = alone[i] + alone[following[i]] - pair[i]
+            if best < 0 or gain > best_gain:
+                best, best_gain, before_best = i, gain, before
+            before, i = i, following[i]
+        if best_gain <= 0.0 and n_left <= MAX_CONTEXTS:
+            break
+        other = following[best]
+        for s in range(n_tokens):
+            counts[best, s] += counts[other, s]
+        alone[best] = pair[best]
+        following[best] = following[other]
+        if following[best] < n:
+            pair[best] = _bits_of(counts, best, following[best], scale, logarithms, lengths)
+        if before_best >= 0:
+            pair[before_best] = _bits_of(counts, before_best, best, scale, logarithms, lengths)
+        n_left -= 1
+    total, leader, group = 0.0, 0, 0
+    for i in range(n):
+        if i == following[leader]:
+            leader = i
+            group += 1
+        if i == leader:
+            total += alone[i]
+        groups[i] = group
+    return total
