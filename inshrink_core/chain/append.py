@@ -206,7 +206,10 @@ class ChainWriter:
         if before is None:
             return {}
         return {
-            spec.key: RecalledReference(origin=None, decode=functools.partial(before.source.read, spec))
+            spec.key: RecalledReference(
+                origin=None,
+                decode=functools.partial(BaseReference, functools.partial(before.source.read, spec)),
+            )
             for spec in before.specs
         }
 

@@ -397,7 +397,8 @@ def test_every_block_is_known_for_what_it_is():
             if block.fence is None and not block.is_shell:
                 assert any(page == one and block.text.startswith(begin) for one, begin in NO_SHELL), block
             elif block.fence is not None:
-                assert block.is_shell or block.is_python or block.fence.split()[0] in ("toml", "json", "text"), block
+                language = block.fence.split()[0]
+                assert block.is_shell or block.is_python or language in ("toml", "json", "text"), block
     for page, begin in NO_SHELL:
         assert any(one.text.startswith(begin) for one in blocks(page)), begin
     for page, line in {**NOT_RUN, **EXITS}:
