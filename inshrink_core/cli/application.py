@@ -17,7 +17,6 @@ from typing import Any
 from inshrink_core import __version__
 from inshrink_core.cli.output import error_document, write_document, write_error
 from inshrink_core.errors import InputError, InshrinkError
-from inshrink_core.execution.together import words_together
 from inshrink_core.plugins import VERBS, plugin, plugins
 from inshrink_core.request import Request, request_of
 
@@ -97,7 +96,7 @@ def _origin(module: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (`inshrink_core.cli.main`); the working directory has left the import path."""
-    words = words_together(sys.argv[1:]) if arguments is None else list(arguments)
+    words = _own_words() if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a sign gets its code point, not a UnicodeEncodeError.
         if hasattr(stream, "reconfigure"):
@@ -113,6 +112,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_error(f"the output cannot be written: {_describe_os_error(error)}")
         return EXIT_INPUT
     return code
+
+
+def _own_words() -> list[str]:
+    """Return the words of this process; of one of several that torchrun started, as it takes them."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return sys.argv[1:]
+    from inshrink_core.execution.together import words_together
+
+    return words_together(sys.argv[1:])
 
 
 def _abandon_output() -> None:

@@ -99,6 +99,18 @@ class Commit(Request["CommitReport"]):
     Parts that see each other commit by themselves when the last one ends; this is for those that do not, and
     for what was cut off. Every part is read, and compared with the others of its step, before it is listed.
     Where steps wait for parts the report names them, and the command ends with 1.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile, pathlib
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
+    >>> report = inshrink_core.compress(run, target, steps=[400], part="1/2")
+    >>> inshrink_core.verbs.commit(target).waiting
+    ((400, ('2/2',)),)
+    >>> report = inshrink_core.compress(run, target, steps=[400], part="2/2")
+    >>> inshrink_core.Archive.open(target).steps
+    (400,)
     """
 
     archive: Annotated[PathLike, Option(metavar="ARCHIVE")]
