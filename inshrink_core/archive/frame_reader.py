@@ -170,6 +170,8 @@ class FrameReader:
     @property
     def apart(self) -> frozenset[str]:
         """The keys of meta by which some parts of the frame differ; none where it has one."""
+        if len(self._parts) == 1:
+            return frozenset()
         return frozenset().union(*map(self.own_meta_of, self._parts))
 
     def meta_of(self, part: int) -> dict[str, Any]:

@@ -125,6 +125,7 @@ class Split:
 
     Examples
     --------
+    >>> from inshrink_core.checkpoint import TensorRole, TensorSpec
     >>> sizes = {"a": 3, "b": 2, "c": 1}
     >>> made = {"role": TensorRole.WEIGHT, "dtype": "float32"}
     >>> specs = [TensorSpec(name=name, shape=(n,), **made) for name, n in sizes.items()]

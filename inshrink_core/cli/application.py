@@ -96,11 +96,7 @@ def _origin(module: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (`inshrink_core.cli.main`); the working directory has left the import path."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None and "TORCHELASTIC_RUN_ID" in os.environ:
-        from inshrink_core.execution.together import words_together
-
-        words = words_together(words)
+    words = _own_words() if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a sign gets its code point, not a UnicodeEncodeError.
         if hasattr(stream, "reconfigure"):
@@ -116,6 +112,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_error(f"the output cannot be written: {_describe_os_error(error)}")
         return EXIT_INPUT
     return code
+
+
+def _own_words() -> list[str]:
+    """Return the words of this process; of one of several that torchrun started, as it takes them."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return sys.argv[1:]
+    from inshrink_core.execution.together import words_together
+
+    return words_together(sys.argv[1:])
 
 
 def _abandon_output() -> None:

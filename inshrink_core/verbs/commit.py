@@ -102,15 +102,15 @@ class Commit(Request["CommitReport"]):
 
     Examples
     --------
-    >>> import inshrink_core, pathlib, tempfile
+    >>> import inshrink_core, tempfile, pathlib
     >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    >>> archive = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
-    >>> _ = inshrink_core.compress(run, archive, steps=run.steps[:1], part="1/2")
-    >>> inshrink_core.verbs.commit(archive).failure is None
-    False
-    >>> _ = inshrink_core.compress(run, archive, steps=run.steps[:1], part="2/2")
-    >>> inshrink_core.open(archive).steps
-    (10,)
+    >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
+    >>> report = inshrink_core.compress(run, target, steps=[400], part="1/2")
+    >>> inshrink_core.verbs.commit(target).waiting
+    ((400, ('2/2',)),)
+    >>> report = inshrink_core.compress(run, target, steps=[400], part="2/2")
+    >>> inshrink_core.Archive.open(target).steps
+    (400,)
     """
 
     archive: Annotated[PathLike, Option(metavar="ARCHIVE")]

@@ -30,7 +30,7 @@ from inshrink_core.errors import (
     StepConflictError,
     UnreadableError,
 )
-from inshrink_core.verbs import commit, compress, pack, prune, restore, unpack, verify
+from inshrink_core.verbs import commit, compress, diff, forget_missing, pack, prune, restore, unpack, verify
 from tests.docs.pages import blocks
 
 ROOT = Path(__file__).parents[2]
@@ -254,11 +254,31 @@ def test_a_lost_part_is_named_and_every_other_step_is_read(tmp_path, run, templa
     assert len([*(tmp_path / "out").iterdir()]) == 2
 
 
+def test_a_step_that_lost_a_part_can_be_given_up_with_or_without_the_manifest(tmp_path, run, template):
+    for name in ("listed", "rebuilt"):
+        path = Path(shutil.copytree(template / "parts", tmp_path / name))
+        last = ArchiveReader.open(path).head
+        (path / last.parts[0].path).unlink()
+        if name == "rebuilt":
+            (path / "inshrink-manifest").unlink()
+        forget_missing(path, apply=True)
+        if name == "rebuilt":
+            assert commit(path, discard=True).discarded == (last.step,)
+        assert check_archive(path) == ()
+        assert Archive.open(path).steps == run.steps[: N_STEPS - 1]
+        compress(run, path, codec="lattice", steps=run.steps[:N_STEPS])
+        assert {step: row[3] for step, row in content(path).items()} == {
+            step: row[3] for step, row in content(template / "whole").items()
+        }
+
+
 def test_everything_that_reads_or_rewrites_an_archive_takes_frames_in_parts(tmp_path, run, template):
     whole, parts = (Path(shutil.copytree(template / n, tmp_path / n)) for n in ("whole", "parts"))
     for path in (whole, parts):
         restore(path, tmp_path / f"restored {path.name}")
         pack(path, tmp_path / f"{path.name}.packed")
+    moved = [diff(path, steps=run.steps[:2]).to_json()["tensors"] for path in (whole, parts)]
+    assert moved[0] == moved[1] != []
     assert files(tmp_path / "restored whole") == files(tmp_path / "restored parts")
     packed = tmp_path / "parts.packed"
     assert check_archive(packed) == ()
