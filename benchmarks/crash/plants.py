@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,9 +52,10 @@ def folder_unsynced() -> AbstractContextManager[None]:
 def manifest_first() -> AbstractContextManager[None]:
     """A writer that lists a frame before it has its name."""
 
-    def publish(self: ArchiveWriter, file: Creation, info: FrameInfo) -> None:
+    def publish(self: ArchiveWriter, files: Sequence[Creation], info: FrameInfo) -> None:
         self._write_manifest(self._manifest.with_frame(info))
-        file.commit()
+        for file in files:
+            file.commit()
         self.storage.sync(FRAME_FOLDER)
         self.reader.refresh()
 

@@ -296,7 +296,7 @@ def load_catalog(storage: Storage) -> Catalog:
 def _load(storage: Storage) -> Catalog:
     manifest, problem, nbytes = None, None, 0
     try:
-        content = storage.read(MANIFEST_NAME, 0, storage.size(MANIFEST_NAME))
+        content = storage.whole(MANIFEST_NAME)
         nbytes = len(content)
         manifest = Manifest.parse(content, f"{storage.name}, manifest")
     except FileNotFoundError:

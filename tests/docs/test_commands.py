@@ -397,7 +397,7 @@ def test_every_block_is_known_for_what_it_is():
             if block.fence is None and not block.is_shell:
                 assert any(page == one and block.text.startswith(begin) for one, begin in NO_SHELL), block
             elif block.fence is not None:
-                language = block.fence.split()[0]
+                language = block.fence.partition(" ")[0]
                 assert block.is_shell or block.is_python or language in ("toml", "json", "text"), block
     for page, begin in NO_SHELL:
         assert any(one.text.startswith(begin) for one in blocks(page)), begin

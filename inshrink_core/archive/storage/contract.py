@@ -172,6 +172,10 @@ class Storage(ABC):
         nbytes = min(nbytes, size)
         return self.read(path, size - nbytes, nbytes), size
 
+    def whole(self, path: str) -> bytes:
+        """Return all of a small object; where the storage can, of one state, whatever replaces it."""
+        return self.read(path, 0, self.size(path))
+
     def open(self, path: str) -> RangeFile:
         """Return an object to read from; where the storage can, as it is now, whatever replaces it."""
         return _Object(self, path)

@@ -136,6 +136,10 @@ class LocalStorage(Storage):
         except FileNotFoundError:
             return ()
 
+    def whole(self, path: str) -> bytes:
+        """Return the content of a file, which is read at once."""
+        return self.counted(read_regular(self._place(path)))
+
     def open(self, path: str) -> LocalFile:
         """Return a file, held open."""
         return LocalFile(self._place(path))
@@ -154,7 +158,7 @@ class LocalStorage(Storage):
 
     def load(self, path: str) -> tuple[bytes, Tag]:
         """Return the content of a file, and its digest as its tag."""
-        content = self.counted(read_regular(self._place(path)))
+        content = self.whole(path)
         return content, _tag(content)
 
     def create(self, path: str, *, over: bool = False) -> Creation:
