@@ -152,7 +152,7 @@ def _best(drawn: go.Figure, found: Searched, figure: str) -> None:
 
 def _limits(drawn: go.Figure, found: Searched, figure: str) -> None:
     """Draw what was asked for."""
-    bound = found.bound(figure)
+    bound = found.bound(figure) or (found.as_divergence() if figure == "divergence" else None)
     if bound:
         limit = 100 * bound if figure == "drop" else bound
         draw_bound(drawn, limit, figure, "left", is_log=figure != "drop")

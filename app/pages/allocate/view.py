@@ -433,7 +433,8 @@ def _figure(found: Searched, compared: Sequence[SearchPoint], key: str, *, selec
     """Draw the scatter against what the reader chose."""
     points = (*found.points, *compared)
     options = [name for name in _FIGURES if any(point.figure(name) is not None for point in points)]
-    default = "divergence" if found.max_divergence is not None and "divergence" in options else "drop"
+    by_divergence = found.max_divergence is not None or found.max_restore_cost is not None
+    default = "divergence" if by_divergence and "divergence" in options else "drop"
     chosen = default
     if len(options) > 1:
         if st.session_state.get(_FIGURE) not in options:
