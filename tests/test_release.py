@@ -1,6 +1,7 @@
 """What `make release` refuses, and what it tries."""
 
 import importlib.util
+import tomllib
 from pathlib import Path
 
 import inshrink_core
@@ -47,3 +48,13 @@ def test_a_release_is_tried_with_the_commands_that_readme_begins_with():
         ["inshrink", "restore"],
     ]
     assert "range(1000, 5000, 1000)" in release.TRAINING, "README restores step 4000"
+
+
+def test_every_package_of_the_tree_is_in_the_wheel():
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {
+        ".".join((package, *file.relative_to(ROOT / folder).parts[:-1]))
+        for package, folder in setup["package-dir"].items()
+        for file in (ROOT / folder).rglob("__init__.py")
+    }
+    assert folders == set(setup["packages"])
