@@ -237,8 +237,9 @@ class Restore(Computing, Limiting, Based, Request[RestoreReport]):
                     progress=counter.of(checkpoint),
                     limits=opened.limits,
                 )
-        meet()
-        part_ways()
+        if self.part is not None:
+            meet()
+            part_ways()
         return RestoreReport(
             steps=chosen,
             paths=tuple(paths),

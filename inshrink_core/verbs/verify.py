@@ -354,7 +354,7 @@ class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification])
             originals=_unless_damaged(lambda: original_checks(archive), OriginalChecks()),
             device=archive.device,
         )
-        return _together(gathered(report))
+        return report if self.part is None else _together(gathered(report))
 
     def _compared(
         self, archive: Archive, line: Sequence[FrameInfo], against: Run | Archive, missing: Sequence[int]
