@@ -79,11 +79,6 @@ def write_error(message: str) -> None:
     sys.stderr.write(f"inshrink: {printable(message)}\n")
 
 
-def show_warning(message: str) -> None:
-    """Write one line to stderr about something that is no error."""
-    sys.stderr.write(f"inshrink: warning: {printable(message)}\n")
-
-
 def error_document(error: InshrinkError) -> dict[str, Any]:
     """Return the value of the key ``error`` of a document."""
     return {
