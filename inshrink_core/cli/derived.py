@@ -61,13 +61,13 @@ class Output:
             with progress_table(verb, draw, hidden=self.hidden) as shown:
                 yield shown
             return
-        with progress_bar(verb, hidden=self.hidden, in_bytes=in_bytes) as advance:
+        with progress_bar(verb, hidden=self.hidden, in_bytes=in_bytes) as shown:
 
-            def progress(now: Progress) -> None:
-                if advance is not None and stage in (None, now.stage):
-                    advance(now.done, now.total, now.step, now.found, now.seconds_left)
+            def of_stage(now: Progress) -> None:
+                if shown is not None and stage in (None, now.stage):
+                    shown(now)
 
-            yield None if advance is None else progress
+            yield None if shown is None else of_stage
 
     def present(self, report: Report, failure: InshrinkError | None = None) -> int:
         """Show a report; return the exit code of its failure, 0 without one."""
