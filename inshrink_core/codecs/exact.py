@@ -20,7 +20,7 @@ from inshrink_core.codec import PROTECTED, Decoded, Encoded, Levels, TensorRefer
 from inshrink_core.coding.changes import ChangePlan, decode_changes, encode_changes, plan_changes, sampled
 from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
 from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
-from inshrink_core.errors import DamagedError, InputError
+from inshrink_core.errors import DamagedError
 from inshrink_core.execution import new_buffer
 from inshrink_core.frame import Block
 from inshrink_core.ops.changes import HISTORIES
@@ -292,13 +292,7 @@ def _element_bytes(spec: TensorSpec) -> int:
 
 def _host(spec: TensorSpec, tensor: Tensor) -> Tensor:
     """Contiguous on the CPU, with lazy conjugation and negation carried out; perhaps the caller's own."""
-    if tuple(tensor.shape) != spec.shape or tensor.dtype != getattr(torch, spec.dtype):
-        raise InputError(
-            "a tensor differs from its spec",
-            where=spec.key,
-            expected=f"{spec.dtype} {spec.shape}",
-            found=f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}",
-        )
+    spec.check(tensor)
     plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
     return plain if _are_bools(plain) else plain.view(torch.uint8).ne(0)
 
