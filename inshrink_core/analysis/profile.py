@@ -402,7 +402,7 @@ class SensitivityTable:
 def build_table(
     metric: SensitivityMetric, grouping: Grouping, steps: tuple[int, ...], records: Sequence[StepRecord]
 ) -> SensitivityTable:
-    """Lay the records of the steps side by side; rows that come later stand after those before."""
+    """Lay the records of the steps side by side; rows that come later follow those before."""
     import numpy as np
 
     details: dict[str, Row] = {}

@@ -169,7 +169,7 @@ class FrameWriter(FrameSink):
         Raises
         ------
         InputError
-            The key stands already, a value cannot be stored, or the frame is closed.
+            There is such a key already, a value cannot be stored, or the frame is closed.
         StorageError
             The system refused, as on a full disk; the frame is aborted.
         """

@@ -74,7 +74,7 @@ _NEVER: Final = "\0"
 class Rewrite:
     """Rewrites some frames of an archive and removes others; use it as a context manager.
 
-    New frames get generations that stand among the tombstones, so that they are not live whatever
+    New frames get generations that are among the tombstones, so that they are not live whatever
     happens. `switch` writes the one manifest that lists them in the place of the old ones; then the
     old files are deleted. Without `switch` everything stays as it was.
 

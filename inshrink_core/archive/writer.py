@@ -406,12 +406,12 @@ class ArchiveWriter:
         except ConflictError:
             raise
         except BaseException:
-            if self._stands(content):
+            if self._is_written(content):
                 self._manifest = manifest
             raise
         self._manifest = manifest
 
-    def _stands(self, content: bytes) -> bool:
+    def _is_written(self, content: bytes) -> bool:
         """After an interruption only the storage knows whether the manifest was replaced."""
         try:
             found, tag = self.storage.load(MANIFEST_NAME)
@@ -426,7 +426,7 @@ class ArchiveWriter:
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest as it stands on the disk, with the frames of a group that are not there yet."""
+        """The manifest as it is on the disk, with the frames of a group that are not there yet."""
         if not self._group:
             return self._manifest
         return replace(

@@ -373,10 +373,10 @@ class ChainTrials:
         checkpoint = runner.checkpoints(step)
         keys = sample_keys(checkpoint)
         *_, before = encode_chain(chain, lead, keys, runner.foreseen)
-        standing, index = following(before, keyframe=False)
+        state, index = following(before, keyframe=False)
 
         def encode(candidate: Candidate) -> EncodedStep:
-            return encode_step(candidate.chain_config(runner.base), checkpoint, standing, index, keys)
+            return encode_step(candidate.chain_config(runner.base), checkpoint, state, index, keys)
 
         return allocate(line, coarseness, runner.h(step), encode).factors
 
