@@ -73,7 +73,7 @@ def per_step(run: Any, judge: Judge, n_steps: int) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     every = max(1, len(run.steps) // n_steps)
     for number, step in enumerate(run.steps):
-        estimate = RatioEstimate(runner.base, run[step], *position.standing(run[step]))
+        estimate = RatioEstimate(runner.base, run[step], *position.state())
 
         def ratio_of(point: CubePoint, estimate: RatioEstimate = estimate) -> float:
             return estimate(cube.candidate(point))

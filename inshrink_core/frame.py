@@ -56,7 +56,7 @@ class BlockEntry:
     shared
         Whether the bytes are stored with a block before it that has the same.
     part
-        The part of the frame that it stands in.
+        The part of the frame that it is in.
     """
 
     key: str

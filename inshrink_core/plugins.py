@@ -1,6 +1,6 @@
 """What can be added from outside, by entry points: codecs, run layouts, storages, verbs, tasks, evaluators.
 
-The project's own stand in ``pyproject.toml`` like everybody's, and are read from there where the project is
+The project's own are in ``pyproject.toml`` like everybody's, and are read from there where the project is
 used from a checkout, installed or not.
 """
 

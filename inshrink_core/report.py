@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Report", "plain_value"]
+__all__ = ["UNSAID", "Report", "plain_value"]
+
+UNSAID: Final = {"unsaid": True}
+"""Metadata of a field that is no part of the document."""
 
 
 def plain_value(value: Any) -> Any:
@@ -61,4 +64,5 @@ class Report:
 
     def _document(self) -> dict[str, Any]:
         """Return the values of the document in their order."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        said = (field for field in fields(self) if not field.metadata.get("unsaid"))  # type: ignore[arg-type]
+        return {field.name: getattr(self, field.name) for field in said}

@@ -174,15 +174,8 @@ class Watcher(Protocol):
     def hidden(self) -> bool:
         """Whether nothing is for people."""
 
-    def progress(
-        self,
-        verb: str,
-        *,
-        in_bytes: bool = True,
-        stage: str | None = None,
-        draw: Callable[[Sequence[Any]], Any] | None = None,
-    ) -> AbstractContextManager[Callable[[Any], None] | None]:
-        """Return what takes note of it; None where nothing is shown."""
+    def progress(self, verb: str, shown: Shown) -> AbstractContextManager[Callable[[Any], None] | None]:
+        """Show how far a verb has come; yields what to call, or None where no one watches."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -238,7 +231,7 @@ class Request(Generic[R_co]):
     @contextmanager
     def watched(self, out: Watcher) -> Iterator[Self]:
         """Yield the same request, whose progress the command line shows."""
-        with out.progress(self.verb(), **dataclasses.asdict(self.SHOWN)) as progress:
+        with out.progress(self.verb(), self.SHOWN) as progress:
             yield dataclasses.replace(self, progress=progress)
 
     @classmethod

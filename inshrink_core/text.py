@@ -13,7 +13,7 @@ from typing import Final
 from inshrink_core.errors import InputError, clipped
 
 UNKNOWN = "–"
-"""Stands where there is no number."""
+"""Shown where there is no number."""
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 _THOUSAND = 1000.0

@@ -53,3 +53,28 @@ def read_varint(payload: bytes | memoryview, offset: int, max_bytes: int = _MAX_
         expected=f"at most {max_bytes} bytes",
         found="more",
     )
+
+
+def write_section(out: bytearray, section: bytes) -> None:
+    """Append bytes after their length."""
+    write_varint(out, len(section))
+    out += section
+
+
+def read_section(payload: memoryview, offset: int) -> tuple[memoryview, int]:
+    """Return bytes that follow their length, and the offset after them.
+
+    Raises
+    ------
+    DamagedError
+        They end early.
+    """
+    length, at = read_varint(payload, offset)
+    if length > len(payload) - at:
+        raise DamagedError(
+            "a section is cut short",
+            where=f"offset {offset}",
+            expected=f"{length} bytes",
+            found=str(len(payload) - at),
+        )
+    return payload[at : at + length], at + length

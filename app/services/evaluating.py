@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from inshrink_core import Run
     from inshrink_core.evaluate.template import TaskGuess
     from inshrink_core.verbs import EvaluatorReport
-    from inshrink_core.verbs.evaluate import Evaluate
+    from inshrink_core.verbs.evaluate import MakeEvaluator
 
 __all__ = [
     "EvaluatorCode",
@@ -148,11 +148,11 @@ def suggested_evaluator(shown: Subject) -> str:
     return str((folder if settings().allows(folder) else settings().roots[0]) / "evaluator.py")
 
 
-def evaluator_template(shown: Subject, target: str, task: str, model: str, *, replace: bool) -> Evaluate:
+def evaluator_template(shown: Subject, target: str, task: str, model: str, *, replace: bool) -> MakeEvaluator:
     """Return the request that writes an evaluator to begin with."""
-    from inshrink_core.verbs.evaluate import Evaluate
+    from inshrink_core.verbs.evaluate import MakeEvaluator
 
-    return Evaluate(str(shown.path), write=target, task=task, model=model or None, force=replace)
+    return MakeEvaluator(str(shown.path), target, task=task, model=model or None, force=replace)
 
 
 def make_evaluator(shown: Subject, target: str, task: str, model: str, *, replace: bool) -> EvaluatorReport:

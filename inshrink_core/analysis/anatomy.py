@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from inshrink_core.analysis.alone import Coded, encode_alone, peek_if_there, step_before
+from inshrink_core.analysis.alone import Coded, encode_alone, step_before
+from inshrink_core.analysis.profile import StepScores
 from inshrink_core.chain import Archive, ChainConfig
 from inshrink_core.chain.archive import open_any
 from inshrink_core.chain.config import overridden
@@ -20,7 +21,7 @@ from inshrink_core.errors import InputError
 from inshrink_core.formats import Run, open_run
 from inshrink_core.frame import FrameKind
 from inshrink_core.report import Report
-from inshrink_core.sensitivity import Scores, scores
+from inshrink_core.sensitivity import Scores, SensitivityMetric
 from inshrink_core.values import magnitudes
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ __all__ = [
     "bins_of",
     "chunks_of",
     "edges_of",
-    "map_sensitivity",
     "places_of",
     "value_histogram",
 ]
@@ -425,29 +425,6 @@ class SensitivityMap(NamedTuple):
         }
 
 
-def map_sensitivity(
-    checkpoint: Checkpoint, before: Checkpoint | None, spec: TensorSpec, values: Tensor, metric: str | None
-) -> SensitivityMap | None:
-    """Set a sensitivity against the magnitude; None where the checkpoint does not tell it.
-
-    Parameters
-    ----------
-    checkpoint, before
-        Where companions are read; the step before tells movement.
-    spec, values
-        A weight.
-    metric
-        One of `MAP_METRICS`; None takes the first that is known.
-
-    Raises
-    ------
-    InputError
-        No such metric.
-    """
-    told = _told(checkpoint, before, spec, values, metric)
-    return None if told is None else _map(told[0], told[1], values)
-
-
 def _told(
     checkpoint: Checkpoint, before: Checkpoint | None, spec: TensorSpec, values: Tensor, metric: str | None
 ) -> tuple[str, Scores] | None:
@@ -460,32 +437,10 @@ def _told(
     if spec.role is not TensorRole.WEIGHT or not values.is_floating_point():
         return None
     for name in MAP_METRICS if metric is None else (metric,):
-        found = _scores(name, checkpoint, before, spec, values)
+        found = StepScores(checkpoint, before).by(SensitivityMetric(name), spec, values)
         if found is not None:
             return name, found
     return None
-
-
-def _scores(
-    metric: str, checkpoint: Checkpoint, before: Checkpoint | None, spec: TensorSpec, values: Tensor
-) -> Scores | None:
-    """Read what a metric needs, and nothing more."""
-    if metric == "taylor":
-        gradient = checkpoint.companion(spec, TensorRole.GRADIENT)
-        first = checkpoint.companion(spec, TensorRole.EXP_AVG) if gradient is None else None
-        return scores(metric, values, gradient=gradient, exp_avg=first)
-    if metric == "fisher":
-        beta2 = checkpoint.hyperparameters.get(spec.name, {}).get("beta2")
-        second = checkpoint.companion(spec, TensorRole.EXP_AVG_SQ)
-        return scores(metric, exp_avg_sq=second, beta2=beta2, step=_updates_of(checkpoint, spec))
-    previous = before[spec.key] if before is not None and spec.key in before else None
-    return scores(metric, values, previous=previous)
-
-
-def _updates_of(checkpoint: Checkpoint, spec: TensorSpec) -> float:
-    """Return how often the optimizer has moved a tensor: its own count, else the checkpoint's step."""
-    count = peek_if_there(checkpoint, f"{spec.name}@{TensorRole.STEP.value}")
-    return float(count.item()) if count is not None and count.numel() == 1 else checkpoint.step
 
 
 def _map(metric: str, found: Scores, values: Tensor) -> SensitivityMap:
@@ -579,7 +534,7 @@ class ValueHistogram(NamedTuple):
         }
 
 
-def value_histogram(values: Tensor, parts: NDArray[np.uint8] | int, n_bins: int = N_BINS) -> ValueHistogram:
+def value_histogram(values: Tensor, parts: NDArray[np.uint8] | int) -> ValueHistogram:
     """Count the values of a tensor in even bins from the smallest to the largest, by part.
 
     Parameters
@@ -588,8 +543,6 @@ def value_histogram(values: Tensor, parts: NDArray[np.uint8] | int, n_bins: int 
         Any shape and dtype; a complex number counts by its absolute value.
     parts : UInt8[ndarray, "n"] or int
         Index into `PARTS` for each element, or one for all.
-    n_bins
-        At least 1.
 
     Notes
     -----
@@ -605,7 +558,7 @@ def value_histogram(values: Tensor, parts: NDArray[np.uint8] | int, n_bins: int 
             n_finite += finite.size
     totals = np.zeros(len(PARTS), np.int64)
     ranges = [[np.inf, -np.inf] for _ in PARTS]
-    edges = edges_of(low, high, n_bins)
+    edges = edges_of(low, high, N_BINS)
     counts = np.zeros((len(PARTS), max(edges.size - 1, 0)), np.int64)
     for start, chunk in chunks_of(values):
         for part in range(len(PARTS)):

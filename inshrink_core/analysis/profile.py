@@ -121,7 +121,8 @@ def profile(
         found = {metric: cache.load(metric.value, key) for metric, key in keys.items()}
         lacking = [metric for metric, record in found.items() if record is None]
         if lacking:
-            reader = _StepReader(run, step, before if SensitivityMetric.UPDATE in lacking else None)
+            previous = None if before is None or SensitivityMetric.UPDATE not in lacking else run[before]
+            reader = StepScores(run[step], previous)
             for metric, record in _measure(reader, lacking).items():
                 found[metric] = record
                 cache.try_keep(metric.value, keys[metric], _pack(record))
@@ -183,12 +184,11 @@ def _cache_key(
     return {"version": _VERSION, "metric": metric.value, "step": identity(step), "before": previous}
 
 
-class _StepReader:
-    """Reads the tensors of a step and, for updates, of the one before, and counts their bytes."""
+class StepScores:
+    """Scores of the tensors of a step, of which some are told by the one before; counts the bytes read."""
 
-    def __init__(self, run: CheckpointSeries, step: int, before: int | None) -> None:
-        self.checkpoint = run[step]
-        self._previous = run[before] if before is not None else None
+    def __init__(self, checkpoint: Checkpoint, previous: Checkpoint | None) -> None:
+        self.checkpoint, self._previous = checkpoint, previous
         self.bytes_read = 0
 
     def _read(self, checkpoint: Checkpoint | None, key: str) -> Tensor | None:
@@ -198,20 +198,22 @@ class _StepReader:
         return checkpoint[key]
 
     def _companion(self, spec: TensorSpec, role: TensorRole) -> Tensor | None:
-        return self._read(self.checkpoint, f"{spec.name}@{role.value}")
+        found = self.checkpoint.companion_spec(spec, role)
+        return None if found is None else self._read(self.checkpoint, found.key)
 
     def _updates_of(self, spec: TensorSpec) -> float:
         """Return how often the optimizer has moved a tensor: its own count, else the checkpoint's step."""
-        count = self._companion(spec, TensorRole.STEP)
+        count = self._read(self.checkpoint, f"{spec.name}@{TensorRole.STEP.value}")
         return float(count.item()) if count is not None and count.numel() == 1 else self.checkpoint.step
 
-    def score(self, spec: TensorSpec, metrics: Sequence[SensitivityMetric]) -> list[Scores | None]:
+    def by_several(self, spec: TensorSpec, metrics: Sequence[SensitivityMetric]) -> list[Scores | None]:
         """Return the scores of one tensor by several metrics, reading what they need once."""
         needs_weight = any(metric is not SensitivityMetric.FISHER for metric in metrics)
         weight = self._read(self.checkpoint, spec.key) if needs_weight else None
-        return [self._score(spec, metric, weight) for metric in metrics]
+        return [self.by(metric, spec, weight) for metric in metrics]
 
-    def _score(self, spec: TensorSpec, metric: SensitivityMetric, weight: Tensor | None) -> Scores | None:
+    def by(self, metric: SensitivityMetric, spec: TensorSpec, weight: Tensor | None) -> Scores | None:
+        """Return the scores of one tensor, reading what a metric needs beside it and nothing more."""
         if metric is SensitivityMetric.TAYLOR:
             gradient = self._companion(spec, TensorRole.GRADIENT)
             first = self._companion(spec, TensorRole.EXP_AVG) if gradient is None else None
@@ -288,9 +290,7 @@ def _row(name: str, members: Sequence[TensorSpec], shape: tuple[int, ...] | None
     )
 
 
-def _measure(
-    reader: _StepReader, metrics: Sequence[SensitivityMetric]
-) -> dict[SensitivityMetric, StepRecord]:
+def _measure(reader: StepScores, metrics: Sequence[SensitivityMetric]) -> dict[SensitivityMetric, StepRecord]:
     """Measure every weight of one step; buffers are no parameters and have no sensitivity."""
     weights = [spec for spec in reader.checkpoint.specs if spec.role is TensorRole.WEIGHT]
     blocks: dict[str, list[TensorSpec]] = {}
@@ -299,7 +299,7 @@ def _measure(
     records = {metric: _Record() for metric in metrics}
     for block, members in blocks.items():
         for spec in members:
-            for metric, found in zip(metrics, reader.score(spec, metrics), strict=True):
+            for metric, found in zip(metrics, reader.by_several(spec, metrics), strict=True):
                 records[metric].add(spec, found)
         for record in records.values():
             record.close_block(block)
@@ -402,7 +402,7 @@ class SensitivityTable:
 def build_table(
     metric: SensitivityMetric, grouping: Grouping, steps: tuple[int, ...], records: Sequence[StepRecord]
 ) -> SensitivityTable:
-    """Lay the records of the steps side by side; rows that come later stand after those before."""
+    """Lay the records of the steps side by side; rows that come later follow those before."""
     import numpy as np
 
     details: dict[str, Row] = {}

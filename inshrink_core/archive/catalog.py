@@ -154,7 +154,7 @@ class _Scan(NamedTuple):
     """What a file says that the manifest does not name.
 
     Each frame, digest left empty, has the id of the archive it belongs to beside it. `tail_lost` says
-    that what stands behind the last frame cannot be read.
+    that what follows the last frame cannot be read.
     """
 
     frames: tuple[tuple[FrameInfo, bytes], ...] = ()

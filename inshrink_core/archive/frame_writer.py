@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from inshrink_core.archive.document import compress_document, pack_value
 from inshrink_core.archive.index import (
@@ -30,9 +31,19 @@ from inshrink_core.errors import InputError
 from inshrink_core.frame import FrameInfo
 
 
-class FrameSink(Protocol):
-    """A frame that is being written, in one part or in several."""
+class FrameSink(ABC):
+    """A frame that is being written, in one part or in several; it is dropped unless it is committed.
 
+    Parameters
+    ----------
+    release
+        Called once the frame is committed or aborted.
+    """
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        self._release, self._open = release, True
+
+    @abstractmethod
     def add(
         self,
         key: str,
@@ -45,22 +56,42 @@ class FrameSink(Protocol):
     ) -> None:
         """Append a block (`FrameWriter.add`)."""
 
+    @abstractmethod
     def commit(self, meta: Mapping[str, Any]) -> FrameInfo:
         """Make the frame durable and list it (`FrameWriter.commit`)."""
-        ...
+
+    @abstractmethod
+    def _drop(self) -> None:
+        """Leave nothing of what was written."""
 
     def abort(self) -> None:
         """Drop the frame; harmless after `commit`."""
+        if self._open:
+            self._close()
+            self._drop()
+
+    def _close(self) -> None:
+        self._open = False
+        self._release()
+
+    @contextlib.contextmanager
+    def _aborting(self, what: str, where: str) -> Iterator[None]:
+        """Leave nothing of the frame where something fails."""
+        try:
+            with storage_errors(what, where):
+                yield
+        except BaseException:
+            self.abort()
+            raise
 
     def __enter__(self) -> Self:
-        """Abort at the end of the block unless it was committed."""
-        ...
+        return self
 
     def __exit__(self, *error: object) -> None:
-        """Abort unless it was committed."""
+        self.abort()
 
 
-class FrameWriter:
+class FrameWriter(FrameSink):
     """One frame being written; made by `ArchiveWriter.begin`.
 
     As a context manager it aborts on an exception, and when `commit` was not called. Memory is
@@ -91,8 +122,9 @@ class FrameWriter:
         publish: Callable[[FrameInfo], None],
         release: Callable[[], None],
     ) -> None:
+        super().__init__(release)
         self._file = file
-        self._header, self._parent, self._publish, self._release = header, parent, publish, release
+        self._header, self._parent, self._publish = header, parent, publish
         self.where = f"{where}, frame of step {header.step}"
         self._seen: set[tuple[str, bool]] = set()
         self._columns: tuple[list[Any], list[Any]] = ([], [])
@@ -104,7 +136,6 @@ class FrameWriter:
         self._places: list[int] = []
         self._digest = hashlib.sha256()
         self._offset = 0
-        self._open = True
         self._write(header.pack())
 
     def add(
@@ -138,7 +169,7 @@ class FrameWriter:
         Raises
         ------
         InputError
-            The key stands already, a value cannot be stored, or the frame is closed.
+            There is such a key already, a value cannot be stored, or the frame is closed.
         StorageError
             The system refused, as on a full disk; the frame is aborted.
         """
@@ -206,27 +237,18 @@ class FrameWriter:
         )
         raw = pack_index(index, self._parent)
         info = self._finish(compress_document(raw, INDEX_DICTIONARY), len(raw))
-        with self._aborting("the frame cannot be committed"):
+        with self._aborting("the frame cannot be committed", self.where):
             self._publish(info)
         self._close()
         return info
 
-    def abort(self) -> None:
-        """Drop the frame; harmless after `commit`."""
-        if self._open:
-            self._close()
-            self._file.abort()
+    def _drop(self) -> None:
+        self._file.abort()
 
     def drop(self) -> None:
         """Drop the frame, and what was not published of it, too."""
         self.abort()
         self._file.abort()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.abort()
 
     def _finish(self, document: bytes, raw_nbytes: int) -> FrameInfo:
         """Write what follows the large blocks."""
@@ -238,32 +260,18 @@ class FrameWriter:
         return self._header.info(self._offset, self._digest.digest())
 
     def _write(self, content: bytes | memoryview) -> None:
-        with self._aborting("the frame cannot be written"):
+        with self._aborting("the frame cannot be written", self.where):
             self._file.write(content)
         self._digest.update(content)
         self._offset += len(content)
-
-    @contextlib.contextmanager
-    def _aborting(self, what: str) -> Iterator[None]:
-        """Leave nothing of the frame where something fails."""
-        try:
-            with storage_errors(what, self.where):
-                yield
-        except BaseException:
-            self.abort()
-            raise
 
     def _require_open(self) -> None:
         if not self._open:
             raise InputError("the frame was committed or aborted already", where=self.where)
 
-    def _close(self) -> None:
-        self._open = False
-        self._release()
 
-
-class PartedFrameWriter:
-    """A frame in several parts that one writer writes; has the methods of `FrameWriter`.
+class PartedFrameWriter(FrameSink):
+    """A frame in several parts that one writer writes.
 
     Parameters
     ----------
@@ -287,11 +295,11 @@ class PartedFrameWriter:
         route: Callable[[str], int],
         apart: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        self._parts, self._publish, self._release = parts, publish, release
+        super().__init__(release)
+        self._parts, self._publish = parts, publish
         self._route, self._apart = route, apart or ({},) * len(parts)
         self._where = parts[0].where
         self._next = 0
-        self._open = True
 
     def add(
         self,
@@ -305,7 +313,7 @@ class PartedFrameWriter:
     ) -> None:
         """Append a block to its part (`FrameWriter.add`)."""
         place = self._next if place is None else place
-        with self._aborting():
+        with self._aborting("the frame cannot be written", self._where):
             part = self._parts[0 if attachment else self._route(key)]
             part.add(key, codec, payload, attributes=attributes, attachment=attachment, place=place)
             if not attachment:
@@ -313,71 +321,58 @@ class PartedFrameWriter:
 
     def commit(self, meta: Mapping[str, Any]) -> FrameInfo:
         """Write every part, make all of them durable, and list the frame (`FrameWriter.commit`)."""
-        with self._aborting():
+        with self._aborting("the frame cannot be committed", self._where):
             rows = [part.commit({**meta, **own}) for part, own in zip(self._parts, self._apart, strict=True)]
             info = joined(rows)
-            with storage_errors("the frame cannot be committed", self._where):
-                self._publish(info)
+            self._publish(info)
         self._close()
         return info
 
-    def abort(self) -> None:
-        """Drop the frame; harmless after `commit`."""
-        if self._open:
-            self._close()
-            with contextlib.ExitStack() as stack:
-                for part in self._parts:
-                    stack.callback(part.drop)
-
-    def _close(self) -> None:
-        self._open = False
-        self._release()
-
-    @contextlib.contextmanager
-    def _aborting(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.abort()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.abort()
+    def _drop(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for part in self._parts:
+                stack.callback(part.drop)
 
 
-def begin_parts(
+def begin_frame(
     storage: Storage,
     header: FrameHeader,
-    n_parts: int,
     parents: Mapping[int, FrameIndex],
     publish: Callable[[Sequence[Creation], FrameInfo], None],
     release: Callable[[], None],
-    route: Callable[[str], int],
+    *,
+    route: Callable[[str], int] = lambda key: 0,
     apart: Sequence[Mapping[str, Any]] = (),
-) -> PartedFrameWriter:
-    """Begin the files of a frame in parts.
+    grouped: Callable[[Storage, str], Creation] | None = None,
+) -> FrameSink:
+    """Begin the files of a frame.
 
     Parameters
     ----------
     storage, header
-        Where it lies, and what it is; of its parts, all but which one.
-    n_parts, route, apart
-        How many parts it has, and as of `PartedFrameWriter`.
+        Where it lies, and what it is: of its parts, the first, and how many there are.
     parents
         What each part inherits from, by number; nothing in a keyframe.
     publish
         Called with the files and the frame, when all of it is written.
     release
         Called once the frame is committed or aborted.
+    route, apart
+        As of `PartedFrameWriter`.
+    grouped
+        Makes the file of a frame in one part; by default the storage.
     """
+    if header.n_parts == 1:
+        with storage_errors("the frame cannot be written", storage.name):
+            file = storage.create(header.path) if grouped is None else grouped(storage, header.path)
+        return FrameWriter(
+            file, storage.name, header, parents.get(0), lambda info: publish([file], info), release
+        )
     files: list[Creation] = []
     parts: list[FrameWriter] = []
     with contextlib.ExitStack() as stack:
-        for number in range(n_parts):
-            own = header._replace(part=number, n_parts=n_parts)
+        for number in range(header.n_parts):
+            own = header._replace(part=number)
             with storage_errors("the frame cannot be written", storage.name):
                 files.append(stack.enter_context(storage.create(own.path)))
             parts.append(

@@ -2,7 +2,7 @@
 
 A delta frame usually has the blocks of its parent, with other lengths. Its index therefore leaves
 out each column that equals the parent's and each meta key whose bytes do. Offsets are not stored: lengths
-and the alignment rule give them, so blocks cannot overlap. Small blocks stand next to the index and are read
+and the alignment rule give them, so blocks cannot overlap. Small blocks are next to the index and are read
 with it; of those with the same bytes, as counters of steps are, only the first is stored.
 """
 
@@ -91,7 +91,7 @@ def _pack_codecs(codecs: tuple[str, ...]) -> list[Any]:
 
 
 def _pack_attributes(attributes: tuple[tuple[Any, ...], ...]) -> list[Any]:
-    """Transpose, so that equal roles, dtypes and shapes stand side by side for zstd."""
+    """Transpose, so that equal roles, dtypes and shapes are side by side for zstd."""
     widths = [len(row) for row in attributes]
     columns = [[row[j] for row in attributes if len(row) > j] for j in range(max(widths, default=0))]
     return [widths, columns]
@@ -122,14 +122,14 @@ class SmallBlocks:
         Parameters
         ----------
         number
-            How many blocks of the frame stand before it.
+            How many blocks of the frame come before it.
         payload
             Its bytes.
 
         Returns
         -------
         back
-            0, or how many blocks before this one the one stands that has the same bytes; None where the
+            0, or how many blocks before this one there is one of the same bytes; None where the
             block is not small.
         """
         if not is_small(len(payload), 0):
@@ -226,7 +226,7 @@ def _parse_columns(value: Any, parent: BlockColumns | None) -> BlockColumns:
         parent.attributes if attributes is None else _parse_attributes(attributes),
     )
     _require(len({len(column) for column in columns}) == 1, "columns of unequal length")
-    _require(len(set(columns.keys)) == len(columns.keys), "a block key stands twice")
+    _require(len(set(columns.keys)) == len(columns.keys), "a block key appears twice")
     return columns
 
 
@@ -297,7 +297,7 @@ def parse_index(
 
 
 def _parse_part(value: Any, parent: FrameIndex | None) -> tuple[int, ...]:
-    """Return which of the frame's tensors those of a part are: ascending, as they stand in it."""
+    """Return which of the frame's tensors those of a part are: ascending, as they are in it."""
     places = parent.places if value is None and parent is not None else value
     found = _counts(places, "places of tensors")
     _require(all(one < other for one, other in itertools.pairwise(found)), "places of tensors")
@@ -305,7 +305,7 @@ def _parse_part(value: Any, parent: FrameIndex | None) -> tuple[int, ...]:
 
 
 def _parse_lengths(lengths: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return bytes of each block, and how far back the block stands that has the same."""
+    """Return bytes of each block, and how far back the block of the same bytes is."""
     nbytes: list[int] = []
     back: list[int] = []
     for value in lengths:

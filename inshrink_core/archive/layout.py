@@ -113,7 +113,7 @@ def align(offset: int, nbytes: int) -> int:
 
 
 def is_small(nbytes: int, before: int) -> bool:
-    """Tell whether a block stands among the small ones, next to the index.
+    """Tell whether a block is among the small ones, next to the index.
 
     Parameters
     ----------

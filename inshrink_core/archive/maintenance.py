@@ -7,10 +7,10 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from inshrink_core.archive.digest import frame_chunks
-from inshrink_core.archive.frame_writer import FrameSink, FrameWriter, begin_parts
+from inshrink_core.archive.frame_writer import FrameSink, begin_frame
 from inshrink_core.archive.index import BlockColumns, FrameIndex
 from inshrink_core.archive.layout import FRAME_FOLDER, FrameHeader, frame_path, joined
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
@@ -74,7 +74,7 @@ _NEVER: Final = "\0"
 class Rewrite:
     """Rewrites some frames of an archive and removes others; use it as a context manager.
 
-    New frames get generations that stand among the tombstones, so that they are not live whatever
+    New frames get generations that are among the tombstones, so that they are not live whatever
     happens. `switch` writes the one manifest that lists them in the place of the old ones; then the
     old files are deleted. Without `switch` everything stays as it was.
 
@@ -142,49 +142,31 @@ class Rewrite:
         if frame_id not in self._old or frame_id in self._new:
             raise InputError(f"frame {frame_id.hex()} is not to be rewritten", where=self._where)
         old, archive_id = self._old[frame_id], self._writer.manifest.archive_id
-        generation = self._generations[frame_id]
-        header = FrameHeader(
-            archive_id, frame_id, parent_id, old.step, kind, old.branch, generation, external
-        )
+        place = (old.step, kind, old.branch, self._generations[frame_id], external)
+        header = FrameHeader(archive_id, frame_id, parent_id, *place, n_parts=old.n_parts)
         parents: dict[int, FrameIndex] = {}
         if kind is FrameKind.DELTA and parent_id is not None:
             inherited = self._writer.reader.inherited(parent_id, old.n_parts)
             parents = {number: _inheriting_nothing(index.meta) for number, index in inherited.items()}
-        if old.n_parts > 1:
-            self._open = self._begun_in_parts(old, header, parents)
-            return self._open
-        with storage_errors(_FAILED, self._where):
-            file = self._storage.create(header.path)
-        self._open = FrameWriter(
-            file,
-            self._where,
-            header,
-            parents.get(0),
-            lambda info: self._publish([file], info),
-            self._release,
-        )
-        return self._open
-
-    def _begun_in_parts(
-        self, old: FrameInfo, header: FrameHeader, parents: Mapping[int, FrameIndex]
-    ) -> FrameSink:
-        """Start a frame whose parts have the tensors that they had."""
-        before = self._writer.reader.frame(old.frame_id)
-        parts = {entry.key: entry.part for entry in before.entries if not entry.attachment}
-        apart = [
-            {key: value for key, value in before.meta_of(number).items() if key in before.apart}
-            for number in range(old.n_parts)
-        ]
-        return begin_parts(
+        parts, apart = self._parts_of(old) if old.n_parts > 1 else ({}, [])
+        self._open = begin_frame(
             self._storage,
             header,
-            old.n_parts,
             parents,
             self._publish,
             self._release,
-            lambda key: parts.get(key, 0),
-            apart,
+            route=lambda key: parts.get(key, 0),
+            apart=apart,
         )
+        return self._open
+
+    def _parts_of(self, old: FrameInfo) -> tuple[dict[str, int], list[dict[str, Any]]]:
+        """Return the part of each tensor of a frame, and what each part says beside its meta."""
+        before = self._writer.reader.frame(old.frame_id)
+        return {entry.key: entry.part for entry in before.entries if not entry.attachment}, [
+            {key: value for key, value in before.meta_of(number).items() if key in before.apart}
+            for number in range(old.n_parts)
+        ]
 
     def _release(self) -> None:
         self._open = None

@@ -261,7 +261,7 @@ def _parse_places(
 
 
 def _row(parent: int, row: int) -> int:
-    """Parents stand before their children, so a row never refers to itself or ahead."""
+    """Parents come before their children, so a row never refers to itself or ahead."""
     if not 0 <= parent < row:
         raise ValueError("parents")
     return parent

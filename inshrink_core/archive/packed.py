@@ -222,7 +222,7 @@ def _placed(document: Any) -> tuple[PackedFile, ...]:
     if not all(map(_is_known, paths)):
         raise ValueError("a name that is not one of an archive")
     if len(set(paths)) != len(paths) or MANIFEST_NAME not in paths:
-        raise ValueError("a name stands twice, or there is no manifest")
+        raise ValueError("a name appears twice, or there is no manifest")
     files, offset = [], PACK_HEADER_NBYTES
     for path, nbytes in zip(paths, sizes, strict=True):
         if type(nbytes) is not int or not 0 <= nbytes <= MAX_STEP:

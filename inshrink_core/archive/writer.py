@@ -20,7 +20,7 @@ from inshrink_core.archive.catalog import (
 )
 from inshrink_core.archive.digest import digested
 from inshrink_core.archive.frame_reader import FrameFile
-from inshrink_core.archive.frame_writer import FrameSink, FrameWriter, begin_parts
+from inshrink_core.archive.frame_writer import FrameSink, begin_frame
 from inshrink_core.archive.index import FrameIndex
 from inshrink_core.archive.layout import (
     FRAME_FOLDER,
@@ -213,7 +213,7 @@ class ArchiveWriter:
         branch: int = 0,
         external: bool = False,
         n_parts: int = 1,
-        route: Callable[[str], int] | None = None,
+        route: Callable[[str], int] = lambda key: 0,
     ) -> FrameSink:
         """Start a frame.
 
@@ -261,26 +261,20 @@ class ArchiveWriter:
         self._refuse_taken(parent_id, step, branch)
         archive_id = self._manifest.archive_id
         frame_id = derive_frame_id(archive_id, parent_id, step, branch, generation)
-        header = FrameHeader(archive_id, frame_id, parent_id, step, kind, branch, generation, external)
+        header = FrameHeader(
+            archive_id, frame_id, parent_id, step, kind, branch, generation, external, n_parts=n_parts
+        )
         parents: Mapping[int, FrameIndex] = {}
         if kind is FrameKind.DELTA and parent_id is not None:
             parents = self.reader.inherited(parent_id, n_parts)
-        if n_parts > 1 and route is not None:
-            self._frame = begin_parts(
-                self.storage, header, n_parts, parents, self._publish, self._release_frame, route
-            )
-            return self._frame
-        with storage_errors("the frame cannot be written", where):
-            file = (
-                _GroupedFile(self.storage, header.path) if self._grouped else self.storage.create(header.path)
-            )
-        self._frame = FrameWriter(
-            file,
-            where,
+        self._frame = begin_frame(
+            self.storage,
             header,
-            parents.get(0) if kind is FrameKind.DELTA else None,
-            lambda info: self._publish([file], info),
+            parents,
+            self._publish,
             self._release_frame,
+            route=route,
+            grouped=_GroupedFile if self._grouped else None,
         )
         return self._frame
 
@@ -412,12 +406,12 @@ class ArchiveWriter:
         except ConflictError:
             raise
         except BaseException:
-            if self._stands(content):
+            if self._is_written(content):
                 self._manifest = manifest
             raise
         self._manifest = manifest
 
-    def _stands(self, content: bytes) -> bool:
+    def _is_written(self, content: bytes) -> bool:
         """After an interruption only the storage knows whether the manifest was replaced."""
         try:
             found, tag = self.storage.load(MANIFEST_NAME)
@@ -432,7 +426,7 @@ class ArchiveWriter:
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest as it stands on the disk, with the frames of a group that are not there yet."""
+        """The manifest as it is on the disk, with the frames of a group that are not there yet."""
         if not self._group:
             return self._manifest
         return replace(

@@ -13,7 +13,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from inshrink_core.cli.output import present, progress_bar, progress_in, progress_table
 from inshrink_core.errors import InputError, InshrinkError
-from inshrink_core.request import Field, Request, fields_of
+from inshrink_core.request import Field, Request, Shown, fields_of
 
 if TYPE_CHECKING:
     from cyclopts import Token
@@ -48,26 +48,19 @@ class Output:
         return self.as_json or self.quiet
 
     @contextmanager
-    def progress(
-        self,
-        verb: str,
-        *,
-        in_bytes: bool = True,
-        stage: str | None = None,
-        draw: Callable[[Sequence[Any]], Any] | None = None,
-    ) -> Iterator[OnProgress | None]:
-        """Show how far a verb has come, as `inshrink_core.request.Shown` says."""
-        if draw is not None:
-            with progress_table(verb, draw, hidden=self.hidden) as shown:
-                yield shown
+    def progress(self, verb: str, shown: Shown) -> Iterator[OnProgress | None]:
+        """Show how far a verb has come."""
+        if shown.draw is not None:
+            with progress_table(verb, shown.draw, hidden=self.hidden) as tell:
+                yield tell
             return
-        with progress_bar(verb, hidden=self.hidden, in_bytes=in_bytes) as advance:
+        with progress_bar(verb, hidden=self.hidden, in_bytes=shown.in_bytes) as tell:
 
-            def progress(now: Progress) -> None:
-                if advance is not None and stage in (None, now.stage):
-                    advance(now.done, now.total, now.step, now.found, now.seconds_left)
+            def of_stage(now: Progress) -> None:
+                if tell is not None and shown.stage in (None, now.stage):
+                    tell(now)
 
-            yield None if advance is None else progress
+            yield None if tell is None else of_stage
 
     def present(self, report: Report, failure: InshrinkError | None = None) -> int:
         """Show a report; return the exit code of its failure, 0 without one."""
@@ -265,7 +258,7 @@ def _chosen(request: type[Request[Any]], fields: dict[str, Any]) -> type[Request
     if not asked:
         needed = next(flag for flag in modes if strange in own[flag])
         raise InputError(f"{option} goes with {needed}", remedy=f"add {needed}")
-    goes = ", ".join(options[name] for name in own[asked] if name not in own[""])
+    goes = ", ".join(options[name] for name in own[asked] if name not in (*own[""], _key(asked)))
     remedy = f"{asked} goes with {goes}" if goes else "leave out one of them"
     raise InputError(f"{asked} and {option} exclude each other", remedy=remedy)
 

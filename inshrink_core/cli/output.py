@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from inshrink_core.errors import InputError, InshrinkError
 from inshrink_core.text import UNKNOWN, count, duration, printable, rate, size
@@ -79,11 +79,6 @@ def write_error(message: str) -> None:
     sys.stderr.write(f"inshrink: {printable(message)}\n")
 
 
-def show_warning(message: str) -> None:
-    """Write one line to stderr about something that is no error."""
-    sys.stderr.write(f"inshrink: warning: {printable(message)}\n")
-
-
 def error_document(error: InshrinkError) -> dict[str, Any]:
     """Return the value of the key ``error`` of a document."""
     return {
@@ -129,21 +124,6 @@ def present(
     return failure.exit_code
 
 
-class Advance(Protocol):
-    """Takes note of how far a verb has come."""
-
-    def __call__(
-        self,
-        done: int,
-        total: int,
-        step: int | None,
-        found: Mapping[str, Any] | None = None,
-        seconds_left: float | None = None,
-        /,
-    ) -> None:
-        """Say what is done of all, at which step, what is known of the result, and what the rest takes."""
-
-
 @contextmanager
 def progress_in(form: str) -> Iterator[None]:
     """Show the progress of the verb inside as a ``bar``, or as ``jsonl``: one message a line on stderr.
@@ -187,7 +167,7 @@ def _end_with_reader(ended: threading.Event) -> None:
             os._exit(1)
 
 
-def as_lines(verb: str, unit: str) -> Advance | None:
+def _as_lines(verb: str, unit: str) -> OnProgress | None:
     """Return what writes progress as JSON lines; None where that is not asked for.
 
     Parameters
@@ -201,32 +181,25 @@ def as_lines(verb: str, unit: str) -> Advance | None:
         return None
     written_at = 0.0
 
-    def advance(
-        done: int,
-        total: int,
-        step: int | None,
-        found: Mapping[str, Any] | None = None,
-        seconds_left: float | None = None,
-        /,
-    ) -> None:
+    def write(now: Progress) -> None:
         nonlocal written_at
-        now = time.monotonic()
-        if found is None and done < total and now - written_at < _SECONDS_BETWEEN_LINES:
+        at = time.monotonic()
+        if now.found is None and now.done < now.total and at - written_at < _SECONDS_BETWEEN_LINES:
             return
-        written_at = now
-        message: dict[str, Any] = {"verb": verb, "done": done, "total": total, "unit": unit, "step": step}
-        if found is not None:
-            message["found"] = _json_value(found)
-        if seconds_left is not None:
-            message["seconds_left"] = seconds_left
+        written_at = at
+        message = {"verb": verb, "done": now.done, "total": now.total, "unit": unit, "step": now.step}
+        if now.found is not None:
+            message["found"] = _json_value(now.found)
+        if now.seconds_left is not None:
+            message["seconds_left"] = now.seconds_left
         sys.stderr.write(json.dumps(message, allow_nan=False) + "\n")
         sys.stderr.flush()
 
-    return advance
+    return write
 
 
 @contextmanager
-def progress_bar(verb: str, *, hidden: bool, in_bytes: bool = True) -> Iterator[Advance | None]:
+def progress_bar(verb: str, *, hidden: bool, in_bytes: bool = True) -> Iterator[OnProgress | None]:
     """Show how far a long action has come, with what is done, the speed and the time left.
 
     Parameters
@@ -240,34 +213,35 @@ def progress_bar(verb: str, *, hidden: bool, in_bytes: bool = True) -> Iterator[
 
     Yields
     ------
-    Advance or None
+    OnProgress or None
         To be called as the action proceeds; None where nothing is shown.
     """
-    lines = as_lines(verb, "bytes" if in_bytes else "steps")
+    lines = _as_lines(verb, "bytes" if in_bytes else "steps")
     if lines is not None or hidden or not sys.stderr.isatty():
         yield lines
         return
+    from rich import progress
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
     from rich.table import Column
     from rich.text import Text
 
-    class Amounts(ProgressColumn):
+    class Amounts(progress.ProgressColumn):
         """Done of total, speed and time left, in the words of `inshrink_core.text`."""
 
         def render(self, task: Task) -> Text:
             return Text(_amounts(task, in_bytes))
 
     columns = (
-        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-        BarColumn(bar_width=None, table_column=Column(ratio=1)),
+        progress.TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        progress.BarColumn(bar_width=None, table_column=Column(ratio=1)),
         Amounts(table_column=Column(no_wrap=True)),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
+    console = Console(stderr=True)
+    with progress.Progress(*columns, console=console, transient=True, expand=True) as bar:
         shown = bar.add_task(verb, total=None)
 
-        def advance(done: int, total: int, step: int | None, /, *_: object) -> None:
-            bar.update(shown, completed=done, total=total, description=f"{verb} step {step}")
+        def advance(now: Progress) -> None:
+            bar.update(shown, completed=now.done, total=now.total, description=f"{verb} step {now.step}")
 
         yield advance
 
@@ -277,12 +251,9 @@ def progress_table(
     verb: str, draw: Callable[[Sequence[Any]], Any], *, hidden: bool
 ) -> Iterator[OnProgress | None]:
     """Show what is drawn of all events so far, as they come; nothing where no one watches."""
-    lines = as_lines(verb, "trials")
-    if lines is not None:
-        yield lambda now: lines(now.done, now.total, now.step, now.found, now.seconds_left)
-        return
-    if hidden or not sys.stderr.isatty():
-        yield None
+    lines = _as_lines(verb, "trials")
+    if lines is not None or hidden or not sys.stderr.isatty():
+        yield lines
         return
     from rich.console import Console
     from rich.live import Live

@@ -1,6 +1,6 @@
 """What the working directory may not do: lend us modules, or settings that lead to code.
 
-Whoever inspects a downloaded folder most often stands in it. Standard library only, because this runs before
+Whoever inspects a downloaded folder is most often in it. Standard library only, because this runs before
 anything else is imported.
 """
 

@@ -20,13 +20,13 @@ from inshrink_core.codec import PROTECTED, Decoded, Encoded, Levels, TensorRefer
 from inshrink_core.coding.changes import ChangePlan, decode_changes, encode_changes, plan_changes, sampled
 from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
 from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
-from inshrink_core.errors import DamagedError, InputError
+from inshrink_core.errors import DamagedError
 from inshrink_core.execution import new_buffer
 from inshrink_core.frame import Block
 from inshrink_core.ops.changes import HISTORIES
 from inshrink_core.ops.planes import Transform, merge_planes, split_planes
 from inshrink_core.ops.symbols import count_groups
-from inshrink_core.varint import read_varint, write_varint
+from inshrink_core.varint import read_section, read_varint, write_section, write_varint
 
 __all__ = [
     "BITSTREAM",
@@ -199,9 +199,8 @@ def rekey_exact(spec: TensorSpec, reference: TensorReference) -> Block:
     if history is None:
         return block
     head = bytearray((_Mode.HISTORY,))
-    section = encode_rans(history, None, HISTORIES)
-    write_varint(head, len(section))
-    return Block(BITSTREAM, b"".join((head, section, block.payload)))
+    write_section(head, encode_rans(history, None, HISTORIES))
+    return Block(BITSTREAM, bytes(head) + block.payload)
 
 
 def decode_exact(spec: TensorSpec, payload: bytes | memoryview, reference: TensorReference | None) -> Decoded:
@@ -277,11 +276,11 @@ def _decode_changed(spec: TensorSpec, body: memoryview, before: Tensor, history:
 
 def _decode_history(spec: TensorSpec, body: memoryview) -> Decoded:
     """Decode a tensor that stands alone, and the history beside it."""
-    length, at = read_varint(body, 0)
-    inner = body[at + length :]
+    section, at = read_section(body, 0)
+    inner = body[at:]
     if spec.dtype not in _WITH_HISTORY or len(inner) == 0 or inner[0] in (*_RELATIVE, _Mode.HISTORY):
         raise DamagedError("a lossless payload with a history holds no tensor", where=spec.key)
-    history = decode_rans(body[at : at + length], spec.numel, HISTORIES)
+    history = decode_rans(section, spec.numel, HISTORIES)
     decoded, state = decode_exact(spec, inner, None)
     return Decoded(decoded, LosslessReference(state.decoded(), history))
 
@@ -293,13 +292,7 @@ def _element_bytes(spec: TensorSpec) -> int:
 
 def _host(spec: TensorSpec, tensor: Tensor) -> Tensor:
     """Contiguous on the CPU, with lazy conjugation and negation carried out; perhaps the caller's own."""
-    if tuple(tensor.shape) != spec.shape or tensor.dtype != getattr(torch, spec.dtype):
-        raise InputError(
-            "a tensor differs from its spec",
-            where=spec.key,
-            expected=f"{spec.dtype} {spec.shape}",
-            found=f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}",
-        )
+    spec.check(tensor)
     plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
     return plain if _are_bools(plain) else plain.view(torch.uint8).ne(0)
 

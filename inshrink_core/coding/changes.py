@@ -27,7 +27,7 @@ from inshrink_core.ops.changes import (
 )
 from inshrink_core.ops.cpu.compiled import brief
 from inshrink_core.ops.rans import BIT_LENGTHS, MAX_CONTEXTS, PRECISION
-from inshrink_core.varint import read_varint, write_varint
+from inshrink_core.varint import read_section, write_section
 
 SAMPLE = 1 << 15
 """Elements of a sample: enough for some hundred places, and done in a tenth of a millisecond."""
@@ -153,9 +153,9 @@ def encode_changes(earlier: Tensor, history: Tensor | None, plan: ChangePlan) ->
     contexts = None
     if plan.n_tables > 1:
         steps = plan.mapping.long().diff(prepend=torch.zeros(1, dtype=torch.int64)) % plan.n_tables
-        _write_section(head, encode_rans(steps.to(torch.uint8), None, plan.n_tables))
+        write_section(head, encode_rans(steps.to(torch.uint8), None, plan.n_tables))
         contexts = find_contexts(earlier, history, plan.mapping, plan.rule)
-    _write_section(head, plan.changes.extra.astype("<u4", copy=False).tobytes())
+    write_section(head, plan.changes.extra.astype("<u4", copy=False).tobytes())
     tokens = encode_rans(
         plan.changes.tokens,
         contexts,
@@ -193,10 +193,10 @@ def decode_changes(
     rule, n_tables, at = ChangeRule(mantissa, payload[0]), payload[1] + 1, 2
     contexts = None
     if n_tables > 1:
-        section, at = _read_section(payload, at)
+        section, at = read_section(payload, at)
         mapping = decode_rans(section, N_PLACES, n_tables).cumsum(0) % n_tables
         contexts = find_contexts(earlier, history, mapping.to(torch.uint8), rule)
-    section, at = _read_section(payload, at)
+    section, at = read_section(payload, at)
     if len(section) % 4:
         raise DamagedError("extra bits of changes are no whole words", found=f"{len(section)} bytes")
     extra = np.frombuffer(section, "<u4").astype(np.uint32, copy=False)
@@ -205,20 +205,6 @@ def decode_changes(
     if not intact:
         raise DamagedError("extra bits do not fit the tokens of changes", found=f"{extra.size} words")
     return words, after
-
-
-def _write_section(out: bytearray, section: bytes) -> None:
-    write_varint(out, len(section))
-    out += section
-
-
-def _read_section(payload: memoryview, at: int) -> tuple[memoryview, int]:
-    length, at = read_varint(payload, at)
-    if length > len(payload) - at:
-        raise DamagedError(
-            "a section of changes is cut short", expected=f"{length} bytes", found=str(len(payload) - at)
-        )
-    return payload[at : at + length], at + length
 
 
 @brief

@@ -1,6 +1,6 @@
 """Canonical Huffman codes of at most 12 bits: lengths, codes, tables, and their compact form.
 
-Codes are assigned in order of (length, symbol), as in DEFLATE (RFC 1951, 3.2.2), and stand in the
+Codes are assigned in order of (length, symbol), as in DEFLATE (RFC 1951, 3.2.2), and are in the
 stream first bit first. A symbol that occurs alone takes no bits at all.
 """
 

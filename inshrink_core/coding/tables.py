@@ -45,7 +45,7 @@ TABLE_BITS = 21
 _COST_BITS = 16
 _COSTS = np.zeros(_SIZE, np.int64)
 _COSTS[1:] = np.round((PRECISION - np.log2(np.arange(1, _SIZE))) * (1 << _COST_BITS))
-"""Bits of a symbol by its frequency, in 65536ths, so that sums are equal in any order; 4096 stands at 0."""
+"""Bits of a symbol by its frequency, in 65536ths: sums are equal in any order; that of 4096 is at 0."""
 
 
 def _golomb_code(change: int) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """A first evaluator for a run: what its tensors say about the task, and a file that is nearly finished.
 
-Names of runs and tensors are somebody else's text. They stand in comments alone, as `ascii` writes them, so
+Names of runs and tensors are somebody else's text. They are in comments alone, as `ascii` writes them, so
 that none of them becomes code.
 """
 

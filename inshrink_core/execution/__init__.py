@@ -2,75 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from inshrink_core.lazy import index
-
-if TYPE_CHECKING:
-    from inshrink_core.execution.buffers import new_array as new_array
-    from inshrink_core.execution.buffers import new_buffer as new_buffer
-    from inshrink_core.execution.buffers import recycling as recycling
-    from inshrink_core.execution.device import resolve_device as resolve_device
-    from inshrink_core.execution.files import NotRegularError as NotRegularError
-    from inshrink_core.execution.files import is_temporary as is_temporary
-    from inshrink_core.execution.files import new_file as new_file
-    from inshrink_core.execution.files import open_regular as open_regular
-    from inshrink_core.execution.files import read_regular as read_regular
-    from inshrink_core.execution.files import require_free as require_free
-    from inshrink_core.execution.files import temporary_name as temporary_name
-    from inshrink_core.execution.files import temporary_path as temporary_path
-    from inshrink_core.execution.files import write_durably as write_durably
-    from inshrink_core.execution.folders import make_folders as make_folders
-    from inshrink_core.execution.folders import remove_empty as remove_empty
-    from inshrink_core.execution.folders import sync_path as sync_path
-    from inshrink_core.execution.folders import working_folder as working_folder
-    from inshrink_core.execution.kept import ResultLog as ResultLog
-    from inshrink_core.execution.kept import ResultStore as ResultStore
-    from inshrink_core.execution.kept import cache_folder as cache_folder
-    from inshrink_core.execution.kept import keep_result as keep_result
-    from inshrink_core.execution.kept import key_digest as key_digest
-    from inshrink_core.execution.kept import load_result as load_result
-    from inshrink_core.execution.kept import parse_record as parse_record
-    from inshrink_core.execution.kept import results_folder as results_folder
-    from inshrink_core.execution.kept import user_cache_folder as user_cache_folder
-    from inshrink_core.execution.kept import write_whole as write_whole
-    from inshrink_core.execution.resources import Limits as Limits
-    from inshrink_core.execution.resources import free_disk as free_disk
-    from inshrink_core.execution.resources import memory_available as memory_available
-    from inshrink_core.execution.threads import default_threads as default_threads
-    from inshrink_core.execution.threads import ordered_map as ordered_map
-    from inshrink_core.execution.threads import prepare_process as prepare_process
-
-__all__ = index(
-    __name__,
-    {
-        "inshrink_core.execution.buffers": ["new_array", "new_buffer", "recycling"],
-        "inshrink_core.execution.device": ["resolve_device"],
-        "inshrink_core.execution.files": [
-            "NotRegularError",
-            "is_temporary",
-            "new_file",
-            "open_regular",
-            "read_regular",
-            "require_free",
-            "temporary_name",
-            "temporary_path",
-            "write_durably",
-        ],
-        "inshrink_core.execution.folders": ["make_folders", "remove_empty", "sync_path", "working_folder"],
-        "inshrink_core.execution.kept": [
-            "ResultLog",
-            "ResultStore",
-            "cache_folder",
-            "keep_result",
-            "key_digest",
-            "load_result",
-            "parse_record",
-            "results_folder",
-            "user_cache_folder",
-            "write_whole",
-        ],
-        "inshrink_core.execution.resources": ["Limits", "free_disk", "memory_available"],
-        "inshrink_core.execution.threads": ["default_threads", "ordered_map", "prepare_process"],
-    },
-)
+from inshrink_core.execution.buffers import new_array as new_array
+from inshrink_core.execution.buffers import new_buffer as new_buffer
+from inshrink_core.execution.buffers import recycling as recycling
+from inshrink_core.execution.device import resolve_device as resolve_device
+from inshrink_core.execution.files import NotRegularError as NotRegularError
+from inshrink_core.execution.files import is_temporary as is_temporary
+from inshrink_core.execution.files import new_file as new_file
+from inshrink_core.execution.files import open_regular as open_regular
+from inshrink_core.execution.files import read_regular as read_regular
+from inshrink_core.execution.files import require_free as require_free
+from inshrink_core.execution.files import temporary_name as temporary_name
+from inshrink_core.execution.files import temporary_path as temporary_path
+from inshrink_core.execution.files import write_durably as write_durably
+from inshrink_core.execution.folders import make_folders as make_folders
+from inshrink_core.execution.folders import remove_empty as remove_empty
+from inshrink_core.execution.folders import sync_path as sync_path
+from inshrink_core.execution.folders import working_folder as working_folder
+from inshrink_core.execution.kept import ResultLog as ResultLog
+from inshrink_core.execution.kept import ResultStore as ResultStore
+from inshrink_core.execution.kept import cache_folder as cache_folder
+from inshrink_core.execution.kept import keep_result as keep_result
+from inshrink_core.execution.kept import key_digest as key_digest
+from inshrink_core.execution.kept import load_result as load_result
+from inshrink_core.execution.kept import parse_record as parse_record
+from inshrink_core.execution.kept import results_folder as results_folder
+from inshrink_core.execution.kept import user_cache_folder as user_cache_folder
+from inshrink_core.execution.kept import write_whole as write_whole
+from inshrink_core.execution.resources import Limits as Limits
+from inshrink_core.execution.resources import free_disk as free_disk
+from inshrink_core.execution.resources import memory_available as memory_available
+from inshrink_core.execution.threads import default_threads as default_threads
+from inshrink_core.execution.threads import ordered_map as ordered_map
+from inshrink_core.execution.threads import prepare_process as prepare_process

@@ -25,7 +25,7 @@ _NO_FILE: Final = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EMLINK)
 
 
 class NotRegularError(OSError):
-    """A pipe, a socket, a device, a folder or a link stands where a file must be."""
+    """A pipe, a socket, a device, a folder or a link is where a file must be."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(errno.EINVAL, "not a regular file", os.fspath(path))

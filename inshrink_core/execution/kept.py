@@ -75,8 +75,7 @@ def _read_result(
         document = json.loads(read_regular(path, _MAX_NBYTES))
         if key not in (None, document["key"]):
             return None
-        # Files of 0.1.0 have no digest.
-        if document.get("sha256") not in (None, _digest(document[field])):
+        if document["sha256"] != _digest(document[field]):
             raise ValueError("its digest is another")
         return dict(document["key"]), parse(document[field])
     except FileNotFoundError:

@@ -65,7 +65,7 @@ def ordered_map(
     Yields
     ------
     Result
-        In input order. The first error is raised where its result would stand, and nothing is
+        In input order. The first error is raised where its result would be, and nothing is
         started after it.
 
     Notes
@@ -154,5 +154,5 @@ class _Work(Generic[Item, Result]):
             _, item, future = self._waiting.popleft()
         try:
             future.set_result(self._function(item))
-        except BaseException as error:  # whatever it is, it is raised where the result would stand
+        except BaseException as error:  # whatever it is, it is raised where the result would be
             future.set_exception(error)

@@ -573,7 +573,7 @@ def check_target(directory: Path, name: str) -> Path:
         if path.is_symlink():
             raise UnsafePathError("the target is a symbolic link", where=str(path), remedy="remove the link")
         if n < len(parts) - 1 and path.exists() and not path.is_dir():
-            raise UnsafePathError("a file stands where a directory must be", where=str(path))
+            raise UnsafePathError("a file is where a directory must be", where=str(path))
         if n == len(parts) - 1 and path.is_dir():
-            raise UnsafePathError("a directory stands where a file must be", where=str(path))
+            raise UnsafePathError("a directory is where a file must be", where=str(path))
     return path

@@ -53,7 +53,7 @@ def _fail(file: ReadableFile, what: str, found: str = "", expected: str = "") ->
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise ValueError("a name stands twice")
+        raise ValueError("a name appears twice")
     return made
 
 

@@ -333,7 +333,7 @@ def _checksum(tensor: Tensor) -> int:
 
 
 def _split(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], dict[tuple[str, ...], Any]]:
-    """Return the plain values of a checkpoint, and the others by where they stand."""
+    """Return the plain values of a checkpoint, and the others by where they are."""
     plain: dict[str, Any] = {}
     objects: dict[tuple[str, ...], Any] = {}
     for key, value in checkpoint.items():
@@ -369,7 +369,7 @@ def _write_pointer(path: Path, archive: Path, record: Mapping[str, Any]) -> None
 
 
 def _read_pointer(path: Path) -> bytes | None:
-    """Return what stands in a pointer; None where something else lies there, or nothing."""
+    """Return what a pointer holds; None where something else lies there, or nothing."""
     if not path.is_file():
         return None
     with path.open("rb") as file:

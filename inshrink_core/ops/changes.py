@@ -106,7 +106,7 @@ def apply_changes(
 
 @op
 def find_contexts(earlier: Tensor, history: Tensor | None, mapping: Tensor, rule: ChangeRule) -> Tensor:
-    """Return what stands in a mapping for the place of each element.
+    """Return the entry of a mapping for the place of each element.
 
     Parameters
     ----------

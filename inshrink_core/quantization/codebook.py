@@ -252,7 +252,7 @@ class KeyHistogram(NamedTuple):
     Parameters
     ----------
     values : Float[ndarray, "m"]
-        float64 representatives, ascending (the two zeros may stand side by side).
+        float64 representatives, ascending (the two zeros may be side by side).
     counts : Int[ndarray, "m"]
         Positive int64 counts.
     """

@@ -155,25 +155,21 @@ class Bounds:
                     f"--{name.replace('_', '-')} is no bound", expected="a number from 0", found=str(limit)
                 )
 
-    @classmethod
-    def promised(
-        cls, max_drop: float | None, max_divergence: float | None, max_restore_cost: float | None = None
-    ) -> Bounds | None:
-        """Return the bounds of a chain that is to be written; None where neither was given.
+    def promised(self) -> Bounds | None:
+        """Return the bounds of a chain that is to be written; None where none was given.
 
         Raises
         ------
         InputError
-            What was given is no bound, or bounds nothing.
+            What was given bounds nothing.
         """
-        bounds = cls(max_drop=max_drop, max_divergence=max_divergence, max_restore_cost=max_restore_cost)
-        if bounds == cls():
+        if self == Bounds():
             return None
-        if not bounds.given:
+        if not self.given:
             raise InputError(
                 "--max-divergence inf alone bounds nothing", remedy="give --max-drop too, or neither"
             )
-        return bounds
+        return self
 
     def with_restore_cost(self, share: float) -> Bounds:
         """Return the same bounds with a share of the restore cost."""

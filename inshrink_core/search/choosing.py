@@ -211,7 +211,7 @@ class Chooser(ABC, Generic[Point]):
             sized=self._asks_for_sizes,
             on_trial=self.on_trial,
         )
-        standing = chain.state(keyframe=keyframe, specs=checkpoint.specs)
+        state = chain.state(keyframe=keyframe, specs=checkpoint.specs)
         index = None if keyframe or not self._asks_for_sizes else self._index_of_parent(chain, checkpoint)
         return StepTrials(
             chain=chain,
@@ -219,7 +219,7 @@ class Chooser(ABC, Generic[Point]):
             keyframe=keyframe,
             target=target,
             runner=runner,
-            position=Position(runner, standing, index),
+            position=Position(runner, state, index),
         )
 
     def _index_of_parent(self, chain: ChainWriter, checkpoint: Checkpoint) -> FrameIndex:
@@ -344,8 +344,8 @@ class _LineChooser(Chooser[float]):
     def _factors(self, step: StepTrials) -> Mapping[str, float]:
         """Return factors of the layer types to try: at the 2nd, 4th, 8th … delta, for they cost encodings."""
         chain, checkpoint, parent = step.chain, step.checkpoint, step.chain.parent
-        standing, index = step.position.standing()
-        if not standing.references or parent is None:
+        state, index = step.position.state()
+        if not state.references or parent is None:
             return {}
         n_frames = len(chain.writer.reader.history(parent.frame_id))
         if n_frames < 2 or n_frames & (n_frames - 1):
@@ -355,7 +355,7 @@ class _LineChooser(Chooser[float]):
         keys = sample_keys(checkpoint)
 
         def encode(candidate: Candidate) -> EncodedStep:
-            return encode_step(candidate.chain_config(self.base), checkpoint, standing, index, keys)
+            return encode_step(candidate.chain_config(self.base), checkpoint, state, index, keys)
 
         return allocate(self.space, self.at, h, encode).factors
 
@@ -366,7 +366,7 @@ class _CubeChooser(Chooser[CubePoint]):
     space: Cube
 
     def _strategy(self, step: StepTrials, *, coarser: bool) -> Strategy[CubePoint]:
-        cube, ratios = self.space, RatioEstimate(self.base, step.checkpoint, *step.position.standing())
+        cube, ratios = self.space, RatioEstimate(self.base, step.checkpoint, *step.position.state())
 
         def ratio_of(point: CubePoint) -> float:
             return ratios(cube.candidate(point))

@@ -160,11 +160,11 @@ def _roles_of(chain: ChainConfig) -> frozenset[TensorRole]:
 def encode_step(
     chain: ChainConfig,
     checkpoint: Checkpoint,
-    standing: ChainState,
+    state: ChainState,
     index: FrameIndex | None = None,
     keys: frozenset[str] | None = None,
 ) -> EncodedStep:
-    """Encode weights and buffers of a step; nothing is written, and the standing is as it was.
+    """Encode weights and buffers of a step; nothing is written, and the state is as it was.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ def encode_step(
         How the frame would be made.
     checkpoint
         The step.
-    standing
+    state
         What it is encoded against.
     index
         Index of the frame before, which that of a delta inherits from.
@@ -188,7 +188,7 @@ def encode_step(
     chosen = tuple(
         spec for spec in checkpoint.specs if spec.role in roles and (keys is None or spec.key in keys)
     )
-    plan = FrameEncoder(chain).plan(checkpoint, standing, chosen)
+    plan = FrameEncoder(chain).plan(checkpoint, state, chosen)
     results = {result.spec.key: result for result in plan.encode(chosen)}
 
     def frame() -> tuple[int, FrameIndex]:
@@ -233,8 +233,8 @@ def encode_chain(
     """
     before: EncodedStep | None = None
     for number, checkpoint in enumerate(checkpoints):
-        standing, index = following(before, keyframe=number % chain.keyframe_every == 0, foreseen=foreseen)
-        before = encode_step(chain, checkpoint, standing, index, keys)
+        state, index = following(before, keyframe=number % chain.keyframe_every == 0, foreseen=foreseen)
+        before = encode_step(chain, checkpoint, state, index, keys)
         yield before
 
 
@@ -404,14 +404,14 @@ class RatioEstimate:
         How frames are made, but for what a candidate sets.
     checkpoint
         The step.
-    standing, index
+    state, index
         What it is encoded against.
     """
 
     def __init__(
-        self, base: ChainConfig, checkpoint: Checkpoint, standing: ChainState, index: FrameIndex | None
+        self, base: ChainConfig, checkpoint: Checkpoint, state: ChainState, index: FrameIndex | None
     ) -> None:
-        self._base, self._checkpoint, self._standing, self._index = base, checkpoint, standing, index
+        self._base, self._checkpoint, self._state, self._index = base, checkpoint, state, index
         self._keys = sample_keys(checkpoint)
         self._raw = checkpoint.raw_bytes(MODEL_ROLES)
         self._known: dict[str, float] = {}
@@ -422,7 +422,7 @@ class RatioEstimate:
             chain = candidate.chain_config(self._base)
             whole = self._keys >= {spec.key for spec in _model(self._checkpoint)}
             keys = None if whole else self._keys
-            encoded = encode_step(chain, self._checkpoint, self._standing, self._index, keys)
+            encoded = encode_step(chain, self._checkpoint, self._state, self._index, keys)
             nbytes = encoded.weights_nbytes if whole else scaled_nbytes(encoded, self._checkpoint)
             self._known[candidate.digest] = self._raw / nbytes if nbytes else 0.0
         return self._known[candidate.digest]
@@ -491,8 +491,8 @@ def estimate_rest(
         rest = [spec for spec in stored.specs if spec.role not in MODEL_ROLES]
         sampled = _sampled(stored, rest, keys)
         weights = [spec for spec in stored.specs if spec.role in MODEL_ROLES and spec.key in keys]
-        standing = ChainState(references=references, memory=memory)
-        memory, references, held = _encode(plain, checkpoint, [*weights, *sampled], standing)
+        state = ChainState(references=references, memory=memory)
+        memory, references, held = _encode(plain, checkpoint, [*weights, *sampled], state)
         content = dict(attachments_of(stored))
         files = sum(len(payload) for _, _, payload in encode_attachments(content, attachments))
         attachments = content
@@ -510,14 +510,14 @@ def _sampled(stored: Checkpoint, rest: Sequence[TensorSpec], keys: frozenset[str
 
 
 def _encode(
-    chain: ChainConfig, checkpoint: Checkpoint, specs: Sequence[TensorSpec], standing: ChainState
+    chain: ChainConfig, checkpoint: Checkpoint, specs: Sequence[TensorSpec], state: ChainState
 ) -> tuple[Any, dict[str, TensorReference], dict[TensorRole, int]]:
     """Return memory and states after some tensors of a step, and the bytes of their blocks by role."""
     after: dict[str, TensorReference] = {}
     held: dict[TensorRole, int] = {}
-    memory = standing.memory
+    memory = state.memory
     if specs:
-        memory, results = FrameEncoder(chain).encode(checkpoint, standing, specs)
+        memory, results = FrameEncoder(chain).encode(checkpoint, state, specs)
         for result in results:
             after[result.spec.key] = result.reference
             held[result.spec.role] = held.get(result.spec.role, 0) + len(result.block.payload)

@@ -275,21 +275,21 @@ class TrialRunner:
         begun = time.perf_counter()
         encoded = position.encode(step, candidate)
         restored = encoded.restored()
-        figures = state = None
+        figures = tried_as = None
         if self.sized:
             tried = position.tried[candidate.digest] = TriedFrame(encoded.index, model_digests(restored))
-            state = step, tuple(tried.digests.values())
-            figures = self._figures.get(state)
+            tried_as = step, tuple(tried.digests.values())
+            figures = self._figures.get(tried_as)
         if figures is None:
             figures = self.judge.figures(step, restored, until_broken=True)
-        if state is not None:
-            self._figures[state] = figures
+        if tried_as is not None:
+            self._figures[tried_as] = figures
         gain: tuple[float | None, float | None] = None, None
         before = self.before(step) if self.with_gain and figures.partial is None else None
         if before is not None:
-            standing, _ = position.standing()
+            state, _ = position.state()
             chain = candidate.chain_config(self.base)
-            found = step_gain(chain, self.checkpoints(before), self.checkpoints(step), standing)
+            found = step_gain(chain, self.checkpoints(before), self.checkpoints(step), state)
             gain = found.gain, found.noise
         return Trial(
             step=step,
@@ -321,7 +321,7 @@ class Position:
     ----------
     runner
         The run and how frames are made.
-    standing, index
+    state, index
         What the next step is encoded against in a chain on disk, and the index it inherits from; None for a
         chain in memory.
 
@@ -334,10 +334,10 @@ class Position:
     """
 
     def __init__(
-        self, runner: TrialRunner, standing: ChainState | None = None, index: FrameIndex | None = None
+        self, runner: TrialRunner, state: ChainState | None = None, index: FrameIndex | None = None
     ) -> None:
         self._runner = runner
-        self._fixed = None if standing is None else (standing, index)
+        self._fixed = None if state is None else (state, index)
         self._led_here: tuple[Position, int, Candidate] | None = None
         self._encoded: EncodedStep | None = None
         self._newest: tuple[int, str, EncodedStep] | None = None
@@ -354,7 +354,7 @@ class Position:
         position.history = trial_key(runner.digest(step), self.history, runner.config_digest(candidate), "")
         return position
 
-    def standing(self) -> tuple[ChainState, FrameIndex | None]:
+    def state(self) -> tuple[ChainState, FrameIndex | None]:
         """Return what a step is encoded against, and the index before it; nothing where a keyframe is due."""
         due = self._depth % self._runner.base.keyframe_every == 0
         return self._fixed or following(self._last(), keyframe=due, foreseen=self._runner.foreseen)
@@ -366,7 +366,7 @@ class Position:
             return self._newest[2]
         checkpoint = self._runner.checkpoints(step)
         chain = candidate.chain_config(self._runner.base)
-        encoded = encode_step(chain, checkpoint, *self.standing())
+        encoded = encode_step(chain, checkpoint, *self.state())
         self._newest = (step, digest, encoded)
         return encoded
 
@@ -376,8 +376,8 @@ class Position:
         if newest is None or newest[1] != candidate.digest or (self._best and self._best[0] >= ratio):
             return
         encoded, chain = newest[2], candidate.chain_config(self._runner.base)
-        standing, _ = self.standing()
-        frame = PreparedFrame(chain, encoded.checkpoint, standing, encoded.plan, encoded.results)
+        state, _ = self.state()
+        frame = PreparedFrame(chain, encoded.checkpoint, state, encoded.plan, encoded.results)
         self._best = (ratio, candidate.digest, frame)
 
     def frame_of(self, candidate: Candidate) -> PreparedFrame | None:

@@ -40,7 +40,7 @@ class GradientAverage:
         self._interval: int | None = None
 
     def record(self) -> None:
-        """Take in the gradients that stand in the parameters now."""
+        """Take in the gradients that the parameters have now."""
         self._n_since_save += 1
         if self._interval is not None and self._n_since_save <= self._interval - self._n_recorded:
             return

@@ -505,7 +505,7 @@ class Spool:
     def drop(self, folder: Path) -> None:
         """Remove a save."""
         with _storage_errors(folder):
-            # Renamed first: half a folder must not stand under a name that means a whole one.
+            # Renamed first: half a folder must not be under a name that means a whole one.
             doomed = folder.with_name(f".{folder.name}.tmp")
             folder.rename(doomed)
             sync_path(self.folder)

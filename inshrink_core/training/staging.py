@@ -126,7 +126,7 @@ def _place(tensor: Tensor) -> Place:
 
 
 class _SideStreams:
-    """CUDA streams, one a device, that begin where the training's own stand now."""
+    """CUDA streams, one a device, that begin where the training's own are now."""
 
     def __init__(self, devices: Iterable[torch.device] = ()) -> None:
         import torch

@@ -7,14 +7,14 @@ import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.codec import DEFAULT_CODEC
 from inshrink_core.errors import InputError
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.report import Report
+from inshrink_core.report import UNSAID, Report
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.text import UNKNOWN, count, duration, nats, percent, plain, printable, ratio, size
 from inshrink_core.verbs.shared.groups import Computing, PathLike, Reading, RunLike, Steps, Writing, steps_of
@@ -143,26 +143,7 @@ class EstimateReport(Report):
     seconds: float
     notes: tuple[str, ...] = ()
     device: str = "cpu"
-    tensors: tuple[TensorEstimate, ...] = ()
-
-    def _document(self) -> dict[str, Any]:
-        return {
-            "codec": self.codec,
-            "config": self.config,
-            "overrides": self.overrides,
-            "ratio_total": self.ratio_total,
-            "ratio_weights": self.ratio_weights,
-            "drop": self.drop,
-            "divergence": self.divergence,
-            "basis": self.basis,
-            "rank_correlation": self.rank_correlation,
-            "n_trials": self.n_trials,
-            "n_steps": self.n_steps,
-            "sampled": self.sampled,
-            "seconds": self.seconds,
-            "notes": self.notes,
-            "device": self.device,
-        }
+    tensors: tuple[TensorEstimate, ...] = field(default=(), metadata=UNSAID)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink estimate --json``; ``tensors`` only where they were asked for."""

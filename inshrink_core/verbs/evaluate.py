@@ -20,7 +20,6 @@ from inshrink_core.verbs.shared.showing import show_facts
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.formats import Run
     from inshrink_core.metrics import Direction
 
 
@@ -107,7 +106,7 @@ class EvaluatorReport(Report):
 
 
 @dataclass(frozen=True)
-class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport | EvaluatorReport]):
+class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
     """Evaluate one step, to see that an evaluator works; or write one to begin with.
 
     Parameters
@@ -116,15 +115,6 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport | EvaluatorRepo
         A run: a directory, a glob or a checkpoint file.
     step
         Which step; by default the last.
-    write
-        Write an evaluator to begin with instead; nothing is executed.
-    task
-        With --write, what the model is for: language, classifier or regression; by default what the tensors
-        tell.
-    model
-        With --write, the model's class, made without arguments.
-    force
-        With --write, replace a file that exists.
 
     Raises
     ------
@@ -144,23 +134,16 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport | EvaluatorRepo
     run: RunLike
     _: KW_ONLY
     step: Annotated[int | None, Option(metavar="STEP")] = None
-    write: Annotated[PathLike | None, Option(metavar="FILE.py")] = None
-    task: Annotated[str | None, Option(metavar="language|classifier|regression")] = None
-    model: Annotated[str | None, Option(metavar="MODULE:CLASS")] = None
-    force: bool = False
 
+    MODES: ClassVar = (f"{__name__}:MakeEvaluator",)
     EXAMPLES: ClassVar = (
         "inshrink evaluate runs/digits --write judge.py",
         "inshrink evaluate runs/digits --evaluator judge.py:evaluate",
     )
 
-    def perform(self) -> EvaluateReport | EvaluatorReport:
-        """Evaluate the step, or write an evaluator."""
+    def perform(self) -> EvaluateReport:
+        """Evaluate the step."""
         opened = self.opened_run(self.run)
-        if self.write is not None:
-            return make_evaluator(opened, self.write, task=self.task, model=self.model, force=self.force)
-        if self.task is not None or self.model is not None or self.force:
-            raise InputError("--task, --model and --force go with --write", remedy="add --write FILE.py")
         chosen = opened.steps[-1] if self.step is None else self.step
         with self.resolve(opened.settings, opened.directory) as judge:
             found = judge.evaluate(opened[chosen])
@@ -182,28 +165,22 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport | EvaluatorRepo
 evaluate = python_call(Evaluate)
 
 
-def make_evaluator(
-    run: Run | str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    *,
-    task: str | None = None,
-    model: str | None = None,
-    force: bool = False,
-) -> EvaluatorReport:
+@dataclass(frozen=True)
+class MakeEvaluator(Reading, Request[EvaluatorReport]):
     """Write an evaluator to begin with: it names the tensors, and says what is left to fill in.
 
     Parameters
     ----------
     run
         The run, or its path; headers only are read.
-    output
-        The Python file to write.
+    write
+        The Python file to write an evaluator to; nothing is executed.
     task
-        ``language``, ``classifier`` or ``regression``; by default what names and shapes of the tensors tell.
+        What the model is for: language, classifier or regression; by default what the tensors tell.
     model
-        ``MODULE:CLASS`` of the model, which is made without arguments.
+        The model's class, made without arguments.
     force
-        Replace the file if it exists.
+        Replace a file that exists.
 
     Raises
     ------
@@ -223,26 +200,39 @@ def make_evaluator(
     >>> inshrink_core.verbs.make_evaluator(inshrink_core.sample("digits-cnn"), target).task
     'classifier'
     """
-    from inshrink_core.evaluate.template import TASKS, evaluator_source, guess_task
-    from inshrink_core.execution import make_folders, require_free, write_durably
-    from inshrink_core.formats import Run, open_run
 
-    opened = run if isinstance(run, Run) else open_run(run)
-    target = Path(output).absolute()
-    if target.suffix != ".py":
-        raise InputError("an evaluator is a Python file", where=str(output), remedy="call it NAME.py")
-    if task not in (None, *TASKS):
-        raise InputError(f"there is no task '{task}'", remedy=f"choose one of {', '.join(TASKS)}")
-    require_free(target, force)
-    last = opened.steps[-1]
-    guess = guess_task(opened[last].specs)
-    if task is not None and task != guess.task:
-        guess = replace(guess, task=task, why="that was asked for")
-    folder = opened.path_of(last)
-    pretrained = os.path.relpath(folder, target.parent) if (folder / "config.json").is_file() else None
-    source = evaluator_source(opened[last].specs, guess, model=model, pretrained=pretrained).encode()
-    make_folders(target.parent)
-    write_durably(target, source)
-    return EvaluatorReport(
-        output=Path(output), task=guess.task, why=guess.why, digest=hashlib.sha256(source).hexdigest()
-    )
+    run: RunLike
+    write: Annotated[PathLike, Option(("--write",), metavar="FILE.py")]
+    _: KW_ONLY
+    task: Annotated[str | None, Option(metavar="language|classifier|regression")] = None
+    model: Annotated[str | None, Option(metavar="MODULE:CLASS")] = None
+    force: bool = False
+
+    COMMAND: ClassVar = "evaluate --write"
+
+    def perform(self) -> EvaluatorReport:
+        """Write it."""
+        from inshrink_core.evaluate.template import TASKS, evaluator_source, guess_task
+        from inshrink_core.execution import make_folders, require_free, write_durably
+
+        opened, target = self.opened_run(self.run), Path(self.write).absolute()
+        if target.suffix != ".py":
+            raise InputError("an evaluator is a Python file", where=str(self.write), remedy="call it NAME.py")
+        if self.task not in (None, *TASKS):
+            raise InputError(f"there is no task '{self.task}'", remedy=f"choose one of {', '.join(TASKS)}")
+        require_free(target, self.force)
+        last = opened.steps[-1]
+        guess = guess_task(opened[last].specs)
+        if self.task is not None and self.task != guess.task:
+            guess = replace(guess, task=self.task, why="that was asked for")
+        folder = opened.path_of(last)
+        pretrained = os.path.relpath(folder, target.parent) if (folder / "config.json").is_file() else None
+        specs = opened[last].specs
+        source = evaluator_source(specs, guess, model=self.model, pretrained=pretrained).encode()
+        make_folders(target.parent)
+        write_durably(target, source)
+        digest = hashlib.sha256(source).hexdigest()
+        return EvaluatorReport(output=Path(self.write), task=guess.task, why=guess.why, digest=digest)
+
+
+make_evaluator = python_call(MakeEvaluator)

@@ -465,7 +465,7 @@ def _archive_notes(archive: Archive, broken: Iterable[FrameInfo]) -> list[str]:
 
 
 def _facts(path: str, facts: Mapping[str, Any], archived: bool) -> list[tuple[str, str]]:
-    """Return what stands at the top."""
+    """Return the facts at the top."""
     rows = [
         (str(facts["kind"]), path),
         ("format", str(facts["format"])),

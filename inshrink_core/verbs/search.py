@@ -6,13 +6,13 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.errors import CheckFailedError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.report import Report
+from inshrink_core.report import UNSAID, Report
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.text import (
     UNKNOWN,
@@ -115,9 +115,9 @@ class SearchReport(Report):
     """
 
     best: Chain | None
-    ratio_total: float | None
+    ratio_total: float | None = field(metadata=UNSAID)
     default: Chain
-    default_keeps: bool
+    default_keeps: bool = field(metadata=UNSAID)
     binding: Binding | None
     bounds: Bounds
     target_ratio: float | None
@@ -134,29 +134,7 @@ class SearchReport(Report):
     log: Path | None
     notes: tuple[str, ...] = ()
     device: str = "cpu"
-    output: Path | None = None
-
-    def _document(self) -> dict[str, Any]:
-        return {
-            "best": self.best,
-            "default": self.default,
-            "binding": None if self.binding is None else self.binding._asdict(),
-            "bounds": self.bounds,
-            "target_ratio": self.target_ratio,
-            "strategy": self.strategy,
-            "metric": self.metric,
-            "direction": self.direction,
-            "steps": self.steps,
-            "uninformative": self.uninformative,
-            "evaluations": self.evaluations,
-            "trials": self.trials,
-            "rank_correlation": self.rank_correlation,
-            "drop_rank_correlation": self.drop_rank_correlation,
-            "seconds": self.seconds,
-            "log": self.log,
-            "notes": self.notes,
-            "device": self.device,
-        }
+    output: Path | None = field(default=None, metadata=UNSAID)
 
     @property
     def failure(self) -> CheckFailedError | None:
@@ -401,7 +379,6 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
             ChainTrials,
             chain_search,
             choose_steps,
-            keep_report,
             strategy_for,
             trial_log_of,
         )
@@ -470,10 +447,8 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
                 device=base.device,
                 output=target,
             )
-        document = report.to_json()
         if target is not None:
-            write_whole(target, json.dumps(document, indent=1) + "\n")
-        keep_report(opened, report.log, document | {"trials": [trial.to_json() for trial in trials]})
+            write_whole(target, json.dumps(report.to_json(), indent=1) + "\n")
         return report
 
     @property

@@ -10,8 +10,9 @@ import inshrink_core
 from inshrink_core.analysis.anatomy import (
     N_BINS,
     N_PLACES,
+    _map,
+    _told,
     anatomy,
-    map_sensitivity,
     places_of,
     value_histogram,
 )
@@ -249,11 +250,14 @@ def spec_of(weight):
     return TensorSpec(name="w", role=TensorRole.WEIGHT, dtype="float32", shape=tuple(weight.shape))
 
 
+def mapped(checkpoint, before, weight, metric=None):
+    told = _told(checkpoint, before, spec_of(weight), weight, metric)
+    return None if told is None else _map(*told, weight)
+
+
 def test_sensitivity_in_proportion_to_magnitude_correlates_fully():
     weight = torch.rand(500, generator=torch.Generator().manual_seed(2)) + 0.1
-    found = map_sensitivity(
-        checkpoint_of(weight, gradient=torch.ones(500)), None, spec_of(weight), weight, None
-    )
+    found = mapped(checkpoint_of(weight, gradient=torch.ones(500)), None, weight)
     assert (found.metric, found.source) == ("taylor", "gradient")
     assert found.correlation == pytest.approx(1.0)
     assert found.counts.sum() == 500
@@ -263,16 +267,16 @@ def test_sensitivity_in_proportion_to_magnitude_correlates_fully():
 def test_zeros_have_no_logarithm_and_are_counted():
     weight = torch.tensor([0.0, 1.0, 2.0, float("nan")])
     second = torch.tensor([1.0, 0.0, 4.0, 1.0])
-    found = map_sensitivity(checkpoint_of(weight, exp_avg_sq=second), None, spec_of(weight), weight, "fisher")
+    found = mapped(checkpoint_of(weight, exp_avg_sq=second), None, weight, "fisher")
     assert (int(found.counts.sum()), found.n_zero, found.correlation) == (1, 2, None)
     json.dumps(found.to_json(), allow_nan=False)
 
 
 def test_a_sensitivity_that_is_not_known_is_none():
     weight = torch.ones(3)
-    assert map_sensitivity(checkpoint_of(weight), None, spec_of(weight), weight, None) is None
+    assert mapped(checkpoint_of(weight), None, weight) is None
     before = memory_checkpoint(4, {"w": torch.zeros(3)})
-    assert map_sensitivity(checkpoint_of(weight), before, spec_of(weight), weight, None).metric == "update"
+    assert mapped(checkpoint_of(weight), before, weight).metric == "update"
 
 
 # Trajectory

@@ -101,12 +101,10 @@ def test_sizes_in_memory_are_those_of_frames_to_a_few_bytes(run, tmp_path, codec
 
 def test_a_trial_changes_nothing_that_the_next_one_sees(run):
     first = encode_step(base(), run[5], ChainState())
-    standing, index = following(first, keyframe=False)
-    once = encode_step(base(), run[10], standing, index)
-    encode_step(
-        Candidate(codec="lattice", settings={"coarseness": 9.0}).chain_config(base()), run[10], standing
-    )
-    again = encode_step(base(), run[10], standing, index)
+    state, index = following(first, keyframe=False)
+    once = encode_step(base(), run[10], state, index)
+    encode_step(Candidate(codec="lattice", settings={"coarseness": 9.0}).chain_config(base()), run[10], state)
+    again = encode_step(base(), run[10], state, index)
     assert once.nbytes == again.nbytes
     for key, state in once.references.items():
         assert torch.equal(bits(state.decoded()), bits(again.references[key].decoded()))
@@ -296,9 +294,9 @@ def allocated(h_linear):
     first, second = memory_checkpoint(1, tensors), memory_checkpoint(2, moved)
     plain = base()
     *_, before = encode_chain(plain, [first])
-    standing, index = following(before, keyframe=False)
+    state, index = following(before, keyframe=False)
     h = {"c.weight": 1.0, "fc.weight": h_linear}
-    return allocate(LINE, 2.0, h, lambda one: encode_step(one.chain_config(plain), second, standing, index))
+    return allocate(LINE, 2.0, h, lambda one: encode_step(one.chain_config(plain), second, state, index))
 
 
 def test_allocation_makes_finer_what_the_loss_minds_more():

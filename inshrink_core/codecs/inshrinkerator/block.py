@@ -28,7 +28,7 @@ from inshrink_core.codecs.symbols import (
 )
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.quantize import PROTECTED, PRUNED, dequantize, gather_decoded, symbol_counts
-from inshrink_core.varint import read_varint, write_varint
+from inshrink_core.varint import read_section, write_varint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,10 +131,8 @@ def _split(
         codebook = _parse_codebook(spec, payload[2:at], width)
     if not flags & KEPT:
         return codebook, payload[at:], None
-    length, at = read_varint(payload, at)
-    if length > len(payload) - at:
-        raise DamagedError("the symbols are cut short")
-    return codebook, payload[at : at + length], payload[at + length :]
+    symbols, at = read_section(payload, at)
+    return codebook, symbols, payload[at:]
 
 
 def _parse_codebook(spec: TensorSpec, entries: memoryview, width: int) -> Tensor:

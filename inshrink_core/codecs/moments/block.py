@@ -16,7 +16,7 @@ from inshrink_core.coding.rans import decode_rans, encode_rans
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.lattice import sum_tokens
 from inshrink_core.ops.moments import ZERO_POINT, expand_units, half_octave_values
-from inshrink_core.varint import read_varint, write_varint
+from inshrink_core.varint import read_section, write_section
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,8 +159,7 @@ def pack(state: MomentsReference, before: MomentsReference | None) -> bytes:
     out = bytearray(_HEADER.pack(_VERSION, state.form | (_DELTA if against else 0), state.base))
     sections = _sections(state, against)
     for section in sections[:-1]:
-        write_varint(out, len(section))
-        out += section
+        write_section(out, section)
     return bytes(out) + (sections[-1] if sections else b"")
 
 
@@ -244,18 +243,20 @@ def _parts(
     if form is Form.OCTAVES and against:
         return _Parts(none, none, _decoded(body, spec.numel, device, against.elements))
     n_rows, n_columns = sides(spec.shape)
-    section, body = _section(body, spec)
+    section, at = read_section(body, 0)
     rows = _decoded(section, n_rows, device, against.rows if against else None)
     if form is Form.RANK_ONE:
-        return _Parts(rows, _decoded(body, n_columns, device, against.columns if against else None), none)
-    section, body = _section(body, spec)
-    columns = _decoded(section, n_columns, device, against.columns if against else None)
+        return _Parts(
+            rows, _decoded(body[at:], n_columns, device, against.columns if against else None), none
+        )
+    section, at = read_section(body, at)
+    columns, rest = _decoded(section, n_columns, device, against.columns if against else None), body[at:]
     if form is Form.OCTAVES:
-        return _Parts(none, none, _decoded(body, spec.numel, device, _predicted(rows, columns)))
+        return _Parts(none, none, _decoded(rest, spec.numel, device, _predicted(rows, columns)))
     if form is Form.FACTORED and against:
         contexts = _contexts(against.elements)
-        return _Parts(rows, columns, _decoded(body, spec.numel, device, against.elements, contexts))
-    return _Parts(rows, columns, _decoded(body, spec.numel, device, None))
+        return _Parts(rows, columns, _decoded(rest, spec.numel, device, against.elements, contexts))
+    return _Parts(rows, columns, _decoded(rest, spec.numel, device, None))
 
 
 def _equal(state: MomentsReference, before: MomentsReference) -> bool:
@@ -265,14 +266,6 @@ def _equal(state: MomentsReference, before: MomentsReference) -> bool:
         (state.columns, before.columns),
     )
     return state.dtype == before.dtype and not any(bool((one - other).any()) for one, other in pairs)
-
-
-def _section(body: memoryview, spec: TensorSpec) -> tuple[memoryview, memoryview]:
-    """Split off a section that a length precedes."""
-    length, offset = read_varint(body, 0)
-    if offset + length > len(body):
-        raise DamagedError("a block of a moment is cut short", where=spec.key)
-    return body[offset : offset + length], body[offset + length :]
 
 
 def _contexts(elements: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from inshrink_core.frame import Block
 from inshrink_core.lab.published.adaptive import decode_adaptive, encode_adaptive, worst_case_adaptive_bytes
 from inshrink_core.lab.published.excp import ExcpCodec
 from inshrink_core.lab.published.residual import HEADER_BYTES, MAX_CENTROIDS, Quantized
-from inshrink_core.varint import read_varint, write_varint
+from inshrink_core.varint import read_section, write_section
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -119,8 +119,7 @@ class ContextCodec(ExcpCodec):
         rest = encode_adaptive(symbols[kept] - np.uint8(1), values[kept], alphabet, _VALUE_CONTEXTS)
         out = bytearray()
         for stream in (flags, rest):
-            write_varint(out, len(stream))
-            out += stream
+            write_section(out, stream)
         return bytes(out)
 
     def parse_symbols(
@@ -128,8 +127,8 @@ class ContextCodec(ExcpCodec):
     ) -> NDArray[np.uint8]:
         """Undo `pack_symbols`."""
         zeros, values = _contexts(spec, reference)
-        flags, at = _part(stream, 0)
-        rest, at = _part(stream, at)
+        flags, at = read_section(stream, 0)
+        rest, at = read_section(stream, at)
         if at != len(stream):
             raise DamagedError("bytes follow the symbols", where=spec.key)
         symbols = decode_adaptive(flags, spec.numel, 2, zeros, _ZERO_CONTEXTS)
@@ -164,9 +163,9 @@ class ContextCodec(ExcpCodec):
             return ExcpCodec.rekey(self, spec, reference)
         stream = encode_adaptive(reference.symbols.numpy(), None, reference.n_symbols)
         head = bytearray((_STATE, reference.n_symbols - 1, reference.n_negative))
-        write_varint(head, len(stream))
+        write_section(head, stream)
         exact = encode_exact(spec, reference.tensor, None).block.payload
-        return Block(self.bitstream, b"".join((head, stream, exact)))
+        return Block(self.bitstream, b"".join((head, exact)))
 
     def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
         """Return the larger of symbols and of a whole state."""
@@ -176,22 +175,12 @@ class ContextCodec(ExcpCodec):
         return max(HEADER_BYTES + 2 * _VARINT_BYTES + flags + rest, whole)
 
 
-def _part(stream: memoryview, at: int) -> tuple[memoryview, int]:
-    """Return a stream with its length before it, and the offset after it."""
-    length, at = read_varint(stream, at)
-    if length > len(stream) - at:
-        raise DamagedError(
-            "the symbols are cut short", expected=f"{length} bytes", found=str(len(stream) - at)
-        )
-    return stream[at : at + length], at + length
-
-
 def _parse_state(spec: TensorSpec, payload: memoryview) -> ContextReference:
     """Return the state of a payload that `ContextCodec.rekey` wrote."""
     if len(payload) < 4:
         raise DamagedError("the block is cut short", where=spec.key)
     n_symbols, n_negative = payload[1] + 1, payload[2]
-    stream, at = _part(payload, 3)
+    stream, at = read_section(payload, 3)
     if n_negative >= n_symbols:
         raise DamagedError("a state has more negative centroids than centroids", where=spec.key)
     symbols = decode_adaptive(stream, spec.numel, n_symbols)

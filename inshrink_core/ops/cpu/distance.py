@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -62,21 +64,20 @@ def _add_squares_to_lattice(
         add_square(values[i], _F32(values[i] - point), i - whole, errors, norms)
 
 
-def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
-    """See `distance.squared_distance`."""
-    original, restored = values.numpy(), decoded.numpy()
+def _distance(add: Callable[..., None], values: Tensor, others: Tensor, *unit: np.float32) -> Distance:
+    original, decoded = values.numpy(), others.numpy()
     spans = slices_of(original.size)
     sums = np.zeros((len(spans), 2, N_SUMS))
     for span, (errors, norms) in zip(spans, sums, strict=True):
-        _add_squares(original[span], restored[span], errors, norms)
+        add(original[span], decoded[span], *unit, errors, norms)
     return added_up(sums.tolist())
+
+
+def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
+    """See `distance.squared_distance`."""
+    return _distance(_add_squares, values, decoded)
 
 
 def distance_to_lattice(values: Tensor, integers: Tensor, unit: float) -> Distance:
     """See `distance.distance_to_lattice`."""
-    original, points = values.numpy(), integers.numpy()
-    spans = slices_of(original.size)
-    sums = np.zeros((len(spans), 2, N_SUMS))
-    for span, (errors, norms) in zip(spans, sums, strict=True):
-        _add_squares_to_lattice(original[span], points[span], _F32(unit), errors, norms)
-    return added_up(sums.tolist())
+    return _distance(_add_squares_to_lattice, values, integers, _F32(unit))

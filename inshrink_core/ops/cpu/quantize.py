@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from inshrink_core.ops.cpu.symbols import count_groups
 from inshrink_core.ops.flat import as_float32, flattened
 from inshrink_core.ops.quantize import INFINITE_KEY, MAGNITUDE_KEYS, N_KEYS, PROTECTED
 
@@ -111,18 +112,6 @@ def _gather(
 
 
 @numba.njit(nogil=True, cache=True)
-def _counts(symbols: NDArray[np.uint8]) -> NDArray[np.int64]:  # pragma: no cover - compiled
-    even = np.zeros(256, np.int64)
-    odd = np.zeros(256, np.int64)  # two tables: equal neighbours do not wait for each other's store
-    for i in range(symbols.size // 2):
-        even[symbols[2 * i]] += 1
-        odd[symbols[2 * i + 1]] += 1
-    if symbols.size % 2:
-        even[symbols[-1]] += 1
-    return even + odd
-
-
-@numba.njit(nogil=True, cache=True)
 def _dequantize(
     symbols: NDArray[np.uint8], table: NDArray[Any], protected: NDArray[Any], out: NDArray[Any]
 ) -> None:  # pragma: no cover - compiled
@@ -210,7 +199,7 @@ def gather_decoded(symbols: Tensor, previous: Tensor, table: Tensor, protected: 
 
 def symbol_counts(symbols: Tensor) -> Tensor:
     """See `quantize.symbol_counts`."""
-    return torch.from_numpy(_counts(symbols.cpu().numpy()))
+    return torch.from_numpy(count_groups(symbols.cpu().numpy()))
 
 
 def dequantize(symbols: Tensor, table: Tensor, protected: Tensor) -> Tensor:

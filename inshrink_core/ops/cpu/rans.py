@@ -261,9 +261,9 @@ def _encode_blocks(
         at = encode_lanes(part, known, every, bases, table, state, words, at, whole * lanes)
         if _WIDE:
             if whole > 0 and lanes == LANES:
-                at = _encode_one(words, part, known, every, bases, entries, state, at, whole)
+                at = _encode_one(words, part, known, every, bases, entries, state, at, whole, at)
             elif whole > 0:
-                at = _encode_two(words, part, known, every, bases, entries, state, at, whole)
+                at = _encode_two(words, part, known, every, bases, entries, state, at, whole, at)
         n_words[block] = end - at
     return at
 

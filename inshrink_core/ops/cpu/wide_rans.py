@@ -177,7 +177,7 @@ def _decode_loop(b: Any, loop: _Loop) -> Any:
 
 def _encode_loop(b: Any, loop: _Loop) -> Any:
     """Encode steps from the last; return where the words begin."""
-    at0, n_steps = loop.data[7:]
+    at0, n_steps, _ = loop.data[7:]
     lanes = LANES * loop.n_vectors
     step, at = _cgutils.alloca_once_value(b, n_steps), _cgutils.alloca_once_value(b, at0)
     head, body, done = (b.append_basic_block(name) for name in ("encode", "step", "encoded"))
@@ -208,8 +208,8 @@ def _compiled(build: Callable[[Any, _Loop], Any], n_vectors: int) -> Callable[..
     return lambda *kinds: (types.int64(*kinds), generate)
 
 
-def _decoder(n_vectors: int) -> Any:
-    compiled = _compiled(_decode_loop, n_vectors)
+def _steps(build: Callable[[Any, _Loop], Any], n_vectors: int) -> Any:
+    compiled = _compiled(build, n_vectors)
 
     @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
     def steps(
@@ -230,37 +230,16 @@ def _decoder(n_vectors: int) -> Any:
     return steps
 
 
-def _encoder(n_vectors: int) -> Any:
-    compiled = _compiled(_encode_loop, n_vectors)
-
-    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
-    def steps(
-        _: Any,
-        words: Any,
-        symbols: Any,
-        contexts: Any,
-        every: Any,
-        bases: Any,
-        table: Any,
-        states: Any,
-        at: Any,
-        n_steps: Any,
-    ) -> Any:
-        return compiled(words, symbols, contexts, every, bases, table, states, at, n_steps)
-
-    return steps
-
-
-decode_steps = (_decoder(1), _decoder(2))
+decode_steps = (_steps(_decode_loop, 1), _steps(_decode_loop, 2))
 """By number of vectors less one: decode whole steps into symbols; return ``steps << 32 | words`` taken.
 
 Arguments: words, symbols, contexts, every (-1; 0 where contexts has the same sixteen bytes for all), bases
 (32 of int32), table (int32), states, first word, steps, words.
 """
 
-encode_steps = (_encoder(1), _encoder(2))
+encode_steps = (_steps(_encode_loop, 1), _steps(_encode_loop, 2))
 """By number of vectors less one: encode whole steps, words downwards; return where they begin.
 
-Arguments: words, symbols, contexts, every, bases, table of ``frequency - 1 | start << 12``, states, end of
-the words, steps.
+Arguments: as for decoding, with a table of ``frequency - 1 | start << 12`` and the end of the words for the
+first; there is room for all words.
 """

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,12 +108,8 @@ def pack(
     (200, 400)
     """
     from inshrink_core.archive import pack_archive
-    from inshrink_core.chain import Archive
 
-    begun = time.perf_counter()
-    source = archive if isinstance(archive, Archive) else Archive.open(archive)
-    pack_archive(source.reader, output, force=force, done=_advance("pack", progress))
-    return _report(source, Path(output), begun)
+    return _copied(archive, output, partial(pack_archive, force=force), "pack", progress)
 
 
 def unpack(
@@ -152,32 +150,32 @@ def unpack(
     (400,)
     """
     from inshrink_core.archive import unpack_archive
+
+    return _copied(archive, output, unpack_archive, "unpack", progress)
+
+
+def _copied(
+    archive: Archive | str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    copy: Callable[..., object],
+    stage: str,
+    progress: OnProgress | None,
+) -> PackReport:
+    """Have an archive copied, and say what became of it."""
     from inshrink_core.chain import Archive
 
     begun = time.perf_counter()
     source = archive if isinstance(archive, Archive) else Archive.open(archive)
-    unpack_archive(source.reader, output, done=_advance("unpack", progress))
-    return _report(source, Path(output), begun)
-
-
-def _advance(stage: str, progress: OnProgress | None) -> Any:
-    """Return what the copying calls after each piece."""
-    if progress is None:
-        return None
 
     def advance(done: int, total: int, step: int) -> None:
-        progress(Progress(stage, done, total, step))
+        if progress is not None:
+            progress(Progress(stage, done, total, step))
 
-    return advance
-
-
-def _report(source: Archive, output: Path, begun: float) -> PackReport:
-    from inshrink_core.chain import Archive
-
+    copy(source.reader, output, done=advance)
     made = Archive.open(output)
     return PackReport(
         archive=source.reader.path,
-        output=output,
+        output=Path(output),
         steps=made.steps,
         n_frames=len(made.reader.frames),
         nbytes=made.reader.nbytes,

@@ -328,9 +328,7 @@ class Bounding:
         InputError
             What was given bounds nothing.
         """
-        from inshrink_core.search.bounds import Bounds
-
-        return Bounds.promised(self.max_drop, self.max_divergence, self.max_restore_cost)
+        return self.bounds.promised()
 
 
 @dataclass(frozen=True, kw_only=True)
