@@ -337,10 +337,11 @@ class DistributedReader(Reader):
             prefix = "" if part == path else f"{part.name}/"
             contents |= {prefix + name: content for name, content in held.items()}
         steps = trainer_step(paths.get(TRAINER_STATE), access)
-        if "meta.pt" in paths:
-            # Lightning's: the step, beside objects that are not looked at.
-            with suppress(InshrinkError):
-                steps += read_content(paths["meta.pt"], access).tree.steps
+        for name in ("meta.pt", "common.pt"):
+            # Lightning's and Megatron-LM's: the step, beside objects that are not looked at.
+            if name in paths:
+                with suppress(InshrinkError):
+                    steps += read_content(paths[name], access).tree.steps
         parsed = assemble(
             path,
             "huggingface" if TRAINER_STATE in paths else self.name,
