@@ -149,6 +149,11 @@ class _File(NamedTuple):
         placed = self.place(value) if isinstance(value, TensorRef) and len(value.shape) == 1 else None
         return placed if placed is not None and placed.stride is None else None
 
+    def require_few(self, n_values: int) -> None:
+        """Refuse more values than the pickle has bytes: it has one in many places."""
+        if n_values > self.n_bytes:
+            raise self.damaged("the file holds more values than a checkpoint would")
+
     def damaged(self, what: str) -> DamagedError:
         return DamagedError(what, where=str(self.path), remedy="fetch the files of all ranks again")
 
@@ -349,6 +354,7 @@ class _ModelRank:
                 return {}
             # An elastic checkpoint has a list in the place of the optimizer's state.
             state = dict(enumerate(base)) if isinstance(base, list) else _mapping(_mapping(base).get("state"))
+            file.require_few(sum(len(_mapping(one)) for one in state.values()))
             rows = [(i, _MASTER, value) for i, value in enumerate(masters)]
             rows += [
                 (i, name, value)
@@ -364,7 +370,11 @@ class _ModelRank:
 
     def _shapes(self) -> Iterator[tuple[int, list[tuple[str, tuple[int, ...], int]]]]:
         """Yield every group's number and its parameters: name, shape, number of elements."""
+        seen: set[object] = set()
         for number, group in enumerate(self.models[0].root["param_shapes"]):
+            if not seen.isdisjoint(_mapping(group)):
+                raise self.models[0].damaged("a parameter has two shapes")
+            seen.update(_mapping(group))
             yield number, [self._shape(name, shape) for name, shape in _mapping(group).items()]
 
     def _shape(self, name: object, shape: object) -> tuple[str, tuple[int, ...], int]:
@@ -463,9 +473,12 @@ class _ModelRank:
         given = base.get("param_groups")
         groups: list[Any] = given if isinstance(given, list) else []
         owner: dict[int, int] = {}
+        n_values = 0
         for number, group in enumerate(groups):
             params = _mapping(group).get("params")
-            owner |= {one: number for one in params if type(one) is int} if isinstance(params, list) else {}
+            if isinstance(params, list):
+                self.ranks[0].require_few(n_values := n_values + len(params))
+                owner |= {one: number for one in params if type(one) is int}
         names: dict[int, list[str]] = {}
         for one in parameters:
             if one.runs[0].group in owner:

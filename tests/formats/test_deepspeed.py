@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 import inshrink_core
+from benchmarks.fuzz.zero import GROUPS, save_zero, some_state
 from inshrink_core.errors import DamagedError
 from inshrink_core.formats import open_run
 from inshrink_core.formats.deepspeed import DeepSpeedReader
 from inshrink_core.testing.readers import ReaderSuite
-from tests.formats.zero import GROUPS, save_zero, some_state
 
 FIXTURES = Path(__file__).parent / "deepspeed"
 """Written by DeepSpeed itself: make.py."""
@@ -209,6 +209,18 @@ def edited(path: Path, edit) -> None:
             "mp_rank_00_model_states.pt",
             lambda r: r["param_shapes"][0].update(c=(1 << 62,) * 9),
             "partitions end",
+        ),
+        (
+            "mp_rank_00_model_states.pt",
+            lambda r: r["param_shapes"].extend(r["param_shapes"] * 99),
+            "two shapes",
+        ),
+        (
+            "zero_pp_rank_1_mp_rank_00_optim_states.pt",
+            lambda r: r["optimizer_state_dict"].update(
+                base_optimizer_state=[dict.fromkeys(map(str, range(1000)))] * 1000
+            ),
+            "more values",
         ),
         (
             "zero_pp_rank_1_mp_rank_00_optim_states.pt",

@@ -103,3 +103,11 @@ def some_state(seed: int = 0, n: int = 1) -> tuple[dict[str, Tensor], dict[str, 
 
 
 GROUPS = (("a.weight", "b.weight"), ("a.bias", "b.bias"))
+
+
+def save_run(root: Path, steps: tuple[int, ...] = (10, 20, 30), stage: int = 1) -> Path:
+    """Write a run of two ranks."""
+    for step in steps:
+        module, state = some_state(step)
+        save_zero(root / f"global_step{step}", module, state, GROUPS, stage=stage, step=step)
+    return root
