@@ -9,6 +9,7 @@ Layout: torch/distributed/checkpoint/{metadata,filesystem}.py of PyTorch 2.13.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from itertools import pairwise
@@ -23,6 +24,7 @@ from inshrink_core.formats.disk import Access, FileStamp, ReadableFile, Window, 
 from inshrink_core.formats.state_tree import (
     MODEL_KEYS,
     OPTIMIZER_KEYS,
+    STATE_ROLES,
     STEP_KEYS,
     Piece,
     Placed,
@@ -53,6 +55,9 @@ _MOST_OBJECTS: Final = 1024
 
 _SHARD_NBYTES: Final = 16
 """Of the pickle, at least, for each shard: one object may stand in lists as often as two bytes each say."""
+
+_MEGATRON: Final = re.compile(rf"(?:chained_\d+\.)?optimizer\.state\.({'|'.join(STATE_ROLES)})\.(.+)")
+"""Megatron-LM names state by its role first, and flat: ``optimizer.state.exp_avg.decoder.layers.…``."""
 
 _MOST_COMPARISONS: Final = 1 << 24
 """Of shards of one tensor; those of a grid of devices take one for each, or a few."""
@@ -281,6 +286,9 @@ class _Files:
 def _split(name: str, paths: Mapping[Any, Any]) -> tuple[str | int, ...]:
     """Return the keys that lead to a tensor in the state that was saved."""
     path = paths.get(name)
+    told = _MEGATRON.fullmatch(name) if path in (None, (name,)) else None
+    if told and told[2].rpartition(".")[2] not in STATE_ROLES:
+        return "optimizer", "state", told[2], told[1]
     if (
         isinstance(path, tuple)
         and 0 < len(path) <= _MOST_DEPTH
@@ -345,8 +353,20 @@ def _tree_root(nested: dict[Any, Any]) -> dict[Any, Any]:
     if not any(isinstance(root.get(key), dict) for key in MODEL_KEYS):
         # torchtitan: the model's own names are at the top.
         loose = {key: value for key, value in root.items() if isinstance(value, TensorRef)}
-        root = {key: value for key, value in root.items() if key not in loose} | {"model": loose}
+        root = {key: value for key, value in root.items() if key not in loose} | {
+            "model": _as_state(loose, root)
+        }
     return root
+
+
+def _as_state(loose: dict[Any, Any], root: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return weights by the names that the optimizer's state has: Megatron-LM puts ``model.`` before them."""
+    state = root.get("optimizer")
+    held = state.get("state") if isinstance(state, dict) else None
+    names = held.keys() if isinstance(held, dict) else ()
+    stripped = {key.removeprefix("model."): value for key, value in loose.items() if isinstance(key, str)}
+    is_other = len(stripped) == len(loose) and any(name in names and name not in loose for name in stripped)
+    return stripped if is_other else loose
 
 
 def _tree(described: _Described, places: Mapping[str, Placed], files: _Files, where: str) -> StateTree:

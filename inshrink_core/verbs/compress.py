@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
+from inshrink_core.checkpoint import Unseen
 from inshrink_core.errors import (
     DamagedError,
     InputError,
@@ -268,6 +269,7 @@ class Compress(Compressing, Request["CompressReport"]):
             unreadable=session.run.unreadable,
             left_out=tuple(row for row in opened.skipped if not row.unreadable),
             originals=original_checks(finished, finished.frames),
+            unseen=Unseen.of(layout for step in chosen for layout in opened[step].files),
             device=chain_config.device,
         )
         in_vain = None if asked is None else set(asked) - set(session.run.steps)
@@ -537,6 +539,8 @@ class CompressReport(Report):
         What else was passed over, and why.
     originals
         What is known of the checksums of the original files.
+    unseen
+        What of the run's steps lies in no tensor, and hardly shrinks.
     device
         Where the steps were encoded.
     part
@@ -559,6 +563,7 @@ class CompressReport(Report):
     unreadable: tuple[Skipped, ...] = ()
     left_out: tuple[Skipped, ...] = ()
     originals: OriginalChecks
+    unseen: Unseen
     device: str = "cpu"
     part: str | None = None
     waiting: tuple[int, ...] = ()
@@ -584,6 +589,7 @@ class CompressReport(Report):
             "unreadable": self.unreadable,
             "left_out": self.left_out,
             "originals": self.originals,
+            "unseen": self.unseen,
             "frames": self.frames,
         }
 
@@ -641,6 +647,7 @@ class CompressReport(Report):
             ("waiting for other parts", steps_in_short(self.waiting) if self.waiting else ""),
             *(("left out", row) for row in rows_in_short(document["left_out"])),
             ("checksums of the originals", str(document["originals"]["text"])),
+            ("not seen into", self.unseen.text),
             ("skipped", f"{steps_in_short(skipped)}, there already" if skipped else ""),
             ("time", speed),
             ("codec", str(document["codec"])),

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inshrink_core.checkpoint import Unseen
 from inshrink_core.errors import ConflictError, InputError, LockedError, StepConflictError
 from inshrink_core.execution.progress import Progress
 from inshrink_core.execution.together import meet, part_ways
@@ -91,6 +92,7 @@ def compress_part(request: Any, part: str) -> dict[str, Any]:
         optimizer=config.optimizer,
         left_out=tuple(row for row in run.skipped if not row.unreadable),
         originals=original_checks(finished, finished.frames),
+        unseen=Unseen.of(layout for step in steps for layout in run[step].files),
         device=config.device,
         part=str(share),
         waiting=tuple(frame.step for frame in waiting),
