@@ -49,6 +49,7 @@ test-integrations: wheel  ## Test the adapters with the real libraries, installe
 	$(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --constraint requirements.lock \
 		"$$(ls -t dist/inshrink-*.whl | head -1)[hf,lightning,mlflow,wandb]" peft pytest pytest-timeout
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --no-deps --force-reinstall "$$(ls -t dist/inshrink-*.whl | head -1)"
 	$(INTEGRATIONS)/bin/pytest -o pythonpath= -m integration tests/integrations
 
 fuzz: $(STAMP)  ## Attack archives, inputs and decoders for a minute
