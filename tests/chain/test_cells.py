@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import inshrink_core
-from inshrink_core.analysis import anatomy
+from inshrink_core.analysis import anatomy, trajectory
 from inshrink_core.archive import (
     ArchiveReader,
     ArchiveWriter,
@@ -18,6 +18,7 @@ from inshrink_core.archive import (
 )
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.chain import Archive, ChainConfig, ChainWriter, parts
+from inshrink_core.chain.budget import changed_nbytes
 from inshrink_core.chain.meta import spec_of
 from inshrink_core.chain.parts import Shards, box_of, cell_spec, cells_of
 from inshrink_core.checkpoint import Box, Checkpoint, TensorRole, TensorsInMemory, TensorSpec
@@ -187,11 +188,14 @@ def test_ranks_plan_as_one_where_their_cells_agree(tmp_path, codec):
     assert found[0] == found[1]
 
 
-def test_inspect_and_anatomy_see_whole_tensors(path):
+def test_inspect_and_drill_down_see_whole_tensors(path):
     facts = inspect(path, tensors=True).to_json()
     assert [row["key"] for row in facts["tensors"]] == [spec.key for spec in specs()]
-    seen = anatomy(Archive.open(path), 3, "fc.weight")
-    assert seen.spec == specs()[0]
+    archive = Archive.open(path)
+    nbytes = sum(block.nbytes for block in archive.blocks(archive.last, "fc.weight"))
+    assert anatomy(archive, 3, "fc.weight").spec == specs()[0]
+    assert trajectory(archive, "fc.weight").bits_per_weight[-1] == 8 * nbytes / (ROWS * COLUMNS)
+    assert changed_nbytes(archive, archive.last)["fc.weight"] > nbytes
 
 
 def test_verify_reads_every_cell_and_compares_whole_tensors(path, tmp_path):
