@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
@@ -30,6 +30,7 @@ __all__ = [
     "MODEL_ROLES",
     "OPTIMIZER_ROLES",
     "Box",
+    "Cell",
     "Checkpoint",
     "FileLayout",
     "LayerType",
@@ -161,6 +162,13 @@ _LARGE = 1 << 20
 """Bytes of a file that are worth a line: tokenizers and the pickles of headers are smaller."""
 
 
+class Cell(NamedTuple):
+    """Of which tensor a cell is a part: its shape, and where in it the cell begins."""
+
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec:
     """Name, role, dtype and shape of one tensor; no values.
@@ -183,6 +191,9 @@ class TensorSpec:
     layer
         Layer type; by default what `classify_layer` finds from name and shape. Readers give it where
         they know more, as for a head tied to an embedding.
+    cell
+        Where it is a cell of a larger tensor (`inshrink_core.chain.parts.cell_spec`), of which; its name
+        ends with its region then, ``fc.weight[0:512,0:256]``.
 
     Attributes
     ----------
@@ -206,6 +217,7 @@ class TensorSpec:
     shape: tuple[int, ...]
     exact: bool = False
     layer: LayerType | None = None
+    cell: Cell | None = None
     key: str = field(init=False, repr=False, compare=False)
     numel: int = field(init=False, repr=False, compare=False)
     nbytes: int = field(init=False, repr=False, compare=False)
@@ -220,8 +232,17 @@ class TensorSpec:
 
     @property
     def parameter(self) -> str:
-        """Name of the parameter or buffer that it is, or belongs to."""
-        return self.name.rpartition(":")[0] if self.role is TensorRole.STATE else self.name
+        """Name of the parameter or buffer that it is, or belongs to; of a cell, that of the whole one."""
+        name = self.name if self.cell is None else self.name[: self.name.rindex("[")]
+        return name.rpartition(":")[0] if self.role is TensorRole.STATE else name
+
+    @property
+    def whole(self) -> TensorSpec:
+        """The tensor that it is a cell of, else itself."""
+        if self.cell is None:
+            return self
+        name = self.name[: self.name.rindex("[")]
+        return replace(self, name=name, shape=self.cell.shape, cell=None)
 
     @property
     def is_unattributed(self) -> bool:

@@ -78,6 +78,9 @@ def named(names: Sequence[str], most: int = _MOST_NAMES) -> str:
     return f"{shown} and {len(names) - most:,} more" if len(names) > most else shown
 
 
+_RUNS_NOTHING: Final = "Inshrink never runs code from a checkpoint; save the tensors alone and try again"
+
+
 class InshrinkError(Exception):
     """Base of every deliberate error; never raised itself.
 
@@ -165,13 +168,11 @@ class UnsafePickleError(InputError):
         The dotted names it wanted to import, sorted; the message has the first of them.
     """
 
-    def __init__(self, what: str, *, where: str = "", wanted: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, what: str, *, where: str = "", wanted: tuple[str, ...] = (), remedy: str = _RUNS_NOTHING
+    ) -> None:
         self.wanted = wanted
-        super().__init__(
-            f"{what}: {named(wanted)}",
-            where=where,
-            remedy="Inshrink never runs code from a checkpoint; save the tensors alone and try again",
-        )
+        super().__init__(f"{what}: {named(wanted)}" if wanted else what, where=where, remedy=remedy)
 
 
 class RefusedLinkError(InputError):

@@ -94,7 +94,7 @@ def rekey_frame(
             entry.key: archive.attachment(info, entry.key) for entry in frame.entries if entry.attachment
         }
     else:
-        entries = [frame.entry(spec.key) for spec in view.specs]
+        entries = [entry for spec in view.specs for entry in archive.blocks(info, spec.key)]
         attachments = dict(attachments_of(view))
     for entry in entries:
         spec = spec_of(entry, archive.where(info))

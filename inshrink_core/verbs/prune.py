@@ -668,10 +668,11 @@ class KeySizes:
         from inshrink_core.chain.meta import spec_of
         from inshrink_core.codec import codec_for_block
 
-        where = self._archive.where(info)
-        entry = self._archive.frame(info).entry(spec.key)
-        _, reference = self._archive.decode(info, spec.key)
-        return len(codec_for_block(entry.codec, where).rekey(spec_of(entry, where), reference).payload)
+        where, nbytes = self._archive.where(info), 0
+        for entry in self._archive.blocks(info, spec.key):
+            _, reference = self._archive.decode(info, entry.key)
+            nbytes += len(codec_for_block(entry.codec, where).rekey(spec_of(entry, where), reference).payload)
+        return nbytes
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,8 @@ class Restore(Computing, Limiting, Based, Request[RestoreReport]):
     every
         Restore every step.
     layout
-        The run's own file format, or another: same, safetensors or torch.
+        The run's own file format, or another: same, safetensors, torch, or dcp for
+        torch.distributed.checkpoint on any number of ranks.
     tensors
         Only tensors whose keys match this glob, as safetensors; nothing else is read or written.
     force
@@ -178,7 +179,7 @@ class Restore(Computing, Limiting, Based, Request[RestoreReport]):
     _: KW_ONLY
     steps: Steps = None
     every: Annotated[bool, Option(("--all",))] = False
-    layout: Annotated[str, Option(("--format",), metavar="same|safetensors|torch")] = "same"
+    layout: Annotated[str, Option(("--format",), metavar="same|safetensors|torch|dcp")] = "same"
     tensors: Annotated[str | None, Option(metavar="GLOB")] = None
     force: bool = False
     branch: Annotated[int | None, Option(metavar="N")] = None

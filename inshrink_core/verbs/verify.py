@@ -507,11 +507,12 @@ def _compare(
         except InshrinkError as error:
             problems.append(_problem(archive, info, error))
             continue
-        codec = frame.entry(spec.key).codec
+        codecs = {entry.codec for entry in archive.blocks(info, spec.key)}
+        codec = " ".join(sorted(codecs))
         faithful = spec.exact or meta.get("codec") == FALLBACK_CODEC or not is_rekeyed(meta, info)
         rows.append(StepError(info.step, spec.key, codec, measured))
         faithful = faithful and spec.parameter not in meta.get(WRITTEN, {})
-        exact = faithful and codec in get_codec(FALLBACK_CODEC).reads
+        exact = faithful and codecs <= get_codec(FALLBACK_CODEC).reads
         if exact and not measured.bit_exact and not problems:
             problems.append(
                 Problem(where, f"tensor '{spec.key}' was stored losslessly and differs", "restore a backup")
