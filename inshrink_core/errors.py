@@ -19,6 +19,7 @@ __all__ = [
     "ConfigError",
     "ConflictError",
     "DamagedError",
+    "EngineError",
     "EvaluatorError",
     "ExistsError",
     "IncompatibleError",
@@ -130,6 +131,17 @@ class InshrinkError(Exception):
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError would show its repr
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it holds: classes are made of other arguments than the message."""
+        return _as_it_was, (type(self), self.args), self.__dict__
+
+
+def _as_it_was(error: type[InshrinkError], args: tuple[Any, ...]) -> InshrinkError:
+    """Return an error of another process."""
+    made = error.__new__(error)
+    made.args = args
+    return made
+
 
 class InputError(InshrinkError, ValueError):
     """Fix an argument: what was asked for cannot be done as asked."""
@@ -223,6 +235,10 @@ class MissingExtraError(InputError):
 
 class IncompatibleError(InputError):
     """Upgrade: the data was written by a newer version, or by a codec that is not installed."""
+
+
+class EngineError(InputError):
+    """Workers died again and again, or cannot be reached: what they had finished is kept."""
 
 
 class StorageError(InputError):

@@ -318,10 +318,10 @@ def _plain(value: Any) -> Any:
         return value.value
     if isinstance(value, Mapping) and not hasattr(value, "path"):
         return {str(key): _plain(one) for key, one in value.items()}
-    if hasattr(value, "settings"):
-        return _plain(value.settings())
     if hasattr(value, "path"):
         return os.fspath(value.path)
+    if hasattr(value, "settings"):
+        return _plain(value.settings())
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if not isinstance(value, str) and isinstance(value, Iterable):

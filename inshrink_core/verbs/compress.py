@@ -39,6 +39,7 @@ from inshrink_core.verbs.shared.groups import (
     Bounding,
     ChainChoice,
     Computing,
+    OnEngine,
     PathLike,
     Reading,
     RunLike,
@@ -132,7 +133,7 @@ _SHORTHANDS: Final = ("coarseness", "bins", "prune", "protect")
 
 
 @dataclass(frozen=True)
-class Compress(Compressing, Request["CompressReport"]):
+class Compress(Compressing, OnEngine, Request["CompressReport"]):
     """Write a run into an archive: the steps it does not hold yet.
 
     Parameters
@@ -194,12 +195,19 @@ class Compress(Compressing, Request["CompressReport"]):
     MODES: ClassVar = ("inshrink_core.verbs.modes.watch:Watch",)
     THREADED: ClassVar = True
 
+    def perform_part(self) -> Any:
+        """Write one part, and commit nothing."""
+        from inshrink_core.chain.parts import Share
+        from inshrink_core.verbs.modes.parts import write_part
+
+        return write_part(self, Share.parse(str(self.part)))
+
     def perform(self) -> CompressReport:
         """Write what is not there."""
-        if self.part is not None:
-            from inshrink_core.verbs.modes.parts import compress_part
+        if self.part is not None or self.is_shared_out:
+            from inshrink_core.verbs.modes.parts import compress_in_parts
 
-            return CompressReport(**compress_part(self, self.part))
+            return CompressReport(**compress_in_parts(self))
         from inshrink_core.archive import MAX_SMALL_FILES, ArchiveWriter, is_archive
         from inshrink_core.chain import (
             Archive,

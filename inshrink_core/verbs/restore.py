@@ -24,6 +24,7 @@ from inshrink_core.verbs.shared.groups import (
     Based,
     Computing,
     Limiting,
+    OnEngine,
     PathLike,
     Steps,
     chosen_steps,
@@ -119,7 +120,7 @@ class RestoreReport(Report):
 
 
 @dataclass(frozen=True)
-class Restore(Computing, Limiting, Based, Request[RestoreReport]):
+class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
     """Write archived steps back as files, in the run's own format.
 
     Parameters
@@ -193,6 +194,8 @@ class Restore(Computing, Limiting, Based, Request[RestoreReport]):
 
     def perform(self) -> RestoreReport:
         """Write the files."""
+        if self.is_shared_out:
+            return self._on_engine()
         from inshrink_core.chain import exactness_of, original_checks
         from inshrink_core.execution import default_threads
         from inshrink_core.formats import write_checkpoint
@@ -247,14 +250,32 @@ class Restore(Computing, Limiting, Based, Request[RestoreReport]):
             layout=written,
             seconds=time.perf_counter() - begun,
             bytes_read=opened.bytes_read,
-            stored=exactness_of(
-                opened,
-                infos,
-                lambda key: tensors is None or fnmatchcase(key, tensors),
-            ),
+            stored=exactness_of(opened, infos, self._is_asked),
             originals=original_checks(opened, infos),
             device=opened.device,
         )
+
+    def _on_engine(self) -> RestoreReport:
+        """Have workers write the files, each those of some steps."""
+        from inshrink_core.chain import exactness_of, original_checks
+        from inshrink_core.verbs.shared.sharing import shared_out
+
+        begun = time.perf_counter()
+        done: list[RestoreReport] = shared_out(self)
+        opened = self.opened_archive(self.archive)
+        infos = self._frames(opened)
+        return replace(
+            next((one for one in done if one.steps), done[0]),
+            steps=tuple(step for one in done for step in one.steps),
+            paths=tuple(path for one in done for path in one.paths),
+            seconds=time.perf_counter() - begun,
+            bytes_read=sum(one.bytes_read for one in done),
+            stored=exactness_of(opened, infos, self._is_asked),
+            originals=original_checks(opened, infos),
+        )
+
+    def _is_asked(self, key: str) -> bool:
+        return self.tensors is None or fnmatchcase(key, self.tensors)
 
     def _own(self, infos: tuple[FrameInfo, ...]) -> tuple[FrameInfo, ...]:
         """Return the frames of this part."""

@@ -23,6 +23,7 @@ from inshrink_core.verbs.shared.groups import (
     Based,
     Limiting,
     OnDevice,
+    OnEngine,
     Reading,
     Sparing,
 )
@@ -240,7 +241,7 @@ def _badness(row: StepError) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification]):
+class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Verification]):
     """Check an archive; ends with 1 if anything is wrong.
 
     Parameters
@@ -293,6 +294,10 @@ class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification])
 
     def perform(self) -> Verification:
         """Check it."""
+        if self.is_shared_out:
+            from inshrink_core.verbs.shared.sharing import shared_out
+
+            return _together(shared_out(self))
         from inshrink_core.archive import Problem, check_archive
         from inshrink_core.chain.archive import Archive, open_base
         from inshrink_core.chain.report import OriginalChecks, original_checks
