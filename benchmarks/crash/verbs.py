@@ -248,6 +248,16 @@ class Prune(Verb):
         inshrink_core.verbs.prune(root / ARCHIVE, keep=(3,), keep_last=2, apply=True)
 
 
+class Strip(Prune):
+    """A prune of which all steps but the last ones lose their optimizer state."""
+
+    name = "strip"
+    kept = (1, 2, 3, 4, 5, 6)
+
+    def act(self, root: Path, note: Note) -> None:
+        inshrink_core.verbs.prune(root / ARCHIVE, optimizer_last=2, apply=True)
+
+
 class Thin(Prune):
     """A prune of which every file is a segment."""
 
@@ -470,7 +480,21 @@ class Replace(Restore):
 VERBS: dict[str, type[Verb]] = {
     verb.name: verb
     for verb in (
-        *(Compress, Append, Parts, Commit, Group, Bounded, Watch, Prune, Thin, Saving, Poisoned, Crowd),
+        *(
+            Compress,
+            Append,
+            Parts,
+            Commit,
+            Group,
+            Bounded,
+            Watch,
+            Prune,
+            Strip,
+            Thin,
+            Saving,
+            Poisoned,
+            Crowd,
+        ),
         *(Pack, Unpack, Export, Restore, Replace),
     )
 }
