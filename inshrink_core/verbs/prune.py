@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
@@ -372,9 +372,13 @@ def _require_writable(reader: ArchiveReader) -> None:
 
 
 def carry_out(
-    writer: ArchiveWriter, rules: Prune, device: str = "cpu", bases: BaseFinder | None = None
+    writer: ArchiveWriter,
+    rules: Prune,
+    device: str = "cpu",
+    bases: BaseFinder | None = None,
+    needed: Collection[bytes | None] = (),
 ) -> PrunePlan:
-    """Plan under the writer's lock, write what is new, switch, delete.
+    """Plan under the writer's lock, write what is new, switch, delete; `needed` frames stay, by id.
 
     Raises
     ------
@@ -387,7 +391,7 @@ def carry_out(
     from inshrink_core.frame import FrameKind
 
     archive = Archive(writer.reader, device=device, bases=bases)
-    plan = make_plan(archive, rules, KeySizes(archive, None).key_size)
+    plan = make_plan(archive, rules, KeySizes(archive, None).key_size, needed)
     if not plan.changes:
         return plan
     gone = (*plan.removed, *writer.reader.catalog.superseded)
@@ -547,8 +551,12 @@ class _Tree(NamedTuple):
     children: Mapping[bytes, tuple[FrameInfo, ...]]
 
 
-def make_plan(archive: Archive, rules: Prune, key_size: KeySize) -> PrunePlan:
+def make_plan(
+    archive: Archive, rules: Prune, key_size: KeySize, needed: Collection[bytes | None] = ()
+) -> PrunePlan:
     """Decide what becomes of every frame; reads indexes alone, but for what `key_size` reads.
+
+    Frames that are needed by id stay like those that training was restored from.
 
     Raises
     ------
@@ -565,7 +573,7 @@ def make_plan(archive: Archive, rules: Prune, key_size: KeySize) -> PrunePlan:
     why = _kept(archive, rules)
     kept = why.keys()
     origins = {frame.frame_id: archive.frame(frame).meta.get("restored") for frame in reader.frames}
-    needed = _origins_of_tips(reader, rules, origins) - kept
+    needed = (_origins_of_tips(reader, rules, origins) | (origins.keys() & needed)) - kept
     staying = kept | needed
     if rules.smallest:
         staying = _cheapest(tree, staying, key_size)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from inshrink_core.errors import InputError, clipped, named
 from inshrink_core.metrics import Direction, known_direction
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from inshrink_core.frame import FrameInfo
     from inshrink_core.verbs.shared.groups import AnyLog
 
-__all__ = ["Best", "Retention", "measured"]
+__all__ = ["Best", "Retention", "measured", "metrics_of"]
 
 _BEST: Final = re.compile(r"(?P<metric>.+?):(?P<n>\d{1,9})(?::(?P<direction>higher|lower))?")
 
@@ -115,6 +116,17 @@ def _best(text: str) -> Best:
             remedy=f"say it: --keep-best {clipped(text)}:higher, or :lower",
         )
     return Best(found["metric"], int(found["n"]), direction)
+
+
+def metrics_of(policy: Retention | None, given: Mapping[str, Any] | None) -> dict[str, float]:
+    """Return the numbers that a policy goes by, of what a training measured; tensors of one value, too."""
+    found: dict[str, float] = {}
+    if policy is None or given is None:
+        return found
+    for metric in {one.metric for one in policy.best} & given.keys():
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            found[metric] = float(given[metric])
+    return found
 
 
 def measured(
