@@ -273,6 +273,33 @@ class Thin(Prune):
             super().act(root, note)
 
 
+class Release(Verb):
+    """A release of the originals of two steps out of four, of three files each."""
+
+    name = "release"
+    archive = ARCHIVE
+    originals = ()
+    kept = STEPS
+
+    def prepare(self, root: Path) -> None:
+        write_run_of_folders(root / RUN)
+        _compress(root, codec="lossless", optimizer="exact")
+
+    def act(self, root: Path, note: Note) -> None:
+        inshrink_core.verbs.release(root / RUN, root / ARCHIVE, apply=True)
+
+    def outputs(self, root: Path, expected: Expected, notes: tuple[str, ...]) -> Iterator[str]:
+        """Yield originals of which a reader sees a part alone."""
+        names = {"model.safetensors", "optimizer.pt", "trainer_state.json"}
+        for step in STEPS:
+            folder = root / RUN / f"checkpoint-{step}"
+            there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+            if there not in (names, set()) or (step > STEPS[-3] and not there):
+                yield f"lost: of the original of step {step} there is {sorted(there)}"
+            if there and step <= STEPS[-3] and "done" in notes:
+                yield f"refused: the original of step {step} is still there"
+
+
 EXACT: dict[str, Any] = {"codec": "lossless", "optimizer_state": "exact", "threads": 1}
 
 
@@ -495,6 +522,6 @@ VERBS: dict[str, type[Verb]] = {
             Poisoned,
             Crowd,
         ),
-        *(Pack, Unpack, Export, Restore, Replace),
+        *(Pack, Unpack, Export, Release, Restore, Replace),
     )
 }

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from inshrink_core.frame import FrameInfo
     from inshrink_core.metrics import TensorError
 
-__all__ = ["StepError", "Verification", "Verify", "verify"]
+__all__ = ["StepError", "Verification", "Verify", "verified_step", "verify"]
 
 _MOST_WORST = 10
 _MOST_PROBLEMS = 50
@@ -436,6 +436,14 @@ def _unless_damaged(read: Callable[[], _Read], instead: _Read) -> _Read:
         return read()
     except InshrinkError:
         return instead
+
+
+def verified_step(
+    archive: Archive, info: FrameInfo, originals: Run | Archive
+) -> tuple[list[Problem], list[StepError]]:
+    """Restore a frame without writing a file, and measure it against its original; return what is wrong."""
+    wrong, rows = _compare(archive, info, _as_archived(_accepting(originals, archive, info), archive, info))
+    return [*_rehearse(archive, info), *wrong], rows
 
 
 def _needs(archive: Archive, frames: Iterable[FrameInfo]) -> Iterator[StepNeeds]:
