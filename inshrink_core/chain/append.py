@@ -21,7 +21,7 @@ from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, require_base_c
 from inshrink_core.chain.budget import Budget, unchanged_keys
 from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.encoder import ChainState, FrameEncoder, FramePlan, PreparedFrame, TensorResult
-from inshrink_core.chain.meta import ORIGINALS, QUALITY, WRITTEN, pack_attributes, spec_of
+from inshrink_core.chain.meta import METRICS, ORIGINALS, QUALITY, WRITTEN, pack_attributes, spec_of
 from inshrink_core.chain.parts import Shards, Split, box_of
 from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
@@ -97,6 +97,8 @@ class ChainWriter:
         What an archive's first frame is planned with (`FrameEncoder.look_ahead`); None for nothing.
     unchanged
         Tensors that the next frame leaves as they are, by key, if it is a delta frame; a keyframe holds all.
+    metrics
+        What the training measured at the next frame's step, by name.
     before
         In parts, the original of the parent's step, where there is one: what the next frame's tensors are
         observed relative to, so that all parts plan the same.
@@ -126,6 +128,7 @@ class ChainWriter:
         self.config = config
         self.initial_memory: Any = None
         self.unchanged: frozenset[str] = frozenset()
+        self.metrics: Mapping[str, float] = {}
         self.before: Checkpoint | None = None
         self.split = split
         self.parent = parent if parent is not None else writer.reader.head
@@ -369,6 +372,8 @@ class ChainWriter:
                 before, at = self._meta.get(WRITTEN, {}), self.parent.step
                 names = dict.fromkeys(spec.parameter for spec in stored.specs if spec.key in unchanged)
                 meta[WRITTEN] = {name: before.get(name, at) for name in names}
+            if self.metrics:
+                meta[METRICS] = dict(self.metrics)
             if self._start.frame is not None:
                 meta["restored"] = self._start.frame.frame_id
             if self.base is not None and based:
@@ -380,7 +385,7 @@ class ChainWriter:
             self._since_keyframe = 0
             self._keyframe_rate = _rate_of(nbytes, stored.raw_bytes(), based=bool(based))
         self.parent, self._meta, self._references, self._attachments = info, meta, references, attachments
-        self.unchanged = frozenset()
+        self.unchanged, self.metrics = frozenset(), {}
         return Appended(info, squared_error, squared_norm, bool(ready))
 
     def _planned(self, wanted: _Wanted, state: ChainState) -> tuple[FramePlan, Mapping[str, TensorResult]]:

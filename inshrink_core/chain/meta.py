@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from inshrink_core.archive.layout import damaged, newer
+from inshrink_core.chain.attachments import DROPPED
 from inshrink_core.chain.base import BASE, is_base_record
 from inshrink_core.chain.parts import cell_spec
 from inshrink_core.checkpoint import DTYPE_SIZES, MODEL_ROLES, Box, LayerType, TensorRole, TensorSpec
@@ -25,6 +26,9 @@ QUALITY: Final = "quality"
 WRITTEN: Final = "written"
 """Key of meta: by a tensor's name, the step it was last written at, where that is before the frame's own."""
 
+METRICS: Final = "metrics"
+"""Key of meta: what the training measured at the step, by name."""
+
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, bytes) and len(value) == 16
@@ -32,6 +36,12 @@ def _is_id(value: Any) -> bool:
 
 def _is_list_of(value: Any, is_sound: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(map(is_sound, value))
+
+
+def _is_dropped(value: Any) -> bool:
+    """Whether a value is an id, and lists of keys."""
+    pair = isinstance(value, list) and len(value) == 2 and _is_id(value[0])
+    return pair and _is_list_of(value[1], lambda keys: _is_list_of(keys, lambda key: type(key) is str))
 
 
 def _is_quality(value: Any) -> bool:
@@ -51,6 +61,8 @@ _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "content": _is_id,
     QUALITY: lambda value: _is_quality(value),
     WRITTEN: lambda value: isinstance(value, dict) and all(type(step) is int for step in value.values()),
+    DROPPED: lambda value: _is_dropped(value),
+    METRICS: lambda value: isinstance(value, dict) and all(type(one) is float for one in value.values()),
     "restored": _is_id,
     "rekeyed": _is_id,
     BASE: is_base_record,

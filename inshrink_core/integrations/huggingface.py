@@ -42,7 +42,7 @@ class InshrinkCallback(FirstRankSaver, TrainerCallback):  # type: ignore[misc,un
         The archive to make or to go on with; locked until the training ends.
     **options
         As for `inshrink_core.training.FolderSaver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
-        `device`, `threads`, `base`.
+        `device`, `threads`, `base`, `retention`.
 
     Raises
     ------

@@ -17,7 +17,8 @@ from inshrink_core.formats.disk import MAX_JSON_BYTES
 from inshrink_core.frame import FrameInfo
 from inshrink_core.training.archiver import MAX_PENDING
 from inshrink_core.training.closing import Forgiving, Holding, opened_base
-from inshrink_core.training.spool import SpooledSave
+from inshrink_core.training.spool import Notes, SpooledSave
+from inshrink_core.verbs.history.retention import Retention, metrics_of
 from inshrink_core.verbs.restore import restore
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class FolderSaver(Holding, Forgiving):
     ----------
     archive
         The archive to make or to go on with. Locked against other writers until `close`.
-    codec, config, optimizer_state, keyframe_every, device, threads, base
+    codec, config, optimizer_state, keyframe_every, device, threads, base, retention
         As for `Saver`.
 
     Attributes
@@ -101,13 +102,20 @@ class FolderSaver(Holding, Forgiving):
         device: str = "auto",
         threads: int | None = None,
         base: BaseLike | None = None,
+        retention: Retention | None = None,
     ) -> None:
         self.path = Path(archive)
         self._failures: dict[int, str] = {}
         made = make_chain_config(
             self.path, codec, config, optimizer_state, keyframe_every, device, threads or 1
         )
-        self._begin(made, opened_base(base, made), on_failure=lambda save, error: self.note(save.step, error))
+        self._retention = retention
+        self._begin(
+            made,
+            opened_base(base, made),
+            on_failure=lambda save, error: self.note(save.step, error),
+            retention=retention,
+        )
 
     @property
     def failures(self) -> Mapping[int, str]:
@@ -164,7 +172,14 @@ class FolderSaver(Holding, Forgiving):
         self._restored = self._parent = frame.frame_id
         self.last_step = frame.step
 
-    def save(self, path: str | os.PathLike[str], step: int, *, parameters: bytes | None = None) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        step: int,
+        *,
+        parameters: bytes | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
         """Archive a finished checkpoint, a folder or a file.
 
         Parameters
@@ -176,22 +191,30 @@ class FolderSaver(Holding, Forgiving):
         parameters
             Names of the optimizers' parameters (`inshrink_core.training.recorded.record_of`), where the
             training knows them: else whose the optimizer's state is follows from its order alone.
+        metrics
+            What was measured at the step, by name: those that `retention` goes by are kept with it.
 
         Notes
         -----
         Raises nothing: see `failures`. Costs a link a file: 0.3 ms for a folder of Hugging Face's trainer.
         """
         source = Path(path)
-        self._put(step, lambda **lineage: self._spool.link(step, source, parameters=parameters, **lineage))
+        notes = Notes(metrics_of(self._retention, metrics))
+        self._put(
+            step,
+            lambda **lineage: self._spool.link(step, source, parameters=parameters, notes=notes, **lineage),
+        )
 
-    def save_files(self, files: Mapping[str, Any], step: int) -> bool:
+    def save_files(
+        self, files: Mapping[str, Any], step: int, metrics: Mapping[str, Any] | None = None
+    ) -> bool:
         """Archive a checkpoint of several files with what `torch.save` takes, by name.
 
         Parameters
         ----------
         files
             The content of each file; bytes are written as they are.
-        step
+        step, metrics
             As for `save`.
 
         Returns
@@ -203,7 +226,10 @@ class FolderSaver(Holding, Forgiving):
         -----
         Raises nothing: see `failures`. The save survives a power loss when this returns.
         """
-        return self._put(step, lambda **lineage: self._spool.put(step, files, as_folder=True, **lineage))
+        notes = Notes(metrics_of(self._retention, metrics))
+        return self._put(
+            step, lambda **lineage: self._spool.put(step, files, as_folder=True, notes=notes, **lineage)
+        )
 
     def _put(self, step: int, spool: Callable[..., SpooledSave]) -> bool:
         """Spool a save by a function of its lineage, and have it archived; tell whether that went well."""

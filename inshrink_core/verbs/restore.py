@@ -79,6 +79,8 @@ class RestoreReport(Report):
         What is known of the checksums of the original files; a restored file is no better than its original.
     device
         Where tensors were decoded.
+    without_state
+        Steps whose optimizer state was pruned: what was restored of them is everything else.
     """
 
     steps: tuple[int, ...]
@@ -89,10 +91,12 @@ class RestoreReport(Report):
     stored: Exactness
     originals: OriginalChecks
     device: str = "cpu"
+    without_state: tuple[int, ...] = ()
 
     def _document(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
+            "steps_without_state": self.without_state,
             "files": self.paths,
             "format": self.layout,
             "seconds": self.seconds,
@@ -116,6 +120,9 @@ class RestoreReport(Report):
             f"{size(self.bytes_read)} read from the archive"
         )
         console.print(stored_text(self.stored), soft_wrap=True)
+        if self.without_state:
+            of = f"step {steps_in_short(self.without_state)}"
+            console.print(f"note: the optimizer's state of {of} was pruned: training cannot go on from there")
         show_originals(console, self.originals.text)
 
 
@@ -197,6 +204,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         if self.is_shared_out:
             return self._on_engine()
         from inshrink_core.chain import exactness_of, original_checks
+        from inshrink_core.chain.attachments import dropped_of
         from inshrink_core.execution import default_threads
         from inshrink_core.formats import write_checkpoint
         from inshrink_core.formats.write import LAYOUTS, restorable_layout
@@ -253,6 +261,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
             stored=exactness_of(opened, infos, self._is_asked),
             originals=original_checks(opened, infos),
             device=opened.device,
+            without_state=tuple(info.step for info in infos if dropped_of(opened.frame(info))),
         )
 
     def _on_engine(self) -> RestoreReport:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from inshrink_core.frame import FrameInfo
     from inshrink_core.metrics import TensorError
 
-__all__ = ["StepError", "Verification", "Verify", "verify"]
+__all__ = ["StepError", "Verification", "Verify", "verified_step", "verify"]
 
 _MOST_WORST = 10
 _MOST_PROBLEMS = 50
@@ -443,6 +443,14 @@ def _unless_damaged(read: Callable[[], _Read], instead: _Read) -> _Read:
         return instead
 
 
+def verified_step(
+    archive: Archive, info: FrameInfo, originals: Run | Archive
+) -> tuple[list[Problem], list[StepError]]:
+    """Restore a frame without writing a file, and measure it against its original; return what is wrong."""
+    wrong, rows = _compare(archive, info, _as_archived(_accepting(originals, archive, info), archive, info))
+    return [*_rehearse(archive, info), *wrong], rows
+
+
 def _needs(archive: Archive, frames: Iterable[FrameInfo]) -> Iterator[StepNeeds]:
     """Yield what each frame takes; one that cannot be read is a problem of its own."""
     from inshrink_core.chain.sizes import step_needs
@@ -537,11 +545,12 @@ def _accepting(against: Run | Archive, archive: Archive, info: FrameInfo) -> Run
 def _as_archived(originals: Run | Archive, archive: Archive, info: FrameInfo) -> Checkpoint:
     """Return an original with its state attributed as its frame attributes it."""
     from inshrink_core.chain.archive import Archive
+    from inshrink_core.chain.attachments import attributing
 
     if isinstance(originals, Archive):
         return originals[info.step]
     return _unless_damaged(
-        lambda: originals.as_archived(info.step, archive.checkpoint(info)), originals[info.step]
+        lambda: originals.as_archived(info.step, attributing(archive, info)), originals[info.step]
     )
 
 

@@ -284,10 +284,12 @@ class _Session:
     def _is_equal(self, step: int, info: FrameInfo) -> bool:
         """Whether what is there of a step, whole or this part of it, was made from the checkpoint."""
         from inshrink_core.chain import holds_content
+        from inshrink_core.chain.attachments import parts_of
 
         frame = self._writer.reader.frame(info.frame_id)
-        held = {entry.key for entry in frame.entries if not entry.attachment}
-        return held >= {spec.key for spec in self._own(step)} and holds_content(frame, self._stored(step))
+        return parts_of(frame).keys() >= {spec.key for spec in self._own(step)} and holds_content(
+            frame, self._stored(step)
+        )
 
     def _append(self, step: int) -> None:
         """Write this part of one step."""
