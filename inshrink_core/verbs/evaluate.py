@@ -162,7 +162,7 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport | EvaluatorRepo
         if self.task is not None or self.model is not None or self.force:
             raise InputError("--task, --model and --force go with --write", remedy="add --write FILE.py")
         chosen = opened.steps[-1] if self.step is None else self.step
-        with self.resolve(opened.settings, opened.directory) as judge:
+        with self.resolve(opened) as judge:
             found = judge.evaluate(opened[chosen])
             return EvaluateReport(
                 step=chosen,
