@@ -127,6 +127,11 @@ class Archiver:
         """The archive's frames. To be used after `flush` alone."""
         return self._writer.reader
 
+    def write_with(self, step_writer: StepWriter) -> None:
+        """Write saves in another way from the next one on."""
+        self.flush()
+        self._step_writer = step_writer
+
     @property
     def n_pending(self) -> int:
         """Number of saves that are not archived yet."""

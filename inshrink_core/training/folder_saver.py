@@ -24,9 +24,12 @@ from inshrink_core.verbs.restore import restore
 if TYPE_CHECKING:
     import os
 
+    from torch import nn
+
     from inshrink_core.chain import BaseLike
     from inshrink_core.checkpoint import Checkpoint
     from inshrink_core.codec import AnyCodec
+    from inshrink_core.training.check import Check, CheckedWriter
 
 __all__ = ["LINEAGE_NAME", "FolderSaver", "Lineage", "read_lineage", "restore_folder"]
 
@@ -106,9 +109,11 @@ class FolderSaver(Holding, Forgiving):
     ) -> None:
         self.path = Path(archive)
         self._failures: dict[int, str] = {}
+        self._checked: CheckedWriter | None = None
         made = make_chain_config(
             self.path, codec, config, optimizer_state, keyframe_every, device, threads or 1
         )
+        self._config = made
         self._retention = retention
         self._begin(
             made,
@@ -126,6 +131,36 @@ class FolderSaver(Holding, Forgiving):
     def n_pending(self) -> int:
         """Number of saves that are not archived yet."""
         return self._archiver.n_pending
+
+    @property
+    def check_failures(self) -> Mapping[int, str]:
+        """Why saves could not be checked, by step: they are stored exactly."""
+        return {} if self._checked is None else dict(self._checked.failures)
+
+    def check_with(self, model: nn.Module, check: Check, max_restore_cost: float | None = None) -> None:
+        """Check every save from now on, and bound what a restore of it costs.
+
+        Parameters
+        ----------
+        model
+            The model that trains; a copy of it is judged, beside the training.
+        check, max_restore_cost
+            As for `Saver`.
+
+        Raises
+        ------
+        ConfigError
+            The codec has nothing to search.
+        EvaluatorError
+            The model cannot be copied, or the check is of no use.
+        """
+        from inshrink_core.training.check import CheckedWriter
+
+        resumed = self.last_step is not None
+        checked = CheckedWriter.beside(model, check, self._config, max_restore_cost, resumed=resumed)
+        self._drain()
+        self._archiver.write_with(checked)
+        self._checked = checked
 
     def resume(self, step: int, folder: str | os.PathLike[str] | None = None) -> None:
         """Say where training goes on, before the first save: the next frame continues from there.
@@ -301,6 +336,8 @@ class FolderSaver(Holding, Forgiving):
             self._drain()
             self._forgive()
         self._archiver.close_quietly()
+        if self._checked is not None:
+            self._checked.close()
 
     def _let_go(self) -> None:
         self._release()

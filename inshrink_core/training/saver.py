@@ -21,8 +21,6 @@ from inshrink_core.formats import write_checkpoint
 from inshrink_core.formats.state_tree import SAVE_KEY
 from inshrink_core.frame import FrameInfo
 from inshrink_core.search.bounded import StepWriter
-from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
-from inshrink_core.search.space import space_of
 from inshrink_core.training.closing import Holding, opened_base
 from inshrink_core.training.extra import pack, unpack
 from inshrink_core.training.gradients import N_RECORDED, GradientAverage, finite
@@ -194,7 +192,7 @@ class Saver(Holding):
         self, check: Check | None, max_restore_cost: float | None, check_every: int
     ) -> CheckedWriter | None:
         """Return what writes saves under a check, which is tried on the model as it is."""
-        from inshrink_core.training.check import CheckedWriter, ModelEvaluator, copied_model, require_check
+        from inshrink_core.training.check import CheckedWriter
 
         if type(check_every) is not int or check_every < 1:
             raise InputError("check_every is a number of saves", expected="≥ 1", found=repr(check_every))
@@ -204,20 +202,13 @@ class Saver(Holding):
                     "there is no check", remedy="give the saver `check`, a function of the model"
                 )
             return None
-        space_of(self._config.codec)  # refuses a codec without anything to search
-        bounds = Bounds(
-            max_restore_cost=DEFAULT_MAX_RESTORE_COST if max_restore_cost is None else max_restore_cost
-        )
-        evaluator = ModelEvaluator(copied_model(self._model), check, metric=None, direction=None)
-        bounds.completed(require_check(evaluator, self._model))
-        return CheckedWriter(
+        return CheckedWriter.beside(
+            self._model,
+            check,
             self._config,
-            evaluator,
-            bounds,
-            follows=True,
+            max_restore_cost,
             every=check_every,
             resumed=is_archive(self.path),
-            forgiving=True,
         )
 
     @property
