@@ -10,6 +10,7 @@ and utils/zero_to_fp32.py of DeepSpeed 0.19.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -79,8 +80,8 @@ class DeepSpeedReader(Reader):
         skipped: list[Skipped] = []
         paths = all_files(path, access, skipped)
         names = [name.removeprefix(prefix) for name in paths if name.startswith(prefix)]
-        names = [name for name in names if _FILE.match(name) or _LAYER.match(name)]
-        beside = [name for name in paths if name.removeprefix(prefix) not in names]
+        names = _one_a_rank(names)
+        beside = [name for name in paths if not _one_a_rank([name.removeprefix(prefix)])]
         contents, gradients, _ = read_weight_files(path, {name: paths[name] for name in beside}, access)
         known = frozenset(name for one in contents.values() for name, _ in one.tree.model)
         tag = _Tag(folder, names, access, len(contents))
@@ -113,6 +114,17 @@ def _tag_folder(path: Path) -> Path | None:
     if len(inner) != 1:
         return None
     return inner[0] if step_in_name(inner[0].name) is None or is_file(path / TRAINER_STATE) else None
+
+
+def _one_a_rank(names: Iterable[str]) -> list[str]:
+    """Return the names of files that are read; of two that are called after one rank, the latter."""
+    kept: dict[tuple[str | None, ...], str] = {}
+    for name in names:
+        if of := _FILE.match(name):
+            kept[of[1] or "0", of[2], of[3]] = name
+        elif of := _LAYER.match(name):
+            kept["layer", of[1], of[2]] = name
+    return list(kept.values())
 
 
 def _mapping(value: object) -> Mapping[Any, Any]:
@@ -540,6 +552,7 @@ def _placed(
             )
         itemsize = DTYPE_SIZES[dtype]
         offset = vector.offset + run.at * itemsize
+        # The same for masters and moments, and at every step.
         for box in _boxes(run.start, run.stop, parameter.shape):
             nbytes = math.prod(box.sizes) * itemsize
             whole = box.sizes == parameter.shape
@@ -550,8 +563,9 @@ def _placed(
     return Placed(dtype, parameter.shape, None, pieces[0].placed.offset, nbytes, tuple(pieces))
 
 
-def _boxes(start: int, stop: int, shape: tuple[int, ...]) -> Iterator[Box]:
-    """Yield the boxes that elements in row-major order make up, in order.
+@functools.lru_cache(maxsize=1 << 16)
+def _boxes(start: int, stop: int, shape: tuple[int, ...]) -> tuple[Box, ...]:
+    """Return the boxes that elements in row-major order make up, in order.
 
     Examples
     --------
@@ -562,24 +576,21 @@ def _boxes(start: int, stop: int, shape: tuple[int, ...]) -> Iterator[Box]:
     (2, 0) (1, 2)
     """
     if start >= stop:
-        return
+        return ()
     if not shape:
-        yield Box((), ())
-        return
-    row = math.prod(shape[1:])
+        return (Box((), ()),)
+    inner = shape[1:]
+    row = math.prod(inner)
     first, head = divmod(start, row)
     last, tail = divmod(stop, row)
 
-    def within(index: int, begun: int, end: int) -> Iterator[Box]:
-        for box in _boxes(begun, end, shape[1:]):
-            yield Box((index, *box.offsets), (1, *box.sizes))
+    def within(index: int, begun: int, end: int) -> list[Box]:
+        return [Box((index, *box.offsets), (1, *box.sizes)) for box in _boxes(begun, end, inner)]
 
     if first == last:
-        yield from within(first, head, tail)
-        return
-    if head:
-        yield from within(first, head, row)
-        first += 1
+        return tuple(within(first, head, tail))
+    found = within(first, head, row) if head else []
+    first += bool(head)
     if first < last:
-        yield Box((first, *(0 for _ in shape[1:])), (last - first, *shape[1:]))
-    yield from within(last, 0, tail)
+        found.append(Box((first, *(0 for _ in inner)), (last - first, *inner)))
+    return (*found, *within(last, 0, tail))

@@ -300,3 +300,27 @@ def test_a_run_of_deepspeed_takes_what_a_torch_file_of_the_same_tensors_takes(tm
         for layout in ("plain", "zero")
     ]
     assert ratios[1] == pytest.approx(ratios[0], rel=0.02)
+
+
+def test_state_that_is_partitioned_in_another_way_is_carried_and_said(tmp_path):
+    module, state = some_state(n=60)
+    folder = save_zero(tmp_path / "run" / "global_step1", module, state, GROUPS)
+    for path in folder.glob("*optim*"):
+        # Experts: a group has as many partitions as there are copies of them.
+        edited(path, lambda root: root["optimizer_state_dict"].update(partition_count=[2, 1]))
+    run = open_run(tmp_path / "run")
+    assert run[1].keys() == module.keys()
+    assert "not seen into" in run.notes[1]
+    assert "zero_pp_rank_0_mp_rank_00_optim_states.pt" in run.notes[1]
+    inshrink_core.compress(run, tmp_path / "a.inshrink", codec="lossless")
+    inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[1])
+    assert files(tmp_path / "out") == files(folder)
+
+
+def test_a_file_left_over_from_another_training_travels_along(tmp_path):
+    module, state = some_state()
+    folder = save_zero(tmp_path / "global_step1", module, state, GROUPS, stage=1)
+    save_zero(folder, module, state, GROUPS, stage=3)
+    checkpoint = open_run(tmp_path)[1]
+    assert torch.equal(checkpoint["b.weight@exp_avg"], state["b.weight"]["exp_avg"])
+    assert "mp_rank_00_model_states.pt" in [f.path for f in checkpoint.files if f.kind == "opaque"]
