@@ -301,6 +301,7 @@ class InshrinkWriter(StorageWriter):
         self._plans: list[SavePlan] = []
         self._told: _Told | None = None
         self._last: bytes | None = None
+        self._written: bytes | None = None
         self._lock: Lock | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -411,7 +412,8 @@ class InshrinkWriter(StorageWriter):
             if self._resumed_from is None:
                 return head, False
             return reader.find(self._resumed_from), True
-        if head is None or head.frame_id != self._last:
+        # A commit that failed may have been made up for when the archive was opened.
+        if head is None or head.frame_id not in (self._last, self._written):
             raise ConflictError(
                 "another training has written into the archive since the last save",
                 where=self.archive,
@@ -465,6 +467,7 @@ class InshrinkWriter(StorageWriter):
                 once.fail(error)
                 raise
             _part_of(chain).suspend()
+            self._written = _id_of(chain.parent)
         except BaseException:
             if self._chain is not None:
                 _part_of(self._chain).suspend()
@@ -537,15 +540,14 @@ class InshrinkWriter(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """List the frame: it is in the archive now."""
         self._release()
-        written = _id_of(None if self._chain is None else self._chain.parent)
         commit_parts(self.archive)
-        if written not in {frame.frame_id for frame in ArchiveReader.open(self.archive).listed}:
+        if self._written not in {frame.frame_id for frame in ArchiveReader.open(self.archive).listed}:
             raise ConflictError(
                 "the frame lacks parts that its ranks have written",
                 where=self.archive,
                 remedy="the archive must lie on a file system that all ranks share",
             )
-        self._last = written
+        self._last = self._written
 
     def _release(self) -> None:
         """Let others write the archive."""

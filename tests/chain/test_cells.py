@@ -23,7 +23,7 @@ from inshrink_core.chain.meta import spec_of
 from inshrink_core.chain.parts import Shards, box_of, cell_spec, cells_of
 from inshrink_core.checkpoint import Box, Checkpoint, TensorRole, TensorsInMemory, TensorSpec
 from inshrink_core.codec import make_codec
-from inshrink_core.errors import DamagedError
+from inshrink_core.errors import DamagedError, MissingFrameError
 from inshrink_core.frame import BlockEntry
 from inshrink_core.verbs import diff, inspect, pack, prune, restore, unpack, verify
 
@@ -230,12 +230,22 @@ def test_exported_files_hold_whole_tensors(path, tmp_path):
             assert torch.equal(checkpoint[spec.key], tensor)
 
 
-def test_a_part_that_is_lost_is_named(tmp_path):
+@pytest.mark.parametrize("act", ["lost", "damaged"])
+def test_a_part_that_is_lost_or_damaged_is_named_and_the_rest_is_read(tmp_path, act):
     path = write(tmp_path / "a.inshrink", 2)
-    lost = Archive.open(path).reader.find(2).files[1].path
-    (path / lost).unlink()
-    assert "part 2/2" in " ".join(map(str, verify(path).problems))
-    assert same(path, (1,)) or torch.equal(Archive.open(path)[1]["fc.weight"], values(1)[specs()[0]])
+    part = path / Archive.open(path).reader.find(2).files[1].path  # what the second rank wrote
+    if act == "lost":
+        part.unlink()
+    else:
+        content = bytearray(part.read_bytes())
+        content[100] ^= 1
+        part.write_bytes(content)
+    problems = " ".join(f"{one.where} {one.what}" for one in verify(path, deep=True).problems)
+    assert ("part 2/2" if act == "lost" else part.name) in problems
+    archive = Archive.open(path)
+    assert torch.equal(archive[1]["fc.weight"], values(1)[specs()[0]])
+    with pytest.raises((MissingFrameError, DamagedError)):
+        archive.decode(archive.reader.find(2), "fc.weight")
 
 
 @pytest.mark.parametrize("cells", [["0:8", "16:40"], ["0:24", "8:40"], ["0:48"]])

@@ -14,8 +14,9 @@ import inshrink_core
 from inshrink_core.archive import PartWriter
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import TensorRole
-from inshrink_core.errors import ConfigError, InputError, NotFoundError, StepConflictError
+from inshrink_core.errors import ConfigError, InputError, NotFoundError, StepConflictError, StorageError
 from inshrink_core.formats.dcp_state import unpack_state
+from inshrink_core.integrations import dcp as dcp_module
 from inshrink_core.integrations.dcp import InshrinkReader, InshrinkWriter, step_of
 from inshrink_core.verbs import compress, restore, verify
 from tests.formats.run_builders import small_model, train
@@ -230,6 +231,24 @@ def test_a_training_that_saves_meanwhile_is_refused_and_the_first_goes_on(path, 
     dcp.save(trained(2), storage_writer=writer, checkpoint_id="step-2", no_dist=True)
     assert refused
     assert same(load(trained(0), archive=path, step=2), trained(2))
+
+
+def test_a_commit_that_failed_is_made_up_for_by_the_next_save(path, monkeypatch):
+    writer, commit = save(path, 1), dcp_module.commit_parts
+
+    def full(archive, *, discard=False):
+        if discard:
+            return commit(archive, discard=True)
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(dcp_module, "commit_parts", full)
+    with pytest.raises(CheckpointException, match="the disk is full"):
+        dcp.save(trained(2), storage_writer=writer, checkpoint_id="step-2", no_dist=True)
+    monkeypatch.setattr(dcp_module, "commit_parts", commit)
+    dcp.save(trained(3), storage_writer=writer, checkpoint_id="step-3", no_dist=True)
+    assert Archive.open(path).steps == (1, 2, 3)
+    assert [frame.branch for frame in Archive.open(path).reader.frames] == [0, 0, 0]
+    assert same(load(trained(0), archive=path, step=3), trained(3))
 
 
 def test_misuse_is_refused_when_made(path):
