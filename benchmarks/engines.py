@@ -5,8 +5,8 @@ thread, each of which compresses a run that holds half of the columns; torchrun 
 with two workers of one thread. Workers are started, and have compressed something, before the clock starts.
 Rounds are interleaved, for other work on the machine slows each of them: only the ratio in a round says
 something, and `of_ceiling` is its median over the rounds. `peak_bytes` is what a process holds at most above
-what it held before: a worker of some, and the process that drives one, two and four workers.
-``results/engines.csv``.
+what it held before: a worker of some, and the process that drives one, two and four workers. The last rows
+are of an archive with small frames in many parts. ``results/engines.csv``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from typing import Any
 import torch
 
 from benchmarks.results import write
+from inshrink_core.archive import PartWriter, commit_parts
+from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.chain.parts import Split
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.execution.engines import installed_engines
@@ -32,6 +35,8 @@ from inshrink_core.execution.engines import installed_engines
 WIDTH, DEPTH, N_TOKENS = 320, 8, 8000
 N_STEPS = 4
 ROUNDS = 3
+PARTS = (32, 128)
+N_TENSORS = 8
 _TIMEOUT_S = 900
 
 _CHILD = """
@@ -220,11 +225,39 @@ def measure(bench: Bench, rounds: int, drivers: Collection[int]) -> list[dict[st
     return rows
 
 
+def commits(scratch: Path, counts: Collection[int]) -> list[dict[str, object]]:
+    """Measure what the last part and the commit of two small frames take, in so many parts."""
+    rows: list[dict[str, object]] = []
+    for n in counts:
+        path = scratch / f"parts {n}"
+        for at in range(n):
+            begun = time.perf_counter()
+            with PartWriter(path, at, n) as writer:
+                opened = time.perf_counter() - begun
+                head = None
+                for step in range(2):
+                    kind = "keyframe" if head is None else "delta"
+                    with writer.begin(step=step, kind=kind, parent_id=head and head.frame_id) as frame:
+                        for tensor in range(N_TENSORS):
+                            frame.add(f"{at}.{tensor}", "raw/1", bytes(100), place=at * N_TENSORS + tensor)
+                        head = frame.commit({"format": "torch"})
+        begun = time.perf_counter()
+        commit_parts(path)
+        rows += [
+            {"what": "opening the last part", "workers": n, "seconds": opened},
+            {"what": "the commit of two frames", "workers": n, "seconds": time.perf_counter() - begun},
+            {"what": "their manifest", "workers": n, "bytes": (path / MANIFEST_NAME).stat().st_size},
+        ]
+    return rows
+
+
 def main(quick: bool = False) -> None:
     """Write ``results/engines.csv``."""
+    with tempfile.TemporaryDirectory(prefix="inshrink-commits-") as folder:
+        shared = commits(Path(folder), (8, 32) if quick else PARTS)
     with tempfile.TemporaryDirectory(prefix="inshrink-engines-") as scratch:
         bench = Bench(Path(scratch), WIDTH, DEPTH, N_TOKENS)
-        rows = measure(bench, 1 if quick else ROUNDS, (1, 2, 4))
+        rows = [*measure(bench, 1 if quick else ROUNDS, (1, 2, 4)), *shared]
     sys.stdout.write(f"{write('engines_quick' if quick else 'engines', rows)}\n")
 
 
