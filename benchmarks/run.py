@@ -33,6 +33,7 @@ BENCHMARKS = (
     "ratio",
     "overhead",
     "scaling",
+    "engines",
     "matrix",
     "lookahead",
     "rivals",

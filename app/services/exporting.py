@@ -31,6 +31,7 @@ __all__ = [
     "Plan",
     "default_folder",
     "download_url",
+    "engines",
     "export_made_at",
     "export_plan",
     "export_requests",
@@ -68,6 +69,8 @@ class ExportRequest:
         One file instead of a folder.
     watch
         Of a chain, go on as the run grows, until the job is ended.
+    engine, workers
+        Of a chain, who compresses it, one of `engines`, and with how many workers.
     max_restore_cost
         Of a chain, what a restore of any step may cost; None writes every step with the same settings.
     weights_only, exact, ratio, size
@@ -89,6 +92,8 @@ class ExportRequest:
     keyframe_every: int = 32
     packed: bool = False
     watch: bool = False
+    engine: str = "threads"
+    workers: int | None = None
     max_restore_cost: float | None = None
     weights_only: bool = False
     exact: bool = False
@@ -118,6 +123,13 @@ class ExportRequest:
         graded = {name: getattr(self, name) for name in asked}
         chosen = {name: getattr(self, name) for name in ("tensors", "without", "layout", "dtype")}
         return {"weights_only": True, **graded, **chosen}
+
+
+def engines() -> tuple[str, ...]:
+    """Return the engines that are installed, the default first."""
+    from inshrink_core.execution.engines import installed_engines
+
+    return installed_engines()
 
 
 def chosen_steps(steps: Sequence[int], every: Sequence[int] = ()) -> tuple[int, ...] | None:
@@ -158,6 +170,7 @@ def export_requests(
         if request.watch:
             written: Request[Any] = Watch(path, made, **fields)
         else:
+            fields |= {"engine": request.engine, "workers": request.workers}
             written = Compress(path, made, steps=chosen_steps(request.steps, shown.steps), **fields)
         return [written, Export(made, pack=target, force=request.replace)] if request.packed else [written]
     step, first = request.steps[0] if request.steps else 0, []
@@ -349,6 +362,8 @@ def _trial(shown: Subject, request: ExportRequest) -> Work:
         watch=False,
         max_restore_cost=None,
         keyframe_every=_N_TRIED,
+        engine="threads",
+        workers=None,
     )
     target = Own(f"trial{_SUFFIX}")
     return Work.asking(

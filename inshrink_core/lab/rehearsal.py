@@ -8,7 +8,7 @@ import math
 import shutil
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
@@ -16,6 +16,7 @@ from inshrink_core.codec import get_codec
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import Executing
 from inshrink_core.execution import ResultStore, key_digest, resolve_device
+from inshrink_core.execution.engines import THREADS
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.lab.results import TrainingResult, parse_training
 from inshrink_core.lab.tasks import find_task, task_names
@@ -27,7 +28,8 @@ from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, Bounds
 from inshrink_core.search.space import space_of
 from inshrink_core.text import duration, percent, plain, printable, size, steps_in_short
 from inshrink_core.text import ratio as ratio_text
-from inshrink_core.verbs.shared.groups import Bounding, PathLike, Writing
+from inshrink_core.verbs.shared.groups import Bounding, OnEngine, PathLike, Writing
+from inshrink_core.verbs.shared.sharing import shared_out
 from inshrink_core.verbs.shared.showing import promised_facts, show_facts, show_table
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ _MOST_KEPT: Final = 2_000
 
 
 @dataclass(frozen=True)
-class Rehearse(Writing, Bounding, Executing, Request["Rehearsal | PartialRehearsal"]):
+class Rehearse(Writing, Bounding, OnEngine, Executing, Request["Rehearsal | PartialRehearsal"]):
     """Train with failures restored from the archive, and compare with uninterrupted training.
 
     Parameters
@@ -104,6 +106,9 @@ class Rehearse(Writing, Bounding, Executing, Request["Rehearsal | PartialRehears
         Threads that training uses; another number is another result.
     keep_archives
         Keep the archives of the restored trainings.
+    part
+        Train some of the seeds, beside other processes that train the others: I/N, or auto for what torchrun
+        or Slurm tell this process. All keep what they train in `output`, where a call without it finds it.
 
     Raises
     ------
@@ -159,6 +164,7 @@ class Rehearse(Writing, Bounding, Executing, Request["Rehearsal | PartialRehears
     device: Annotated[str, Option(metavar="auto|cpu|cuda")] = "auto"
     threads: Annotated[int, Option(least=1)] = 1
     keep_archives: bool = False
+    part: Annotated[str | None, Option(metavar="I/N|auto")] = None
 
     EXAMPLES: ClassVar = (
         "inshrink rehearse char-gpt --codec inshrinkerator --set bins=32 -o rehearsal",
@@ -172,9 +178,18 @@ class Rehearse(Writing, Bounding, Executing, Request["Rehearsal | PartialRehears
 
     def perform(self) -> Rehearsal | PartialRehearsal:
         """Train what is not trained yet, and pair it."""
+        from inshrink_core.chain.parts import Share, share_of
         from inshrink_core.lab.failing import Schedule, Setup
 
         self._check()
+        if self.is_shared_out:
+            shared_out(self, lambda about: min(about, self.seeds))
+            # Every training is kept by now.
+            return replace(self, engine=THREADS, workers=None).perform()
+        share = share_of(self.part) or Share(0, 1)
+        seeds = range(share.part, self.seeds, share.n_parts)
+        if not seeds:
+            raise InputError(f"there is no seed for part {share}", expected=f"at most {self.seeds} parts")
         bounds = self.promised()
         if plugin("inshrink.tasks", self.task) is None:
             self.require_trusted(self.task.rpartition(":")[0])
@@ -204,9 +219,9 @@ class Rehearse(Writing, Bounding, Executing, Request["Rehearsal | PartialRehears
             threads=self.threads,
             keep_archives=self.keep_archives,
             progress=self.progress,
-            total=(3 if self.control else 2) * self.seeds * schedule.n_steps,
+            total=(3 if self.control else 2) * len(seeds) * schedule.n_steps,
         )
-        return runner.run_all(self.seeds, control=self.control)
+        return runner.run_all(seeds, control=self.control)
 
     def _check(self) -> None:
         """Refuse what makes no sense, alone or together."""
@@ -218,8 +233,8 @@ class Rehearse(Writing, Bounding, Executing, Request["Rehearsal | PartialRehears
                 raise InputError(f"--{name} is a share", expected="above 0, below 1", found=f"{share:g}")
         if self.lose is not None:
             others = ("max_drop", "max_divergence", "max_restore_cost", "control", "keep_archives")
-            for name in others:
-                if getattr(self, name) not in (None, False):
+            for name in (*others, "engine", "workers", "part"):
+                if getattr(self, name) not in (None, False, THREADS):
                     raise InputError(
                         f"--{name.replace('_', '-')} does not go with --lose",
                         remedy="leave one of them out: --lose counts steps, not loss",
@@ -244,7 +259,7 @@ class _Runner:
     total: int
     done: int = 0
 
-    def run_all(self, seeds: int, *, control: bool) -> Rehearsal:
+    def run_all(self, seeds: Sequence[int], *, control: bool) -> Rehearsal:
         """Return what all trainings say, those of before and those that are run now."""
         from inshrink_core.lab.failing import isolated, require_judgeable
 
@@ -254,8 +269,8 @@ class _Runner:
         with isolated(self.threads):
             if self.bounds is not None:
                 require_judgeable(task, self.bounds, self.setup.device)
-            pairs = [self.pair(seed) for seed in range(seeds)]
-            perturbed = tuple(self.perturbed(seed) for seed in range(seeds) if control)
+            pairs = [self.pair(seed) for seed in seeds]
+            perturbed = tuple(self.perturbed(seed) for seed in seeds if control)
             self.keep_report()
         return Rehearsal(
             task=task.name,

@@ -99,6 +99,25 @@ def test_without_anything_to_go_by_no_size_is_made_up_and_two_steps_can_be_tried
     assert "tried with these settings" in texts(app)
 
 
+def test_an_engine_that_is_installed_can_be_chosen_with_a_number_of_workers(
+    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for installed in (("threads", "processes"), ("threads", "processes", "ray")):
+        monkeypatch.setattr(
+            "inshrink_core.execution.engines.installed_engines", lambda found=installed: found
+        )
+        app = explorer("export", run=str(archived), codec="lossless")
+        assert len(app.selectbox(key="export.engine").options) == len(installed)
+    assert not [box for box in app.number_input if box.label == "Workers"]
+    app.selectbox(key="export.engine").select("processes").run()
+    app.number_input(key="export.workers").set_value(3).run()
+    button(app, "Export").click().run()
+    assert not app.exception
+    assert (option(jobs.last, "--engine"), option(jobs.last, "--workers")) == ("processes", "3")
+    button(app, "Try two steps").click().run()
+    assert "--engine" not in jobs.last
+
+
 def test_a_range_takes_every_nth_step(archived: Path, jobs: StubJobs) -> None:
     app = explorer("export", run=str(archived), what="range")
     app.select_slider(key="export.range").set_value((20, 40)).run()

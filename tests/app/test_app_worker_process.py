@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from inshrink_app.services import jobs as job_services
 
 from tests.app.builders import write_run
-from tests.app.job_stubs import archived, archived_template, asked
+from tests.app.job_stubs import archived, archived_template, asked, write_slow_run
 from tests.hostile import executed, lay_traps
 
 __all__ = ["archived", "archived_template"]
@@ -92,3 +94,45 @@ def test_only_a_worker_that_starts_trusted_code_gets_the_users_environment(
     assert b"HOME=" in given
     assert (b"AWS_SECRET_ACCESS_KEY" in given) == is_given
     assert list(directory.iterdir()) == []
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started on any of its threads, and those that they have."""
+    own: list[int] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            own += [int(one) for one in children.read_text().split()]
+    return [*own, *(below for one in own for below in descendants(one))]
+
+
+def does(pid: int, words: bytes) -> bool:
+    try:
+        return words in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("sent", ["SIGTERM", "SIGKILL"])
+def test_cancelling_a_job_ends_every_worker_of_its_engine(tmp_path: Path, sent: str) -> None:
+    """With SIGTERM as the registry cancels, or with SIGKILL where that takes too long."""
+    run = write_slow_run(tmp_path / "run")
+    words = ["compress", str(run), "-o", str(tmp_path / "x"), "--engine", "processes", "--workers", "2"]
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(asked(words).to_json()))
+    job = job_services.start_request(file, "")
+    until, workers = time.monotonic() + 60, list[int]()
+    while len(workers) < 2 and time.monotonic() < until:
+        workers = [pid for pid in descendants(job.pid) if does(pid, b"execution.worker")]
+    assert len(workers) == 2
+    job.send_signal(getattr(signal, sent))
+    job.communicate(timeout=30)
+    while any(map(is_alive, workers)) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not any(map(is_alive, workers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import inshrink_core
 from benchmarks import controlled
 from inshrink_core.errors import InputError
+from inshrink_core.execution.engines import ENGINES, Engine
 from inshrink_core.lab import failing as training
 from inshrink_core.lab.failing import Schedule
 from inshrink_core.lab.rehearsal import kept_rehearsals
@@ -318,3 +320,31 @@ def test_scales_of_a_task_share_no_training_and_are_told_apart(tmp_path, monkeyp
     assert kept["regression@large"].restored[0].raw_weights == 4 * weights * options["saves"]
     for scale, name in ((None, "regression"), ("large", "regression@large")):
         assert [row["task"] for row in controlled.kept_rows(scale)] == [name]
+
+
+def test_an_engine_trains_seeds_beside_each_other_with_the_same_results(task, tmp_path, monkeypatch):
+    asked = []
+
+    def perform(work):
+        tasks = work.tasks(8, work.threads)
+        for function, argument, _ in tasks:
+            asked.append(argument["request"]["fields"]["part"])
+            made = pkgutil.resolve_name(function)(argument, lambda _: None)
+            assert len(made.restored) == 1
+        return [None] * len(tasks)
+
+    monkeypatch.setitem(ENGINES, "processes", Engine("", perform))
+    monkeypatch.setattr("inshrink_core.verbs.shared.sharing.prepare_process", lambda: None)
+    options = {"codec": "lossless", "seeds": 2}
+    alone = inshrink_core.rehearse(task, tmp_path / "alone", **options)
+    inshrink_core.rehearse(task, tmp_path / "shared", part="1/2", **options)
+    trained = len(list((tmp_path / "shared" / "results").iterdir()))
+    shared = inshrink_core.rehearse(task, tmp_path / "shared", engine="processes", **options)
+    assert asked == ["1/2", "2/2"]
+    assert trained == 2
+    assert [row.metrics for row in shared.restored] == [row.metrics for row in alone.restored]
+    assert shared.excess == alone.excess
+    with pytest.raises(InputError, match="no seed for part 3/3"):
+        inshrink_core.rehearse(task, tmp_path / "shared", part="3/3", **options)
+    with pytest.raises(InputError, match="--engine does not go with --lose"):
+        inshrink_core.rehearse(task, tmp_path / "shared", lose=0.2, engine="processes")

@@ -447,7 +447,7 @@ def test_an_engine_compresses_restores_and_verifies_as_one_process_does(tmp_path
     assert content(tmp_path / "x") == content(template / "whole")
     assert (report.part, report.waiting, report.appended) == (None, (), run.steps[:N_STEPS])
     assert (now[-1].done, now[-1].total) == (report.raw_bytes_read, report.raw_bytes_read)
-    assert [one["fields"]["part"] for one in on_the_spot] == ["1/3", "2/3", "3/3"]
+    assert [one["request"]["fields"]["part"] for one in on_the_spot] == ["1/3", "2/3", "3/3"]
     again = compress(run.path, tmp_path / "x", **options, workers=2)
     assert (again.appended, again.skipped, again.relative_error) == ((), run.steps[:N_STEPS], None)
     whole = compress(run.path, tmp_path / "y", codec="lattice", steps=run.steps[:N_STEPS])

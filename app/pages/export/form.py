@@ -189,6 +189,7 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
         key="export.keyframe_every",
         help="Restoring a step decodes at most so many frames; keyframes are larger than deltas.",
     )
+    engine, workers = ("threads", None) if watch else _engine()
     return ExportRequest(
         kind="chain",
         steps=steps,
@@ -198,7 +199,22 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
         keyframe_every=int(keyframe_every),
         packed=packed,
         watch=watch,
+        engine=engine,
+        workers=workers,
     )
+
+
+def _engine() -> tuple[str, int | None]:
+    """Draw who compresses, and with how many workers."""
+    names = services.engines()
+    labels = {"threads": "Threads of one process", "processes": "Several processes", "ray": "Ray"}
+    engine = str(
+        st.selectbox("Engine", names, format_func=lambda name: labels.get(name, name), key="export.engine")
+    )
+    if engine == names[0]:
+        return engine, None
+    tip = "Each compresses some of the tensors, one thread each."
+    return engine, int(st.number_input("Workers", 1, 1024, 2, key="export.workers", help=tip))
 
 
 def _is_dropped() -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from inshrink_core.errors import InputError
+from inshrink_core.evaluate import Executing
 from inshrink_core.execution.engines import Task, Work, engine_of
 from inshrink_core.execution.process import ignore_numba_file
 from inshrink_core.execution.progress import OnProgress
@@ -46,6 +47,8 @@ def shared_out(request: Any, n_parts: Callable[[int], int] = int) -> list[Any]:
             raise InputError(
                 f"workers cannot be given the object in '{name}'", remedy="say it by its path or its name"
             )
+    trusted = getattr(request, "trusted", None)
+    trusted = None if trusted is None else sorted(trusted)
     known = {field.name for field in fields_of(type(request))}
 
     def tasks(about: int, threads: int) -> Sequence[Task]:
@@ -54,15 +57,18 @@ def shared_out(request: Any, n_parts: Callable[[int], int] = int) -> list[Any]:
         if "threads" in known:
             fields["threads"] = threads
         documents = (given | {"fields": fields | {"part": f"{at + 1}/{n}"}} for at in range(n))
-        return [Task(_PERFORM, document, str(Path.cwd())) for document in documents]
+        asked = ({"request": document, "trusted": trusted} for document in documents)
+        return [Task(_PERFORM, one, str(Path.cwd())) for one in asked]
 
     own = getattr(request, "threads", None)
     return engine.perform(Work(tasks, request.workers, own, request.progress))
 
 
-def perform_part(document: Any, progress: OnProgress) -> Any:
+def perform_part(asked: Any, progress: OnProgress) -> Any:
     """Perform a part, in a process that is there for it alone."""
     ignore_numba_file()
     prepare_process()
-    request: Any = replace(request_from_json(document), progress=progress)
+    request: Any = replace(request_from_json(asked["request"]), progress=progress)
+    if isinstance(request, Executing) and asked["trusted"] is not None:
+        request = replace(request, trusted=frozenset(asked["trusted"]))
     return request.perform_part()
