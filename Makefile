@@ -48,14 +48,16 @@ test-browser: $(STAMP)  ## Drive the explorer in headless Chromium
 test-integrations: wheel  ## Test the adapters with the real libraries, installed with the wheel's extras in build/integrations
 	$(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --constraint requirements.lock \
-		"$$(ls -t dist/inshrink-*.whl | head -1)[hf,lightning,mlflow,wandb]" peft pytest pytest-timeout
+		"$$(ls -t dist/inshrink-*.whl | head -1)[hf,lightning,mlflow,ray,wandb]" peft pytest pytest-timeout
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --no-deps --force-reinstall "$$(ls -t dist/inshrink-*.whl | head -1)"
 	$(INTEGRATIONS)/bin/pytest -o pythonpath= -m integration tests/integrations
 
 fuzz: $(STAMP)  ## Attack archives, inputs and decoders for a minute
 	$(BIN)/python -m benchmarks.fuzz $(SECONDS) --seed $(SEED)
 
-crash: $(STAMP)  ## Kill every verb at random system calls, fail its writes, cut its power
+crash: $(STAMP)  ## Kill every verb at random system calls, fail its writes, cut its power; SCHEDULES=100000 of parts
 	$(BIN)/python -m benchmarks.crash $(SECONDS)
+	$(if $(SCHEDULES),$(BIN)/python -m benchmarks.crash --schedules $(SCHEDULES))
 
 bench: $(STAMP)  ## Run every benchmark and write benchmarks/results/*.csv
 	$(BIN)/python -m benchmarks.run

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
-from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.errors import InputError, NotFoundError, clipped
+from inshrink_core.text import percent, size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +30,7 @@ __all__ = [
     "MODEL_ROLES",
     "OPTIMIZER_ROLES",
     "Box",
+    "Cell",
     "Checkpoint",
     "FileLayout",
     "LayerType",
@@ -38,6 +40,7 @@ __all__ = [
     "TensorSource",
     "TensorSpec",
     "TensorsInMemory",
+    "Unseen",
     "ZipEntry",
     "classify_layer",
 ]
@@ -154,6 +157,18 @@ def classify_layer(name: str, shape: tuple[int, ...]) -> LayerType:
     return LayerType.LINEAR
 
 
+_MOST_UNSEEN = 3
+_LARGE = 1 << 20
+"""Bytes of a file that are worth a line: tokenizers and the pickles of headers are smaller."""
+
+
+class Cell(NamedTuple):
+    """Of which tensor a cell is a part: its shape, and where in it the cell begins."""
+
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec:
     """Name, role, dtype and shape of one tensor; no values.
@@ -176,6 +191,9 @@ class TensorSpec:
     layer
         Layer type; by default what `classify_layer` finds from name and shape. Readers give it where
         they know more, as for a head tied to an embedding.
+    cell
+        Where it is a cell of a larger tensor (`inshrink_core.chain.parts.cell_spec`), of which; its name
+        ends with its region then, ``fc.weight[0:512,0:256]``.
 
     Attributes
     ----------
@@ -199,6 +217,7 @@ class TensorSpec:
     shape: tuple[int, ...]
     exact: bool = False
     layer: LayerType | None = None
+    cell: Cell | None = None
     key: str = field(init=False, repr=False, compare=False)
     numel: int = field(init=False, repr=False, compare=False)
     nbytes: int = field(init=False, repr=False, compare=False)
@@ -213,8 +232,17 @@ class TensorSpec:
 
     @property
     def parameter(self) -> str:
-        """Name of the parameter or buffer that it is, or belongs to."""
-        return self.name.rpartition(":")[0] if self.role is TensorRole.STATE else self.name
+        """Name of the parameter or buffer that it is, or belongs to; of a cell, that of the whole one."""
+        name = self.name if self.cell is None else self.name[: self.name.rindex("[")]
+        return name.rpartition(":")[0] if self.role is TensorRole.STATE else name
+
+    @property
+    def whole(self) -> TensorSpec:
+        """The tensor that it is a cell of, else itself."""
+        if self.cell is None:
+            return self
+        name = self.name[: self.name.rindex("[")]
+        return replace(self, name=name, shape=self.cell.shape, cell=None)
 
     @property
     def is_unattributed(self) -> bool:
@@ -314,6 +342,48 @@ class FileLayout:
     kind: str
     regions: tuple[Region, ...] = ()
     zip_entries: tuple[ZipEntry, ...] = ()
+
+
+class Unseen(NamedTuple):
+    """What of some files lies in no tensor, and is carried as it is, whatever it may hold.
+
+    Parameters
+    ----------
+    nbytes, total
+        How many bytes, and of how many.
+    files
+        Path and such bytes of the files that have most of them.
+    """
+
+    nbytes: int = 0
+    total: int = 0
+    files: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def of(cls, layouts: Iterable[FileLayout]) -> Self:
+        """Return it of the files of checkpoints; a file that all of them have is listed once."""
+        nbytes, total, files = 0, 0, dict[str, int]()
+        for layout in layouts:
+            outside = layout.nbytes - sum(region.nbytes for region in layout.regions)
+            nbytes, total = nbytes + outside, total + layout.nbytes
+            files[layout.path] = max(outside, files.get(layout.path, 0))
+        most = sorted(files.items(), key=lambda one: (-one[1], one[0]))[:_MOST_UNSEEN]
+        return cls(nbytes, total, tuple(one for one in most if one[1]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as the documents of the command line have it."""
+        share = self.nbytes / self.total if self.total else 0.0
+        files = [{"path": path, "bytes": nbytes} for path, nbytes in self.files]
+        return {"bytes": self.nbytes, "share": share, "files": files}
+
+    @property
+    def text(self) -> str:
+        """A line, where it is much: more than a hundredth of all, and a large file; else nothing."""
+        large = [f"{clipped(path)} ({size(nbytes)})" for path, nbytes in self.files if nbytes >= _LARGE]
+        if not large or self.nbytes < self.total / 100:
+            return ""
+        share = f"{percent(self.nbytes / self.total)} of the bytes ({size(self.nbytes)})"
+        return f"{share} are not seen into and travel as they are: {', '.join(large)}"
 
 
 class TensorSource(Protocol):

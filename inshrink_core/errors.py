@@ -19,6 +19,7 @@ __all__ = [
     "ConfigError",
     "ConflictError",
     "DamagedError",
+    "EngineError",
     "EvaluatorError",
     "ExistsError",
     "IncompatibleError",
@@ -78,6 +79,9 @@ def named(names: Sequence[str], most: int = _MOST_NAMES) -> str:
     return f"{shown} and {len(names) - most:,} more" if len(names) > most else shown
 
 
+_RUNS_NOTHING: Final = "Inshrink never runs code from a checkpoint; save the tensors alone and try again"
+
+
 class InshrinkError(Exception):
     """Base of every deliberate error; never raised itself.
 
@@ -127,6 +131,17 @@ class InshrinkError(Exception):
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError would show its repr
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it holds: classes are made of other arguments than the message."""
+        return _as_it_was, (type(self), self.args), self.__dict__
+
+
+def _as_it_was(error: type[InshrinkError], args: tuple[Any, ...]) -> InshrinkError:
+    """Return an error of another process."""
+    made = error.__new__(error)
+    made.args = args
+    return made
+
 
 class InputError(InshrinkError, ValueError):
     """Fix an argument: what was asked for cannot be done as asked."""
@@ -165,13 +180,11 @@ class UnsafePickleError(InputError):
         The dotted names it wanted to import, sorted; the message has the first of them.
     """
 
-    def __init__(self, what: str, *, where: str = "", wanted: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, what: str, *, where: str = "", wanted: tuple[str, ...] = (), remedy: str = _RUNS_NOTHING
+    ) -> None:
         self.wanted = wanted
-        super().__init__(
-            f"{what}: {named(wanted)}",
-            where=where,
-            remedy="Inshrink never runs code from a checkpoint; save the tensors alone and try again",
-        )
+        super().__init__(f"{what}: {named(wanted)}" if wanted else what, where=where, remedy=remedy)
 
 
 class RefusedLinkError(InputError):
@@ -222,6 +235,10 @@ class MissingExtraError(InputError):
 
 class IncompatibleError(InputError):
     """Upgrade: the data was written by a newer version, or by a codec that is not installed."""
+
+
+class EngineError(InputError):
+    """Workers died again and again, or cannot be reached: what they had finished is kept."""
 
 
 class StorageError(InputError):

@@ -318,10 +318,10 @@ def _plain(value: Any) -> Any:
         return value.value
     if isinstance(value, Mapping) and not hasattr(value, "path"):
         return {str(key): _plain(one) for key, one in value.items()}
-    if hasattr(value, "settings"):
-        return _plain(value.settings())
     if hasattr(value, "path"):
         return os.fspath(value.path)
+    if hasattr(value, "settings"):
+        return _plain(value.settings())
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if not isinstance(value, str) and isinstance(value, Iterable):
@@ -357,14 +357,14 @@ def _explanations(request: type) -> dict[str, str]:
 _FIELDS: dict[type, tuple[Field, ...]] = {}
 
 
-def fields_of(request: type[Request[Any]]) -> tuple[Field, ...]:
-    """Return the fields of a request: those by place, then its own, then those of its groups."""
+def fields_of(request: type) -> tuple[Field, ...]:
+    """Return the fields of a request, or of a group: by place, then its own, then those of its groups."""
     if request not in _FIELDS:
         _FIELDS[request] = tuple(_fields_of(request))
     return _FIELDS[request]
 
 
-def _fields_of(request: type[Request[Any]]) -> Iterator[Field]:
+def _fields_of(request: type) -> Iterator[Field]:
     hints, texts = get_type_hints(request, include_extras=True), _explanations(request)
     place = {name: i for i, one in enumerate(_owners(request)) for name in inspect.get_annotations(one)}
     for field in sorted(

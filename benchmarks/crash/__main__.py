@@ -6,6 +6,9 @@ power loss may leave after every call, where only what was synced is certain. *b
 in the next run. After each case the archive and the outputs are judged by what an undisturbed run gives, the
 verb is run again, and its end is judged.
 
+Apart from these, ``--schedules N``: so many schedules of writers in parts, killed anywhere
+(`benchmarks.crash.schedules`).
+
 Exit code 1 where anything was lost, wrong, untyped, refused or left over. ``benchmarks/results/crash.csv``
 is written where ``--write`` asks for it.
 """
@@ -47,6 +50,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--write", action="store_true", help="write benchmarks/results/crash.csv, keeping rows of other verbs"
+    )
+    parser.add_argument(
+        "--schedules", type=int, help="so many schedules of writers in parts, and nothing else"
     )
     return parser.parse_args()
 
@@ -112,6 +118,12 @@ def _work(folder: Path, arguments: argparse.Namespace) -> int:
 def main() -> int:
     """Run the harness and return its exit code."""
     arguments = _arguments()
+    if arguments.schedules is not None:
+        from benchmarks.crash.schedules import run_schedules
+
+        run_schedules(arguments.schedules)
+        sys.stdout.write(f"{arguments.schedules:,} schedules: nothing was lost, doubled or revived\n")
+        return 0
     folder = os.environ.get("INSHRINK_CRASH_FOLDER")
     try:
         if folder is not None:

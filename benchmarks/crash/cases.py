@@ -87,7 +87,8 @@ class Stage:
             self.expected.steps = digests(archive)
         if self.verb.archive and self.verb.archive in self.before:
             self._fresh(self.before)
-            self.expected.steps |= digests(self.root / self.verb.archive)
+            for step, digest in digests(self.root / self.verb.archive).items():
+                self.expected.steps[step] = self.expected.steps.get(step, frozenset()) | digest
 
     def _fresh(self, tree: Tree | None = None) -> None:
         """Make the folder anew."""

@@ -248,6 +248,16 @@ class Prune(Verb):
         inshrink_core.verbs.prune(root / ARCHIVE, keep=(3,), keep_last=2, apply=True)
 
 
+class Strip(Prune):
+    """A prune of which all steps but the last ones lose their optimizer state."""
+
+    name = "strip"
+    kept = (1, 2, 3, 4, 5, 6)
+
+    def act(self, root: Path, note: Note) -> None:
+        inshrink_core.verbs.prune(root / ARCHIVE, optimizer_last=2, apply=True)
+
+
 class Thin(Prune):
     """A prune of which every file is a segment."""
 
@@ -261,6 +271,33 @@ class Thin(Prune):
     def act(self, root: Path, note: Note) -> None:
         with crowded():
             super().act(root, note)
+
+
+class Release(Verb):
+    """A release of the originals of two steps out of four, of three files each."""
+
+    name = "release"
+    archive = ARCHIVE
+    originals = ()
+    kept = STEPS
+
+    def prepare(self, root: Path) -> None:
+        write_run_of_folders(root / RUN)
+        _compress(root, codec="lossless", optimizer="exact")
+
+    def act(self, root: Path, note: Note) -> None:
+        inshrink_core.verbs.release(root / RUN, root / ARCHIVE, apply=True)
+
+    def outputs(self, root: Path, expected: Expected, notes: tuple[str, ...]) -> Iterator[str]:
+        """Yield originals of which a reader sees a part alone."""
+        names = {"model.safetensors", "optimizer.pt", "trainer_state.json"}
+        for step in STEPS:
+            folder = root / RUN / f"checkpoint-{step}"
+            there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+            if there not in (names, set()) or (step > STEPS[-3] and not there):
+                yield f"lost: of the original of step {step} there is {sorted(there)}"
+            if there and step <= STEPS[-3] and "done" in notes:
+                yield f"refused: the original of step {step} is still there"
 
 
 EXACT: dict[str, Any] = {"codec": "lossless", "optimizer_state": "exact", "threads": 1}
@@ -470,7 +507,21 @@ class Replace(Restore):
 VERBS: dict[str, type[Verb]] = {
     verb.name: verb
     for verb in (
-        *(Compress, Append, Parts, Commit, Group, Bounded, Watch, Prune, Thin, Saving, Poisoned, Crowd),
-        *(Pack, Unpack, Export, Restore, Replace),
+        *(
+            Compress,
+            Append,
+            Parts,
+            Commit,
+            Group,
+            Bounded,
+            Watch,
+            Prune,
+            Strip,
+            Thin,
+            Saving,
+            Poisoned,
+            Crowd,
+        ),
+        *(Pack, Unpack, Export, Release, Restore, Replace),
     )
 }

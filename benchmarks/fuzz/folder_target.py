@@ -6,7 +6,7 @@ import random
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ import msgpack
 from torch.distributed.checkpoint import save
 
 import inshrink_core
-from benchmarks.fuzz import runs, scratch
+from benchmarks.fuzz import runs, scratch, zero
 from benchmarks.fuzz.sealing import packed
 from benchmarks.fuzz.target import BrokenPromiseError
 from inshrink_core.errors import UnreadableError
@@ -42,6 +42,8 @@ _LAYOUTS: Final[dict[str, Callable[[Path], Path]]] = {
     "safetensors": runs.save_safetensors_run,
     "folders": runs.save_directories,
     "distributed": save_distributed_run,
+    "zero": zero.save_run,
+    "zero3": partial(zero.save_run, stage=3),
 }
 
 

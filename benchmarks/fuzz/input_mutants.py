@@ -25,6 +25,7 @@ _CALLS: Final = (
     b"ctorch._utils\n_rebuild_parameter\n)R", b"cbuiltins\nset\n)R", b"ccodecs\nencode\n(Vx\nVlatin1\ntR",
     b"i__main__\nX\n", b"(i__main__\nX\n", b"ctorch\nbfloat16\n", b"ctorch.serialization\n_get_layout\n)R",
     b"cnumpy._core.multiarray\nscalar\n)R", b"cnumpy.core.multiarray\n_reconstruct\n)R",
+    b"cdeepspeed.runtime.zero.config\nZeroStageEnum\n(K\x03tR",
     b"ctorch._tensor\n_rebuild_from_type_v2\n", b"ctorch._utils\n_rebuild_wrapper_subclass\n",
     b"ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_wrapper_subclass\ncx\nX\n)}tR",
 )  # fmt: skip

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import msgpack
 
 import inshrink_core
-from benchmarks.fuzz import runs, scratch
+from benchmarks.fuzz import runs, scratch, zero
 from benchmarks.fuzz.archive_target import command_line, state_digest
 from benchmarks.fuzz.bytewise import mutate_bytes
 from benchmarks.fuzz.input_mutants import (
@@ -43,6 +43,8 @@ def run_files(layout: str) -> runs.Files:
         "torch": runs.save_torch_run,
         "safetensors": runs.save_safetensors_run,
         "folders": runs.save_directories,
+        "zero": zero.save_run,
+        "zero3": partial(zero.save_run, stage=3),
     }[layout]
     return runs.files_of(save(scratch.absent(f"run-{layout}"), (_STEP,)))
 
@@ -282,6 +284,9 @@ def targets() -> list[Any]:
         RunTarget("safetensors", "safetensors", _one(".safetensors", mutate_safetensors)),
         RunTarget("folders", "folders", _any_document),
         RunTarget("folders-special", "folders", _special),
+        RunTarget("zero-blind", "zero", _one(".pt", mutate_bytes), checksummed=True),
+        RunTarget("zero-sealed", "zero", _one(".pt", resealed_torch)),
+        RunTarget("zero3-sealed", "zero3", _one(".pt", resealed_torch)),
         PickleTarget(),
         ConfigTarget(),
     ]

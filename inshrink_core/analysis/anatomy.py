@@ -258,17 +258,18 @@ def _of_archive(archive: Archive, run: Run | None, step: int, key: str, metric: 
     if len(chain) > 1 and spec.key in archive.checkpoint(chain[-2]):
         reference = view.decode(chain[-2], spec.key)[1]
     decoded, state = view.decode(info, spec.key)
-    entry = frame.entry(spec.key)
+    blocks = archive.blocks(info, spec.key)
+    codec, nbytes = blocks[0].codec, sum(entry.nbytes for entry in blocks)
     original = run[step] if run is not None and step in run and spec.key in run[step] else None
     told = checkpoint if original is None else original
     before = step_before(view if original is None or run is None else run, step, spec)
-    alone = entry.nbytes if reference is None else None
-    coded = Coded(state, reference, entry.codec, entry.nbytes, alone)
+    alone = nbytes if reference is None else None
+    coded = Coded(state, reference, codec, nbytes, alone)
     values = decoded if original is None else original[spec.key]
     return Anatomy(
         step=told.step,
         spec=spec,
-        codec=entry.codec.partition("/")[0],
+        codec=codec.partition("/")[0],
         config=dict(frame.meta.get("config", {})),
         estimated=False,
         kind=info.kind.value,

@@ -141,9 +141,8 @@ def _bits(archive: Archive | None, step: int, key: str, n_values: int) -> float:
     """Return the bits a value of a step's block; NaN where the archive does not have it."""
     if archive is None or step not in archive or n_values == 0:
         return float("nan")
-    frame = archive.frame(archive.reader.find(step))
     try:
-        return 8 * frame.entry(key).nbytes / n_values
+        return 8 * sum(block.nbytes for block in archive.blocks(archive.reader.find(step), key)) / n_values
     except NotFoundError:
         return float("nan")
 

@@ -193,11 +193,14 @@ def file_number(path: str) -> int:
 
 
 def derive_frame_id(
-    archive_id: bytes, parent_id: bytes | None, step: int, branch: int, generation: int
+    archive_id: bytes, parent_id: bytes | None, step: int, branch: int, generation: int, salt: bytes = b""
 ) -> bytes:
-    """Return the id of a new frame: unique, since generations are never used twice."""
+    """Return the id of a new frame: unique, since generations are never used twice.
+
+    Where several attempts may write parts of one generation, salt tells their frames apart.
+    """
     identity = struct.pack("<16s16sqIQ", archive_id, parent_id or NO_ID, step, branch, generation)
-    return hashlib.sha256(identity).digest()[:ID_NBYTES]
+    return hashlib.sha256(identity + salt).digest()[:ID_NBYTES]
 
 
 def damaged(what: str, where: str, **found: str) -> DamagedError:

@@ -46,6 +46,8 @@ class PartWriter:
         The archive's folder; made where there is none.
     part, n_parts
         Which part, from 0 on, and of how many.
+    salt
+        Of the ids of frames, the same for all parts: parts of another attempt never complete these.
 
     Raises
     ------
@@ -69,41 +71,65 @@ class PartWriter:
     frame is live when its last part has its name; `commit_parts` lists it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], part: int, n_parts: int) -> None:
+    def __init__(self, path: str | os.PathLike[str], part: int, n_parts: int, salt: bytes = b"") -> None:
         if not (0 <= part < n_parts <= MAX_PARTS):
             raise InputError(
                 f"there is no {parts_in_words([part], n_parts)}", expected=f"I/N with 1 ≤ I ≤ N ≤ {MAX_PARTS}"
             )
-        self.part, self.n_parts = part, n_parts
+        self.part, self.n_parts, self.salt = part, n_parts, salt
         self._frame: FrameWriter | None = None
+        self._lock: Lock | None = None
         self.storage: Storage = storage_at(path)
-        where = os.fspath(path)
-        with storage_errors("the archive cannot be opened for writing", where):
+        self._path = os.fspath(path)
+        with storage_errors("the archive cannot be opened for writing", self._path):
             self._lock = _with_patience(lambda: _shared(self.storage, path))
             try:
-                self.reader: PartReader = self._opened()
+                self.reader: PartReader = PartReader(self.storage, self.part)
+                self._look()
             except BaseException:
-                self._lock.release()
+                self.suspend()
                 raise
-        pending = self.reader.catalog.pending
-        self._waiting = [frame for frame in pending if not self._holds(frame)]
-        catalog = self.reader.catalog
-        self._next = pending[-1].generation + 1 if pending else catalog.next_generation
 
-    def _opened(self) -> PartReader:
-        """Read what is there; once more where it changed meanwhile."""
+    def _look(self) -> None:
+        """See what is there; once more where it changed meanwhile."""
         for look in range(_N_LOOKS):
-            reader = PartReader(self.storage, self.part)
-            reader.catalog.require_complete(reader.path)
+            if look:
+                time.sleep(0.02)
+                self.reader.refresh()
+            self.reader.catalog.require_complete(self.reader.path)
             try:
-                _require_one_job(reader, self.n_parts)
+                _require_one_job(self.reader, self.n_parts)
             except ConflictError:
                 if look + 1 == _N_LOOKS:
                     raise
-                time.sleep(0.02)
                 continue
             break
-        return reader
+        catalog = self.reader.catalog
+        self._waiting = [frame for frame in catalog.pending if not self._holds(frame)]
+        self._next = catalog.pending[-1].generation + 1 if catalog.pending else catalog.next_generation
+
+    def suspend(self) -> None:
+        """Abort an unfinished frame and release the lock, so that frames can be committed."""
+        if self._frame is not None:
+            self._frame.abort()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+    def resume(self, salt: bytes) -> None:
+        """Take the lock again for frames with another salt, and see what was committed since.
+
+        Raises as the constructor.
+        """
+        self.salt = salt
+        with storage_errors("the archive cannot be opened for writing", self._path):
+            self._lock = _with_patience(self.storage.share)
+            try:
+                self.reader.refresh()
+                self._look()
+            except BaseException:
+                self.suspend()
+                raise
 
     def begin(
         self,
@@ -125,7 +151,7 @@ class PartWriter:
         waiting = self._waiting[0] if self._waiting else None
         generation = self._next if waiting is None else waiting.generation
         archive_id = self.reader.archive_id
-        frame_id = derive_frame_id(archive_id, parent_id, step, branch, generation)
+        frame_id = derive_frame_id(archive_id, parent_id, step, branch, generation, self.salt)
         if waiting is not None and (waiting.frame_id, waiting.kind) != (frame_id, kind):
             others = [file.number for file in waiting.files]
             raise ConflictError(
@@ -183,9 +209,7 @@ class PartWriter:
 
     def close(self) -> None:
         """Abort an unfinished frame and release the lock; harmless when repeated."""
-        if self._frame is not None:
-            self._frame.abort()
-        self._lock.release()
+        self.suspend()
 
     def __enter__(self) -> Self:
         return self
@@ -238,11 +262,10 @@ def _with_patience(take: Callable[[], Lock]) -> Lock:
 def _require_one_job(reader: PartReader, n_parts: int) -> None:
     """Refuse to write into an archive whose frames wait for parts of another job."""
     pending = reader.catalog.pending
-    live = [frame for frame in reader.frames if frame.generation not in {one.generation for one in pending}]
-    head = max(live, key=lambda frame: (frame.branch, frame.generation), default=None)
-    before = None if head is None else head.frame_id
+    waiting = {one.generation for one in pending}
+    before = {None, *(frame.frame_id for frame in reader.frames if frame.generation not in waiting)}
     for frame in pending:
-        if frame.n_parts != n_parts or frame.parent_id != before:
+        if frame.n_parts != n_parts or frame.parent_id not in before:
             lost = sorted(set(range(frame.n_parts)) - {file.number for file in frame.files})
             raise ConflictError(
                 f"the frame of step {frame.step}, which another job began, waits for "
@@ -250,7 +273,7 @@ def _require_one_job(reader: PartReader, n_parts: int) -> None:
                 where=reader.path,
                 remedy=_agree(reader.path),
             )
-        before = frame.frame_id
+        before = {frame.frame_id}
 
 
 class Committed(NamedTuple):

@@ -21,12 +21,13 @@ from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, require_base_c
 from inshrink_core.chain.budget import Budget, unchanged_keys
 from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.encoder import ChainState, FrameEncoder, FramePlan, PreparedFrame, TensorResult
-from inshrink_core.chain.meta import ORIGINALS, QUALITY, WRITTEN, pack_attributes, spec_of
-from inshrink_core.chain.parts import Split
+from inshrink_core.chain.meta import METRICS, ORIGINALS, QUALITY, WRITTEN, pack_attributes, spec_of
+from inshrink_core.chain.parts import Shards, Split, box_of
 from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.codec import FALLBACK_CODEC, BaseReference, TensorReference, get_codec
+from inshrink_core.errors import NotFoundError
 from inshrink_core.formats.source import FileSource
 from inshrink_core.frame import FrameInfo, FrameKind
 
@@ -82,7 +83,8 @@ class ChainWriter:
     base
         The base model that the archive's first frame is encoded relative to.
     split
-        Which tensors each part takes, where `writer` writes one part of its frames.
+        Which tensors each part takes, where `writer` writes one part of its frames, or what a rank of a
+        training holds: then it is set anew before each frame.
 
     Raises
     ------
@@ -95,6 +97,8 @@ class ChainWriter:
         What an archive's first frame is planned with (`FrameEncoder.look_ahead`); None for nothing.
     unchanged
         Tensors that the next frame leaves as they are, by key, if it is a delta frame; a keyframe holds all.
+    metrics
+        What the training measured at the next frame's step, by name.
     before
         In parts, the original of the parent's step, where there is one: what the next frame's tensors are
         observed relative to, so that all parts plan the same.
@@ -116,7 +120,7 @@ class ChainWriter:
         branch: int | None = None,
         restored: FrameInfo | None = None,
         base: BaseModel | None = None,
-        split: Split | None = None,
+        split: Split | Shards | None = None,
     ) -> None:
         if base is not None:
             require_base_codec(config.config)
@@ -124,8 +128,9 @@ class ChainWriter:
         self.config = config
         self.initial_memory: Any = None
         self.unchanged: frozenset[str] = frozenset()
+        self.metrics: Mapping[str, float] = {}
         self.before: Checkpoint | None = None
-        self._split = split
+        self.split = split
         self.parent = parent if parent is not None else writer.reader.head
         if branch is None:
             continues = self.parent is None or self.parent == writer.reader.listed_head
@@ -187,7 +192,7 @@ class ChainWriter:
     def _owns(self, spec: TensorSpec) -> bool:
         """Whether this writer writes a tensor: all, or those of its part."""
         return not isinstance(self.writer, PartWriter) or (
-            self._split is not None and self._split.part_of(spec) == self.writer.part
+            self.split is not None and self.split.owns(spec, self.writer.part)
         )
 
     @property
@@ -201,7 +206,7 @@ class ChainWriter:
         No part has the decoded states of all tensors, and all parts must plan the same.
         """
         before = self.before
-        if not isinstance(self.writer, PartWriter):
+        if not isinstance(self.split, Split):
             return None
         if before is None:
             return {}
@@ -328,9 +333,12 @@ class ChainWriter:
             state = self._state(states if delta else based, unchanged)
             if (observed := self._observed()) is not None:
                 state = replace(state, observed=observed if delta else {})
-            plan, ready = self._planned(wanted, state)
             own = replace(stored, specs=tuple(filter(self._owns, stored.specs)))
-            places = {spec.key: place for place, spec in enumerate(stored.specs)}
+            if isinstance(self.split, Shards):
+                state, places = replace(state, shards=self.split), self.split.places
+            else:
+                places = {spec.key: place for place, spec in enumerate(stored.specs)}
+            plan, ready = self._planned(wanted, state)
             for result in plan.encode(own.specs, ready):
                 block = result.block
                 frame.add(
@@ -353,7 +361,9 @@ class ChainWriter:
                 if done is not None:
                     done(result.spec)
             add_attachments(frame, attachments, self._attachments if delta else None)
-            meta = self.config.record() | {"content": content_digest(own, digests, attachments), **said}
+            meta = {**self.config.record(), **said}
+            if not isinstance(self.split, Shards):  # whose checkpoint nobody has whole
+                meta["content"] = content_digest(own, digests, attachments)
             if isinstance(whole.source, FileSource):
                 meta[ORIGINALS] = whole.source.vouched(whole.files)
             if plan.memory is not None:
@@ -362,6 +372,8 @@ class ChainWriter:
                 before, at = self._meta.get(WRITTEN, {}), self.parent.step
                 names = dict.fromkeys(spec.parameter for spec in stored.specs if spec.key in unchanged)
                 meta[WRITTEN] = {name: before.get(name, at) for name in names}
+            if self.metrics:
+                meta[METRICS] = dict(self.metrics)
             if self._start.frame is not None:
                 meta["restored"] = self._start.frame.frame_id
             if self.base is not None and based:
@@ -373,7 +385,7 @@ class ChainWriter:
             self._since_keyframe = 0
             self._keyframe_rate = _rate_of(nbytes, stored.raw_bytes(), based=bool(based))
         self.parent, self._meta, self._references, self._attachments = info, meta, references, attachments
-        self.unchanged = frozenset()
+        self.unchanged, self.metrics = frozenset(), {}
         return Appended(info, squared_error, squared_norm, bool(ready))
 
     def _planned(self, wanted: _Wanted, state: ChainState) -> tuple[FramePlan, Mapping[str, TensorResult]]:
@@ -418,8 +430,12 @@ class _Start:
         if self.frame is None:
             return None
         if spec.key not in self._values:
-            stored = self._archive.checkpoint(self.frame)
-            if spec.key not in stored or stored.spec(spec.key).shape != spec.shape:
+            stored, whole = self._archive.checkpoint(self.frame), spec.whole
+            if whole.key not in stored or stored.spec(whole.key).shape != whole.shape:
                 return None
-            self._values[spec.key] = self._archive.decode(self.frame, spec.key)[0]
+            try:
+                self._values[spec.key] = self._archive.decode(self.frame, spec.key)[0]
+            except NotFoundError:  # in other cells
+                cut = self._archive.decode(self.frame, whole.key)[0][box_of(spec).slices]
+                self._values[spec.key] = cut.contiguous()
         return self._values[spec.key]

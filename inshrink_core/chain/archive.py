@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 from inshrink_core.archive import ArchiveReader, FrameReader, is_archive
 from inshrink_core.archive.layout import damaged
@@ -23,6 +24,7 @@ from inshrink_core.chain.attachments import (
 )
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, BaseRecord
 from inshrink_core.chain.meta import check_meta, decoding_nbytes, spec_of
+from inshrink_core.chain.parts import box_of, whole_specs
 from inshrink_core.checkpoint import (
     DTYPE_SIZES,
     Checkpoint,
@@ -31,7 +33,7 @@ from inshrink_core.checkpoint import (
     TensorsInMemory,
     TensorSpec,
 )
-from inshrink_core.codec import codec_for_block
+from inshrink_core.codec import BaseReference, codec_for_block
 from inshrink_core.errors import DamagedError, InputError, MissingFrameError, NotFoundError
 from inshrink_core.execution import Limits, resolve_device
 from inshrink_core.formats import Run, open_run
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 
 _Read = TypeVar("_Read")
+_Tensors: TypeAlias = tuple[tuple[TensorSpec, ...], Mapping[str, tuple[TensorSpec, ...]]]
 
 _MAX_HELD_ENTRIES = 1 << 18
 """Blocks whose entries are kept: some 100 MB of small objects, thousands of frames of a small model."""
@@ -118,6 +121,7 @@ class Archive(Mapping[int, Checkpoint]):
         self._lock = threading.Lock()
         self._held = self._granted = 0
         self._described: dict[FrameInfo, Checkpoint] = {}
+        self._cells: MutableMapping[FrameReader, _Tensors] = WeakKeyDictionary()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, base: BaseLike | None = None) -> Archive:
@@ -166,7 +170,7 @@ class Archive(Mapping[int, Checkpoint]):
         """Return another view, for which the frames that are open need not be opened again."""
         view = Archive(self.reader, keep_state=keep_state, limits=limits, device=device, bases=self.bases)
         view._frames, view._described, view._lock = self._frames, self._described, self._lock
-        view._records = self._records
+        view._records, view._cells = self._records, self._cells
         return view
 
     @property
@@ -270,7 +274,7 @@ class Archive(Mapping[int, Checkpoint]):
         known = self._described.get(frame.info)
         if known is not None:
             return replace(known, source=_FrameSource(self, info))
-        specs = tuple(spec_of(entry, self.where(info)) for entry in frame.entries if not entry.attachment)
+        specs, _ = self._tensors(info)
         files, aliases = self._layout(info, tuple(spec.key for spec in specs))
         described = Checkpoint(
             step=info.step,
@@ -284,6 +288,26 @@ class Archive(Mapping[int, Checkpoint]):
             # Without the archive: a view must not keep another's states alive.
             self._described[frame.info] = replace(described, source=_Unread())
         return described
+
+    def _tensors(self, info: FrameInfo) -> _Tensors:
+        """Return the tensors of a frame, and the cells of those that are in cells, by key."""
+        frame, where = self._frame(info), self.where(info)
+        if frame not in self._cells:
+            blocks = (spec_of(entry, where) for entry in frame.entries if not entry.attachment)
+            self._cells[frame] = whole_specs(blocks, where)
+        return self._cells[frame]
+
+    def blocks(self, info: FrameInfo, key: str) -> tuple[BlockEntry, ...]:
+        """Return the blocks of a frame that hold a tensor: one, or one a cell.
+
+        Raises
+        ------
+        NotFoundError
+            The frame has no such tensor.
+        """
+        frame = self.frame(info)
+        cells = self._steadily(self._tensors, info)[1].get(key)
+        return tuple(frame.entry(cell.key) for cell in cells) if cells else (frame.entry(key),)
 
     def _steadily(self, read: Callable[[FrameInfo], _Read], info: FrameInfo) -> _Read:
         """Read a frame; once more where a file of its chain is gone.
@@ -315,7 +339,7 @@ class Archive(Mapping[int, Checkpoint]):
         -------
         tensor, reference
             The values, and the state the next delta needs, on the archive's device or in host memory. Treat
-            both as read-only.
+            both as read-only. The state of a tensor in cells is its values: each cell has one of its own.
 
         Raises
         ------
@@ -325,6 +349,10 @@ class Archive(Mapping[int, Checkpoint]):
         return self._steadily(lambda now: self._decode(now, key), info)
 
     def _decode(self, info: FrameInfo, key: str) -> tuple[Tensor, TensorReference]:
+        cells = self._tensors(info)[1].get(key)
+        if cells is not None:
+            whole = self._joined(info, cells)
+            return whole, BaseReference(lambda: whole)
         chain = self.reader.chain(info.frame_id)
         state = self._states.get(key) if self._states is not None else None
         start, tensor, reference = 0, None, None
@@ -357,6 +385,17 @@ class Archive(Mapping[int, Checkpoint]):
                 self._states[key] = _State(info.frame_id, kept, reference, nbytes)
                 self._held += nbytes - (0 if before is None else before.nbytes)
         return tensor, reference
+
+    def _joined(self, info: FrameInfo, cells: tuple[TensorSpec, ...]) -> Tensor:
+        """Decode the cells of a tensor into their places."""
+        import torch
+
+        spec = cells[0].whole
+        self._require(spec.nbytes, "decoding it", f"{self.where(info)}, tensor '{spec.key}'")
+        whole = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+        for cell in cells:
+            whole[box_of(cell).slices] = self._decode(info, cell.key)[0].cpu()
+        return whole
 
     def _base_reference(self, info: FrameInfo, entry: BlockEntry) -> TensorReference | None:
         """Return the base model's values where a keyframe's block is encoded relative to them."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 import zstandard
@@ -34,7 +34,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.archive import FrameReader, FrameSink
+    from inshrink_core.chain.archive import Archive
+    from inshrink_core.frame import FrameInfo
 
+
+DROPPED: Final = "dropped"
+"""Key of meta: the id of the frame of which it speaks, and by part the keys of the optimizer's tensors that
+it held until it was pruned. Frames after it may inherit the key."""
 
 LAYOUT_KEY = ""
 """Key of the attachment that holds the layout; no file has an empty path."""
@@ -321,12 +327,39 @@ def holds_content(frame: FrameReader, checkpoint: Checkpoint) -> bool:
 
     Where some parts are not there, of the others.
     """
-    parts = {entry.key: entry.part for entry in frame.entries if not entry.attachment}
+    parts = parts_of(frame)
     keys = {spec.key for spec in checkpoint.specs}
     whole = len(frame.info.files) == frame.info.n_parts
     if not parts.keys() <= keys or (whole and len(parts) < len(keys)):
         return False
     return all(_holds_part(frame, part.number, parts, checkpoint) for part in frame.info.files)
+
+
+def parts_of(frame: FrameReader) -> dict[str, int]:
+    """Return the part of every tensor that a frame was made from, those dropped since included."""
+    return {key: part for part, keys in enumerate(dropped_of(frame)) for key in keys} | {
+        entry.key: entry.part for entry in frame.entries if not entry.attachment
+    }
+
+
+def dropped_of(frame: FrameReader) -> list[list[str]]:
+    """Return by part the keys of the optimizer's tensors that a frame held once; nothing where it has all."""
+    meta = frame.meta
+    said = meta.get(DROPPED)
+    ids = (frame.info.frame_id, *meta.get("source", ())[1:])
+    return said[1] if said is not None and said[0] in ids else []
+
+
+def attributing(archive: Archive, info: FrameInfo) -> Checkpoint:
+    """Return the archived checkpoint that tells whose a frame's optimizer state was.
+
+    The frame's own; where its state was dropped, that of the newest frame that still has it.
+    """
+    dropped = [key for keys in dropped_of(archive.frame(info)) for key in keys]
+    for other in reversed(archive.reader.frames if dropped else ()):
+        if any(entry.key == dropped[0] for entry in archive.frame(other).entries):
+            return archive.checkpoint(other)
+    return archive.checkpoint(info)
 
 
 def _holds_part(frame: FrameReader, part: int, parts: Mapping[str, int], checkpoint: Checkpoint) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -122,6 +122,13 @@ class BaseRecord:
             path=value["path"],
             step=value["step"],
         )
+
+    @staticmethod
+    def without(value: Mapping[str, Any], kept: Sequence[bool]) -> dict[str, Any]:
+        """Return what a frame says of its base model, once some of its tensors go that do not rest on it."""
+        digests: bytes = value["tensors"]
+        rows = [digests[_SHORT * at : _SHORT * (at + 1)] for at, stays in enumerate(kept) if stays]
+        return {**value, "tensors": b"".join(rows)}
 
     def to_json(self) -> dict[str, Any]:
         """Return the ``base`` of a document."""

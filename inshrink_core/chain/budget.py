@@ -112,7 +112,7 @@ def changed_nbytes(archive: Archive, last: FrameInfo) -> dict[str, int]:
         frame = archive.frame(info)
         fresh = wanted - found.keys() - frame.meta.get(WRITTEN, {}).keys()
         for name, specs in _named(archive.checkpoint(info).specs).items():
-            nbytes = sum(frame.entry(spec.key).nbytes for spec in specs)
+            nbytes = sum(block.nbytes for spec in specs for block in archive.blocks(info, spec.key))
             if name in fresh and info.kind is FrameKind.DELTA:
                 found[name] = nbytes
             elif name in fresh and name in alone:

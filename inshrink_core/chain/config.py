@@ -185,7 +185,7 @@ class Override:
         """Whether the settings hold for a tensor."""
         if self.layer_type is not None and spec.layer != self.layer_type:
             return False
-        return fnmatchcase(spec.name, self.match)
+        return fnmatchcase(spec.whole.name, self.match)
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as a config file has it."""

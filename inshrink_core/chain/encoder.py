@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from inshrink_core.chain.attachments import tensor_digest
 from inshrink_core.chain.config import ChainConfig
+from inshrink_core.chain.parts import Shards
 from inshrink_core.chain.recall import HELD_NBYTES, Origin
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSource, TensorSpec
 from inshrink_core.codec import (
@@ -61,6 +62,8 @@ class ChainState:
     observed
         What tensors are observed relative to, by key; None: `references`. Where a frame is encoded in parts,
         each part observes all tensors and has the references of some.
+    shards
+        Where each rank of a training observes what it holds, what brings the observations together.
     """
 
     references: Mapping[str, TensorReference] = field(default_factory=dict)
@@ -69,6 +72,7 @@ class ChainState:
     after_restore: bool = False
     unchanged: frozenset[str] = frozenset()
     observed: Mapping[str, TensorReference] | None = None
+    shards: Shards | None = None
 
     def is_like(self, other: ChainState) -> bool:
         """Whether a frame is encoded relative to the very same states and memory."""
@@ -202,7 +206,7 @@ class FrameEncoder:
         chain, role_codecs, old = self._chain, self._role_codecs, dict(state.references)
         own, lossless = role_codecs[0], role_codecs[-1]
         members = self.members(specs)
-        config_of = self._configs(checkpoint, members)
+        config_of = self._configs(checkpoint, members, alone=state.shards is None)
         wanted = [one.codec.companions() for one in role_codecs]
         wanted[0] = wanted[0].union(*(codec.companions() for codec in config_of.values()))
         looked_at = [one.codec.encoding_companions() for one in role_codecs]
@@ -225,12 +229,15 @@ class FrameEncoder:
 
         with recycling():
             statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
-        plans = [own.codec.plan(members, statistics, context)]
+        of_all: tuple[Sequence[TensorSpec], Sequence[Any]] = (members, statistics)
+        if state.shards is not None:
+            of_all = state.shards.observations(members, statistics)
+        plans = [own.codec.plan(*of_all, context)]
         # An override has a plan of its own, from what was seen of all tensors: pools stay whole.
         plan_of: dict[int, Any] = {id(own.codec): plans[0]}
         for config in config_of.values():
             if id(config) not in plan_of:
-                plan_of[id(config)] = config.plan(members, statistics, context)
+                plan_of[id(config)] = config.plan(*of_all, context)
         spacings: dict[str, float] = {}
         for spec in members:
             codec = config_of[spec.key]
@@ -306,13 +313,16 @@ class FrameEncoder:
         """Return which of the codecs takes a tensor."""
         return next(i for i, one in enumerate(self._role_codecs) if spec.role in one.roles)
 
-    def _configs(self, checkpoint: Checkpoint, members: Sequence[TensorSpec]) -> dict[str, AnyCodec]:
+    def _configs(
+        self, checkpoint: Checkpoint, members: Sequence[TensorSpec], *, alone: bool
+    ) -> dict[str, AnyCodec]:
         """Return the config of each tensor, the same object for those that share one.
 
-        An override that matches none of the checkpoint's tensors was meant for another model, or is misspelt.
+        An override that matches none of the checkpoint's tensors was meant for another model, or is misspelt,
+        unless the checkpoint is what one rank of several holds.
         """
         chain = self._chain
-        for override in chain.overrides:
+        for override in chain.overrides if alone else ():
             if not any(override.matches(spec) for spec in checkpoint.specs if self._place(spec) == 0):
                 raise ConfigError(
                     f"no tensor matches the override '{override.match}'",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from inshrink_core.archive.layout import damaged, newer
+from inshrink_core.chain.attachments import DROPPED
 from inshrink_core.chain.base import BASE, is_base_record
-from inshrink_core.checkpoint import DTYPE_SIZES, MODEL_ROLES, LayerType, TensorRole, TensorSpec
+from inshrink_core.chain.parts import cell_spec
+from inshrink_core.checkpoint import DTYPE_SIZES, MODEL_ROLES, Box, LayerType, TensorRole, TensorSpec
 from inshrink_core.codec import decoding_memory
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import BlockEntry
@@ -24,6 +26,9 @@ QUALITY: Final = "quality"
 WRITTEN: Final = "written"
 """Key of meta: by a tensor's name, the step it was last written at, where that is before the frame's own."""
 
+METRICS: Final = "metrics"
+"""Key of meta: what the training measured at the step, by name."""
+
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, bytes) and len(value) == 16
@@ -31,6 +36,12 @@ def _is_id(value: Any) -> bool:
 
 def _is_list_of(value: Any, is_sound: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(map(is_sound, value))
+
+
+def _is_dropped(value: Any) -> bool:
+    """Whether a value is an id, and lists of keys."""
+    pair = isinstance(value, list) and len(value) == 2 and _is_id(value[0])
+    return pair and _is_list_of(value[1], lambda keys: _is_list_of(keys, lambda key: type(key) is str))
 
 
 def _is_quality(value: Any) -> bool:
@@ -50,6 +61,8 @@ _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "content": _is_id,
     QUALITY: lambda value: _is_quality(value),
     WRITTEN: lambda value: isinstance(value, dict) and all(type(step) is int for step in value.values()),
+    DROPPED: lambda value: _is_dropped(value),
+    METRICS: lambda value: isinstance(value, dict) and all(type(one) is float for one in value.values()),
     "restored": _is_id,
     "rekeyed": _is_id,
     BASE: is_base_record,
@@ -76,14 +89,18 @@ _MAX_TENSOR_NBYTES = (1 << 63) - 1
 """What PyTorch can count."""
 
 
-_N_ATTRIBUTES = 5
-"""Of a tensor that is whole; a cell of one has another, which is reserved."""
+_N_ATTRIBUTES = 6
+"""Of a cell; a tensor that is whole has one less."""
 
 
 def pack_attributes(spec: TensorSpec) -> tuple[Any, ...]:
-    """Return what a tensor's block entry carries of its spec: role, dtype, shape, exact, layer type."""
+    """Return what a tensor's block entry carries of its spec: role, dtype, shape, exact, layer type.
+
+    A cell has another: the shape of its tensor, and where it begins in it.
+    """
     layer = spec.layer.value if spec.layer else None
-    return (spec.role.value, spec.dtype, list(spec.shape), spec.exact, layer)
+    whole = (spec.role.value, spec.dtype, list(spec.shape), spec.exact, layer)
+    return whole if spec.cell is None else (*whole, [list(spec.cell.shape), list(spec.cell.offsets)])
 
 
 def spec_of(entry: BlockEntry, where: str = "") -> TensorSpec:
@@ -94,11 +111,10 @@ def spec_of(entry: BlockEntry, where: str = "") -> TensorSpec:
     DamagedError
         The attributes are not those of a tensor.
     IncompatibleError
-        The block is a cell of a tensor.
+        There are more of them than are known here.
     """
     if len(entry.attributes) > _N_ATTRIBUTES:
-        found = f"a cell of tensor '{entry.key}', which other blocks complete"
-        raise newer(where, "blocks of whole tensors", found)
+        raise newer(where, "six attributes of a tensor", f"{len(entry.attributes)} of '{entry.key}'")
     try:
         return _spec_of(entry.key, entry.attributes)
     except (ValueError, TypeError, AttributeError) as error:
@@ -108,27 +124,48 @@ def spec_of(entry: BlockEntry, where: str = "") -> TensorSpec:
 @functools.lru_cache(maxsize=1 << 15)
 def _spec_of(key: str, attributes: tuple[Any, ...]) -> TensorSpec:
     """Read attributes once for all the frames that have them."""
-    role_value, dtype, shape, exact, layer = attributes
+    role_value, dtype, shape, exact, layer, *cell = attributes
     role = TensorRole(role_value)
     is_tensor = (
         dtype in DTYPE_SIZES
-        and len(shape) <= _MAX_DIMENSIONS
-        and all(type(n) is int and n >= 0 for n in shape)
-        and math.prod(max(n, 1) for n in shape) * DTYPE_SIZES[dtype] <= _MAX_TENSOR_NBYTES
+        and _is_shape(shape, DTYPE_SIZES[dtype])
+        and all(_is_cell(one, shape, DTYPE_SIZES[dtype]) for one in cell)
     )
     if not is_tensor:
         raise ValueError(f"{dtype} {shape} is no tensor")
+    name = key if role in MODEL_ROLES else key.removesuffix(f"@{role.value}")
     spec = TensorSpec(
-        name=key if role in MODEL_ROLES else key.removesuffix(f"@{role.value}"),
+        name=name.rpartition("[")[0] if cell else name,
         role=role,
         dtype=dtype,
-        shape=tuple(shape),
+        shape=cell[0][0] if cell else tuple(shape),
         exact=bool(exact),
         layer=LayerType(layer) if layer else None,
     )
+    if cell:
+        spec = cell_spec(spec, Box(cell[0][1], tuple(shape)))
     if spec.key != key:
         raise ValueError(f"{role_value} is not what the name says")
     return spec
+
+
+def _is_shape(shape: Sequence[Any], itemsize: int) -> bool:
+    return (
+        len(shape) <= _MAX_DIMENSIONS
+        and all(type(n) is int and n >= 0 for n in shape)
+        and math.prod(max(n, 1) for n in shape) * itemsize <= _MAX_TENSOR_NBYTES
+    )
+
+
+def _is_cell(cell: Any, shape: Sequence[int], itemsize: int) -> bool:
+    """Whether the shape of a tensor and an offset are those of a cell of some shape."""
+    whole, offsets = cell
+    return (
+        len(whole) == len(offsets) == len(shape) > 0
+        and _is_shape(whole, itemsize)
+        and _is_shape(offsets, 0)
+        and all(at + n <= end for at, n, end in zip(offsets, shape, whole, strict=True))
+    )
 
 
 def decoding_nbytes(spec: TensorSpec, entry: BlockEntry) -> int:

@@ -1,16 +1,23 @@
-"""Who writes which tensors of a checkpoint, where several write it together."""
+"""Who writes which tensors of a checkpoint, or which cells of them, where several write it together."""
 
 from __future__ import annotations
 
 import heapq
+import math
 import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, Self
 
-from inshrink_core.checkpoint import TensorSpec
-from inshrink_core.errors import InputError
+from inshrink_core.checkpoint import Box, Cell, TensorSpec
+from inshrink_core.errors import DamagedError, InputError
+from inshrink_core.formats.distributed import flaw_of_cover
+
+CELL_NUMEL: Final = 1 << 18
+"""Elements of a cell, at least: smaller ones cost more bytes, larger ones more after another sharding."""
 
 AUTO: Final = "auto"
 """The share that the environment tells."""
@@ -150,3 +157,112 @@ class Split:
         """Return the part of a tensor; of one that came later, by its name."""
         known = self._parts.get(spec.parameter)
         return zlib.crc32(spec.parameter.encode()) % self.n_parts if known is None else known
+
+    def owns(self, spec: TensorSpec, part: int) -> bool:
+        """Whether a tensor is a part's."""
+        return self.part_of(spec) == part
+
+
+@dataclass(frozen=True)
+class Shards:
+    """What one rank of a training holds, where each rank writes what it holds.
+
+    Parameters
+    ----------
+    places
+        Of the rank's tensors and cells among those of the frame, by key.
+    gathered
+        Returns what all ranks give it, in their order; all of them must call it.
+    """
+
+    places: Mapping[str, int]
+    gathered: Callable[[Any], Sequence[Any]]
+
+    def owns(self, spec: TensorSpec, part: int) -> bool:
+        """Whether a tensor or cell is this rank's."""
+        return spec.key in self.places
+
+    def observations(
+        self, specs: Sequence[TensorSpec], statistics: Sequence[Any]
+    ) -> tuple[list[TensorSpec], list[Any]]:
+        """Return what all ranks observed, by key: the order does not depend on who holds what."""
+        rows = [row for rows in self.gathered(list(zip(specs, statistics, strict=True))) for row in rows]
+        rows.sort(key=lambda row: row[0].key)
+        return [spec for spec, _ in rows], [seen for _, seen in rows]
+
+
+def cell_spec(spec: TensorSpec, box: Box) -> TensorSpec:
+    """Return a cell of a tensor.
+
+    Examples
+    --------
+    >>> from inshrink_core.checkpoint import TensorRole
+    >>> spec = TensorSpec(name="fc.weight", role=TensorRole.EXP_AVG, dtype="float32", shape=(8, 4))
+    >>> cell_spec(spec, Box((4, 0), (4, 4))).key
+    'fc.weight[4:8,0:4]@exp_avg'
+    """
+    region = ",".join(f"{at}:{at + size}" for at, size in zip(*box, strict=True))
+    return replace(spec, name=f"{spec.name}[{region}]", shape=box.sizes, cell=Cell(spec.shape, box.offsets))
+
+
+def cells_of(spec: TensorSpec, box: Box) -> list[tuple[TensorSpec, Box]]:
+    """Cut what a rank holds of a tensor into cells.
+
+    Cuts are at multiples of the least number of rows of the whole tensor that have `CELL_NUMEL` elements, so
+    that ranks of another number cut where these do.
+
+    Parameters
+    ----------
+    spec
+        The whole tensor.
+    box
+        What the rank holds of it.
+
+    Returns
+    -------
+    list of (cell, place)
+        Each cell, and where it lies in what the rank holds; the tensor itself where it is one cell.
+    """
+    if not math.prod(box.sizes) or len(spec.shape) == 0:
+        return [] if spec.numel else [(spec, box)]
+    n_rows = -(-CELL_NUMEL // (spec.numel // spec.shape[0]))
+    first, end = box.offsets[0], box.offsets[0] + box.sizes[0]
+    if box.sizes == spec.shape and end <= n_rows:
+        return [(spec, box)]
+    cuts = [first, *range((first // n_rows + 1) * n_rows, end, n_rows), end]
+    rest = (0,) * (len(box.sizes) - 1)
+    cells = []
+    for at, until in pairwise(cuts):
+        sizes = (until - at, *box.sizes[1:])
+        cell = cell_spec(spec, Box((at, *box.offsets[1:]), sizes))
+        cells.append((cell, Box((at - first, *rest), sizes)))
+    return cells
+
+
+def whole_specs(
+    specs: Iterable[TensorSpec], where: str
+) -> tuple[tuple[TensorSpec, ...], dict[str, tuple[TensorSpec, ...]]]:
+    """Return the tensors that a frame's blocks make up, and the cells of those that are in cells, by key.
+
+    Raises
+    ------
+    DamagedError
+        The cells of a tensor leave a hole, overlap, or are of different tensors.
+    """
+    found: dict[str, list[TensorSpec]] = {}
+    for spec in specs:
+        found.setdefault(spec.whole.key, []).append(spec)
+    cells = {key: tuple(rows) for key, rows in found.items() if len(rows) > 1 or rows[0].cell}
+    for key, rows in cells.items():
+        whole = rows[0].whole
+        if any(row.cell is None or row.whole != whole for row in rows):
+            raise DamagedError(f"the cells of '{key}' are not of one tensor", where=where)
+        boxes = [box_of(row) for row in rows if row.numel]
+        if flaw := flaw_of_cover(boxes, whole.shape):
+            raise DamagedError(f"the cells of '{key}' {flaw}", where=where)
+    return tuple(rows[0].whole for rows in found.values()), cells
+
+
+def box_of(spec: TensorSpec) -> Box:
+    """Return where a cell lies in its tensor; of a whole tensor, all of it."""
+    return Box((0,) * len(spec.shape) if spec.cell is None else spec.cell.offsets, spec.shape)

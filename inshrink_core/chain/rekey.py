@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from inshrink_core.archive import FrameSink
 from inshrink_core.chain.archive import Archive
-from inshrink_core.chain.attachments import add_attachments, attachments_of, tensor_digest
+from inshrink_core.chain.attachments import (
+    DROPPED,
+    add_attachments,
+    attachments_of,
+    dropped_of,
+    stored_view,
+    tensor_digest,
+)
+from inshrink_core.chain.base import BASE, BaseRecord
 from inshrink_core.chain.meta import pack_attributes, spec_of
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.codec import TensorReference, codec_for_block
@@ -42,6 +50,99 @@ def copy_frame(archive: Archive, info: FrameInfo, target: FrameSink) -> FrameInf
             attachment=entry.attachment,
         )
     return target.commit(frame.meta)
+
+
+class Rest(NamedTuple):
+    """A frame without its optimizer's state.
+
+    Parameters
+    ----------
+    view
+        What stays of its checkpoint.
+    meta
+        What describes it then, with what was dropped.
+    """
+
+    view: Checkpoint
+    meta: Mapping[str, Any]
+
+    @property
+    def dropped(self) -> frozenset[str]:
+        """The keys of the tensors that go, or have gone before."""
+        return frozenset(key for keys in self.meta[DROPPED][1] for key in keys)
+
+
+def without_state(archive: Archive, info: FrameInfo) -> Rest | None:
+    """Return what a frame is without its optimizer's state; None where it has none.
+
+    The files that held any of it go with it, as where a run is archived without (`stored_view`).
+    """
+    frame, whole = archive.frame(info), archive.checkpoint(info)
+    view = stored_view(whole, "drop")
+    kept = set(view)
+    dropped = [list(keys) for keys in dropped_of(frame)] or [[] for _ in range(info.n_parts)]
+    for entry in frame.entries:
+        if not entry.attachment and entry.key not in kept and entry.key not in dropped[entry.part]:
+            dropped[entry.part].append(entry.key)
+    meta = {**frame.meta, DROPPED: [info.frame_id, dropped]}
+    if BASE in meta:
+        meta[BASE] = BaseRecord.without(meta[BASE], [spec.key in kept for spec in whole.specs])
+    return None if len(view) == len(whole) else Rest(view, meta)
+
+
+def attachments_held(archive: Archive, info: FrameInfo, rest: Rest | None = None) -> dict[str, bytes]:
+    """Return the attachments of a frame, or of what it is without its optimizer's state."""
+    if rest is not None:
+        return dict(attachments_of(rest.view))
+    entries = archive.frame(info).entries
+    return {entry.key: archive.attachment(info, entry.key) for entry in entries if entry.attachment}
+
+
+def rewrite_frame(
+    archive: Archive,
+    info: FrameInfo,
+    target: FrameSink,
+    previous: Mapping[str, bytes] | None,
+    *,
+    rest: Rest | None = None,
+    standing: Collection[str] = (),
+    children: Sequence[FrameInfo] = (),
+) -> FrameInfo:
+    """Write a frame upon another version of its parent, and commit it; every tensor decodes as before.
+
+    Parameters
+    ----------
+    archive
+        The archive; a sequential view where several frames of one chain are written in order.
+    info, target
+        The frame, and the one to fill.
+    previous
+        The attachments of the parent's new version; None for a keyframe.
+    rest
+        Write this of it alone.
+    standing
+        Keys of tensors that the parent's new version lacks: they are re-keyed, decoded and compared.
+    children
+        Delta frames that will have the new frame as their reference.
+
+    Raises
+    ------
+    IncompatibleError, DamagedError, MissingFrameError, StorageError
+        As `rekey_frame`.
+    """
+    frame = archive.frame(info)
+    kept = None if rest is None else set(rest.view)
+    for entry in frame.entries:
+        if entry.attachment or (kept is not None and entry.key not in kept):
+            continue
+        if entry.key in standing:
+            spec = spec_of(entry, archive.where(info))
+            block = _rekeyed(archive, info, spec, entry, children)
+        else:
+            block = Block(entry.codec, frame.read(entry))
+        target.add(entry.key, block.codec, block.payload, attributes=entry.attributes)
+    add_attachments(target, attachments_held(archive, info, rest), previous)
+    return target.commit(frame.meta if rest is None else rest.meta)
 
 
 def rekey_frame(
@@ -94,7 +195,7 @@ def rekey_frame(
             entry.key: archive.attachment(info, entry.key) for entry in frame.entries if entry.attachment
         }
     else:
-        entries = [frame.entry(spec.key) for spec in view.specs]
+        entries = [entry for spec in view.specs for entry in archive.blocks(info, spec.key)]
         attachments = dict(attachments_of(view))
     for entry in entries:
         spec = spec_of(entry, archive.where(info))

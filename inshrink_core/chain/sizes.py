@@ -166,13 +166,16 @@ def frame_size(archive: Archive, info: FrameInfo) -> FrameSize:
     """Return the sizes of one frame; reads its index alone."""
     frame = archive.frame(info)
     where = archive.where(info)
+    tensors: dict[str, TensorSize] = {}
+    for entry in frame.entries:
+        if not entry.attachment:
+            spec = spec_of(entry, where).whole
+            before = tensors.get(spec.key)
+            nbytes = entry.stored_nbytes + (before.nbytes if before else 0)
+            tensors[spec.key] = TensorSize(spec, entry.codec, nbytes)
     return FrameSize(
         info=info,
-        tensors=tuple(
-            TensorSize(spec_of(entry, where), entry.codec, entry.stored_nbytes)
-            for entry in frame.entries
-            if not entry.attachment
-        ),
+        tensors=tuple(tensors.values()),
         attachments_nbytes=sum(entry.stored_nbytes for entry in frame.entries if entry.attachment),
         overhead_nbytes=frame.overhead_nbytes,
         base=archive.base_of(info),
@@ -313,7 +316,7 @@ def step_needs(
     # PyTorch's writer wants all tensors at once.
     whole = checkpoint.raw_bytes() if written_as == "torch" else 0
     return StepNeeds(
-        decoding=max(map(decoding_nbytes, checkpoint.specs, entries), default=0),
+        decoding=max((decoding_nbytes(spec_of(entry), entry) for entry in entries), default=0),
         held=skeletons + described + whole + max(mixed, default=0),
         state=2 * checkpoint.raw_bytes(),
         disk=written_nbytes(checkpoint, written_as),

@@ -6,7 +6,6 @@ anything else is imported.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from pathlib import Path
@@ -59,14 +58,11 @@ def _is_here(path: str) -> bool:
 
 
 def _without_numba_file() -> None:
-    """Load numba where it finds no settings, and have it look for none."""
-    from inshrink_core.execution.process import empty_directory
+    """Say that numba will find no settings here, and see to it."""
+    from inshrink_core.execution.process import ignore_numba_file
 
     _say(f"{_NUMBA_FILE} of the working directory is not obeyed; set NUMBA_… variables instead")
-    with contextlib.chdir(empty_directory()):
-        from numba.core import config
-
-    config._config_fname = ""
+    ignore_numba_file()
 
 
 def _say(text: str) -> None:

@@ -1,12 +1,13 @@
 """The child process in which a user's evaluator runs; started as a script, never imported.
 
 Arguments: the evaluator's file, its function, and ``isolated`` or ``beside`` (whether modules that lie
-beside the file may be imported); or its module, its function, and ``installed``. Then one JSON object a
+beside the file may be imported); or its module, its function, ``installed``, and perhaps the folder of what
+was prepared for it: the function then takes the folder and returns the evaluator. Then one JSON object a
 line each way:
 
 - in: ``{"state": PATH, "results": DIRECTORY}``, a dict of tensors written by ``torch.save``;
 - out: ``{"ready": true}`` once; then, for every state, ``{"metrics": {…}, "standard_errors": {…},
-  "arrays": {NAME: PATH}, "seconds": …}`` or ``{"error": TEXT}``.
+  "arrays": {NAME: PATH}, "correction": …, "seconds": …}`` or ``{"error": TEXT}``.
 
 With ``"partial": true`` in the command, each result that a generator yields before its last goes out too, as
 ``{"partial": {"n": …, "of": …, "range": {…}}, …}``, and waits for ``{"go_on": true}``; after
@@ -66,13 +67,13 @@ def load_file(path: Path) -> ModuleType:
     return module
 
 
-def function_of(module: ModuleType, name: str) -> Callable[[dict[str, Any]], Any]:
+def function_of(module: ModuleType, name: str) -> Callable[[Any], Any]:
     """Return the evaluator."""
     function = getattr(module, name, None)
     if not callable(function):
         there = sorted(key for key, value in vars(module).items() if callable(value) and key[0] != "_")
         raise UnusableError(f"it has no function '{name}' (there are: {', '.join(there) or 'none'})")
-    evaluator: Callable[[dict[str, Any]], Any] = function
+    evaluator: Callable[[Any], Any] = function
     return evaluator
 
 
@@ -139,6 +140,7 @@ def read_outcome(outcome: Any, directory: Path) -> dict[str, Any]:
     metrics: dict[str, float] = {}
     errors: dict[str, float] = {}
     arrays: dict[str, str] = {}
+    correction = 1.0
     for key, value in outcome.items():
         name = str(key)
         if name in ARRAYS:
@@ -149,11 +151,15 @@ def read_outcome(outcome: Any, directory: Path) -> dict[str, Any]:
                 for metric, error in value.items()
                 if (number := scalar(error)) is not None
             }
+        elif name == "correction":
+            correction = scalar(value) or 0.0
+            if not 0 < correction < float("inf"):
+                raise UnusableError(f"its 'correction' is {value!r}, not a positive number")
         elif (number := scalar(value)) is not None:
             metrics[name] = number
         else:
             raise UnusableError(f"its '{name}' is {type(value).__name__}, not a number")
-    return {"metrics": metrics, "standard_errors": errors, "arrays": arrays}
+    return {"metrics": metrics, "standard_errors": errors, "arrays": arrays, "correction": correction}
 
 
 def describe(error: BaseException, path: Path, state: Mapping[str, Any]) -> str:
@@ -220,7 +226,9 @@ def last_of(outcomes: Generator[Any, None, Any], directory: Path, go_on: GoOn | 
     return outcome
 
 
-def serve(commands: TextIO, replies: TextIO, place: str, name: str, *, installed: bool) -> None:
+def serve(
+    commands: TextIO, replies: TextIO, place: str, name: str, *, installed: bool, prepared: str | None
+) -> None:
     """Answer until standard input ends."""
     lines: SimpleQueue[str] = SimpleQueue()
 
@@ -241,6 +249,8 @@ def serve(commands: TextIO, replies: TextIO, place: str, name: str, *, installed
         else:
             module = load_file(path)
         function = function_of(module, name)
+        if prepared is not None:
+            function = function(Path(prepared))
     except (Exception, SystemExit) as error:
         reply({"error": describe(error, path, {})})
         return
@@ -256,13 +266,14 @@ def serve(commands: TextIO, replies: TextIO, place: str, name: str, *, installed
 
 def main() -> None:
     """Serve the parent that started this process."""
-    place, name, mode = sys.argv[1:4]
+    place, name, mode, *prepared = sys.argv[1:5]
     commands, replies = claim_channel()
     sys.dont_write_bytecode = True  # a run directory is not ours to write to
     sys.argv = [place]
     if mode == "beside":
         sys.path.insert(0, str(Path(place).parent))
-    serve(commands, replies, place, name, installed=mode == "installed")
+    folder = prepared[0] if prepared else None
+    serve(commands, replies, place, name, installed=mode == "installed", prepared=folder)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from inshrink_core.errors import InputError, UntrustedCodeError
 from inshrink_core.evaluate.evaluator import DEFAULT_TIMEOUT_S, Evaluator
+from inshrink_core.evaluate.own_samples import AUTO, prepare
 from inshrink_core.request import Option
 from inshrink_core.samples import is_trusted_sample
 
 if TYPE_CHECKING:
-    from inshrink_core.formats.logs.log import RunSettings
+    from inshrink_core.formats import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,8 @@ class EvaluatorRequest(Executing):
     ----------
     evaluator
         A function from a state dict to its figures, or one that an installed package names; whoever gives it
-        trusts it. By default what the run's inshrink.toml names.
+        trusts it. auto judges models of transformers on samples of their own, without data. By default what
+        the run's inshrink.toml names.
     metric
         Which of the figures counts; by default what inshrink.toml names, else loss, else the only one.
     direction
@@ -74,19 +76,19 @@ class EvaluatorRequest(Executing):
         Seconds that one evaluation may take.
     """
 
-    evaluator: Annotated[str | None, Option(metavar="FILE.py:FUNCTION|NAME")] = None
+    evaluator: Annotated[str | None, Option(metavar="FILE.py:FUNCTION|NAME|auto")] = None
     metric: Annotated[str | None, Option(("--eval-metric",), "NAME")] = None
     direction: Annotated[str | None, Option(metavar="higher|lower")] = None
     trust_run: bool = False
     timeout: Annotated[float, Option(least=0.1)] = DEFAULT_TIMEOUT_S
 
-    def resolve(self, settings: RunSettings | None, run_dir: Path | str | None) -> Evaluator:
+    def resolve(self, run: Run | None) -> Evaluator:
         """Return the evaluator a command should use, and refuse code that nobody said to trust.
 
         Parameters
         ----------
-        settings, run_dir
-            What the run says of its own evaluator (``inshrink.toml``), and where it lies; None without a run.
+        run
+            What is judged; it may name its own evaluator (``inshrink.toml``).
 
         Raises
         ------
@@ -97,6 +99,7 @@ class EvaluatorRequest(Executing):
         EvaluatorError
             The file is not there.
         """
+        settings = run.settings if run is not None else None
         own_metric = settings.metric if settings is not None else None
         metric, direction = self.metric or own_metric, self.direction
         if direction is None and settings is not None and self.metric in (None, own_metric):
@@ -104,33 +107,51 @@ class EvaluatorRequest(Executing):
             direction = settings.direction
         spec, isolated = self.evaluator, False
         if spec is None:
-            spec, isolated = self._spec_of_run(settings, run_dir), not self.trust_run
+            spec, isolated = self._spec_of_run(run), not self.trust_run
         file = spec.rpartition(":")[0]
         if file and not isolated:
             self.require_trusted(file)
-        return Evaluator(spec, metric=metric, direction=direction, timeout=self.timeout, isolated=isolated)
+        prepared = None
+        if spec == AUTO:
+            if run is None:
+                raise InputError(
+                    "this evaluator is made from a run",
+                    where=AUTO,
+                    remedy="give the run, or another evaluator",
+                )
+            prepared = prepare(run)
+        return Evaluator(
+            spec,
+            metric=metric,
+            direction=direction,
+            timeout=self.timeout,
+            isolated=isolated,
+            prepared=prepared,
+        )
 
-    def _spec_of_run(self, settings: RunSettings | None, run_dir: Path | str | None) -> str:
+    def _spec_of_run(self, run: Run | None) -> str:
         """Return the evaluator that the run names, where it may be run."""
-        if settings is None or run_dir is None or not settings.file:
+        named = None if run is None else run.settings.file
+        if run is None or named is None:
             raise InputError(
                 "there is no evaluator",
-                where=str(run_dir or ""),
-                remedy="give one with --evaluator FILE.py:FUNCTION|NAME, or name it in inshrink.toml",
+                where="" if run is None else str(run.directory),
+                remedy="give one with --evaluator FILE.py:FUNCTION|NAME, or name it in inshrink.toml;"
+                " --evaluator auto needs none where checkpoints have a config.json of transformers",
             )
-        root = Path(run_dir).resolve()
-        file = (root / settings.file).resolve()
+        root = run.directory.resolve()
+        file = (root / named).resolve()
         if not file.is_relative_to(root):
             raise InputError(
-                f"inshrink.toml names an evaluator outside of the run, '{settings.file}'",
-                where=str(run_dir),
+                f"inshrink.toml names an evaluator outside of the run, '{named}'",
+                where=str(run.directory),
                 remedy="give it with --evaluator FILE.py:FUNCTION if you trust it",
             )
-        sample = is_trusted_sample(root) and settings.file == "evaluator.py"
+        sample = is_trusted_sample(root) and named == "evaluator.py"
         if not (self.trust_run or sample):
             raise UntrustedCodeError(
-                f"the run names its own evaluator, '{settings.file}', which is code",
-                where=str(run_dir),
+                f"the run names its own evaluator, '{named}', which is code",
+                where=str(run.directory),
                 remedy="read it, and add --trust-run if you trust it",
             )
-        return f"{file}:{settings.function or 'evaluate'}"
+        return f"{file}:{run.settings.function or 'evaluate'}"

@@ -80,6 +80,21 @@ _GROUP: Final = "inshrink.evaluators"
 _CHILD = Path(__file__).with_name("child.py")
 
 
+class Prepared(NamedTuple):
+    """What an evaluator that is made for a run is made of.
+
+    Parameters
+    ----------
+    setting
+        What its answers depend on, beside its code.
+    write
+        Writes it into a folder.
+    """
+
+    setting: str
+    write: Callable[[Path], None]
+
+
 class _Code(NamedTuple):
     """The source file of an evaluator, its function, and its module where it is an installed one."""
 
@@ -129,6 +144,9 @@ class Evaluator:
         Seconds for one evaluation, and for importing the file; default 600.
     isolated
         True keeps modules that lie beside the file off the import path.
+    prepared
+        Of an installed evaluator that is made for a run: what it is made of. What `spec` names then takes the
+        folder that this was written into, and returns the evaluator.
 
     Raises
     ------
@@ -154,8 +172,9 @@ class Evaluator:
         direction: Direction | str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         isolated: bool = False,
+        prepared: Prepared | None = None,
     ) -> None:
-        self._code = _find(spec)
+        self._code, self._prepared = _find(spec), prepared
         self.metric, self.timeout = metric, timeout
         self.spec = f"{self._code.file}:{self._code.function}" if self._code.module else spec
         if not timeout > 0:
@@ -179,6 +198,11 @@ class Evaluator:
     def close(self) -> None:
         """End the child; the evaluator may be used again, with a new one."""
         self._drop_child(kill=False)
+
+    @property
+    def setting(self) -> str:
+        """What the answers depend on, beside the code of the evaluator."""
+        return "" if self._prepared is None else self._prepared.setting
 
     @property
     def printed(self) -> str:
@@ -220,7 +244,11 @@ class Evaluator:
     def _running_child(self) -> _ChildProcess:
         """Start the child at the first evaluation, and import the user's file there once."""
         if self._child is None:
-            self._child = _ChildProcess(self._code, isolated=self._isolated)
+            self._child = _ChildProcess(
+                self._code,
+                isolated=self._isolated,
+                write=None if self._prepared is None else self._prepared.write,
+            )
             # Whoever forgets to close leaves neither a process nor a directory.
             self._finalizer = weakref.finalize(self, self._child.close, kill=True)
             try:
@@ -337,6 +365,7 @@ class Evaluator:
             log_probs=arrays.get("log_probs"),
             predictions=arrays.get("predictions"),
             standard_errors=reply["standard_errors"],
+            correction=reply["correction"],
             seconds=reply["seconds"],
         )
 
@@ -437,6 +466,8 @@ class Evaluation:
         Regression outputs, any shape; None if not returned.
     standard_errors
         Standard error of a metric, by name, where the evaluator knows it.
+    correction
+        Factor of a restore's cost on these samples, where they are known to tell too little of it.
     seconds
         Time within the evaluator.
     """
@@ -448,6 +479,7 @@ class Evaluation:
     log_probs: NDArray[Any] | None = field(default=None, repr=False)
     predictions: NDArray[Any] | None = field(default=None, repr=False)
     standard_errors: Mapping[str, float] = field(default_factory=dict)
+    correction: float = 1.0
     seconds: float = 0.0
 
     def divergence(self, restored: Evaluation) -> float | None:
@@ -475,12 +507,15 @@ class Evaluation:
         if self.log_probs is not None and restored.log_probs is not None:
             if not self._scale > 0:
                 return None
-            return (divergence(self.log_probs, restored.log_probs) if nats is None else nats) / self._scale
+            lost = divergence(self.log_probs, restored.log_probs) if nats is None else nats
+            return self.correction * lost / self._scale
         if not self._is_loss or not self.value > 0:
             return None
         if self.predictions is not None and restored.predictions is not None:
-            return mean_squared_difference(self.predictions, restored.predictions) / self.value
-        return abs(restored.value - self.value) / self.value
+            lost = mean_squared_difference(self.predictions, restored.predictions)
+        else:
+            lost = abs(restored.value - self.value)
+        return self.correction * lost / self.value
 
     @cached_property
     def _scale(self) -> float:
@@ -566,8 +601,16 @@ class StreamingEvaluator(Protocol):
 class _ChildProcess:
     """One child process and the directory it exchanges files through; dead after any failure of its own."""
 
-    def __init__(self, code: _Code, *, isolated: bool) -> None:
+    def __init__(self, code: _Code, *, isolated: bool, write: Callable[[Path], None] | None = None) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="inshrink-evaluate-"))
+        prepared = [] if write is None else [str(self.directory / "prepared")]
+        if write is not None:
+            try:
+                Path(prepared[0]).mkdir()
+                write(Path(prepared[0]))
+            except BaseException:
+                shutil.rmtree(self.directory, ignore_errors=True)
+                raise
         self._output_path = self.directory / "output.txt"
         self._log: IO[bytes] = self._output_path.open("ab")
         self._printed_before = 0
@@ -576,7 +619,7 @@ class _ChildProcess:
         alone = isolated or bool(code.module)
         mode = "installed" if code.module else "isolated" if isolated else "beside"
         self._process = start_python(
-            [str(_CHILD), code.module or str(code.file), code.function, mode],
+            [str(_CHILD), code.module or str(code.file), code.function, mode, *prepared],
             errors=self._log,
             environment=minimal_environment() if isolated else user_environment(),
             directory=None if alone else code.file.parent,

@@ -13,6 +13,7 @@ From both, entries of search paths that mean another folder in every working dir
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import subprocess
@@ -125,6 +126,14 @@ def empty_directory() -> Path:
             _Empty.path = Path(tempfile.mkdtemp(prefix="inshrink-empty-"))
             atexit.register(shutil.rmtree, _Empty.path, ignore_errors=True)
         return _Empty.path
+
+
+def ignore_numba_file() -> None:
+    """Load numba where it finds no settings, and have it look for none in any working directory."""
+    with contextlib.chdir(empty_directory()):
+        from numba.core import config
+
+    config._config_fname = ""
 
 
 def start_python(

@@ -15,6 +15,9 @@ _VERBS: Final = {"compress": True, "restore": True, "verify": False}
 _PATIENCE: Final = timedelta(days=30)
 """A process that ends with an error ends the others, so that nobody waits in vain."""
 
+_is_ours = False
+"""Whether the group of processes was made here."""
+
 
 def is_together(environment: Mapping[str, str] | None = None) -> bool:
     """Whether torchrun started this process, and others beside it."""
@@ -58,8 +61,10 @@ def meet(environment: MutableMapping[str, str] | None = None) -> bool:
         return True
     from torch import distributed
 
+    global _is_ours
     if not distributed.is_initialized():
         distributed.init_process_group("gloo", timeout=_PATIENCE)
+        _is_ours = True
     distributed.barrier()
     return distributed.get_rank() == 0
 
@@ -77,9 +82,10 @@ def gathered(value: _Value) -> list[_Value]:
 
 
 def part_ways() -> None:
-    """Leave the others, where this process met any."""
-    if is_together():
+    """Leave the others, where `meet` joined them; what a training has joined stays as it is."""
+    global _is_ours
+    if _is_ours:
         from torch import distributed
 
-        if distributed.is_available() and distributed.is_initialized():
-            distributed.destroy_process_group()
+        _is_ours = False
+        distributed.destroy_process_group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Final
@@ -10,7 +11,7 @@ from typing import ClassVar, Final
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, clipped
 from inshrink_core.formats.assembly import ParsedCheckpoint, Recall, assemble
 from inshrink_core.formats.content import FileContent, read_content
-from inshrink_core.formats.discovery import SHARDED_PART, WEIGHT_SUFFIXES, step_in_name
+from inshrink_core.formats.discovery import SHARDED_PART, TRAINER_STATE, WEIGHT_SUFFIXES, step_in_name
 from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is_file, natural_key, scan
 from inshrink_core.formats.distributed import METADATA, SHARDS, read_distributed
 from inshrink_core.formats.readers import Reader
@@ -50,7 +51,7 @@ def _is_weight_file(name: str) -> bool:
     return Path(name).suffix in WEIGHT_SUFFIXES and _SIDE_FILE.match(name) is None
 
 
-def _all_files(root: Path, access: Access, skipped: list[Skipped]) -> dict[str, Path]:
+def all_files(root: Path, access: Access, skipped: list[Skipped]) -> dict[str, Path]:
     """Return the regular files below a directory by relative path, in natural order.
 
     Raises
@@ -148,7 +149,8 @@ def _check_shard(root: Path, name: str, content: FileContent, wanted: set[str]) 
         )
 
 
-def _trainer_step(path: Path | None, access: Access) -> tuple[tuple[str, int], ...]:
+def trainer_step(path: Path | None, access: Access) -> tuple[tuple[str, int], ...]:
+    """Return the step that the state of Hugging Face's trainer says, as a step key."""
     if path is None:
         return ()
     state = access.read_json(path)
@@ -166,6 +168,46 @@ def _without_names_known(contents: dict[str, FileContent]) -> dict[str, FileCont
             kept[name] = content
         known |= names
     return kept
+
+
+def read_weight_files(
+    root: Path, paths: Mapping[str, Path], access: Access
+) -> tuple[dict[str, FileContent], list[str], str]:
+    """Return what the files of weights, state and gradients in a directory hold, the latter, the format.
+
+    Parameters
+    ----------
+    root
+        The directory.
+    paths
+        Its files by relative path; those in folders within it are not read.
+    access
+        Where links may lead.
+
+    Raises
+    ------
+    InshrinkError
+        As `DirectoryReader.open`.
+    """
+    weights, optimizers, gradients = _tensor_files(root, list(paths))
+    kinds = {Path(weight).suffix for weight in weights}
+    shards: dict[str, set[str]] = {}
+    for name in paths:
+        if (index := _INDEX.fullmatch(name)) and index[1] in kinds:
+            shards |= _index_shards(root, name, access)
+    weights = [name for name in weights if name in shards] or weights
+    contents: dict[str, FileContent] = {}
+    for name in [*weights, *optimizers, *gradients]:
+        contents[name] = read_content(paths[name], access)
+        _check_shard(root, name, contents[name], shards.get(name, set()))
+    kept = _without_names_known({n: c for n, c in contents.items() if n not in gradients})
+    kept |= {name: contents[name] for name in gradients}
+    fmt = next(iter(kept.values())).kind if kept else "directory"
+    if TRAINER_STATE in paths:
+        fmt = "huggingface"
+    elif len(weights) > 1 and fmt == "safetensors":
+        fmt = "sharded-safetensors"
+    return kept, gradients, fmt
 
 
 class FileReader(Reader):
@@ -238,32 +280,15 @@ class DirectoryReader(Reader):
             No file holds a weight.
         """
         skipped: list[Skipped] = []
-        paths = _all_files(path, access, skipped)
-        weights, optimizers, gradients = _tensor_files(path, list(paths))
-        kinds = {Path(weight).suffix for weight in weights}
-        shards: dict[str, set[str]] = {}
-        for name in paths:
-            if (index := _INDEX.fullmatch(name)) and index[1] in kinds:
-                shards |= _index_shards(path, name, access)
-        weights = [name for name in weights if name in shards] or weights
-        contents: dict[str, FileContent] = {}
-        for name in [*weights, *optimizers, *gradients]:
-            contents[name] = read_content(paths[name], access)
-            _check_shard(path, name, contents[name], shards.get(name, set()))
-        kept = _without_names_known({n: c for n, c in contents.items() if n not in gradients})
-        kept |= {name: contents[name] for name in gradients}
-        fmt = next(iter(kept.values())).kind if kept else "directory"
-        if "trainer_state.json" in paths:
-            fmt = "huggingface"
-        elif len(weights) > 1 and fmt == "safetensors":
-            fmt = "sharded-safetensors"
+        paths = all_files(path, access, skipped)
+        kept, gradients, fmt = read_weight_files(path, paths, access)
         parsed = assemble(
             path,
             fmt,
             kept,
             paths=paths,
             opaque={name: access.admit(one) for name, one in paths.items() if name not in kept},
-            steps=_trainer_step(paths.get("trainer_state.json"), access),
+            steps=trainer_step(paths.get(TRAINER_STATE), access),
             gradient_files=gradients,
             recall=recall,
         )
@@ -299,7 +324,7 @@ class DistributedReader(Reader):
             No tensor is a weight, or shards were transformed as they were written.
         """
         skipped: list[Skipped] = []
-        paths = _all_files(path, access, skipped)
+        paths = all_files(path, access, skipped)
         contents: dict[str, FileContent] = {}
         for part in self._parts(path):
             if not is_file(part / METADATA):
@@ -311,14 +336,15 @@ class DistributedReader(Reader):
             held = read_distributed(part, access, len(contents))
             prefix = "" if part == path else f"{part.name}/"
             contents |= {prefix + name: content for name, content in held.items()}
-        steps = _trainer_step(paths.get("trainer_state.json"), access)
-        if "meta.pt" in paths:
-            # Lightning's: the step, beside objects that are not looked at.
-            with suppress(InshrinkError):
-                steps += read_content(paths["meta.pt"], access).tree.steps
+        steps = trainer_step(paths.get(TRAINER_STATE), access)
+        for name in ("meta.pt", "common.pt"):
+            # Lightning's and Megatron-LM's: the step, beside objects that are not looked at.
+            if name in paths:
+                with suppress(InshrinkError):
+                    steps += read_content(paths[name], access).tree.steps
         parsed = assemble(
             path,
-            "huggingface" if "trainer_state.json" in paths else self.name,
+            "huggingface" if TRAINER_STATE in paths else self.name,
             contents,
             paths=paths | {name: path / name for name in contents},
             opaque={name: access.admit(one) for name, one in paths.items() if name not in contents},

@@ -32,6 +32,12 @@ _MAX_DEPTH: Final = 3
 SHARDED_PART: Final = re.compile(r"^(pytorch_model_fsdp|optimizer)_\d+$")
 """Directories that accelerate and Hugging Face's trainer write shards into: parts of one checkpoint."""
 
+_TAG: Final = re.compile(r"^global_step\d+$")
+"""A folder of DeepSpeed: a part, where the trainer's state lies beside it."""
+
+TRAINER_STATE: Final = "trainer_state.json"
+"""What Hugging Face's trainer writes into each checkpoint."""
+
 WEIGHT_SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
 _WORDS: Final = ("global_step", "step", "iteration", "iter", "checkpoint", "ckpt", "epoch")
@@ -142,7 +148,7 @@ class _Search:
         return any(
             is_dir(entry)
             and step_in_name(entry.name) is not None
-            and SHARDED_PART.match(entry.name) is None
+            and not _is_part(folder, entry.name)
             and self.access.admits(entry.path)
             and reader_of(Path(entry.path), self.access) is not None
             for entry in scan(folder)
@@ -197,6 +203,13 @@ class _Search:
                 Skipped(str(c.path), f"a link to {first.path.name}") for c in paths if c is not first
             ]
         return kept
+
+
+def _is_part(folder: Path, name: str) -> bool:
+    """Tell whether a folder inside another is a part of the checkpoint that the other is."""
+    if SHARDED_PART.match(name):
+        return True
+    return _TAG.match(name) is not None and is_file(folder / TRAINER_STATE)
 
 
 def fixed_part(path: str | os.PathLike[str]) -> Path:

@@ -9,7 +9,8 @@ Layout: torch/distributed/checkpoint/{metadata,filesystem}.py of PyTorch 2.13.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +24,7 @@ from inshrink_core.formats.disk import Access, FileStamp, ReadableFile, Window, 
 from inshrink_core.formats.state_tree import (
     MODEL_KEYS,
     OPTIMIZER_KEYS,
+    STATE_ROLES,
     STEP_KEYS,
     Piece,
     Placed,
@@ -53,6 +55,9 @@ _MOST_OBJECTS: Final = 1024
 
 _SHARD_NBYTES: Final = 16
 """Of the pickle, at least, for each shard: one object may stand in lists as often as two bytes each say."""
+
+_MEGATRON: Final = re.compile(rf"(?:chained_\d+\.)?optimizer\.state\.({'|'.join(STATE_ROLES)})\.(.+)")
+"""Megatron-LM names state by its role first, and flat: ``optimizer.state.exp_avg.decoder.layers.…``."""
 
 _MOST_COMPARISONS: Final = 1 << 24
 """Of shards of one tensor; those of a grid of devices take one for each, or a few."""
@@ -172,13 +177,21 @@ class _Metadata:
                 raise self._damaged(f"a shard of '{clipped(name)}' has another number of dimensions")
             if math.prod(box.sizes):
                 shards.append((box, self._find(name, box.offsets)))
-        if flaw := _flaw([box for box, _ in shards], shape):
+        if flaw := flaw_of_cover([box for box, _ in shards], shape):
             raise self._damaged(f"the shards of '{clipped(name)}' {flaw}")
         return _Tensor(dtype.name, shape, tuple(shards))
 
 
-def _flaw(boxes: list[Box], shape: tuple[int, ...]) -> str:
-    """Return what is wrong with boxes that must cover a tensor once; nothing if they do."""
+def flaw_of_cover(boxes: list[Box], shape: tuple[int, ...]) -> str:
+    """Return what is wrong with boxes that must cover a tensor once; nothing if they do.
+
+    Parameters
+    ----------
+    boxes
+        Without empty ones.
+    shape
+        Of the tensor.
+    """
     for box in boxes:
         if any(at + size > n for at, size, n in zip(*box, shape, strict=True)):
             return "reach past it"
@@ -278,9 +291,12 @@ class _Files:
         return place(ref, entry, where)
 
 
-def _split(name: str, paths: Mapping[Any, Any]) -> tuple[str | int, ...]:
+def split_name(name: str, paths: Mapping[Any, Any]) -> tuple[str | int, ...]:
     """Return the keys that lead to a tensor in the state that was saved."""
     path = paths.get(name)
+    told = _MEGATRON.fullmatch(name) if path in (None, (name,)) else None
+    if told and told[2].rpartition(".")[2] not in STATE_ROLES:
+        return "optimizer", "state", told[2], told[1]
     if (
         isinstance(path, tuple)
         and 0 < len(path) <= _MOST_DEPTH
@@ -300,13 +316,21 @@ def _insert(root: dict[Any, Any], path: tuple[str | int, ...], value: object) ->
     root.setdefault(path[-1], value)
 
 
+_MEGATRON_ROLES: Final = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "fp32_param": "master_param"}
+"""Megatron-LM names the role before the parameter: ``optimizer.state.exp_avg.decoder.layers.mlp.weight``."""
+
+
 def _optimizer_of(value: object) -> object:
     """Return an optimizer as PyTorch's own: stored flat, its state and groups have dotted names."""
     if not isinstance(value, dict):
         return value
     state: dict[Any, Any] = {}
     for key, item in value.items():
-        name, _, role = key.removeprefix("state.").rpartition(".") if isinstance(key, str) else ("", "", "")
+        inner = key.removeprefix("state.") if isinstance(key, str) else ""
+        name, _, role = inner.rpartition(".")
+        first, _, rest = inner.partition(".")
+        if first in _MEGATRON_ROLES and rest:
+            name, role = rest, _MEGATRON_ROLES[first]
         if isinstance(item, TensorRef) and name and key.startswith("state."):
             state.setdefault(name, {})[role] = item
     if state:
@@ -345,33 +369,67 @@ def _tree_root(nested: dict[Any, Any]) -> dict[Any, Any]:
     if not any(isinstance(root.get(key), dict) for key in MODEL_KEYS):
         # torchtitan: the model's own names are at the top.
         loose = {key: value for key, value in root.items() if isinstance(value, TensorRef)}
-        root = {key: value for key, value in root.items() if key not in loose} | {"model": loose}
+        root = {key: value for key, value in root.items() if key not in loose} | {
+            "model": _as_state(loose, root)
+        }
     return root
 
 
-def _tree(described: _Described, places: Mapping[str, Placed], files: _Files, where: str) -> StateTree:
-    """Return the parts of the state: names and roles as in a torch file that holds the same."""
+def _as_state(loose: dict[Any, Any], root: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return weights by the names that the optimizer's state has: Megatron-LM puts ``model.`` before them."""
+    state = root.get("optimizer")
+    held = state.get("state") if isinstance(state, dict) else None
+    names = held.keys() if isinstance(held, dict) else ()
+    stripped = {key.removeprefix("model."): value for key, value in loose.items() if isinstance(key, str)}
+    is_other = len(stripped) == len(loose) and any(name in names and name not in loose for name in stripped)
+    return stripped if is_other else loose
+
+
+def state_tree(
+    places: Mapping[str, Placed],
+    objects: Iterable[str],
+    paths: Mapping[Any, Any],
+    number: Callable[[str, Placed], int | None],
+    value: Callable[[str], object],
+    where: str,
+) -> StateTree:
+    """Return the parts of a state: names and roles as in a torch file that holds the same.
+
+    Parameters
+    ----------
+    places
+        Tensors by name.
+    objects
+        Names of what is no tensor.
+    paths
+        The keys that lead to each, by name, where they are known.
+    number, value
+        Return the integer that a tensor of one element is, if it is one, and what an object is, if that can
+        be read.
+    where
+        For messages.
+    """
     nested: dict[Any, Any] = {}
     steps: dict[str, int] = {}
     for name, placed in places.items():
-        path = _split(name, described.paths)
-        if _is_step(path) and placed.pieces:
-            number = files.number(described.tensors[name].shards[0][1], placed)
-            if number is not None:
-                steps[str(path[-1])] = number
+        path = split_name(name, paths)
+        if _is_step(path):
+            step = number(name, placed)
+            if step is not None:
+                steps[str(path[-1])] = step
                 continue
         ref = TensorRef(StorageRef(name, placed.dtype, 0), placed.dtype, 0, placed.shape, ())
         _insert(nested, path, ref)
     n_opened = 0
-    for name, payload in described.objects.items():
-        path = _split(name, described.paths)
+    for name in objects:
+        path = split_name(name, paths)
         if _is_step(path):
-            value = files.value(payload)
-            if type(value) is int:
-                steps[str(path[-1])] = value
+            found = value(name)
+            if type(found) is int:
+                steps[str(path[-1])] = found
         elif "param_groups" in path and n_opened < _MOST_OBJECTS:
             n_opened += 1
-            _insert(nested, path, files.value(payload))
+            _insert(nested, path, value(name))
     root = _tree_root(nested) | {key: steps[key] for key in STEP_KEYS if key in steps}
     return read_state_tree(root, lambda ref: places[ref.storage.key], where)
 
@@ -456,7 +514,14 @@ def read_distributed(root: Path, access: Access, first: int = 0) -> dict[str, Fi
         numbers = {name: first + i for i, name in enumerate(files.stamps)}
         placed = {name: _place(name, one, files, numbers) for name, one in described.tensors.items()}
         places = {name: one for name, one in placed.items() if one is not None}
-        tree = _tree(described, places, files, str(root))
+        tree = state_tree(
+            places,
+            described.objects,
+            described.paths,
+            lambda name, at: files.number(described.tensors[name].shards[0][1], at) if at.pieces else None,
+            lambda name: files.value(described.objects[name]),
+            str(root),
+        )
     zips: dict[str, list[PackedZip]] = {name: [] for name in files.stamps}
     objects = set(described.objects.values())
     for payload in payloads:

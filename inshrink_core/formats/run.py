@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from inshrink_core.checkpoint import Checkpoint
+from inshrink_core.checkpoint import Checkpoint, Unseen
 from inshrink_core.errors import (
     InputError,
     InshrinkError,
@@ -470,15 +470,12 @@ def _choose_steps(
 
 
 def _notes(origin: str, parsed: Iterable[ParsedCheckpoint]) -> tuple[str, ...]:
-    """Say where steps come from, and of how many parameters the optimizer's state has no owner."""
-    lost = [(len(p.slots) - len(p.owners), len(p.slots)) for p in parsed]
-    most, of = max(lost, default=(0, 0))
-    if not most:
-        return (origin,)
-    return (
-        origin,
-        f"optimizer state of {most} of {of} parameters is unattributed: its owner is not certain",
-    )
+    """Say where steps come from, what is not seen into, and how much optimizer state has no owner."""
+    held = list(parsed)
+    most, of = max([(len(p.slots) - len(p.owners), len(p.slots)) for p in held], default=(0, 0))
+    unseen = Unseen.of(layout for one in held for layout in one.layouts).text
+    lost = f"optimizer state of {most} of {of} parameters is unattributed: its owner is not certain"
+    return (origin, *([unseen] if unseen else []), *([lost] if most else []))
 
 
 class _Names:

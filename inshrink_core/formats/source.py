@@ -483,8 +483,10 @@ def _is_one_tensor(region: Region) -> bool:
     return len(region.members) == 1 and region.members[0][2:] == (None, None)
 
 
-def _region_bytes(checkpoint: Checkpoint, region: Region, holes: memoryview) -> tuple[memoryview, int]:
-    """Return the bytes of a region, and how many of `holes` went into it."""
+def _region_bytes(
+    checkpoint: Checkpoint, region: Region, holes: memoryview, read: Callable[[TensorSpec], Tensor]
+) -> tuple[memoryview, int]:
+    """Return the bytes of a region, and how many of `holes` went into it; `read` is for tensors in pieces."""
     specs = [checkpoint.spec(member.key) for member in region.members]
     if _is_one_tensor(region):
         data = tensor_bytes(checkpoint.source.read(specs[0]), specs[0])
@@ -503,7 +505,8 @@ def _region_bytes(checkpoint: Checkpoint, region: Region, holes: memoryview) -> 
         buffer[mask] = np.frombuffer(holes[:n_holes], dtype=np.uint8)
     for member, spec, shape in zip(region.members, specs, shapes, strict=True):
         itemsize = DTYPE_SIZES[spec.dtype]
-        whole = np.frombuffer(tensor_bytes(checkpoint.source.read(spec), spec), dtype=np.uint8)
+        tensor = checkpoint.source.read(spec) if member.box is None else read(spec)
+        whole = np.frombuffer(tensor_bytes(tensor, spec), dtype=np.uint8)
         part = whole.reshape(*spec.shape, itemsize)[() if member.box is None else member.box.slices]
         if member.stride is None:
             buffer[member.start : member.start + part.size] = part.reshape(-1)
@@ -555,6 +558,8 @@ def write_layout(
     n_between = sum(nbytes for _, nbytes in spans)
     holes, used, at = skeleton[n_between:], 0, 0
     writer = _Writer(file, layout)
+    # Of a tensor cut by rows and parts of rows, several pieces lie in a row: it is decoded once for all.
+    read = functools.lru_cache(maxsize=1)(checkpoint.source.read)
     gaps = dict(spans)
     regions = {region.offset: region for region in layout.regions if region.nbytes}
     for offset in sorted([*gaps, *regions]):
@@ -562,7 +567,7 @@ def write_layout(
             data = skeleton[at : at + gaps[offset]]
             at += gaps[offset]
         else:
-            data, n_holes = _region_bytes(checkpoint, regions[offset], holes[used:])
+            data, n_holes = _region_bytes(checkpoint, regions[offset], holes[used:], read)
             used += n_holes
         writer.write(data)
         for member in regions[offset].members if offset in regions else ():

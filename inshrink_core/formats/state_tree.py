@@ -42,7 +42,8 @@ STATE_ROLES: Final = {
     # RMSprop and Adadelta; Adagrad. Squares of gradients, like Adam's: what counts is how they compare.
     **dict.fromkeys(("square_avg", "sum"), TensorRole.EXP_AVG_SQ),
     **dict.fromkeys(
-        ("master_param", "master_weight", "master_weights", "fp32_from_fp16", "fp32"), TensorRole.MASTER
+        ("master_param", "master_weight", "master_weights", "fp32_from_fp16", "fp32", "fp32_param"),
+        TensorRole.MASTER,
     ),
 }
 

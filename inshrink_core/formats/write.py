@@ -1,4 +1,4 @@
-"""Write a checkpoint to disk: in its own layout byte for byte, or as safetensors or a torch file."""
+"""Write a checkpoint to disk: in its own layout byte for byte, or as safetensors, torch's or DCP's files."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from inshrink_core.checkpoint import (
 )
 from inshrink_core.errors import ExistsError, InputError, NotFoundError, StorageError, UnsafePathError
 from inshrink_core.execution import Limits, make_folders, remove_empty, sync_path, working_folder
+from inshrink_core.formats.dcp_state import STATE, write_state
 from inshrink_core.formats.disk import check_names, check_target
 from inshrink_core.formats.distributed import METADATA
 from inshrink_core.formats.safetensors_file import SAFETENSORS_DTYPES
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 Writer = Callable[[IO[bytes]], None]
 
-LAYOUTS: Final = ("same", "safetensors", "torch")
+LAYOUTS: Final = ("same", "safetensors", "torch", "dcp")
 _DTYPE_NAMES: Final = {ours: theirs for theirs, ours in SAFETENSORS_DTYPES.items()}
 
 
@@ -227,7 +228,10 @@ def write_checkpoint(
         ``model.safetensors`` with weights and buffers, ``optimizer.safetensors`` with the rest under
         ``name@role``, side files as they were. ``torch``: ``checkpoint.pt`` with
         ``{"step": int, "model": {name: tensor}, "optimizer": {name: {"exp_avg": tensor, …}},
-        "gradients": {name: tensor}}``, side files as they were.
+        "gradients": {name: tensor}}``, side files as they were. ``dcp``: a directory for
+        `torch.distributed.checkpoint.load`, of the state that was saved, where one was, else of
+        ``{"step": int, "model": {name: tensor}, "optimizer": {"state": {name: {"exp_avg": tensor, …}}}}``,
+        side files as they were.
     force
         Replace files that exist.
     keys
@@ -318,6 +322,8 @@ def restorable_layout(checkpoint: Checkpoint) -> str:
     covered = {
         member.key for file in checkpoint.files for region in file.regions for member in region.members
     }
+    if any(file.kind == STATE for file in checkpoint.files):
+        return "dcp"
     return "same" if all(spec.key in covered for spec in checkpoint.specs) else "torch"
 
 
@@ -391,6 +397,9 @@ def _writers(
         writers = _selected_writers(checkpoint, keys, report)
     elif layout == "same":
         writers = _same_writers(checkpoint, report, limits)
+    elif layout == "dcp":
+        writers = write_state(checkpoint, report)
+        writers |= _side_files(checkpoint, writers)
     elif layout == "safetensors":
         writers = _safetensors_writers(checkpoint, report)
         writers |= _side_files(checkpoint, writers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ class AcceleratorSaver(FirstRankSaver):
         The archive to make or to go on with; locked until `close`.
     **options
         As for `inshrink_core.training.FolderSaver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
-        `device`, `threads`, `base`.
+        `device`, `threads`, `base`, `retention`.
 
     Raises
     ------
@@ -57,13 +57,15 @@ class AcceleratorSaver(FirstRankSaver):
         self._accelerator = accelerator
         self._archive_to(archive, options)
 
-    def save_state(self, step: int, **options: Any) -> None:
+    def save_state(self, step: int, *, metrics: Mapping[str, Any] | None = None, **options: Any) -> None:
         """Save the state of everything that was prepared.
 
         Parameters
         ----------
         step
             The training step; greater than that of the last save.
+        metrics
+            What was measured at the step, by name, for the `keep_best` of a policy.
         **options
             For `Accelerator.save_state`.
 
@@ -82,7 +84,7 @@ class AcceleratorSaver(FirstRankSaver):
         self._accelerator.wait_for_everyone()
         if self._saver is not None:
             if failed is None:
-                self._saver.save(written, step, parameters=self._parameters())
+                self._saver.save(written, step, parameters=self._parameters(), metrics=metrics)
             else:
                 self._saver.note(step, failed)
             if written == folder:

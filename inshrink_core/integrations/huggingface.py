@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -21,9 +22,15 @@ require("transformers", extra="hf", oldest="4.50", tested="5.23")
 from transformers import TrainerCallback  # noqa: E402 - what is missing or too old is said first
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
+    from inshrink_core.training.check import Check
+    from inshrink_core.training.folder_saver import FolderSaver
+
 __all__ = ["InshrinkCallback", "restore_checkpoint"]
+
+_logger = logging.getLogger(__name__)
 
 _FOLDER: Final = re.compile(r"checkpoint-(\d{1,18})")
 _UNFINISHED: Final = "checkpoint-is-incomplete.txt"
@@ -40,9 +47,16 @@ class InshrinkCallback(FirstRankSaver, TrainerCallback):  # type: ignore[misc,un
     ----------
     archive
         The archive to make or to go on with; locked until the training ends.
+    check
+        ``check(model)``, as for `Saver`: every save is restored and judged beside the training, and keeps
+        `max_restore_cost`. By default the loss on the first batch that the Trainer evaluates on, where
+        `max_restore_cost` is given: saves are checked from the first evaluation on.
+    max_restore_cost
+        What a restore of any save may cost, as the expected relative rise of the loss; with `check` .3 % by
+        default.
     **options
         As for `inshrink_core.training.FolderSaver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
-        `device`, `threads`, `base`.
+        `device`, `threads`, `base`, `retention`.
 
     Raises
     ------
@@ -57,11 +71,21 @@ class InshrinkCallback(FirstRankSaver, TrainerCallback):  # type: ignore[misc,un
     -----
     All ranks meet at a barrier after each save, and the first one archives: what the others wrote must lie
     on the same file system. What SIGTERM made the Trainer save (`enable_jit_checkpoint`) is archived when
-    the training ends. A failed save never stops the training (`failures`).
+    the training ends. A failed save never stops the training (`failures`); one that cannot be checked is
+    stored exactly, and a check that is of no use is logged and left out.
     """
 
-    def __init__(self, archive: str | os.PathLike[str], **options: Any) -> None:
+    def __init__(
+        self,
+        archive: str | os.PathLike[str],
+        *,
+        check: Check | None = None,
+        max_restore_cost: float | None = None,
+        **options: Any,
+    ) -> None:
         self._begun = time.time()
+        self._check, self._max_restore_cost = check, max_restore_cost
+        self._to_be_checked = check is not None or max_restore_cost is not None
         self._archive_to(archive, options)
 
     def on_train_begin(
@@ -80,12 +104,25 @@ class InshrinkCallback(FirstRankSaver, TrainerCallback):  # type: ignore[misc,un
         barrier()
         if self._saver is not None:
             model, optimizer = parts.get("model"), parts.get("optimizer")
+            if self._to_be_checked and model is not None:
+                self._begin_checks(self._saver, model, parts.get("eval_dataloader"))
             known = model is not None and hasattr(optimizer, "param_groups")
             self._saver.save(
                 _folder_of(args, state.global_step),
                 state.global_step,
                 parameters=record_of(model, [optimizer], saved_names(model)) if known else None,
             )
+
+    def _begin_checks(self, saver: FolderSaver, model: nn.Module, batches: Any) -> None:
+        """Have this save and those after it checked, once there is something to check by."""
+        if self._check is None and batches is None:
+            return
+        self._to_be_checked = False
+        try:
+            check = self._check if self._check is not None else _loss_on(next(iter(batches)))
+            saver.check_with(model, check, self._max_restore_cost)
+        except Exception as error:  # training goes on, whatever it is
+            _logger.warning("saves are not checked: %s", error)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -144,6 +181,16 @@ def restore_checkpoint(
     folder = Path(output_dir) / f"checkpoint-{info.step}"
     restore_folder(opened, folder, info.step, device=device)
     return str(folder)
+
+
+def _loss_on(batch: Any) -> Check:
+    """Return what tells a model's own loss on a batch."""
+
+    def loss(model: nn.Module) -> Any:
+        device = next(model.parameters()).device
+        return model(**{name: value.to(device) for name, value in batch.items()}).loss
+
+    return loss
 
 
 def _folder_of(args: TrainingArguments, step: int) -> Path:

@@ -82,7 +82,8 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
         (but for the last of a branch, and the one that training was last restored from).
     **options
         As for `inshrink_core.training.FolderSaver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
-        `device`, `threads`, `base`.
+        `device`, `threads`, `base`, `retention`: of a policy all but `optimizer_last`, for Lightning's
+        checkpoint is one file. `keep_best` goes by what a ModelCheckpoint monitors.
 
     Raises
     ------
@@ -107,6 +108,13 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
         self._last: _Saved | None = None
         self._loaded: FrameInfo | None = None
         self._saving = threading.local()
+        policy = options.get("retention")
+        if policy is not None and policy.optimizer_last is not None:
+            raise InputError(
+                "Lightning's checkpoint is one file: without the optimizer's state it would not be whole",
+                found=f"optimizer_last={policy.optimizer_last}",
+                remedy="prune the archive with --optimizer-last when none of its older steps is resumed",
+            )
         self._archive_to(archive, options)
 
     def save_checkpoint(
@@ -161,7 +169,7 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
         saved = _Saved(step, secrets.token_hex(16), digest)
         plain, objects = _split(checkpoint)
         files = {_CHECKPOINT: plain, _OBJECTS: objects, _ID: saved.save_id.encode()}
-        if not saver.save_files(files, step):
+        if not saver.save_files(files, step, _monitored(checkpoint)):
             return None
         self._last = saved
         return saved
@@ -299,6 +307,13 @@ def restore_checkpoint(
     except (OSError, RuntimeError) as error:
         raise StorageError("the checkpoint cannot be written", where=str(path)) from error
     return str(path)
+
+
+def _monitored(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what callbacks monitor, and its value now."""
+    states = checkpoint.get("callbacks")
+    rows = [row for row in states.values() if isinstance(row, dict)] if isinstance(states, dict) else []
+    return {str(row["monitor"]): row.get("current_score") for row in rows if row.get("monitor")}
 
 
 def _digest(state: Any) -> bytes:

@@ -112,7 +112,7 @@ class InshrinkModelParallelStrategy(_ShardsArchived, ModelParallelStrategy):  # 
         The archive to make or to go on with; locked until the training ends.
     archive_options
         As for `inshrink_core.training.FolderSaver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
-        `device`, `threads`, `base`.
+        `device`, `threads`, `base`, `retention`.
     **options
         As for Lightning's ``ModelParallelStrategy``.
 

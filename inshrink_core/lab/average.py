@@ -555,12 +555,12 @@ class _Judge:
         import torch
 
         source = chain.source
-        settings, folder = (source.settings, source.directory) if isinstance(source, Run) else (None, None)
-        self._evaluator = stack.enter_context(request.resolve(settings, folder))
+        run = source if isinstance(source, Run) else None
+        self._evaluator = stack.enter_context(request.resolve(run))
         self._held_out: Evaluator | None = None
         if held_out is not None:
             other = replace(request, evaluator=held_out)
-            self._held_out = stack.enter_context(other.resolve(settings, folder))
+            self._held_out = stack.enter_context(other.resolve(run))
         n_values = sum(spec.numel for spec in chain.averaged.values())
         needed = _SEARCHED_NBYTES * n_values * (len(chain.steps) + 1) + chain.last.raw_bytes()
         limits.require_memory(needed, "holding the weights of all steps", chain.last.origin)

@@ -267,7 +267,7 @@ def open_bounded(
     ConfigError
         The codec has nothing to search.
     """
-    evaluator = asked.resolve(run.settings, run.directory)
+    evaluator = asked.resolve(run)
     with Judge([evaluator], run.__getitem__, bounds) as judge:
         known = frozenset(run.steps)
         writer = BoundedWriter(

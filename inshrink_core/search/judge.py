@@ -242,6 +242,7 @@ def evaluator_digest(evaluator: StateEvaluator) -> str:
     file, _, function = evaluator.spec.rpartition(":")
     total = hashlib.sha256(Path(file).read_bytes())
     total.update(f"\0{function}\0{evaluator.metric}\0{evaluator.direction}".encode())
+    total.update(getattr(evaluator, "setting", "").encode())
     return total.hexdigest()[:16]
 
 

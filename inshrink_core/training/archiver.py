@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, is_archive
 from inshrink_core.chain import ChainConfig, ChainWriter, FrameEncoder, holds_content, stored_view
+from inshrink_core.chain.archive import open_base_at
+from inshrink_core.chain.base import BaseFinder
 from inshrink_core.chain.encoder import ChainState
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorsInMemory, TensorSpec
 from inshrink_core.errors import (
@@ -26,8 +28,10 @@ from inshrink_core.errors import (
     TooLargeError,
 )
 from inshrink_core.frame import FrameInfo
+from inshrink_core.request import fields_of
 from inshrink_core.search.bounded import AsConfigured, StepWriter
 from inshrink_core.training.spool import SetAside, Spool, SpooledSave
+from inshrink_core.verbs.history.retention import Retention
 
 if TYPE_CHECKING:
     from inshrink_core.chain import BaseModel
@@ -39,6 +43,9 @@ faster than they can be archived."""
 
 MAX_ASIDE: Final = 3
 """Saves that are set aside in a row."""
+
+RETAIN_EVERY: Final = 8
+"""Saves from one look at what may go to the next: what is re-keyed then is re-keyed once for all of them."""
 
 _NO_FAULT: Final = (
     *(StorageError, OSError, MemoryError, TooLargeError),
@@ -66,6 +73,8 @@ class Archiver:
         How each save is written; by default as `config` says.
     base
         The base model that the archive's first frame is encoded relative to.
+    retention
+        What stays of the archive; looked at every `RETAIN_EVERY` saves, and when it is closed.
     on_failure
         Called with each save that could not be archived, and why. Whoever gives it wants its training to go
         on whatever happens.
@@ -90,8 +99,10 @@ class Archiver:
         step_writer: StepWriter | None = None,
         base: BaseModel | None = None,
         on_failure: Callable[[SpooledSave, Exception], None] | None = None,
+        retention: Retention | None = None,
     ) -> None:
         self._writer, self._config, self._spool, self._base = writer, config, spool, base
+        self._retention, self._n_unretained = retention, 0
         self._on_failure = on_failure
         self._unsaid: list[SetAside] = []
         self._n_in_a_row = 0
@@ -115,6 +126,11 @@ class Archiver:
     def reader(self) -> ArchiveReader:
         """The archive's frames. To be used after `flush` alone."""
         return self._writer.reader
+
+    def write_with(self, step_writer: StepWriter) -> None:
+        """Write saves in another way from the next one on."""
+        self.flush()
+        self._step_writer = step_writer
 
     @property
     def n_pending(self) -> int:
@@ -180,6 +196,8 @@ class Archiver:
                 last, self._last = self._last, None
                 if last is not None:
                     self._spool.drop(last.folder)
+                if self._n_unretained:
+                    self._retain()
                 self._spool.close()
             finally:
                 self._writer.close()
@@ -287,12 +305,38 @@ class Archiver:
                 self._chain = self._chain_from(self._parent_of(save), save)
             if save.budget is not None:
                 self._chain.keep_within(checkpoint, save.budget)
+            self._chain.metrics = save.notes.metrics
             self._step_writer.append(self._chain, checkpoint)
         self._spool.mark(save)
         # Its files are read again for the next delta: what is stored exactly is not held in memory.
         if self._last is not None:
             self._spool.drop(self._last.folder)
         self._last = save
+        self._n_unretained += self._retention is not None
+        if self._n_unretained >= RETAIN_EVERY:
+            self._retain()
+
+    def _retain(self) -> None:
+        """Prune the archive as the policy says; what keeps it from that keeps no save from being archived."""
+        from inshrink_core.verbs.prune import Prune, carry_out
+
+        self._n_unretained, policy = 0, self._retention
+        if policy is None:
+            return
+        with self._changed:
+            awaited = {one for save in self._waiting for one in (save.parent, save.restored, self._orphaned)}
+        rules = Prune(
+            archive=self._writer.reader.path,
+            **{field.name: getattr(policy, field.name) for field in fields_of(Retention)},
+        )
+        try:
+            bases = BaseFinder(self._writer.reader.path, self._base, open_base_at)
+            plan = carry_out(self._writer, rules, bases=bases, needed=awaited)
+        except (InshrinkError, OSError) as error:
+            _logger.warning("the archive is not pruned, and saves go on: %s", error)
+            return
+        if plan.changes:
+            self._chain = None
 
     def _parent_of(self, save: SpooledSave) -> FrameInfo | None:
         """Return the frame a save continues from."""

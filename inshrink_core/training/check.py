@@ -23,7 +23,9 @@ from inshrink_core.evaluate import Evaluation
 from inshrink_core.formats.state_tree import strip_wrappers
 from inshrink_core.metrics import Direction, known_direction
 from inshrink_core.search.bounded import BoundedWriter
+from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.judge import Judge
+from inshrink_core.search.space import space_of
 from inshrink_core.text import described, printable
 
 if TYPE_CHECKING:
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
 
     from inshrink_core.chain import Appended, ChainConfig, ChainWriter
     from inshrink_core.chain.append import TensorDone
-    from inshrink_core.search.bounds import Bounds
-
 
 _logger = logging.getLogger(__name__)
 
@@ -89,6 +89,12 @@ class ModelEvaluator:
         own = [name for name, value in model.state_dict().items() if isinstance(value, Tensor)]
         # A checkpoint names tensors without what wrappers put before them.
         self._names = dict(zip(own, strip_wrappers(own), strict=True))
+        # Of tensors that are one, a file may hold one.
+        shared: dict[int, list[str]] = {}
+        for name, value in model.state_dict(keep_vars=True).items():
+            if name in self._names:
+                shared.setdefault(id(value), []).append(self._names[name])
+        self._tied = {name: names for names in shared.values() if len(names) > 1 for name in names}
         self.spec = spec
         self.metric, self.direction = metric, direction
 
@@ -206,11 +212,16 @@ class ModelEvaluator:
 
     def _load(self, state: Mapping[str, Tensor]) -> None:
         """Put a state into the model."""
-        missing = [name for name in self._names.values() if name not in state]
+        missing = [
+            name
+            for name in self._names.values()
+            if name not in state and not any(other in state for other in self._tied.get(name, ()))
+        ]
         if missing:
             raise EvaluatorError(f"the state has no tensor '{missing[0]}'", where=self.spec)
+        found = {own: state[name] for own, name in self._names.items() if name in state}
         try:
-            self._model.load_state_dict({own: state[name] for own, name in self._names.items()}, strict=False)
+            self._model.load_state_dict(found, strict=False)
         except RuntimeError as error:
             raise EvaluatorError(
                 f"the state is of another model ({described(error)})", where=self.spec
@@ -266,6 +277,34 @@ class CheckedWriter:
         self._every, self._forgiving, self._n_unchecked = every, forgiving, 0
         self._follows = follows
         self.failures: dict[int, str] = {}
+
+    @classmethod
+    def beside(
+        cls,
+        model: nn.Module,
+        check: Check,
+        base: ChainConfig,
+        max_restore_cost: float | None,
+        *,
+        every: int = 1,
+        resumed: bool = False,
+    ) -> Self:
+        """Return what checks the saves of a model beside its training; the check is tried on it as it is.
+
+        Raises
+        ------
+        ConfigError
+            The codec has nothing to search.
+        EvaluatorError
+            The model cannot be copied, or the check is of no use.
+        """
+        space_of(base.codec)  # refuses a codec without anything to search
+        bounds = Bounds(
+            max_restore_cost=DEFAULT_MAX_RESTORE_COST if max_restore_cost is None else max_restore_cost
+        )
+        evaluator = ModelEvaluator(copied_model(model), check, metric=None, direction=None)
+        bounds.completed(require_check(evaluator, model))
+        return cls(base, evaluator, bounds, follows=True, every=every, resumed=resumed, forgiving=True)
 
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
         """Write a save with the smallest frame found that keeps the bounds, or exactly if none does."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from inshrink_core.chain import BaseLike
     from inshrink_core.frame import FrameInfo
     from inshrink_core.search.bounded import StepWriter
+    from inshrink_core.verbs.history.retention import Retention
 
 
 def opened_base(base: BaseLike | None, config: ChainConfig) -> BaseModel | None:
@@ -77,6 +78,7 @@ class Holding(Closing):
         *,
         step_writer: StepWriter | None = None,
         on_failure: Callable[[SpooledSave, Exception], None] | None = None,
+        retention: Retention | None = None,
     ) -> FrameInfo | None:
         """Open archive and spool, and archive what an earlier process left.
 
@@ -97,6 +99,7 @@ class Holding(Closing):
                 step_writer=step_writer,
                 base=base,
                 on_failure=on_failure,
+                retention=retention,
             )
             # At the end of the interpreter what is pending is archived, not abandoned.
             self._finalizer = weakref.finalize(self, self._archiver.close_quietly)

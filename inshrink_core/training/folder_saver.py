@@ -17,15 +17,19 @@ from inshrink_core.formats.disk import MAX_JSON_BYTES
 from inshrink_core.frame import FrameInfo
 from inshrink_core.training.archiver import MAX_PENDING
 from inshrink_core.training.closing import Forgiving, Holding, opened_base
-from inshrink_core.training.spool import SpooledSave
+from inshrink_core.training.spool import Notes, SpooledSave
+from inshrink_core.verbs.history.retention import Retention, metrics_of
 from inshrink_core.verbs.restore import restore
 
 if TYPE_CHECKING:
     import os
 
+    from torch import nn
+
     from inshrink_core.chain import BaseLike
     from inshrink_core.checkpoint import Checkpoint
     from inshrink_core.codec import AnyCodec
+    from inshrink_core.training.check import Check, CheckedWriter
 
 __all__ = ["LINEAGE_NAME", "FolderSaver", "Lineage", "read_lineage", "restore_folder"]
 
@@ -50,7 +54,7 @@ class FolderSaver(Holding, Forgiving):
     ----------
     archive
         The archive to make or to go on with. Locked against other writers until `close`.
-    codec, config, optimizer_state, keyframe_every, device, threads, base
+    codec, config, optimizer_state, keyframe_every, device, threads, base, retention
         As for `Saver`.
 
     Attributes
@@ -101,13 +105,22 @@ class FolderSaver(Holding, Forgiving):
         device: str = "auto",
         threads: int | None = None,
         base: BaseLike | None = None,
+        retention: Retention | None = None,
     ) -> None:
         self.path = Path(archive)
         self._failures: dict[int, str] = {}
+        self._checked: CheckedWriter | None = None
         made = make_chain_config(
             self.path, codec, config, optimizer_state, keyframe_every, device, threads or 1
         )
-        self._begin(made, opened_base(base, made), on_failure=lambda save, error: self.note(save.step, error))
+        self._config = made
+        self._retention = retention
+        self._begin(
+            made,
+            opened_base(base, made),
+            on_failure=lambda save, error: self.note(save.step, error),
+            retention=retention,
+        )
 
     @property
     def failures(self) -> Mapping[int, str]:
@@ -118,6 +131,36 @@ class FolderSaver(Holding, Forgiving):
     def n_pending(self) -> int:
         """Number of saves that are not archived yet."""
         return self._archiver.n_pending
+
+    @property
+    def check_failures(self) -> Mapping[int, str]:
+        """Why saves could not be checked, by step: they are stored exactly."""
+        return {} if self._checked is None else dict(self._checked.failures)
+
+    def check_with(self, model: nn.Module, check: Check, max_restore_cost: float | None = None) -> None:
+        """Check every save from now on, and bound what a restore of it costs.
+
+        Parameters
+        ----------
+        model
+            The model that trains; a copy of it is judged, beside the training.
+        check, max_restore_cost
+            As for `Saver`.
+
+        Raises
+        ------
+        ConfigError
+            The codec has nothing to search.
+        EvaluatorError
+            The model cannot be copied, or the check is of no use.
+        """
+        from inshrink_core.training.check import CheckedWriter
+
+        resumed = self.last_step is not None
+        checked = CheckedWriter.beside(model, check, self._config, max_restore_cost, resumed=resumed)
+        self._drain()
+        self._archiver.write_with(checked)
+        self._checked = checked
 
     def resume(self, step: int, folder: str | os.PathLike[str] | None = None) -> None:
         """Say where training goes on, before the first save: the next frame continues from there.
@@ -164,7 +207,14 @@ class FolderSaver(Holding, Forgiving):
         self._restored = self._parent = frame.frame_id
         self.last_step = frame.step
 
-    def save(self, path: str | os.PathLike[str], step: int, *, parameters: bytes | None = None) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        step: int,
+        *,
+        parameters: bytes | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
         """Archive a finished checkpoint, a folder or a file.
 
         Parameters
@@ -176,22 +226,30 @@ class FolderSaver(Holding, Forgiving):
         parameters
             Names of the optimizers' parameters (`inshrink_core.training.recorded.record_of`), where the
             training knows them: else whose the optimizer's state is follows from its order alone.
+        metrics
+            What was measured at the step, by name: those that `retention` goes by are kept with it.
 
         Notes
         -----
         Raises nothing: see `failures`. Costs a link a file: 0.3 ms for a folder of Hugging Face's trainer.
         """
         source = Path(path)
-        self._put(step, lambda **lineage: self._spool.link(step, source, parameters=parameters, **lineage))
+        notes = Notes(metrics_of(self._retention, metrics))
+        self._put(
+            step,
+            lambda **lineage: self._spool.link(step, source, parameters=parameters, notes=notes, **lineage),
+        )
 
-    def save_files(self, files: Mapping[str, Any], step: int) -> bool:
+    def save_files(
+        self, files: Mapping[str, Any], step: int, metrics: Mapping[str, Any] | None = None
+    ) -> bool:
         """Archive a checkpoint of several files with what `torch.save` takes, by name.
 
         Parameters
         ----------
         files
             The content of each file; bytes are written as they are.
-        step
+        step, metrics
             As for `save`.
 
         Returns
@@ -203,7 +261,10 @@ class FolderSaver(Holding, Forgiving):
         -----
         Raises nothing: see `failures`. The save survives a power loss when this returns.
         """
-        return self._put(step, lambda **lineage: self._spool.put(step, files, as_folder=True, **lineage))
+        notes = Notes(metrics_of(self._retention, metrics))
+        return self._put(
+            step, lambda **lineage: self._spool.put(step, files, as_folder=True, notes=notes, **lineage)
+        )
 
     def _put(self, step: int, spool: Callable[..., SpooledSave]) -> bool:
         """Spool a save by a function of its lineage, and have it archived; tell whether that went well."""
@@ -275,6 +336,8 @@ class FolderSaver(Holding, Forgiving):
             self._drain()
             self._forgive()
         self._archiver.close_quietly()
+        if self._checked is not None:
+            self._checked.close()
 
     def _let_go(self) -> None:
         self._release()

@@ -13,6 +13,7 @@ from inshrink_core.archive import is_archive
 from inshrink_core.archive.storage import storage_error
 from inshrink_core.chain import WRITTEN, Archive, BaseFinder, Budget, changed_nbytes
 from inshrink_core.chain.archive import open_base_at
+from inshrink_core.chain.attachments import dropped_of
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.errors import InputError, named
 from inshrink_core.execution import working_folder
@@ -20,14 +21,13 @@ from inshrink_core.formats import write_checkpoint
 from inshrink_core.formats.state_tree import SAVE_KEY
 from inshrink_core.frame import FrameInfo
 from inshrink_core.search.bounded import StepWriter
-from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
-from inshrink_core.search.space import space_of
 from inshrink_core.training.closing import Holding, opened_base
 from inshrink_core.training.extra import pack, unpack
 from inshrink_core.training.gradients import N_RECORDED, GradientAverage, finite
-from inshrink_core.training.spool import GRADIENTS_NAME, OPTIMIZER_NAME, load_save
+from inshrink_core.training.spool import GRADIENTS_NAME, OPTIMIZER_NAME, Notes, load_save
 from inshrink_core.training.staging import Staging, address
 from inshrink_core.training.state import TrainingState, memory, parts_of, states_of, tensors_in
+from inshrink_core.verbs.history.retention import Retention, metrics_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -90,6 +90,9 @@ class Saver(Holding):
         Further models, optimizers or pairs of them, by name: ``{"ema": average, "D": (net, optimizer)}``.
         They are stored as `model` and `optimizer` are, ``ema.fc.weight`` beside ``fc.weight``, and restored
         in place.
+    retention
+        What stays of the archive: looked at after every eighth save, and when the saver is closed. What
+        `keep_best` goes by are numbers of a save's `extra`, or of the dict ``metrics`` in it.
 
     Attributes
     ----------
@@ -166,6 +169,7 @@ class Saver(Holding):
         step_writer: StepWriter | None = None,
         base: BaseLike | None = None,
         also: Mapping[str, Also] | None = None,
+        retention: Retention | None = None,
     ) -> None:
         self.path = Path(archive)
         self.extra: dict[str, Any] = {}
@@ -179,7 +183,8 @@ class Saver(Holding):
         self._base = opened_base(base, self._config)
         self._checked = self._checked_writer(check, max_restore_cost, check_every)
         step_writer = step_writer if self._checked is None else self._checked
-        self._lost = self._begin(self._config, self._base, step_writer=step_writer)
+        self._retention = retention
+        self._lost = self._begin(self._config, self._base, step_writer=step_writer, retention=retention)
         self._staging = Staging()
         self._possible_budget: int | None = None
 
@@ -187,7 +192,7 @@ class Saver(Holding):
         self, check: Check | None, max_restore_cost: float | None, check_every: int
     ) -> CheckedWriter | None:
         """Return what writes saves under a check, which is tried on the model as it is."""
-        from inshrink_core.training.check import CheckedWriter, ModelEvaluator, copied_model, require_check
+        from inshrink_core.training.check import CheckedWriter
 
         if type(check_every) is not int or check_every < 1:
             raise InputError("check_every is a number of saves", expected="≥ 1", found=repr(check_every))
@@ -197,20 +202,13 @@ class Saver(Holding):
                     "there is no check", remedy="give the saver `check`, a function of the model"
                 )
             return None
-        space_of(self._config.codec)  # refuses a codec without anything to search
-        bounds = Bounds(
-            max_restore_cost=DEFAULT_MAX_RESTORE_COST if max_restore_cost is None else max_restore_cost
-        )
-        evaluator = ModelEvaluator(copied_model(self._model), check, metric=None, direction=None)
-        bounds.completed(require_check(evaluator, self._model))
-        return CheckedWriter(
+        return CheckedWriter.beside(
+            self._model,
+            check,
             self._config,
-            evaluator,
-            bounds,
-            follows=True,
+            max_restore_cost,
             every=check_every,
             resumed=is_archive(self.path),
-            forgiving=True,
         )
 
     @property
@@ -314,6 +312,7 @@ class Saver(Holding):
         self._require_next(step)
         within = None if budget is None else Budget(budget, max_age)
         files = self._files(step, extra)
+        notes = self._notes(extra)
         if within is not None:
             self._require_possible(within)
         self._archiver.wait_for_room()
@@ -324,7 +323,7 @@ class Saver(Holding):
             recorded = finite(gradients)
             if recorded:
                 files = {**files, GRADIENTS_NAME: recorded}
-            save = self._spool.put(step, files, restored=restored, parent=parent, budget=within)
+            save = self._spool.put(step, files, restored=restored, parent=parent, budget=within, notes=notes)
             self._archiver.submit(save)
             self._parent = None
 
@@ -334,10 +333,23 @@ class Saver(Holding):
             self._staging.start(files, self._settled(files), spool)
         self.last_step = step
 
+    @property
+    def _is_apart(self) -> bool:
+        """Whether the optimizer's state is archived as a file of its own: it can go, and the other stays."""
+        policy = self._retention
+        return policy is not None and policy.optimizer_last is not None and self._config.optimizer != "drop"
+
+    def _notes(self, extra: Mapping[str, Any] | None) -> Notes:
+        """Return what is noted beside a save."""
+        values = extra or {}
+        inside = values.get("metrics")
+        measured = {**values, **(inside if isinstance(inside, Mapping) else {})}
+        return Notes(metrics_of(self._retention, measured), self._is_apart and bool(self._state.optimizers))
+
     def _files(self, step: int, extra: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the files of a save, by name; each says itself what is what."""
         # Left out of the file and not of the archive alone: a file with holes cannot be restored.
-        is_dropped = self._config.optimizer == "drop"
+        is_dropped = self._config.optimizer == "drop" or self._is_apart
         content = self._state.content(optimizers=not is_dropped)
         beside = self._state.content(models=False) if is_dropped and self._state.optimizers else {}
         owned: set[int] = set()
@@ -484,25 +496,39 @@ class Saver(Holding):
         archive = Archive(reader, bases=BaseFinder(reader.path, self._base, open_base_at))
         checkpoint = archive.checkpoint(info)
         content: Any = None
-        if [file.kind for file in checkpoint.files] == ["torch"]:
+        if {file.kind for file in checkpoint.files} == {"torch"} and len(checkpoint.files) <= 2:
             # Beside the archive: where that has room, one checkpoint does; /tmp may be too small.
             try:
                 with working_folder(self.path.absolute().parent) as folder:
-                    (file,) = write_checkpoint(checkpoint, folder)
+                    files = write_checkpoint(checkpoint, folder)
                     try:
-                        content = load_save(file)
+                        contents = {file.name: load_save(file) for file in files}
                     except pickle.UnpicklingError as error:
-                        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+                        unknown = [
+                            name
+                            for file in files
+                            for name in torch.serialization.get_unsafe_globals_in_checkpoint(file)
+                        ]
                         raise InputError(
                             "the save holds classes that torch.load does not know",
                             where=f"{self.path}, step {info.step}",
                             found=named(sorted(unknown)),
                             remedy="import what defines them, such as torchao.optim, before you restore",
                         ) from error
+                    content = _joined(contents)
             except OSError as error:
                 raise storage_error(error, "the step cannot be restored", str(self.path)) from error
+        dropped = dropped_of(archive.frame(info))
         if isinstance(content, dict) and isinstance(content.get("model"), dict):
+            if dropped:
+                _logger.warning("the optimizer's state of step %s was pruned: it begins anew", info.step)
             return _as_saved(content)
+        if dropped:
+            raise InputError(
+                "the optimizer's state of this step was pruned, and with it the file that held all",
+                where=f"{self.path}, step {info.step}",
+                remedy="its weights are left: inshrink_core.verbs.load_state_dict(archive, step)",
+            )
         raise InputError(
             "this step was not written by a saver",
             where=f"{self.path}, step {info.step}",
@@ -561,6 +587,20 @@ class Saver(Holding):
         self._use()
         if not self._finalizer.alive:
             raise InputError("the saver is closed", where=str(self.path))
+
+
+def _joined(contents: Mapping[str, Any]) -> Any:
+    """Return the content of a save whose optimizers lie in a file of their own as one."""
+    beside = contents.get(OPTIMIZER_NAME)
+    held = [content for name, content in contents.items() if name != OPTIMIZER_NAME]
+    if len(held) != 1 or not isinstance(beside, dict) or not isinstance(held[0], dict):
+        return held[0] if len(held) == 1 and beside is None else None
+    parts = {"": beside, **beside.get("also", {})}
+    whole = {**held[0], "also": {name: dict(part) for name, part in held[0].get("also", {}).items()}}
+    for name, part in parts.items():
+        if "optimizer" in part:
+            (whole if not name else whole["also"].setdefault(name, {}))["optimizer"] = part["optimizer"]
+    return whole
 
 
 def _as_saved(content: Mapping[str, Any]) -> dict[str, Any]:

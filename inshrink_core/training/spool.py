@@ -38,6 +38,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeGuard
 
 from inshrink_core.chain import Budget
@@ -97,6 +98,24 @@ def load_save(path: Path, *, mmap: bool = False) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
+class Notes(NamedTuple):
+    """What is noted beside a save.
+
+    Parameters
+    ----------
+    metrics
+        What the training measured at the step.
+    apart
+        Whether the archive holds the optimizer's state too, which lies in a file of its own.
+    """
+
+    metrics: Mapping[str, float] = MappingProxyType({})
+    apart: bool = False
+
+
+NOTHING_NOTED: Final = Notes()
+
+
 class SpooledSave(NamedTuple):
     """One save that lies in the spool.
 
@@ -114,6 +133,8 @@ class SpooledSave(NamedTuple):
         Id of the frame that this save continues from; None for the archive's last.
     budget
         What its frame may take; None to hold everything anew.
+    notes
+        What is noted beside it.
     """
 
     folder: Path
@@ -122,6 +143,7 @@ class SpooledSave(NamedTuple):
     restored: bytes | None
     parent: bytes | None
     budget: Budget | None = None
+    notes: Notes = NOTHING_NOTED
 
     @property
     def path(self) -> Path:
@@ -193,6 +215,7 @@ class Spool:
         restored: bytes | None = None,
         parent: bytes | None = None,
         budget: Budget | None = None,
+        notes: Notes = NOTHING_NOTED,
     ) -> SpooledSave:
         """Write a save: when this returns, it survives the end of the process and of the machine.
 
@@ -204,7 +227,7 @@ class Spool:
             Content by file name: bytes are written as they are, all else by `torch.save`.
         as_folder
             Whether the archive will hold all of the files; by default that of the key ``checkpoint`` alone.
-        restored, parent, budget
+        restored, parent, budget, notes
             As in `SpooledSave`.
 
         Raises
@@ -222,7 +245,7 @@ class Spool:
         else:
             name = f"step_{step:06}.pt"
             placed = {name if key == "checkpoint" else key: content for key, content in files.items()}
-        save = SpooledSave(self._new_folder(), step, name, restored, parent, budget)
+        save = SpooledSave(self._new_folder(), step, name, restored, parent, budget, notes)
 
         def write(folder: Path) -> None:
             with _checksums():
@@ -272,6 +295,7 @@ class Spool:
         restored: bytes | None = None,
         parent: bytes | None = None,
         parameters: bytes | None = None,
+        notes: Notes = NOTHING_NOTED,
     ) -> SpooledSave:
         """Take a finished checkpoint, a folder or a file, as it lies on disk.
 
@@ -280,7 +304,7 @@ class Spool:
 
         Parameters
         ----------
-        step, restored, parent
+        step, restored, parent, notes
             As for `put`.
         path
             The checkpoint. Its files must not be written again in place.
@@ -295,7 +319,7 @@ class Spool:
         StorageError
             It is not there, or the disk is full.
         """
-        save = SpooledSave(self._new_folder(), step, path.name, restored, parent)
+        save = SpooledSave(self._new_folder(), step, path.name, restored, parent, notes=notes)
 
         def fill(folder: Path) -> None:
             _link_all(path, folder / path.name)
@@ -315,6 +339,8 @@ class Spool:
         record["parent"] = save.parent.hex() if save.parent else None
         if save.budget is not None:
             record["budget"] = [save.budget.nbytes, save.budget.max_age]
+        if save.notes != NOTHING_NOTED:
+            record["notes"] = [dict(save.notes.metrics), save.notes.apart]
         if not sync:
             record["boot"] = _boot()
         try:
@@ -472,7 +498,8 @@ class Spool:
         parsed = read_directory(save.folder, Access.of(save.folder, counter=self._counter))
         parsed = as_recorded(parsed, save.folder)
         whole = parsed.checkpoint(save.step, self._counter)
-        files = tuple(file for file in whole.files if file.path == save.name)
+        names = (save.name, OPTIMIZER_NAME) if save.notes.apart else (save.name,)
+        files = tuple(file for file in whole.files if file.path in names)
         kept = {member.key for file in files for region in file.regions for member in region.members}
         stored = tuple(spec for spec in whole.specs if spec.key in kept)
         aliases = {alias: key for alias, key in whole.aliases.items() if key in kept}
@@ -683,13 +710,15 @@ def _read_record(folder: Path) -> SpooledSave:
         ids = [None if record[key] is None else bytes.fromhex(record[key]) for key in ("restored", "parent")]
         step, name = record["step"], record["name"]
         budget = None if record.get("budget") is None else Budget(*record["budget"])
-    except (ValueError, TypeError, KeyError, InputError) as error:
+        metrics, apart = record.get("notes", ({}, False))
+        notes = Notes({str(key): float(value) for key, value in metrics.items()}, apart is True)
+    except (ValueError, TypeError, KeyError, AttributeError, InputError) as error:
         raise _damaged(folder, "the record of a spooled save cannot be read") from error
     valid = type(step) is int and 0 <= step < 1 << 62 and type(name) is str
     valid = valid and name not in ("", ".", "..") and not set("/\\\0") & set(name)
     if not valid or any(one is not None and len(one) != _ID_NBYTES for one in ids):
         raise _damaged(folder, "the record of a spooled save contradicts itself")
-    return SpooledSave(folder, step, name, ids[0], ids[1], budget)
+    return SpooledSave(folder, step, name, ids[0], ids[1], budget, notes)
 
 
 def _require_whole(save: SpooledSave) -> None:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.evaluate import make_evaluator as make_evaluator
     from inshrink_core.verbs.export import ExportReport as ExportReport
     from inshrink_core.verbs.export import export as export
+    from inshrink_core.verbs.history.release import ReleaseReport as ReleaseReport
+    from inshrink_core.verbs.history.release import release as release
     from inshrink_core.verbs.inspect import Inventory as Inventory
     from inshrink_core.verbs.inspect import inspect as inspect
     from inshrink_core.verbs.modes.pack import PackReport as PackReport
@@ -86,6 +88,7 @@ __all__ = index(
         ],
         "inshrink_core.verbs.evaluate": ["EvaluateReport", "EvaluatorReport", "evaluate", "make_evaluator"],
         "inshrink_core.verbs.export": ["ExportReport", "export"],
+        "inshrink_core.verbs.history.release": ["ReleaseReport", "release"],
         "inshrink_core.verbs.inspect": ["Inventory", "inspect"],
         "inshrink_core.verbs.modes.pack": ["PackReport", "pack", "unpack"],
         "inshrink_core.verbs.prune": ["ForgetReport", "PruneReport", "forget_missing", "prune"],

@@ -206,7 +206,7 @@ class _Comparing(EvaluatorRequest, Opening, OnDevice, MemoryLimit, Request[R_co]
         chosen = [_common_steps(one, run, asked, alone=len(opened) == 1) for one in opened]
         found, before, total = [], 0, sum(map(len, chosen))
         with (
-            self.resolve(run.settings, run.directory) as judge,
+            self.resolve(run) as judge,
             tempfile.TemporaryDirectory(prefix="inshrink-compare-") as folder,
         ):
             originals = OriginalEvaluations(lambda step: judge.evaluate(run[step]), Path(folder))

@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
+from inshrink_core.checkpoint import Unseen
 from inshrink_core.errors import (
     DamagedError,
     InputError,
@@ -38,6 +39,7 @@ from inshrink_core.verbs.shared.groups import (
     Bounding,
     ChainChoice,
     Computing,
+    OnEngine,
     PathLike,
     Reading,
     RunLike,
@@ -131,7 +133,7 @@ _SHORTHANDS: Final = ("coarseness", "bins", "prune", "protect")
 
 
 @dataclass(frozen=True)
-class Compress(Compressing, Request["CompressReport"]):
+class Compress(Compressing, OnEngine, Request["CompressReport"]):
     """Write a run into an archive: the steps it does not hold yet.
 
     Parameters
@@ -193,12 +195,19 @@ class Compress(Compressing, Request["CompressReport"]):
     MODES: ClassVar = ("inshrink_core.verbs.modes.watch:Watch",)
     THREADED: ClassVar = True
 
+    def perform_part(self) -> Any:
+        """Write one part, and commit nothing."""
+        from inshrink_core.chain.parts import Share
+        from inshrink_core.verbs.modes.parts import write_part
+
+        return write_part(self, Share.parse(str(self.part)))
+
     def perform(self) -> CompressReport:
         """Write what is not there."""
-        if self.part is not None:
-            from inshrink_core.verbs.modes.parts import compress_part
+        if self.part is not None or self.is_shared_out:
+            from inshrink_core.verbs.modes.parts import compress_in_parts
 
-            return CompressReport(**compress_part(self, self.part))
+            return CompressReport(**compress_in_parts(self))
         from inshrink_core.archive import MAX_SMALL_FILES, ArchiveWriter, is_archive
         from inshrink_core.chain import (
             Archive,
@@ -268,6 +277,7 @@ class Compress(Compressing, Request["CompressReport"]):
             unreadable=session.run.unreadable,
             left_out=tuple(row for row in opened.skipped if not row.unreadable),
             originals=original_checks(finished, finished.frames),
+            unseen=Unseen.of(layout for step in chosen for layout in opened[step].files),
             device=chain_config.device,
         )
         in_vain = None if asked is None else set(asked) - set(session.run.steps)
@@ -351,9 +361,11 @@ class _Session:
 
     def _take(self, step: int) -> None:
         """Append a step where it is missing."""
+        from inshrink_core.chain.attachments import attributing
+
         checkpoint, info = self.run[step], self._held.get(step)
         if info is not None:
-            checkpoint = self.run.as_archived(step, self._chain.archive.checkpoint(info))
+            checkpoint = self.run.as_archived(step, attributing(self._chain.archive, info))
         if self._resumed_from is not None and step <= self._resumed_from:
             self._pass(step, checkpoint)
             return
@@ -537,6 +549,8 @@ class CompressReport(Report):
         What else was passed over, and why.
     originals
         What is known of the checksums of the original files.
+    unseen
+        What of the run's steps lies in no tensor, and hardly shrinks.
     device
         Where the steps were encoded.
     part
@@ -559,6 +573,7 @@ class CompressReport(Report):
     unreadable: tuple[Skipped, ...] = ()
     left_out: tuple[Skipped, ...] = ()
     originals: OriginalChecks
+    unseen: Unseen
     device: str = "cpu"
     part: str | None = None
     waiting: tuple[int, ...] = ()
@@ -584,6 +599,7 @@ class CompressReport(Report):
             "unreadable": self.unreadable,
             "left_out": self.left_out,
             "originals": self.originals,
+            "unseen": self.unseen,
             "frames": self.frames,
         }
 
@@ -641,6 +657,7 @@ class CompressReport(Report):
             ("waiting for other parts", steps_in_short(self.waiting) if self.waiting else ""),
             *(("left out", row) for row in rows_in_short(document["left_out"])),
             ("checksums of the originals", str(document["originals"]["text"])),
+            ("not seen into", self.unseen.text),
             ("skipped", f"{steps_in_short(skipped)}, there already" if skipped else ""),
             ("time", speed),
             ("codec", str(document["codec"])),

@@ -11,6 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
+from inshrink_core.checkpoint import Unseen
 from inshrink_core.codec import DEFAULT_CODEC
 from inshrink_core.errors import InputError
 from inshrink_core.execution.progress import OnProgress, Progress
@@ -122,6 +123,8 @@ class EstimateReport(Report):
         Wall time.
     notes
         What should be known.
+    unseen
+        What of the run's steps lies in no tensor, and hardly shrinks.
     device
         Where frames were encoded.
     tensors
@@ -142,6 +145,7 @@ class EstimateReport(Report):
     sampled: float
     seconds: float
     notes: tuple[str, ...] = ()
+    unseen: Unseen
     device: str = "cpu"
     tensors: tuple[TensorEstimate, ...] = field(default=(), metadata=UNSAID)
 
@@ -711,6 +715,7 @@ def _estimated(asked: _Asked, by_tensor: bool, progress: OnProgress | None = Non
     chain = asked.chain
     guess = _Guess.of(asked, progress)
     rest = _rest(asked)
+    unseen = Unseen.of(layout for step in asked.steps for layout in asked.run[step].files)
     n_trials = guess.calibration.n_trials
     specs = [spec for spec in asked.run[asked.steps[0]].specs if spec.role in MODEL_ROLES]
     return EstimateReport(
@@ -727,7 +732,8 @@ def _estimated(asked: _Asked, by_tensor: bool, progress: OnProgress | None = Non
         n_steps=len(guess.rows),
         sampled=_share(asked.run[asked.steps[0]].specs, asked.keys),
         seconds=time.perf_counter() - begun,
-        notes=() if n_trials else (_UNCALIBRATED,),
+        notes=(*(() if n_trials else (_UNCALIBRATED,)), *([unseen.text] if unseen.text else [])),
+        unseen=unseen,
         device=chain.device,
         tensors=tuple(_by_tensor(specs, guess.rows, len(asked.steps), chain.keyframe_every))
         if by_tensor

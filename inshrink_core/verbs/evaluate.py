@@ -145,7 +145,7 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
         """Evaluate the step."""
         opened = self.opened_run(self.run)
         chosen = opened.steps[-1] if self.step is None else self.step
-        with self.resolve(opened.settings, opened.directory) as judge:
+        with self.resolve(opened) as judge:
             found = judge.evaluate(opened[chosen])
             return EvaluateReport(
                 step=chosen,

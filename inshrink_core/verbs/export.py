@@ -451,13 +451,15 @@ class _Export:
     def write_exact(self, folder: Path) -> ArchiveSize:
         """Write the step with the bits it has; return its sizes."""
         from inshrink_core.chain import Archive, archive_size
+        from inshrink_core.chain.attachments import DROPPED
         from inshrink_core.chain.base import BASE
         from inshrink_core.chain.rekey import rekey_frame
 
         # The frame that training was restored from stays behind, and so does what the digest is of.
         meta = {key: value for key, value in self._meta.items() if key not in ("restored", BASE)}
         if self._view is not self._whole:
-            meta = {key: value for key, value in meta.items() if key != "content"} | {"optimizer": "drop"}
+            gone = ("content", DROPPED)
+            meta = {key: value for key, value in meta.items() if key not in gone} | {"optimizer": "drop"}
         total, done = self._view.raw_bytes(), 0
 
         def advance(spec: TensorSpec) -> None:

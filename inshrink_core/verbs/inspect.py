@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
+from inshrink_core.checkpoint import Unseen
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, MissingFrameError
 from inshrink_core.report import Report, plain_value
 from inshrink_core.request import Option, Request, Shown, python_call
@@ -310,9 +311,9 @@ def _inspect_run(run: Run) -> Inventory:
     for step in run.steps:
         tensors.add_step((spec, 0, None) for spec in run[step].specs)
     facts = _run_facts(tensors, run.skipped, run.format, run.steps)
-    return Inventory(
-        path=str(run.path), facts={**facts, "bytes_read": run.bytes_read, "notes": list(run.notes)}
-    )
+    unseen = Unseen.of(layout for step in run.steps for layout in run[step].files)
+    found = {"unseen": unseen.to_json(), "bytes_read": run.bytes_read, "notes": list(run.notes)}
+    return Inventory(path=str(run.path), facts={**facts, **found})
 
 
 def _run_facts(
@@ -327,6 +328,7 @@ def _run_facts(
         "tensors": tensors.rows(),
         "roles": tensors.roles(),
         "raw_bytes": tensors.raw_bytes,
+        "unseen": Unseen().to_json(),
         "bytes_read": 0,
         "skipped": [
             {"path": row.path, "reason": row.reason, "unreadable": row.unreadable} for row in skipped

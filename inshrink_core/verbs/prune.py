@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
@@ -15,14 +15,17 @@ from inshrink_core.frame import FrameInfo
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.text import duration, size, steps_in_short
-from inshrink_core.verbs.shared.groups import Based, OnDevice, PathLike, chosen_steps
+from inshrink_core.verbs.history.retention import Retention
+from inshrink_core.verbs.shared.groups import AnyLog, Based, OnDevice, PathLike, chosen_steps
 from inshrink_core.verbs.shared.showing import show_facts
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.archive import ArchiveReader
+    from inshrink_core.archive import ArchiveReader, ArchiveWriter
     from inshrink_core.chain import Archive
+    from inshrink_core.chain.base import BaseFinder
+    from inshrink_core.chain.rekey import Rest
     from inshrink_core.checkpoint import TensorSpec
 
 __all__ = [
@@ -82,6 +85,7 @@ class PruneReport(Report):
             "removed": [frame.step for frame in self.plan.removed],
             "rekeyed": [frame.step for frame in self.plan.rekeyed],
             "rewritten": [frame.step for frame in self.plan.copied],
+            "stripped": [frame.step for frame in self.plan.stripped],
             "lost_origins": [frame.step for frame in self.plan.lost_origins],
             "frames": self.frames,
             "bytes_before": self.before,
@@ -105,22 +109,36 @@ class PruneReport(Report):
         written |= {f.frame_id: "rewritten" for f in plan.copied}
         rows = [(frame, fate) for fate, frames in fates.items() for frame in frames]
         return [
-            {"step": f.step, "branch": f.branch, "fate": fate, "written": written.get(f.frame_id)}
+            {
+                "step": f.step,
+                "branch": f.branch,
+                "fate": fate,
+                "why": plan.why.get(f.frame_id, ()),
+                "written": written.get(f.frame_id),
+                "state_dropped": f.frame_id in plan.rests,
+            }
             for f, fate in sorted(rows, key=lambda row: row[0].generation)
         ]
 
     def show(self, console: Console) -> None:
         """Print what goes and what stays, and what that frees."""
         plan = self.plan
-        done = self.applied and bool(plan.removed or plan.rekeyed)
-        verbs = ("removed", "re-keyed") if done else ("would remove", "would re-key")
-        about = "" if done or not plan.rekeyed else "about "
+        done = self.applied and plan.changes
+        verbs = ("removed", "re-keyed", "dropped") if done else ("would remove", "would re-key", "would drop")
+        about = "" if done or not (plan.rekeyed or plan.standing) else "about "
+        by_rule: dict[str, list[FrameInfo]] = {}
+        for frame in plan.staying:
+            for rule in plan.why[frame.frame_id]:
+                by_rule.setdefault(rule, []).append(frame)
+        state = [frame for frame in plan.staying if frame.frame_id in plan.standing]
         facts = [
-            ("kept", _steps(plan.kept)),
-            ("kept as references", _steps(plan.references)),
+            *((f"kept: {rule}", _steps(frames)) for rule, frames in by_rule.items()),
             (verbs[0], _steps(plan.removed)),
             (verbs[1], _steps(plan.rekeyed)),
+            (f"{verbs[2]} the optimizer's state of", _steps(plan.stripped)),
+            (f"{verbs[1]} that state in", _steps(state)),
             ("archive", f"{size(self.before)} before, {about}{size(self.after)} after"),
+            ("freed", f"{about}{size(self.freed)}" if self.freed > 0 else ""),
             ("time", duration(self.seconds)),
         ]
         show_facts(console, facts)
@@ -132,7 +150,7 @@ class PruneReport(Report):
                 f"note: re-keyed steps take {size(-self.freed)} more than what goes; "
                 "--smallest keeps steps where that is smaller"
             )
-        if not (plan.removed or plan.rekeyed):
+        if not plan.changes:
             console.print("nothing to remove")
         elif not self.applied:
             console.print("nothing was changed: add --apply to do it")
@@ -224,15 +242,16 @@ class _InPlace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prune(_InPlace, OnDevice, Based, Request[PruneReport]):
-    """Remove archived steps; what stays keeps every bit. Shows a plan unless told to apply it.
+class Prune(_InPlace, Retention, OnDevice, Based, Request[PruneReport]):
+    """Remove archived steps, or their optimizer state; what stays keeps every bit.
+
+    Shows a plan unless told to apply it.
 
     Parameters
     ----------
-    keep_every
-        Keep steps that are multiples of this.
-    keep_last
-        Keep that many steps at the end of each branch.
+    log
+        What the training logged, as CSV, JSON lines or an event file, or its run: for --keep-best. By default
+        what the archived steps carry.
     keep
         Keep these steps. A step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
         repeated.
@@ -247,7 +266,7 @@ class Prune(_InPlace, OnDevice, Based, Request[PruneReport]):
     Raises
     ------
     InputError
-        No rule says what to keep, or the archive is packed or behind a URL.
+        No rule says what to keep, no step has a metric's value, or the archive is packed or behind a URL.
     NotFoundError
         A step of `keep` is not there.
     MissingFrameError, DamagedError
@@ -260,7 +279,8 @@ class Prune(_InPlace, OnDevice, Based, Request[PruneReport]):
     Notes
     -----
     The last step of each branch stays, and so does the step that its training was last restored from.
-    A step whose reference goes becomes a keyframe. Everything new is written, synced, decoded and
+    A step whose reference goes becomes a keyframe; of a step that keeps its optimizer's state upon one that
+    does not, that state is stored anew to stand alone. Everything new is written, synced, decoded and
     compared before one replacement of the manifest makes it live and buries what goes; files are
     deleted last. Killed at any moment, the archive is either as before or pruned.
 
@@ -275,8 +295,7 @@ class Prune(_InPlace, OnDevice, Based, Request[PruneReport]):
     True
     """
 
-    keep_every: Annotated[int | None, Option(metavar="N", least=1)] = None
-    keep_last: Annotated[int | None, Option(metavar="N", least=1)] = None
+    log: Annotated[AnyLog | None, Option(metavar="FILE|RUN")] = None
     keep: Annotated[Sequence[int | str], Option(metavar="STEPS", many=True)] = ()
     drop_branches: bool = False
     smallest: bool = False
@@ -288,19 +307,23 @@ class Prune(_InPlace, OnDevice, Based, Request[PruneReport]):
     EXAMPLES: ClassVar = (
         "inshrink prune digits.inshrink --keep-every 1000 --keep-last 5",
         "inshrink prune digits.inshrink --keep-every 1000 --keep-last 5 --apply",
+        "inshrink prune digits.inshrink --optimizer-last 2 --apply",
     )
 
     @property
     def thins(self) -> bool:
         """Whether a rule says which steps to keep."""
-        return self.keep_every is not None or self.keep_last is not None or bool(self.keep)
+        return super().thins or bool(self.keep)
 
     def perform(self) -> PruneReport:
         """Plan, and do it where that is said."""
         from inshrink_core.archive import ArchiveWriter
 
-        if not (self.stand_alone or self.thins):
-            raise InputError("nothing says what to keep", remedy="give --keep-every, --keep-last or --keep")
+        if self.says_nothing and not self.stand_alone:
+            raise InputError(
+                "nothing says what to keep",
+                remedy="give --keep-every, --keep-last, --keep-best, --keep or --optimizer-last",
+            )
         begun = time.perf_counter()
         opened = self.opened_archive(self.archive).on(self.device)
         _require_writable(opened.reader)
@@ -308,14 +331,15 @@ class Prune(_InPlace, OnDevice, Based, Request[PruneReport]):
         estimate = KeySizes(opened, self.progress)
         before = opened.reader.nbytes
         plan = make_plan(opened, rules, estimate.key_size)
-        if not self.apply or not (plan.removed or plan.rekeyed):
-            after = before - sum(f.nbytes for f in (*plan.removed, *plan.rekeyed))
-            after += sum(estimate.key_size(frame) for frame in plan.rekeyed)
+        if not (self.apply and plan.changes):
+            after = before + estimate.growth(plan)
             if self.apply:
                 # Opening repairs: what a prune that was cut off had still to delete goes now.
                 ArchiveWriter(self.archive).close()
         else:
-            plan, after = _apply(opened, rules)
+            with ArchiveWriter(opened.reader.path) as writer:
+                plan = carry_out(writer, rules, opened.device, opened.bases)
+                after = writer.reader.nbytes
         return PruneReport(
             archive=str(self.archive),
             applied=self.apply,
@@ -347,40 +371,77 @@ def _require_writable(reader: ArchiveReader) -> None:
         )
 
 
-def _apply(opened: Archive, rules: Prune) -> tuple[PrunePlan, int]:
-    """Plan again under the lock, write what is new, switch, delete."""
-    from inshrink_core.archive import ArchiveWriter, Rewrite
+def carry_out(
+    writer: ArchiveWriter,
+    rules: Prune,
+    device: str = "cpu",
+    bases: BaseFinder | None = None,
+    needed: Collection[bytes | None] = (),
+) -> PrunePlan:
+    """Plan under the writer's lock, write what is new, switch, delete; `needed` frames stay, by id.
+
+    Raises
+    ------
+    InputError, NotFoundError, MissingFrameError, DamagedError, BaseModelError, StorageError
+        As `Prune`; nothing is changed.
+    """
+    from inshrink_core.archive import Rewrite
     from inshrink_core.chain import Archive
-    from inshrink_core.chain.rekey import copy_frame, rekey_frame
+    from inshrink_core.chain.rekey import REKEYED, attachments_held, copy_frame, rekey_frame, rewrite_frame
     from inshrink_core.frame import FrameKind
 
-    with ArchiveWriter(opened.reader.path) as writer:
-        archive = Archive(writer.reader, device=opened.device, bases=opened.bases)
-        plan = make_plan(archive, rules, KeySizes(archive, None).key_size)
-        gone = (*plan.removed, *writer.reader.catalog.superseded)
-        again = (*plan.copied, *plan.rekeyed)
-        count = _Counter(archive, again, rules.progress)
-        with Rewrite(writer, again) as rewrite:
-            # Copies first: they inherit nothing, so each is whole beside either version of its parent.
-            for info in plan.copied:
-                with rewrite.begin(
-                    info.frame_id,
-                    kind=info.kind,
-                    parent_id=plan.parents[info.frame_id],
-                    external=archive.base_of(info) is not None,
-                ) as frame:
-                    copy_frame(archive, info, frame)
-                count.frame(info)
-            view = archive.sequential()
-            for info in plan.rekeyed:
-                with rewrite.begin(
-                    info.frame_id, kind=FrameKind.KEYFRAME, parent_id=plan.parents[info.frame_id]
-                ) as frame:
-                    rekey_frame(
-                        view, info, frame, children=plan.children_of(info), done=count.tensors_of(info)
+    archive = Archive(writer.reader, device=device, bases=bases)
+    plan = make_plan(archive, rules, KeySizes(archive, None).key_size, needed)
+    if not plan.changes:
+        return plan
+    gone = (*plan.removed, *writer.reader.catalog.superseded)
+    again = (*plan.copied, *plan.rekeyed)
+    count = _Counter(archive, again, rules.progress)
+    with Rewrite(writer, again) as rewrite:
+        view = archive.sequential()
+        # Copies first: they inherit nothing, so each is whole beside either version of its parent.
+        for info in plan.copied:
+            parent_id = plan.parents[info.frame_id]
+            with rewrite.begin(
+                info.frame_id,
+                kind=info.kind,
+                parent_id=parent_id,
+                external=archive.base_of(info) is not None,
+            ) as frame:
+                if plan.rests:
+                    previous = None
+                    if info.kind is FrameKind.DELTA and parent_id is not None:
+                        parent = writer.reader.info(parent_id)
+                        previous = attachments_held(archive, parent, plan.rests.get(parent_id))
+                    rewrite_frame(
+                        view,
+                        info,
+                        frame,
+                        previous,
+                        rest=plan.rests.get(info.frame_id),
+                        standing=plan.standing_of(info),
+                        children=plan.children_of(info),
                     )
-            rewrite.switch(gone)
-        return plan, writer.reader.nbytes
+                else:
+                    copy_frame(archive, info, frame)
+            count.frame(info)
+        view = archive.sequential()
+        for info in plan.rekeyed:
+            rest = plan.rests.get(info.frame_id)
+            with rewrite.begin(
+                info.frame_id, kind=FrameKind.KEYFRAME, parent_id=plan.parents[info.frame_id]
+            ) as frame:
+                rekey_frame(
+                    view,
+                    info,
+                    frame,
+                    view=None if rest is None else rest.view,
+                    meta=None if rest is None else {**rest.meta, REKEYED: info.frame_id},
+                    children=plan.children_of(info),
+                    done=count.tensors_of(info),
+                )
+        rewrite.switch(gone)
+    return plan
 
 
 class _Counter:
@@ -429,6 +490,13 @@ class PrunePlan:
         New parent of each frame that is written again, by id.
     lost_origins
         Frames that stay and say that training was restored from a frame that is gone.
+    why
+        By what rules each frame stays, by id.
+    rests
+        What stays of frames whose optimizer state goes, by id.
+    standing
+        Keys of the optimizer's tensors that are re-keyed within a delta frame, since its reference does
+        without them, by id.
     """
 
     kept: tuple[FrameInfo, ...]
@@ -438,6 +506,28 @@ class PrunePlan:
     copied: tuple[FrameInfo, ...]
     parents: Mapping[bytes, bytes | None]
     lost_origins: tuple[FrameInfo, ...]
+    why: Mapping[bytes, tuple[str, ...]]
+    rests: Mapping[bytes, Rest]
+    standing: Mapping[bytes, frozenset[str]]
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything goes or is written again."""
+        return bool(self.removed or self.rekeyed or self.rests)
+
+    @property
+    def staying(self) -> tuple[FrameInfo, ...]:
+        """The frames that stay, in the order of writing."""
+        return tuple(sorted((*self.kept, *self.references), key=lambda frame: frame.generation))
+
+    @property
+    def stripped(self) -> tuple[FrameInfo, ...]:
+        """The frames that stay and whose optimizer state goes."""
+        return tuple(frame for frame in self.staying if frame.frame_id in self.rests)
+
+    def standing_of(self, info: FrameInfo) -> frozenset[str]:
+        """Return the keys of the tensors that are re-keyed within a delta frame."""
+        return self.standing.get(info.frame_id, frozenset())
 
     def children_of(self, info: FrameInfo) -> tuple[FrameInfo, ...]:
         """Return the delta frames that stay upon a re-keyed frame."""
@@ -450,6 +540,10 @@ class PrunePlan:
         )
 
 
+_ORIGIN: Final = "training was restored from it"
+_CHEAPER: Final = "re-keying would take more"
+
+
 class _Tree(NamedTuple):
     """Live frames, parents before children."""
 
@@ -457,8 +551,12 @@ class _Tree(NamedTuple):
     children: Mapping[bytes, tuple[FrameInfo, ...]]
 
 
-def make_plan(archive: Archive, rules: Prune, key_size: KeySize) -> PrunePlan:
+def make_plan(
+    archive: Archive, rules: Prune, key_size: KeySize, needed: Collection[bytes | None] = ()
+) -> PrunePlan:
     """Decide what becomes of every frame; reads indexes alone, but for what `key_size` reads.
+
+    Frames that are needed by id stay like those that training was restored from.
 
     Raises
     ------
@@ -472,9 +570,10 @@ def make_plan(archive: Archive, rules: Prune, key_size: KeySize) -> PrunePlan:
     reader = archive.reader
     _require_whole(reader)
     tree = _tree_of(reader.frames)
-    kept = _kept(reader, rules)
+    why = _kept(archive, rules)
+    kept = why.keys()
     origins = {frame.frame_id: archive.frame(frame).meta.get("restored") for frame in reader.frames}
-    needed = _origins_of_tips(reader, rules, origins) - kept
+    needed = (_origins_of_tips(reader, rules, origins) | (origins.keys() & needed)) - kept
     staying = kept | needed
     if rules.smallest:
         staying = _cheapest(tree, staying, key_size)
@@ -491,7 +590,16 @@ def make_plan(archive: Archive, rules: Prune, key_size: KeySize) -> PrunePlan:
         if (f.frame_id in parents and f.kind is FrameKind.DELTA)
         or (rules.stand_alone and f.frame_id in staying and archive.base_of(f) is not None)
     ]
-    copied = _copied(in_order, staying, parents, {frame.frame_id for frame in rekeyed})
+    rests = _rests(archive, rules, staying)
+    deltas = [f for f in in_order if f.frame_id in staying and f.kind is FrameKind.DELTA and f not in rekeyed]
+    standing = {
+        f.frame_id: frozenset(rests[f.parent_id].dropped & archive.checkpoint(f).keys())
+        for f in deltas
+        if f.parent_id in rests and f.frame_id not in rests
+    }
+    other = {frame.frame_id for frame in rekeyed} | rests.keys() | standing.keys()
+    copied = _copied(in_order, staying, parents, {frame.frame_id for frame in rekeyed}, other)
+    reasons = {frame_id: (_ORIGIN,) for frame_id in needed} | why
     return PrunePlan(
         kept=tuple(f for f in in_order if f.frame_id in kept),
         references=tuple(f for f in in_order if f.frame_id in staying - kept),
@@ -500,7 +608,25 @@ def make_plan(archive: Archive, rules: Prune, key_size: KeySize) -> PrunePlan:
         copied=copied,
         parents={f.frame_id: f.parent_id for f in (*copied, *rekeyed)} | parents,
         lost_origins=tuple(f for f in in_order if f.frame_id in staying and origins[f.frame_id] in gone),
+        why={frame_id: reasons.get(frame_id, (_CHEAPER,)) for frame_id in staying},
+        rests=rests,
+        standing=standing,
     )
+
+
+def _rests(archive: Archive, rules: Prune, staying: set[bytes]) -> dict[bytes, Rest]:
+    """Return what stays of the frames whose optimizer state goes, by id."""
+    from inshrink_core.chain.rekey import without_state
+
+    if rules.optimizer_last is None:
+        return {}
+    reader = archive.reader
+    whole: set[bytes] = set()
+    for tip in _tips(reader, rules):
+        line = [f.frame_id for f in reader.history(tip.frame_id) if f.frame_id in staying]
+        whole |= set(line[-rules.optimizer_last :])
+    found = {f.frame_id: without_state(archive, f) for f in reader.frames if f.frame_id in staying - whole}
+    return {frame_id: rest for frame_id, rest in found.items() if rest is not None}
 
 
 def _require_whole(reader: ArchiveReader) -> None:
@@ -538,18 +664,18 @@ def _tips(reader: ArchiveReader, rules: Prune) -> list[FrameInfo]:
     return [head] if rules.drop_branches and head is not None else list(last.values())
 
 
-def _kept(reader: ArchiveReader, rules: Prune) -> set[bytes]:
-    """Return the ids of the frames that the rules keep."""
-    kept: set[bytes] = set()
+def _kept(archive: Archive, rules: Prune) -> dict[bytes, tuple[str, ...]]:
+    """Return why frames are kept that the rules keep, by id."""
+    reader = archive.reader
+    kept: dict[bytes, list[str]] = {}
     found: set[int] = set()
     for tip in _tips(reader, rules):
         line = reader.history(tip.frame_id)
-        if not rules.thins:
-            kept |= {frame.frame_id for frame in line}
-        last = line[-max(rules.keep_last or 1, 1) :]
-        kept |= {frame.frame_id for frame in last}
-        kept |= {f.frame_id for f in line if rules.keep_every is not None and f.step % rules.keep_every == 0}
-        kept |= {f.frame_id for f in line if f.step in rules.keep}
+        chosen = _chosen(archive, rules, line)
+        for reason, frames in chosen:
+            for frame in frames:
+                if reason not in kept.setdefault(frame.frame_id, []):
+                    kept[frame.frame_id].append(reason)
         found |= {frame.step for frame in line}
     for step in rules.keep:
         if step not in found:
@@ -558,7 +684,29 @@ def _kept(reader: ArchiveReader, rules: Prune) -> set[bytes]:
                 where=reader.path,
                 remedy="`inshrink inspect` lists the steps",
             )
-    return kept
+    return {frame_id: tuple(reasons) for frame_id, reasons in kept.items()}
+
+
+def _chosen(
+    archive: Archive, rules: Prune, line: tuple[FrameInfo, ...]
+) -> Iterator[tuple[str, Iterable[FrameInfo]]]:
+    """Yield what each rule keeps of a line of training, and its name."""
+    from inshrink_core.verbs.history.retention import measured
+
+    if not rules.thins:
+        yield "no rule removes it", line
+    if rules.keep_last is not None:
+        yield f"the last {rules.keep_last}", line[-rules.keep_last :]
+    if rules.keep_every is not None:
+        yield f"every {rules.keep_every}", [f for f in line if f.step % rules.keep_every == 0]
+    yield "named", [f for f in line if f.step in rules.keep]
+    values = measured(archive, line, [one.metric for one in rules.best], rules.log) if rules.best else {}
+    for one in rules.best:
+        there = [frame for frame in line if frame.frame_id in values[one.metric]]
+        # Of equal values the later step, which has seen more.
+        there.sort(key=lambda f: (one.direction.cost(values[one.metric][f.frame_id]), -f.step))
+        yield f"the best {one.n} of {one.metric}", there[: one.n]
+    yield "training goes on there", line[-1:]
 
 
 def _origins_of_tips(reader: ArchiveReader, rules: Prune, origins: Mapping[bytes, object]) -> set[bytes]:
@@ -613,16 +761,17 @@ def _copied(
     staying: set[bytes],
     parents: Mapping[bytes, bytes | None],
     rekeyed: set[bytes],
+    other: set[bytes],
 ) -> tuple[FrameInfo, ...]:
-    """Return the frames to write again as they are."""
+    """Return the frames to write again that are not re-keyed; `other` are those that become different."""
     from inshrink_core.frame import FrameKind
 
-    again = {f.frame_id for f in in_order if f.frame_id in parents} | rekeyed
-    # What a delta frame's index leaves out is its parent's, and a re-keyed parent's is another.
+    again = {f.frame_id for f in in_order if f.frame_id in parents} | other
+    # What a delta frame's index leaves out is its parent's, and that of a different parent is another.
     again |= {
         f.frame_id
         for f in in_order
-        if f.frame_id in staying and f.kind is FrameKind.DELTA and f.parent_id in rekeyed
+        if f.frame_id in staying and f.kind is FrameKind.DELTA and f.parent_id in other
     }
     last = {f.branch: f for f in in_order if f.frame_id in staying}
     rewritten_branches = {f.branch for f in in_order if f.frame_id in again}
@@ -645,14 +794,44 @@ class KeySizes:
                 self._progress(Progress("plan", len(self._sizes), len(self._sizes), info.step))
         return self._sizes[info.frame_id]
 
+    def growth(self, plan: PrunePlan) -> int:
+        """Return by about how many bytes an archive grows; negative where it shrinks."""
+        from inshrink_core.chain import frame_size
+        from inshrink_core.chain.attachments import LAYOUT_KEY
+
+        grown = -sum(frame.nbytes for frame in plan.removed)
+        rekeyed = {frame.frame_id for frame in plan.rekeyed}
+        for info in plan.staying:
+            rest, standing = plan.rests.get(info.frame_id), plan.standing_of(info)
+            size, again = frame_size(self._archive, info), set(standing)
+            if rest is not None:
+                kept = set(rest.view)
+                files = {LAYOUT_KEY, *(file.path for file in rest.view.files)}
+                grown -= sum(
+                    entry.stored_nbytes
+                    for entry in self._archive.frame(info).entries
+                    if entry.key not in (files if entry.attachment else kept)
+                )
+                again = kept if info.frame_id in rekeyed else again
+            elif info.frame_id in rekeyed:
+                grown += self.key_size(info) - info.nbytes
+            rows = [row for row in size.tensors if row.spec.key in again]
+            grown += self._measure_blocks(info, [row.spec for row in rows]) - sum(row.nbytes for row in rows)
+        return grown
+
     def _measure(self, info: FrameInfo) -> int:
         from inshrink_core.chain import frame_size
 
         size = frame_size(self._archive, info)
-        total = float(size.attachments_nbytes + size.overhead_nbytes)
+        blocks = self._measure_blocks(info, [row.spec for row in size.tensors])
+        return size.attachments_nbytes + size.overhead_nbytes + blocks
+
+    def _measure_blocks(self, info: FrameInfo, tensors: Iterable[TensorSpec]) -> int:
+        """Return about how many bytes tensors would take on their own."""
+        total = 0.0
         by_role: dict[str, list[TensorSpec]] = {}
-        for tensor in size.tensors:
-            by_role.setdefault(tensor.spec.role.value, []).append(tensor.spec)
+        for one in tensors:
+            by_role.setdefault(one.role.value, []).append(one)
         for specs in by_role.values():
             raw = sum(spec.nbytes for spec in specs)
             seen = rekeyed = 0
@@ -668,10 +847,11 @@ class KeySizes:
         from inshrink_core.chain.meta import spec_of
         from inshrink_core.codec import codec_for_block
 
-        where = self._archive.where(info)
-        entry = self._archive.frame(info).entry(spec.key)
-        _, reference = self._archive.decode(info, spec.key)
-        return len(codec_for_block(entry.codec, where).rekey(spec_of(entry, where), reference).payload)
+        where, nbytes = self._archive.where(info), 0
+        for entry in self._archive.blocks(info, spec.key):
+            _, reference = self._archive.decode(info, entry.key)
+            nbytes += len(codec_for_block(entry.codec, where).rekey(spec_of(entry, where), reference).payload)
+        return nbytes
 
 
 @dataclass(frozen=True)

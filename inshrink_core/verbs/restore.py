@@ -24,6 +24,7 @@ from inshrink_core.verbs.shared.groups import (
     Based,
     Computing,
     Limiting,
+    OnEngine,
     PathLike,
     Steps,
     chosen_steps,
@@ -78,6 +79,8 @@ class RestoreReport(Report):
         What is known of the checksums of the original files; a restored file is no better than its original.
     device
         Where tensors were decoded.
+    without_state
+        Steps whose optimizer state was pruned: what was restored of them is everything else.
     """
 
     steps: tuple[int, ...]
@@ -88,10 +91,12 @@ class RestoreReport(Report):
     stored: Exactness
     originals: OriginalChecks
     device: str = "cpu"
+    without_state: tuple[int, ...] = ()
 
     def _document(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
+            "steps_without_state": self.without_state,
             "files": self.paths,
             "format": self.layout,
             "seconds": self.seconds,
@@ -115,11 +120,14 @@ class RestoreReport(Report):
             f"{size(self.bytes_read)} read from the archive"
         )
         console.print(stored_text(self.stored), soft_wrap=True)
+        if self.without_state:
+            of = f"step {steps_in_short(self.without_state)}"
+            console.print(f"note: the optimizer's state of {of} was pruned: training cannot go on from there")
         show_originals(console, self.originals.text)
 
 
 @dataclass(frozen=True)
-class Restore(Computing, Limiting, Based, Request[RestoreReport]):
+class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
     """Write archived steps back as files, in the run's own format.
 
     Parameters
@@ -135,7 +143,8 @@ class Restore(Computing, Limiting, Based, Request[RestoreReport]):
     every
         Restore every step.
     layout
-        The run's own file format, or another: same, safetensors or torch.
+        The run's own file format, or another: same, safetensors, torch, or dcp for
+        torch.distributed.checkpoint on any number of ranks.
     tensors
         Only tensors whose keys match this glob, as safetensors; nothing else is read or written.
     force
@@ -178,7 +187,7 @@ class Restore(Computing, Limiting, Based, Request[RestoreReport]):
     _: KW_ONLY
     steps: Steps = None
     every: Annotated[bool, Option(("--all",))] = False
-    layout: Annotated[str, Option(("--format",), metavar="same|safetensors|torch")] = "same"
+    layout: Annotated[str, Option(("--format",), metavar="same|safetensors|torch|dcp")] = "same"
     tensors: Annotated[str | None, Option(metavar="GLOB")] = None
     force: bool = False
     branch: Annotated[int | None, Option(metavar="N")] = None
@@ -192,7 +201,10 @@ class Restore(Computing, Limiting, Based, Request[RestoreReport]):
 
     def perform(self) -> RestoreReport:
         """Write the files."""
+        if self.is_shared_out:
+            return self._on_engine()
         from inshrink_core.chain import exactness_of, original_checks
+        from inshrink_core.chain.attachments import dropped_of
         from inshrink_core.execution import default_threads
         from inshrink_core.formats import write_checkpoint
         from inshrink_core.formats.write import LAYOUTS, restorable_layout
@@ -237,22 +249,42 @@ class Restore(Computing, Limiting, Based, Request[RestoreReport]):
                     progress=counter.of(checkpoint),
                     limits=opened.limits,
                 )
-        meet()
-        part_ways()
+        if self.part is not None:
+            meet()
+            part_ways()
         return RestoreReport(
             steps=chosen,
             paths=tuple(paths),
             layout=written,
             seconds=time.perf_counter() - begun,
             bytes_read=opened.bytes_read,
-            stored=exactness_of(
-                opened,
-                infos,
-                lambda key: tensors is None or fnmatchcase(key, tensors),
-            ),
+            stored=exactness_of(opened, infos, self._is_asked),
             originals=original_checks(opened, infos),
             device=opened.device,
+            without_state=tuple(info.step for info in infos if dropped_of(opened.frame(info))),
         )
+
+    def _on_engine(self) -> RestoreReport:
+        """Have workers write the files, each those of some steps."""
+        from inshrink_core.chain import exactness_of, original_checks
+        from inshrink_core.verbs.shared.sharing import shared_out
+
+        begun = time.perf_counter()
+        done: list[RestoreReport] = shared_out(self)
+        opened = self.opened_archive(self.archive)
+        infos = self._frames(opened)
+        return replace(
+            next((one for one in done if one.steps), done[0]),
+            steps=tuple(step for one in done for step in one.steps),
+            paths=tuple(path for one in done for path in one.paths),
+            seconds=time.perf_counter() - begun,
+            bytes_read=sum(one.bytes_read for one in done),
+            stored=exactness_of(opened, infos, self._is_asked),
+            originals=original_checks(opened, infos),
+        )
+
+    def _is_asked(self, key: str) -> bool:
+        return self.tensors is None or fnmatchcase(key, self.tensors)
 
     def _own(self, infos: tuple[FrameInfo, ...]) -> tuple[FrameInfo, ...]:
         """Return the frames of this part."""

@@ -393,7 +393,7 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
         factors, bare = factors_of(base)
         layers = {one.layer for one in opened[chosen[0]].specs if one.role in MODEL_ROLES}
         space = space_of(base.codec, layers, factors)
-        judges = [self.resolve(opened.settings, opened.directory) for _ in range(self.replicas)]
+        judges = [self.resolve(opened) for _ in range(self.replicas)]
         target = None if self.output is None else Path(self.output)
         log = TrialLog(trial_log_of(opened, target), checkpoint_digest(opened[opened.steps[0]]))
         with Judge(judges, opened.__getitem__, self.bounds) as judge:

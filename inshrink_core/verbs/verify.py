@@ -23,6 +23,7 @@ from inshrink_core.verbs.shared.groups import (
     Based,
     Limiting,
     OnDevice,
+    OnEngine,
     Reading,
     Sparing,
 )
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from inshrink_core.frame import FrameInfo
     from inshrink_core.metrics import TensorError
 
-__all__ = ["StepError", "Verification", "Verify", "verify"]
+__all__ = ["StepError", "Verification", "Verify", "verified_step", "verify"]
 
 _MOST_WORST = 10
 _MOST_PROBLEMS = 50
@@ -240,7 +241,7 @@ def _badness(row: StepError) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification]):
+class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Verification]):
     """Check an archive; ends with 1 if anything is wrong.
 
     Parameters
@@ -293,6 +294,10 @@ class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification])
 
     def perform(self) -> Verification:
         """Check it."""
+        if self.is_shared_out:
+            from inshrink_core.verbs.shared.sharing import shared_out
+
+            return _together(shared_out(self))
         from inshrink_core.archive import Problem, check_archive
         from inshrink_core.chain.archive import Archive, open_base
         from inshrink_core.chain.report import OriginalChecks, original_checks
@@ -354,7 +359,7 @@ class Verify(Sparing, Reading, OnDevice, Limiting, Based, Request[Verification])
             originals=_unless_damaged(lambda: original_checks(archive), OriginalChecks()),
             device=archive.device,
         )
-        return _together(gathered(report))
+        return report if self.part is None else _together(gathered(report))
 
     def _compared(
         self, archive: Archive, line: Sequence[FrameInfo], against: Run | Archive, missing: Sequence[int]
@@ -438,6 +443,14 @@ def _unless_damaged(read: Callable[[], _Read], instead: _Read) -> _Read:
         return instead
 
 
+def verified_step(
+    archive: Archive, info: FrameInfo, originals: Run | Archive
+) -> tuple[list[Problem], list[StepError]]:
+    """Restore a frame without writing a file, and measure it against its original; return what is wrong."""
+    wrong, rows = _compare(archive, info, _as_archived(_accepting(originals, archive, info), archive, info))
+    return [*_rehearse(archive, info), *wrong], rows
+
+
 def _needs(archive: Archive, frames: Iterable[FrameInfo]) -> Iterator[StepNeeds]:
     """Yield what each frame takes; one that cannot be read is a problem of its own."""
     from inshrink_core.chain.sizes import step_needs
@@ -507,11 +520,12 @@ def _compare(
         except InshrinkError as error:
             problems.append(_problem(archive, info, error))
             continue
-        codec = frame.entry(spec.key).codec
+        codecs = {entry.codec for entry in archive.blocks(info, spec.key)}
+        codec = " ".join(sorted(codecs))
         faithful = spec.exact or meta.get("codec") == FALLBACK_CODEC or not is_rekeyed(meta, info)
         rows.append(StepError(info.step, spec.key, codec, measured))
         faithful = faithful and spec.parameter not in meta.get(WRITTEN, {})
-        exact = faithful and codec in get_codec(FALLBACK_CODEC).reads
+        exact = faithful and codecs <= get_codec(FALLBACK_CODEC).reads
         if exact and not measured.bit_exact and not problems:
             problems.append(
                 Problem(where, f"tensor '{spec.key}' was stored losslessly and differs", "restore a backup")
@@ -531,11 +545,12 @@ def _accepting(against: Run | Archive, archive: Archive, info: FrameInfo) -> Run
 def _as_archived(originals: Run | Archive, archive: Archive, info: FrameInfo) -> Checkpoint:
     """Return an original with its state attributed as its frame attributes it."""
     from inshrink_core.chain.archive import Archive
+    from inshrink_core.chain.attachments import attributing
 
     if isinstance(originals, Archive):
         return originals[info.step]
     return _unless_damaged(
-        lambda: originals.as_archived(info.step, archive.checkpoint(info)), originals[info.step]
+        lambda: originals.as_archived(info.step, attributing(archive, info)), originals[info.step]
     )
 
 

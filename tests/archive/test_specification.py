@@ -185,9 +185,45 @@ def test_the_number_of_parts_in_a_manifest_must_fit_its_columns(tmp_path):
         assert ArchiveReader.open(path).catalog.manifest_problem is not None
 
 
-def test_a_cell_of_a_tensor_asks_for_an_upgrade(tmp_path):
-    content = frame(attributes=(*WHOLE, [[2500], [1250]]))
-    path = archive(tmp_path / "x", content, manifest(content))
-    opened = Archive.open(path)
-    with pytest.raises(IncompatibleError, match=r"newer version.*whole tensors, found a cell of tensor 'a'"):
+def cells(path, *attributes: tuple) -> Path:
+    """Return an archive of blocks of 1,250 elements, each with the shape of a tensor and where it begins."""
+    with (
+        ArchiveWriter(path, create=True) as writer,
+        writer.begin(step=1, kind="keyframe", parent_id=None) as written,
+    ):
+        for key, *more in attributes:
+            written.add(key, "raw/1", bytes(5000), attributes=(*WHOLE, *more))
+        written.commit({})
+    return path
+
+
+def test_cells_make_up_a_tensor(tmp_path):
+    two = ("a[0:1250]", [[2500], [0]]), ("a[1250:2500]", [[2500], [1250]])
+    opened = Archive.open(cells(tmp_path / "y", *two, ("b",)))
+    assert [entry.key for entry in opened.blocks(opened.last, "a")] == [key for key, _ in two]
+    assert [entry.key for entry in opened.blocks(opened.last, "b")] == ["b"]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        [("a[1250:2500]", [[2500], [1250]])],  # half of it
+        [("a[0:1250]", [[1250], [0]]), ("a",)],  # a block of all of it, too
+        [("a[0:1250]", [[2500], [0]]), ("a[1000:2250]", [[2500], [1000]])],  # they overlap
+        [("a[0:1250]", [[2500], [0]]), ("a[1250:2500]", [[3000], [1250]])],  # of two shapes
+        [("a[2:1252]", [[1250], [2]])],  # past its end
+        [("a[0:1250]", [[1250, 1], [0, 0]])],  # of other dimensions
+        [("a", [[1250], [0]])],  # another key
+    ],
+)
+def test_cells_of_which_no_tensor_can_be_made_are_damage(tmp_path, attributes):
+    opened = Archive.open(cells(tmp_path / "x", *attributes))
+    with pytest.raises(DamagedError):
+        opened.decode(opened.last, "a")
+
+
+def test_a_seventh_attribute_asks_for_an_upgrade(tmp_path):
+    content = frame(attributes=(*WHOLE, [[1250], [0]], 1), keys=("a[0:1250]", "b[0:1250]"))
+    opened = Archive.open(archive(tmp_path / "x", content, manifest(content)))
+    with pytest.raises(IncompatibleError, match="newer version"):
         opened.checkpoint(opened.frames[0])

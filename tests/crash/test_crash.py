@@ -37,7 +37,7 @@ def test_some_cases_of_every_verb_and_mode_find_nothing():
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     rows = [line.split() for line in done.stdout.splitlines()[1:-1]]
-    assert len({row[0] for row in rows}) == 17
+    assert len({row[0] for row in rows}) == 19
     assert all(row[3] == "1" and set(row[4:]) == {"0"} for row in rows), done.stdout
 
 

@@ -44,6 +44,17 @@ def test_every_command_of_the_page_on_distributed_checkpoints_runs_in_order(tmp_
         assert resumed[60] < resumed[40]
     assert not any((tmp_path / "restored" / f"__{rank}_0.distcp").exists() for rank in (2, 3))
 
+    inside = _losses(said[f"{torchrun} 2 inside.py"])
+    resumed = _losses(said[f"{torchrun} 3 inside.py 40"])
+    assert inside == pytest.approx(saved, rel=1e-3)
+    assert sorted(resumed) == [40, 60]
+    assert resumed[40] == pytest.approx(saved[40], rel=0.05)
+    frames = inshrink_core.open(tmp_path / "inside.inshrink").reader.frames
+    assert [(frame.step, frame.branch, frame.n_parts) for frame in frames] == [
+        *[(step, 0, 2) for step in (20, 40, 60)],
+        (60, 1, 3),
+    ]
+
     monkeypatch.chdir(tmp_path)
     (snippet,) = [block for block in blocks(DCP) if block.is_python and block.title is None]
     exec(snippet.text, {})
@@ -57,5 +68,9 @@ def test_every_command_of_the_page_on_distributed_checkpoints_runs_in_order(tmp_
         assert torch.equal(tensor, made["model"][name])
         assert torch.equal(tensor, archive[40][name])
     inshrink_core.restore("exact.inshrink", "again", steps=[40])
+    whole = {"model": {name: torch.zeros_like(tensor) for name, tensor in made["model"].items()}}
+    dcp.load(whole, checkpoint_id="folder-40", no_dist=True)
+    inner = inshrink_core.open("inside.inshrink")[40]
+    assert all(torch.equal(tensor, inner[name]) for name, tensor in whole["model"].items())
     for path in (tmp_path / "again").iterdir():
         assert path.read_bytes() == (tmp_path / "run" / "step-40" / path.name).read_bytes()

@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -381,7 +382,8 @@ SAMPLE_SETTINGS = Settings("evaluator.py", "evaluate", "accuracy", "higher")
 
 
 def resolve_evaluator(settings, directory, **asked):
-    return EvaluatorRequest(**asked).resolve(settings, directory)
+    run = None if settings is None else SimpleNamespace(settings=settings, directory=Path(directory))
+    return EvaluatorRequest(**asked).resolve(run)
 
 
 @pytest.fixture

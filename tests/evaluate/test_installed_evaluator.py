@@ -88,7 +88,7 @@ def test_an_installed_evaluator_is_found_by_its_name(site, tmp_path):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("unheard-of", "installed are: gone, size"),
+        ("unheard-of", "installed are: auto, gone, size"),
         ("gone", "the module 'named_metrics.nowhere' of an installed evaluator is gone"),
         ("size:evaluate", "there is no such evaluator file"),
     ],
@@ -102,10 +102,11 @@ def test_a_name_that_means_nothing_is_told(site, name, told):
 def test_a_run_cannot_name_an_installed_evaluator(site, tmp_path):
     (tmp_path / "inshrink.toml").write_text('[evaluator]\nfile = "size"\n')
     script = (
-        "import sys; from inshrink_core.evaluate import EvaluatorRequest\n"
+        "import pathlib, sys; from types import SimpleNamespace\n"
+        "from inshrink_core.evaluate import EvaluatorRequest\n"
         "from inshrink_core.formats.logs.log import RunSettings\n"
-        "settings = RunSettings(file='size')\n"
-        "EvaluatorRequest(trust_run=True).resolve(settings, sys.argv[1])\n"
+        "run = SimpleNamespace(settings=RunSettings(file='size'), directory=pathlib.Path(sys.argv[1]))\n"
+        "EvaluatorRequest(trust_run=True).resolve(run)\n"
     )
     done = python(site, script, str(tmp_path))
     assert done.returncode == 1

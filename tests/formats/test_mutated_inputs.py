@@ -1,12 +1,14 @@
 """Whatever stands in the files of a run, the answer is a run or an error of ours."""
 
 import copy
+import functools
 import io
 import json
 import os
 import random
 import shutil
 import struct
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save as save_safetensors
 
+from benchmarks.fuzz.zero import GROUPS, save_zero, some_state
 from inshrink_core.errors import InshrinkError
 from inshrink_core.formats import open_run
 from tests.formats.run_builders import training_state
@@ -76,11 +79,10 @@ def flipped(data: bytes, chance: random.Random) -> bytes:
     return bytes(raw)
 
 
-def torch_mutant(chance: random.Random, state: dict) -> bytes:
+def torch_mutant(chance: random.Random, whole: bytes) -> bytes:
     """Return a torch file whose pickle was changed and whose checksums hold."""
-    buffer, out = io.BytesIO(), io.BytesIO()
-    torch.save(state, buffer)
-    with zipfile.ZipFile(buffer) as old, zipfile.ZipFile(out, "w") as new:
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(whole)) as old, zipfile.ZipFile(out, "w") as new:
         for info in old.infolist():
             data = old.read(info)
             if info.filename.endswith("data.pkl"):
@@ -102,12 +104,30 @@ def safetensors_mutant(chance: random.Random) -> bytes:
     return struct.pack("<Q", len(text)) + text + data
 
 
-def write_mutant(folder: Path, chance: random.Random, state: dict) -> None:
+def saved(state: dict) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+@functools.cache
+def zero_files(stage: int) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        save_zero(Path(folder), *some_state(), GROUPS, stage=stage)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def write_mutant(folder: Path, chance: random.Random, state: bytes) -> None:
     """Fill a folder with a run of which one file is odd."""
-    kind = chance.randrange(5)
+    kind = chance.randrange(6)
     whole = save_safetensors({"w": torch.ones(2)})
     if kind == 0:
         (folder / "step_1.pt").write_bytes(torch_mutant(chance, state))
+    elif kind == 5:
+        files = zero_files(chance.choice((1, 3)))
+        odd = chance.choice(sorted(files))
+        for name, content in files.items():
+            (folder / name).write_bytes(torch_mutant(chance, content) if name == odd else content)
     elif kind == 1:
         (folder / "step_1.safetensors").write_bytes(safetensors_mutant(chance))
     else:
@@ -160,7 +180,7 @@ def read_all(run) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_mutant_is_read_or_refused_with_an_error_of_ours(seed: int, tmp_path: Path):
-    chance, state = random.Random(seed), training_state()
+    chance, state = random.Random(seed), saved(training_state())
     for number in range(N_MUTANTS):
         folder = tmp_path / str(number)
         folder.mkdir()

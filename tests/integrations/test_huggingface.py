@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import inshrink_core
+from inshrink_core.chain import Archive
+from inshrink_core.chain.meta import QUALITY
 from inshrink_core.errors import InputError, LockedError, StepConflictError, StorageError
-from inshrink_core.training import FolderSaver
+from inshrink_core.training import FolderSaver, Retention
 
 pytest.importorskip("transformers", reason="needs the extra 'hf': make test-integrations")
 
@@ -50,7 +52,9 @@ def trainer(folder: Path, callbacks, *, steps=6, net=None, **options) -> Trainer
     arguments = TrainingArguments(
         output_dir=str(folder), max_steps=steps, per_device_train_batch_size=4, use_cpu=True, **options
     )
-    return Trainer(net or model(), arguments, train_dataset=data(), callbacks=callbacks)
+    return Trainer(
+        net or model(), arguments, train_dataset=data(), eval_dataset=data()[:8], callbacks=callbacks
+    )
 
 
 def weights(of: Trainer) -> dict[str, torch.Tensor]:
@@ -149,6 +153,43 @@ def test_what_a_signal_made_the_trainer_save_is_archived(tmp_path):
     assert folder.name == f"checkpoint-{step}"
 
 
+def checked_run(folder: Path, callback: InshrinkCallback, net) -> list[dict | None]:
+    """Train with an evaluation before each save, and return what the frames say of their quality."""
+    training = trainer(folder, [callback], net=net, eval_strategy="steps", eval_steps=2)
+    training.train()
+    callback.close(strict=True)
+    archive = Archive.open(callback.path)
+    return [archive.frame(info).meta.get(QUALITY) for info in archive.frames]
+
+
+def test_saves_are_checked_by_the_batch_that_the_trainer_evaluates_on(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tied = LlamaForCausalLM(LlamaConfig(vocab_size=64, tie_word_embeddings=True, **sizes))
+    callback = InshrinkCallback(tmp_path / "run.inshrink", max_restore_cost=0.01)
+    said = checked_run(tmp_path / "run", callback, tied)
+    assert [one["bounds"] for one in said] == [{"restore_cost": 0.01}] * 3
+    assert all(0 < one["restore_cost"] <= 0.01 for one in said)
+
+
+def test_a_check_of_ones_own_begins_with_the_first_save(tmp_path):
+    batch = torch.stack([row["input_ids"] for row in data()])
+
+    def loss(net):
+        return net(input_ids=batch, labels=batch).loss
+
+    said = checked_run(tmp_path / "run", InshrinkCallback(tmp_path / "a.inshrink", check=loss), model())
+    assert all(one["restore_cost"] <= 0.003 for one in said)
+
+
+def test_a_check_that_is_of_no_use_never_stops_the_training(tmp_path, caplog):
+    said = checked_run(
+        tmp_path / "run", InshrinkCallback(tmp_path / "a.inshrink", check=lambda net: "a text"), model()
+    )
+    assert said == [None] * 3
+    assert "saves are not checked" in caplog.text
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_a_cell_that_is_run_again_after_an_interruption_goes_on(tmp_path, error):
     class Interrupting(TrainerCallback):
@@ -241,3 +282,19 @@ def test_the_program_of_the_page_runs_twice_and_goes_on(tmp_path, monkeypatch):
         names = {"model": model(), "arguments": arguments, "dataset": data()}
         exec(program, names)
     assert inshrink_core.open(tmp_path / "run.inshrink").steps == (2, 4, 6)
+
+
+def test_a_policy_keeps_the_best_steps_by_the_trainers_own_log_and_the_last_state(tmp_path):
+    policy = Retention(keep_last=1, keep_best="eval_loss:1", optimizer_last=1)
+    callback = InshrinkCallback(tmp_path / "a", retention=policy, **EXACT)
+    options = {"eval_strategy": "steps", "eval_steps": 2}
+    one = trainer(tmp_path / "out", [callback], **options)
+    one.eval_dataset = data()
+    one.train()
+    assert callback.failures == {}
+    archive = inshrink_core.open(tmp_path / "a")
+    losses = {row["step"]: row["eval_loss"] for row in one.state.log_history if "eval_loss" in row}
+    assert archive.steps == tuple(sorted({6, min(losses, key=lambda step: (losses[step], -step))}))
+    assert [any("@" in key for key in archive[step]) for step in archive.steps] == [
+        step == 6 for step in archive.steps
+    ]

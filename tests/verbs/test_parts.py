@@ -1,6 +1,9 @@
 """Compressing in parts: the content is the same whatever their number, and nothing half-written is live."""
 
+import json
 import os
+import pickle
+import pkgutil
 import shutil
 import signal
 import subprocess
@@ -22,6 +25,7 @@ from inshrink_core.archive import (
 from inshrink_core.chain import Archive
 from inshrink_core.chain.parts import Share, Split, share_of
 from inshrink_core.cli import main
+from inshrink_core.codec import get_codec
 from inshrink_core.errors import (
     ConflictError,
     InputError,
@@ -30,6 +34,7 @@ from inshrink_core.errors import (
     StepConflictError,
     UnreadableError,
 )
+from inshrink_core.execution.engines import ENGINES, Engine, Heard, Told
 from inshrink_core.verbs import commit, compress, diff, forget_missing, pack, prune, restore, unpack, verify
 from tests.docs.pages import blocks
 
@@ -408,6 +413,91 @@ def test_ctrl_c_ends_every_process_of_torchrun_and_the_same_command_goes_on(tmp_
         os.killpg(started.pid, 0)
     assert torchrun(*words, cwd=tmp_path).returncode == 0
     assert content(tmp_path / "x") == content(template / "whole")
+
+
+# ---- engines -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_the_spot(monkeypatch):
+    """An engine that performs one part after the other here; returns what each was asked."""
+    asked = []
+
+    def perform(work):
+        n = work.workers or 3
+        told = Told(n, work.progress)
+        tasks = json.loads(json.dumps(work.tasks(n, work.threads or 1)))
+        asked.extend(argument for _, argument, _ in tasks)
+        return [
+            pickle.loads(pickle.dumps(pkgutil.resolve_name(function)(
+                argument, lambda now, at=at: told.hear(Heard(at, "now", now))
+            )))
+            for at, (function, argument, _) in enumerate(tasks)
+        ]  # fmt: skip
+
+    monkeypatch.setitem(ENGINES, "processes", Engine("", perform))
+    monkeypatch.setattr("inshrink_core.verbs.shared.sharing.prepare_process", lambda: None)
+    return asked
+
+
+def test_an_engine_compresses_restores_and_verifies_as_one_process_does(tmp_path, run, template, on_the_spot):
+    options = {"codec": "lattice", "steps": run.steps[:N_STEPS], "engine": "processes"}
+    now = []
+    report = compress(run.path, tmp_path / "x", **options, workers=3, progress=now.append)
+    assert content(tmp_path / "x") == content(template / "whole")
+    assert (report.part, report.waiting, report.appended) == (None, (), run.steps[:N_STEPS])
+    assert (now[-1].done, now[-1].total) == (report.raw_bytes_read, report.raw_bytes_read)
+    assert [one["fields"]["part"] for one in on_the_spot] == ["1/3", "2/3", "3/3"]
+    again = compress(run.path, tmp_path / "x", **options, workers=2)
+    assert (again.appended, again.skipped, again.relative_error) == ((), run.steps[:N_STEPS], None)
+    whole = compress(run.path, tmp_path / "y", codec="lattice", steps=run.steps[:N_STEPS])
+    assert report.relative_error == pytest.approx(whole.relative_error, rel=1e-12)
+    assert report.size.raw_total == whole.size.raw_total
+
+    one = restore(tmp_path / "x", tmp_path / "one", every=True, tensors="conv*")
+    many = restore(
+        tmp_path / "x", tmp_path / "many", every=True, tensors="conv*", engine="processes", workers=2
+    )
+    assert files(tmp_path / "one") == files(tmp_path / "many")
+    for name in ("steps", "layout", "stored", "originals"):
+        assert getattr(many, name) == getattr(one, name)
+    assert {path.name for path in many.paths} == {path.name for path in one.paths}
+
+    alone = verify(tmp_path / "x", deep=True, against=run.path)
+    shared = verify(tmp_path / "x", deep=True, against=run.path, engine="processes")
+    assert shared.to_json() == alone.to_json()
+
+
+def test_an_engine_goes_on_with_the_parts_of_an_earlier_attempt(tmp_path, run, template, on_the_spot):
+    options = {"codec": "lattice", "steps": run.steps[:N_STEPS]}
+    compress(run, tmp_path / "x", part="2/5", **options)
+    report = compress(run.path, tmp_path / "x", engine="processes", workers=2, **options)
+    assert report.appended == run.steps[:N_STEPS]
+    assert content(tmp_path / "x") == content(template / "whole")
+    assert {frame.n_parts for frame in Archive.open(tmp_path / "x").frames} == {5}
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"engine": "dask"}, "choose one of threads, processes, ray"),
+        ({"workers": 2}, "add --engine processes"),
+        ({"engine": "processes", "part": "1/2"}, "an engine takes all parts"),
+        ({"engine": "processes", "max_drop": 0.1}, "needs all tensors in one process"),
+        ({"engine": "processes", "workers": 0}, "≥ 1"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused_before_anything_is_written(tmp_path, run, options, match):
+    with pytest.raises(InputError, match=match):
+        compress(run.path, tmp_path / "x", **options)
+    assert not (tmp_path / "x").exists()
+
+
+def test_workers_are_given_paths_not_objects(tmp_path, run):
+    with pytest.raises(InputError, match="cannot be given the object in 'run'"):
+        compress(run, tmp_path / "x", engine="processes")
+    with pytest.raises(InputError, match="cannot be given the object in 'config'"):
+        compress(run.path, tmp_path / "x", config=get_codec("lossless")(), engine="processes")
 
 
 SCHEDULER = """#!/bin/sh

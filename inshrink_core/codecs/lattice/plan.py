@@ -196,7 +196,7 @@ def make_plan(
     known = {spec.key: (spec, o) for spec, o in zip(specs, seen, strict=True) if o is not None}
     matrices = {key: o for key, (spec, o) in known.items() if is_matrix(spec)}
     before = Memory.parse(context.memory)
-    rates = {key: positive(context.learning_rates.get(spec.name)) for key, (spec, _) in known.items()}
+    rates = {key: positive(context.learning_rates.get(spec.parameter)) for key, (spec, _) in known.items()}
     overall = _rms((known[key][0].numel, o.mean_square) for key, o in matrices.items())
     most = _MOST_MOVED_SHARE * overall
     now = _rms((known[key][0].numel, m) for key, m in _moved(matrices, before).items())

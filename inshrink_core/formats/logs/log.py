@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from inshrink_core.errors import ConfigError, DamagedError, InputError, clipped, named
-from inshrink_core.formats.disk import MAX_JSON_BYTES, MAX_VALUES, Access, is_dir, is_file
+from inshrink_core.formats.disk import MAX_JSON_BYTES, MAX_VALUES, Access, is_dir, is_file, parse_json
 from inshrink_core.formats.logs.event_file import is_event_file, scalar_rows
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "MetricsFile",
     "RunSettings",
     "TrainingLog",
+    "log_of_trainer",
     "read_log",
     "read_metrics",
     "read_settings",
@@ -263,8 +264,22 @@ def _require_few(n_values: int, path: Path) -> None:
         )
 
 
+def log_of_trainer(content: bytes, where: str) -> TrainingLog:
+    """Return the metrics that a ``trainer_state.json`` holds; none where it has no history.
+
+    Raises
+    ------
+    DamagedError
+        It is no JSON.
+    """
+    return TrainingLog(_history(parse_json(content, where)), where)
+
+
 def _from_trainer_state(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
-    state = access.read_json(path)
+    return _history(access.read_json(path))
+
+
+def _history(state: Any) -> dict[str, list[tuple[int, float]]]:
     history = state.get("log_history") if isinstance(state, dict) else None
     return _collect(row for row in history if isinstance(row, dict)) if isinstance(history, list) else {}
 

@@ -345,6 +345,7 @@ def _allowlist() -> dict[tuple[str, str], _Made]:
         ("torch._utils", "_rebuild_parameter_with_state"): _first,
         ("torch", "Size"): _make_sequence,
         ("_codecs", "encode"): _make_bytes,
+        ("deepspeed.runtime.zero.config", "ZeroStageEnum"): _inert,
     }
     makers = {"list tuple set frozenset": _make_sequence, "dict": _make_dict, "bytes bytearray": _make_bytes}
     for names, maker in makers.items():

@@ -112,7 +112,7 @@ class Bench(EvaluatorRequest, Computing, Reading, Request[BenchReport]):
                 f"--optimizer {self.optimizer}", remedy=f"choose one of {', '.join(OPTIMIZER_CHOICES)}"
             )
         folder = Path(self.output) if self.output is not None else None
-        resolved = self.resolve(opened.settings, opened.directory)
+        resolved = self.resolve(opened)
         with Judge([resolved], opened.__getitem__, Bounds()) as judge:
             measurer = Measurer(
                 run=opened,

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from inshrink_core.checkpoint import Unseen
 from inshrink_core.errors import ConflictError, InputError, LockedError, StepConflictError
 from inshrink_core.execution.progress import Progress
 from inshrink_core.execution.together import meet, part_ways
 from inshrink_core.verbs.shared.groups import PathLike, steps_of
+from inshrink_core.verbs.shared.sharing import shared_out
 
 if TYPE_CHECKING:
     from inshrink_core.archive import PartWriter
     from inshrink_core.chain import ChainConfig, ChainWriter
     from inshrink_core.chain.parts import Share, Split
     from inshrink_core.checkpoint import Checkpoint, TensorSpec
-    from inshrink_core.formats import Run
+    from inshrink_core.formats import Run, Skipped
     from inshrink_core.frame import FrameInfo
 
 
@@ -26,15 +29,28 @@ _ONE_PROCESS = ("max_drop", "max_divergence", "max_restore_cost", "evaluator", "
 """Options of a compression that no part can follow alone."""
 
 
-def compress_part(request: Any, part: str) -> dict[str, Any]:
-    """Write one part of the steps that an archive does not hold yet; commit where it was the last.
+class PartDone(NamedTuple):
+    """What came of one part."""
+
+    appended: tuple[int, ...]
+    skipped: tuple[int, ...]
+    raw_bytes: int
+    squared_error: float
+    squared_norm: float
+    left_out: tuple[Skipped, ...]
+    unseen: Unseen
+    device: str
+
+
+def compress_in_parts(request: Any) -> dict[str, Any]:
+    """Write the steps that an archive does not hold yet: one part, or all parts by an engine's workers.
+
+    One part is committed where it was the last.
 
     Parameters
     ----------
     request
         What every part is given alike: an `inshrink_core.verbs.compress.Compress`.
-    part
-        ``I/N``, or ``auto``.
 
     Returns
     -------
@@ -45,6 +61,43 @@ def compress_part(request: Any, part: str) -> dict[str, Any]:
     ------
     InputError
         An option that needs all tensors in one process.
+    ConflictError, StepConflictError, UnreadableError
+        As `write_part`.
+    EngineError, MissingExtraError
+        As `inshrink_core.verbs.shared.sharing.shared_out`. What is whole is kept.
+    """
+    from inshrink_core.archive import commit_parts
+    from inshrink_core.chain.parts import share_of
+
+    begun = time.perf_counter()
+    _refuse_what_needs_all(request)
+    if request.is_shared_out:
+        done = shared_out(request, lambda about: _begun_in(request.archive) or about)
+        commit_parts(request.archive)
+        return _report(request, done, begun)
+    share = share_of(request.part)
+    if share is None:
+        raise InputError("no part is named", expected="I/N")
+    own = write_part(request, share)
+    if meet():
+        commit_if_last(request.archive)
+    part_ways()
+    return _report(request, [own], begun) | {"part": str(share)}
+
+
+def _begun_in(archive: PathLike) -> int:
+    """Return in how many parts an earlier attempt was, whose steps wait for some of them; 0 for none."""
+    from inshrink_core.archive import ArchiveReader, is_archive
+
+    pending = ArchiveReader.open(archive).catalog.pending if is_archive(archive) else ()
+    return pending[0].n_parts if pending else 0
+
+
+def write_part(request: Any, share: Share) -> PartDone:
+    """Write one part of the steps that an archive does not hold yet, and commit nothing.
+
+    Raises
+    ------
     ConflictError
         Other parts were given other steps, settings or tensors.
     StepConflictError
@@ -53,16 +106,9 @@ def compress_part(request: Any, part: str) -> dict[str, Any]:
         A checkpoint cannot be read: in parts none is passed over, for the others would not know.
     """
     from inshrink_core.archive import PartWriter
-    from inshrink_core.chain import Archive, archive_size, original_checks
-    from inshrink_core.chain.parts import share_of
     from inshrink_core.formats import unreadable_error
     from inshrink_core.search.search import choose_steps
 
-    begun = time.perf_counter()
-    share = share_of(part)
-    if share is None:
-        raise InputError("no part is named", expected="I/N")
-    _refuse_what_needs_all(request)
     run = request.opened_run(request.run)
     if error := unreadable_error(run.unreadable, str(run.path)):
         raise error
@@ -72,28 +118,43 @@ def compress_part(request: Any, part: str) -> dict[str, Any]:
         require_same_settings(writer, config)
         session = _Session(request, run, steps, writer, config, share)
         session.run_all()
-    if meet():
-        commit_if_last(request.archive)
-    part_ways()
+    return PartDone(
+        appended=tuple(session.appended),
+        skipped=tuple(session.skipped),
+        raw_bytes=session.raw_bytes,
+        squared_error=session.squared_error,
+        squared_norm=session.squared_norm,
+        left_out=tuple(row for row in run.skipped if not row.unreadable),
+        unseen=Unseen.of(layout for step in steps for layout in run[step].files),
+        device=config.device,
+    )
+
+
+def _report(request: Any, done: Sequence[PartDone], begun: float) -> dict[str, Any]:
+    """Return the fields of a `CompressReport` on some parts."""
+    from inshrink_core.chain import Archive, archive_size, original_checks
+
     finished = Archive.open(request.archive)
-    waiting = finished.reader.catalog.pending
-    error_rate = (session.squared_error / session.squared_norm) ** 0.5 if session.squared_norm else None
+    config = request.chain_config(request.archive, device="cpu")
+    appended = {step for one in done for step in one.appended}
+    norm = math.fsum(one.squared_norm for one in done)
+    error = (math.fsum(one.squared_error for one in done) / norm) ** 0.5 if norm else None
     return dict(
         path=Path(request.archive),
         size=archive_size(finished),
-        appended=tuple(session.appended),
-        skipped=tuple(session.skipped),
+        appended=tuple(sorted(appended)),
+        skipped=tuple(step for step in done[0].skipped if step not in appended),
         seconds=time.perf_counter() - begun,
-        raw_bytes_read=session.raw_bytes,
-        relative_error=error_rate if session.appended else None,
+        raw_bytes_read=sum(one.raw_bytes for one in done),
+        relative_error=error if appended else None,
         codec=config.codec,
         config=config.config.settings(),
         optimizer=config.optimizer,
-        left_out=tuple(row for row in run.skipped if not row.unreadable),
+        left_out=done[0].left_out,
         originals=original_checks(finished, finished.frames),
-        device=config.device,
-        part=str(share),
-        waiting=tuple(frame.step for frame in waiting),
+        unseen=done[0].unseen,
+        device=done[0].device,
+        waiting=tuple(frame.step for frame in finished.reader.catalog.pending),
     )
 
 
@@ -137,8 +198,8 @@ def _refuse_what_needs_all(request: Any) -> None:
     for name in _ONE_PROCESS:
         if getattr(request, name) is not None:
             raise InputError(
-                f"--{name.replace('_', '-')} needs all tensors in one process, and --part has some",
-                remedy="leave one of them out",
+                f"--{name.replace('_', '-')} needs all tensors in one process, and a part has some",
+                remedy="leave it out, or --part and --engine",
             )
 
 
@@ -223,10 +284,12 @@ class _Session:
     def _is_equal(self, step: int, info: FrameInfo) -> bool:
         """Whether what is there of a step, whole or this part of it, was made from the checkpoint."""
         from inshrink_core.chain import holds_content
+        from inshrink_core.chain.attachments import parts_of
 
         frame = self._writer.reader.frame(info.frame_id)
-        held = {entry.key for entry in frame.entries if not entry.attachment}
-        return held >= {spec.key for spec in self._own(step)} and holds_content(frame, self._stored(step))
+        return parts_of(frame).keys() >= {spec.key for spec in self._own(step)} and holds_content(
+            frame, self._stored(step)
+        )
 
     def _append(self, step: int) -> None:
         """Write this part of one step."""

@@ -73,6 +73,11 @@ class Watch(Compressing, Request["WatchReport"]):
         End when this step or a later one is archived.
     idle
         End when nothing new was archived, or written that cannot be read yet, for so many seconds.
+    release
+        Delete originals that are archived, but for the newest two, once each is restored and compared; those
+        alone that the archive gives back bit for bit.
+    release_lossy
+        The same, and also those that it gives back with an error.
 
     Returns
     -------
@@ -98,7 +103,7 @@ class Watch(Compressing, Request["WatchReport"]):
     Beside how far each writing has come, `progress` gets what happens: events of the stage ``watch``, whose
     `found` has as ``event`` one of ``archived``, ``skipped`` (in the archive already, or older than its last
     step), ``vanished`` (gone or changed while it was read), ``unreadable`` (not unfinished, and not to be
-    read) and ``ended``.
+    read), ``released`` (deleted, since the archive has it) and ``ended``.
 
     The archive is free between two writings, so that another process may read, prune or append. Each
     writing reads the state of the last step from the archive again, a decoding of at most
@@ -120,6 +125,8 @@ class Watch(Compressing, Request["WatchReport"]):
     interval: Annotated[float, Option(("--poll",), metavar="SECONDS", least=0.001)] = 5.0
     until: Annotated[int | None, Option(metavar="STEP", least=0)] = None
     idle: Annotated[float | None, Option(metavar="SECONDS", least=0.001)] = None
+    release: bool = False
+    release_lossy: bool = False
 
     COMMAND: ClassVar = "compress --watch"
     THREADED: ClassVar = True
@@ -194,6 +201,7 @@ class _Watcher:
         self._stirs = False  # whether something that cannot be read is still being written
         self._run: Run | None = None
         self._failures = self._locked = 0
+        self._told: set[int] = set()
         self._seen_steps = SeenSteps(asked.interval)
 
     def say(self, event: Progress) -> None:
@@ -351,7 +359,36 @@ class _Watcher:
             if not self._seen_steps.is_done(step, identities[step]):
                 self._finish(step, identities[step], _event("skipped", step, "it is there already"))
         self._writing = replace(self._writing, resumed_from=None)
+        if self._asked.release or self._asked.release_lossy:
+            self._release(run)
         return True
+
+    def _release(self, run: Run) -> None:
+        """Release what is archived; what keeps it from that ends no watch."""
+        from inshrink_core.verbs.history.release import Release
+
+        asked = self._asked
+        try:
+            report = Release(
+                run=self._asked.run,
+                archive=self._archive,
+                steps=[step for step in run.refresh().steps if self._seen_steps.is_done(step)],
+                lossy=asked.release_lossy,
+                apply=True,
+                base=self._writing.base,
+                step_pattern=asked.step_pattern,
+                follow_links=asked.follow_links,
+            ).perform()
+        except (InshrinkError, OSError) as error:
+            self.say(_event("kept", None, f"nothing is released: {error}"))
+            return
+        self.report.freed += report.freed
+        for step in report.released:
+            self.say(_event("released", step))
+        for row in report.steps:
+            if row.why and row.step not in self._told and "newest" not in row.why:
+                self._told.add(row.step)
+                self.say(_event("kept", row.step, row.why))
 
     def _note_archived(self, before: frozenset[int], identities: Mapping[int, str]) -> None:
         """Report the steps that were committed."""
@@ -405,6 +442,8 @@ class WatchReport(Report):
         Checkpoints that cannot be read and are not archived, by path.
     skip_damaged
         Whether such checkpoints are no failure.
+    freed
+        Bytes of originals that were released.
     """
 
     archive: str
@@ -415,6 +454,7 @@ class WatchReport(Report):
     seconds: float = 0.0
     unreadable_by_path: dict[str, Skipped] = field(default_factory=dict)
     skip_damaged: bool = False
+    freed: int = 0
 
     def _document(self) -> dict[str, Any]:
         last = self.last
@@ -432,6 +472,8 @@ class WatchReport(Report):
             "appended": self.appended,
             "skipped": self.skipped,
             "vanished": self.vanished,
+            "released": self.steps("released"),
+            "bytes_freed": self.freed,
             "unreadable": self.unreadable,
             "seconds": self.seconds,
         }
@@ -480,11 +522,12 @@ class WatchReport(Report):
     def show(self, console: Console) -> None:
         """Print what was archived, and why the watch ended."""
         show_unreadable(console, self.unreadable)
-        appended, vanished = self.appended, self.vanished
+        appended, vanished, released = self.appended, self.vanished, self.steps("released")
         facts = [
             ("archive", self.archive),
             ("appended", steps_in_short(appended) if appended else "nothing new"),
             ("vanished", steps_in_short(vanished) if vanished else ""),
+            ("released", f"{steps_in_short(released)} ({size(self.freed)})" if released else ""),
             ("ended", _WHY.get(self.ended, self.ended)),
             ("time", duration(self.seconds)),
         ]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 from inshrink_core.errors import InputError, UnreadableError
-from inshrink_core.request import Option
+from inshrink_core.execution.engines import ENGINES, THREADS
+from inshrink_core.request import Option, Request
 from inshrink_core.text import parse_size
 from inshrink_core.verbs.shared.values import choose_steps, given_settings, read_config_file
 
@@ -99,6 +100,32 @@ class Computing(OnDevice):
     """
 
     threads: Annotated[int | None, Option(least=1)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnEngine:
+    """Who does the work.
+
+    Parameters
+    ----------
+    engine
+        Who does the work: the threads of this process, processes beside it, or Ray, on the cluster of
+        RAY_ADDRESS or else on this machine. The result does not depend on it.
+    workers
+        With an engine: processes, or tasks of Ray, at a time; by default as many as there is room for.
+    """
+
+    engine: Annotated[str, Option(metavar="|".join((THREADS, *ENGINES)))] = THREADS
+    workers: Annotated[int | None, Option(metavar="N", least=1)] = None
+
+    @property
+    def is_shared_out(self) -> bool:
+        """Whether an engine is asked for."""
+        return self.engine != THREADS or self.workers is not None
+
+    def perform_part(self) -> Any:
+        """Do one part of it, in a worker, and return what it takes to report on all."""
+        return cast("Request[Any]", self).perform()
 
 
 @dataclass(frozen=True, kw_only=True)

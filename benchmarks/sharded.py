@@ -1,0 +1,176 @@
+"""What a sharded training pays for saving itself: cells, another number of ranks, reads, and the wait.
+
+Ranks on gloo hold 4.2 million weights and AdamW's moments, which walk at random; the codec is the default.
+Rows of ``results/sharded.csv``:
+
+- *cells*: bytes of a delta in cells over those of the same delta with each rank's shard in one block.
+- *resharded*: bytes of the first save of another number of ranks over those of a delta of theirs. On 4
+  ranks, shards are whole cells; on 3 they are not.
+- *read*: bytes that a rank reads to load its shards over those of the blocks that hold them, along the chain.
+- *async*: seconds until ``async_save`` (on a thread) returns over those of ``save``; medians, interleaved.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from benchmarks.results import write
+from inshrink_core.chain import Archive, parts
+from inshrink_core.integrations.dcp import InshrinkReader, InshrinkWriter
+
+LAYERS, WIDTH = 4, 1024
+STEPS, MORE, ROUNDS = 4, 2, 5
+TARGETS = {"cells": 1.01, "resharded": 1.5, "read": 1.1, "async": 0.1}
+
+
+def state_at(step: int) -> dict[str, Any]:
+    """Return this rank's shards of the state of a step."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    weights: dict[str, Any] = {}
+    moments: dict[str, Any] = {}
+    for layer in range(LAYERS):
+        generator = torch.Generator().manual_seed(layer)
+        weight, first, second = torch.randn(3, WIDTH, WIDTH, generator=generator) * 0.02
+        second = second.square()
+        for _ in range(step):
+            gradient = torch.randn(WIDTH, WIDTH, generator=generator)
+            first = 0.9 * first + 0.1 * gradient
+            second = 0.999 * second + 0.001 * gradient.square()
+            weight = weight - 1e-4 * first / (second.sqrt() + 1e-8)
+        name = f"layers.{layer}.weight"
+        weights[name] = distribute_tensor(weight, mesh, [Shard(0)])
+        moments[name] = {
+            "step": torch.tensor(float(step)),
+            "exp_avg": distribute_tensor(first, mesh, [Shard(0)]),
+            "exp_avg_sq": distribute_tensor(second, mesh, [Shard(0)]),
+        }
+    groups = [{"lr": 1e-4, "betas": (0.9, 0.999), "params": list(weights)}]
+    return {"model": weights, "optim": {"state": moments, "param_groups": groups}}
+
+
+def save(archive: Path, first: int, n_steps: int, cell: int = parts.CELL_NUMEL) -> None:
+    """Save some steps on these ranks, after those that are there."""
+    parts.CELL_NUMEL = cell  # type: ignore[misc]
+    writer = InshrinkWriter(archive)
+    for step in range(first, first + n_steps):
+        dcp.save(state_at(step), storage_writer=writer, checkpoint_id=f"step-{step}")
+
+
+def load(archive: Path, step: int, found: Path) -> None:
+    """Load a step, and note what each rank reads and which blocks hold that."""
+    reader, state = InshrinkReader(archive, step=step), state_at(0)
+    dcp.load(state, storage_reader=reader)
+    opened = Archive.open(archive)
+    info = opened.reader.find(step)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    rows = range(rank * WIDTH // world, (rank + 1) * WIDTH // world)
+    held = 0
+    for frame_info in opened.reader.chain(info.frame_id):
+        frame = opened.frame(frame_info)
+        for entry in frame.entries:
+            if not entry.attachment and _overlaps(entry.attributes, rows):
+                held += entry.nbytes
+    torch.save((reader._archive.reader.bytes_read, held), found / f"{rank}.pt")
+
+
+def _overlaps(attributes: tuple[Any, ...], rows: range) -> bool:
+    """Whether a block holds some rows of its tensor."""
+    if len(attributes) < 6:
+        return True
+    begin = attributes[5][1][0]
+    return bool(begin < rows.stop and begin + attributes[2][0] > rows.start)
+
+
+def wait(archive: Path, found: Path) -> None:
+    """Save in turns, waiting and not, and note how long training waits."""
+    writers = {name: InshrinkWriter(archive / name) for name in ("save", "async_save")}
+    waits: dict[str, list[float]] = {name: [] for name in writers}
+    for step in range(ROUNDS + 1):
+        state = state_at(step)
+        for name, writer in writers.items():
+            dist.barrier()
+            begun = time.perf_counter()
+            done = getattr(dcp, name)(state, storage_writer=writer, checkpoint_id=f"step-{step}")
+            waits[name].append(time.perf_counter() - begun)
+            if name == "async_save":
+                done.result()
+    if dist.get_rank() == 0:
+        # The first save loads kernels and joins the ranks.
+        torch.save({name: statistics.median(seconds[1:]) for name, seconds in waits.items()}, found / "w.pt")
+
+
+def _rank(rank: int, world: int, store: Path, act: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world, store=dist.FileStore(str(store), world))
+    act(*arguments)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def on_ranks(world: int, folder: Path, act: Callable[..., None], *arguments: Any) -> None:
+    """Have so many processes do the same together."""
+    store = folder / f"store-{len(list(folder.glob('store-*')))}"
+    torch.multiprocessing.start_processes(
+        _rank, (world, store, act, arguments), nprocs=world, start_method="forkserver"
+    )
+
+
+def blocks(archive: Path, step: int) -> int:
+    """Return the bytes of a step's frame."""
+    return int(Archive.open(archive).reader.find(step).nbytes)
+
+
+def measure(folder: Path) -> list[dict[str, object]]:
+    """Return the rows."""
+    rows: list[dict[str, object]] = []
+
+    def add(what: str, ranks: str, value: float, base: float, unit: str) -> None:
+        rows.append(
+            {"what": what, "ranks": ranks, "unit": unit, "value": value, "of": base, "ratio": value / base}
+            | {"target": TARGETS[what] if (what, ranks) != ("resharded", "2 to 3") else ""}
+        )
+        print(rows[-1], flush=True)
+
+    last = STEPS - 1
+    on_ranks(2, folder, save, folder / "cells", 0, STEPS)
+    on_ranks(2, folder, save, folder / "shards", 0, STEPS, 1 << 40)
+    add("cells", "2", blocks(folder / "cells", last), blocks(folder / "shards", last), "bytes")
+    for world in (2, 4, 1):
+        on_ranks(world, folder, load, folder / "cells", last, folder)
+        for rank in range(world):
+            add("read", f"{world}, rank {rank}", *torch.load(folder / f"{rank}.pt"), "bytes")
+    for world in (4, 3, 1):
+        archive = folder / f"to-{world}"
+        on_ranks(2, folder, save, archive, 0, STEPS)
+        on_ranks(world, folder, save, archive, STEPS, MORE)
+        add("resharded", f"2 to {world}", blocks(archive, STEPS), blocks(archive, STEPS + 1), "bytes")
+    (folder / "wait").mkdir()
+    on_ranks(2, folder, wait, folder / "wait", folder)
+    waits = torch.load(folder / "w.pt")
+    add("async", "2", waits["async_save"], waits["save"], "seconds")
+    return rows
+
+
+def main() -> None:
+    """Measure, and write the table."""
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed.tensor", "inshrink_core.integrations.dcp"])
+    with tempfile.TemporaryDirectory() as folder:
+        write("sharded", measure(Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

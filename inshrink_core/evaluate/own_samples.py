@@ -1,0 +1,283 @@
+"""An evaluator that nobody writes: a model of transformers, judged on samples of its own.
+
+What a restore costs is a divergence of predictions over their cross-entropy, and needs no labels: any inputs
+will do that are like the training's. A language model writes such inputs itself, and those of an image model
+have a known shape. The model is made from ``config.json``, by classes of the installed `transformers` alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from inshrink_core.errors import InputError, MissingExtraError, clipped
+from inshrink_core.evaluate.evaluator import Prepared
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from inshrink_core.formats import Run
+
+AUTO: Final = "auto"
+"""The name of this evaluator."""
+
+_CONFIG: Final = "config.json"
+_STATE: Final = "state.pt"
+_MOST_CONFIG_BYTES: Final = 1 << 20
+
+N_SEQUENCES: Final = 128
+LENGTH: Final = 64
+"""Sequences that a language model writes, and their tokens."""
+
+_MOST_LOG_PROBS: Final = 1 << 26
+"""Numbers of the predictions: 256 MB. A large vocabulary gets fewer sequences."""
+_LEAST_SEQUENCES: Final = 8
+
+_BURN_IN: Final = 16
+"""Tokens written before those that count, where the model knows no first one: it begins with any."""
+
+N_IMAGES: Final = 128
+_IMAGE_SIZE: Final = 64
+"""Images, and their width where the configuration says none."""
+
+_IGNORED: Final = (
+    *("auto_map", "quantization_config", "_attn_implementation", "attn_implementation"),
+    *("dtype", "torch_dtype"),
+)
+"""What of a configuration is not taken over: code and kernels of others, the training's precision."""
+
+_CORRECTION: Final = {"input_ids": 1.25, "pixel_values": 2.0}
+"""What a restore costs on data, over what it costs on samples, by the model's input, where that is much:
+`benchmarks.own_samples`, GPT-2 and ResNet."""
+
+Evaluate = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def prepare(run: Run) -> Prepared:
+    """Return what judges the checkpoints of a run on samples of its last one.
+
+    Raises
+    ------
+    InputError
+        The run has no ``config.json``, or one of a model that `transformers` does not have or that this does
+        not know the inputs of.
+    MissingExtraError
+        `transformers` is not installed.
+    """
+    last = run.steps[-1]
+    path = _config_of(run)
+    try:
+        content = path.read_bytes()
+        read = json.loads(content) if len(content) <= _MOST_CONFIG_BYTES else None
+    except (OSError, ValueError) as error:
+        raise InputError(f"it cannot be read ({error})", where=str(path)) from error
+    config: dict[str, Any] = read if isinstance(read, dict) else {}
+    name = _architecture(config, path)
+    if importlib.util.find_spec("transformers") is None:
+        raise MissingExtraError("transformers", "hf")
+
+    def write(folder: Path) -> None:
+        import torch
+
+        own = {key: value for key, value in config.items() if key not in _IGNORED}
+        (folder / _CONFIG).write_text(json.dumps({**own, "architectures": [name]}))
+        torch.save(dict(run[last].state_dict()), folder / _STATE)
+
+    return Prepared(f"{run.identity(last)} {name}", write)
+
+
+def _config_of(run: Run) -> Path:
+    last = run.path_of(run.steps[-1])
+    folders = (last if last.is_dir() else last.parent, run.directory)
+    for folder in folders:
+        path = folder / _CONFIG
+        if path.is_file() and not path.is_symlink():
+            return path
+    raise InputError(
+        "there is no config.json, from which a model of transformers is made",
+        where=str(folders[0]),
+        remedy="give an evaluator of your own: --evaluator FILE.py:FUNCTION"
+        " (inshrink evaluate --write begins one)",
+    )
+
+
+def _architecture(config: Mapping[str, Any], path: Path) -> str:
+    """Return the class that a configuration names."""
+    names = config.get("architectures")
+    if not (isinstance(names, list) and names and isinstance(names[0], str) and names[0].isidentifier()):
+        raise InputError(
+            "it names no model of transformers",
+            where=str(path),
+            expected='"architectures": ["GPT2LMHeadModel"]',
+            found=clipped(json.dumps(names)),
+        )
+    name: str = names[0]
+    return name
+
+
+def evaluator_of(folder: Path) -> Evaluate:
+    """Return the evaluator that was prepared in a folder; runs in the child.
+
+    Raises
+    ------
+    ValueError
+        `transformers` has no such model, it is another one than the checkpoint's, its inputs are not known,
+        or it predicts no classes.
+    """
+    import torch
+
+    os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
+    state = torch.load(folder / _STATE, map_location="cpu", weights_only=True, mmap=True)
+    load = _loader(json.loads((folder / _CONFIG).read_text()), state)
+    model = load(state)
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        samples = _samples(model)
+        rows = _log_probs(model, samples)
+        labels = _next_tokens(samples, rows)
+        if labels is None:
+            labels = torch.multinomial(rows.exp(), 1).squeeze(1)
+
+    def evaluate(state: dict[str, Any]) -> dict[str, Any]:
+        with torch.inference_mode():
+            rows = _log_probs(load(state), samples)
+            loss = torch.nn.functional.nll_loss(rows, labels)
+            return {"loss": loss, "log_probs": rows, "correction": _CORRECTION[model.main_input_name]}
+
+    return evaluate
+
+
+def _loader(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Callable[[Mapping[str, Tensor]], Any]:
+    """Return what makes a model of a state; one that is larger than the checkpoint is refused."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    name = config["architectures"][0]
+    found = getattr(transformers, name, None)
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise ValueError(  # noqa: TRY004 - it is a file that says so
+            f"transformers {transformers.__version__} has no model {name}"
+        )
+    made: Any = found
+    for key, value in config.items():
+        if "layer" in key and isinstance(value, int) and value > len(state):
+            raise ValueError(f"config.json says {key} = {value}, and the checkpoint has {len(state)} tensors")
+    described = made.config_class.from_dict(dict(config))
+    with torch.device("meta"):
+        planned = sum(value.numel() for value in made._from_config(described).parameters())
+    there = sum(value.numel() for value in state.values())
+    if planned > 2 * there:
+        raise ValueError(f"config.json describes {planned} parameters, and the checkpoint has {there}")
+
+    def load(state: Mapping[str, Tensor]) -> Any:
+        # As from a folder of its own: names of earlier versions are known, and tied weights are tied.
+        model, about = made.from_pretrained(
+            None, config=described, state_dict=dict(state), dtype=torch.float32, output_loading_info=True
+        )
+        if lost := sorted(about["missing_keys"]):
+            raise ValueError(f"the checkpoint has no '{lost[0]}' ({len(lost)} are missing)")
+        return model.eval()
+
+    return load
+
+
+def _samples(model: Any) -> dict[str, Tensor]:
+    """Return inputs that a model is judged on, by the names that it gives them."""
+    import torch
+
+    config, main = model.config, model.main_input_name
+    if main == "pixel_values":
+        return {main: _images(model)}
+    if main != "input_ids":
+        raise ValueError(f"its inputs, '{main}', are not known here: only tokens and images are")
+    vocabulary = int(config.get_text_config().vocab_size)
+    positions = getattr(config, "max_position_embeddings", None) or LENGTH + _BURN_IN
+    length = min(LENGTH, int(positions))
+    n = min(N_SEQUENCES, max(_LEAST_SEQUENCES, _MOST_LOG_PROBS // (vocabulary * length)))
+    tokens = torch.randint(vocabulary, (n, length))
+    if config.is_encoder_decoder:
+        start = getattr(config, "decoder_start_token_id", None) or 0
+        written = _written(model, torch.full((n, 1), start), length - 1, {"input_ids": tokens})
+        return {"input_ids": tokens, "decoder_input_ids": written}
+    if not model.can_generate():
+        return {"input_ids": tokens}
+    first = getattr(config, "bos_token_id", None)
+    if isinstance(first, int) and 0 <= first < vocabulary:
+        return {"input_ids": _written(model, torch.full((n, 1), first), length - 1, {})}
+    burn_in = min(_BURN_IN, max(0, int(positions) - length))
+    return {"input_ids": _written(model, tokens[:, :1], length - 1 + burn_in, {})[:, burn_in:]}
+
+
+def _written(model: Any, tokens: Tensor, n: int, given: Mapping[str, Tensor]) -> Tensor:
+    """Go on with tokens as the model does, each drawn from its own prediction."""
+    import torch
+
+    name = "decoder_input_ids" if given else "input_ids"
+    for _ in range(n):
+        logits = model(**{**given, name: tokens}, use_cache=False).logits[:, -1].float()
+        drawn = torch.multinomial(torch.softmax(logits, -1), 1)
+        tokens = torch.cat([tokens, drawn], 1)
+    return tokens
+
+
+def _images(model: Any) -> Tensor:
+    """Return noise as smooth as photographs are, with the variance that the first normalisation has seen."""
+    import torch
+
+    config = model.config
+    size = getattr(config, "image_size", None) or _IMAGE_SIZE
+    height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
+    # Amplitudes of photographs fall with the inverse of the frequency (Field 1987).
+    across, down = torch.fft.rfftfreq(width), torch.fft.fftfreq(height)
+    falling = 1 / torch.hypot(down[:, None], across[None]).clamp(min=1 / max(height, width))
+    noise = torch.randn(N_IMAGES, int(getattr(config, "num_channels", 3)), height, width)
+    images = torch.fft.irfft2(torch.fft.rfft2(noise) * falling, s=(height, width))
+    images = images / images.std()
+    scale = 1.0
+    holding = [one for one in model.modules() if getattr(one, "running_var", None) is not None]
+
+    def look(module: Any, given: tuple[Tensor, ...]) -> None:
+        nonlocal scale
+        seen = given[0].var((0, 2, 3)).mean()
+        scale = float((module.running_var.mean() / seen.clamp(min=1e-12)).sqrt())
+
+    if holding:
+        hook = holding[0].register_forward_pre_hook(look)
+        model(pixel_values=images)
+        hook.remove()
+    scaled: Tensor = images * scale
+    return scaled
+
+
+def _log_probs(model: Any, samples: Mapping[str, Tensor]) -> Tensor:
+    """Return what a model predicts of its samples, a row for each."""
+    import torch
+
+    logits = getattr(model(**samples), "logits", None)
+    if logits is None or logits.dim() < 2 or logits.shape[1 if logits.dim() == 4 else -1] < 2:
+        raise ValueError(
+            f"{type(model).__name__} predicts no classes, and nothing else can be judged without data"
+        )
+    if logits.dim() == 4:  # a class for each pixel: (n, classes, height, width)
+        logits = logits.movedim(1, -1)
+    elif "pixel_values" not in samples and model.can_generate():
+        logits = logits[:, :-1]  # what comes after the last token is not known
+    rows = logits.flatten(0, -2)
+    most = _MOST_LOG_PROBS // rows.shape[-1]
+    if len(rows) > most:
+        rows = rows[:most]
+    return torch.log_softmax(rows.float(), -1)
+
+
+def _next_tokens(samples: Mapping[str, Tensor], rows: Tensor) -> Tensor | None:
+    """Return what a language model has written after each token; of other models nothing is known."""
+    written = samples.get("decoder_input_ids", samples.get("input_ids"))
+    if written is None or written.shape[0] * (written.shape[1] - 1) < len(rows):
+        return None
+    return written[:, 1:].flatten()[: len(rows)]

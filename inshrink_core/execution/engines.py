@@ -1,0 +1,282 @@
+"""Engines: who performs the parts of a work that is shared out, each of them in one piece.
+
+A part is a call of a function of this project with JSON data. It may be begun again where a worker died:
+parts are idempotent. What goes back and forth is what was asked, how far it is and what came of it, never a
+tensor.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import pickle
+import queue
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import IO, Any, Final, Literal, NamedTuple, cast
+
+from inshrink_core.errors import EngineError, InputError
+from inshrink_core.execution.process import start_python, user_environment
+from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.execution.threads import default_threads
+
+THREADS: Final = "threads"
+"""No engine: the threads of this process."""
+
+N_ATTEMPTS: Final = 3
+"""A part that has ended so many workers ends the next one, too."""
+
+SECONDS_TO_TIDY_UP: Final = 1.0
+"""How long a worker that was told to end may remove what it has half written."""
+
+_WORKER: Final = "inshrink_core.execution.worker"
+
+
+class Task(NamedTuple):
+    """A part of a work.
+
+    Parameters
+    ----------
+    function
+        Called with `argument` and with what takes note of its `Progress`, as ``MODULE:NAME``.
+    argument
+        JSON data.
+    directory
+        Where it works: relative paths begin there.
+    """
+
+    function: str
+    argument: Any
+    directory: str
+
+
+class Heard(NamedTuple):
+    """What was heard of a task: how far it is, its result, or the error that it ended with."""
+
+    at: int
+    kind: Literal["now", "result", "error"]
+    value: Any
+
+
+Hear = Callable[[Heard], None]
+
+
+class Work(NamedTuple):
+    """What is shared out.
+
+    Parameters
+    ----------
+    tasks
+        Returns the tasks, given about how many there should be, and the threads of each.
+    workers
+        Tasks at a time; None: as many as there is room for.
+    threads
+        Of each worker; None: what the engine thinks right.
+    progress
+        Called with the progress of all tasks together.
+    """
+
+    tasks: Callable[[int, int], Sequence[Task]]
+    workers: int | None = None
+    threads: int | None = None
+    progress: OnProgress | None = None
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Who performs parts.
+
+    Parameters
+    ----------
+    package
+        What must be installed for it; the extra has the same name. Empty for nothing.
+    perform
+        Performs a `Work` and returns the results of its tasks in order. Whatever is raised, by a task or by
+        who is told of progress, ends all workers before it is raised.
+    """
+
+    package: str
+    perform: Callable[[Work], list[Any]]
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether it can be had."""
+        return not self.package or find_spec(self.package) is not None
+
+
+def installed_engines() -> tuple[str, ...]:
+    """Return the names of the engines that can be had, threads first."""
+    return (THREADS, *(name for name, engine in ENGINES.items() if engine.is_installed))
+
+
+def engine_of(name: str) -> Engine | None:
+    """Return an engine by its name; None for threads.
+
+    Raises
+    ------
+    InputError
+        There is no such engine.
+    """
+    if name == THREADS:
+        return None
+    if name not in ENGINES:
+        raise InputError(f"--engine {name}", remedy=f"choose one of {', '.join((THREADS, *ENGINES))}")
+    return ENGINES[name]
+
+
+class Told:
+    """How far the tasks of a work are, summed up.
+
+    Parameters
+    ----------
+    n_tasks
+        How many there are.
+    progress
+        Called with the sum; None: nobody wants it.
+    """
+
+    def __init__(self, n_tasks: int, progress: OnProgress | None) -> None:
+        self._n, self._progress = n_tasks, progress
+        self._rows: dict[int, tuple[int, int]] = {}
+        self._most = 0
+
+    def hear(self, heard: Heard) -> None:
+        """Take in what was heard of a task; of those that have not begun, their size is guessed."""
+        if heard.kind != "now" or self._progress is None:
+            return
+        now: Progress = heard.value
+        self._rows[heard.at] = now.done, now.total
+        done, total = (sum(column) for column in zip(*self._rows.values(), strict=True))
+        # Where a worker died its part begins again; nobody wants to see that all do less than before.
+        self._most = max(self._most, done)
+        total = max(self._most, total * self._n // len(self._rows))
+        self._progress(Progress(now.stage, self._most, total, now.step, now.detail))
+
+
+# ---- processes of this machine -------------------------------------------------------------------
+
+
+def packed(value: Any) -> str:
+    """Return a value as a text that goes to or comes from a worker of ours."""
+    return base64.b64encode(pickle.dumps(value)).decode()
+
+
+def unpacked(text: str) -> Any:
+    """Return what `packed` made a text of: only from a process that this one has started."""
+    return pickle.loads(base64.b64decode(text))
+
+
+class _Team:
+    """Worker processes, each of which performs one task at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[subprocess.Popen[str]] = []
+        self._all: list[subprocess.Popen[str]] = []
+        self._over = False
+
+    def perform(self, at: int, task: Task, hear: Hear) -> None:
+        """Have a task performed by a worker that has nothing to do, by another where one dies."""
+        try:
+            for _ in range(N_ATTEMPTS):
+                if self._performed(at, task, hear) or self._over:
+                    return
+        except BaseException as error:  # whatever it is, it is raised where tasks are waited for
+            hear(Heard(at, "error", error))
+            return
+        problem = EngineError(
+            f"the process that worked on part {at + 1} ended {N_ATTEMPTS} times before it was done",
+            remedy="the machine may be short of memory: use fewer --workers; the same command goes on",
+        )
+        hear(Heard(at, "error", problem))
+
+    def _performed(self, at: int, task: Task, hear: Hear) -> bool:
+        """Have a task performed; False where its worker died."""
+        process = self._worker()
+        if process is None:
+            return True
+        requests, answers = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
+        with contextlib.suppress(BrokenPipeError):
+            requests.write(json.dumps(task._asdict()) + "\n")
+            requests.flush()
+        for line in answers:
+            heard = Heard(at, *unpacked(line))
+            if heard.kind != "now":
+                with self._lock:
+                    self._idle.append(process)
+            hear(heard)
+            if heard.kind != "now":
+                return True
+        return False
+
+    def _worker(self) -> subprocess.Popen[str] | None:
+        """Return a worker without work, a new one if need be; None where the work is over."""
+        with self._lock:
+            if self._over:
+                return None
+            if self._idle:
+                return self._idle.pop()
+            started = start_python(["-m", _WORKER], errors=2, environment=user_environment())
+            self._all.append(started)
+            return started
+
+    def end(self) -> None:
+        """End every worker, and wait until they have: those at work are interrupted."""
+        with self._lock:
+            self._over = True
+        for process in self._all:
+            process.terminate()
+        for process in self._all:
+            try:
+                process.wait(SECONDS_TO_TIDY_UP)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def close(self) -> None:
+        """Close what was spoken through, when nobody listens any more."""
+        for process in self._all:
+            with contextlib.suppress(BrokenPipeError):
+                cast("IO[str]", process.stdin).close()
+            cast("IO[str]", process.stdout).close()
+
+
+def _on_processes(work: Work) -> list[Any]:
+    """Perform tasks in processes of this machine."""
+    workers = work.workers or max(1, default_threads() // (work.threads or 1))
+    tasks = work.tasks(workers, work.threads or max(1, default_threads() // workers))
+    told = Told(len(tasks), work.progress)
+    said: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+    results: dict[int, Any] = {}
+    team = _Team()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="inshrink-engine")
+    try:
+        for at, task in enumerate(tasks):
+            pool.submit(team.perform, at, task, said.put)
+        while len(results) < len(tasks):
+            heard = said.get()
+            if heard.kind == "error":
+                raise heard.value
+            if heard.kind == "result":
+                results[heard.at] = heard.value
+            told.hear(heard)
+    finally:
+        team.end()
+        pool.shutdown(cancel_futures=True)
+        team.close()
+    return [results[at] for at in range(len(tasks))]
+
+
+def _on_ray(work: Work) -> list[Any]:
+    from inshrink_core.execution.ray_engine import perform
+
+    return perform(work)
+
+
+ENGINES: Final = {"processes": Engine("", _on_processes), "ray": Engine("ray", _on_ray)}
+"""Every engine but threads, by its name."""

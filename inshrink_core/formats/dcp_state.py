@@ -1,0 +1,277 @@
+"""States that `torch.distributed.checkpoint` saves or loads without files of its own: named, and written.
+
+A frame that ranks of a training wrote has no files. It carries a `SavedState` instead, as the skeleton of a
+file of the kind `STATE`, from which a directory for ``dcp.load`` is made.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgpack
+
+from inshrink_core.checkpoint import (
+    DTYPE_SIZES,
+    MODEL_ROLES,
+    OPTIMIZER_ROLES,
+    Checkpoint,
+    TensorRole,
+    TensorSpec,
+)
+from inshrink_core.errors import DamagedError, InputError, UnsafePickleError, clipped
+from inshrink_core.formats.assembly import assemble
+from inshrink_core.formats.content import FileContent
+from inshrink_core.formats.disk import FileStamp
+from inshrink_core.formats.distributed import METADATA, SHARDS, split_name, state_tree
+from inshrink_core.formats.state_tree import MODEL_KEYS, OPTIMIZER_KEYS, Placed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STATE: Final = "dcp-state"
+"""Kind of the file layout that carries a `SavedState`."""
+
+_FILE: Final = f"__0_0{SHARDS}"
+_OPTIMIZER_NAMES: Final = {TensorRole.MOMENTUM: "momentum_buffer", TensorRole.MASTER: "master_param"}
+
+StatePath = tuple[str | int, ...]
+
+
+class SavedState(NamedTuple):
+    """What was given to ``dcp.save``, by the names that it has there.
+
+    Parameters
+    ----------
+    tensors
+        Key of each tensor.
+    objects
+        What is no tensor, as DCP pickles it.
+    paths
+        The keys that lead to each in the state.
+    """
+
+    tensors: Mapping[str, str]
+    objects: Mapping[str, bytes]
+    paths: Mapping[str, StatePath]
+
+    def packed(self) -> bytes:
+        """Return it as msgpack."""
+        paths = [[name, list(path)] for name, path in self.paths.items()]
+        packed: bytes = msgpack.packb([dict(self.tensors), dict(self.objects), paths])
+        return packed
+
+
+def unpack_state(content: bytes, where: str) -> SavedState:
+    """Return a packed state.
+
+    Raises
+    ------
+    DamagedError
+        It is none.
+    """
+    try:
+        tensors, objects, paths = msgpack.unpackb(content)
+        state = SavedState(tensors, objects, {name: tuple(path) for name, path in paths})
+        names = [*tensors.items(), *((name, "") for name in objects)]
+        sound = all(isinstance(text, str) for row in names for text in row) and all(
+            isinstance(held, bytes) for held in objects.values()
+        )
+    except (ValueError, TypeError, AttributeError, msgpack.exceptions.UnpackException) as error:
+        raise DamagedError(f"the saved state is damaged ({error})", where=where) from error
+    if not sound:
+        raise DamagedError("the saved state is damaged", where=where)
+    return state
+
+
+def saved_state(checkpoint: Checkpoint) -> SavedState:
+    """Return the state that a checkpoint was saved as; of others, one that says what each tensor is.
+
+    Tensors that are not stored, optimizer state perhaps, are not in it.
+    """
+    for layout in checkpoint.files:
+        if layout.kind == STATE:
+            state = unpack_state(checkpoint.source.skeleton(layout), checkpoint.origin)
+            kept = {name: key for name, key in state.tensors.items() if key in checkpoint}
+            return state._replace(tensors=kept)
+    tensors: dict[str, str] = {}
+    paths: dict[str, StatePath] = {}
+    for spec in checkpoint.specs:
+        path = _path_of(spec)
+        name = ".".join(map(str, path))
+        tensors[name], paths[name] = spec.key, path
+    for alias, key in checkpoint.aliases.items():
+        if checkpoint.spec(key).role in MODEL_ROLES:
+            tensors[f"model.{alias}"], paths[f"model.{alias}"] = key, ("model", alias)
+    return SavedState(tensors, {"step": _pickled(checkpoint.step)}, {**paths, "step": ("step",)})
+
+
+def _path_of(spec: TensorSpec) -> StatePath:
+    if spec.role in MODEL_ROLES:
+        return ("model", spec.name)
+    if spec.role is TensorRole.STATE:
+        return ("optimizer", "state", spec.parameter, spec.name.rpartition(":")[2])
+    if spec.role in OPTIMIZER_ROLES:
+        own = _OPTIMIZER_NAMES.get(spec.role, spec.role.value)
+        return ("optimizer", "state", spec.name, own)
+    return (spec.role.value, spec.name)
+
+
+def _pickled(value: object) -> bytes:
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def loaded(name: str, content: bytes, where: str) -> object:
+    """Return an object of a state, of types alone that ``torch.load(weights_only=True)`` takes.
+
+    Raises
+    ------
+    UnsafePickleError
+        It is of another type, or no pickle.
+    """
+    import torch
+
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
+        raise UnsafePickleError(
+            f"'{clipped(name)}' is of a type that is not loaded ({clipped(str(error).splitlines()[0])})",
+            where=where,
+            remedy="allow the type, if you trust the archive: torch.serialization.add_safe_globals([...])",
+        ) from error
+
+
+class NamedState(NamedTuple):
+    """Tensors of a state: what each is called here, by its name there, and numbers of optimizer groups.
+
+    `hyperparameters` are by parameter.
+    """
+
+    specs: Mapping[str, TensorSpec]
+    hyperparameters: Mapping[str, Mapping[str, float]]
+
+
+def named_state(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    objects: Mapping[str, bytes],
+    paths: Mapping[Any, Any],
+    where: str,
+) -> NamedState:
+    """Tell names and roles of the tensors of a state, as of a directory that holds the same.
+
+    Parameters
+    ----------
+    tensors
+        Dtype and shape by name.
+    objects, paths
+        As of `SavedState`.
+    where
+        For messages.
+
+    Notes
+    -----
+    What lies beside a model and its optimizer is stored exactly, under its own name.
+    """
+    names = list(tensors)
+    places = {
+        # All that counts of a place is which tensor it is.
+        name: Placed(dtype, shape, None, at, 1)
+        for at, (name, (dtype, shape)) in enumerate(tensors.items())
+        if dtype in DTYPE_SIZES
+    }
+
+    def number(name: str, placed: Placed) -> int | None:
+        return 0 if placed.shape in ((), (1,)) and placed.dtype in ("int64", "int32") else None
+
+    def value(name: str) -> object:
+        with suppress(UnsafePickleError):
+            return loaded(name, objects[name], where)
+        return None
+
+    specs: dict[str, TensorSpec] = {}
+    hyperparameters: Mapping[str, Mapping[str, float]] = {}
+    with suppress(InputError):  # a state without a model: all of it is exact
+        tree = state_tree(places, objects, paths, number, value, where)
+        content = FileContent(FileStamp("", 0, 0), "dcp", tree)
+        parsed = assemble(Path(where), "dcp", {METADATA: content}, paths={METADATA: Path(METADATA)})
+        hyperparameters = parsed.hyperparameters
+        specs = {names[parsed.places[spec.key][1].offset]: spec for spec in parsed.specs}
+    tops = {name: split_name(name, paths)[0] for name in names}
+    apart = not {*MODEL_KEYS}.isdisjoint(tops.values())
+    beside = {name for name in names if apart and tops[name] not in (*MODEL_KEYS, *OPTIMIZER_KEYS)}
+    for name, (dtype, shape) in tensors.items():
+        if name not in specs or name in beside:
+            specs[name] = TensorSpec(name=name, role=TensorRole.EXTRA, dtype=dtype, shape=shape)
+    return NamedState(specs, hyperparameters)
+
+
+def write_state(
+    checkpoint: Checkpoint, progress: Callable[[str], None]
+) -> dict[str, Callable[[IO[bytes]], None]]:
+    """Return what writes each file of a directory for ``dcp.load``, in this order, by path.
+
+    Notes
+    -----
+    One file holds all tensors, each whole: DCP cuts them for the ranks that load. Memory is bounded by two
+    copies of the largest. Layout: torch/distributed/checkpoint/filesystem.py of PyTorch 2.13.
+    """
+    state = saved_state(checkpoint)
+    lengths: dict[str, tuple[int, int]] = {}
+
+    def shards(file: IO[bytes]) -> None:
+        import torch
+
+        at = 0
+        for name, key in state.tensors.items():
+            buffer = io.BytesIO()
+            torch.save(checkpoint[key], buffer)
+            lengths[name] = (at, file.write(buffer.getbuffer()))
+            at += lengths[name][1]
+            progress(key)
+        for name, content in state.objects.items():
+            lengths[name] = (at, file.write(content))
+            at += lengths[name][1]
+
+    def metadata(file: IO[bytes]) -> None:
+        import torch
+        from torch.distributed.checkpoint import metadata as dcp
+        from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+        described: dict[str, Any] = {}
+        stored = {}
+        for name, key in state.tensors.items():
+            described[name] = storage_metadata([checkpoint.spec(key)])
+            index = dcp.MetadataIndex(name, torch.Size([0] * len(checkpoint.spec(key).shape)))
+            stored[index] = _StorageInfo(_FILE, *lengths[name])
+        for name in state.objects:
+            described[name] = dcp.BytesStorageMetadata()
+            stored[dcp.MetadataIndex(name)] = _StorageInfo(_FILE, *lengths[name])
+        paths = {name: path for name, path in state.paths.items() if name in described}
+        file.write(pickle.dumps(dcp.Metadata(described, paths, stored)))
+
+    return {_FILE: shards, METADATA: metadata}
+
+
+def storage_metadata(specs: Iterable[TensorSpec]) -> Any:
+    """Return what DCP wants to know of a tensor, given the cells that it is stored in, or itself."""
+    import torch
+    from torch.distributed.checkpoint import metadata as dcp
+
+    rows = list(specs)
+    whole = rows[0].whole
+    chunks = [
+        dcp.ChunkStorageMetadata(
+            torch.Size(row.cell.offsets if row.cell else (0,) * len(row.shape)), torch.Size(row.shape)
+        )
+        for row in rows
+    ]
+    properties = dcp.TensorProperties(dtype=getattr(torch, whole.dtype))
+    return dcp.TensorStorageMetadata(properties, torch.Size(whole.shape), chunks)

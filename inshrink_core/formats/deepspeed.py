@@ -1,0 +1,585 @@
+"""Checkpoints of DeepSpeed: the folders that its engine writes, put together by parameter.
+
+With ZeRO each rank keeps a partition of every group of parameters, laid out flat: masters and moments of
+many parameters lie one behind the other in one vector, and a parameter may go on in the file of the next
+rank. The shapes in the model's file say where each begins. What is cut out of a vector is a run of elements,
+and a run is a few boxes of the tensor, so that it is made of pieces like a tensor in shards of any layout.
+Layout: deepspeed/runtime/engine.py, runtime/zero/stage_1_and_2.py and stage3.py, runtime/bf16_optimizer.py
+and utils/zero_to_fp32.py of DeepSpeed 0.19.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, ClassVar, Final, NamedTuple
+
+from inshrink_core.checkpoint import DTYPE_SIZES, Box
+from inshrink_core.errors import DamagedError, clipped
+from inshrink_core.formats.assembly import ParsedCheckpoint, Recall, assemble
+from inshrink_core.formats.checkpoints import all_files, read_weight_files, trainer_step
+from inshrink_core.formats.content import FileContent, place
+from inshrink_core.formats.discovery import TRAINER_STATE, step_in_name
+from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is_file, scan
+from inshrink_core.formats.readers import Reader
+from inshrink_core.formats.state_tree import Piece, Placed, StateTree, read_state_tree, strip_wrappers
+from inshrink_core.formats.torch.pickles import StorageRef, TensorRef, read_pickle
+from inshrink_core.formats.torch.zip import read_torch_zip
+
+_FILE: Final = re.compile(
+    r"^(?:(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_)?mp_rank_(\d{1,6})_?(model|optim)_states\.pt$"
+)
+_LAYER: Final = re.compile(r"^layer_(\d{1,6})(?:-model_(\d{1,6}))?-model_states\.pt$")
+"""Of a pipeline: the weights of one layer, or of one rank's share of it."""
+
+_LATEST: Final = "latest"
+"""Lies beside the folders, and names the newest."""
+
+_STAGE_3, _STAGES_1_AND_2 = "fp32_flat_groups", "single_partition_of_fp32_groups"
+_BASE: Final = {_STAGE_3: "optimizer_state_dict", _STAGES_1_AND_2: "base_optimizer_state"}
+"""Under which key of a rank's file the masters are, and under which PyTorch's optimizer."""
+
+_MASTER: Final = "master_param"
+_FRAGMENTS: Final = "frozen_param_fragments"
+_MOST_DIMENSIONS: Final = 64
+
+
+class DeepSpeedReader(Reader):
+    """The folder of one tag (``global_step100/``), or a directory that has one such folder as its part.
+
+    The latter is what Hugging Face's trainer, accelerate and Lightning write. Optimizer state and masters
+    bear the names of their parameters, whatever ranks they lie with. Other files travel as they are.
+    """
+
+    name: ClassVar[str] = "deepspeed"
+
+    def detect(self, path: Path, access: Access) -> bool:
+        """Tell from the names in a directory; and inside, where `latest` lies in it."""
+        return is_dir(path) and _tag_folder(path) is not None
+
+    def open(self, path: Path, access: Access, recall: Recall | None = None) -> ParsedCheckpoint:
+        """Return the checkpoint that a directory is.
+
+        Raises
+        ------
+        DamagedError
+            The file of a rank is missing or damaged, or the files contradict each other.
+        UnsafePickleError
+            A file wants to import names outside the allowlist.
+        RefusedLinkError
+            A file of tensors is a link out of the run.
+        InputError
+            No tensor is a weight.
+        """
+        folder = _tag_folder(path) or path
+        prefix = "" if folder == path else f"{folder.name}/"
+        skipped: list[Skipped] = []
+        paths = all_files(path, access, skipped)
+        names = [name.removeprefix(prefix) for name in paths if name.startswith(prefix)]
+        names = [name for name in names if _FILE.match(name) or _LAYER.match(name)]
+        beside = [name for name in paths if name.removeprefix(prefix) not in names]
+        contents, gradients, _ = read_weight_files(path, {name: paths[name] for name in beside}, access)
+        known = frozenset(name for one in contents.values() for name, _ in one.tree.model)
+        tag = _Tag(folder, names, access, len(contents))
+        contents |= {prefix + name: content for name, content in tag.contents(known).items()}
+        parsed = assemble(
+            path,
+            "huggingface" if TRAINER_STATE in paths else self.name,
+            contents,
+            paths=paths,
+            opaque={name: access.admit(one) for name, one in paths.items() if name not in contents},
+            steps=trainer_step(paths.get(TRAINER_STATE), access),
+            gradient_files=gradients,
+            recall=recall,
+        )
+        return parsed._replace(skipped=(*parsed.skipped, *skipped))
+
+
+def _tag_folder(path: Path) -> Path | None:
+    """Return the folder with the files of ranks: a directory itself, or the only one inside that is its part.
+
+    A folder with a step in its name is a checkpoint of its own, unless the trainer's state lies beside it.
+    """
+    entries = scan(path)
+    if any(_FILE.match(entry.name) for entry in entries):
+        return path
+    if not any(entry.name == _LATEST for entry in entries):
+        return None
+    folders = [Path(entry.path) for entry in entries if is_dir(entry)]
+    inner = [folder for folder in folders if any(_FILE.match(entry.name) for entry in scan(folder))]
+    if len(inner) != 1:
+        return None
+    return inner[0] if step_in_name(inner[0].name) is None or is_file(path / TRAINER_STATE) else None
+
+
+def _mapping(value: object) -> Mapping[Any, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+class _File(NamedTuple):
+    """One file, read: its number in the checkpoint, what its pickle says, and where tensors lie."""
+
+    path: Path
+    number: int
+    root: Mapping[Any, Any]
+    place: Callable[[TensorRef], Placed | None]
+    content: FileContent
+    n_bytes: int
+
+    @classmethod
+    def read(cls, path: Path, access: Access, number: int) -> _File:
+        stamp = access.admit(path)
+        with ReadableFile(path, access.counter, stamp) as file:
+            archive = read_torch_zip(file, allow_damaged=access.allow_damaged)
+        storages = archive.storages
+        return cls(
+            path,
+            number,
+            _mapping(read_pickle(archive.pickle_bytes, str(path))),
+            lambda ref: place(ref, storages.get(ref.storage.key), str(path)),
+            FileContent(stamp, "torch", StateTree(), entries=tuple(sorted(storages.values()))),
+            len(archive.pickle_bytes),
+        )
+
+    def vector(self, value: object) -> Placed | None:
+        """Return where a flat tensor lies; None of anything else."""
+        placed = self.place(value) if isinstance(value, TensorRef) and len(value.shape) == 1 else None
+        return placed if placed is not None and placed.stride is None else None
+
+    def require_few(self, n_values: int) -> None:
+        """Refuse more values than the pickle has bytes: it has one in many places."""
+        if n_values > self.n_bytes:
+            raise self.damaged("the file holds more values than a checkpoint would")
+
+    def damaged(self, what: str) -> DamagedError:
+        return DamagedError(what, where=str(self.path), remedy="fetch the files of all ranks again")
+
+
+class _Tag:
+    """The files of one tag."""
+
+    def __init__(self, folder: Path, names: Sequence[str], access: Access, first: int) -> None:
+        self._folder, self._access = folder, access
+        self._numbers = {name: first + i for i, name in enumerate(names)}
+
+    def contents(self, known: frozenset[str]) -> dict[str, FileContent]:
+        """Return what each file holds; the first model file of a model-parallel rank lists its tensors.
+
+        Parameters
+        ----------
+        known
+            Names of weights that lie beside the folder.
+        """
+        found: dict[str, FileContent] = {}
+        called: set[str] = set()
+        for name in self._numbers:
+            if of := _LAYER.match(name):
+                file = self._read(name)
+                tree = read_state_tree(file.root, file.place, str(file.path), n_bytes=file.n_bytes)
+                tree = tree._replace(model=[(f"{int(of[1])}.{key}", placed) for key, placed in tree.model])
+                found[name] = file.content._replace(tree=_apart(tree, f"model_{of[2] or 0}.", called))
+        known, called = known | called, set()
+        for mp_rank in sorted({int(of[2]) for name in self._numbers if (of := _FILE.match(name))}):
+            models, ranks = (self._files_of(mp_rank, kind) for kind in ("model", "optim"))
+            if 0 not in models:
+                raise self._missing(f"mp_rank_{mp_rank:02d}_model_states.pt", 0)
+            held = _ModelRank(list(models.values()), list(ranks.values()))
+            for rows in (ranks, models) if held.is_stage_3 else (ranks,):
+                self._require_ranks(rows, held)
+            found |= {file.path.name: file.content for file in (*models.values(), *ranks.values())}
+            tree = _apart(held.tree(known), f"mp_rank_{mp_rank:02d}.", called)
+            found[models[0].path.name] = models[0].content._replace(tree=tree)
+        return {name: found[name] for name in self._numbers}
+
+    def _read(self, name: str) -> _File:
+        return _File.read(self._folder / name, self._access, self._numbers[name])
+
+    def _files_of(self, mp_rank: int, kind: str) -> dict[int, _File]:
+        """Return the files of one kind, by rank of data."""
+        names = {}
+        for name in self._numbers:
+            if (of := _FILE.match(name)) and (int(of[2]), of[3]) == (mp_rank, kind):
+                names[int(of[1] or 0)] = name
+        return {rank: self._read(name) for rank, name in sorted(names.items())}
+
+    def _require_ranks(self, files: Mapping[int, _File], held: _ModelRank) -> None:
+        if not files and held.is_partitioned:
+            raise self._missing("*_optim_states.pt", 0)
+        # With many files missing, the first is at most one behind those that are there.
+        for rank in range(min(held.n_ranks, len(files) + 1)):
+            if rank not in files:
+                example = files[min(files)].path.name
+                raise self._missing(re.sub(r"pp_rank_\d+", f"pp_rank_{rank}", example), rank)
+
+    def _missing(self, name: str, rank: int) -> DamagedError:
+        return DamagedError(
+            f"the file of rank {rank} is missing: '{clipped(name)}'",
+            where=str(self._folder),
+            remedy="the checkpoint may be half-written: wait, or fetch the files of all ranks",
+        )
+
+
+def _apart(tree: StateTree, prefix: str, called: set[str]) -> StateTree:
+    """Return a tree whose names no earlier one has: model-parallel ranks call their shares by the same."""
+    names = {name for name, _ in tree.model} | {str(n) for one in tree.optimizers for n in one.state}
+    taken = names & called
+    called |= names
+    if not taken:
+        return tree
+
+    def new(name: str | int) -> str:
+        return f"{prefix}{name}" if name in taken else str(name)
+
+    optimizers = tuple(
+        one._replace(
+            state={new(name): held for name, held in one.state.items()},
+            groups=tuple(
+                group._replace(params=tuple(map(new, group.params)), names=tuple(map(new, group.names)))
+                for group in one.groups
+            ),
+        )
+        for one in tree.optimizers
+    )
+    return tree._replace(
+        model=[(new(name), placed) for name, placed in tree.model],
+        extra=[(prefix + name, placed) for name, placed in tree.extra],
+        optimizers=optimizers,
+        buffers=None if tree.buffers is None else frozenset(map(new, tree.buffers)),
+    )
+
+
+class _Run(NamedTuple):
+    """Elements of a parameter in row-major order, and where a rank has them in the vector of a group."""
+
+    start: int
+    stop: int
+    rank: int
+    group: int
+    at: int
+
+
+class _Parameter(NamedTuple):
+    """A parameter that lies in vectors."""
+
+    name: str
+    shape: tuple[int, ...]
+    runs: list[_Run]
+
+
+_Vectors = list[dict[int, Placed]]
+"""For each rank, the vectors of the groups by number."""
+
+
+class _ModelRank:
+    """The files of one model-parallel rank: the model's, and the optimizer's of each rank of data."""
+
+    def __init__(self, models: list[_File], ranks: list[_File]) -> None:
+        self.models, self.ranks = models, ranks
+        self._states = [_mapping(file.root.get("optimizer_state_dict")) for file in ranks]
+        self.is_stage_3 = bool(ranks) and _STAGE_3 in self._states[0]
+        """Parameters are partitioned too, each by itself; in stages 1 and 2 the vector of a group is."""
+        self.is_partitioned = isinstance(models[0].root.get("param_shapes"), list)
+        count = self._states[0].get("partition_count") if ranks else None
+        counts = [one for one in (count if isinstance(count, list) else [count]) if type(one) is int]
+        self.n_ranks = max([1, *counts])
+        self._is_cut = self.is_partitioned and len(set(counts)) == 1
+        """Experts have as many partitions as there are copies of them: their files are carried unread."""
+
+    def tree(self, known: frozenset[str]) -> StateTree:
+        """Return the tensors of all files: names and roles as in a torch file that holds the same.
+
+        Those of the model are called ``deepspeed.NAME`` where their names are known: the same weights lie in
+        files beside the folder.
+        """
+        file = self.models[0]
+        root, own = dict(file.root), dict(_mapping(file.root.get("module")))
+        called = dict(zip(own, strip_wrappers(list(map(str, own))), strict=True))
+        places: dict[TensorRef, Placed] = {}
+
+        def ref(placed: Placed) -> TensorRef:
+            made = TensorRef(StorageRef("", placed.dtype, 0), placed.dtype, 0, placed.shape, ())
+            places[made] = placed
+            return made
+
+        vectors = self._vectors() if self._is_cut else {}
+        parameters = self._cut(vectors[_MASTER]) if _MASTER in vectors else []
+        frozen, fragments = self._frozen() if self.is_stage_3 else ([], [])
+        weights = {
+            one.name: ref(placed)
+            for one in frozen
+            if (placed := _placed(one, fragments, self.models, required=True)) is not None
+        }
+        state: dict[str, dict[str, TensorRef]] = {}
+        for one in parameters:
+            state[one.name] = {
+                key: ref(placed)
+                for key, held in vectors.items()
+                if (placed := _placed(one, held, self.ranks, required=key == _MASTER)) is not None
+            }
+            there = own.get(one.name)
+            is_there = isinstance(there, TensorRef) and math.prod(there.shape) > 0
+            if self.is_stage_3 and not is_there and called.get(one.name, one.name) not in known:
+                weights[one.name] = state[one.name].pop(_MASTER)
+        shared = _mapping(root.get("shared_params"))
+        for name in [*own, *weights]:
+            if (given := weights.get(name) or weights.get(shared.get(name, ""))) is not None:
+                own[name] = given
+        self._require_apart([*places.values()], own, places)
+        root["module"] = {name: value for name, value in own.items() if called.get(name, name) not in known}
+        root["deepspeed"] = {name: value for name, value in own.items() if name not in root["module"]}
+        if self.is_stage_3:
+            root.pop(_FRAGMENTS, None)
+        if self._is_cut:
+            root["optimizer"] = {"state": state, "param_groups": self._groups(parameters)}
+        root["global_step"] = root.get("global_steps", root.get("global_step"))
+        n_bytes = sum(one.n_bytes for one in (*self.models, *self.ranks))
+        tree = read_state_tree(
+            root, lambda one: places.get(one) or file.place(one), str(file.path), n_bytes=8 * n_bytes
+        )
+        if isinstance(names := root.get("buffer_names"), list):
+            told = {called[name] for name in names if isinstance(name, str) and name in called}
+            tree = tree._replace(buffers=frozenset(told))
+        return tree
+
+    def _vectors(self) -> dict[str, _Vectors]:
+        """Return masters and state of PyTorch's optimizer, by what it calls them."""
+        found: dict[str, _Vectors] = {}
+        key = _STAGE_3 if self.is_stage_3 else _STAGES_1_AND_2
+        for rank, (file, held) in enumerate(zip(self.ranks, self._states, strict=True)):
+            masters, base = held.get(key), held.get(_BASE[key])
+            if not isinstance(masters, list):
+                return {}
+            # An elastic checkpoint has a list in the place of the optimizer's state.
+            state = dict(enumerate(base)) if isinstance(base, list) else _mapping(_mapping(base).get("state"))
+            file.require_few(sum(len(_mapping(one)) for one in state.values()))
+            rows = [(i, _MASTER, value) for i, value in enumerate(masters)]
+            rows += [
+                (i, name, value)
+                for i, one in state.items()
+                if type(i) is int
+                for name, value in _mapping(one).items()
+                if isinstance(name, str) and name != _MASTER
+            ]
+            for i, name, value in rows:
+                if (placed := file.vector(value)) is not None:
+                    found.setdefault(name, [{} for _ in self.ranks])[rank][i] = placed
+        return found
+
+    def _shapes(self) -> Iterator[tuple[int, list[tuple[str, tuple[int, ...], int]]]]:
+        """Yield every group's number and its parameters: name, shape, number of elements."""
+        seen: set[object] = set()
+        for number, group in enumerate(self.models[0].root["param_shapes"]):
+            if not seen.isdisjoint(_mapping(group)):
+                raise self.models[0].damaged("a parameter has two shapes")
+            seen.update(_mapping(group))
+            yield number, [self._shape(name, shape) for name, shape in _mapping(group).items()]
+
+    def _shape(self, name: object, shape: object) -> tuple[str, tuple[int, ...], int]:
+        if (
+            not isinstance(name, str)
+            or not isinstance(shape, (tuple, list))
+            or len(shape) > _MOST_DIMENSIONS
+            or not all(type(size) is int and size >= 0 for size in shape)
+        ):
+            raise self.models[0].damaged(f"no shape of a parameter: {clipped(repr(name))}")
+        return name, tuple(shape), math.prod(shape)
+
+    def _cut(self, masters: _Vectors) -> list[_Parameter]:
+        """Return the parameters with their runs in the vectors.
+
+        Raises
+        ------
+        DamagedError
+            The vectors hold fewer elements than the shapes in the model's file ask for.
+        """
+        if self.is_stage_3:
+            shapes = [one for _, group in self._shapes() for one in group]
+            return self._cut_each(shapes, [masters[0][i].shape[0] for i in sorted(masters[0])])
+        found = []
+        paddings = self._states[0].get("param_alignment_paddings")
+        for number, group in self._shapes():
+            part = masters[0][number].shape[0] if number in masters[0] else 0
+            padding = paddings[number] if isinstance(paddings, list) and number < len(paddings) else ()
+            at = 0
+            for i, (name, shape, numel) in enumerate(group):
+                if numel:
+                    if not part or at + numel > part * len(self.ranks):
+                        raise self._too_short(name)
+                    runs = [
+                        _Run(
+                            max(0, rank * part - at), min(numel, (rank + 1) * part - at), rank, number, begun
+                        )
+                        for rank in range(at // part, (at + numel - 1) // part + 1)
+                        for begun in [max(0, at - rank * part)]
+                    ]
+                    found.append(_Parameter(name, shape, runs))
+                extra = padding[i] if isinstance(padding, list) and i < len(padding) else 0
+                at += numel + (extra if type(extra) is int and extra > 0 else 0)
+        return found
+
+    def _cut_each(
+        self, shapes: Iterable[tuple[str, tuple[int, ...], int]], sizes: Sequence[int]
+    ) -> list[_Parameter]:
+        """Return parameters each of which is cut into parts of one size; those of a rank lie in a row."""
+        ends = list(accumulate(sizes))
+        found: list[_Parameter] = []
+        at = group = 0
+        for name, shape, numel in shapes:
+            if not numel:
+                continue
+            part = -(-numel // len(self.ranks))
+            if not ends or at + part > ends[-1]:
+                raise self._too_short(name)
+            while ends[group] <= at:
+                group += 1
+            runs = []
+            for rank in range(-(-numel // part)):
+                first, last, held_by = rank * part, min(numel, (rank + 1) * part), group
+                while first < last:
+                    begun = at + first - rank * part
+                    while ends[held_by] <= begun:
+                        held_by += 1
+                    count = min(last - first, ends[held_by] - begun)
+                    runs.append(
+                        _Run(first, first + count, rank, held_by, begun - (ends[held_by] - sizes[held_by]))
+                    )
+                    first += count
+            found.append(_Parameter(name, shape, runs))
+            at += part
+        return found
+
+    def _too_short(self, name: str) -> DamagedError:
+        return self.ranks[0].damaged(f"the partitions end before '{clipped(name)}', which the model has")
+
+    def _frozen(self) -> tuple[list[_Parameter], _Vectors]:
+        """Return the parameters of stage 3 that no optimizer moves, and where their parts lie."""
+        found: list[_Parameter] = []
+        fragments: _Vectors = [{} for _ in self.models]
+        for i, (name, shape) in enumerate(_mapping(self.models[0].root.get("frozen_param_shapes")).items()):
+            one = self._shape(name, shape)
+            for rank, file in enumerate(self.models):
+                if (placed := file.vector(_mapping(file.root.get(_FRAGMENTS)).get(name))) is not None:
+                    fragments[rank][i] = placed
+            parts = self._cut_each([one], [-(-one[2] // len(self.ranks))])
+            found += [part._replace(runs=[run._replace(group=i) for run in part.runs]) for part in parts]
+        return found, fragments
+
+    def _groups(self, parameters: Sequence[_Parameter]) -> list[dict[Any, Any]]:
+        """Return the optimizer's groups with the names of parameters in the place of vectors."""
+        base = _mapping(self._states[0].get(_BASE[_STAGE_3 if self.is_stage_3 else _STAGES_1_AND_2]))
+        given = base.get("param_groups")
+        groups: list[Any] = given if isinstance(given, list) else []
+        owner: dict[int, int] = {}
+        n_values = 0
+        for number, group in enumerate(groups):
+            params = _mapping(group).get("params")
+            if isinstance(params, list):
+                self.ranks[0].require_few(n_values := n_values + len(params))
+                owner |= {one: number for one in params if type(one) is int}
+        names: dict[int, list[str]] = {}
+        for one in parameters:
+            if one.runs[0].group in owner:
+                names.setdefault(owner[one.runs[0].group], []).append(one.name)
+        return [
+            {key: value for key, value in groups[number].items() if key != "param_names"} | {"params": held}
+            for number, held in names.items()
+        ]
+
+    def _require_apart(
+        self, cut: Iterable[Placed], own: Mapping[Any, object], places: Mapping[TensorRef, Placed]
+    ) -> None:
+        """Refuse files whose tensors lie over each other: a vector, or some of it, is one parameter's."""
+        spans: dict[int, list[tuple[int, int, bool]]] = {}
+        for placed in set(cut):
+            for piece in placed.pieces:
+                begun = piece.placed.offset
+                spans.setdefault(piece.file, []).append((begun, begun + piece.placed.span, True))
+        first = self.models[0]
+        whole = {first.place(one) for one in own.values() if isinstance(one, TensorRef) and one not in places}
+        if first.number in spans:
+            spans[first.number] += [
+                (one.offset, one.offset + one.span, False) for one in whole if one is not None and one.span
+            ]
+        files = {file.number: file for file in (*self.models, *self.ranks)}
+        for number, held in spans.items():
+            end = end_of_pieces = 0
+            for begun, stop, is_piece in sorted(held):
+                if begun < (end if is_piece else end_of_pieces):
+                    raise files[number].damaged("two tensors lie over each other")
+                end = max(end, stop)
+                end_of_pieces = max(end_of_pieces, stop) if is_piece else end_of_pieces
+
+
+def _placed(
+    parameter: _Parameter, vectors: _Vectors, files: Sequence[_File], *, required: bool
+) -> Placed | None:
+    """Return where a parameter lies in vectors; None where ranks have none, or one of another size.
+
+    Raises
+    ------
+    DamagedError
+        That of a rank is missing or too short though it is required, or of another dtype.
+    """
+    pieces: list[Piece] = []
+    dtype = ""
+    for run in parameter.runs:
+        if run.rank >= len(files):
+            return None
+        file, vector = files[run.rank], vectors[run.rank].get(run.group)
+        if vector is None or run.at + run.stop - run.start > vector.shape[0]:
+            if required:
+                raise file.damaged(f"rank {run.rank} has not all of its part of '{clipped(parameter.name)}'")
+            return None
+        dtype = dtype or vector.dtype
+        if vector.dtype != dtype:
+            raise file.damaged(
+                f"rank {run.rank} has '{clipped(parameter.name)}' as {vector.dtype}, not as {dtype}"
+            )
+        itemsize = DTYPE_SIZES[dtype]
+        offset = vector.offset + run.at * itemsize
+        for box in _boxes(run.start, run.stop, parameter.shape):
+            nbytes = math.prod(box.sizes) * itemsize
+            whole = box.sizes == parameter.shape
+            held = Placed(dtype, box.sizes, None, offset, nbytes)
+            pieces.append(Piece(None if whole else box, file.number, held))
+            offset += nbytes
+    nbytes = math.prod(parameter.shape) * DTYPE_SIZES[dtype]
+    return Placed(dtype, parameter.shape, None, pieces[0].placed.offset, nbytes, tuple(pieces))
+
+
+def _boxes(start: int, stop: int, shape: tuple[int, ...]) -> Iterator[Box]:
+    """Yield the boxes that elements in row-major order make up, in order.
+
+    Examples
+    --------
+    >>> for box in _boxes(3, 10, (3, 4)):
+    ...     print(box.offsets, box.sizes)
+    (0, 3) (1, 1)
+    (1, 0) (1, 4)
+    (2, 0) (1, 2)
+    """
+    if start >= stop:
+        return
+    if not shape:
+        yield Box((), ())
+        return
+    row = math.prod(shape[1:])
+    first, head = divmod(start, row)
+    last, tail = divmod(stop, row)
+
+    def within(index: int, begun: int, end: int) -> Iterator[Box]:
+        for box in _boxes(begun, end, shape[1:]):
+            yield Box((index, *box.offsets), (1, *box.sizes))
+
+    if first == last:
+        yield from within(first, head, tail)
+        return
+    if head:
+        yield from within(first, head, row)
+        first += 1
+    if first < last:
+        yield Box((first, *(0 for _ in shape[1:])), (last - first, *shape[1:]))
+    yield from within(last, 0, tail)

@@ -1,0 +1,260 @@
+"""Tensors in cells, as ranks of a sharded training write them: everything that reads sees whole tensors."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.analysis import anatomy, trajectory
+from inshrink_core.archive import (
+    ArchiveReader,
+    ArchiveWriter,
+    PartWriter,
+    check_archive,
+    commit_parts,
+    rebuild_manifest,
+)
+from inshrink_core.archive.manifest import MANIFEST_NAME
+from inshrink_core.chain import Archive, ChainConfig, ChainWriter, parts
+from inshrink_core.chain.budget import changed_nbytes
+from inshrink_core.chain.meta import spec_of
+from inshrink_core.chain.parts import Shards, box_of, cell_spec, cells_of
+from inshrink_core.checkpoint import Box, Checkpoint, TensorRole, TensorsInMemory, TensorSpec
+from inshrink_core.codec import make_codec
+from inshrink_core.errors import DamagedError
+from inshrink_core.frame import BlockEntry
+from inshrink_core.verbs import diff, inspect, pack, prune, restore, unpack, verify
+
+ROWS, COLUMNS, STEPS = 40, 8, (1, 2, 3)
+
+
+@pytest.fixture(autouse=True)
+def small_cells(monkeypatch):
+    monkeypatch.setattr(parts, "CELL_NUMEL", 64)  # eight rows
+
+
+def specs() -> list[TensorSpec]:
+    weight = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(ROWS, COLUMNS))
+    bias = TensorSpec(name="fc.bias", role=TensorRole.WEIGHT, dtype="float32", shape=(ROWS,))
+    moment = TensorSpec(name="fc.weight", role=TensorRole.EXP_AVG, dtype="float32", shape=(ROWS, COLUMNS))
+    return [weight, moment, bias]
+
+
+def values(step: int) -> dict[TensorSpec, torch.Tensor]:
+    found = {}
+    for seed, spec in enumerate(specs()):
+        before = torch.randn(spec.shape, generator=torch.Generator().manual_seed(seed))
+        found[spec] = before + 1e-3 * step * torch.randn(
+            spec.shape, generator=torch.Generator().manual_seed(9)
+        )
+    return found
+
+
+def shards_of(step: int, rank: int, world: int) -> dict[TensorSpec, torch.Tensor]:
+    """Return what a rank holds: rows of the matrices, and the first one all of the bias."""
+    held = {}
+    for spec, tensor in values(step).items():
+        if len(spec.shape) == 1:
+            held |= {spec: tensor} if rank == 0 else {}
+            continue
+        size = -(-ROWS // world)
+        rows = range(min(rank * size, ROWS), min((rank + 1) * size, ROWS))
+        box = Box((rows.start, 0), (len(rows), COLUMNS))
+        held |= {cell: tensor[box_of(cell).slices] for cell, _ in cells_of(spec, box)}
+    return held
+
+
+def write(path: Path, world: int, steps=STEPS, codec: str = "lossless") -> Path:
+    """Write an archive as so many ranks do, each a thread that has one part."""
+    if not path.exists():
+        ArchiveWriter(path, create=True).close()
+    order = {spec.key: place for place, spec in enumerate(specs())}
+    for step in steps:
+        meeting, given = threading.Barrier(world, timeout=20), [None] * world
+        held = [shards_of(step, rank, world) for rank in range(world)]
+        rows = sorted((order[one.whole.key], box_of(one).offsets) for own in held for one in own)
+        places = {row: place for place, row in enumerate(rows)}
+        failures = []
+
+        def rank_writes(rank: int, step=step, held=held, meeting=meeting, given=given, places=places) -> None:
+            def gathered(value):
+                given[rank] = value
+                meeting.wait()
+                return list(given)
+
+            own = {spec.key: tensor for spec, tensor in held[rank].items()}
+            checkpoint = Checkpoint(step=step, specs=tuple(held[rank]), source=TensorsInMemory(own))
+            at = {one.key: places[order[one.whole.key], box_of(one).offsets] for one in held[rank]}
+            config = ChainConfig(config=make_codec(codec, None), threads=1, optimizer="exact")
+            with PartWriter(path, rank, world, bytes([step])) as writer:
+                ChainWriter(writer, config, split=Shards(at, gathered)).append(checkpoint)
+
+        def guarded(rank: int, act=rank_writes, failures=failures) -> None:
+            try:
+                act(rank)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=guarded, args=(rank,)) for rank in range(world)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        commit_parts(path)
+    return path
+
+
+def same(path: Path, steps=STEPS) -> bool:
+    archive = Archive.open(path)
+    return archive.steps == tuple(steps) and all(
+        torch.equal(archive[step][spec.key], tensor)
+        for step in steps
+        for spec, tensor in values(step).items()
+    )
+
+
+@pytest.fixture(params=[1, 2, 3])
+def path(tmp_path, request):
+    return write(tmp_path / "a.inshrink", request.param)
+
+
+def test_cuts_are_where_those_of_another_number_of_ranks_are():
+    spec = specs()[0]
+    for box, rows in {
+        (0, 40): [0, 8, 16, 24, 32, 40],
+        (0, 20): [0, 8, 16, 20],
+        (20, 20): [20, 24, 32, 40],
+        (27, 4): [27, 31],
+        (13, 0): [],
+    }.items():
+        cells = cells_of(spec, Box((box[0], 0), (box[1], COLUMNS)))
+        assert [one.cell.offsets[0] for one, _ in cells] == rows[:-1]
+        assert sum(one.shape[0] for one, _ in cells) == box[1]
+    small = TensorSpec(name="b", role=TensorRole.WEIGHT, dtype="float32", shape=(4,))
+    assert cells_of(small, Box((0,), (4,))) == [(small, Box((0,), (4,)))]
+
+
+def test_a_cell_says_of_which_tensor_it_is():
+    cell = cell_spec(specs()[1], Box((8, 4), (8, 2)))
+    assert cell.key == "fc.weight[8:16,4:6]@exp_avg"
+    assert (cell.parameter, cell.whole) == ("fc.weight", specs()[1])
+    packed = ("exp_avg", "float32", (8, 2), False, "linear", ((ROWS, COLUMNS), (8, 4)))
+    assert (
+        spec_of(
+            BlockEntry(
+                key=cell.key, attachment=False, codec="raw/1", attributes=packed, offset=0, nbytes=0, crc=None
+            )
+        )
+        == cell
+    )
+
+
+def test_all_tensors_are_whole_and_in_the_order_of_the_state(path):
+    archive = Archive.open(path)
+    assert archive[3].specs == tuple(specs())
+    assert same(path)
+    assert [frame.kind for frame in archive.frames] == ["keyframe", "delta", "delta"]
+    assert len(archive.blocks(archive.last, "fc.weight")) > 4
+
+
+def test_a_delta_is_taken_of_each_cell_that_both_numbers_of_ranks_have(tmp_path):
+    path = write(write(tmp_path / "a.inshrink", 1, STEPS[:2]), 2, STEPS[2:])
+    assert same(path)
+    alone = write(tmp_path / "b.inshrink", 2, STEPS[2:])
+    nbytes = [
+        {e.key: e.nbytes for e in Archive.open(p).blocks(Archive.open(p).last, "fc.weight")}
+        for p in (path, alone)
+    ]
+    assert nbytes[0].keys() == nbytes[1].keys()
+    shared = [key for key in nbytes[0] if nbytes[0][key] < nbytes[1][key]]
+    assert shared == [
+        "fc.weight[0:8,0:8]",
+        "fc.weight[8:16,0:8]",
+        "fc.weight[24:32,0:8]",
+        "fc.weight[32:40,0:8]",
+    ]
+
+
+@pytest.mark.parametrize("codec", ["lattice", "inshrinkerator"])
+def test_ranks_plan_as_one_where_their_cells_agree(tmp_path, codec):
+    found = []
+    for world in (1, 5):  # eight rows each
+        archive = Archive.open(write(tmp_path / str(world), world, codec=codec))
+        frames = [archive.frame(info) for info in archive.frames]
+        found.append([{entry.key: frame.read(entry) for entry in frame.entries} for frame in frames])
+    assert found[0] == found[1]
+
+
+def test_inspect_and_drill_down_see_whole_tensors(path):
+    facts = inspect(path, tensors=True).to_json()
+    assert [row["key"] for row in facts["tensors"]] == [spec.key for spec in specs()]
+    archive = Archive.open(path)
+    nbytes = sum(block.nbytes for block in archive.blocks(archive.last, "fc.weight"))
+    assert anatomy(archive, 3, "fc.weight").spec == specs()[0]
+    assert trajectory(archive, "fc.weight").bits_per_weight[-1] == 8 * nbytes / (ROWS * COLUMNS)
+    assert changed_nbytes(archive, archive.last)["fc.weight"] > nbytes
+
+
+def test_verify_reads_every_cell_and_compares_whole_tensors(path, tmp_path):
+    assert not verify(path, deep=True).problems
+    run = tmp_path / "run"
+    run.mkdir()
+    restore(path, run, steps=list(STEPS), layout="torch")
+    assert not verify(path, deep=True, against=run).problems
+    assert {row.spec.key for row in diff(path).tensors} == {"fc.weight", "fc.bias"}
+
+
+def test_pruned_packed_and_rebuilt_archives_hold_the_same(path, tmp_path):
+    pack(path, tmp_path / "packed")
+    assert same(tmp_path / "packed")
+    unpack(tmp_path / "packed", tmp_path / "unpacked")
+    assert same(tmp_path / "unpacked")
+    prune(path, keep=[3], apply=True)
+    assert same(path, (3,))
+    assert Archive.open(path).last.kind == "keyframe"
+    (path / MANIFEST_NAME).unlink()
+    rebuild_manifest(path)
+    assert same(path, (3,))
+    assert not check_archive(path)
+
+
+def test_exported_files_hold_whole_tensors(path, tmp_path):
+    for layout in ("torch", "safetensors", "dcp"):
+        inshrink_core.restore(path, tmp_path / layout, steps=[3], layout=layout)
+        found = inshrink_core.open(tmp_path / layout)
+        checkpoint = found[found.steps[0]]
+        for spec, tensor in values(3).items():
+            assert torch.equal(checkpoint[spec.key], tensor)
+
+
+def test_a_part_that_is_lost_is_named(tmp_path):
+    path = write(tmp_path / "a.inshrink", 2)
+    lost = Archive.open(path).reader.find(2).files[1].path
+    (path / lost).unlink()
+    assert "part 2/2" in " ".join(map(str, verify(path).problems))
+    assert same(path, (1,)) or torch.equal(Archive.open(path)[1]["fc.weight"], values(1)[specs()[0]])
+
+
+@pytest.mark.parametrize("cells", [["0:8", "16:40"], ["0:24", "8:40"], ["0:48"]])
+def test_cells_that_do_not_make_up_a_tensor_are_damage(tmp_path, cells):
+    path = tmp_path / "a.inshrink"
+    with (
+        ArchiveWriter(path, create=True) as writer,
+        writer.begin(step=1, kind="keyframe", parent_id=None) as frame,
+    ):
+        for text in cells:
+            at, end = map(int, text.split(":"))
+            attributes = ["weight", "float32", [end - at, COLUMNS], False, None, [[ROWS, COLUMNS], [at, 0]]]
+            frame.add(
+                f"fc.weight[{text},0:8]",
+                "raw/1",
+                bytes(4 * COLUMNS * (end - at)),
+                attributes=tuple(attributes),
+            )
+        frame.commit({})
+    with pytest.raises(DamagedError, match=r"cells|damaged"):
+        Archive.open(path)[1].specs  # noqa: B018
+    assert ArchiveReader.open(path).frames

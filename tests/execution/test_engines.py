@@ -1,0 +1,203 @@
+"""Engines: tasks are done whatever becomes of workers, and nobody is left when it is over."""
+
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+from inshrink_core import errors
+from inshrink_core.errors import (
+    EngineError,
+    InputError,
+    InshrinkError,
+    MissingExtraError,
+    RottenError,
+    TooLargeError,
+    UnsafePickleError,
+)
+from inshrink_core.execution.engines import ENGINES, Task, Work, engine_of, installed_engines
+
+ROOT = Path(__file__).parents[2]
+PROCESSES = ENGINES["processes"].perform
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def work(function, arguments, folder="/", **options):
+    tasks = [Task(f"tests.execution.engine_tasks:{function}", one, str(folder)) for one in arguments]
+    return Work(lambda about, threads: tasks, **{"workers": 2, **options})
+
+
+def test_results_are_in_order_and_progress_is_of_all_tasks():
+    heard = []
+    assert PROCESSES(work("square", range(5), progress=heard.append)) == [0, 1, 4, 9, 16]
+    assert [now.done for now in heard] == sorted(now.done for now in heard)
+    assert (heard[-1].done, heard[-1].total, heard[-1].stage) == (15, 15, "square")
+
+
+def test_workers_are_used_again_and_stand_where_the_task_says(tmp_path):
+    found = PROCESSES(work("place", range(3), tmp_path, workers=1))
+    assert {directory for directory, _ in found} == {os.path.realpath(tmp_path)}
+    assert len({pid for _, pid in found}) == 1
+
+
+def test_a_worker_that_dies_is_replaced_and_its_task_begun_again(tmp_path):
+    assert PROCESSES(work("die_once", [str(tmp_path)])) == ["done"]
+
+
+def test_a_task_that_ends_every_worker_is_given_up():
+    with pytest.raises(EngineError, match=r"part 1 ended 3 times.*--workers"):
+        PROCESSES(work("die", [0]))
+
+
+def test_the_first_error_ends_all_and_is_raised_as_it_was():
+    begun = time.monotonic()
+    with pytest.raises(TooLargeError, match="here: too much; less") as caught:
+        PROCESSES(work("refuse", [1, 0]))
+    assert (caught.value.needed, caught.value.limit, caught.value.remedy) == (7, 5, "less")
+    assert time.monotonic() - begun < 30
+    with pytest.raises(RuntimeError, match="OwnError: not foreseen"):
+        PROCESSES(work("bug", [0]))
+
+
+def test_an_interruption_ends_every_worker_which_tidies_up(tmp_path):
+    def interrupt(now):
+        if len(list(tmp_path.iterdir())) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        PROCESSES(work("sleep", [str(tmp_path)] * 3, progress=interrupt))
+    found = sorted(tmp_path.iterdir())
+    assert [file.suffix for file in found] == [".tidy"] * 2
+    for file in found:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(file.stem), 0)
+
+
+def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path):
+    asked = f"PROCESSES(work('sleep', [{str(tmp_path)!r}] * 2))"
+    script = f"from tests.execution.test_engines import PROCESSES, work; {asked}"
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT) as started:
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+        started.kill()
+    wait_until(lambda: all(file.suffix == ".tidy" for file in tmp_path.iterdir()))
+
+
+def wait_until(condition):
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_every_error_comes_back_from_a_worker_as_it_was():
+    made = [
+        MissingExtraError("ray", "ray"),
+        TooLargeError("much", needed=2, limit=1),
+        RottenError("rotten", path=Path("x"), offset=3, tensors=("a",)),
+        UnsafePickleError("unsafe", wanted=("os.system",)),
+    ]
+    own = {MissingExtraError, TooLargeError, RottenError, UnsafePickleError}
+    classes = [one for _, one in inspect.getmembers(errors, inspect.isclass)]
+    classes = [one for one in classes if issubclass(one, InshrinkError) and one not in own]
+    made += [one("what", where="where", expected="1", found="2", remedy="do") for one in classes]
+    for error in made:
+        back = pickle.loads(pickle.dumps(error))
+        assert (type(back), str(back), vars(back)) == (type(error), str(error), vars(error))
+
+
+def test_engines_are_known_by_their_names(monkeypatch):
+    assert engine_of("threads") is None
+    assert installed_engines()[:2] == ("threads", "processes")
+    with pytest.raises(InputError, match="choose one of threads, processes, ray"):
+        engine_of("dask")
+
+
+# ---- Ray, as far as one can tell without it ------------------------------------------------------
+
+
+class Refs:
+    """Ray's tasks and actors, performed on the spot."""
+
+    def __init__(self, ray, function):
+        self._ray, self._function = ray, function
+
+    def remote(self, *arguments):
+        self._ray.at_work += 1
+        self._ray.most = max(self._ray.most, self._ray.at_work)
+        made = self._function(*arguments)
+        if isinstance(self._function, type):
+            self._ray.at_work -= 1
+            names = [name for name in dir(made) if not name.startswith("_")]
+            return types.SimpleNamespace(**{name: Actor(getattr(made, name)) for name in names})
+        return Ref(made)
+
+
+class Ref:
+    def __init__(self, value):
+        self.value = value
+
+
+class Actor:
+    def __init__(self, method):
+        self._method = method
+
+    def remote(self, *arguments):
+        return Ref(self._method(*arguments))
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    fake = types.ModuleType("ray")
+    fake.at_work = fake.most = 0
+    fake.options = []
+
+    def wait(refs, timeout=None, num_returns=1):
+        fake.at_work -= 1
+        return refs[:1], refs[1:]
+
+    def remote(**options):
+        fake.options.append(options)
+        return lambda function: Refs(fake, function)
+
+    fake.remote, fake.wait = remote, wait
+    fake.get = lambda ref, timeout=None: ref.value
+    fake.is_initialized = lambda: True
+    fake.cluster_resources = lambda: {"CPU": 4.0}
+    fake.kill = fake.cancel = lambda one, **_: None
+    kinds = {name: type(name, (Exception,), {}) for name in ("RayError", "RayTaskError")}
+    fake.exceptions = types.SimpleNamespace(**kinds)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    return fake
+
+
+def test_ray_gets_more_tasks_than_workers_and_begins_those_of_a_worker_that_died_again(ray, tmp_path):
+    asked = []
+
+    def tasks(about, threads):
+        asked.append((about, threads))
+        return [Task("tests.execution.engine_tasks:square", n, str(Path.cwd())) for n in range(about)]
+
+    heard = []
+    perform = ENGINES["ray"].perform
+    assert perform(Work(tasks, 2, progress=heard.append)) == [0, 1, 4, 9]
+    assert ray.most == 2
+    assert (heard[-1].done, heard[-1].total) == (12, 12)
+    assert {"num_cpus": 1, "max_retries": 2} in ray.options
+    assert len(perform(Work(tasks, None, 2))) == 4
+    assert asked == [(4, 1), (4, 2)]
+
+
+def test_without_ray_its_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"inshrink\[ray\]"):
+        ENGINES["ray"].perform(work("square", [1]))

@@ -1,0 +1,278 @@
+"""`InshrinkWriter` and `InshrinkReader` in one process: what DCP gives comes back, from any archive."""
+
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict
+
+import inshrink_core
+from inshrink_core.archive import PartWriter
+from inshrink_core.chain import Archive
+from inshrink_core.checkpoint import TensorRole
+from inshrink_core.errors import ConfigError, InputError, NotFoundError, StepConflictError
+from inshrink_core.formats.dcp_state import unpack_state
+from inshrink_core.integrations.dcp import InshrinkReader, InshrinkWriter, step_of
+from inshrink_core.verbs import compress, restore, verify
+from tests.formats.run_builders import small_model, train
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+EXACT = {"codec": "lossless", "optimizer": "exact"}
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "a.inshrink"
+
+
+def trained(step: int):
+    """Return a state as FSDP's users make it."""
+    torch.manual_seed(0)
+    model = small_model(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(step):
+        train(model, optimizer)
+    weights, moments = get_state_dict(model, optimizer)
+    rest = {"step": step, "rng": torch.get_rng_state(), "lr": [0.1, 0.2], "scale": torch.tensor(3.5)}
+    return {"model": weights, "optim": moments, "train": rest}
+
+
+def save(path: Path, *steps: int, state=trained, **options) -> InshrinkWriter:
+    writer = InshrinkWriter(path, **EXACT, **options)
+    for step in steps:
+        dcp.save(state(step), storage_writer=writer, checkpoint_id=f"step-{step}", no_dist=True)
+    return writer
+
+
+def load(state: dict, **reader) -> dict:
+    dcp.load(state, storage_reader=InshrinkReader(**reader), no_dist=True)
+    return state
+
+
+def flat(state, prefix: str = "") -> dict:
+    if isinstance(state, dict):
+        return {k: v for name, inner in state.items() for k, v in flat(inner, f"{prefix}.{name}").items()}
+    if isinstance(state, list):
+        return {k: v for at, inner in enumerate(state) for k, v in flat(inner, f"{prefix}.{at}").items()}
+    return {prefix: state}
+
+
+def same(a, b) -> bool:
+    one, other = flat(a), flat(b)
+    return one.keys() == other.keys() and all(
+        torch.equal(value, other[name]) if torch.is_tensor(value) else value == other[name]
+        for name, value in one.items()
+    )
+
+
+def test_what_was_saved_is_loaded_bit_for_bit_objects_and_numbers_too(path):
+    save(path, 1, 2, 3)
+    for step in (1, 2, 3):
+        assert same(load(trained(0), archive=path, step=step), trained(step))
+    assert same(load(trained(0), archive=path), trained(3))
+    assert [frame.kind for frame in Archive.open(path).frames] == ["keyframe", "delta", "delta"]
+
+
+def test_names_are_given_the_roles_that_they_have_in_a_folder_of_the_same(path):
+    save(path, 1)
+    checkpoint = inshrink_core.open(path)[1]
+    weights = trained(1)["model"]
+    assert weights.keys() <= checkpoint.state_dict().keys()
+    name = next(iter(weights))
+    assert checkpoint.spec(f"{name}@exp_avg").role is TensorRole.EXP_AVG
+    assert checkpoint.hyperparameters == {} or "lr" in checkpoint.hyperparameters[name]
+    assert {spec.key for spec in checkpoint.specs if spec.role is TensorRole.EXTRA} == {
+        "train.rng@extra",
+        "train.scale@extra",
+    }
+
+
+def test_the_checkpoint_is_read_by_its_name_where_no_step_is_given(path):
+    save(path, 1, 2)
+    state, reader = trained(0), InshrinkReader(path)
+    dcp.load(state, storage_reader=reader, checkpoint_id="runs/step-1", no_dist=True)
+    assert same(state, trained(1))
+    assert step_of("out/step-00012") == 12
+    assert step_of("epoch=3-step=40.ckpt") == 40
+    with pytest.raises(InputError, match="no step"):
+        step_of("best")
+
+
+@pytest.mark.parametrize("layout", ["same", "dcp"])
+def test_a_step_is_restored_as_a_folder_that_dcp_loads(path, tmp_path, layout):
+    save(path, 1, 2)
+    report = restore(path, tmp_path / "out", steps=[2], layout=layout)
+    assert report.layout == "dcp"
+    state = trained(0)
+    dcp.load(state, checkpoint_id=tmp_path / "out", no_dist=True)
+    assert same(state, trained(2))
+    assert verify(path, deep=True).problems == ()
+
+
+def test_an_archive_of_a_run_is_loaded_and_restored_for_dcp(tmp_path):
+    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    archive, step = tmp_path / "a.inshrink", run.steps[1]
+    compress(run, archive, steps=run.steps[:2], **EXACT)
+    weights = {name: torch.zeros_like(run[step][name]) for name in run[step].state_dict()}
+    moments = {
+        name: {"exp_avg": torch.zeros_like(run[step][f"{name}@exp_avg"])}
+        for name in weights
+        if f"{name}@exp_avg" in run[step]
+    }
+    assert moments
+    restore(archive, tmp_path / "out", steps=[step], layout="dcp")
+    for where in (
+        {"storage_reader": InshrinkReader(archive, step=step)},
+        {"checkpoint_id": tmp_path / "out"},
+    ):
+        state = {
+            "model": {k: v.clone() for k, v in weights.items()},
+            "optimizer": {"state": {name: dict(held) for name, held in moments.items()}},
+            "step": 0,
+        }
+        dcp.load(state, **where, no_dist=True)
+        assert state["step"] == step
+        assert all(torch.equal(state["model"][name], run[step][name]) for name in weights)
+        assert all(
+            torch.equal(held["exp_avg"], run[step][f"{name}@exp_avg"])
+            for name, held in state["optimizer"]["state"].items()
+        )
+
+
+def test_names_of_megatron_are_weights_and_their_moments(path):
+    """What `torch_dist` has: names at the top, moments under ``optimizer.state``, objects with a shard."""
+    layer = "decoder.layers.self_attention.linear_qkv.weight"
+
+    def state(step: int) -> OrderedDict:
+        made = {
+            layer: torch.full((2, 12, 4), float(step)),
+            "embedding.word_embeddings.weight": torch.ones(8, 4),
+        }
+        for name in list(made):
+            for kind in ("exp_avg", "exp_avg_sq", "fp32_param"):
+                made[f"optimizer.state.{kind}.{name}"] = made[name] + step
+        made["decoder.layers.self_attention.core_attention._extra_state/shard_0_2"] = {"scale": step}
+        return OrderedDict(made)
+
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
+    writer = InshrinkWriter(path, **EXACT)
+    for step in (1, 2):
+        dcp.save(
+            state(step),
+            storage_writer=writer,
+            checkpoint_id=f"iter_{step:07d}",
+            planner=planner,
+            no_dist=True,
+        )
+    roles = {spec.key: spec.role for spec in inshrink_core.open(path)[2].specs}
+    assert roles[layer] is TensorRole.WEIGHT
+    assert roles[f"{layer}@exp_avg"] is TensorRole.EXP_AVG
+    assert roles[f"{layer}@master"] is TensorRole.MASTER
+    found = state(0)
+    loading = dcp.DefaultLoadPlanner(flatten_state_dict=False)
+    dcp.load(found, storage_reader=InshrinkReader(path), planner=loading, no_dist=True)
+    held = {name: value for name, value in state(2).items() if torch.is_tensor(value)}
+    assert all(torch.equal(found[name], value) for name, value in held.items())
+
+
+class Strange:
+    pass
+
+
+def test_an_object_that_torch_would_not_load_safely_is_refused(path, tmp_path):
+    def state(step: int) -> dict:
+        return {"model": {"w": torch.ones(3)}, "loader": Strange()}
+
+    save(path, 1, state=state)
+    with pytest.raises(CheckpointException, match="add_safe_globals"):
+        load(state(1), archive=path)
+    found = load({"model": {"w": torch.zeros(3)}}, archive=path)  # the rest is read
+    assert torch.equal(found["model"]["w"], torch.ones(3))
+    torch.serialization.add_safe_globals([Strange])
+    try:
+        assert isinstance(load(state(1), archive=path)["loader"], Strange)
+    finally:
+        torch.serialization.clear_safe_globals()
+
+
+def test_training_that_goes_back_leaves_later_steps_on_their_branch(path):
+    save(path, 1, 2, 3)
+    with pytest.raises(CheckpointException, match="resumed_from"):
+        save(path, 2)
+    save(path, 2, 3, 4, resumed_from=1)
+    archive = Archive.open(path)
+    assert [(frame.step, frame.branch) for frame in archive.reader.frames] == [
+        *[(1, 0), (2, 0), (3, 0)],
+        *[(2, 1), (3, 1), (4, 1)],
+    ]
+    first = archive.reader.find(1).frame_id
+    assert archive.frame(archive.reader.find(2, branch=1)).meta["restored"] == first
+    with pytest.raises(CheckpointException, match="step 9"):
+        save(path, 10, resumed_from=9)
+
+
+def test_a_training_that_saves_meanwhile_is_refused_and_the_first_goes_on(path, monkeypatch):
+    writer, begin, refused = save(path, 1), PartWriter.begin, []
+
+    def between(self, **options):
+        monkeypatch.setattr(PartWriter, "begin", begin)
+        with pytest.raises(CheckpointException, match="LockedError"):
+            save(path, 2)
+        refused.append(True)
+        return begin(self, **options)
+
+    monkeypatch.setattr(PartWriter, "begin", between)
+    dcp.save(trained(2), storage_writer=writer, checkpoint_id="step-2", no_dist=True)
+    assert refused
+    assert same(load(trained(0), archive=path, step=2), trained(2))
+
+
+def test_misuse_is_refused_when_made(path):
+    with pytest.raises(ConfigError):
+        InshrinkWriter(path, codec="no such codec")
+    with pytest.raises(NotFoundError):
+        InshrinkReader(path)
+    save(path, 1)
+    with pytest.raises(NotFoundError, match="step 7"):
+        InshrinkReader(path, step=7)
+    with pytest.raises(InputError, match="written with the codec"):
+        InshrinkWriter(path, codec="lattice")
+    with pytest.raises(CheckpointException, match="no name"):
+        dcp.save(trained(2), storage_writer=InshrinkWriter(path), no_dist=True)
+    with pytest.raises(InputError, match="no step"):
+        dcp.save(trained(2), storage_writer=InshrinkWriter(path), checkpoint_id="last", no_dist=True)
+
+
+def test_a_writer_that_is_pickled_is_one_in_a_process(path):
+    writer = InshrinkWriter(path, **EXACT)
+    copies = [pickle.loads(pickle.dumps(writer)) for _ in range(2)]
+    assert copies[0] is copies[1]
+    assert copies[0].archive == writer.archive
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93\x80\x80", b"\x93\x81\xa1a\x01\x80\x90", b"\x01"])
+def test_a_saved_state_that_is_damaged_is_said_to_be(content):
+    with pytest.raises(inshrink_core.errors.DamagedError, match="saved state"):
+        unpack_state(content, "a")
+
+
+def test_steps_that_do_not_follow_are_a_conflict(path):
+    writer = save(path, 5)
+    with pytest.raises(CheckpointException) as raised:
+        dcp.save(trained(5), storage_writer=writer, checkpoint_id="step-5", no_dist=True)
+    assert isinstance(next(iter(raised.value.failures.values()))[0], StepConflictError)
+
+
+def test_verbs_inside_a_training_wait_for_no_other_rank(path, tmp_path, monkeypatch):
+    save(path, 1)
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: pytest.fail("waits for another"))
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: pytest.fail("joins others"))
+    assert verify(path).problems == ()
+    assert restore(path, tmp_path / "out").steps == (1,)

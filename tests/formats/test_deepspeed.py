@@ -1,0 +1,302 @@
+"""Folders of DeepSpeed are checkpoints of whole tensors, however ZeRO laid them out over ranks."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import inshrink_core
+from benchmarks.fuzz.zero import GROUPS, save_zero, some_state
+from inshrink_core.errors import DamagedError
+from inshrink_core.formats import open_run
+from inshrink_core.formats.deepspeed import DeepSpeedReader
+from inshrink_core.testing.readers import ReaderSuite
+
+FIXTURES = Path(__file__).parent / "deepspeed"
+"""Written by DeepSpeed itself: make.py."""
+
+RUNS = ("stage1", "stage2", "stage3", "bf16", "pipeline")
+WEIGHT = {"fp32": "@master", "exp_avg": "@exp_avg", "exp_avg_sq": "@exp_avg_sq"}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+class TestDeepSpeedReader(ReaderSuite):
+    reader = DeepSpeedReader()
+
+    def save(self, folder, step, weights):
+        state = {name: {"fp32": weight} for name, weight in weights.items()}
+        groups = [
+            [name for name in weights if weights[name].dtype == dtype]
+            for dtype in {weight.dtype for weight in weights.values()}
+        ]
+        return save_zero(folder / f"global_step{step}", weights, state, groups, stage=3, step=step)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_files_of_deepspeed_are_restored_byte_for_byte(name, tmp_path):
+    inshrink_core.compress(FIXTURES / name, tmp_path / "a.inshrink", codec="lossless", optimizer="exact")
+    for step in (2, 3):
+        inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / str(step), steps=[step])
+        assert files(tmp_path / str(step)) == files(FIXTURES / name / f"global_step{step}")
+
+
+@pytest.mark.parametrize("name", ["stage1", "stage2", "stage3"])
+def test_masters_are_those_that_deepspeed_puts_together(name):
+    checkpoint = open_run(FIXTURES / name)[3]
+    told = torch.load(FIXTURES / f"{name}.pt")
+    for key, value in told.items():
+        owner = checkpoint.aliases.get(key, key)
+        master = owner if f"{owner}@master" not in checkpoint else f"{owner}@master"
+        assert torch.equal(checkpoint[master].float(), value.float()), key
+    assert {"tok.weight", "fc.bias", "head.weight"} < told.keys()
+    assert ("frozen.weight" in told) == (name != "stage1")
+
+
+@pytest.mark.parametrize("name", ["stage1", "stage2", "stage3", "bf16"])
+def test_roles_groups_and_ties_of_deepspeed_are_those_of_a_torch_file(name):
+    run = open_run(FIXTURES / name)
+    assert run.steps == (2, 3)
+    checkpoint = run[3]
+    roles = {spec.key: spec.role.value for spec in checkpoint.specs}
+    moved = ["tok.weight", "fc.weight", "fc.bias", "norm.weight", "norm.bias"]
+    expected = dict.fromkeys([*moved, "frozen.weight"], "weight") | {"scale": "buffer"}
+    for role in ("exp_avg", "exp_avg_sq", *(() if name == "stage3" else ("master",))):
+        expected |= {f"{parameter}@{role}": role for parameter in moved}
+    assert roles == expected
+    assert checkpoint.aliases["head.weight"] == "tok.weight"
+    decays = {parameter: checkpoint.hyperparameters[parameter]["weight_decay"] for parameter in moved}
+    assert decays == {p: 0.1 if p in ("tok.weight", "fc.weight") else 0.0 for p in moved}
+    assert all(spec.shape == checkpoint.spec(spec.name).shape for spec in checkpoint.specs)
+
+
+def test_a_pipeline_has_the_weights_of_its_layers_and_the_state_of_its_stages():
+    checkpoint = open_run(FIXTURES / "pipeline")[3]
+    for layer in ("1.weight", "1.bias", "2.weight", "2.bias"):
+        assert torch.equal(checkpoint[f"{layer}@master"].bfloat16(), checkpoint[layer])
+        assert f"{layer}@exp_avg" in checkpoint
+    assert "0.weight" in checkpoint
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_state_has_its_values_on_any_number_of_ranks(tmp_path, stage, n_ranks, padding):
+    module, state = some_state()
+    save_zero(
+        tmp_path / "global_step5",
+        module,
+        state,
+        GROUPS,
+        stage=stage,
+        n_ranks=n_ranks,
+        step=5,
+        padding=padding if stage == 1 else 0,
+    )
+    checkpoint = open_run(tmp_path)[5]
+    for name, held in state.items():
+        for key, value in held.items():
+            suffix = "" if key == "fp32" and stage == 3 else WEIGHT[key]
+            assert torch.equal(checkpoint[name + suffix], value), (name, key)
+    assert len(checkpoint.specs) == 1 + 4 * (3 if stage == 3 else 4)
+
+
+def test_model_parallel_ranks_have_names_of_their_own(tmp_path):
+    for rank in (0, 1):
+        module, state = some_state(rank)
+        save_zero(tmp_path / "global_step1", module, state, GROUPS, mp_rank=rank)
+    checkpoint = open_run(tmp_path)[1]
+    for prefix, rank in (("", 0), ("mp_rank_01.", 1)):
+        _, state = some_state(rank)
+        for name, held in state.items():
+            assert torch.equal(checkpoint[prefix + name], held["fp32"])
+            assert torch.equal(checkpoint[f"{prefix}{name}@exp_avg"], held["exp_avg"])
+
+
+def trainer(root: Path, step: int, *, stage: int = 1) -> Path:
+    """Write a checkpoint as Hugging Face's trainer does with DeepSpeed."""
+    module, state = some_state(step)
+    folder = root / f"checkpoint-{step}"
+    save_zero(folder / f"global_step{step}", module, state, GROUPS, stage=stage, step=step)
+    save_file(module, folder / "model.safetensors")
+    (folder / "latest").write_text(f"global_step{step}")
+    (folder / "zero_to_fp32.py").write_text("# recovers weights\n")
+    (folder / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
+    torch.save({"seed": step}, folder / "rng_state_0.pth")
+    return folder
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_the_folder_of_a_trainer_is_one_checkpoint(tmp_path, stage):
+    for step in (10, 20):
+        trainer(tmp_path / "run", step, stage=stage)
+    run = open_run(tmp_path / "run")
+    assert run.steps == (10, 20)
+    assert run.format == "huggingface"
+    _, state = some_state(20)
+    for name, held in state.items():
+        assert torch.equal(run[20][name], held["fp32"])
+        assert torch.equal(run[20][f"{name}@exp_avg_sq"], held["exp_avg_sq"])
+        assert torch.equal(run[20][f"{name}@master"], held["fp32"])
+    assert open_run(tmp_path / "run" / "checkpoint-20").steps == (20,)
+    inshrink_core.compress(run, tmp_path / "a.inshrink", codec="lossless", optimizer="exact")
+    inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[20])
+    assert files(tmp_path / "out") == files(tmp_path / "run" / "checkpoint-20")
+
+
+@pytest.mark.parametrize(
+    ("outer", "tag"), [("step_8", "pytorch_model"), ("epoch=1-step=8.ckpt", "checkpoint")]
+)
+def test_a_folder_of_accelerate_or_lightning_is_one_checkpoint(tmp_path, outer, tag):
+    module, state = some_state()
+    save_zero(tmp_path / outer / tag, module, state, GROUPS, step=8)
+    (tmp_path / outer / "latest").write_text(tag)
+    (tmp_path / outer / "random_states_0.pkl").write_bytes(b"\x80\x02N.")
+    run = open_run(tmp_path)
+    assert run.steps == (8,)
+    assert {layout.path for layout in run[8].files} > {"latest", "random_states_0.pkl"}
+
+
+def test_weights_beside_the_folders_of_steps_are_no_step(tmp_path):
+    for step in (1, 2):
+        module, state = some_state(step)
+        save_zero(tmp_path / f"global_step{step}", module, state, GROUPS, step=step)
+    (tmp_path / "latest").write_text("global_step2")
+    torch.save(module, tmp_path / "pytorch_model.bin")
+    assert open_run(tmp_path).steps == (1, 2)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_missing_rank_is_named(tmp_path, stage):
+    module, state = some_state()
+    for step in (1, 2):
+        save_zero(tmp_path / f"global_step{step}", module, state, GROUPS, stage=stage, n_ranks=4, step=step)
+    (tmp_path / "global_step2" / "zero_pp_rank_2_mp_rank_00_optim_states.pt").unlink()
+    run = open_run(tmp_path)
+    assert run.steps == (1,)
+    assert "the file of rank 2 is missing" in run.unreadable[0].reason
+    for path in (tmp_path / "global_step1").glob("*optim*"):
+        path.unlink()
+    with pytest.raises(DamagedError, match="the file of rank 0 is missing"):
+        open_run(tmp_path / "global_step1")
+
+
+def test_a_damaged_rank_is_named(tmp_path):
+    shutil.copytree(FIXTURES / "stage3", tmp_path / "run")
+    broken = tmp_path / "run" / "global_step3" / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    broken.write_bytes(broken.read_bytes()[:-700])
+    run = open_run(tmp_path / "run")
+    assert run.steps == (2,)
+    assert "zero_pp_rank_1" in run.unreadable[0].reason
+
+
+def edited(path: Path, edit) -> None:
+    root = torch.load(path)
+    edit(root)
+    torch.save(root, path)
+
+
+@pytest.mark.parametrize(
+    ("file", "edit", "reason"),
+    [
+        ("mp_rank_00_model_states.pt", lambda r: r["param_shapes"][0].update(c=(9, 9)), "partitions end"),
+        ("mp_rank_00_model_states.pt", lambda r: r["param_shapes"][0].update(c=(-1,)), "no shape"),
+        (
+            "mp_rank_00_model_states.pt",
+            lambda r: r["param_shapes"][0].update(c=(1 << 62,) * 9),
+            "partitions end",
+        ),
+        (
+            "mp_rank_00_model_states.pt",
+            lambda r: r["param_shapes"].extend(r["param_shapes"] * 99),
+            "two shapes",
+        ),
+        (
+            "zero_pp_rank_1_mp_rank_00_optim_states.pt",
+            lambda r: r["optimizer_state_dict"].update(
+                base_optimizer_state=[dict.fromkeys(map(str, range(1000)))] * 1000
+            ),
+            "more values",
+        ),
+        (
+            "zero_pp_rank_1_mp_rank_00_optim_states.pt",
+            lambda r: r["optimizer_state_dict"]["single_partition_of_fp32_groups"].pop(),
+            "rank 1 has not all of its part",
+        ),
+        (
+            "zero_pp_rank_1_mp_rank_00_optim_states.pt",
+            lambda r: r["optimizer_state_dict"].update(
+                single_partition_of_fp32_groups=[
+                    one.double() for one in r["optimizer_state_dict"]["single_partition_of_fp32_groups"]
+                ]
+            ),
+            "rank 1 has",
+        ),
+        (
+            "zero_pp_rank_0_mp_rank_00_optim_states.pt",
+            lambda r: r["optimizer_state_dict"].update(
+                single_partition_of_fp32_groups=[
+                    one["exp_avg"]
+                    for one in r["optimizer_state_dict"]["base_optimizer_state"]["state"].values()
+                ]
+            ),
+            "over each other",
+        ),
+    ],
+)
+def test_files_that_contradict_each_other_are_refused(tmp_path, file, edit, reason):
+    module, state = some_state()
+    folder = save_zero(tmp_path / "global_step1", module, state, GROUPS)
+    edited(folder / file, edit)
+    with pytest.raises(DamagedError, match=reason):
+        open_run(folder)
+
+
+def test_what_a_lossy_restore_wrote_has_the_same_partitions_and_paddings(tmp_path):
+    module, state = some_state(n=8)
+    folder = save_zero(tmp_path / "global_step1", module, state, GROUPS, n_ranks=3)
+    inshrink_core.compress(tmp_path, tmp_path / "a.inshrink")
+    inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[1])
+    for path in folder.iterdir():
+        root, back = torch.load(path), torch.load(tmp_path / "out" / path.name)
+        if "module" in root:
+            assert root["module"].keys() == back["module"].keys()
+            continue
+        held, again = (one["optimizer_state_dict"]["single_partition_of_fp32_groups"] for one in (root, back))
+        for one, other in zip(held, again, strict=True):
+            assert one.shape == other.shape
+            assert torch.allclose(one, other, atol=0.05)
+            assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_run_of_deepspeed_takes_what_a_torch_file_of_the_same_tensors_takes(tmp_path, stage):
+    module, state = some_state(n=40)
+    (tmp_path / "plain").mkdir()
+    for step in (1, 2, 3):
+        for name, held in state.items():
+            held["fp32"] += 0.01 * held["exp_avg"] / (held["exp_avg_sq"].sqrt() + 1e-8)
+            held["exp_avg"] *= 0.9 + 0.2 * torch.rand_like(held["exp_avg"])
+            module[name] = held["fp32"].clone()
+        save_zero(tmp_path / "zero" / f"global_step{step}", module, state, GROUPS, stage=stage, step=step)
+        names = [name for group in GROUPS for name in group]
+        moments = {
+            i: {
+                "master_param" if k == "fp32" else k: v
+                for k, v in state[n].items()
+                if k != "fp32" or stage == 1
+            }
+            for i, n in enumerate(names)
+        }
+        groups = [{"lr": 0.1, "betas": (0.9, 0.95), "params": [0, 1, 2, 3], "param_names": names}]
+        plain = {"model": module, "optimizer": {"state": moments, "param_groups": groups}, "step": step}
+        torch.save(plain, tmp_path / "plain" / f"step_{step}.pt")
+    ratios = [
+        inshrink_core.compress(tmp_path / layout, tmp_path / f"{layout}.inshrink").size.ratio_total
+        for layout in ("plain", "zero")
+    ]
+    assert ratios[1] == pytest.approx(ratios[0], rel=0.02)

@@ -1,0 +1,287 @@
+"""What the ranks of the tests of `torch.distributed.checkpoint` do: importable, for they are processes."""
+
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from inshrink_core.archive import ArchiveWriter, PartWriter, is_archive
+from inshrink_core.chain import Archive
+from inshrink_core.errors import ConflictError, InputError
+from inshrink_core.integrations.dcp import InshrinkReader, InshrinkWriter
+
+EXACT = {"codec": "lossless", "optimizer": "exact"}
+
+WIDTH = 512
+"""Of the model: its largest weight has several cells."""
+
+
+_PRELOADED = (
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "inshrink_core.integrations.dcp",
+)
+
+
+def _rank(rank: int, world: int, store: Path, function: Callable, arguments: tuple) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    os.environ["LOCAL_WORLD_SIZE"] = str(world)
+    dist.init_process_group("gloo", rank=rank, world_size=world, store=dist.FileStore(str(store), world))
+    function(*arguments)
+    dist.barrier()  # Gloo's threads let go of tensors before Python ends
+    dist.destroy_process_group()
+
+
+def on_ranks(world: int, folder: Path, function: Callable, *arguments) -> None:
+    """Run a function on ranks that see each other; raises what one of them raised, and ends the others."""
+    store = folder / f"store-{len(list(folder.glob('store-*')))}"
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))
+    torch.multiprocessing.start_processes(
+        _rank, (world, store, function, arguments), nprocs=world, start_method="forkserver"
+    )
+
+
+class Training:
+    """A model with its optimizer, sharded over a mesh; what a batch holds depends on the step alone."""
+
+    def __init__(self, mesh=None, width: int = WIDTH) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        torch.manual_seed(0)
+        self.width, self.step = width, 0
+        self.model = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, 3), nn.BatchNorm1d(3)
+        )
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),)) if mesh is None else mesh
+        # On a mesh of two dimensions, the second one cuts columns.
+        if mesh.ndim == 2:
+            from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+            parallelize_module(self.model[0], mesh["columns"], RowwiseParallel(input_layouts=Replicate()))
+            mesh = mesh["rows"]
+        fully_shard(self.model, mesh=mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+
+    def train(self, step: int) -> None:
+        """Train up to a step."""
+        while self.step < step:
+            self.step += 1
+            generator = torch.Generator().manual_seed(self.step)
+            batch = torch.randn(8, self.width, generator=generator)
+            self.model(batch).square().sum().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def state(self) -> dict:
+        weights, moments = get_state_dict(self.model, self.optimizer)
+        return {"model": weights, "optim": moments, "step": self.step, "name": "run"}
+
+    def load(self, **options) -> None:
+        state = self.state()
+        dcp.load(state, **options)
+        set_state_dict(
+            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
+        )
+        self.step = state["step"]
+
+    def whole(self) -> dict:
+        """Return every tensor of the state, whole, by name."""
+        found = {}
+
+        def walk(name: str, value) -> None:
+            if isinstance(value, dict):
+                for key, inner in value.items():
+                    walk(f"{name}.{key}" if name else str(key), inner)
+            elif isinstance(value, torch.Tensor):
+                found[name] = value.full_tensor() if hasattr(value, "full_tensor") else value.clone()
+
+        walk("", self.state())
+        return found
+
+
+def same(a: dict, b: dict) -> bool:
+    """Whether states are equal, bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def save(state: dict, writer: InshrinkWriter, step: int, **options) -> None:
+    dcp.save(state, storage_writer=writer, checkpoint_id=f"step-{step}", **options)
+
+
+def keep(whole: dict, path: Path) -> None:
+    if dist.get_rank() == 0:
+        torch.save(whole, path)
+
+
+def train(archive: Path, steps: tuple[int, ...], load: int | None, grid: bool, kept: Path) -> None:
+    """Train and save, from a step of the archive on; what is loaded must be what was kept."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns")) if grid else None
+    training = Training(mesh)
+    if load is not None:
+        training.load(storage_reader=InshrinkReader(archive, step=load))
+        assert training.step == load
+        assert same(training.whole(), torch.load(kept / f"{load}.pt"))
+    writer = InshrinkWriter(archive, **EXACT)
+    for step in steps:
+        training.train(step)
+        save(training.state(), writer, step)
+        keep(training.whole(), kept / f"{step}.pt")
+
+
+def load_folder(folder: Path, expected: Path) -> None:
+    training = Training()
+    training.load(checkpoint_id=folder)
+    assert same(training.whole(), torch.load(expected))
+
+
+def train_on(archive: Path, last: int, kept: Path, kill: tuple[str, int] | None = None) -> None:
+    """Train on from the last step of the archive, saving each; a rank may be killed at its second save."""
+    training, resumed = Training(), is_archive(archive)
+    if resumed:
+        training.load(storage_reader=InshrinkReader(archive))
+    writer = InshrinkWriter(archive, **EXACT, resumed_from=training.step if resumed else None)
+    while training.step < last:
+        training.train(training.step + 1)
+        if training.step == 2 and kill is not None and kill[1] == dist.get_rank():
+            _die_at(kill[0])
+        save(training.state(), writer, training.step)
+    keep(training.whole(), kept)
+
+
+POINTS = {
+    "before the plan": (InshrinkWriter, "prepare_local_plan", True),
+    "planned": (InshrinkWriter, "_described", True),
+    "before writing": (InshrinkWriter, "write_data", True),
+    "before its part has its name": (PartWriter, "_publish", True),
+    "after its part has its name": (PartWriter, "_publish", False),
+    "before the commit": (InshrinkWriter, "finish", True),
+    "before the manifest": (ArchiveWriter, "_write_manifest", True),
+    "after the manifest": (ArchiveWriter, "_write_manifest", False),
+    "after the commit": (InshrinkWriter, "finish", False),
+}
+"""Of the protocol: what is called there, and whether a rank is killed before it or after."""
+
+
+def _die_at(point: str) -> None:
+    owner, name, before = POINTS[point]
+    called = getattr(owner, name)
+
+    def dies(*args, **options):
+        if not before:
+            called(*args, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, dies)
+
+
+def differ(folder: Path) -> None:
+    """Save what no save may be, on two ranks; after each, all is as before, and a save goes on."""
+    rank, archive = dist.get_rank(), folder / "a"
+    mesh = init_device_mesh("cpu", (2,))
+
+    def state(seed: int, rows: int = 64, dtype=torch.float32) -> dict:
+        torch.manual_seed(seed)
+        return {"model": {"weight": distribute_tensor(torch.randn(rows, 8).to(dtype), mesh, [Shard(0)])}}
+
+    writer = InshrinkWriter(archive, **EXACT)
+    save(state(1), writer, 1)
+
+    def refused(words: str, act, kind: type = CheckpointException) -> None:
+        with pytest.raises(kind, match=words):
+            act()
+        assert Archive.open(archive).steps == tuple(done), words
+
+    done = [1]
+    refused("rank 1 saves with another step", lambda: save(state(2), writer, 2 + rank), ConflictError)
+    other = InshrinkWriter(archive, **EXACT, keyframe_every=8 + rank)
+    refused("another keyframe_every", lambda: save(state(2), other, 2), ConflictError)
+    refused(
+        "another tensor 'model.weight'",
+        lambda: save(state(2, dtype=(torch.float32, torch.float64)[rank]), writer, 2),
+    )
+    refused("global plan|another tensor", lambda: save(state(2, rows=64 + 2 * rank), writer, 2))
+    refused("does not follow step 1", lambda: save(state(2), writer, 1))
+    refused("no step", lambda: dcp.save(state(2), storage_writer=writer, checkpoint_id="best"), InputError)
+    begin = PartWriter.begin
+    if rank == 1:
+        PartWriter.begin = _fails
+    refused("out of luck", lambda: save(state(2), writer, 2))
+    PartWriter.begin = begin
+    publish = PartWriter._publish
+    if rank == 1:
+        PartWriter._publish = _fails
+    refused("out of luck", lambda: save(state(2), writer, 2))
+    PartWriter._publish = publish
+    save(state(2), writer, 2)
+    done.append(2)
+    # Another training, after which the first one must not go on:
+    save(state(3), InshrinkWriter(archive, **EXACT), 3)
+    done.append(3)
+    refused("another training", lambda: save(state(4), writer, 4))
+    began = time.monotonic()
+    hasty, last = InshrinkWriter(archive, **EXACT, timeout=2), state(4)
+    if rank == 0:
+        refused("rank 1 did not come", lambda: save(last, hasty, 4), ConflictError)
+        assert time.monotonic() - began < 60
+
+
+def _fails(*args, **options):
+    raise RuntimeError("out of luck")
+
+
+def save_aside(folder: Path) -> None:
+    """Save as `save` does, on a thread and in a process, and beside an optimizer that is dropped."""
+    training = Training()
+    kinds = {"sync": None, "thread": AsyncCheckpointerType.THREAD, "process": AsyncCheckpointerType.PROCESS}
+    writers = {name: InshrinkWriter(folder / name, **EXACT) for name in kinds}
+    dropped = InshrinkWriter(folder / "dropped", codec="lossless", optimizer="drop")
+    for step in (1, 2, 3):
+        training.train(step)
+        for name, kind in kinds.items():
+            options = {"storage_writer": writers[name], "checkpoint_id": f"step-{step}"}
+            if kind is None:
+                dcp.save(training.state(), **options)
+            else:
+                dcp.async_save(training.state(), async_checkpointer_type=kind, **options).result()
+        save(training.state(), dropped, step, planner=dcp.DefaultSavePlanner(enable_plan_caching=True))
+    keep(training.whole(), folder / "whole.pt")
+
+
+def save_aligned(archive: Path, codec: str) -> None:
+    """Save tensors whose shards are whole cells on 1, 2 and 4 ranks."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    writer = InshrinkWriter(archive, codec=codec)
+    generator = torch.Generator().manual_seed(0)
+    held = {name: torch.randn(2048, 512, generator=generator) * 0.02 for name in ("one.weight", "two.weight")}
+    moments = {name: torch.zeros(2048, 512) for name in held}
+    for step in (1, 2, 3):
+        for name in held:
+            change = torch.randn(2048, 512, generator=generator)
+            held[name] = held[name] + 1e-3 * change
+            moments[name] = 0.9 * moments[name] + 0.1 * change
+        sharded = [
+            {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in tensors.items()}
+            for tensors in (held, moments)
+        ]
+        state = {
+            name: {"exp_avg": tensor, "step": torch.tensor(float(step))}
+            for name, tensor in sharded[1].items()
+        }
+        groups = [{"lr": 1e-3, "betas": (0.9, 0.999), "params": list(held)}]
+        save({"model": sharded[0], "optim": {"state": state, "param_groups": groups}}, writer, step)

@@ -1,0 +1,142 @@
+"""Parts as tasks of the real Ray, and as processes: the same archive, whoever dies, and nobody is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import inshrink_core
+from inshrink_core.chain import Archive
+
+N_STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """The archive as one process writes it."""
+    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    path = tmp_path_factory.mktemp("engines") / "whole"
+    inshrink_core.compress(run, path, codec="lattice", steps=run.steps[:N_STEPS], part="1/1")
+    return path
+
+
+def content(path):
+    """Return every block by step and key."""
+    archive = Archive.open(path)
+    frames = {info.step: archive.frame(info) for info in archive.frames}
+    return {step: [(e.key, e.codec, frame.read(e)) for e in frame.entries] for step, frame in frames.items()}
+
+
+def command(*words):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    return {"args": [sys.executable, "-P", "-m", "inshrink_core", *map(str, words)], "env": environment}
+
+
+def compressing(target, *options):
+    steps = inshrink_core.open(inshrink_core.sample("digits-cnn")).steps[:N_STEPS]
+    words = ["compress", inshrink_core.sample("digits-cnn"), "-o", target, "--codec", "lattice"]
+    return command(*words, "--steps", ",".join(map(str, steps)), *options)
+
+
+def descendants(pid):
+    """Return the processes that a process has started, and those that they have, by their command lines."""
+    parents, found = {}, {}
+    for one in Path("/proc").iterdir():
+        try:
+            stat = (one / "stat").read_text()
+            parents[int(one.name)] = int(stat.rpartition(") ")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+    for one in parents:
+        above = one
+        while above in parents and above != pid:
+            above = parents[above]
+        if above == pid and one != pid:
+            try:
+                found[one] = Path(f"/proc/{one}/cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue
+    return found
+
+
+def wait_until(condition, seconds=90):
+    until = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return found
+
+
+WORKERS = {"processes": "inshrink_core.execution.worker", "ray": "ray::_work"}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("engine", WORKERS)
+def test_a_worker_that_is_killed_is_replaced_and_the_archive_is_the_same(tmp_path, expected, engine):
+    with subprocess.Popen(
+        **compressing(tmp_path / "x", "--engine", engine, "--workers", "2"),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as started:
+        wait_until(lambda: [*tmp_path.glob("x/frames/*.frame")] or started.poll() is not None)
+        workers = [pid for pid, line in descendants(started.pid).items() if WORKERS[engine] in line]
+        assert workers
+        os.kill(workers[0], signal.SIGKILL)
+        told, _ = started.communicate(timeout=200)
+    assert started.returncode == 0
+    assert told.count("ratio of everything") == 1
+    assert content(tmp_path / "x") == content(expected)
+    assert {frame.n_parts for frame in Archive.open(tmp_path / "x").frames} == {4 if engine == "ray" else 2}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("engine", WORKERS)
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_nobody_is_left_when_the_command_ends_and_the_same_command_goes_on(tmp_path, expected, engine, sent):
+    options = ["--engine", engine, "--workers", "2"]
+    asked = compressing(tmp_path / "x", *options)
+    with subprocess.Popen(**asked, start_new_session=True, stderr=subprocess.DEVNULL) as started:
+        wait_until(lambda: [*tmp_path.glob("x/frames/*.frame")])
+        all_of_them = descendants(started.pid)
+        os.kill(started.pid, sent)
+        started.wait(60)
+    assert started.returncode == (130 if sent == signal.SIGINT else -signal.SIGKILL)
+    wait_until(lambda: not [pid for pid, line in all_of_them.items() if is_at_work(pid, line)])
+    asked = compressing(tmp_path / "x", "--engine", "processes", *options[2:])
+    done = subprocess.run(**asked, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert content(tmp_path / "x") == content(expected)
+
+
+def is_at_work(pid, line):
+    """Whether a process that was seen is there still: the same, and no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+        return state != "Z" and Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") == line
+    except OSError:
+        return False
+
+
+@pytest.mark.integration
+def test_ray_restores_and_verifies_and_an_error_comes_back_as_it_was(tmp_path, expected):
+    words = ["restore", expected, "--all", "-o", tmp_path / "out", "--engine", "ray"]
+    done = subprocess.run(**command(*words), capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    inshrink_core.restore(expected, tmp_path / "one", every=True)
+    names = sorted(file.name for file in (tmp_path / "one").iterdir())
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == names != []
+    assert all((tmp_path / "out" / n).read_bytes() == (tmp_path / "one" / n).read_bytes() for n in names)
+
+    words = ["verify", expected, "--deep", "--engine", "ray", "--workers", "2"]
+    done = subprocess.run(**command(*words), capture_output=True, text=True, timeout=200, check=False)
+    assert f"sound: {N_STEPS} frames" in done.stdout
+
+    (tmp_path / "out" / names[0]).write_bytes(b"mine")
+    words = ["restore", expected, "--all", "-o", tmp_path / "out", "--engine", "processes"]
+    done = subprocess.run(**command(*words), capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 2
+    assert "--force" in done.stderr

@@ -1,0 +1,236 @@
+"""Release: what the archive is proven to hold goes, and nothing else, whenever it is cut off."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import inshrink_core
+from benchmarks.crash.verbs import write_run_of_folders
+from inshrink_core.chain import Archive
+from inshrink_core.errors import InputError
+from inshrink_core.verbs import prune, release
+from inshrink_core.verbs.history.release import JOURNAL_NAME
+from tests.runs import write_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write_run_of_folders(tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def archive(run: Path, tmp_path: Path) -> Path:
+    inshrink_core.compress(run, tmp_path / "a.inshrink", codec="lossless", optimizer="exact")
+    return tmp_path / "a.inshrink"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def why(report: Any) -> dict[int, str]:
+    return {row.step: row.why for row in report.steps}
+
+
+def test_a_plan_changes_nothing_and_says_what_would_be_freed(run: Path, archive: Path) -> None:
+    before = contents(run.parent)
+    report = release(run, archive)
+    assert contents(run.parent) == before
+    assert report.released == (1, 2)
+    assert report.freed == sum(
+        len(content)
+        for path, content in contents(run).items()
+        if path.startswith(("checkpoint-1", "checkpoint-2"))
+    )
+    assert why(report)[4] == "one of the newest 2"
+
+
+def test_what_is_released_comes_back_bit_for_bit_and_the_newest_stay(
+    run: Path, archive: Path, tmp_path: Path
+) -> None:
+    before = contents(run)
+    report = release(run, archive, apply=True)
+    assert report.released == (1, 2)
+    assert names(run) == ["checkpoint-3", "checkpoint-4"]
+    inshrink_core.restore(archive, tmp_path / "again", steps=[1, 2])
+    shutil.copytree(run, tmp_path / "again", dirs_exist_ok=True)
+    assert contents(tmp_path / "again") == before
+    assert inshrink_core.compress(run, archive).appended == ()
+    assert release(run, archive, apply=True).released == ()
+
+
+def test_files_of_a_flat_run_are_released_and_the_newest_k_stay(tmp_path: Path) -> None:
+    flat = write_run(tmp_path / "run", n_steps=4)
+    inshrink_core.compress(flat, tmp_path / "a", codec="lossless", optimizer="exact")
+    assert release(flat, tmp_path / "a", keep_newest=1, apply=True).released == (5, 10, 15)
+    assert names(flat) == ["step_20.pt"]
+
+
+def test_what_is_archived_with_an_error_goes_only_if_that_is_said(run: Path, tmp_path: Path) -> None:
+    target = tmp_path / "a"
+    inshrink_core.compress(run, target, codec="lattice")
+    report = release(run, target, apply=True)
+    assert report.released == ()
+    assert why(report)[1] == "archived with an error (--lossy releases it)"
+    assert report.steps[0].errors["weights"] > 0
+    assert len(names(run)) == 4
+    plan = release(run, target, lossy=True)
+    assert [row.exact for row in plan.steps if row.released] == [False, False]
+    assert release(run, target, lossy=True, apply=True).released == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "given", ["optimizer", "pruned", "extra", "link", "changed", "unreadable", "missing"]
+)
+def test_what_the_archive_does_not_hold_stays(run: Path, tmp_path: Path, given: str) -> None:
+    target = tmp_path / "a"
+    options = {"optimizer": "drop" if given == "optimizer" else "exact", "codec": "lossless"}
+    steps = [1, 3, 4] if given == "missing" else [1, 2, 3, 4]
+    if given == "unreadable":
+        (run / "checkpoint-2" / "model.safetensors").write_bytes(b"cut off")
+    inshrink_core.compress(
+        run, target, steps=steps if given != "unreadable" else None, skip_damaged=True, **options
+    )  # type: ignore[arg-type]
+    if given == "pruned":
+        prune(target, optimizer_last=2, apply=True)
+    elif given == "extra":
+        (run / "checkpoint-2" / "notes.sock").symlink_to("/dev/null")
+    elif given == "link":
+        (run / "checkpoint-2").rename(tmp_path / "elsewhere")
+        (run / "checkpoint-2").symlink_to(tmp_path / "elsewhere")
+    elif given == "changed":
+        (run / "checkpoint-2" / "trainer_state.json").write_text('{"global_step": 2, "more": 1}')
+    before = contents(run), contents(tmp_path / "elsewhere")
+    report = release(run, target, apply=True, follow_links=True)
+    assert 2 not in report.released
+    after = contents(run), contents(tmp_path / "elsewhere")
+    kept = [name for name in before[0] if name.startswith("checkpoint-2/")]
+    assert all(after[0][name] == before[0][name] for name in kept)
+    assert after[1] == before[1]
+    assert (report.failure is not None) == (given == "changed")
+
+
+def test_a_damaged_archive_releases_nothing(run: Path, archive: Path) -> None:
+    for path in (archive / "frames").iterdir():
+        content = bytearray(path.read_bytes())
+        content[len(content) // 5] ^= 1
+        path.write_bytes(content)
+    before = contents(run)
+    report = release(run, archive, apply=True)
+    assert report.failure is not None
+    assert contents(run) == before
+
+
+def test_a_file_that_is_written_meanwhile_stays(
+    run: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = import_module("inshrink_core.verbs.verify")
+    genuine = module.verified_step
+
+    def compared(view: Archive, info: Any, originals: Any) -> Any:
+        found = genuine(view, info, originals)
+        path = run / f"checkpoint-{info.step}" / "trainer_state.json"
+        path.write_text(path.read_text())  # the same bytes at another time
+        return found
+
+    monkeypatch.setattr(module, "verified_step", compared)
+    before = contents(run)
+    report = release(run, archive, apply=True)
+    assert why(report)[1] == "it changed while it was compared" or "cannot be read" in why(report)[1]
+    assert contents(run) == before
+
+
+def test_a_deletion_that_was_cut_off_is_seen_by_no_reader_and_finished(
+    run: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine, calls = Path.unlink, []
+
+    def dying(path: Path, *args: Any, **options: Any) -> None:
+        calls.append(path)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        genuine(path, *args, **options)
+
+    monkeypatch.setattr(Path, "unlink", dying)
+    with pytest.raises(KeyboardInterrupt):
+        release(run, archive, apply=True)
+    monkeypatch.undo()
+    assert (run / JOURNAL_NAME).exists()
+    assert inshrink_core.open(run).steps == (2, 3, 4)
+    report = release(run, archive, apply=True)
+    assert report.finished == (1,)
+    assert report.released == (2,)
+    assert names(run) == ["checkpoint-3", "checkpoint-4"]
+
+
+def test_a_cut_off_deletion_is_not_finished_where_another_archive_is_given(
+    run: Path, archive: Path, tmp_path: Path
+) -> None:
+    (run / "checkpoint-1").rename(run / ".checkpoint-1.released")
+    record = {"archive": "00" * 16, "frame": "00" * 16, "step": 1, "name": "checkpoint-1", "files": {}}
+    (run / JOURNAL_NAME).write_text(json.dumps(record))
+    with pytest.raises(InputError, match="this archive does not hold it"):
+        release(run, archive, apply=True)
+    assert len(contents(run / ".checkpoint-1.released")) == 3
+
+
+@pytest.mark.parametrize("name", ["../outside", "a/b", "..", ""])
+def test_a_journal_that_names_what_lies_elsewhere_is_refused(run: Path, archive: Path, name: str) -> None:
+    record = {"archive": "00" * 16, "frame": "00" * 16, "step": 1, "name": name, "files": {}}
+    (run / JOURNAL_NAME).write_text(json.dumps(record))
+    with pytest.raises(InputError, match="the journal of a release is damaged"):
+        release(run, archive, apply=True)
+
+
+def test_the_base_model_of_the_archive_stays(tmp_path: Path) -> None:
+    flat = write_run(tmp_path / "run", n_steps=5)
+    inshrink_core.compress(flat, tmp_path / "a", codec="lossless", optimizer="exact", base=flat / "step_5.pt")
+    report = release(flat, tmp_path / "a", apply=True)
+    assert why(report)[5] == "the archive has it as its base model"
+    assert (flat / "step_5.pt").exists()
+    assert report.released == (10, 15)
+
+
+def test_a_watch_releases_what_it_has_archived(tmp_path: Path) -> None:
+    flat = write_run(tmp_path / "run", n_steps=4)
+    said = []
+    report = inshrink_core.verbs.watch(
+        flat,
+        tmp_path / "a",
+        interval=0.001,
+        until=20,
+        codec="lossless",
+        optimizer="exact",
+        release=True,
+        progress=said.append,
+    )
+    assert report.steps("released") == (5, 10)
+    assert report.freed > 0
+    assert names(flat) == ["step_15.pt", "step_20.pt"]
+    assert Archive.open(tmp_path / "a").steps == (5, 10, 15, 20)
+
+
+def test_a_watch_keeps_what_is_archived_with_an_error(tmp_path: Path) -> None:
+    flat = write_run(tmp_path / "run", n_steps=3)
+    options: dict[str, Any] = {"interval": 0.001, "until": 15}
+    report = inshrink_core.verbs.watch(flat, tmp_path / "a", release=True, **options)
+    assert report.steps("released") == ()
+    assert report.steps("kept") == (5,)
+    report = inshrink_core.verbs.watch(flat, tmp_path / "a", release_lossy=True, **options)
+    assert torch.load(flat / "step_15.pt", weights_only=True)["step"] == 15

@@ -1,0 +1,222 @@
+"""Retention: rules say what stays and why; where optimizer state goes, everything else keeps every bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+import inshrink_core
+from benchmarks.crash.verbs import write_run_of_folders
+from inshrink_core.archive import check_archive
+from inshrink_core.chain import Archive
+from inshrink_core.checkpoint import MODEL_ROLES
+from inshrink_core.errors import InputError
+from inshrink_core.training import Retention
+from tests.runs import write_run
+from tests.verbs.test_prune import branched, compressed, frame_bits
+
+N_STEPS = 9
+
+
+@pytest.fixture(scope="module")
+def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("run") / "run", n_steps=N_STEPS)
+
+
+@pytest.fixture(scope="module")
+def template(run_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compressed(run_path, tmp_path_factory.mktemp("made") / "a.inshrink", "lattice", "compressed")
+
+
+@pytest.fixture
+def path(template: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(template, tmp_path / "a.inshrink"))
+
+
+def steps_with_state(path: Path) -> list[int]:
+    archive = Archive.open(path)
+    return [f.step for f in archive.frames if any("@" in key for key in archive.checkpoint(f))]
+
+
+def assert_kept(before: dict[tuple[int, int], dict[str, bytes]], path: Path) -> None:
+    """Every tensor and file that is there has the bits it had, and all that belongs to a model is there."""
+    archive = Archive.open(path)
+    for place, held in frame_bits(path).items():
+        assert held.items() <= before[place].items()
+        info = next(f for f in archive.reader.frames if (f.step, f.branch) == place)
+        weights = {s.key for s in archive.checkpoint(info).specs if s.role in MODEL_ROLES}
+        assert weights == {key for key in before[place] if "@" not in key and not key.startswith("file ")}
+
+
+@pytest.mark.parametrize(
+    ("codec", "optimizer"),
+    [("lattice", "compressed"), ("lattice", "exact"), ("inshrinkerator", "compact"), ("lossless", "exact")],
+)
+def test_the_state_of_the_last_steps_alone_stays_and_no_kept_bit_changes(
+    run_path: Path, tmp_path: Path, codec: str, optimizer: str
+) -> None:
+    target = compressed(run_path, tmp_path / "a", codec, optimizer)
+    before = frame_bits(target)
+    plan = inshrink_core.verbs.prune(target, optimizer_last=2)
+    report = inshrink_core.verbs.prune(target, optimizer_last=2, apply=True)
+    assert steps_with_state(target) == [40, 45]
+    assert [frame.step for frame in report.plan.stripped] == [5, 10, 15, 20, 25, 30, 35]
+    assert Archive.open(target).steps == tuple(range(5, 50, 5))
+    assert_kept(before, target)
+    assert report.after == Archive.open(target).reader.nbytes < report.before
+    assert plan.after == pytest.approx(report.after, rel=0.15)  # indexes grow, too
+    assert inshrink_core.verify(target, deep=True, against=inshrink_core.open(run_path)).ok
+    assert inshrink_core.verbs.prune(target, optimizer_last=2, apply=True).plan.stripped == ()
+
+
+def test_the_run_is_still_known_and_training_goes_on(path: Path, run_path: Path, tmp_path: Path) -> None:
+    inshrink_core.verbs.prune(path, keep_last=4, optimizer_last=2, apply=True)
+    longer = write_run(tmp_path / "longer", n_steps=N_STEPS + 2)
+    report = inshrink_core.compress(longer, path)
+    assert report.appended == (50, 55)
+    assert set(report.skipped) == set(range(5, 50, 5))
+    assert steps_with_state(path) == [40, 45, 50, 55]
+    before = frame_bits(path)
+    inshrink_core.verbs.prune(path, optimizer_last=2, apply=True)
+    assert steps_with_state(path) == [50, 55]
+    assert inshrink_core.restore(path, tmp_path / "all", every=True).without_state == (30, 35, 40, 45)
+    assert_kept(before, path)
+    assert check_archive(path) == ()
+
+
+def test_another_run_is_still_told_apart(path: Path, tmp_path: Path) -> None:
+    inshrink_core.verbs.prune(path, optimizer_last=1, apply=True)
+    other = write_run(tmp_path / "other", n_steps=2)
+    state = torch.load(other / "step_10.pt", weights_only=True)
+    state["optimizer"]["state"][0]["exp_avg"] += 1
+    torch.save(state, other / "step_10.pt")
+    found = inshrink_core.verify(path, against=inshrink_core.open(other))
+    assert [problem.what for problem in found.problems] == [
+        f"'{other / 'step_10.pt'}' is not the checkpoint that was archived"
+    ]
+
+
+def test_branches_each_keep_the_state_of_their_last_steps(path: Path, run_path: Path, tmp_path: Path) -> None:
+    branched(run_path, path, tmp_path)
+    before = frame_bits(path)
+    inshrink_core.verbs.prune(path, optimizer_last=1, apply=True)
+    held = {place for place, bits in frame_bits(path).items() if any("@" in key for key in bits)}
+    assert held == {(45, 0), (30, 1)}
+    assert_kept(before, path)
+    assert inshrink_core.verify(path, deep=True).ok
+
+
+def test_training_goes_on_from_a_step_without_state(path: Path, run_path: Path, tmp_path: Path) -> None:
+    inshrink_core.verbs.prune(path, optimizer_last=1, apply=True)
+    for step in (25, 30):
+        (tmp_path / "again").mkdir(exist_ok=True)
+        state = torch.load(run_path / f"step_{step}.pt", weights_only=True)
+        state["model"]["0.weight"] += 0.01
+        torch.save(state, tmp_path / "again" / f"step_{step}.pt")
+    inshrink_core.compress(tmp_path / "again", path, resumed_from=20)
+    assert Archive.open(path).steps == (5, 10, 15, 20, 25, 30)
+    assert steps_with_state(path) == [25, 30]
+    assert inshrink_core.verify(path, deep=True).ok
+
+
+def test_a_frame_in_parts_loses_state_in_each_part(run_path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "a.inshrink"
+    for part in ("1/2", "2/2"):
+        inshrink_core.compress(run_path, target, part=part, optimizer="exact")
+    before = frame_bits(target)
+    inshrink_core.verbs.prune(target, keep_every=10, optimizer_last=1, apply=True)
+    assert steps_with_state(target) == [45]
+    assert_kept(before, target)
+    assert inshrink_core.verify(target, deep=True, against=inshrink_core.open(run_path)).ok
+
+
+def test_a_first_frame_upon_a_base_model_stays_upon_it(run_path: Path, tmp_path: Path) -> None:
+    target, base = tmp_path / "a.inshrink", run_path / "step_5.pt"
+    inshrink_core.compress(run_path, target, steps=[10, 15, 20], base=base, codec="lossless")
+    before = frame_bits(target)
+    inshrink_core.verbs.prune(target, optimizer_last=1, apply=True)
+    assert_kept(before, target)
+    assert Archive.open(target).base_of(Archive.open(target).frames[0]) is not None
+    found = inshrink_core.verify(target, deep=True, against=inshrink_core.open(run_path))
+    assert [problem.what for problem in found.problems] == ["not in the archive: steps 25, 30, 35, 40, 45"]
+
+
+def test_a_restore_of_a_step_without_state_says_so_and_keeps_the_layout_where_it_can(
+    path: Path, tmp_path: Path
+) -> None:
+    write_run_of_folders(tmp_path / "folders")
+    folders = compressed(tmp_path / "folders", tmp_path / "f.inshrink", "lossless")
+    for target in (path, folders):
+        inshrink_core.verbs.prune(target, optimizer_last=1, apply=True)
+    whole = inshrink_core.restore(folders, tmp_path / "out", steps=[2])
+    assert whole.without_state == (2,)
+    assert sorted(file.name for file in whole.paths) == ["model.safetensors", "trainer_state.json"]
+    original = tmp_path / "folders" / "checkpoint-2" / "model.safetensors"
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == original.read_bytes()
+    plain = inshrink_core.restore(path, tmp_path / "plain", steps=[10])
+    assert (plain.layout, plain.without_state) == ("torch", (10,))
+    content = torch.load(plain.paths[0], weights_only=True)
+    assert content["model"]["0.weight"].shape == (8, 1, 3, 3)
+    assert "optimizer" not in content
+    assert inshrink_core.restore(path, tmp_path / "last").without_state == ()
+
+
+def test_the_best_steps_by_the_log_of_the_run_stay(path: Path, run_path: Path, tmp_path: Path) -> None:
+    rows = [{"step": step, "val_loss": abs(step - 21), "score": step % 20} for step in range(5, 50, 5)]
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("\n".join(map(json.dumps, rows)))
+    plan = inshrink_core.verbs.prune(path, keep_best="val_loss:2", log=log).plan
+    assert [frame.step for frame in plan.kept] == [20, 25, 45]
+    assert plan.why[plan.kept[0].frame_id] == ("the best 2 of val_loss",)
+    assert plan.why[plan.kept[2].frame_id] == ("training goes on there",)
+    plan = inshrink_core.verbs.prune(path, keep_best=["score:2:higher"], keep_last=1, log=log).plan
+    assert [frame.step for frame in plan.kept] == [15, 35, 45]
+    with pytest.raises(InputError, match="which way is 'score' better"):
+        inshrink_core.verbs.prune(path, keep_best="score:2", log=log)
+    with pytest.raises(InputError, match="no step has a value of 'val_loss'"):
+        inshrink_core.verbs.prune(path, keep_best="val_loss:2")
+
+
+def test_the_best_steps_by_the_trainers_own_state_stay(tmp_path: Path) -> None:
+    write_run_of_folders(tmp_path / "run")
+    for step in (1, 2, 3, 4):
+        history = [{"step": at, "eval_loss": [0.5, 0.1, 0.4, 0.3][at - 1]} for at in range(1, step + 1)]
+        state = tmp_path / "run" / f"checkpoint-{step}" / "trainer_state.json"
+        state.write_text(json.dumps({"global_step": step, "log_history": history}))
+    target = compressed(tmp_path / "run", tmp_path / "a", "lossless")
+    plan = inshrink_core.verbs.prune(target, keep_best="eval_loss:1").plan
+    assert [frame.step for frame in plan.kept] == [2, 4]
+
+
+def test_the_dry_run_says_what_is_kept_and_why_what_goes_and_what_is_freed(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    report = inshrink_core.verbs.prune(path, keep_every=20, keep_last=3, optimizer_last=2)
+    report.show(Console(width=120))
+    said = " ".join(capsys.readouterr().out.split())
+    for line in (
+        "kept: the last 3 35, 40, 45",
+        "kept: every 20 20, 40",
+        "would remove 5, 10, 15, 25, 30",
+        "would drop the optimizer's state of 20, 35",
+        "would re-key that state in 40",
+        "freed about",
+        "nothing was changed: add --apply to do it",
+    ):
+        assert line in said, said
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == files
+    rows = {row["step"]: row for row in report.to_json()["frames"]}
+    assert rows[40]["why"] == ["the last 3", "every 20"]
+    assert [step for step, row in rows.items() if row["state_dropped"]] == [20, 35]
+
+
+def test_a_policy_that_makes_no_sense_is_refused() -> None:
+    for options in ({"keep_last": 0}, {"optimizer_last": 0}, {"keep_best": "loss"}, {"keep_best": "loss:0"}):
+        with pytest.raises(InputError):
+            Retention(**options)  # type: ignore[arg-type]
