@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from inshrink_core.errors import InputError, clipped
+
+Item = TypeVar("Item")
 
 UNKNOWN = "–"
 """Shown where there is no number."""
@@ -313,3 +315,16 @@ def elided(name: str, width: int) -> str:
         return name
     head = (width - 1) // 2
     return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
+
+
+def spread(items: Sequence[Item], most: int) -> list[Item]:
+    """Return at most so many items, from the first to the last at even distances.
+
+    Examples
+    --------
+    >>> spread(range(9), 3)
+    [0, 4, 8]
+    """
+    if len(items) <= most:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]

@@ -19,7 +19,19 @@ from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.report import Report as ReportBase
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.sensitivity import SensitivityMetric
-from inshrink_core.text import count, described, nats, percent, plain, printable, ratio, size, steps_in_short
+from inshrink_core.text import (
+    count,
+    described,
+    elided,
+    nats,
+    percent,
+    plain,
+    printable,
+    ratio,
+    size,
+    spread,
+    steps_in_short,
+)
 from inshrink_core.verbs.compare import newest_comparison
 from inshrink_core.verbs.shared.groups import AnyLog, AnyRun, OnDevice, Opening, PathLike, RunOrArchive
 from inshrink_core.verbs.shared.showing import show_facts, show_notes
@@ -316,7 +328,7 @@ def _measured(
     roles = {spec.role.value for spec in source[source.steps[-1]].specs}
     default = "fisher" if "exp_avg_sq" in roles else "update" if len(source.steps) > 1 else "magnitude"
     chosen = SensitivityMetric.parse(metric or default)
-    steps = _spread(source.steps, _MOST_COLUMNS)
+    steps = spread(source.steps, _MOST_COLUMNS)
 
     def measured(done: int, total: int, step: int) -> None:
         if progress is not None:
@@ -330,13 +342,6 @@ def _measured(
         return None
 
 
-def _spread(items: Sequence[Any], most: int) -> list[Any]:
-    """Return items at even distances, the first and the last among them; all where there are few."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
-
-
 def _text(text: object, width: int = 0) -> str:
     """Return text as HTML shows it; signs without a shape, and those that turn it around, as their names."""
     plain_text = printable(str(text))
@@ -344,10 +349,7 @@ def _text(text: object, width: int = 0) -> str:
         sign if unicodedata.category(sign) not in ("Cf", "Cs", "Co") else f"\\u{ord(sign):04x}"
         for sign in plain_text
     )
-    if width and len(shown) > width:
-        half = (width - 1) // 2
-        shown = f"{shown[:half]}…{shown[-half:]}"
-    return html.escape(shown)
+    return html.escape(elided(shown, width) if width else shown)
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> str:
@@ -539,7 +541,7 @@ def _all_compared(document: Mapping[str, Any]) -> str:
 def _compared(document: Mapping[str, Any]) -> str:
     """Tell every compared step."""
     rows = list(document["steps"])
-    shown = _spread(rows, _MOST_STEPS)
+    shown = spread(rows, _MOST_STEPS)
     facts = [
         ("metric", f"{document['metric']}, {document['direction']} is better"),
         ("largest drop", percent(document["max_drop"])),
@@ -583,20 +585,31 @@ def _rehearsed(document: Mapping[str, Any]) -> str:
 
 def _commands(run: Run | None, chain: ChainReport | None) -> str:
     """Tell how to do the same."""
+    from inshrink_core.verbs.compare import CompareArchives
+    from inshrink_core.verbs.compress import Compress
+    from inshrink_core.verbs.restore import Restore
+    from inshrink_core.verbs.verify import Verify
+
     there = "RUN" if run is None else str(run.path)
     archive = f"{there}.inshrink" if chain is None else str(chain.path)
-    lines = []
     if chain is None:
-        lines.append(["inshrink", "compress", there, "-o", archive])
+        made = Compress(there, archive)
     else:
-        words = ["inshrink", "compress", there, "-o", archive, "--codec", chain.codec]
-        for name, value in chain.config.items():
-            words += ["--set", f"{name}={value if isinstance(value, str) else repr(value).lower()}"]
-        lines.append([*words, "--optimizer", chain.optimizer] if chain.optimizer else words)
-    lines.append(["inshrink", "verify", archive, "--deep", "--against", there])
-    lines.append(["inshrink", "compare", archive, "--against", there])
-    lines.append(["inshrink", "restore", archive, "-o", "restored/"])
-    return "<pre><code>" + "\n".join(_text(shlex.join(words)) for words in lines) + "</code></pre>"
+        made = Compress(
+            there,
+            archive,
+            codec=chain.codec,
+            settings=chain.config,
+            optimizer=chain.optimizer or None,
+        )
+    requests: tuple[Request[Any], ...] = (
+        made,
+        Verify(archive, deep=True, against=there),
+        CompareArchives((archive,), there),
+        Restore(archive, "restored/"),
+    )
+    lines = (shlex.join(["inshrink", *one.words()]) for one in requests)
+    return "<pre><code>" + "\n".join(map(_text, lines)) + "</code></pre>"
 
 
 def _hashes(run: Run | None, chain: ChainReport | None) -> str:

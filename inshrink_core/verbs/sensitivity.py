@@ -15,7 +15,7 @@ from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.sensitivity import STATISTICS, Grouping, SensitivityMetric
-from inshrink_core.text import UNKNOWN, csv_cell, printable, steps_in_short
+from inshrink_core.text import UNKNOWN, csv_cell, printable, spread, steps_in_short
 from inshrink_core.verbs.shared.groups import OnDevice, Opening, PathLike, RunOrArchive, Steps, chosen_steps
 from inshrink_core.verbs.shared.showing import show_facts, show_notes, show_table
 
@@ -126,9 +126,7 @@ class SensitivityReport(Report):
             return
         table = self.table
         steps, by = table.steps, str(table.grouping).replace("_", " ")
-        shown = list(range(len(steps)))
-        if len(steps) > _COLUMNS:
-            shown = [round(i * (len(steps) - 1) / (_COLUMNS - 1)) for i in range(_COLUMNS)]
+        shown = spread(range(len(steps)), _COLUMNS)
         cells = ([row["name"], *(row[self.statistic][i] for i in shown)] for row in self.rows)
         rows = (
             (printable(name), *(UNKNOWN if math.isnan(value) else f"{value:.3g}" for value in values))
