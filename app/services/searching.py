@@ -48,7 +48,6 @@ __all__ = [
     "estimated",
     "estimates",
     "estimates_job",
-    "front",
     "measured_archives",
     "measured_configs",
     "measured_job",
@@ -131,8 +130,8 @@ class SearchPoint(NamedTuple):
         Mean restore gain and noise; None where not measured.
     is_best
         Whether the search settled on it.
-    baseline
-        The name of a baseline; empty for a trial of the search.
+    baseline, archive
+        The name of a published codec, or of an archive; empty for a trial of the search.
     is_estimated
         Whether nothing of it was measured.
     """
@@ -150,7 +149,13 @@ class SearchPoint(NamedTuple):
     restore_cost: float | None = None
     is_best: bool = False
     baseline: str = ""
+    archive: str = ""
     is_estimated: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called; empty of one that its settings tell. Untrusted text."""
+        return self.baseline or self.archive
 
     @property
     def basis(self) -> str:
@@ -231,31 +236,6 @@ class Searched:
         pairs = (("drop", drop, self.max_drop), ("divergence", divergence, self.max_divergence))
         broken = [name for name, value, limit in pairs if None not in (value, limit) and value > limit]  # type: ignore[operator]
         return " and ".join(broken)
-
-
-def front(points: Sequence[SearchPoint], figure: str) -> tuple[int, ...]:
-    """Return which whole points no other beats in ratio and figure at once, by ascending ratio.
-
-    Parameters
-    ----------
-    points
-        Trials and baselines; those with fewer steps than others are passed over, as their ratios are not
-        of the same chain, and so are estimates.
-    figure
-        ``drop`` or ``divergence``.
-    """
-    known = [
-        (i, point.figure(figure)) for i, point in enumerate(points) if point.whole and not point.is_estimated
-    ]
-    # Falling ratio; of equal ratios the better figure first, so that the other is beaten.
-    places = sorted((-points[i].ratio, value, i) for i, value in known if value is not None)
-    found: list[int] = []
-    least = math.inf
-    for _, value, place in places:
-        if value < least:
-            found.append(place)
-            least = value
-    return tuple(reversed(found))
 
 
 def newest_search(shown: Subject) -> Job | None:
@@ -561,27 +541,33 @@ def _compared_point(found: Compared, config: Mapping[str, Any], ratio: float, n_
     )
 
 
-def measured_archives(shown: Subject, judge: EvaluatorCode | None) -> tuple[SearchPoint, ...]:
-    """Return the archives of a run that were written with one configuration, and compared with it.
+def measured_archives(
+    shown: Subject, judge: EvaluatorCode | None, steps: Sequence[int]
+) -> tuple[SearchPoint, ...]:
+    """Return the archives of a run that were compared with it.
 
     Parameters
     ----------
     shown, judge
         The run, and who is to have judged; None for whoever did.
+    steps
+        An archive of others is not whole.
     """
     points: list[SearchPoint] = []
     for chain in archives_of(shown) if shown.kind == "run" else ():
         job = newest_comparing(chain.path, chain.nbytes)
-        if (
-            job is None
-            or not chain.is_uniform
-            or (judge is not None and not judge.fields.items() <= job.requests[-1].given().items())
+        if job is None or (
+            judge is not None and not judge.fields.items() <= job.requests[-1].given().items()
         ):
             continue
-        config: dict[str, Any] = {"codec": chain.codec, "settings": dict(chain.config)}
-        config |= {"override": [dict(one) for one in chain.overrides]} if chain.overrides else {}
+        config: dict[str, Any] = {}
+        if chain.is_uniform:  # Else each step has settings of its own, and no configuration is its.
+            config = {"codec": chain.codec, "settings": dict(chain.config)}
+            config |= {"override": [dict(one) for one in chain.overrides]} if chain.overrides else {}
         points += [
-            _compared_point(found, config, chain.ratio_weights or 0.0, len(found.steps))
+            _compared_point(found, config, chain.ratio_weights or 0.0, len(found.steps))._replace(
+                archive=found.name, whole=chain.steps == tuple(steps), restore_cost=found.max_restore_cost
+            )
             for found in compared(job)
             if found.path == chain.path and found.steps
         ]

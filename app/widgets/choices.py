@@ -55,12 +55,13 @@ def one_of_many(
     return str(chosen)
 
 
-def ends_of_range(page: str, steps: Sequence[int]) -> tuple[int, int]:
-    """Draw the first and the last of a range of steps; all of them to begin with."""
+def ends_of_range(page: str, steps: Sequence[int], usual: Sequence[int] = ()) -> tuple[int, int]:
+    """Draw the first and the last of a range of steps; to begin with those of the usual ones, else all."""
+    known = [step for step in usual if step in steps] or steps
     first, last = st.select_slider(
         "From and to",
         steps,
-        value=(steps[0], steps[-1]),
+        value=(known[0], known[-1]),
         format_func=fmt.count,
         key=f"{page}.range",
     )
