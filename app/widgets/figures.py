@@ -200,13 +200,12 @@ def tick_text(value: float, digits: int = 3) -> str:
     Examples
     --------
     >>> tick_text(0.003), tick_text(0.001), tick_text(2), tick_text(1e5)
-    ('3·10⁻³', '10⁻³', '2', '10⁵')
+    ('3e-3', '1e-3', '2', '1e5')
     """
     if 1 <= value <= 10:
         return f"{value:.{digits}g}"
     mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
-    power = fmt.power(int(exponent))
-    return power if float(mantissa) == 1 else f"{float(mantissa):g}·{power}"
+    return f"{float(mantissa):g}e{int(exponent)}"
 
 
 def log_ticks(values: Iterable[float], text: Callable[[float], str] | None = None) -> dict[str, list[object]]:
@@ -217,7 +216,7 @@ def log_ticks(values: Iterable[float], text: Callable[[float], str] | None = Non
     values
         What is drawn; those that a logarithmic axis cannot show do not count.
     text
-        How a tick is labelled; by default in full where that takes few zeros, else by powers of ten.
+        How a tick is labelled; by default in full where that takes few zeros, else with exponents.
 
     Returns
     -------
@@ -325,7 +324,8 @@ def log_figure(log: Mapping[str, Sequence[tuple[int, float]]], heading: str = ""
                     "width": 2,
                     "dash": _DASHES[position % len(_DASHES)],
                 },
-                hovertemplate=f"{fmt.html(name)} = %{{y:.4~g}}<br>step %{{x:,}}<extra></extra>",
+                hovertemplate=f"{fmt.html(name)} = %{{y:{fmt.d3_format(value for _, value in series)}}}"
+                "<br>step %{x:,}<extra></extra>",
             )
         )
     add_heading(figure, fmt.html(fmt.elided(heading, _NAME_WIDTH)) or _legend([*log]))

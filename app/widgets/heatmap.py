@@ -177,7 +177,7 @@ class Drawn(NamedTuple):
             rows=[_row_category(row) for row in table.rows],
             height=height,
             hover=f"%{{y}}<br>step %{{x}}<br>{word}{fmt.html(symbol)} = ",
-            told="%{customdata:.3~%}" if relative == "share" else "%{customdata:.3~g}",
+            told="%{customdata:.3~%}" if relative == "share" else f"%{{customdata:{_told_as(values)}}}",
             symbol=symbol,
             look=look,
         )
@@ -191,6 +191,12 @@ class Drawn(NamedTuple):
             hovermode="closest",
             showlegend=False,
         )
+
+
+def _told_as(values: NDArray[np.float32]) -> str:
+    """Return the format of all of them, by the smallest and the largest."""
+    known = np.abs(values[np.isfinite(values) & (values != 0)])
+    return fmt.d3_format((float(known.min()), float(known.max())) if known.size else ())
 
 
 def _around(middle: float, low: float, high: float) -> tuple[float, float]:

@@ -249,6 +249,7 @@ def offer(board: Board) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         if st.button(
             "Apply to compress",
+            type="secondary" if board.judge is not None else "primary",
             icon=":material/arrow_forward:",
             disabled=not is_meant,
             help="Carries this configuration on to the Export page.",

@@ -104,8 +104,11 @@ def allocation_figure(
                 name="All layers alike, estimated",
                 line={"color": CATEGORICAL[0], "width": 2, "dash": "dot"},
                 marker={"symbol": "diamond-open", "size": 8},
-                customdata=[[place, fmt.ratio(r)] for place, r in zip(places, ratios, strict=True)],
-                hovertemplate="%{customdata[1]} of the weights<br>estimated %{y:.3~g}<extra></extra>",
+                customdata=[
+                    [place, f"{fmt.ratio(ratio)} of the weights<br>estimated {fmt.value(scale * value)}"]
+                    for place, ratio, value in zip(places, ratios, values, strict=True)
+                ],
+                hovertemplate="%{customdata[1]}<extra></extra>",
             )
         )
     for (name, symbol, colour), line in sorted(kinds.items()):
@@ -140,8 +143,8 @@ def allocation_figure(
                 "color": _BEYOND if is_beyond else MARK,
                 "line": {"width": 2, "color": "#FFFFFF"},
             },
-            hovertemplate=f"this allocation, {'measured' if here.is_measured else 'estimated'} %{{y:.3~g}}"
-            "<extra></extra>",
+            hovertemplate=f"this allocation, {'measured' if here.is_measured else 'estimated'} "
+            f"{fmt.value(math.nan if here.value is None else scale * here.value)}<extra></extra>",
         )
     )
     if marks.limit is not None:

@@ -79,7 +79,7 @@ def _controls(shown: Subject, job: Job | None) -> tuple[SearchRequest, Evaluator
             tip = "Confirm first, under Evaluator, that you trust its code."
         if st.button(
             "Search again" if job is not None else "Search",
-            type="primary",
+            type="primary" if trusted else "secondary",
             icon=":material/search:",
             disabled=is_running or not trusted or not request.steps,
             help=tip,

@@ -79,6 +79,7 @@ def histogram_figure(
     figure = go.Figure()
     values = seen.histogram
     middles = (values.edges[:-1] + values.edges[1:]) / 2
+    near = fmt.d3_format(np.abs(values.edges[[0, -1]]) / 10 if values.edges.size else ())
     for part, counts in zip(values.parts, values.counts, strict=True):
         if part.n == 0:
             continue
@@ -99,7 +100,7 @@ def histogram_figure(
                         "fgcolor": "#FFFFFF",
                     },
                 },
-                hovertemplate=f"%{{y:,}} {part.name} values near %{{x:.3~g}}<extra></extra>",
+                hovertemplate=f"%{{y:,}} {part.name} values near %{{x:{near}}}<extra></extra>",
             )
         )
     top = float(values.counts.sum(axis=0).max(initial=1))
@@ -147,7 +148,7 @@ def _outline(step: int, values: ValueHistogram, width: float) -> go.Scatter:
         name=f"step {fmt.count(step)}",
         mode="lines",
         line={"color": MARK, "width": 2, "shape": "hvh"},
-        hovertemplate=f"%{{y:,.0f}} values near %{{x:.3~g}} at step {fmt.count(step)}<extra></extra>",
+        hovertemplate=f"%{{y:,.0f}} values near %{{x:.2e}} at step {fmt.count(step)}<extra></extra>",
     )
 
 
@@ -168,7 +169,8 @@ def profile_figure(places: Places, symbol: str) -> go.Figure:
                 y=line,
                 width=np.diff(edges),
                 marker={"color": CATEGORICAL[0], "line": {"width": 0}},
-                hovertemplate=f"{word} %{{x:,.0f}}<br>{fmt.html(symbol)} %{{y:.3~g}}<extra></extra>",
+                hovertemplate=f"{word} %{{x:,.0f}}<br>{fmt.html(symbol)} "
+                f"%{{y:{fmt.d3_format(line)}}}<extra></extra>",
             ),
             row=place,
             col=1,
@@ -176,7 +178,7 @@ def profile_figure(places: Places, symbol: str) -> go.Figure:
     lay_out(figure, _HEIGHT, titles=True)
     figure.update_layout(bargap=0)
     figure.update_xaxes(showgrid=False, nticks=6, tickformat=",d")
-    figure.update_yaxes(rangemode="tozero", nticks=4, automargin=True, tickformat="~g")
+    figure.update_yaxes(rangemode="tozero", nticks=4, automargin=True, exponentformat="e")
     return figure
 
 
@@ -253,7 +255,7 @@ def course_figure(course: Trajectory, step: int) -> go.Figure:
                 mode="lines+markers",
                 line={"color": CATEGORICAL[0], "width": 2},
                 marker={"size": 4},
-                hovertemplate=f"step %{{x:,}}<br>{name.lower()} %{{y:.4~g}}<extra></extra>",
+                hovertemplate=f"step %{{x:,}}<br>{name.lower()} %{{y:{fmt.d3_format(shown)}}}<extra></extra>",
             ),
             row=place,
             col=1,

@@ -151,7 +151,7 @@ def _add_loss(
             connectgaps=True,
             line={"color": CATEGORICAL[0], "width": 2},
             marker={"size": 4},
-            hovertemplate=f"{fmt.html(name)} %{{y:.4~g}}<br>step %{{x}}<extra></extra>",
+            hovertemplate=f"{fmt.html(name)} %{{y:{fmt.d3_format(values)}}}<br>step %{{x}}<extra></extra>",
             showlegend=False,
         )
     )
