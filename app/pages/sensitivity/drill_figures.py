@@ -13,10 +13,11 @@ from inshrink_app.theme import CATEGORICAL, GAP, MARK, SEQUENTIAL
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import (
     colour_bar,
+    count_ticks,
     lay_out,
     log_scale_ticks,
     log_ticks,
-    steps_axis,
+    stack,
     title,
 )
 from numpy.typing import NDArray
@@ -116,10 +117,9 @@ def histogram_figure(
     figure.update_yaxes(
         title=title("Values in a bin"),
         type="log" if log else "linear",
-        tickformat=",d",
         range=[math.log10(0.5), math.log10(top * 1.6)] if log else [0, top * 1.08],
         automargin=True,
-        nticks=5,
+        **count_ticks(top, log=log),
     )
     return figure
 
@@ -238,15 +238,10 @@ def course_figure(course: Trajectory, step: int) -> go.Figure:
         ("Bits per weight in the archive", course.bits_per_weight, "linear"),
     ]
     panels = [panel for panel in panels if np.isfinite(panel[1]).any()]
-    figure = make_subplots(
-        rows=max(1, len(panels)),
-        cols=1,
-        shared_xaxes=True,
-        subplot_titles=[panel[0] for panel in panels],
-        vertical_spacing=0.12,
-    )
+    figure = go.Figure()
     steps = np.asarray(course.steps, np.int64)
     for place, (name, values, scale) in enumerate(panels, start=1):
+        axis = f"y{place if place > 1 else ''}"
         shown = np.where(values > 0, values, np.nan) if scale == "log" else values
         figure.add_trace(
             go.Scatter(
@@ -255,10 +250,9 @@ def course_figure(course: Trajectory, step: int) -> go.Figure:
                 mode="lines+markers",
                 line={"color": CATEGORICAL[0], "width": 2},
                 marker={"size": 4},
-                hovertemplate=f"step %{{x:,}}<br>{name.lower()} %{{y:{fmt.d3_format(shown)}}}<extra></extra>",
-            ),
-            row=place,
-            col=1,
+                yaxis=axis,
+                hovertemplate=f"{name.lower()} %{{y:{fmt.d3_format(shown)}}}<extra></extra>",
+            )
         )
         at = np.flatnonzero(steps == step)
         if at.size and np.isfinite(shown[at[0]]):
@@ -266,21 +260,13 @@ def course_figure(course: Trajectory, step: int) -> go.Figure:
                 go.Scatter(
                     x=[step],
                     y=[float(shown[at[0]])],
+                    yaxis=axis,
                     mode="markers",
                     marker={"size": 11, "color": MARK, "symbol": "circle-open", "line": {"width": 3}},
                     hoverinfo="skip",
-                ),
-                row=place,
-                col=1,
+                )
             )
-        figure.update_yaxes(
-            type=scale,
-            automargin=True,
-            row=place,
-            col=1,
-            **(log_ticks(shown) if scale == "log" else {"nticks": 5, "rangemode": "tozero"}),
-        )
-    lay_out(figure, _PANEL_HEIGHT * max(1, len(panels)) + 30, titles=True)
-    figure.update_xaxes(**{**steps_axis(5), "title": None})
-    figure.update_xaxes(title=title("Step"), row=max(1, len(panels)), col=1)
+        ticks = log_ticks(shown) if scale == "log" else {"nticks": 5, "rangemode": "tozero"}
+        figure.update_layout({axis.replace("y", "yaxis"): {"type": scale, **ticks}})
+    stack(figure, [panel[0] for panel in panels], _PANEL_HEIGHT)
     return figure
