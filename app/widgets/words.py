@@ -20,6 +20,4 @@ PROXY: Final = (
     "loss reacts to it. Trials of an evaluator calibrate it."
 )
 DAMAGE: Final = "What rounding is expected to cost, by the proxy: the weighted squared error, of all layers."
-OCTAVE: Final = "To the next power of two: each value is kept within a factor of 1.41."
-FISHER: Final = "v̂: Adam's second moment, bias-corrected, which estimates the mean squared gradient."
 RATIO: Final = "Raw bytes of everything that is stored, optimizer state included, over bytes of the archive."

@@ -159,7 +159,7 @@ def test_headline_list_and_table_rank_by_the_share_of_the_total(
     frame = app.dataframe[0].value
     leaves = frame[~frame["Layer"].str.contains("▼")]
     assert list(leaves["Share of the total"].rank(ascending=False)) == [1, 3, 2, 4]
-    assert any("75 % · 1 per weight" in found.label for found in app.button)
+    assert any("76 % · 1 per weight" in found.label for found in app.button)
 
 
 def test_movement_is_shown_relative_to_the_learning_rate() -> None:

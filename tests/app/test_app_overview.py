@@ -61,7 +61,7 @@ def test_overview_of_the_sample_has_facts_curves_and_sizes(root: Path) -> None:
         "Read so far",
     ]
     assert app.metric[4].value == "44.8 k"
-    assert charts(app) == 5
+    assert charts(app) == 3
     assert [s.value for s in app.header] == [
         "Shrink this run",
         "Training",

@@ -376,7 +376,8 @@ def show_table(view: View, frame: pd.DataFrame, found: Selection | None) -> None
     nodes = view.nodes
     table, metric = view.table, METRICS[view.table.metric]
     tip = arranging.NORMALISED[view.relative]
-    form = listing.SMALL if metric.scale == "log" else "%.3f"
+    ends = ("First", "Last", "Smallest", "Largest")
+    form = listing.small(frame[[*ends]].to_numpy().ravel()) if metric.scale == "log" else "%.3f"
     number = st.column_config.NumberColumn(format=form, help=None if metric.pooled else tip)
     course = "log₁₀ of the value over the steps" if metric.scale == "log" else "Over the steps"
     modules.table(
@@ -386,7 +387,7 @@ def show_table(view: View, frame: pd.DataFrame, found: Selection | None) -> None
         () if found is None else (found.layer,),
         lambda names: chosen.apply(Event("table", names[0] if names else None)),
         alt=f"{metric.label} per layer: share, size, first, last, smallest and largest value",
-        columns=dict.fromkeys(("First", "Last", "Smallest", "Largest"), number)
+        columns=dict.fromkeys(ends, number)
         | {
             _SHARE: modules.share_column(
                 f"What its values carry together at the last step, of the {metric.quantity.lower()} of all"
