@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from inshrink_core.execution.folders import working_folder as working_folder
     from inshrink_core.execution.kept import ResultLog as ResultLog
     from inshrink_core.execution.kept import ResultStore as ResultStore
+    from inshrink_core.execution.kept import SharedLog as SharedLog
     from inshrink_core.execution.kept import cache_folder as cache_folder
     from inshrink_core.execution.kept import keep_result as keep_result
     from inshrink_core.execution.kept import key_digest as key_digest
@@ -61,6 +62,7 @@ __all__ = index(
         "inshrink_core.execution.kept": [
             "ResultLog",
             "ResultStore",
+            "SharedLog",
             "cache_folder",
             "keep_result",
             "key_digest",

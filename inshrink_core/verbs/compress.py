@@ -46,6 +46,12 @@ from inshrink_core.verbs.shared.groups import (
     Writing,
     steps_of,
 )
+from inshrink_core.verbs.shared.measured import (
+    EvaluatorId,
+    Measurements,
+    compared_document,
+    question_of,
+)
 from inshrink_core.verbs.shared.showing import (
     base_text,
     named_ratio,
@@ -62,13 +68,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from inshrink_core.archive import ArchiveWriter
-    from inshrink_core.chain import ArchiveSize, BaseModel, ChainWriter, OriginalChecks
+    from inshrink_core.chain import Archive, ArchiveSize, BaseModel, ChainWriter, OriginalChecks
     from inshrink_core.checkpoint import Checkpoint, TensorSpec
     from inshrink_core.codec import AnyCodec
     from inshrink_core.errors import CheckFailedError
     from inshrink_core.formats import Run, Skipped
     from inshrink_core.frame import FrameInfo
     from inshrink_core.search.bounded import BoundedWriter, StepWriter
+    from inshrink_core.search.judge import Judged
     from inshrink_core.search.promise import Promise
 
 __all__ = ["Compress", "CompressReport", "Compressing", "compress"]
@@ -251,6 +258,7 @@ class Compress(Compressing, Request["CompressReport"]):
             session = _Session(opened, writer, chain, self.resumed_from, self.progress, chosen, bounded)
             session.run_all()
             promise = None if bounded is None else bounded.promise
+            judged = None if bounded is None else bounded.judged()
         finished = Archive.open(self.archive)
         error = (session.squared_error / session.squared_norm) ** 0.5 if session.squared_norm else None
         report = CompressReport(
@@ -270,6 +278,8 @@ class Compress(Compressing, Request["CompressReport"]):
             originals=original_checks(finished, finished.frames),
             device=chain_config.device,
         )
+        if judged is not None and judged.steps:
+            keep_judged(finished, opened, judged)
         in_vain = None if asked is None else set(asked) - set(session.run.steps)
         failure = self.failure(report.unreadable, str(opened.path), in_vain)
         if failure is not None:
@@ -279,6 +289,17 @@ class Compress(Compressing, Request["CompressReport"]):
 
 
 compress = python_call(Compress)
+
+
+def keep_judged(archive: Archive, run: Run, judged: Judged) -> None:
+    """Keep what was measured of an archive while it was written, as a comparison of its steps."""
+    steps = [row.step for row in judged.steps]
+    question = question_of(
+        EvaluatorId(judged.name, judged.digest), run, steps, dict(zip(steps, [None, *steps], strict=False))
+    )
+    about = judged.metric, judged.direction, archive.device
+    document = compared_document(judged.steps, about, judged.n_samples, judged.standard_errors)
+    Measurements.of_archive(archive, run.directory, make=True).add("compare", question, document)
 
 
 def _chosen(run: Run, asked: tuple[int, ...] | None) -> tuple[int, ...]:

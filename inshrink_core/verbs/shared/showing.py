@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,14 @@ def make_table(*columns: str, left: Sequence[int] = (0,), title: str | None = No
         else:
             table.add_column(Text(heading), justify="right", no_wrap=True)
     return table
+
+
+def known_fact(measured_at: float | None) -> tuple[str, str]:
+    """Return the line that says of what was known already when it was measured; empty of what was not."""
+    if measured_at is None:
+        return "measured", ""
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(measured_at))
+    return "measured", f"{day}; --again measures anew"
 
 
 def show_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
