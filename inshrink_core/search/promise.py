@@ -161,6 +161,12 @@ class Promises:
         """Take note of a step whose original is at hand."""
         self._first = step
 
+    def saw(self, checkpoint: Checkpoint) -> float:
+        """Take note of the learning rate of a checkpoint, whose largest so far counts; return it."""
+        rate = max((group.get("lr", 0.0) for group in checkpoint.hyperparameters.values()), default=0.0)
+        self._peak = max(self._peak, rate)
+        return rate
+
     @property
     def bounds(self) -> Bounds:
         """What is promised, as completed by what the evaluator returns.
@@ -233,8 +239,7 @@ class Promises:
             quality = chain.archive.frame(chain.parent).meta.get("quality")
             known = quality.get(_PEAK) if isinstance(quality, Mapping) else None
             self._peak = float(known) if isinstance(known, int | float) and 0 < known < math.inf else 0.0
-        rate = max((group.get("lr", 0.0) for group in checkpoint.hyperparameters.values()), default=0.0)
-        self._peak = max(self._peak, rate)
+        rate = self.saw(checkpoint)
         share = max(rate / self._peak, _LEAST_SHARE) if self._peak else 1.0
         return self.bounds.with_restore_cost(share)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -614,6 +615,24 @@ class CompressReport(Report):
         return None if self.promise is None else self.promise.failure(self.path)
 
     @property
+    def decided(self) -> dict[str, Any] | None:
+        """The step after the first that shrinks least, and so decides the ratio; None without bounds.
+
+        With the ratio of its weights, whether it is stored exactly, and its share of the tightest bound.
+        """
+        if self.promise is None:
+            return None
+        sizes = {one.info.step: one.ratio_weights for one in self.size.frames if one.ratio_weights}
+        known = {step: size for step, size in sizes.items() if step in self.promise.steps}
+        step = min(list(known)[1:] or known, key=known.__getitem__, default=None)
+        if step is None:
+            return None
+        promise, limits = self.promise.steps[step], self.promise.bounds.limits
+        used = [(getattr(promise, name), limit) for name, limit in limits.items() if 0 < limit < math.inf]
+        usage = max((value / limit for value, limit in used if value is not None), default=None)
+        return {"step": step, "ratio_weights": known[step], "exact": promise.exact, "usage": usage}
+
+    @property
     def mb_per_s(self) -> float | None:
         """Raw megabytes (10^6 bytes) written per second; None where nothing was."""
         return self.raw_bytes_read / 1e6 / self.seconds if self.appended and self.seconds else None
@@ -640,7 +659,7 @@ class CompressReport(Report):
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink compress --json``."""
-        promised = {} if self.promise is None else self.promise.to_json()
+        promised = {} if self.promise is None else {**self.promise.to_json(), "decided": self.decided}
         left_out = [f"{row.path}: {row.reason}" for row in self.left_out]
         base = {} if self.size.base is None else {"base": plain_value(self.size.base)}
         shared = {} if self.part is None else {"part": self.part, "waiting": list(self.waiting)}

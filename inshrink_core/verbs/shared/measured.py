@@ -8,15 +8,16 @@ last change.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self, TypeVar
 
 from inshrink_core.errors import InshrinkError, StorageError
 from inshrink_core.execution.kept import (
@@ -47,8 +48,11 @@ _VERSION: Final = 1
 _FOLDER: Final = "measured"
 _OF_RUN: Final = "run"
 _SUFFIX: Final = ".jsonl"
+_WHOLE: Final = 1e-9
 _LAST_TIME: Final = 4_102_444_800
 _MALFORMED: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
+R = TypeVar("R")
 
 _logger = logging.getLogger(__name__)
 
@@ -182,6 +186,29 @@ class Measurements:
         return next((one for one in self.rows(kind) if key_digest(one.question) == asked), None)
 
 
+def answer_as(report: type[R], known: Measurement, **rows: Callable[..., Any]) -> R | None:
+    """Return an answer as the report it was, which says when; None where it cannot be read.
+
+    Parameters
+    ----------
+    report
+        A dataclass with a field `measured_at`.
+    known
+        The answer.
+    rows
+        What makes an entry of a field that has rows of its own.
+    """
+    fields = {one.name for one in dataclasses.fields(report)}  # type: ignore[arg-type]
+    try:
+        document = {name: value for name, value in known.document.items() if name in fields}
+        made = {name: tuple(make(**one) for one in document.pop(name, ())) for name, make in rows.items()}
+        found = parse_record(report, document | {"measured_at": known.at})
+        return replace(found, **made)  # type: ignore[type-var]
+    except _MALFORMED as error:
+        _logger.info("what was kept is made again: %s", error)
+        return None
+
+
 def _folders(archive: Path, run: Path | None, *, make: bool) -> list[Path]:
     """Return where measurements of an archive are: with its run, and where the archive alone leads to."""
     beside = Path(str(archive).removesuffix(".inshrink"))
@@ -241,6 +268,15 @@ class Known:
         """The step whose restore costs most."""
         known = [row for row in self.comparison.steps if row.restore_cost is not None]
         return max(known, key=lambda row: row.restore_cost or 0.0, default=None)
+
+    @property
+    def granularity(self) -> float | None:
+        """The drop of one sample, where the metric is a share of few samples; None where it is no share."""
+        worst, n = self.worst, self.n_samples
+        if worst is None or not n or not 0 < worst.original <= 1:
+            return None
+        right = worst.original * n
+        return 1 / right if abs(right - round(right)) < _WHOLE * n else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of its comparison, with the archive, the time and the evaluator."""
