@@ -14,9 +14,10 @@ import streamlit as st
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.work import Own, Work
 from inshrink_app.model.config import config_words, engine_settings
+from inshrink_app.model.measured import known_of
 from inshrink_app.model.subject import Subject
 from inshrink_app.services.archives import archives_of
-from inshrink_app.services.comparing import Compared, compared, newest_comparing
+from inshrink_app.services.comparing import compared
 from inshrink_app.services.evaluating import EvaluatorCode
 from inshrink_app.services.exporting import chosen_steps
 from inshrink_app.services.inside import reported
@@ -34,6 +35,7 @@ from inshrink_app.services.opening import engine_at, opened
 if TYPE_CHECKING:
     from inshrink_core.verbs.estimate import EstimateLevels, EstimateReport
     from inshrink_core.verbs.search import Search
+    from inshrink_core.verbs.shared.measured import Known
 
 __all__ = [
     "SearchPoint",
@@ -548,15 +550,16 @@ def _measured(job_id: str, n_steps: int, _job: Job) -> list[SearchPoint]:
     return [_compared_point(found, config, float(documents[0]["ratio_weights"]), n_steps)]
 
 
-def _compared_point(found: Compared, config: Mapping[str, Any], ratio: float, n_steps: int) -> SearchPoint:
+def _compared_point(found: Known, config: Mapping[str, Any], ratio: float, n_steps: int) -> SearchPoint:
     return SearchPoint(
         label=config_words(config),
         config=config,
         ratio=ratio,
-        drop=None if found.worst is None else found.worst.drop,
-        divergence=found.max_divergence,
-        n_steps=len(found.steps),
-        whole=len(found.steps) >= n_steps,
+        drop=found.comparison.max_drop,
+        divergence=found.comparison.max_divergence,
+        restore_cost=found.comparison.max_restore_cost,
+        n_steps=len(found.comparison.steps),
+        whole=len(found.comparison.steps) >= n_steps,
         keeps=False,
     )
 
@@ -571,20 +574,15 @@ def measured_archives(shown: Subject, judge: EvaluatorCode | None) -> tuple[Sear
     """
     points: list[SearchPoint] = []
     for chain in archives_of(shown) if shown.kind == "run" else ():
-        job = newest_comparing(chain.path, chain.nbytes)
-        if (
-            job is None
-            or not chain.is_uniform
-            or (judge is not None and not judge.fields.items() <= job.requests[-1].given().items())
-        ):
+        found = known_of(chain) if chain.is_uniform else None
+        if found is None or not found.is_current:
+            continue
+        if judge is not None and found.evaluator.name != f"{judge.path}:{judge.function}":
             continue
         config: dict[str, Any] = {"codec": chain.codec, "settings": dict(chain.config)}
         config |= {"override": [dict(one) for one in chain.overrides]} if chain.overrides else {}
-        points += [
-            _compared_point(found, config, chain.ratio_weights or 0.0, len(found.steps))
-            for found in compared(job)
-            if found.path == chain.path and found.steps
-        ]
+        n_steps = len(found.comparison.steps)
+        points.append(_compared_point(found, config, chain.ratio_weights or 0.0, n_steps))
     return tuple(points)
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from inshrink_core.execution.buffers import new_buffer as new_buffer
     from inshrink_core.execution.buffers import recycling as recycling
     from inshrink_core.execution.device import resolve_device as resolve_device
+    from inshrink_core.execution.device import why_no_cuda as why_no_cuda
     from inshrink_core.execution.files import NotRegularError as NotRegularError
     from inshrink_core.execution.files import is_temporary as is_temporary
     from inshrink_core.execution.files import new_file as new_file
@@ -46,7 +47,7 @@ __all__ = index(
     __name__,
     {
         "inshrink_core.execution.buffers": ["new_array", "new_buffer", "recycling"],
-        "inshrink_core.execution.device": ["resolve_device"],
+        "inshrink_core.execution.device": ["resolve_device", "why_no_cuda"],
         "inshrink_core.execution.files": [
             "NotRegularError",
             "is_temporary",

@@ -331,6 +331,8 @@ class GoalsReport(Report):
     bound
         What a restore may cost at most, of goals that lose something; None: they are written with the default
         settings.
+    not_judged
+        Why the evaluator's word says nothing of a restore's cost; empty where it does, or was not asked.
     measured_at
         When it was estimated (Unix time), where that was known already.
     """
@@ -343,6 +345,7 @@ class GoalsReport(Report):
     seconds: float
     device: str
     bound: float | None = None
+    not_judged: str = ""
     measured_at: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -369,6 +372,7 @@ class GoalsReport(Report):
         tried = ", ".join(map(count, self.tried))
         facts = [
             ("estimated from", f"steps {tried}, {self.sampled * 100:.0f} % of their weights"),
+            ("not judged", printable(self.not_judged)),
             ("restore cost, at most", "" if self.bound is None else f"{percent(self.bound)} of the loss"),
             ("time", f"{duration(self.seconds)} on {self.device}"),
             known_fact(self.measured_at),
@@ -629,9 +633,13 @@ class EstimateGoals(Asking, EvaluatorRequest, Estimating, Request[GoalsReport]):
             asked_of[goal.name] = _Asked(chain, opened, chosen, [tried], keys, known, foreseen)
             found[goal.name] = _goal(goal, asked_of[goal.name])
             self._tell(found[goal.name], len(found), total, tried[-1])
+        within, not_judged = None, ""
         if judged:
-            # Weights are written alike, whatever becomes of the optimizer's state.
-            within = _judged(asked_of[judged[-1].name], self, Bounds(max_restore_cost=bound))
+            try:  # Weights are written alike, whatever becomes of the optimizer's state.
+                within = _judged(asked_of[judged[-1].name], self, Bounds(max_restore_cost=bound))
+            except InputError as error:  # What it returns tells no cost.
+                bound, not_judged = None, str(error)
+        if within is not None:
             for done, goal in enumerate(reversed(judged), start=len(GOALS) + 1):
                 found[goal.name] = _with_judged(found[goal.name], within, asked_of[goal.name])
                 self._tell(found[goal.name], done, total, tried[-1])
@@ -644,6 +652,7 @@ class EstimateGoals(Asking, EvaluatorRequest, Estimating, Request[GoalsReport]):
             seconds=time.perf_counter() - begun,
             device=chain.device,
             bound=bound,
+            not_judged=not_judged,
         )
         store.add("goals", question, report.to_json())
         return report
@@ -664,7 +673,8 @@ class EstimateGoals(Asking, EvaluatorRequest, Estimating, Request[GoalsReport]):
         question = {"steps": list(steps), "keyframe_every": self.keyframe_every, **_basis(known)}
         if bound is not None:
             with self.resolve(run.settings, run.directory) as judge:
-                question |= {"bound": bound, "evaluator": EvaluatorId.of(judge).digest}
+                asked = EvaluatorId.of(judge)
+            question |= {"bound": bound, "evaluator": asked.digest, "name": asked.name}
         return question
 
     def _tell(self, found: GoalEstimate, done: int, total: int, step: int) -> None:
@@ -806,10 +816,14 @@ class _Asked(NamedTuple):
 
 def _basis(known: Sequence[Trial]) -> dict[str, Any]:
     """Return what tells estimates of this version, calibrated on these trials, from others."""
-    from inshrink_core import __version__
+    from importlib.metadata import version
+
     from inshrink_core.execution import key_digest
 
-    return {"version": __version__, "trials": key_digest({"trials": [trial.to_json() for trial in known]})}
+    return {
+        "version": version("inshrink"),
+        "trials": key_digest({"trials": [trial.to_json() for trial in known]}),
+    }
 
 
 class _Guess(NamedTuple):

@@ -270,6 +270,11 @@ class Known:
         return max(known, key=lambda row: row.restore_cost or 0.0, default=None)
 
     @property
+    def name(self) -> str:
+        """What to call the archive. Untrusted text."""
+        return Path(self.archive).name
+
+    @property
     def granularity(self) -> float | None:
         """The drop of one sample, where the metric is a share of few samples; None where it is no share."""
         worst, n = self.worst, self.n_samples
