@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.work import Work
+from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import ASK_ABOVE_BYTES, Subject
 from inshrink_app.services.comparing import comparison, spread_of
 from inshrink_app.services.evaluating import EvaluatorCode
@@ -113,7 +114,10 @@ def known_goals(shown: Subject, judge: EvaluatorCode | None) -> KnownGoals | Non
     """Return what the newest trial of the goals has told, whoever asked for it; None without one."""
     from inshrink_core.verbs.shared.measured import Measurements
 
-    run: Any = engine_of(shown)[0]
+    try:
+        run: Any = engine_of(shown)[0]
+    except ServiceError:  # What cannot be opened any more is said where it is asked for.
+        return None
     found = Measurements.of_run(run)
     for earlier in (False, True):
         for one in found.rows("goals", earlier=earlier):
