@@ -14,9 +14,10 @@ import streamlit as st
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.work import Own, Work
 from inshrink_app.model.config import config_words, engine_settings
+from inshrink_app.model.measured import known_of
 from inshrink_app.model.subject import Subject
 from inshrink_app.services.archives import archives_of
-from inshrink_app.services.comparing import Compared, compared, newest_comparing
+from inshrink_app.services.comparing import compared
 from inshrink_app.services.evaluating import EvaluatorCode
 from inshrink_app.services.exporting import chosen_steps
 from inshrink_app.services.inside import reported
@@ -34,6 +35,7 @@ from inshrink_app.services.opening import engine_at, opened
 if TYPE_CHECKING:
     from inshrink_core.verbs.estimate import EstimateLevels, EstimateReport
     from inshrink_core.verbs.search import Search
+    from inshrink_core.verbs.shared.measured import Known
 
 __all__ = [
     "SearchPoint",
@@ -89,6 +91,8 @@ class SearchRequest:
         Most configurations tried; None for as many as the strategy wants.
     steps
         Steps of the chain, ascending.
+    device
+        Where it is computed.
     """
 
     goal: str = "restore_cost"
@@ -101,6 +105,7 @@ class SearchRequest:
     strategy: str = "auto"
     budget: int | None = None
     steps: tuple[int, ...] = ()
+    device: str = "auto"
 
     def limits(self) -> dict[str, float]:
         """Return the limits that count, under the names that the engine has for them."""
@@ -262,6 +267,7 @@ def search_request(
         str(shown.path),
         codec=asked.codec,
         strategy=asked.strategy,
+        device=asked.device,
         budget=asked.budget,
         steps=chosen_steps(asked.steps, shown.steps),
         output=output or None,
@@ -528,15 +534,16 @@ def _measured(job_id: str, n_steps: int, _job: Job) -> list[SearchPoint]:
     return [_compared_point(found, config, float(documents[0]["ratio_weights"]), n_steps)]
 
 
-def _compared_point(found: Compared, config: Mapping[str, Any], ratio: float, n_steps: int) -> SearchPoint:
+def _compared_point(found: Known, config: Mapping[str, Any], ratio: float, n_steps: int) -> SearchPoint:
     return SearchPoint(
         label=config_words(config),
         config=config,
         ratio=ratio,
-        drop=None if found.worst is None else found.worst.drop,
-        divergence=found.max_divergence,
-        n_steps=len(found.steps),
-        whole=len(found.steps) >= n_steps,
+        drop=found.comparison.max_drop,
+        divergence=found.comparison.max_divergence,
+        restore_cost=found.comparison.max_restore_cost,
+        n_steps=len(found.comparison.steps),
+        whole=len(found.comparison.steps) >= n_steps,
         keeps=False,
     )
 
@@ -555,22 +562,17 @@ def measured_archives(
     """
     points: list[SearchPoint] = []
     for chain in archives_of(shown) if shown.kind == "run" else ():
-        job = newest_comparing(chain.path, chain.nbytes)
-        if job is None or (
-            judge is not None and not judge.fields.items() <= job.requests[-1].given().items()
-        ):
+        found = known_of(chain)
+        if found is None or not found.is_current or not found.comparison.steps:
+            continue
+        if judge is not None and found.evaluator.name != f"{judge.path}:{judge.function}":
             continue
         config: dict[str, Any] = {}
         if chain.is_uniform:  # Else each step has settings of its own, and no configuration is its.
             config = {"codec": chain.codec, "settings": dict(chain.config)}
             config |= {"override": [dict(one) for one in chain.overrides]} if chain.overrides else {}
-        points += [
-            _compared_point(found, config, chain.ratio_weights or 0.0, len(found.steps))._replace(
-                archive=found.name, whole=chain.steps == tuple(steps), restore_cost=found.max_restore_cost
-            )
-            for found in compared(job)
-            if found.path == chain.path and found.steps
-        ]
+        seen = _compared_point(found, config, chain.ratio_weights or 0.0, len(found.comparison.steps))
+        points.append(seen._replace(archive=chain.path.name, whole=chain.steps == tuple(steps)))
     return tuple(points)
 
 

@@ -47,7 +47,7 @@ def compact(n: float) -> str:
 
 
 def value(value: float, digits: int = 3) -> str:
-    """Return a measured value with three significant digits, with an exponent where it is far from one.
+    """Return a measured value with three significant digits, as ``1.20e-3`` where it is far from one.
 
     Tables and what hovers over charts are written by the browser, in the same form.
 
@@ -63,6 +63,11 @@ def value(value: float, digits: int = 3) -> str:
     if value == 0 or 1e-2 <= abs(value) < 1e4:
         rounded = float(f"{value:.{digits}g}")
         return f"{rounded:,.15g}" if abs(rounded) >= 1000 else f"{value:.{digits}g}"
+    return _scaled(value, digits)
+
+
+def _scaled(value: float, digits: int) -> str:
+    """Return a number in powers of ten."""
     mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
     return f"{mantissa}e{int(exponent)}"
 
@@ -79,9 +84,6 @@ def d3_format(values: Iterable[float]) -> str:
     return ".2e" if wild else ".3~r"
 
 
-_value = value
-
-
 def percent(value: float | None) -> str:
     """Return a small relative change in percent with its sign's meaning kept, as ``0.12 %`` or ``-0.3 %``.
 
@@ -94,7 +96,7 @@ def percent(value: float | None) -> str:
         return "–"
     percent = 100 * value
     if percent and abs(percent) < 0.005:
-        return f"{_value(percent, 2)} %"
+        return f"{_scaled(percent, 2)} %"
     return f"{percent:.2g} %" if abs(percent) < 100 else f"{percent:.0f} %"
 
 
@@ -140,8 +142,8 @@ def duration(seconds: float) -> str:
 def remaining(seconds: float, seconds_left: float | None) -> str:
     """Return how long something has taken, and may still take where that is known."""
     if seconds_left is None:
-        return duration(seconds)
-    return f"{duration(seconds)}, about {duration(seconds_left)} left"
+        return f"{duration(seconds)} elapsed"
+    return f"{duration(seconds)} elapsed, about {duration(seconds_left)} left"
 
 
 def elided_all(names: Sequence[str], width: int) -> list[str]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from inshrink_core.execution.buffers import new_buffer as new_buffer
     from inshrink_core.execution.buffers import recycling as recycling
     from inshrink_core.execution.device import resolve_device as resolve_device
+    from inshrink_core.execution.device import why_no_cuda as why_no_cuda
     from inshrink_core.execution.files import NotRegularError as NotRegularError
     from inshrink_core.execution.files import is_temporary as is_temporary
     from inshrink_core.execution.files import new_file as new_file
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from inshrink_core.execution.folders import working_folder as working_folder
     from inshrink_core.execution.kept import ResultLog as ResultLog
     from inshrink_core.execution.kept import ResultStore as ResultStore
+    from inshrink_core.execution.kept import SharedLog as SharedLog
     from inshrink_core.execution.kept import cache_folder as cache_folder
     from inshrink_core.execution.kept import keep_result as keep_result
     from inshrink_core.execution.kept import key_digest as key_digest
@@ -45,7 +47,7 @@ __all__ = index(
     __name__,
     {
         "inshrink_core.execution.buffers": ["new_array", "new_buffer", "recycling"],
-        "inshrink_core.execution.device": ["resolve_device"],
+        "inshrink_core.execution.device": ["resolve_device", "why_no_cuda"],
         "inshrink_core.execution.files": [
             "NotRegularError",
             "is_temporary",
@@ -61,6 +63,7 @@ __all__ = index(
         "inshrink_core.execution.kept": [
             "ResultLog",
             "ResultStore",
+            "SharedLog",
             "cache_folder",
             "keep_result",
             "key_digest",

@@ -18,14 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic
 
 from inshrink_core.checkpoint import MODEL_ROLES
-from inshrink_core.errors import InputError, NotFoundError, StorageError
-from inshrink_core.execution import (
-    keep_result,
-    load_result,
-    open_regular,
-    ordered_map,
-    results_folder,
-)
+from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.execution import open_regular, ordered_map, results_folder
 from inshrink_core.execution.progress import Progress
 from inshrink_core.formats import Run, unreadable_error
 from inshrink_core.search.bounds import Bounds
@@ -62,7 +56,6 @@ STRATEGIES: Final = ("auto", "allocation", "bracket", "guided", "random", "grid"
 """Every strategy that can be asked for; which of them search a codec, its space says."""
 
 _LOG_NAME: Final = "search.jsonl"
-_REPORT_NAME: Final = "search.json"
 
 # Most spacings of the lattice that one bracketed search tries.
 _BRACKET_CHAINS: Final = 8
@@ -128,43 +121,6 @@ def known_trials(run: Run, log: Path | None = None) -> tuple[Trial, ...]:
     if found is None or not found.is_file() or not found.stat().st_size:
         return ()
     return TrialLog(found, checkpoint_digest(run.attributed()[run.steps[0]]), read_only=True).values()
-
-
-def keep_report(run: Run, log: Path | None, document: Mapping[str, Any]) -> None:
-    """Keep a finished report beside trials among the run's results, whatever becomes of the next search.
-
-    Parameters
-    ----------
-    run, log
-        What was searched, and where its trials are; those that are elsewhere keep their report there.
-    document
-        The report, its ``trials`` whole.
-    """
-    if log is None or log != trial_log_of(run, None, make=False):
-        return
-    try:
-        keep_result(log.with_name(_REPORT_NAME), _run_key(run), "report", dict(document))
-    except StorageError as error:
-        _logger.info("the report is not kept: %s", error)
-
-
-def last_report(run: Run) -> dict[str, Any] | None:
-    """Return the document of the last finished search whose trials are kept inside of a run.
-
-    Its ``trials`` are whole (`Trial.to_json`). A search that is interrupted, or still going on, leaves the
-    document of the one before; its own trials are those of `known_trials`.
-
-    Parameters
-    ----------
-    run
-        What was searched; None for a run that was written anew since.
-    """
-    log = trial_log_of(run, None, make=False)
-    return None if log is None else load_result(log.with_name(_REPORT_NAME), _run_key(run), "report", dict)
-
-
-def _run_key(run: Run) -> dict[str, Any]:
-    return {"run": run.identity(run.steps[0])}
 
 
 def choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ from inshrink_core.verbs.shared.groups import (
     Writing,
     steps_of,
 )
+from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements
 from inshrink_core.verbs.shared.showing import make_table, show_facts, show_notes
 
 if TYPE_CHECKING:
@@ -401,7 +402,6 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
             ChainTrials,
             chain_search,
             choose_steps,
-            keep_report,
             strategy_for,
             trial_log_of,
         )
@@ -417,6 +417,7 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
         layers = {one.layer for one in opened[chosen[0]].specs if one.role in MODEL_ROLES}
         space = space_of(base.codec, layers, factors)
         judges = [self.resolve(opened.settings, opened.directory) for _ in range(self.replicas)]
+        evaluator = EvaluatorId.of(judges[0])
         target = None if self.output is None else Path(self.output)
         log = TrialLog(trial_log_of(opened, target), checkpoint_digest(opened[opened.steps[0]]))
         with Judge(judges, opened.__getitem__, self.bounds) as judge:
@@ -473,7 +474,11 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
         document = report.to_json()
         if target is not None:
             write_whole(target, json.dumps(document, indent=1) + "\n")
-        keep_report(opened, report.log, document | {"trials": [trial.to_json() for trial in trials]})
+        # The trials are in a log of their own, by which the next search goes on.
+        asked = {"codec": base.codec, "config": bare.record()["config"], "steps": list(chosen)}
+        asked |= {"bounds": document["bounds"], "target_ratio": self.target_ratio, "strategy": name}
+        question = {**asked, "evaluator": evaluator.digest, "name": evaluator.name}
+        Measurements.of_run(opened, make=True).add("search", question, document | {"trials": []})
         return report
 
     @property

@@ -60,7 +60,7 @@ def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_
     page.get_by_role("button", name="Search", exact=True).click()
     page.get_by_text("evaluations left").wait_for()
     page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
-    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Cancel").first.click()
     page.get_by_text("This was cancelled").wait_for()
     before = n_logged(server)
     assert before >= 1

@@ -20,13 +20,14 @@ from inshrink_core.formats import open_run
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.calibration import DROP_PER_NAT
 from inshrink_core.search.judge import Judge
-from inshrink_core.search.search import known_trials, last_report
+from inshrink_core.search.search import known_trials
 from inshrink_core.search.space import Candidate
 from inshrink_core.search.trials import Position, TrialRunner
 from inshrink_core.verbs.compress import compress
 from inshrink_core.verbs.estimate import estimate, estimate_goals, estimate_levels
 from inshrink_core.verbs.restore import restore
 from inshrink_core.verbs.search import search
+from inshrink_core.verbs.shared.measured import Measurements
 from tests.runs import write_run
 from tests.search.evaluators import InProcess
 
@@ -450,7 +451,7 @@ def test_an_estimate_equals_what_was_measured_and_is_corrected_in_the_same_way_b
 
 def test_a_finished_search_is_told_of_while_another_one_is_interrupted(tmp_path, evaluator):
     own = open_run(write_run(tmp_path / "run", n_steps=3))
-    assert last_report(own) is None
+    assert not list(Measurements.of_run(own).rows("search"))
     finished = search(own, max_divergence=1e-3, gain=False)
 
     def interrupt(now):
@@ -458,9 +459,9 @@ def test_a_finished_search_is_told_of_while_another_one_is_interrupted(tmp_path,
 
     with pytest.raises(KeyboardInterrupt):
         search(own, max_divergence=1e-4, gain=False, progress=interrupt)
-    told = last_report(own)
-    assert told["best"] == json.loads(json.dumps(finished.to_json()["best"]))
-    assert [row["weights_nbytes"] for row in told["trials"]] == [t.weights_nbytes for t in finished.trials]
+    (told,) = Measurements.of_run(own).rows("search")
+    assert told.document["best"] == json.loads(json.dumps(finished.to_json()["best"]))
+    assert told.question["bounds"]["divergence"] == 1e-3
     assert len(known_trials(own)) == len(finished.trials) + 1
 
 

@@ -7,7 +7,14 @@ import math
 import streamlit as st
 from inshrink_app.model.subject import Subject
 from inshrink_app.services import SearchRequest
-from inshrink_app.widgets.choices import codec_labels, ends_of_range, one_of_few, one_of_many, strategies
+from inshrink_app.widgets.choices import (
+    codec_labels,
+    device,
+    ends_of_range,
+    one_of_few,
+    one_of_many,
+    strategies,
+)
 
 _GOALS = {"restore_cost": "Restore cost", "drop": "Drop", "divergence": "Divergence", "ratio": "Ratio"}
 _WHICH = {"all": "All steps", "recent": "The last 8", "range": "A range"}
@@ -54,6 +61,7 @@ def show(shown: Subject, before: tuple[int, ...]) -> SearchRequest:
         strategy=strategy,
         budget=None if budget is None else int(budget),
         steps=steps,
+        device=device("search"),
         **limits,
     )
 
