@@ -35,6 +35,7 @@ __all__ = [
     "retract",
     "run_path",
     "set_run",
+    "takes_given",
     "wants_given_run",
     "was_asked_for",
     "was_clicked",
@@ -57,6 +58,7 @@ _STARTED = _PREFIX + "started"
 _ARRIVED = _PREFIX + "arrived"
 _CLICKED = _PREFIX + "clicked"
 _GIVEN = _PREFIX + "given"
+_TAKEN = _PREFIX + "taken"
 _PAGES = _PREFIX + "pages"
 
 
@@ -120,6 +122,13 @@ def run_path() -> str | None:
     st.session_state[_STARTED] = True
     path = st.session_state.get(_PREFIX + RUN)
     return path if isinstance(path, str) and path else None
+
+
+def takes_given() -> bool:
+    """Return whether the run of the command line is on screen, for the first time."""
+    given = st.session_state.get(_GIVEN)
+    is_new = given is not None and given == st.session_state.get(_PREFIX + RUN)
+    return is_new and not st.session_state.get(_TAKEN) and not st.session_state.update({_TAKEN: True})
 
 
 def set_run(path: str | None) -> None:

@@ -86,7 +86,6 @@ def shrink_under_a_bound(hand: Hand) -> None:
 def one_block_finer(hand: Hand) -> None:
     """Give a block more bits, and read what all steps then take."""
     hand.press("Allocate", "link")
-    hand.press("Estimate without measuring")
     hand.see("Best bits for this size")
     hand.tick(1)
     before = hand.page.get_by_test_id("stMetricValue").first.inner_text()

@@ -94,7 +94,7 @@ def measure(name: str, plans: Sequence[str], n_points: int) -> None:
     results = "lookahead" if n_points > 1 else "lookahead_quick"
     run, own = open_run(name), evaluator_of(name)
     asked = EvaluatorRequest(evaluator=own, metric="loss" if own else None, trust_run=True)
-    with tempfile.TemporaryDirectory() as scratch, asked.resolve(run.settings, run.directory) as judge:
+    with tempfile.TemporaryDirectory() as scratch, asked.resolve(run) as judge:
         originals = OriginalEvaluations(lambda step: judge.evaluate(run[step]), Path(scratch))
         for plan in plans:
             rows: list[dict[str, object]] = []

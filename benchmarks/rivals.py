@@ -149,7 +149,7 @@ def nncodec_rows(name: str, mode: str, vector_qp: int, stride: int) -> list[dict
     rows: list[dict[str, object]] = []
     own = evaluator_of(name)
     asked = EvaluatorRequest(evaluator=own, metric="loss" if own else None, trust_run=True)
-    evaluator = asked.resolve(run.settings, run.directory)
+    evaluator = asked.resolve(run)
     with tempfile.TemporaryDirectory() as scratch, evaluator as judge:
         originals = OriginalEvaluations(lambda step: judge.evaluate(run[step]), Path(scratch))
         for qp in QPS:

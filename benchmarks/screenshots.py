@@ -62,7 +62,7 @@ SHOTS = (
         "allocate",
         {"chain": "recent"},
         height=1500,
-        clicks={"Search": "What was found", "Estimate without measuring": "Estimated by a proxy"},
+        clicks={"Estimate without measuring": "Best bits for this size", "Search": "Best of the search"},
     ),
     Shot("compare.png", "compare", {}, height=1340, clicks={"Compare": "Worst drop"}),
     Shot("archive.png", "archive", {}, height=1000, clicks={"Verify deeply": "Sound:"}),

@@ -114,7 +114,7 @@ def per_step(run: Any, judge: Judge, n_steps: int) -> list[dict[str, object]]:
 def grid(name: str, n_steps: int) -> list[dict[str, object]]:
     """Return medians over the steps: the guided search against the whole grid, and the neighbourhood."""
     run = runs.open_run(name)
-    evaluator = EvaluatorRequest(**_judge_options(name)).resolve(run.settings, run.directory)
+    evaluator = EvaluatorRequest(**_judge_options(name)).resolve(run)
     with Judge([evaluator], run.__getitem__, Bounds(max_drop=MAX_DROP)) as asked:
         rows = per_step(run, asked, n_steps)
     found: list[dict[str, object]] = []
@@ -204,7 +204,7 @@ def priors(name: str) -> list[dict[str, object]]:
     asked = {run.steps[len(run.steps) * (k + 1) // n - 1] for k in range(n)}
     quotients: list[float] = []
     curve: list[float] = []
-    evaluator = EvaluatorRequest(**_judge_options(name)).resolve(run.settings, run.directory)
+    evaluator = EvaluatorRequest(**_judge_options(name)).resolve(run)
     with Judge([evaluator], run.__getitem__, Bounds()) as judge:
         for coarseness in PRIORS_AT:
             chain = make_chain_config("", "lattice", {"coarseness": coarseness}, OPTIMIZER, 32, "cpu", 1)

@@ -30,6 +30,7 @@ __all__ = [
     "output_error",
     "ratio",
     "tensor_error",
+    "worse_by",
 ]
 
 NORMALISATION_TOLERANCE = 1e-2
@@ -125,6 +126,18 @@ def drop(original: float, restored: float, direction: Direction) -> float | None
     sign = 1.0 if direction is Direction.HIGHER else -1.0
     # Adding zero turns −0.0 into 0.0, which reads better in a table.
     return sign * (original - restored) / abs(original) + 0.0
+
+
+def worse_by(original: float, drop: float, direction: Direction) -> float:
+    """Return the metric that is by this drop worse than an original one.
+
+    Examples
+    --------
+    >>> worse_by(0.5, 0.5, Direction.HIGHER), worse_by(0.5, -0.5, Direction.LOWER)
+    (0.25, 0.25)
+    """
+    sign = 1.0 if direction is Direction.HIGHER else -1.0
+    return original - sign * drop * abs(original)
 
 
 def _float64(values: Any) -> NDArray[Any]:

@@ -1,4 +1,5 @@
-// Tells which cell of a Plotly heatmap was clicked, and marks cells in it: Streamlit does so for points alone.
+// Tells which cell of a Plotly heatmap was clicked, or the name of which row, and marks cells in it: Streamlit
+// does so for points alone.
 
 const MARK_PIXELS = 2;
 
@@ -51,8 +52,13 @@ export default function ({ data, parentElement, setTriggerValue }) {
     setTriggerValue("cell", [row, picked]);
   }
 
+  function named(event) {
+    setTriggerValue("name", event.index);
+  }
+
   function leave() {
     chart?.removeListener("plotly_click", clicked);
+    chart?.removeListener("plotly_clickannotation", named);
     chart?.removeListener("plotly_afterplot", mark);
     layer.remove();
   }
@@ -63,6 +69,7 @@ export default function ({ data, parentElement, setTriggerValue }) {
     leave();
     chart = found;
     chart.on("plotly_click", clicked);
+    chart.on("plotly_clickannotation", named);
     chart.on("plotly_afterplot", mark);
     chart.dataset.cells = "told";
     mark();

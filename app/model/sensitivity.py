@@ -25,8 +25,8 @@ class Metric:
     ----------
     label
         Its name on a button.
-    symbol
-        Its formula, which is also the unit of the colour scale.
+    symbol, unit
+        Its formula, and the unit of its values.
     meaning
         One sentence.
     quantity
@@ -42,6 +42,7 @@ class Metric:
     label: str
     symbol: str
     meaning: str
+    unit: str
     quantity: str = "Sensitivity"
     pooled: bool = False
     scale: str = "log"
@@ -58,18 +59,21 @@ METRICS: Mapping[str, Metric] = {
     "magnitude": Metric(
         label="Magnitude",
         symbol="|w|",
+        unit="of the weight",
         meaning="How large the weights are: rounding a large weight costs most.",
         quantity=_quantity(SensitivityMetric.MAGNITUDE),
     ),
     "taylor": Metric(
         label="Taylor",
         symbol="|g·w|",
+        unit="of the loss",
         meaning="How much the loss would change, to first order, without a weight: gradient times weight.",
         needs="It needs gradients or Adam's first moment, and the checkpoints hold neither.",
     ),
     "fisher": Metric(
         label="Fisher",
         symbol="v̂",
+        unit="gradient²",
         meaning="Adam's second moment, bias-corrected: how sharply the loss reacts to a weight.",
         needs="It is read from Adam's second moment, and the checkpoints hold none that is known to be a "
         "weight's.",
@@ -77,6 +81,7 @@ METRICS: Mapping[str, Metric] = {
     "update": Metric(
         label="Movement",
         symbol="|Δw|",
+        unit="of the weight",
         meaning="How far the weights moved since the previous checkpoint; it says nothing of the loss.",
         quantity=_quantity(SensitivityMetric.UPDATE),
         needs="Movement needs two checkpoints; there is no earlier one to compare with.",
@@ -84,6 +89,7 @@ METRICS: Mapping[str, Metric] = {
     "gain": Metric(
         label="Restore gain",
         symbol="gain",
+        unit="of the movement",
         meaning="How much of the movement since the previous checkpoint survives a restore there: 1 is "
         "all of it, 0 rolls training back.",
         pooled=True,
@@ -93,6 +99,7 @@ METRICS: Mapping[str, Metric] = {
     "noise": Metric(
         label="Restore noise",
         symbol="noise",
+        unit="of the movement",
         meaning="What such a restore adds to the movement: its squared error, as a share of the movement.",
         pooled=True,
         needs=_NEEDS_CHAIN,

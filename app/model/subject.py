@@ -51,6 +51,8 @@ class Subject:
         Its frames and sizes, where it is an archive or one of it is known.
     step_pattern
         How the names of a run tell its steps; empty where nobody said.
+    is_ordered
+        Whether the tensors stand in the model's order; else they stand by name.
     """
 
     path: Path
@@ -67,6 +69,7 @@ class Subject:
     log: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     archive: ChainReport | None = None
     step_pattern: str = ""
+    is_ordered: bool = True
 
     @property
     def place(self) -> Path:

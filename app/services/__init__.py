@@ -14,6 +14,7 @@ from inshrink_app.services.dropping import *
 from inshrink_app.services.evaluating import *
 from inshrink_app.services.exporting import *
 from inshrink_app.services.inside import is_dropped as is_dropped
+from inshrink_app.services.inside import missing_cuda as missing_cuda
 from inshrink_app.services.jobs import *
 from inshrink_app.services.logs import *
 from inshrink_app.services.measuring import *

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,9 @@ from inshrink_app.services.searching import SearchPoint, check_config
 __all__ = ["Edit", "keep_draft", "kept_draft"]
 
 _FIELD = "draft"
+_PLAIN = ("start", "searched", "owner", "at")
+"""Of an `Edit`, kept as they are."""
+
 _MOST_KEPT = 64
 _MAX_UNDO = 50
 
@@ -45,6 +49,12 @@ class Edit:
         Whether an estimate was asked for.
     locked
         Keys of the tensors whose bits stay as they are.
+    start
+        The configuration it began with, where it was loaded from no point.
+    searched
+        The search whose best was loaded last; empty for none.
+    owner, at
+        Who changed it last, and when: seconds since 1970.
     """
 
     run: str
@@ -54,6 +64,13 @@ class Edit:
     version: int = 0
     is_estimated: bool = False
     locked: set[str] = field(default_factory=set)
+    start: dict[str, Any] = field(default_factory=dict)
+    searched: str = ""
+    owner: str = ""
+    at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.start = self.start or self.config
 
     @property
     def is_by_hand(self) -> bool:
@@ -62,8 +79,8 @@ class Edit:
 
     @property
     def is_changed(self) -> bool:
-        """Whether it is another configuration than the one that was loaded."""
-        return self.origin is not None and self.config != self.origin.config
+        """Whether it is another configuration than the one that was loaded, or that it began with."""
+        return self.config != (self.start if self.origin is None else self.origin.config)
 
     def change(self, config: Mapping[str, Any]) -> None:
         """Take in another configuration, and remember this one."""
@@ -84,9 +101,8 @@ class Edit:
             self.version += 1
 
     def reset(self) -> None:
-        """Go back to what was loaded; this can be undone too."""
-        if self.origin is not None:
-            self.load(self.origin)
+        """Go back to what was loaded, or to the beginning; this can be undone too."""
+        self.change(self.start if self.origin is None else self.origin.config)
 
 
 def _file(run: str) -> Path:
@@ -94,8 +110,8 @@ def _file(run: str) -> Path:
     return recent_file().with_name("drafts") / f"{name}.json"
 
 
-def keep_draft(edit: Edit) -> None:
-    """Keep what stands in the editor, or forget it where nothing of it was made by hand.
+def keep_draft(edit: Edit, owner: str) -> None:
+    """Keep what stands in the editor as somebody's, or forget it where nothing of it was made by hand.
 
     A disk that refuses costs the memory of the draft, not the draft.
     """
@@ -103,6 +119,7 @@ def keep_draft(edit: Edit) -> None:
     from inshrink_core.execution import keep_result
 
     path = _file(edit.run)
+    edit.owner, edit.at = owner, time.time()
     with contextlib.suppress(OSError, StorageError, UnicodeError, ValueError):
         if not edit.is_by_hand:
             path.unlink(missing_ok=True)
@@ -110,7 +127,9 @@ def keep_draft(edit: Edit) -> None:
         stages = [(edit.config, edit.origin), *edit.before]
         told = [(config, None if origin is None else origin._asdict()) for config, origin in stages]
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        document = {"stages": told, "locked": sorted(edit.locked)}
+        document = {"stages": told, "locked": sorted(edit.locked)} | {
+            name: getattr(edit, name) for name in _PLAIN
+        }
         keep_result(path, {"path": edit.run}, _FIELD, document)
         by_age = sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime_ns, reverse=True)
         for old in by_age[_MOST_KEPT:]:
@@ -137,4 +156,5 @@ def _edit(run: str, told: Any) -> Edit:
         (dict(config), None if origin is None else SearchPoint(**origin)) for config, origin in told["stages"]
     ]
     (config, origin), *before = stages
-    return Edit(run, config, origin, before=before, locked=set(map(str, told["locked"])))
+    plainly = {name: told[name] for name in _PLAIN}
+    return Edit(run, config, origin, before=before, locked=set(map(str, told["locked"])), **plainly)

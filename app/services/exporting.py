@@ -73,6 +73,8 @@ class ExportRequest:
         Of a chain, who compresses it, one of `engines`, and with how many workers.
     max_restore_cost
         Of a chain, what a restore of any step may cost; None writes every step with the same settings.
+    device
+        Where it is worked on.
     weights_only, exact, ratio, size
         Of ``step``: leave training state out; keep every bit; or how many times smaller than float32, or how
         many bytes a packed file may take instead.
@@ -95,6 +97,7 @@ class ExportRequest:
     engine: str = "threads"
     workers: int | None = None
     max_restore_cost: float | None = None
+    device: str = "auto"
     weights_only: bool = False
     exact: bool = False
     ratio: float = 8.0
@@ -165,7 +168,8 @@ def export_requests(
         return [Export(path, pack=target, force=request.replace)]
     if request.kind == "chain":
         made = between if request.packed else target
-        fields |= {name: getattr(request, name) for name in ("codec", "optimizer", "max_restore_cost")}
+        named = ("codec", "optimizer", "max_restore_cost", "device")
+        fields |= {name: getattr(request, name) for name in named}
         fields |= {"config": dict(request.config) or None, "keyframe_every": request.keyframe_every}
         if request.watch:
             written: Request[Any] = Watch(path, made, **fields)
@@ -174,12 +178,13 @@ def export_requests(
             written = Compress(path, made, steps=chosen_steps(request.steps, shown.steps), **fields)
         return [written, Export(made, pack=target, force=request.replace)] if request.packed else [written]
     step, first = request.steps[0] if request.steps else 0, []
+    on: dict[str, Any] = {"device": request.device}
     if shown.kind == "run":
         optimizer = "drop" if request.weights_only else "exact"
-        first = [Compress(path, between, codec="lossless", optimizer=optimizer, steps=(step,))]
+        first = [Compress(path, between, codec="lossless", optimizer=optimizer, steps=(step,), **on)]
         path = between
     weights = request._of_weights if request.weights_only else {}
-    return [*first, Export(path, target, step=step, force=request.replace, **weights)]
+    return [*first, Export(path, target, step=step, force=request.replace, **on, **weights)]
 
 
 def _export(shown: Subject, requests: list[Request[Any]], scratch: str = "") -> Job:
@@ -391,7 +396,8 @@ class Made(NamedTuple):
 
     `chain` is None of a plain file; `digest` is the SHA-256 of the file, or of the manifest of a folder;
     `relative_error` is None where it is not known; a copy has none against what it is a copy of;
-    `is_whole` says that no layer was left out; `unreadable` are checkpoints that are not in it, and why.
+    `is_whole` says that no layer was left out; `unreadable` are checkpoints that are not in it, and why;
+    `device` is where it was written.
     """
 
     kind: str
@@ -405,6 +411,7 @@ class Made(NamedTuple):
     n_tensors: int | None
     is_whole: bool
     unreadable: tuple[tuple[str, str], ...] = ()
+    device: str = ""
 
     @property
     def loading(self) -> str:
@@ -451,6 +458,7 @@ def made_by(job: Job) -> Made | None:
         weights_only="weights_only" in asked,
         n_tensors=documents[-1].get("tensors"),
         is_whole=not {"tensors", "without"} & set(asked),
+        device=str(documents[0].get("device", "")),
         unreadable=tuple(
             (str(row["path"]), str(row["reason"])) for one in documents for row in one.get("unreadable", ())
         ),

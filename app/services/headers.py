@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["files_stamp", "forget_headers", "keep_headers", "kept_headers"]
 
-_VERSION = 5
+_VERSION = 6
 """Raised when what is kept changes."""
 
 _FIELD = "headers"
@@ -100,6 +100,7 @@ def keep_headers(subject: Subject, token: str, stamp: str) -> None:
         "unreadable": subject.unreadable,
         "notes": subject.notes,
         "step_pattern": subject.step_pattern,
+        "is_ordered": subject.is_ordered,
         "log": {name: list(series) for name, series in subject.log.items()},
     }
     folder = headers_folder()
@@ -137,6 +138,7 @@ def _subject(path: Path, folder: Path, document: Any) -> Subject:
         unreadable=_rows(document["unreadable"]),
         notes=tuple(map(str, document["notes"])),
         step_pattern=str(document["step_pattern"]),
+        is_ordered=bool(document["is_ordered"]),
         log={
             str(name): tuple((int(step), float(value)) for step, value in series)
             for name, series in document["log"].items()

@@ -123,3 +123,11 @@ def reported() -> Iterator[None]:
             "check that the folder exists and that you may read it",
         )
         raise ServiceError(problem) from error
+
+
+@functools.cache
+def missing_cuda() -> str:
+    """Return why nothing can be worked on with CUDA here; nothing where it can."""
+    from inshrink_core.execution import why_no_cuda
+
+    return why_no_cuda()

@@ -264,6 +264,7 @@ def _run_subject(run: Run, path: Path) -> Subject:
         unreadable=tuple(_shown(place, row) for row in run.unreadable),
         notes=tuple(run.notes),
         step_pattern="" if path == place else path.name,
+        is_ordered=run.is_ordered,
         log={name: tuple(series) for name, series in logged.items()},
     )
 

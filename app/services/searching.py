@@ -14,9 +14,10 @@ import streamlit as st
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.work import Own, Work
 from inshrink_app.model.config import config_words, engine_settings
+from inshrink_app.model.measured import known_of
 from inshrink_app.model.subject import Subject
 from inshrink_app.services.archives import archives_of
-from inshrink_app.services.comparing import Compared, compared, newest_comparing
+from inshrink_app.services.comparing import compared
 from inshrink_app.services.evaluating import EvaluatorCode
 from inshrink_app.services.exporting import chosen_steps
 from inshrink_app.services.inside import reported
@@ -34,6 +35,7 @@ from inshrink_app.services.opening import engine_at, opened
 if TYPE_CHECKING:
     from inshrink_core.verbs.estimate import EstimateLevels, EstimateReport
     from inshrink_core.verbs.search import Search
+    from inshrink_core.verbs.shared.measured import Known
 
 __all__ = [
     "SearchPoint",
@@ -48,7 +50,6 @@ __all__ = [
     "estimated",
     "estimates",
     "estimates_job",
-    "front",
     "measured_archives",
     "measured_configs",
     "measured_job",
@@ -90,6 +91,8 @@ class SearchRequest:
         Most configurations tried; None for as many as the strategy wants.
     steps
         Steps of the chain, ascending.
+    device
+        Where it is computed.
     """
 
     goal: str = "restore_cost"
@@ -102,6 +105,7 @@ class SearchRequest:
     strategy: str = "auto"
     budget: int | None = None
     steps: tuple[int, ...] = ()
+    device: str = "auto"
 
     def limits(self) -> dict[str, float]:
         """Return the limits that count, under the names that the engine has for them."""
@@ -131,8 +135,8 @@ class SearchPoint(NamedTuple):
         Mean restore gain and noise; None where not measured.
     is_best
         Whether the search settled on it.
-    baseline
-        The name of a baseline; empty for a trial of the search.
+    baseline, archive
+        The name of a published codec, or of an archive; empty for a trial of the search.
     is_estimated
         Whether nothing of it was measured.
     """
@@ -150,7 +154,13 @@ class SearchPoint(NamedTuple):
     restore_cost: float | None = None
     is_best: bool = False
     baseline: str = ""
+    archive: str = ""
     is_estimated: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called; empty of one that its settings tell. Untrusted text."""
+        return self.baseline or self.archive
 
     @property
     def basis(self) -> str:
@@ -233,31 +243,6 @@ class Searched:
         return " and ".join(broken)
 
 
-def front(points: Sequence[SearchPoint], figure: str) -> tuple[int, ...]:
-    """Return which whole points no other beats in ratio and figure at once, by ascending ratio.
-
-    Parameters
-    ----------
-    points
-        Trials and baselines; those with fewer steps than others are passed over, as their ratios are not
-        of the same chain, and so are estimates.
-    figure
-        ``drop`` or ``divergence``.
-    """
-    known = [
-        (i, point.figure(figure)) for i, point in enumerate(points) if point.whole and not point.is_estimated
-    ]
-    # Falling ratio; of equal ratios the better figure first, so that the other is beaten.
-    places = sorted((-points[i].ratio, value, i) for i, value in known if value is not None)
-    found: list[int] = []
-    least = math.inf
-    for _, value, place in places:
-        if value < least:
-            found.append(place)
-            least = value
-    return tuple(reversed(found))
-
-
 def newest_search(shown: Subject) -> Job | None:
     """Return the last search on a run."""
     return newest_job("allocate", "search", shown.path)
@@ -282,6 +267,7 @@ def search_request(
         str(shown.path),
         codec=asked.codec,
         strategy=asked.strategy,
+        device=asked.device,
         budget=asked.budget,
         steps=chosen_steps(asked.steps, shown.steps),
         output=output or None,
@@ -548,43 +534,45 @@ def _measured(job_id: str, n_steps: int, _job: Job) -> list[SearchPoint]:
     return [_compared_point(found, config, float(documents[0]["ratio_weights"]), n_steps)]
 
 
-def _compared_point(found: Compared, config: Mapping[str, Any], ratio: float, n_steps: int) -> SearchPoint:
+def _compared_point(found: Known, config: Mapping[str, Any], ratio: float, n_steps: int) -> SearchPoint:
     return SearchPoint(
         label=config_words(config),
         config=config,
         ratio=ratio,
-        drop=None if found.worst is None else found.worst.drop,
-        divergence=found.max_divergence,
-        n_steps=len(found.steps),
-        whole=len(found.steps) >= n_steps,
+        drop=found.comparison.max_drop,
+        divergence=found.comparison.max_divergence,
+        restore_cost=found.comparison.max_restore_cost,
+        n_steps=len(found.comparison.steps),
+        whole=len(found.comparison.steps) >= n_steps,
         keeps=False,
     )
 
 
-def measured_archives(shown: Subject, judge: EvaluatorCode | None) -> tuple[SearchPoint, ...]:
-    """Return the archives of a run that were written with one configuration, and compared with it.
+def measured_archives(
+    shown: Subject, judge: EvaluatorCode | None, steps: Sequence[int]
+) -> tuple[SearchPoint, ...]:
+    """Return the archives of a run that were compared with it.
 
     Parameters
     ----------
     shown, judge
         The run, and who is to have judged; None for whoever did.
+    steps
+        An archive of others is not whole.
     """
     points: list[SearchPoint] = []
     for chain in archives_of(shown) if shown.kind == "run" else ():
-        job = newest_comparing(chain.path, chain.nbytes)
-        if (
-            job is None
-            or not chain.is_uniform
-            or (judge is not None and not judge.fields.items() <= job.requests[-1].given().items())
-        ):
+        found = known_of(chain)
+        if found is None or not found.is_current or not found.comparison.steps:
             continue
-        config: dict[str, Any] = {"codec": chain.codec, "settings": dict(chain.config)}
-        config |= {"override": [dict(one) for one in chain.overrides]} if chain.overrides else {}
-        points += [
-            _compared_point(found, config, chain.ratio_weights or 0.0, len(found.steps))
-            for found in compared(job)
-            if found.path == chain.path and found.steps
-        ]
+        if judge is not None and found.evaluator.name != f"{judge.path}:{judge.function}":
+            continue
+        config: dict[str, Any] = {}
+        if chain.is_uniform:  # Else each step has settings of its own, and no configuration is its.
+            config = {"codec": chain.codec, "settings": dict(chain.config)}
+            config |= {"override": [dict(one) for one in chain.overrides]} if chain.overrides else {}
+        seen = _compared_point(found, config, chain.ratio_weights or 0.0, len(found.comparison.steps))
+        points.append(seen._replace(archive=chain.path.name, whole=chain.steps == tuple(steps)))
     return tuple(points)
 
 

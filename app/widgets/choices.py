@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
-from inshrink_app import state
+from inshrink_app import services, state
 from inshrink_app.widgets import fmt
 
 
@@ -55,12 +55,28 @@ def one_of_many(
     return str(chosen)
 
 
-def ends_of_range(page: str, steps: Sequence[int]) -> tuple[int, int]:
-    """Draw the first and the last of a range of steps; all of them to begin with."""
+AUTO = "auto"
+_DEVICES = {AUTO: "Auto", "cpu": "CPU", "cuda": "CUDA"}
+
+
+def device(page: str) -> str:
+    """Draw where numbers are crunched, and why not on CUDA where there is none; return it."""
+    missing = services.missing_cuda()
+    tip = "Auto is CUDA where there is one. Neither bytes nor figures depend on it."
+    offered = {name: _DEVICES[name] for name in _DEVICES if name != "cuda" or not missing}
+    chosen = one_of_few(page, "Device", "device", offered, AUTO, tip)
+    if missing:
+        st.caption(fmt.markdown(f"No CUDA: {missing}."))
+    return chosen
+
+
+def ends_of_range(page: str, steps: Sequence[int], usual: Sequence[int] = ()) -> tuple[int, int]:
+    """Draw the first and the last of a range of steps; to begin with those of the usual ones, else all."""
+    known = [step for step in usual if step in steps] or steps
     first, last = st.select_slider(
         "From and to",
         steps,
-        value=(steps[0], steps[-1]),
+        value=(known[0], known[-1]),
         format_func=fmt.count,
         key=f"{page}.range",
     )

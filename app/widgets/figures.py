@@ -135,11 +135,13 @@ def gaps(values: NDArray[Any], columns: Sequence[str], rows: Sequence[str], hove
     )
 
 
-def colour_bar(text: str, ticks: Mapping[str, Sequence[object]], **more: object) -> dict[str, Any]:
+def colour_bar(
+    text: str, ticks: Mapping[str, Sequence[object]], *, side: str = "top", **more: object
+) -> dict[str, Any]:
     """Return the scale beside a heatmap."""
     # At a distance in pixels: one in widths would need a margin that depends on the screen's.
     place = {"x": 1, "xpad": 12, "thickness": 12, "outlinewidth": 0}
-    return {"title": {"text": fmt.html(text), "side": "top"}, **place, **ticks, **more}
+    return {"title": {"text": fmt.html(text), "side": side}, **place, **ticks, **more}
 
 
 def _round_values(low: float, high: float, most: int = 5) -> list[float]:
@@ -177,6 +179,21 @@ def byte_ticks(largest: float) -> dict[str, list[object]]:
     return {"tickvals": [*ticks], "ticktext": [fmt.size(tick) for tick in ticks]}
 
 
+def count_ticks(largest: float, *, log: bool) -> dict[str, list[object]]:
+    """Return about five ticks of an axis of counts: whole numbers, none of them twice.
+
+    Examples
+    --------
+    >>> count_ticks(2, log=False)["ticktext"], count_ticks(1500, log=True)["ticktext"]
+    (['0', '1', '2'], ['1', '10', '100', '1,000'])
+    """
+    if log:
+        ticks = [10.0**power for power in range(math.floor(math.log10(max(1.0, largest))) + 1)]
+    else:
+        ticks = [tick for tick in _round_values(0, max(1.0, largest)) if float(tick).is_integer()]
+    return {"tickvals": [*ticks], "ticktext": [fmt.count(tick) for tick in ticks]}
+
+
 def linear_scale_ticks(low: float, high: float) -> dict[str, list[object]]:
     """Return about five round ticks between two values."""
     ticks = _round_values(low, high)
@@ -200,13 +217,12 @@ def tick_text(value: float, digits: int = 3) -> str:
     Examples
     --------
     >>> tick_text(0.003), tick_text(0.001), tick_text(2), tick_text(1e5)
-    ('3·10⁻³', '10⁻³', '2', '10⁵')
+    ('3e-3', '1e-3', '2', '1e5')
     """
     if 1 <= value <= 10:
         return f"{value:.{digits}g}"
     mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
-    power = fmt.power(int(exponent))
-    return power if float(mantissa) == 1 else f"{float(mantissa):g}·{power}"
+    return f"{float(mantissa):g}e{int(exponent)}"
 
 
 def log_ticks(values: Iterable[float], text: Callable[[float], str] | None = None) -> dict[str, list[object]]:
@@ -217,7 +233,7 @@ def log_ticks(values: Iterable[float], text: Callable[[float], str] | None = Non
     values
         What is drawn; those that a logarithmic axis cannot show do not count.
     text
-        How a tick is labelled; by default in full where that takes few zeros, else by powers of ten.
+        How a tick is labelled; by default in full where that takes few zeros, else with exponents.
 
     Returns
     -------
@@ -246,6 +262,7 @@ CURVE_PARTS = 1_000
 _DASHES = ("solid", "dash", "dot")
 _DASH_SIGNS = ("\u2501", "\u2505", "\u2509")
 _MAX_IN_TITLE = 3
+_PANEL_HEIGHT = 150
 _NAME_WIDTH = 34
 
 
@@ -299,39 +316,108 @@ def log_groups(names: Sequence[str]) -> dict[str, list[str]]:
     return groups
 
 
-def log_figure(log: Mapping[str, Sequence[tuple[int, float]]], heading: str = "") -> go.Figure:
-    """Draw training metrics by step; the title serves as legend.
+def smoothed(values: Sequence[float], weight: float) -> NDArray[np.float64]:
+    """Return an exponential moving average without its bias to the start; gaps stay gaps.
+
+    Parameters
+    ----------
+    values
+        In order.
+    weight
+        Of what came before, from 0 to below 1.
+
+    Examples
+    --------
+    >>> smoothed([1.0, 3.0], 0.5).round(2).tolist()
+    [1.0, 2.33]
+    """
+    found = np.asarray(values, np.float64).copy()
+    mean, share = 0.0, 0.0
+    for place, value in enumerate(found.tolist()):
+        if math.isfinite(value):
+            mean, share = weight * mean + (1 - weight) * value, weight * share + 1 - weight
+            found[place] = mean / share
+    return found
+
+
+def stack(figure: go.Figure, titles: Sequence[str], height: float) -> None:
+    """Lay panels below each other on one axis of steps, with one cursor through all of them.
+
+    Parameters
+    ----------
+    figure
+        Its traces have the vertical axes ``y``, ``y2``, …, the topmost first.
+    titles
+        Of each panel.
+    height
+        Pixels of a panel.
+    """
+    n, gap = len(titles), 0.3 / max(1, len(titles))
+    for place in range(n):
+        top = 1 - place * (1 + gap / n) / n
+        axis = "yaxis" + (str(place + 1) if place else "")
+        figure.update_layout({axis: {"domain": [max(0.0, top - (1 - gap) / n), top], "automargin": True}})
+        heading = {"text": titles[place], "xref": "paper", "x": 0, "xanchor": "left", "showarrow": False}
+        figure.add_annotation(**heading, yref="paper", y=top, yanchor="bottom", font={"size": 13})
+    lay_out(figure, height * n + 34, titles=True)
+    figure.update_layout(hovermode="x unified", hoversubplots="axis")
+    last = "y" + (str(n) if n > 1 else "")
+    figure.update_xaxes(**steps_axis(8), anchor=last, showspikes=True, spikethickness=1, spikecolor=GAP)
+
+
+def log_figure(
+    log: Mapping[str, Sequence[tuple[int, float]]],
+    groups: Mapping[str, Sequence[str]],
+    *,
+    smoothing: float = 0.0,
+    legends: bool = True,
+) -> go.Figure:
+    """Draw training metrics by step, a panel a group; titles serve as legends.
 
     Parameters
     ----------
     log
         Of each metric its values by step; of very many, those that show at this width.
-    heading
-        Stands in the place of the legend.
+    groups
+        The metrics of a panel, by its name.
+    smoothing
+        Weight of what came before in a moving average; what was logged is faint behind it.
+    legends
+        Titles tell the metrics of a panel apart; else they are its name.
     """
     from inshrink_core.analysis.thinning import thinned
 
-    figure = go.Figure()
-    for position, (name, logged) in enumerate(log.items()):
-        series = thinned(logged, CURVE_PARTS)
-        figure.add_trace(
-            go.Scatter(
-                x=np.asarray([step for step, _ in series], dtype=np.int64),
-                y=np.asarray([value for _, value in series], dtype=np.float64),
-                name=fmt.html(name),
-                mode="lines+markers" if len(series) < 3 else "lines",
-                line={
-                    "color": CATEGORICAL[position % len(CATEGORICAL)],
-                    "width": 2,
-                    "dash": _DASHES[position % len(_DASHES)],
-                },
-                hovertemplate=f"{fmt.html(name)} = %{{y:.4~g}}<br>step %{{x:,}}<extra></extra>",
-            )
-        )
-    add_heading(figure, fmt.html(fmt.elided(heading, _NAME_WIDTH)) or _legend([*log]))
-    lay_out(figure, 216, titles=True)
-    figure.update_xaxes(rangemode="tozero", **steps_axis(5))
-    figure.update_yaxes(automargin=True, nticks=6)
+    figure, titles = go.Figure(), []
+    for place, (group, members) in enumerate(groups.items()):
+        titles.append(_legend(members) if legends else fmt.html(fmt.elided(group, _NAME_WIDTH)))
+        for position, name in enumerate(members):
+            steps, values = zip(*log[name], strict=True) if log[name] else ((), ())
+            own: tuple[Sequence[float], float] = (values, 0.3 if smoothing else 1.0)
+            for line, opacity in [own, *([(smoothed(values, smoothing).tolist(), 1.0)] if smoothing else [])]:
+                series = thinned(list(zip(steps, line, strict=True)), CURVE_PARTS)
+                told = fmt.d3_format(value for _, value in series)
+                figure.add_trace(
+                    go.Scatter(
+                        x=np.asarray([step for step, _ in series], dtype=np.int64),
+                        y=np.asarray([value for _, value in series], dtype=np.float64),
+                        yaxis=f"y{place + 1}" if place else "y",
+                        name=fmt.html(name),
+                        mode="lines+markers" if len(series) < 3 else "lines",
+                        opacity=opacity,
+                        line={
+                            "color": CATEGORICAL[position % len(CATEGORICAL)],
+                            "width": 2,
+                            "dash": _DASHES[position % len(_DASHES)],
+                        },
+                        hoverinfo="skip" if opacity < 1 else None,
+                        hovertemplate=None
+                        if opacity < 1
+                        else f"{fmt.html(name)} = %{{y:{told}}}<extra></extra>",
+                    )
+                )
+    stack(figure, titles, _PANEL_HEIGHT)
+    figure.update_xaxes(rangemode="tozero")
+    figure.update_yaxes(nticks=5, exponentformat="e")
     return figure
 
 

@@ -6,7 +6,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from inshrink_core.text import count, counted, elided, ratio, shape, size
@@ -15,6 +15,7 @@ __all__ = [
     "compact",
     "count",
     "counted",
+    "d3_format",
     "duration",
     "elided",
     "elided_all",
@@ -23,7 +24,6 @@ __all__ = [
     "inked",
     "markdown",
     "percent",
-    "power",
     "ratio",
     "remaining",
     "sentence",
@@ -33,8 +33,6 @@ __all__ = [
     "steps",
     "value",
 ]
-
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
@@ -49,12 +47,14 @@ def compact(n: float) -> str:
 
 
 def value(value: float, digits: int = 3) -> str:
-    """Return a measured value with three significant digits, in powers of ten where it is far from one.
+    """Return a measured value with three significant digits, as ``1.20e-3`` where it is far from one.
+
+    Tables and what hovers over charts are written by the browser, in the same form.
 
     Examples
     --------
     >>> value(0.01234), value(1234.5), value(0.0012)
-    ('0.0123', '1,230', '1.20·10⁻³')
+    ('0.0123', '1,230', '1.20e-3')
     """
     if math.isnan(value):
         return "–"
@@ -63,13 +63,25 @@ def value(value: float, digits: int = 3) -> str:
     if value == 0 or 1e-2 <= abs(value) < 1e4:
         rounded = float(f"{value:.{digits}g}")
         return f"{rounded:,.15g}" if abs(rounded) >= 1000 else f"{value:.{digits}g}"
+    return _scaled(value, digits)
+
+
+def _scaled(value: float, digits: int) -> str:
+    """Return a number in powers of ten."""
     mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
-    return f"{mantissa}·{power(int(exponent))}"
+    return f"{mantissa}e{int(exponent)}"
 
 
-def power(exponent: int) -> str:
-    """Return a power of ten as a tick label, as ``10⁻³``."""
-    return "10" + str(exponent).translate(_SUPERSCRIPTS)
+def d3_format(values: Iterable[float]) -> str:
+    """Return the format in which the browser writes such values as `value` does.
+
+    Examples
+    --------
+    >>> d3_format([0.5, 12.0]), d3_format([0.5, 1.2e-5])
+    ('.3~r', '.2e')
+    """
+    wild = any(math.isfinite(one) and one and not 1e-2 <= abs(one) < 1e4 for one in values)
+    return ".2e" if wild else ".3~r"
 
 
 def percent(value: float | None) -> str:
@@ -84,7 +96,7 @@ def percent(value: float | None) -> str:
         return "–"
     percent = 100 * value
     if percent and abs(percent) < 0.005:
-        return f"{percent:.1e} %"
+        return f"{_scaled(percent, 2)} %"
     return f"{percent:.2g} %" if abs(percent) < 100 else f"{percent:.0f} %"
 
 
@@ -130,8 +142,8 @@ def duration(seconds: float) -> str:
 def remaining(seconds: float, seconds_left: float | None) -> str:
     """Return how long something has taken, and may still take where that is known."""
     if seconds_left is None:
-        return duration(seconds)
-    return f"{duration(seconds)}, about {duration(seconds_left)} left"
+        return f"{duration(seconds)} elapsed"
+    return f"{duration(seconds)} elapsed, about {duration(seconds_left)} left"
 
 
 def elided_all(names: Sequence[str], width: int) -> list[str]:

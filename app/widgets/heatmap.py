@@ -42,7 +42,7 @@ _ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (250, 5), (700, 3), (10**9, 1))
 _LETTER_PIXELS = 5.8
 """Width of a letter of a label, rather more than less; a margin too narrow grows by itself."""
 
-_ROOM_OF_ROWS, _ROOM_OF_COLORBAR, ROOM_OF_STEPS = 33, 50, 66
+_ROOM_OF_ROWS, _ROOM_OF_COLORBAR, ROOM_OF_STEPS = 33, 70, 66
 """Pixels beside the letters: ticks, paddings, the bar itself; below, the labels of steps and their title."""
 
 _NAME_WIDTH = 34
@@ -51,8 +51,13 @@ MAX_ROW_LABELS = 60
 MOST_APART = 60
 """With more rows or columns there is no line between them."""
 
-_RELATIVE = {"plain": "", "first": " / first", "share": ", share"}
-"""What stands behind the symbol of a metric that was made relative."""
+_RELATIVE = {
+    "plain": "{symbol} per weight, {unit}",
+    "first": "{symbol}, times the row's first step",
+    "share": "share of the total",
+    "rate": "{symbol} / Σ learning rate",
+}
+"""What stands behind the name of a metric, by what its values are relative to."""
 
 
 class Columns(NamedTuple):
@@ -126,11 +131,11 @@ def log_scale(values: NDArray[np.float32], clip: bool) -> tuple[NDArray[np.float
     return np.where(np.isfinite(values), logs, np.nan).astype(np.float32), low, high
 
 
-def colorbar(symbol: str, low: float, high: float, room: int, scale: str = "log") -> dict[str, Any]:
+def colorbar(text: str, low: float, high: float, room: int, scale: str = "log") -> dict[str, Any]:
     """Return the scale beside the cells, with round values between its ends."""
     ticks = log_scale_ticks(low, high) if scale == "log" else linear_scale_ticks(low, high)
     place = {"lenmode": "pixels", "len": min(_LONGEST_COLORBAR, room), "y": 1, "yanchor": "top", "ypad": 0}
-    return colour_bar(symbol, ticks, **place)
+    return colour_bar(text, ticks, side="right", **place)
 
 
 class Drawn(NamedTuple):
@@ -164,20 +169,22 @@ class Drawn(NamedTuple):
             low, high = _around(0.0 if scale == "log" else 1.0, low, high)
         row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(table.rows) <= most)
         height = TOOLBAR + max(220, len(table.rows) * row_pixels + 62)
-        symbol = metric.symbol + _RELATIVE[relative]
+        symbol = metric.symbol if relative != "share" else "share"
+        told = _RELATIVE[relative] if not metric.pooled else "{unit}"
+        bar = f"{metric.label}: {told.format(symbol=metric.symbol, unit=metric.unit)}"
         word = "" if metric.pooled or relative == "share" else f"{statistic} "
         look = {
             "zmin": low,
             "zmax": high,
             "colorscale": DIVERGING if both_ways else SEQUENTIAL,
-            "colorbar": colorbar(symbol, low, high, height - TOOLBAR - 82, scale),
+            "colorbar": colorbar(bar, low, high, height - TOOLBAR - 82, scale),
         }
         return cls(
             colours=colours,
             rows=[_row_category(row) for row in table.rows],
             height=height,
             hover=f"%{{y}}<br>step %{{x}}<br>{word}{fmt.html(symbol)} = ",
-            told="%{customdata:.3~%}" if relative == "share" else "%{customdata:.3~g}",
+            told="%{customdata:.3~%}" if relative == "share" else f"%{{customdata:{_told_as(values)}}}",
             symbol=symbol,
             look=look,
         )
@@ -186,11 +193,17 @@ class Drawn(NamedTuple):
         """Give a figure its height, and margins that hold the labels of its rows."""
         figure.update_layout(
             height=self.height,
-            margin=_margin(labels, [self.symbol, *self.look["colorbar"]["ticktext"]]),
+            margin=_margin(labels, self.look["colorbar"]["ticktext"]),
             dragmode="zoom",
             hovermode="closest",
             showlegend=False,
         )
+
+
+def _told_as(values: NDArray[np.float32]) -> str:
+    """Return the format of all of them, by the smallest and the largest."""
+    known = np.abs(values[np.isfinite(values) & (values != 0)])
+    return fmt.d3_format((float(known.min()), float(known.max())) if known.size else ())
 
 
 def _around(middle: float, low: float, high: float) -> tuple[float, float]:

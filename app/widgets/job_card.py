@@ -18,6 +18,8 @@ POLL_SECONDS = 0.5
 _ITEM_WIDTH = 60
 _TITLE_WIDTH = 72
 _MOST_OF_PAGE = 12
+_TRIALS = ("estimate", "evaluate")
+"""Verbs that begin anew: nothing of what they had done is kept."""
 
 Colour = Literal["blue", "green", "red", "gray", "orange"]
 STATES: dict[str, tuple[str, Colour, str]] = {
@@ -109,7 +111,7 @@ def cancel_button(job: Job) -> None:
 
 def resume_button(job: Job, *, primary: bool = True) -> None:
     """Offer to go on with a job that did not finish."""
-    label = "Try again" if job.state == "failed" else "Resume"
+    label = "Try again" if job.state == "failed" or job.verb in _TRIALS else "Resume"
     if st.button(
         label,
         icon=":material/resume:",
@@ -129,9 +131,10 @@ def stopped(job: Job, *, primary: bool = True) -> None:
     if job.problem is not None:
         problem.show(job.problem)
     elif job.state == "interrupted":
+        said = "Nothing is lost: resume, and what is done already is not repeated."
+        said = "It begins anew." if job.verb in _TRIALS else said
         st.warning(
-            "The explorer was closed while this was running. Nothing is lost: resume, and what is done "
-            "already is not repeated.",
+            f"The explorer was closed while this was running. {said}",
             icon=":material/pause_circle:",
         )
     elif job.is_watching:

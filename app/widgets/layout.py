@@ -16,6 +16,9 @@ from inshrink_app.widgets.figures import CONFIG, CURVE_PARTS, log_figure
 
 Answer = TypeVar("Answer")
 
+_LEAST_SMOOTHED = 20
+"""Fewer values are seen one by one."""
+
 
 @contextmanager
 def section(heading: str) -> Iterator[None]:
@@ -37,23 +40,34 @@ def panels(
     *,
     legends: bool = True,
 ) -> None:
-    """Draw training metrics, one figure a group: side by side, or below each other on a narrow screen.
+    """Draw training metrics, a panel a group, below each other with one cursor; many values can be smoothed.
 
     Parameters
     ----------
     log
         Of each metric its values by step.
     groups
-        The metrics of a figure, by its name.
+        The metrics of a panel, by its name.
     key
-        Of the figures.
+        Of the figure.
     legends
-        Titles tell the metrics of a figure apart; else they are its name.
+        Titles tell the metrics of a panel apart; else they are its name.
     """
-    for column, (name, members) in zip(st.columns(len(groups)), groups.items(), strict=True):
-        figure = log_figure({one: log[one] for one in members}, "" if legends else name)
-        with column:
-            chart(figure, f"{key}.{name}", "By step: " + ", ".join(members))
+    drawn = [one for members in groups.values() for one in members]
+    smoothing = 0.0
+    if max((len(log[one]) for one in drawn), default=0) >= _LEAST_SMOOTHED:
+        smoothing = st.slider(
+            "Smoothing",
+            0.0,
+            0.99,
+            0.0,
+            0.01,
+            key=f"{key}.smoothing",
+            width=240,
+            help="Weight of what came before in an exponential moving average; what was logged stays faint.",
+        )
+    figure = log_figure(log, groups, smoothing=smoothing, legends=legends)
+    chart(figure, key, "By step: " + ", ".join(drawn))
     most = max((len(log[one]) for members in groups.values() for one in members), default=0)
     if most > 2 * CURVE_PARTS:
         st.caption(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ WHOLE: Final = "localized"
 """Counts, bytes and steps: in full, thousands apart. Integers are written so unasked."""
 
 SMALL: Final = "%.2e"
-"""Errors and other values that span decades: three digits, as everywhere."""
+"""Errors and other values that may span decades: three digits, as everywhere (`small`)."""
 
 SHARE: Final = "%.2f %%"
 """Fractions, on screen in percent; the files keep the fraction."""
@@ -93,9 +93,16 @@ def _column(table: pd.DataFrame, name: str, form: str | None, tip: str | None, i
     label = name[:1].upper() + name[1:]
     if form is None and pd.api.types.is_integer_dtype(table[name].dtype):
         form = WHOLE
+    if form == SMALL:
+        form = small(table[name])
     if form is not None:
         return st.column_config.NumberColumn(label, format=form, help=tip)
     return st.column_config.Column(label, help=tip, width="large" if is_wide else None)
+
+
+def small(values: Iterable[float]) -> str:
+    """Return the printf format in which the browser writes such values as `fmt.value` does."""
+    return "%.3g" if fmt.d3_format(values) == ".3~r" else SMALL
 
 
 _MIME = {".csv": "text/csv", ".json": "application/json"}

@@ -26,7 +26,7 @@ _MOST_LEVELS = 12
 _MOST_PARTS = 64
 """What follows so many dots of a name is one part: a name may be anything."""
 
-_MOST_ROWS, _FEW_ROWS = 60, 12
+_MOST_ROWS, _FEW_ROWS = 40, 8
 """More rows are lower than a reader can point at on a laptop's screen; fewer say too little."""
 
 _INDENT, _OPEN, _CLOSED = "\N{EM SPACE}", "▼ ", "► "
@@ -96,7 +96,7 @@ def levels(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def outline(
-    names: Sequence[str], level: str, *, within: str = "", opened: Collection[str] = ()
+    names: Sequence[str], level: str, *, opened: Collection[str] = (), closed: Collection[str] = ()
 ) -> tuple[Node, ...]:
     """Return the tree down to a level, each module before what it holds.
 
@@ -106,10 +106,10 @@ def outline(
         Dotted names of tensors, in model order.
     level
         One of `levels`, but for layer types. A number: so many modules deep.
-    within
-        Only what lies in this module, which is opened whatever the level.
     opened
         Modules or tensors that can be seen, with what they hold, whatever the level.
+    closed
+        Modules that are not opened all the same.
 
     Notes
     -----
@@ -122,16 +122,15 @@ def outline(
     >>> [node.name for node in outline(["h.0.w", "h.0.b", "h.1.w", "head"], "1", opened=["h.0"])]
     ['h', 'h.0', 'h.0.w', 'h.0.b', 'h.1.w', 'head']
     """
-    top = len(trail(within))
-    cut = max(int(level), top + 1) if level.isdigit() else math.inf
+    cut = max(int(level), 1) if level.isdigit() else math.inf
     seen = {above for name in opened for above in trail(name)}
     parts = [name.split(".", _MOST_PARTS) for name in names]
     found: list[Node] = []
-    waiting = [Node("", members_of(names, within), top - 1, True)]
+    waiting = [Node("", tuple(range(len(names))), -1, True)]
     while waiting:
         node = waiting.pop()
-        if node.depth >= top:
-            found.append(node._replace(depth=node.depth - top))
+        if node.depth >= 0:
+            found.append(node)
         if not node.is_open:
             continue
         depth = node.depth + 1
@@ -145,12 +144,12 @@ def outline(
                 continue
             holds_modules = any(len(parts[i]) > depth + 2 for i in members)
             is_open = level == TENSOR or name in seen or (depth + 1 < cut and holds_modules)
-            below.append(Node(name, tuple(members), depth, is_open))
+            below.append(Node(name, tuple(members), depth, is_open and name not in closed))
         waiting += reversed(below)
     return tuple(found)
 
 
-def rows_at(names: Sequence[str], layers: Sequence[str], level: str, within: str = "") -> tuple[Node, ...]:
+def rows_at(names: Sequence[str], layers: Sequence[str], level: str) -> tuple[Node, ...]:
     """Return the rows at a level, side by side: every tensor is in one of them.
 
     Parameters
@@ -159,22 +158,20 @@ def rows_at(names: Sequence[str], layers: Sequence[str], level: str, within: str
         Of each tensor its dotted name and its layer type.
     level
         One of `levels`.
-    within
-        As for `outline`; of no meaning for layer types.
     """
     if level == LAYER_TYPE:
         kinds: dict[str, list[int]] = {}
         for i, layer in enumerate(layers):
             kinds.setdefault(layer or "other", []).append(i)
         return tuple(Node(name, tuple(members)) for name, members in kinds.items())
-    return tuple(node._replace(depth=0) for node in outline(names, level, within=within) if not node.is_open)
+    return tuple(node._replace(depth=0) for node in outline(names, level) if not node.is_open)
 
 
 @functools.lru_cache(maxsize=8)
 def default_level(names: tuple[str, ...]) -> str:
-    """Return the level to begin with: the deepest of at most 60 rows, or the next after a handful."""
+    """Return the level to begin with: the deepest of at most 40 lines, or the next after a handful."""
     depths = levels(names)[1:]
-    sizes = [len(rows_at(names, (), level)) for level in depths]
+    sizes = [len(outline(names, level)) for level in depths]
     best = max((i for i, size in enumerate(sizes) if size <= _MOST_ROWS), default=0)
     return depths[min(best + (sizes[best] < _FEW_ROWS), len(depths) - 1)]
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inshrink_app import services
+from inshrink_app.model.measured import known_of, when
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.layout import Fact
 
 if TYPE_CHECKING:
-    from inshrink_app.services import Compared
-
     from inshrink_core.chain import ChainReport
+    from inshrink_core.verbs.shared.measured import Known
 
 
 NOT_KNOWN = "not known without an evaluator"
@@ -40,18 +39,65 @@ def tip() -> str:
     )
 
 
-def compared_fact(one: Compared) -> Fact:
-    """Return the figure of a comparison, by the worst of its steps."""
-    cost = one.max_restore_cost
-    if cost is None:
-        return ("Restore cost", "–", "the evaluator returns no loss", tip())
-    said = f"of the loss, measured on {fmt.counted(len(one.steps), 'step')}"
-    said += f", above {bound_text()}" if is_over(cost) else ""
-    return ("Restore cost", fmt.percent(cost), said, tip())
+def known_facts(one: Known, n_steps: int | None = None) -> list[Fact]:
+    """Return restore cost and drop as they were measured, each by the worst of the steps.
+
+    Parameters
+    ----------
+    one
+        What is known.
+    n_steps
+        Steps of the archive, where that is said.
+    """
+    found, dearest, worst = one.comparison, one.costliest, one.worst
+    n = len(found.steps)
+    on = f"all {fmt.counted(n, 'step')}" if n == n_steps and n > 1 else fmt.counted(n, "step")
+    about = f"Measured on {on}, {when(one.at)}, on {fmt.markdown(found.device)}."
+    if not one.is_current:
+        about = f"Measured before the last change, {when(one.at)}: measure it again."
+    old = "" if one.is_current else "before the last change"
+    if dearest is None:
+        cost: Fact = ("Restore cost", "–", "the evaluator returns no loss", tip())
+    else:
+        said = f"above {bound_text()}, " if is_over(dearest.restore_cost) else ""
+        said += old or f"of the loss, measured on {on}"
+        cost = ("Restore cost", fmt.percent(dearest.restore_cost), said, f"{about} {tip()}")
+    if worst is None:
+        return [cost]
+    share = one.granularity
+    grain = "" if share is None else f" One sample of {fmt.count(one.n_samples)} is {fmt.percent(share)}."
+    said = old or f"{found.metric}, step {fmt.count(worst.step)}"
+    tip_of_drop = f"Relative, of {fmt.markdown(found.metric)} at the worst step. {about}{grain}"
+    return [cost, ("Largest drop", fmt.percent(worst.drop), fmt.elided(said, 40), tip_of_drop)]
 
 
-def archive_fact(archive: ChainReport) -> Fact:
-    """Return the figure of an archive: exact, or as its newest comparison has measured it."""
+def size_facts(chain: ChainReport, device: str = "") -> list[Fact]:
+    """Return size, ratios and bits of an archive; `device` is where it was written, where that is known."""
+    bits, where = chain.bits_per_weight, f"written on {device}" if device else "of one step, in mean"
+    is_partial = any(frame.damage for frame in chain.frames)
+    return [
+        (
+            "Size",
+            fmt.size(chain.nbytes),
+            "with unreadable frames" if is_partial else f"of {fmt.size(chain.raw_bytes)} raw",
+            "One packed file." if chain.is_packed else "A folder of frames and a manifest.",
+        ),
+        (
+            "Ratio with base" if chain.base else "Ratio in all",
+            fmt.ratio(chain.ratio_total),
+            "of the readable frames" if is_partial else f"weights {fmt.ratio(chain.ratio_weights)}",
+            "Raw over stored bytes. Headers, tables and the manifest count wholly to the weights.",
+        ),
+        (
+            "Bits per weight",
+            "–" if bits is None else fmt.value(bits),
+            where,
+        ),
+    ]
+
+
+def archive_facts(archive: ChainReport) -> list[Fact]:
+    """Return the figures of an archive: exact, or as they were measured last."""
     from inshrink_core.chain import is_exact
     from inshrink_core.errors import InshrinkError
 
@@ -60,8 +106,8 @@ def archive_fact(archive: ChainReport) -> Fact:
     except InshrinkError:  # written by a codec that is not installed
         exact = False
     if exact and not archive.overrides:
-        return ("Restore cost", "none", "exact: every bit of the weights", tip())
-    found = services.newest_comparison(archive.path, archive.nbytes)
-    if found is None or not found.steps:
-        return ("Restore cost", "–", "not measured; compare it", tip())
-    return compared_fact(found)
+        return [("Restore cost", "none", "exact: every bit of the weights", tip())]
+    found = known_of(archive)
+    if found is not None:
+        return known_facts(found, len(archive.steps))
+    return [("Restore cost", "–", "not measured; compare it", tip())]

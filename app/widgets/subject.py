@@ -48,6 +48,8 @@ def require(
         if rescue is None or not rescue(path):
             _ways_out(is_archive=path.endswith(".inshrink") and rescue is None)
         return None
+    if state.takes_given():
+        services.remember(subject)
     _head(subject, watched=watched)
     if said := state.log_choice(path):
         chosen = answer(lambda: services.with_log(subject, said))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from inshrink_core.sensitivity import SensitivityMetric
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["CARRIED", "Findings", "Stretch", "findings", "weighted"]
+__all__ = ["CARRIED", "Findings", "Stretch", "findings", "learning_rates", "weighted"]
 
 CARRIED: Final = 0.8
 """Share of the sensitivity that "the few" carry: the customary four fifths (Pareto)."""
@@ -22,11 +24,15 @@ _NOTABLE: Final = 2.0
 """A row has changed where its sensitivity has doubled or halved: less lies within the noise of a batch."""
 
 _CHANGED: Final = {
-    "sensitivity": "grown {} times {} sensitive",
-    "movement": "come to move {} times {} between checkpoints",
-    "magnitude": "become {} times {}",
+    "sensitivity": ("grown {} times more sensitive", "grown {} times less sensitive"),
+    "movement": ("sped up {} times", "slowed down {} times"),
+    "magnitude": ("become {} times larger", "become {} times smaller"),
 }
-"""What a change is called, by what was measured."""
+"""What more and less are called, by what was measured."""
+
+_RATE: Final = re.compile(r"(^|[^a-z])(lr|learning[_ -]?rate)([^a-z]|$)", re.IGNORECASE)
+_PARTS_OF_RATE: Final = 64
+"""Places between two checkpoints at which the learning rate is looked up."""
 
 _CURVED: Final = "fisher"
 """The metric that is in proportion to curvature, and so says what a bit is worth."""
@@ -42,13 +48,17 @@ class Stretch(NamedTuple):
     step
         Since when.
     factor
-        Geometric mean of later over earlier; below 1 where they have become less sensitive.
+        Geometric mean of later over earlier; below 1 where they have become less sensitive. Of movement it is
+        that of the speed, per step of training.
+    of_rate
+        The factor relative to the learning rate, of movement where that was logged; else None.
     """
 
     first: int
     last: int
     step: int
     factor: float
+    of_rate: float | None = None
 
     @property
     def bits(self) -> float:
@@ -124,9 +134,6 @@ class Findings(NamedTuple):
         if found is None:
             return ""
         factor = max(found.factor, 1 / found.factor)
-        more, worth = ("more", "more") if found.factor > 1 else ("less", "fewer")
-        if self.metric == SensitivityMetric.MAGNITUDE:
-            more = "larger" if found.factor > 1 else "smaller"
         n = found.last - found.first + 1
         if n == 1:
             alone = self.few == (found.first,) and len(self.few) <= _MOST_NAMED
@@ -135,9 +142,15 @@ class Findings(NamedTuple):
             who = f"All {n} {self._kind(n)} have"
         else:
             who = f"{n} {self._kind(n)}, {self.names[found.first]} to {self.names[found.last]}, have"
-        times = f"{float(f'{factor:.2g}'):,.15g}" if factor < _TOO_LARGE else f"more than {_TOO_LARGE:,}"
-        changed = _CHANGED[SensitivityMetric(self.metric).quantity].format(times, more)
+        changed = _CHANGED[SensitivityMetric(self.metric).quantity][found.factor < 1].format(_times(factor))
         said = f"{who} {changed} since step {count(found.step)}"
+        if found.of_rate is not None:
+            own = max(found.of_rate, 1 / found.of_rate)
+            beside = _CHANGED["movement"][found.of_rate < 1].format(_times(own))
+            said += (
+                f", and {beside} beside the learning rate" if own >= _NOTABLE else " with the learning rate"
+            )
+        worth = "more" if found.factor > 1 else "fewer"
         if self.metric == _CURVED and abs(found.bits) >= _LEAST_BITS and factor < _TOO_LARGE:
             said += f", worth {abs(found.bits):.2g} bits {worth} a weight"
         return f"{said}."
@@ -151,6 +164,10 @@ _LEAST_BITS: Final = 0.5
 
 _TOO_LARGE: Final = 10_000
 """Beyond this a quotient of small numbers is no measurement."""
+
+
+def _times(factor: float) -> str:
+    return f"{float(f'{factor:.2g}'):,.15g}" if factor < _TOO_LARGE else f"more than {_TOO_LARGE:,}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -173,6 +190,44 @@ def weighted(values: NDArray[np.floating], sizes: Sequence[int]) -> NDArray[np.f
     return np.where(np.isfinite(sums), sums, np.nan)
 
 
+def learning_rates(
+    log: Mapping[str, Sequence[tuple[int, float]]], steps: Sequence[int]
+) -> NDArray[np.float64] | None:
+    """Return the learning rate summed over the training steps that lead to each checkpoint.
+
+    Parameters
+    ----------
+    log
+        Logged metrics by name, each as step and value.
+    steps
+        Of the checkpoints, ascending; the first has no step before it, and NaN.
+
+    Returns
+    -------
+    Float[ndarray, "steps"] or None
+        Linear between the values that were logged, and as the nearest beyond them; None where none was.
+
+    Examples
+    --------
+    >>> learning_rates({"train/lr": [(0, 0.5), (20, 0.5)]}, (10, 20)).tolist()
+    [nan, 5.0]
+    """
+    import numpy as np
+
+    names = [name for name in log if _RATE.search(name)]
+    if not names:
+        return None
+    series = sorted((step, rate) for step, rate in log[min(names, key=len)] if math.isfinite(rate))
+    if not series:
+        return None
+    found = np.full(len(steps), np.nan)
+    for at, (before, step) in enumerate(itertools.pairwise(steps), 1):
+        between = np.linspace(before, step, _PARTS_OF_RATE)
+        mean = float(np.interp(between, *np.asarray(series, np.float64).T).mean())
+        found[at] = mean * (step - before) if mean > 0 else np.nan
+    return found
+
+
 def findings(
     metric: str,
     by: str,
@@ -180,6 +235,7 @@ def findings(
     sizes: Sequence[int],
     steps: Sequence[int],
     means: NDArray[np.floating],
+    rates: NDArray[np.float64] | None = None,
 ) -> Findings:
     """Say which rows carry the sensitivity, and which neighbouring rows have changed most.
 
@@ -193,6 +249,8 @@ def findings(
         Ascending, at least one.
     means : Float[ndarray, "rows steps"]
         Mean sensitivity of a row's parameters; NaN where there is none.
+    rates
+        What `learning_rates` returns, to which movement is compared.
 
     Notes
     -----
@@ -227,8 +285,23 @@ def findings(
         step=steps[-1],
         few=few,
         n_rows=int(np.isfinite(sums[:, -1]).sum()),
-        stretch=_stretch(steps, sums),
+        stretch=_stretch(steps, sums) if metric != SensitivityMetric.UPDATE else _slowed(steps, sums, rates),
     )
+
+
+def _slowed(
+    steps: Sequence[int], sums: NDArray[np.float64], rates: NDArray[np.float64] | None
+) -> Stretch | None:
+    """Return the stretch whose speed has changed most, and what of it the learning rate leaves."""
+    import numpy as np
+
+    n_steps = np.diff(np.asarray(steps, np.float64), prepend=np.nan)
+    found = _stretch(steps, sums / n_steps)
+    if found is None or rates is None:
+        return found
+    own = [_change(row) for row in sums[found.first : found.last + 1] / rates]
+    logs = [math.log(change[1]) for change in own if change is not None]
+    return found._replace(of_rate=math.exp(math.fsum(logs) / len(logs)) if logs else None)
 
 
 def _stretch(steps: Sequence[int], sums: NDArray[np.float64]) -> Stretch | None:

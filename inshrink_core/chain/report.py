@@ -13,6 +13,7 @@ from inshrink_core.chain.config import optimizer_of
 from inshrink_core.chain.meta import ORIGINALS
 from inshrink_core.chain.sizes import ArchiveSize, FrameSize, frame_size
 from inshrink_core.errors import InshrinkError, clipped
+from inshrink_core.execution import key_digest
 from inshrink_core.frame import FrameInfo
 from inshrink_core.report import Report
 
@@ -72,6 +73,8 @@ class ChainReport:
         What vouched for the original files, in one line; empty where a frame cannot be read.
     base
         Name of the base model without which the ratios do not hold; empty without one. Untrusted text.
+    archive_id
+        What it is known by, whatever is appended to it or removed; empty where nothing tells.
     """
 
     path: Path
@@ -90,11 +93,17 @@ class ChainReport:
     is_uniform: bool = False
     originals: str = ""
     base: str = ""
+    archive_id: str = ""
 
     @property
     def name(self) -> str:
         """What to call it. Untrusted text."""
         return self.path.name
+
+    @property
+    def content(self) -> str:
+        """What tells this content from any other, as a folder and packed (`content_digest`)."""
+        return content_digest(self.archive_id, ((one.frame_id, one.digest) for one in self.frames))
 
     @cached_property
     def line(self) -> tuple[ChainFrame, ...]:
@@ -120,6 +129,11 @@ class ChainReport:
     def n_keyframes(self) -> int:
         """How many frames stand alone."""
         return sum(frame.kind == "keyframe" for frame in self.frames)
+
+
+def content_digest(archive_id: str, frames: Iterable[tuple[str, str]]) -> str:
+    """Return what tells the content of an archive from any other: its live frames' ids and digests."""
+    return key_digest({"archive": archive_id, "frames": [list(one) for one in frames]})
 
 
 def chain_report(archive: Archive) -> ChainReport:
@@ -182,6 +196,7 @@ def chain_report(archive: Archive) -> ChainReport:
         is_uniform=len(sizes) == len(line) and all(one == used[0] for one in used),
         originals="" if any(frame.damage for frame in frames) else original_checks(archive).text,
         base="" if total.base is None else total.base.name,
+        archive_id=archive.reader.archive_id.hex(),
     )
 
 

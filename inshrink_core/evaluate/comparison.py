@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import EvaluatorError, InputError, StorageError
@@ -62,7 +62,8 @@ class EvaluatedStep:
 class Comparison(Report):
     """Every compared step of a chain, and the worst and mean over them (None where no step has one).
 
-    `device` is where steps were decoded; `unreadable` are the originals that could not be read.
+    `device` is where steps were decoded; `unreadable` are the originals that could not be read; `measured_at`
+    is the Unix time of what was known already (the oldest of it), None of what was measured now.
     """
 
     metric: str
@@ -74,6 +75,22 @@ class Comparison(Report):
     steps: tuple[EvaluatedStep, ...]
     device: str = "cpu"
     unreadable: tuple[Skipped, ...] = ()
+    measured_at: float | None = None
+
+    @classmethod
+    def over(cls, steps: Sequence[EvaluatedStep], metric: str, direction: Direction, **more: Any) -> Self:
+        """Return the comparison of these steps, the worst of them and the mean."""
+        divergences = [step.divergence for step in steps if step.divergence is not None]
+        return cls(
+            metric=metric,
+            direction=direction,
+            max_drop=_largest([step.drop for step in steps]),
+            max_divergence=_largest(divergences),
+            mean_divergence=math.fsum(divergences) / len(divergences) if divergences else None,
+            max_restore_cost=_largest([step.restore_cost for step in steps]),
+            steps=tuple(steps),
+            **more,
+        )
 
 
 class Steps(Protocol):
@@ -158,16 +175,7 @@ def compare_steps(
             on_step(results[-1], first)
         if progress is not None:
             progress(len(results), len(chosen), step)
-    divergences = [step.divergence for step in results if step.divergence is not None]
-    return Comparison(
-        metric=first.metric,
-        direction=first.direction,
-        max_drop=_largest([step.drop for step in results]),
-        max_divergence=_largest(divergences),
-        mean_divergence=math.fsum(divergences) / len(divergences) if divergences else None,
-        max_restore_cost=_largest([step.restore_cost for step in results]),
-        steps=tuple(results),
-    )
+    return Comparison.over(results, first.metric, first.direction)
 
 
 def _largest(values: Sequence[float | None]) -> float | None:

@@ -6,6 +6,7 @@ from inshrink_core.execution.buffers import new_array as new_array
 from inshrink_core.execution.buffers import new_buffer as new_buffer
 from inshrink_core.execution.buffers import recycling as recycling
 from inshrink_core.execution.device import resolve_device as resolve_device
+from inshrink_core.execution.device import why_no_cuda as why_no_cuda
 from inshrink_core.execution.files import NotRegularError as NotRegularError
 from inshrink_core.execution.files import is_temporary as is_temporary
 from inshrink_core.execution.files import new_file as new_file
@@ -21,6 +22,7 @@ from inshrink_core.execution.folders import sync_path as sync_path
 from inshrink_core.execution.folders import working_folder as working_folder
 from inshrink_core.execution.kept import ResultLog as ResultLog
 from inshrink_core.execution.kept import ResultStore as ResultStore
+from inshrink_core.execution.kept import SharedLog as SharedLog
 from inshrink_core.execution.kept import cache_folder as cache_folder
 from inshrink_core.execution.kept import keep_result as keep_result
 from inshrink_core.execution.kept import key_digest as key_digest

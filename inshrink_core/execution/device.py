@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
 from inshrink_core.errors import InputError
 
 
@@ -25,3 +29,21 @@ def resolve_device(device: str) -> str:
         return str(torch.device(device))
     except RuntimeError as error:
         raise InputError(f"--device {device} is not a device", remedy="use cpu, cuda or auto") from error
+
+
+def why_no_cuda() -> str:
+    """Return why there is no CUDA device here, and what would change that; nothing where there is one.
+
+    Notes
+    -----
+    torch, which takes seconds to begin with, is asked only where nothing else tells.
+    """
+    if version("torch").endswith("+cpu"):
+        return "this torch was built without CUDA; install one that has it"
+    if sys.platform == "linux" and not any(list(Path("/dev").glob(name)) for name in ("nvidia[0-9]*", "dxg")):
+        return "there is no NVIDIA GPU, or none with a driver; `nvidia-smi` lists them"
+    import torch
+
+    if torch.version.cuda is None:
+        return "this torch was built without CUDA; install one that has it"
+    return "" if torch.cuda.is_available() else "torch finds no NVIDIA GPU; `nvidia-smi` lists them"

@@ -83,7 +83,7 @@ def working_folder(parent: Path) -> Iterator[Path]:
     _remove_left(parent)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX, dir=parent))
     try:
-        with _locked(folder):
+        with locked(folder):
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -94,13 +94,13 @@ def _remove_left(parent: Path) -> None:
     for path in sorted(parent.iterdir()):
         ours = path.name.startswith(_PREFIX) and path.name.endswith(_SUFFIX)
         if ours and path.is_dir() and not path.is_symlink():
-            with contextlib.suppress(OSError), _locked(path, wait=False):
+            with contextlib.suppress(OSError), locked(path, wait=False):
                 shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a folder; the lock ends with the process. Where there are no locks, nothing is removed."""
+def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a folder; the lock ends with the process. Where there are no locks, only who waits goes on."""
     try:
         import fcntl
     except ImportError as error:

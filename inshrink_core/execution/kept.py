@@ -1,7 +1,8 @@
 """Results of long work kept on disk, so that the same work goes on where it stopped.
 
-Two shapes of one store: a folder with a file for each result, and a log with a line for each. Both find a
-result by everything it depends on, and both have it made again where what is on disk cannot be read.
+Three shapes of one store: a folder with a file for each result, a log of one run with a line for each, and
+logs that several processes add to. All find a result by everything it depends on, and have it made again
+where what is on disk cannot be read.
 """
 
 from __future__ import annotations
@@ -16,18 +17,25 @@ import os
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock, get_ident
 from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from inshrink_core.errors import DamagedError, InputError, StorageError
 from inshrink_core.execution.files import new_file, open_regular, read_regular
+from inshrink_core.execution.folders import locked
 
 # The sensitivities of 100,000 tensors take 20 MB; anything larger is something else.
 _MAX_NBYTES: Final = 64 << 20
 
 # A line takes half a kilobyte: half a million of them are another file by mistake.
 _MAX_LOG_NBYTES: Final = 1 << 28
+
+# A comparison of a thousand steps takes 400 kB.
+_MAX_SHARED_NBYTES: Final = 8 << 20
+_MAX_SHARED: Final = 256
 
 _UNREADABLE: Final = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
 
@@ -233,6 +241,8 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
             raise ValueError(f"'{name}' is no count")
     elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return parse_record(kind, value)
+    elif isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(value)
     elif not isinstance(value, dict if kind is Mapping else kind):
         raise TypeError(f"'{name}' has the wrong type")
     return value
@@ -459,3 +469,87 @@ class ResultLog(Generic[_Result]):
 
     def _failure(self, done: str, error: OSError) -> StorageError:
         return StorageError(f"the {self._what} log cannot be {done}: {error.strerror}", where=str(self.path))
+
+
+class SharedLog:
+    """JSON objects, a line each, that several processes add to; nothing is ever changed or taken out.
+
+    Once the file would be too large it becomes ``NAME.older``, in the place of the one before, so that the
+    newest are there and what is on disk is bounded; so is the number of logs in a folder.
+
+    Parameters
+    ----------
+    path
+        The file; made with the first object.
+    most_nbytes
+        Bytes of the file and, again, of the older one.
+    """
+
+    def __init__(self, path: Path, most_nbytes: int = _MAX_SHARED_NBYTES) -> None:
+        self.path, self._most = path, most_nbytes
+        self._older = path.with_name(f"{path.name}.older")
+
+    def add(self, document: Mapping[str, Any]) -> None:
+        """Add an object; whole, or not at all where it is too large.
+
+        Raises
+        ------
+        StorageError
+            The disk is full, or refuses.
+        """
+        line = json.dumps(document).encode() + b"\n"
+        if len(line) > self._most:
+            _logger.info("%s: %d bytes are too many to be kept", self.path, len(line))
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(self.path.parent):
+                self._make_room(len(line))
+                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+                with open(open_regular(self.path, flags, follow=False), "r+b", buffering=0) as file:  # noqa: PTH123
+                    # What a crash left of the last line does not become part of this one.
+                    if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                        line = b"\n" + line
+                    while line:
+                        line = line[file.write(line) or 0 :]
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise StorageError(f"the results cannot be written: {why}", where=str(self.path)) from error
+
+    def _make_room(self, nbytes: int) -> None:
+        """Put a file aside that would be too large, and remove the logs that nobody added to for longest."""
+        if self.path.exists():
+            if self.path.stat().st_size + nbytes > self._most:
+                self.path.replace(self._older)
+            return
+        others = [one for one in self.path.parent.iterdir() if one.is_file() and not one.is_symlink()]
+        for one in sorted(others, key=lambda one: -one.stat().st_mtime)[_MAX_SHARED:]:
+            one.unlink(missing_ok=True)
+
+    def rows(self) -> Iterator[Mapping[str, Any]]:
+        """Yield every object, the oldest first; what is none is passed over."""
+        for path in (self._older, self.path):
+            try:
+                status = path.stat()
+            except OSError:
+                continue
+            yield from _shared_rows(path, status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=64)
+def _shared_rows(path: Path, inode: int, mtime_ns: int, nbytes: int) -> tuple[Mapping[str, Any], ...]:
+    """Return the objects of a file as it was when it had this time and size."""
+    rows: list[Mapping[str, Any]] = []
+    try:
+        text = read_regular(path, 2 * _MAX_SHARED_NBYTES)
+    except OSError as error:
+        _logger.info("%s cannot be read: %s", path, error)
+        return ()
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except _UNREADABLE:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return tuple(rows)

@@ -328,6 +328,15 @@ class Run(Mapping[int, Checkpoint]):
         return registered_order(parsed, self.directory, self._access)
 
     @property
+    def is_ordered(self) -> bool:
+        """Whether the files have the tensors in the model's order; others are in that of names.
+
+        Of those, `attributed` finds the order where the code of the model tells it.
+        """
+        last = next(reversed(self._parsed.values()), None)
+        return last is None or last.ordered
+
+    @property
     def attribution_digest(self) -> str:
         """A digest of the attribution of the optimizers' state, for caches."""
         owners = [sorted(parsed.owners.items()) for parsed in self._parsed.values()]

@@ -13,7 +13,7 @@ from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.errors import CheckFailedError
 from inshrink_core.search.bounds import Bounds, Figures, Verdict
 from inshrink_core.search.choosing import Chooser, Decision, chooser_of
-from inshrink_core.search.judge import Judge
+from inshrink_core.search.judge import Judge, Judged
 from inshrink_core.search.promise import Originals, Promise, Promises
 from inshrink_core.search.trials import OnTrial, model_digests
 
@@ -147,6 +147,21 @@ class BoundedWriter:
     def promise(self) -> Promise:
         """What was promised, and how the steps so far keep it."""
         return self.promises.so_far()
+
+    def judged(self) -> Judged:
+        """Return how the steps so far compare with their originals, and who says so."""
+        judge, steps = self._judge, self.promises.evaluated()
+        originals = {row.step: judge.original(row.step) for row in steps}
+        last = originals[steps[-1].step].log_probs if steps else None
+        return Judged(
+            name=judge.spec,
+            digest=judge.digest,
+            metric=judge.metric,
+            direction=judge.direction,
+            steps=steps,
+            n_samples=None if last is None else len(last),
+            standard_errors={step: one.standard_errors.get(one.metric) for step, one in originals.items()},
+        )
 
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
         """Write a step with the smallest frame found that keeps the bounds, exactly where there is none.

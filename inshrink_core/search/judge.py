@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import EvaluatorError, InputError, NotFiniteError
@@ -27,6 +27,7 @@ from inshrink_core.search.bounds import Bounds, Figures, Partial, figures_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from inshrink_core.evaluate import EvaluatedStep
 
 # Share of the tightest bound by which two evaluations of one state may differ.
 _STEADY: Final = 0.01
@@ -35,6 +36,21 @@ _STEADY: Final = 0.01
 _TIGHTEST: Final = 1e-3
 
 _Answer = TypeVar("_Answer", Evaluation, "Evaluation | PartialEvaluation")
+
+
+class Judged(NamedTuple):
+    """Steps of a chain as an evaluator has judged them, and who it was; as a comparison has them.
+
+    `name` and `digest` tell the evaluator from others (`Judge.spec`, `Judge.digest`).
+    """
+
+    name: str
+    digest: str
+    metric: str
+    direction: str
+    steps: tuple[EvaluatedStep, ...]
+    n_samples: int | None
+    standard_errors: Mapping[int, float | None]
 
 
 class Judge:

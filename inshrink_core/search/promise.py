@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inshrink_core.errors import CheckFailedError, NotFiniteError
+from inshrink_core.metrics import worse_by
 from inshrink_core.search.bounds import FIGURES, Bounds, Figures, Verdict
 from inshrink_core.search.judge import Judge
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainWriter
     from inshrink_core.checkpoint import Checkpoint
+    from inshrink_core.evaluate import EvaluatedStep
     from inshrink_core.frame import FrameInfo
 
 
@@ -159,6 +161,12 @@ class Promises:
         """Take note of a step whose original is at hand."""
         self._first = step
 
+    def saw(self, checkpoint: Checkpoint) -> float:
+        """Take note of the learning rate of a checkpoint, whose largest so far counts; return it."""
+        rate = max((group.get("lr", 0.0) for group in checkpoint.hyperparameters.values()), default=0.0)
+        self._peak = max(self._peak, rate)
+        return rate
+
     @property
     def bounds(self) -> Bounds:
         """What is promised, as completed by what the evaluator returns.
@@ -188,6 +196,33 @@ class Promises:
             evaluator_seconds=self._judge.seconds,
         )
 
+    def evaluated(self) -> tuple[EvaluatedStep, ...]:
+        """Return the steps so far as a comparison would find them; those that were not judged are left out.
+
+        What a frame decodes to was judged once, when it was written; here it is put beside its original.
+        """
+        from inshrink_core.evaluate import EvaluatedStep
+
+        known = [step for step in sorted(self.steps) if self._judge.knows(step)]
+        found = []
+        for before, step in zip([None, *known], known, strict=False):
+            promise, first = self.steps[step], self._judge.original(step)
+            if promise.drop is None:
+                continue
+            stale = self._judge.stale(step, before)
+            found.append(
+                EvaluatedStep(
+                    step=step,
+                    original=first.value,
+                    restored=worse_by(first.value, promise.drop, first.direction),
+                    drop=promise.drop,
+                    divergence=promise.divergence,
+                    restore_cost=promise.restore_cost,
+                    **{f"stale_{name}": None if stale is None else getattr(stale, name) for name in FIGURES},
+                )
+            )
+        return tuple(found)
+
     def of_next(self, chain: ChainWriter, checkpoint: Checkpoint) -> StepBounds:
         """Return what the next step of a chain is searched for."""
         target = self._target(chain, checkpoint)
@@ -204,8 +239,7 @@ class Promises:
             quality = chain.archive.frame(chain.parent).meta.get("quality")
             known = quality.get(_PEAK) if isinstance(quality, Mapping) else None
             self._peak = float(known) if isinstance(known, int | float) and 0 < known < math.inf else 0.0
-        rate = max((group.get("lr", 0.0) for group in checkpoint.hyperparameters.values()), default=0.0)
-        self._peak = max(self._peak, rate)
+        rate = self.saw(checkpoint)
         share = max(rate / self._peak, _LEAST_SHARE) if self._peak else 1.0
         return self.bounds.with_restore_cost(share)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from inshrink_core.codecs.fallback import LOSSY_DTYPES
 from inshrink_core.errors import InputError
 
 if TYPE_CHECKING:
@@ -323,7 +324,7 @@ def rates_of(rows: Sequence[Mapping[str, Any]], setting: str, specs: Sequence[Te
         The setting that the levels turn.
     specs
         Weights and buffers of a step. One that was not in the sample is taken to be like those of its layer
-        type in mean; where there are none, it is left out.
+        type in mean; where there are none, it is left out. So is what is always exact, as counters are.
 
     Raises
     ------
@@ -341,7 +342,8 @@ def rates_of(rows: Sequence[Mapping[str, Any]], setting: str, specs: Sequence[Te
     for key in tables[0]:
         if key in seen:
             alike.setdefault(str(tables[0][key]["layer_type"] or ""), []).append(key)
-    kept = [spec for spec in specs if spec.numel and (spec.key in seen or _layer(spec) in alike)]
+    turned_by = [spec for spec in specs if spec.numel and spec.dtype in LOSSY_DTYPES and not spec.exact]
+    kept = [spec for spec in turned_by if spec.key in seen or _layer(spec) in alike]
 
     def sources(spec: TensorSpec) -> list[str]:
         return [spec.key] if spec.key in seen else alike[_layer(spec)]

@@ -19,11 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic
 
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import InputError, NotFoundError
-from inshrink_core.execution import (
-    open_regular,
-    ordered_map,
-    results_folder,
-)
+from inshrink_core.execution import open_regular, ordered_map, results_folder
 from inshrink_core.execution.progress import Progress
 from inshrink_core.formats import Run, unreadable_error
 from inshrink_core.search.bounds import Bounds

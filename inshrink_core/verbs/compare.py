@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from inshrink_core.errors import InputError, InshrinkError
 from inshrink_core.evaluate import EvaluatorRequest
@@ -27,14 +26,23 @@ from inshrink_core.verbs.shared.groups import (
     Steps,
     steps_of,
 )
-from inshrink_core.verbs.shared.showing import show_facts, show_table, show_unreadable
+from inshrink_core.verbs.shared.measured import (
+    Asking,
+    EvaluatorId,
+    Measurements,
+    compared_document,
+    known_archives,
+    known_comparison,
+    merged,
+    question_of,
+)
+from inshrink_core.verbs.shared.showing import known_fact, show_facts, show_table, show_unreadable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from inshrink_core.chain import Archive
     from inshrink_core.evaluate import Comparison, EvaluatedStep, Evaluation
-    from inshrink_core.execution import ResultStore
     from inshrink_core.formats import Run
 
 __all__ = [
@@ -46,9 +54,6 @@ __all__ = [
     "compare_archives",
     "newest_comparison",
 ]
-
-_MOST_READ: Final = 1000
-"""Comparisons of one archive that are looked through for the newest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,12 +174,13 @@ def _show(console: Console, comparison: Comparison, passed: Sequence[int], *, wi
             ("largest divergence", f"{nats(comparison.max_divergence)} nats"),
             ("mean divergence", f"{nats(comparison.mean_divergence)} nats"),
             ("largest restore cost", f"{percent(comparison.max_restore_cost)} of the loss"),
+            known_fact(comparison.measured_at),
         ],
     )
 
 
 @dataclass(frozen=True)
-class _Comparing(EvaluatorRequest, Opening, OnDevice, MemoryLimit, Request[R_co]):
+class _Comparing(Asking, EvaluatorRequest, Opening, OnDevice, MemoryLimit, Request[R_co]):
     """How archives of a run are compared with it.
 
     Parameters
@@ -194,7 +200,7 @@ class _Comparing(EvaluatorRequest, Opening, OnDevice, MemoryLimit, Request[R_co]
     gain: bool = False
 
     def _compared(self, archives: Sequence[ArchiveLike], against: Run | PathLike) -> _Compared:
-        """Compare archives with their run; what is found is stored in the run's cache."""
+        """Compare archives with their run, but for what is known; what is found is kept."""
         from inshrink_core.evaluate import OriginalEvaluations, compare_steps
 
         opened = [self.limited(self.opened_archive(one)).on(self.device) for one in archives]
@@ -204,37 +210,62 @@ class _Comparing(EvaluatorRequest, Opening, OnDevice, MemoryLimit, Request[R_co]
         asked = steps_of(opened[0] if len(opened) == 1 else run, self.steps)
         run = run.readable(_looked_at(opened, run, asked))
         chosen = [_common_steps(one, run, asked, alone=len(opened) == 1) for one in opened]
-        found, before, total = [], 0, sum(map(len, chosen))
+        found, done, total = [], 0, sum(map(len, chosen))
         with (
             self.resolve(run) as judge,
             tempfile.TemporaryDirectory(prefix="inshrink-compare-") as folder,
         ):
             originals = OriginalEvaluations(lambda step: judge.evaluate(run[step]), Path(folder))
-            known = originals if len(opened) > 1 else None
+            evaluator = EvaluatorId.of(judge)
             for one, common in zip(opened, chosen, strict=True):
-                reporting = _Reporting(self.progress, str(one.path), before, total)
-                compared = compare_steps(
-                    run,
-                    one.sequential(),
-                    judge,
-                    steps=common,
-                    known=known,
-                    progress=reporting.count,
-                    on_step=reporting.take,
-                )
-                compared = replace(compared, device=one.device, unreadable=run.unreadable)
-                found.append((str(one.path), _with_gains(compared, one, run) if self.gain else compared))
-                before += len(common)
+                store = Measurements.of_archive(one, run.directory, make=True)
+                question = question_of(evaluator, run, common, _before(one, run))
+                reporting = _Reporting(self.progress, str(one.path), done, total)
+                compared = None if self.again else self._known(store, evaluator, question, common)
+                if compared is not None:
+                    reporting.tell(compared)
+                else:
+                    compared = compare_steps(
+                        run,
+                        one.sequential(),
+                        judge,
+                        steps=common,
+                        known=originals if len(opened) > 1 else None,
+                        progress=reporting.count,
+                        on_step=reporting.take,
+                    )
+                    compared = replace(compared, device=one.device, unreadable=run.unreadable)
+                    compared = _with_gains(compared, one, run) if self.gain else compared
+                    about = compared.metric, compared.direction.value, compared.device
+                    errors = reporting.standard_errors
+                    document = compared_document(compared.steps, about, reporting.n_samples, errors)
+                    store.add("compare", question, document)
+                found.append((str(one.path), compared))
+                done += len(common)
             originals.clear()
-            asked_of = {
-                "evaluator": judge.spec,
-                "metric": self.metric,
-                "direction": self.direction,
-                "gain": self.gain,
-            }
-        comparisons = Comparisons(archives=tuple(found))
-        _keep(comparisons, opened, run, {**asked_of, "steps": chosen})
-        return _Compared(comparisons, run, asked)
+        return _Compared(Comparisons(archives=tuple(found)), run, asked)
+
+    def _known(
+        self,
+        store: Measurements,
+        evaluator: EvaluatorId,
+        question: Mapping[str, Any],
+        steps: Sequence[int],
+    ) -> Comparison | None:
+        """Return what was measured of these steps before; None where one is missing, or its gain is."""
+        from inshrink_core.evaluate import Comparison
+
+        known = merged(tuple(store.rows("compare")), evaluator, question["run"])
+        there = {} if known is None else {row.step: row for row in known.comparison.steps}
+        if known is None or not set(steps) <= set(there):
+            return None
+        rows = [there[step] for step in steps]
+        if self.gain and any(row.restore_gain is None and row.stale_drop is not None for row in rows):
+            return None
+        had = known.comparison
+        return Comparison.over(
+            rows, had.metric, had.direction, device=had.device, measured_at=had.measured_at
+        )
 
 
 class _Compared(NamedTuple):
@@ -308,8 +339,9 @@ class CompareArchives(Sparing, CheckedBounds, _Comparing[Comparisons]):
 
     Notes
     -----
-    What was found is stored in the run's cache, for `newest_comparison`. A bound that is not kept is the
-    report's `failure`.
+    What was found is kept with the run, and answers the next comparison of the same archive with the same
+    originals by the same evaluator (`measured_at` of it says so). A bound that is not kept is the report's
+    `failure`.
 
     Examples
     --------
@@ -358,61 +390,22 @@ class CompareArchives(Sparing, CheckedBounds, _Comparing[Comparisons]):
 compare_archives = python_call(CompareArchives)
 
 
-def archive_digest(archive: Archive) -> str:
-    """Return what tells the content of an archive from any other, as a folder and packed: its live frames."""
-    from inshrink_core.execution import key_digest
-
-    reader = archive.reader
-    frames = [(info.frame_id.hex(), info.digest.hex()) for info in reader.frames]
-    return key_digest({"archive": reader.archive_id.hex(), "frames": frames})
-
-
-def _store(directory: Path, digest: str) -> ResultStore[dict[str, Any]]:
-    """Return the comparisons that an archive took part in."""
-    from inshrink_core.execution import ResultStore, cache_folder
-
-    folder = cache_folder(directory)
-    return ResultStore(None if folder is None else folder / "comparisons" / digest, "comparison", _document)
-
-
-def _document(told: Any) -> dict[str, Any]:
-    """Accept what `_keep` keeps."""
-    return {"at": float(told["at"]), "archives": [dict(one) for one in told["archives"]]}
-
-
-def _keep(found: Comparisons, archives: Sequence[Archive], run: Run, question: dict[str, Any]) -> None:
-    """Keep a comparison under each of its archives, as they and the run are; a full disk costs no result."""
-    digests = [archive_digest(one) for one in archives]
-    compared = sorted({step for steps in question["steps"] for step in steps})
-    key = {**question, "archives": digests, "run": [run.identity(step) for step in compared]}
-    rows = [{**row, "digest": digest} for row, digest in zip(found.rows(), digests, strict=True)]
-    document = {"at": time.time(), "archives": rows}
-    for digest in dict.fromkeys(digests):
-        _store(run.directory, digest).try_keep("comparison", key, document)
-
-
-def _beside(archive: Archive) -> Path:
-    """Return what lies beside an archive as its run; what keeps nothing stays as it is, and is none."""
-    place = Path(str(archive.path).removesuffix(".inshrink"))
-    kept = place / ".inshrink"
-    return place if kept.is_dir() else kept
-
-
-def newest_comparison(archive: Archive, run: Run | None = None) -> dict[str, Any] | None:
-    """Return the newest comparison of an archive as it is now that was kept; None without one.
+def newest_comparison(archive: Archive | None, run: Run | None = None) -> dict[str, Any] | None:
+    """Return what is known of archives as they are now beside their run; None without any comparison.
 
     Parameters
     ----------
     archive
-        The archive.
+        The archive; None: those of the run.
     run
-        The run in whose cache it is looked for; by default what lies beside the archive, as ``NAME`` beside
-        ``NAME.inshrink``, and the user's cache where nothing does.
+        The run it is of; by default what lies beside the archive, as ``NAME`` beside ``NAME.inshrink``, and
+        what the user's cache knows of the archive.
 
     Returns
     -------
     dict or None
-        ``at``, Unix time, and ``archives`` as `Comparisons.to_json` has them, this one first.
+        ``at``, Unix time, and ``archives`` as `Comparisons.to_json` has them, this one first: where the run
+        is given, others of it too. Of each step it is what was measured last.
 
     Examples
     --------
@@ -423,13 +416,28 @@ def newest_comparison(archive: Archive, run: Run | None = None) -> dict[str, Any
     >>> newest_comparison(inshrink_core.Archive.open(target), run) is None
     True
     """
-    directory = _beside(archive) if run is None else run.directory
-    digest = archive_digest(archive)
-    found = max(_store(directory, digest).kept(_MOST_READ), key=lambda one: one[1]["at"], default=None)
-    if found is None:
+    from inshrink_core.chain import Archive
+
+    directory = None if run is None else run.directory
+    opened = [] if archive is None else [archive]
+    known_ids = {one.reader.archive_id for one in opened}
+    for path in () if directory is None else known_archives(directory):
+        other = Archive.open(path)
+        if other.reader.archive_id not in known_ids:
+            known_ids.add(other.reader.archive_id)
+            opened.append(other)
+    found = [known_comparison(one, directory) for one in opened]
+    if archive is not None and (found[0] is None or not found[0].is_current):
         return None
-    archives = sorted(found[1]["archives"], key=lambda one: one.get("digest") != digest)
-    return {**found[1], "archives": archives}
+    told = [one for one in found if one is not None and one.is_current]
+    at = max((one.at for one in told), default=0.0)
+    return {"at": at, "archives": [one.to_json() for one in told]} if told else None
+
+
+def _before(archive: Archive, run: Run) -> dict[int, int | None]:
+    """Return the step before each of those that an archive and its run have in common."""
+    common = [step for step in run.steps if step in archive.listed_steps]
+    return dict(zip(common, [None, *common], strict=False))
 
 
 def _looked_at(archives: Sequence[Archive], run: Run, asked: Collection[int] | None) -> set[int]:
@@ -474,17 +482,30 @@ class _Reporting:
     before: int
     total: int
     found: dict[str, Any] = field(default_factory=dict)
+    standard_errors: dict[int, float | None] = field(default_factory=dict)
+    n_samples: int | None = None
 
     def take(self, row: EvaluatedStep, original: Evaluation) -> None:
         """Take in a step."""
+        self.standard_errors[row.step] = original.standard_errors.get(original.metric)
+        self.n_samples = None if original.log_probs is None else len(original.log_probs)
+        self._take(row, original.metric, original.direction.value)
+
+    def _take(self, row: EvaluatedStep, metric: str, direction: str) -> None:
         self.found = {
             **asdict(row),
             "archive": self.archive,
-            "metric": original.metric,
-            "direction": original.direction.value,
-            "standard_error": original.standard_errors.get(original.metric),
-            "n": None if original.log_probs is None else len(original.log_probs),
+            "metric": metric,
+            "direction": direction,
+            "standard_error": self.standard_errors.get(row.step),
+            "n": self.n_samples,
         }
+
+    def tell(self, known: Comparison) -> None:
+        """Report what was known already."""
+        for done, row in enumerate(known.steps, start=1):
+            self._take(row, known.metric, known.direction.value)
+            self.count(done, len(known.steps), row.step)
 
     def count(self, done: int, _: int, step: int) -> None:
         """Report it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -48,6 +49,12 @@ from inshrink_core.verbs.shared.groups import (
     Writing,
     steps_of,
 )
+from inshrink_core.verbs.shared.measured import (
+    EvaluatorId,
+    Measurements,
+    compared_document,
+    question_of,
+)
 from inshrink_core.verbs.shared.showing import (
     base_text,
     named_ratio,
@@ -64,13 +71,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from inshrink_core.archive import ArchiveWriter
-    from inshrink_core.chain import ArchiveSize, BaseModel, ChainWriter, OriginalChecks
+    from inshrink_core.chain import Archive, ArchiveSize, BaseModel, ChainWriter, OriginalChecks
     from inshrink_core.checkpoint import Checkpoint, TensorSpec
     from inshrink_core.codec import AnyCodec
     from inshrink_core.errors import CheckFailedError
     from inshrink_core.formats import Run, Skipped
     from inshrink_core.frame import FrameInfo
     from inshrink_core.search.bounded import BoundedWriter, StepWriter
+    from inshrink_core.search.judge import Judged
     from inshrink_core.search.promise import Promise
 
 __all__ = ["Compress", "CompressReport", "Compressing", "compress"]
@@ -260,6 +268,7 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
             session = _Session(opened, writer, chain, self.resumed_from, self.progress, chosen, bounded)
             session.run_all()
             promise = None if bounded is None else bounded.promise
+            judged = None if bounded is None else bounded.judged()
         finished = Archive.open(self.archive)
         error = (session.squared_error / session.squared_norm) ** 0.5 if session.squared_norm else None
         report = CompressReport(
@@ -280,6 +289,8 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
             unseen=Unseen.of(layout for step in chosen for layout in opened[step].files),
             device=chain_config.device,
         )
+        if judged is not None and judged.steps:
+            keep_judged(finished, opened, judged)
         in_vain = None if asked is None else set(asked) - set(session.run.steps)
         failure = self.failure(report.unreadable, str(opened.path), in_vain)
         if failure is not None:
@@ -289,6 +300,17 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
 
 
 compress = python_call(Compress)
+
+
+def keep_judged(archive: Archive, run: Run, judged: Judged) -> None:
+    """Keep what was measured of an archive while it was written, as a comparison of its steps."""
+    steps = [row.step for row in judged.steps]
+    question = question_of(
+        EvaluatorId(judged.name, judged.digest), run, steps, dict(zip(steps, [None, *steps], strict=False))
+    )
+    about = judged.metric, judged.direction, archive.device
+    document = compared_document(judged.steps, about, judged.n_samples, judged.standard_errors)
+    Measurements.of_archive(archive, run.directory, make=True).add("compare", question, document)
 
 
 def _chosen(run: Run, asked: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -609,6 +631,24 @@ class CompressReport(Report):
         return None if self.promise is None else self.promise.failure(self.path)
 
     @property
+    def decided(self) -> dict[str, Any] | None:
+        """The step after the first that shrinks least, and so decides the ratio; None without bounds.
+
+        With the ratio of its weights, whether it is stored exactly, and its share of the tightest bound.
+        """
+        if self.promise is None:
+            return None
+        sizes = {one.info.step: one.ratio_weights for one in self.size.frames if one.ratio_weights}
+        known = {step: size for step, size in sizes.items() if step in self.promise.steps}
+        step = min(list(known)[1:] or known, key=known.__getitem__, default=None)
+        if step is None:
+            return None
+        promise, limits = self.promise.steps[step], self.promise.bounds.limits
+        used = [(getattr(promise, name), limit) for name, limit in limits.items() if 0 < limit < math.inf]
+        usage = max((value / limit for value, limit in used if value is not None), default=None)
+        return {"step": step, "ratio_weights": known[step], "exact": promise.exact, "usage": usage}
+
+    @property
     def mb_per_s(self) -> float | None:
         """Raw megabytes (10^6 bytes) written per second; None where nothing was."""
         return self.raw_bytes_read / 1e6 / self.seconds if self.appended and self.seconds else None
@@ -635,7 +675,7 @@ class CompressReport(Report):
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink compress --json``."""
-        promised = {} if self.promise is None else self.promise.to_json()
+        promised = {} if self.promise is None else {**self.promise.to_json(), "decided": self.decided}
         left_out = [f"{row.path}: {row.reason}" for row in self.left_out]
         base = {} if self.size.base is None else {"base": plain_value(self.size.base)}
         shared = {} if self.part is None else {"part": self.part, "waiting": list(self.waiting)}

@@ -5,21 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
-from inshrink_core.checkpoint import Unseen
+from inshrink_core.checkpoint import MODEL_ROLES, Unseen
 from inshrink_core.codec import DEFAULT_CODEC
 from inshrink_core.errors import InputError
+from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.report import UNSAID, Report
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.text import UNKNOWN, count, duration, nats, percent, plain, printable, ratio, size
 from inshrink_core.verbs.shared.groups import Computing, PathLike, Reading, RunLike, Steps, Writing, steps_of
-from inshrink_core.verbs.shared.showing import show_facts, show_notes, show_table
+from inshrink_core.verbs.shared.measured import Asking, EvaluatorId, Measurements, answer_as
+from inshrink_core.verbs.shared.showing import known_fact, show_facts, show_notes, show_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from inshrink_core.chain import ChainConfig
     from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.formats import Run
+    from inshrink_core.search.bounds import Bounds
     from inshrink_core.search.calibration import Calibration
     from inshrink_core.search.measure import Rest
     from inshrink_core.search.search import Chain
@@ -129,6 +133,8 @@ class EstimateReport(Report):
         Where frames were encoded.
     tensors
         The same tensor by tensor, where that was asked for; those that were encoded.
+    measured_at
+        When it was estimated (Unix time), where that was known already.
     """
 
     codec: str
@@ -148,6 +154,7 @@ class EstimateReport(Report):
     unseen: Unseen
     device: str = "cpu"
     tensors: tuple[TensorEstimate, ...] = field(default=(), metadata=UNSAID)
+    measured_at: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink estimate --json``; ``tensors`` only where they were asked for."""
@@ -168,6 +175,7 @@ class EstimateReport(Report):
             ("calibrated on", trials if known else "nothing"),
             ("encoded", f"{self.sampled * 100:.0f} % of {self.n_steps} steps"),
             ("time", f"{duration(self.seconds)} on {self.device}"),
+            known_fact(self.measured_at),
         ]
         show_facts(console, facts)
         show_notes(console, self.notes)
@@ -263,8 +271,9 @@ class GoalEstimate(Report):
     drop, divergence, restore_cost
         Of the worst step; None where there is nothing but a rule of thumb.
     basis
-        What these three rest on: ``exact``, nothing is lost; ``measured``, trials of a search with these
-        settings; ``predicted``, by trials of other settings; ``unknown``, no trials are at hand.
+        What these three rest on: ``exact``, nothing is lost; ``judged``, the evaluator at the steps that were
+        tried, written as small as the bound allows; ``measured``, trials of a search with these settings;
+        ``predicted``, by trials of other settings; ``unknown``, no trials are at hand.
     """
 
     goal: str
@@ -302,6 +311,13 @@ class GoalsReport(Report):
         Wall time.
     device
         Where they were encoded.
+    bound
+        What a restore may cost at most, of goals that lose something; None: they are written with the default
+        settings.
+    not_judged
+        Why the evaluator's word says nothing of a restore's cost; empty where it does, or was not asked.
+    measured_at
+        When it was estimated (Unix time), where that was known already.
     """
 
     goals: tuple[GoalEstimate, ...]
@@ -311,6 +327,9 @@ class GoalsReport(Report):
     sampled: float
     seconds: float
     device: str
+    bound: float | None = None
+    not_judged: str = ""
+    measured_at: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink estimate --goals --json``."""
@@ -336,7 +355,10 @@ class GoalsReport(Report):
         tried = ", ".join(map(count, self.tried))
         facts = [
             ("estimated from", f"steps {tried}, {self.sampled * 100:.0f} % of their weights"),
+            ("not judged", printable(self.not_judged)),
+            ("restore cost, at most", "" if self.bound is None else f"{percent(self.bound)} of the loss"),
             ("time", f"{duration(self.seconds)} on {self.device}"),
+            known_fact(self.measured_at),
         ]
         show_facts(console, facts)
 
@@ -404,7 +426,7 @@ class _Configured(Writing, Estimating):
 
 
 @dataclass(frozen=True)
-class Estimate(_Configured, Request[EstimateReport]):
+class Estimate(Asking, _Configured, Request[EstimateReport]):
     """Estimate the ratio and the drop of a configuration; nothing is measured.
 
     Parameters
@@ -447,7 +469,14 @@ class Estimate(_Configured, Request[EstimateReport]):
 
     def perform(self) -> EstimateReport:
         """Estimate it."""
-        return _estimated(self.asked(self.run), self.by_tensor, self.progress)
+        asked = self.asked(self.run)
+        store, question = Measurements.of_run(asked.run, make=True), asked.question(self.by_tensor)
+        known = None if self.again else store.find("estimate", question)
+        report = None if known is None else answer_as(EstimateReport, known, tensors=TensorEstimate)
+        if report is None:
+            report = _estimated(asked, self.by_tensor, self.progress)
+            store.add("estimate", question, report.to_json())
+        return report
 
 
 estimate = python_call(Estimate)
@@ -492,7 +521,6 @@ class EstimateLevels(_Configured, Request[LevelsReport]):
 
     def perform(self) -> LevelsReport:
         """Estimate each."""
-        from inshrink_core.checkpoint import MODEL_ROLES
         from inshrink_core.search.space import space_of
 
         asked = self.asked(self.run)
@@ -513,7 +541,7 @@ estimate_levels = python_call(EstimateLevels)
 
 
 @dataclass(frozen=True)
-class EstimateGoals(Estimating, Request[GoalsReport]):
+class EstimateGoals(Asking, EvaluatorRequest, Estimating, Request[GoalsReport]):
     """Try two steps for three goals instead: to resume exactly, to resume, weights alone.
 
     Parameters
@@ -522,17 +550,23 @@ class EstimateGoals(Estimating, Request[GoalsReport]):
         The run it would be of.
     keyframe_every
         Frames from one keyframe to the next.
+    max_restore_cost
+        Judge the two steps too, each written as small as keeps this bound, as a share of the loss; 0.003
+        where there is an evaluator.
 
     Raises
     ------
     InputError
         As `estimate`.
+    EvaluatorError, UntrustedCodeError
+        The evaluator failed, or may not run.
 
     Notes
     -----
-    The goals are `GOALS`; progress has the row of the document of each. Two steps in the middle of the
-    chain are encoded, a keyframe and the delta after it; of models of more than `_NUMEL` elements a sample of
-    the tensors. Sizes of the whole chain are those of the two in the proportion that it has them.
+    The goals are `GOALS`; progress has the row of the document of each, the quickest first, and once more of
+    those that are judged. Two steps in the middle of the chain are encoded, a keyframe and the delta after
+    it; of models of more than `_NUMEL` elements a sample of the tensors, where nothing is judged. Sizes of
+    the whole chain are those of the two in the proportion that it has them.
 
     Examples
     --------
@@ -546,6 +580,7 @@ class EstimateGoals(Estimating, Request[GoalsReport]):
     run: RunLike
     _: KW_ONLY
     keyframe_every: Annotated[int, Option(least=1)] = 32
+    max_restore_cost: Annotated[float | None, Option(metavar="FRACTION", least=0)] = None
 
     COMMAND: ClassVar = "estimate --goals"
     SHOWN: ClassVar = Shown(in_bytes=False)
@@ -553,6 +588,7 @@ class EstimateGoals(Estimating, Request[GoalsReport]):
     def perform(self) -> GoalsReport:
         """Estimate what each goal takes."""
         from inshrink_core.chain import FrameEncoder
+        from inshrink_core.search.bounds import Bounds
         from inshrink_core.search.measure import middle_of, sample_keys
         from inshrink_core.search.search import choose_steps
 
@@ -560,26 +596,73 @@ class EstimateGoals(Estimating, Request[GoalsReport]):
         opened = self.opened_run(self.run).attributed()
         chosen = choose_steps(opened, steps_of(opened, self.steps))
         tried = tuple(middle_of(chosen, _N_TRIED))
-        known = self.known(opened)
+        known, bound = self.known(opened), self._bound()
+        store, question = Measurements.of_run(opened, make=True), self._question(opened, chosen, known, bound)
+        kept = None if self.again else store.find("goals", question)
+        report = None if kept is None else answer_as(GoalsReport, kept)
+        if report is not None:
+            for done, one in enumerate(report.goals, start=1):
+                self._tell(one, done, len(report.goals), tried[-1])
+            return report
         keys = sample_keys(opened[tried[0]], _NUMEL // _N_TRIED)
-        found = []
-        for done, goal in enumerate(GOALS, start=1):
+        asked_of: dict[str, _Asked] = {}
+        found: dict[str, GoalEstimate] = {}
+        judged = [goal for goal in GOALS if not goal.is_exact] if bound is not None else []
+        total = len(GOALS) + len(judged)
+        for goal in reversed(GOALS):  # The less is kept, the sooner it is known.
             written = Writing(codec=goal.codec, optimizer=goal.optimizer, keyframe_every=self.keyframe_every)
             chain = written.chain_config(device=self.device, threads=self.threads)
             foreseen = FrameEncoder(chain).look_ahead(chosen, opened.__getitem__, keys)
-            found.append(_goal(goal, _Asked(chain, opened, chosen, [tried], keys, known, foreseen)))
-            if self.progress is not None:
-                row = found[-1].to_json()
-                self.progress(Progress("estimate", done, len(GOALS), tried[-1], found=row))
-        return GoalsReport(
-            goals=tuple(found),
+            asked_of[goal.name] = _Asked(chain, opened, chosen, [tried], keys, known, foreseen)
+            found[goal.name] = _goal(goal, asked_of[goal.name])
+            self._tell(found[goal.name], len(found), total, tried[-1])
+        within, not_judged = None, ""
+        if judged:
+            try:  # Weights are written alike, whatever becomes of the optimizer's state.
+                within = _judged(asked_of[judged[-1].name], self, Bounds(max_restore_cost=bound))
+            except InputError as error:  # What it returns tells no cost.
+                bound, not_judged = None, str(error)
+        if within is not None:
+            for done, goal in enumerate(reversed(judged), start=len(GOALS) + 1):
+                found[goal.name] = _with_judged(found[goal.name], within, asked_of[goal.name])
+                self._tell(found[goal.name], done, total, tried[-1])
+        report = GoalsReport(
+            goals=tuple(found[goal.name] for goal in GOALS),
             run_bytes=sum(opened[step].raw_bytes() for step in chosen),
             steps=chosen,
             tried=tried,
             sampled=_share(opened[tried[0]].specs, keys),
             seconds=time.perf_counter() - begun,
             device=chain.device,
+            bound=bound,
+            not_judged=not_judged,
         )
+        store.add("goals", question, report.to_json())
+        return report
+
+    def _bound(self) -> float | None:
+        """Return what a restore may cost, where that is to be judged."""
+        from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
+
+        is_judged = self.evaluator is not None or self.trust_run
+        return (
+            DEFAULT_MAX_RESTORE_COST if self.max_restore_cost is None and is_judged else self.max_restore_cost
+        )
+
+    def _question(
+        self, run: Run, steps: Sequence[int], known: Sequence[Trial], bound: float | None
+    ) -> dict[str, Any]:
+        """Return what the estimates depend on, beside the run."""
+        question = {"steps": list(steps), "keyframe_every": self.keyframe_every, **_basis(known)}
+        if bound is not None:
+            with self.resolve(run) as judge:
+                asked = EvaluatorId.of(judge)
+            question |= {"bound": bound, "evaluator": asked.digest, "name": asked.name}
+        return question
+
+    def _tell(self, found: GoalEstimate, done: int, total: int, step: int) -> None:
+        if self.progress is not None:
+            self.progress(Progress("estimate", done, total, step, found=found.to_json()))
 
 
 estimate_goals = python_call(EstimateGoals)
@@ -587,7 +670,6 @@ estimate_goals = python_call(EstimateGoals)
 
 def _goal(goal: Goal, asked: _Asked) -> GoalEstimate:
     """Estimate what a goal takes."""
-    from inshrink_core.checkpoint import MODEL_ROLES
     from inshrink_core.metrics import bits_per_parameter
 
     guess = _Guess.of(asked)
@@ -619,6 +701,71 @@ def _goal(goal: Goal, asked: _Asked) -> GoalEstimate:
     )
 
 
+class _Judged(NamedTuple):
+    """The steps that were tried, written as small as keeps a bound: bytes of their weights, and the worst.
+
+    `weights` has the bytes of the keyframe and of the deltas after it.
+    """
+
+    weights: tuple[list[int], list[int]]
+    drop: float | None
+    divergence: float | None
+    restore_cost: float | None
+    n_weights: int
+
+
+def _judged(asked: _Asked, judging: EvaluatorRequest, bounds: Bounds) -> _Judged:
+    """Write the steps that are tried under a bound, somewhere temporary, and have them judged."""
+    from inshrink_core.archive import ArchiveWriter
+    from inshrink_core.chain import ChainWriter, archive_size
+    from inshrink_core.frame import FrameKind
+    from inshrink_core.search.bounded import open_bounded
+
+    (tried,), run = asked.stretches, asked.run
+    steps = tuple(tried)
+    with (
+        tempfile.TemporaryDirectory(prefix="inshrink-goals-") as folder,
+        open_bounded(run, steps, asked.chain, bounds, judging) as bounded,
+        ArchiveWriter(Path(folder) / "tried.inshrink", create=True) as writer,
+    ):
+        # What a restore may cost follows the learning rate, of which these steps do not tell the largest.
+        for step in asked.steps[: asked.steps.index(steps[0])]:
+            bounded.promises.saw(run[step])
+        chain = ChainWriter(writer, asked.chain)
+        chain.initial_memory = asked.foreseen
+        for step in steps:
+            bounded.append(chain, run[step])
+        sizes = archive_size(chain.archive)
+        told = bounded.promise.to_json()
+    weights: tuple[list[int], list[int]] = [], []
+    for frame in sizes.frames:
+        weights[frame.info.kind is not FrameKind.KEYFRAME].append(frame.weights_nbytes)
+    largest = {name: told[f"max_{name}"] for name in ("drop", "divergence", "restore_cost")}
+    return _Judged(weights, n_weights=sizes.frames[0].n_weights, **largest)
+
+
+def _with_judged(found: GoalEstimate, judged: _Judged, asked: _Asked) -> GoalEstimate:
+    """Return what a goal takes where its weights are written as they were judged."""
+    from inshrink_core.metrics import bits_per_parameter
+    from inshrink_core.search.measure import in_proportion
+
+    n_steps = len(asked.steps)
+    nbytes = in_proportion(*judged.weights, n_steps, asked.chain.keyframe_every)
+    raw = sum(one.nbytes for one in asked.run[asked.steps[0]].specs if one.role in MODEL_ROLES) * n_steps
+    rest = _rest(asked, _N_TRIED)
+    return replace(
+        found,
+        archive_bytes=round(nbytes + rest.nbytes),
+        ratio_total=rest.ratio_total(raw, nbytes),
+        ratio_weights=raw / nbytes if nbytes else None,
+        bits_per_weight=bits_per_parameter(round(nbytes), n_steps * judged.n_weights),
+        drop=judged.drop,
+        divergence=judged.divergence,
+        restore_cost=judged.restore_cost,
+        basis="judged",
+    )
+
+
 def _restore_cost(known: Sequence[Trial], guess: _Guess) -> float | None:
     """Return the restore cost of the worst step: as measured, or by what trials paid for a divergence."""
     if guess.measured is not None:
@@ -643,6 +790,23 @@ class _Asked(NamedTuple):
     keys: frozenset[str]
     known: tuple[Trial, ...]
     foreseen: Any
+
+    def question(self, by_tensor: bool) -> dict[str, Any]:
+        """Return what an estimate depends on, beside the run."""
+        chain = {"config": self.chain.record(), "keyframe_every": self.chain.keyframe_every}
+        return {**chain, "steps": list(self.steps), "by_tensor": by_tensor, **_basis(self.known)}
+
+
+def _basis(known: Sequence[Trial]) -> dict[str, Any]:
+    """Return what tells estimates of this version, calibrated on these trials, from others."""
+    from importlib.metadata import version
+
+    from inshrink_core.execution import key_digest
+
+    return {
+        "version": version("inshrink"),
+        "trials": key_digest({"trials": [trial.to_json() for trial in known]}),
+    }
 
 
 class _Guess(NamedTuple):
@@ -701,16 +865,12 @@ def _rest(asked: _Asked, n: int | None = None) -> Rest:
 
 def _share(specs: Sequence[TensorSpec], keys: frozenset[str]) -> float:
     """Return the share of the model's elements that a sample has."""
-    from inshrink_core.checkpoint import MODEL_ROLES
-
     model = [spec for spec in specs if spec.role in MODEL_ROLES]
     return sum(spec.numel for spec in model if spec.key in keys) / max(1, sum(spec.numel for spec in model))
 
 
 def _estimated(asked: _Asked, by_tensor: bool, progress: OnProgress | None = None) -> EstimateReport:
     """Estimate what a configuration does."""
-    from inshrink_core.checkpoint import MODEL_ROLES
-
     begun = time.perf_counter()
     chain = asked.chain
     guess = _Guess.of(asked, progress)
@@ -805,7 +965,6 @@ def _stretches(steps: Sequence[int]) -> list[Sequence[int]]:
 
 def _encode(asked: _Asked, steps: Sequence[int]) -> Iterator[_Row]:
     """Encode a stretch of a run in closed loop."""
-    from inshrink_core.checkpoint import MODEL_ROLES
     from inshrink_core.search.measure import encode_chain, scaled_damage, scaled_nbytes
     from inshrink_core.search.quadratic import sensitivities
 

@@ -15,6 +15,7 @@ from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import duration, plain, printable
 from inshrink_core.verbs.shared.groups import PathLike, Reading, RunLike
+from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements
 from inshrink_core.verbs.shared.showing import show_facts
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
         chosen = opened.steps[-1] if self.step is None else self.step
         with self.resolve(opened) as judge:
             found = judge.evaluate(opened[chosen])
-            return EvaluateReport(
+            report = EvaluateReport(
                 step=chosen,
                 evaluator=judge.spec,
                 metric=found.metric,
@@ -160,6 +161,10 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
                 printed=judge.printed,
                 seconds=found.seconds,
             )
+            asked = EvaluatorId.of(judge)
+        question = {"step": chosen, "evaluator": asked.digest, "name": asked.name}
+        Measurements.of_run(opened, make=True).add("evaluate", question, report.to_json())
+        return report
 
 
 evaluate = python_call(Evaluate)

@@ -148,7 +148,8 @@ class Report(Opening, OnDevice, Request[PageReport]):
     against
         Of an archive, the original run.
     compared
-        What ``inshrink compare --json`` printed; by default the newest comparison of the archive as it is.
+        What ``inshrink compare --json`` printed; by default what is known of the archive as it is and, with
+        its run, of the run's other archives.
     rehearsed
         What ``inshrink rehearse --json`` printed.
     metric
@@ -279,8 +280,8 @@ class Report(Opening, OnDevice, Request[PageReport]):
         try:
             if self.compared is not None:
                 sections["compared"] = _all_compared(_document(self.compared, "steps", "archives"))
-            elif archive is not None:
-                sections["compared"] = _kept_comparison(archive, run, notes)
+            elif found := newest_comparison(archive, run):
+                sections["compared"] = _all_compared(found)
             if self.rehearsed is not None:
                 sections["rehearsal"] = _rehearsed(_document(self.rehearsed, "curves"))
         except _MALFORMED as error:
@@ -511,18 +512,6 @@ def _training(log: Mapping[str, Sequence[tuple[int, float]]]) -> str:
     return "".join(
         f"<p>{_text(name)}</p>{_curves(series, f'{name} by step')}" for name, series in shown if series
     )
-
-
-def _kept_comparison(archive: Archive, run: Run | None, notes: list[str]) -> str:
-    """Return the section of an archive's newest stored comparison; one that cannot be read is noted."""
-    found = newest_comparison(archive, run)
-    if found is None:
-        return ""
-    try:
-        return _all_compared(found)
-    except _MALFORMED as error:
-        notes.append(f"no comparison: what was kept of it cannot be read ({error})")
-        return ""
 
 
 def _all_compared(document: Mapping[str, Any]) -> str:

@@ -35,6 +35,7 @@ from inshrink_core.verbs.shared.groups import (
     Writing,
     steps_of,
 )
+from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements
 from inshrink_core.verbs.shared.showing import make_table, show_facts, show_notes
 
 if TYPE_CHECKING:
@@ -394,6 +395,7 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
         layers = {one.layer for one in opened[chosen[0]].specs if one.role in MODEL_ROLES}
         space = space_of(base.codec, layers, factors)
         judges = [self.resolve(opened) for _ in range(self.replicas)]
+        evaluator = EvaluatorId.of(judges[0])
         target = None if self.output is None else Path(self.output)
         log = TrialLog(trial_log_of(opened, target), checkpoint_digest(opened[opened.steps[0]]))
         with Judge(judges, opened.__getitem__, self.bounds) as judge:
@@ -447,8 +449,14 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
                 device=base.device,
                 output=target,
             )
+        document = report.to_json()
         if target is not None:
-            write_whole(target, json.dumps(report.to_json(), indent=1) + "\n")
+            write_whole(target, json.dumps(document, indent=1) + "\n")
+        # The trials are in a log of their own, by which the next search goes on.
+        asked = {"codec": base.codec, "config": bare.record()["config"], "steps": list(chosen)}
+        asked |= {"bounds": document["bounds"], "target_ratio": self.target_ratio, "strategy": name}
+        question = {**asked, "evaluator": evaluator.digest, "name": evaluator.name}
+        Measurements.of_run(opened, make=True).add("search", question, document | {"trials": []})
         return report
 
     @property

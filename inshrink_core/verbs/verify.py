@@ -27,6 +27,7 @@ from inshrink_core.verbs.shared.groups import (
     Reading,
     Sparing,
 )
+from inshrink_core.verbs.shared.measured import Measurements
 from inshrink_core.verbs.shared.showing import show_originals, show_table, show_unreadable, stored_text
 
 if TYPE_CHECKING:
@@ -268,7 +269,8 @@ class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Veri
 
     Notes
     -----
-    Frames that cannot be decoded without their base model are problems.
+    Frames that cannot be decoded without their base model are problems. The bytes are read every time: what
+    was found before, which is kept and which reports and the explorer show, says nothing of a disk today.
 
     Examples
     --------
@@ -359,7 +361,21 @@ class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Veri
             originals=_unless_damaged(lambda: original_checks(archive), OriginalChecks()),
             device=archive.device,
         )
-        return report if self.part is None else _together(gathered(report))
+        if self.part is not None:
+            return _together(gathered(report))
+        self._keep(opened, against, report)
+        return report
+
+    def _keep(self, archive: Archive, against: Run | Archive | None, report: Verification) -> None:
+        """Keep what was found; the errors of all tensors are as much as an archive, and only counted."""
+        from inshrink_core.formats import Run
+
+        directory = against.directory if isinstance(against, Run) else None
+        document = report.to_json()
+        errors = document.pop("errors")
+        document["tensors"] = {"all": len(errors), "exact": sum(row["bit_exact"] for row in errors)}
+        question = {"deep": self.deep, "against": against is not None}
+        Measurements.of_archive(archive, directory, make=True).add("verify", question, document)
 
     def _compared(
         self, archive: Archive, line: Sequence[FrameInfo], against: Run | Archive, missing: Sequence[int]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from inshrink_app.pages import page
 from inshrink_app.services import jobs as job_services
 from streamlit.testing.v1 import AppTest, app_test
 
+from inshrink_core import Archive
 from inshrink_core.analysis.profile import Row
 from inshrink_core.chain import ChainFrame, ChainReport
 from inshrink_core.checkpoint import TensorRole, TensorSpec
+from inshrink_core.evaluate import EvaluatedStep
+from inshrink_core.verbs.shared.measured import Measurements, compared_document
 
 MAIN = Path(__file__).parents[2] / "app" / "main.py"
 SAMPLE = Path(__file__).parents[2] / "sample_checkpoints" / "digits-cnn"
@@ -289,3 +293,20 @@ def rehearsed() -> dict[str, Any]:
         "ratio_weights": 18.0,
         "ratio_total": 2.0,
     }
+
+
+def compared_rows(**changes: Any) -> list[EvaluatedStep]:
+    """Return a comparison of one step."""
+    row: dict[str, Any] = {"step": 20, "original": 2.0, "restored": 2.1, "drop": 0.05, "divergence": 1e-3}
+    row |= {"stale_drop": None, "stale_divergence": None, "restore_cost": 0.004}
+    return [EvaluatedStep(**(row | changes))]
+
+
+def keep_comparison(
+    archive: Path, run: Path, rows: Sequence[EvaluatedStep], *, name: str = "judge.py:f"
+) -> None:
+    """Keep a comparison of an archive as the engine does."""
+    asked = {"evaluator": "0" * 16, "name": name, "run": {}, "before": {}}
+    document = compared_document(rows, ("loss", "lower", "cpu"), None, {})
+    store = Measurements.of_archive(Archive.open(archive), run, make=True)
+    store.add("compare", asked, document)

@@ -13,7 +13,7 @@ import pytest
 from inshrink_app import services
 from inshrink_app.jobs.work import Work
 from inshrink_app.pages.allocate import allocating, layers
-from inshrink_app.pages.allocate.curve import curve_figure
+from inshrink_app.pages.allocate.figure import Here, Marks, allocation_figure
 from inshrink_app.pages.sensitivity import ahead
 from inshrink_app.server.recent import recent_file
 from inshrink_app.services import SearchPoint
@@ -22,7 +22,17 @@ from streamlit.testing.v1 import AppTest, app_test
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.search.rates import Rates, rates_of
-from tests.app.builders import MAIN, FakeJobs, button, charts, explorer, sensitivity_table, subject, texts
+from tests.app.builders import (
+    MAIN,
+    FakeJobs,
+    button,
+    charts,
+    explorer,
+    linked,
+    sensitivity_table,
+    subject,
+    texts,
+)
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
 from tests.app.search_builders import config, document, point, put, trial
 from tests.app.test_app_compare import trust, with_evaluator
@@ -78,7 +88,6 @@ def app(archived: Path, jobs: StubJobs) -> AppTest:
     """Return the page with the layers estimated."""
     jobs.rows["estimate"] = [level(2.0**i, SIZES) for i in range(-1, 4)]
     opened = explorer("allocate", run=str(archived))
-    button(opened, "Estimate without measuring").click().run()
     assert not opened.exception
     return opened
 
@@ -89,10 +98,34 @@ def table(app: AppTest) -> Any:
     return found[~found["Layer"].str.contains("▼")].reset_index(drop=True)
 
 
-def test_without_estimates_the_page_says_how_to_come_to_them(archived: Path, jobs: StubJobs) -> None:
-    app = explorer("allocate", run=str(archived))
+def test_layers_are_estimated_by_themselves_but_for_who_came_by_a_bare_link(
+    archived: Path, jobs: StubJobs
+) -> None:
+    app = linked("allocate", run=str(archived))
     assert not app.exception
     assert "No evaluator is asked" in texts(app)
+    assert jobs.started == []
+    button(app, "Estimate without measuring").click().run()
+    assert [work.documents[0]["verb"] for work in jobs.started] == ["estimate"]
+    jobs.kept.clear()
+    explorer("allocate", run=str(archived))
+    assert [work.documents[0]["verb"] for work in jobs.started[1:]] == ["estimate"]
+
+
+def test_counters_are_no_rows_of_bits() -> None:
+    sizes = {"bn.weight": 16, "bn.running_mean": 16, "bn.num_batches_tracked": 1}
+    specs = [
+        TensorSpec(
+            name=name,
+            role=TensorRole.WEIGHT if name == "bn.weight" else TensorRole.BUFFER,
+            dtype="int64" if size == 1 else "float32",
+            shape=() if size == 1 else (size,),
+        )
+        for name, size in sizes.items()
+    ]
+    found = rates_of([level(2.0**i, sizes) for i in range(3)], "coarseness", specs)
+    assert found.keys == ("bn.weight", "bn.running_mean")
+    assert found.raw_nbytes == 2 * 64 + 8, "the ratio is of all of them"
 
 
 def test_every_layer_has_its_bits_and_what_it_carries(app: AppTest) -> None:
@@ -101,8 +134,7 @@ def test_every_layer_has_its_bits_and_what_it_carries(app: AppTest) -> None:
     assert found["Bits per weight"].between(3, 7).all()
     for share in ("Movement", "Share of bytes", "Share of damage"):
         assert found[share].sum() == pytest.approx(1)
-    assert "Estimated by a proxy" in texts(app)
-    assert "weighted with squared movement, as the checkpoints hold no second moments" in texts(app)
+    assert "The curve is estimated, not calibrated" in texts(app)
     assert charts(app) >= 1
 
 
@@ -158,7 +190,6 @@ def test_a_search_leaves_bits_made_by_hand_and_its_best_can_be_loaded(archived: 
     with_evaluator(archived)
     jobs.rows["estimate"] = [level(2.0**i, SIZES) for i in range(-1, 4)]
     app = explorer("allocate", run=str(archived))
-    button(app, "Estimate without measuring").click().run()
     by_hand = more_bits(app)
     trust(app).check().run()
     jobs.state = "running"
@@ -173,8 +204,7 @@ def test_a_search_leaves_bits_made_by_hand_and_its_best_can_be_loaded(archived: 
     app.run()
     assert app.session_state["search.edit"].config == by_hand
     # The trials calibrate the estimates, which are made anew; those from before stand until then.
-    assert jobs.kept[-1].verb == "estimate"
-    assert jobs.kept[-1].is_running
+    assert [(job.verb, job.is_running) for job in jobs.kept][-1] == ("estimate", True)
     assert table(app)["Bits per weight"].tolist() == bits
     button(app, "Load the best of the search").click().run()
     assert not app.exception
@@ -192,9 +222,31 @@ def test_what_nobody_changed_begins_anew_with_the_best_of_the_next_search(
     assert app.session_state["search.edit"].config == config(2.0)
     trust(app).check().run()
     button(app, "Search again").click().run()
-    jobs.kept[-1].result = document(best={"config": config(1.0)})
+    search = next(job for job in reversed(jobs.kept) if job.verb == "search")
+    search.result = document(best={"config": config(1.0)})
     app.run()
     assert app.session_state["search.edit"].config == config(1.0)
+    for before in (config(2.0), config(0.5)):
+        app.button(key="allocate.undo").click().run()
+        assert app.session_state["search.edit"].config == before
+
+
+def test_a_second_tab_says_whose_draft_it_is_and_can_take_over_what_was_made_since(
+    app: AppTest, archived: Path
+) -> None:
+    more_bits(app)
+    other = explorer("allocate", run=str(archived))
+    assert "made in another tab" in texts(other)
+    assert "Draft of" not in texts(app)
+    since = more_bits(other)
+    app.run()
+    assert "Another tab has changed the bits of this run since" in texts(app)
+    app.button(key="allocate.take").click().run()
+    assert not app.exception
+    assert app.session_state["search.edit"].config == since
+    assert "Another tab has changed" not in texts(app)
+    app.button(key="allocate.undo").click().run()
+    assert app.session_state["search.edit"].config != since
 
 
 def test_bits_and_locks_made_by_hand_are_there_after_a_reload_with_the_way_back(
@@ -249,7 +301,6 @@ def test_a_pattern_narrows_the_rows_and_shares_stay_those_of_all(app: AppTest) -
 def test_what_was_picked_on_another_page_is_picked_here(archived: Path, jobs: StubJobs) -> None:
     jobs.rows["estimate"] = [level(2.0**i, SIZES) for i in range(-1, 4)]
     opened = explorer("allocate", run=str(archived), rows=json.dumps(["fc1.bias"]))
-    button(opened, "Estimate without measuring").click().run()
     assert not opened.exception
     assert opened.session_state["allocate.picked"] == ["fc1.bias"]
 
@@ -258,7 +309,6 @@ def test_what_was_picked_on_another_page_is_picked_here(archived: Path, jobs: St
 def test_what_a_link_picks_is_not_trusted(archived: Path, jobs: StubJobs, said: str) -> None:
     jobs.rows["estimate"] = [level(2.0**i, SIZES) for i in range(-1, 4)]
     opened = explorer("allocate", run=str(archived), rows=said)
-    button(opened, "Estimate without measuring").click().run()
     assert not opened.exception
     assert "1 tensor picked" not in texts(opened)
 
@@ -270,7 +320,7 @@ def test_old_links_to_the_search_lead_here_with_what_they_say(archived: Path, jo
     app.run()
     assert not app.exception
     assert app.query_params["goal"] == "ratio"
-    assert "Bits for every layer" in texts(app)
+    assert "How coarse may a frame be?" in texts(app)
     assert jobs.started == []
 
 
@@ -346,44 +396,73 @@ def test_rows_are_the_tree_or_layer_types_or_what_matches_a_pattern() -> None:
     assert (one.name, one.depth) == ("h.0.bias", 0)
 
 
+def drawn_at(rates: Rates | None, *values: float, **changes: Any) -> Any:
+    """Return the picture with an allocation in it."""
+    told = None if rates is None else rates.predict(values)
+    figure = changes.pop("figure", "divergence")
+    here = Here(None, None) if told is None else Here(told.ratio_weights, getattr(told, figure))
+    marks = changes.pop("marks", Marks(0.003, "Bound"))
+    return allocation_figure(changes.pop("points", ()), rates, here, figure, marks, 1e9)
+
+
 @pytest.mark.parametrize("figure", ["drop", "divergence"])
-def test_the_curve_has_the_bound_and_the_allocation_on_it(figure: str) -> None:
+def test_the_picture_has_the_bound_and_the_allocation_on_it(figure: str) -> None:
     rates = rates_for("a", HOSTILE)
-    measured = point(10.0, 0.02, label=HOSTILE, divergence=0.004)
-    fine, coarse = (rates.predict([value] * 2) for value in (1.0, 8.0))
-    inside = curve_figure(rates, fine, [measured], figure, 0.003, 1e9, 4)
+    measured = [point(10.0, 0.02, label=HOSTILE, divergence=0.004)]
+    inside = drawn_at(rates, 1.0, 1.0, points=measured, figure=figure)
     assert [trace.name for trace in inside.data][-1] == "This allocation"
-    beyond = curve_figure(rates, coarse, [measured], figure, 0.003, 1e9, 4)
+    beyond = drawn_at(rates, 8.0, 8.0, points=measured, figure=figure)
     assert "beyond" in beyond.data[-1].name
     assert beyond.data[-1].x[0] < inside.data[-1].x[0]
-    assert "<b>" not in str(beyond.data[1].customdata[0][0])
+    assert "<b>" not in str(beyond.data[1].customdata[0][1])
     assert {shape.type for shape in beyond.layout.shapes} == {"rect", "line"}
+    named = drawn_at(rates, 1.0, 1.0, marks=Marks(default_ratio=14.0, target_ratio=30.0))
+    assert [note.text for note in named.layout.annotations] == ["Default 14.0×", "Target 30.0×"]
+    assert not [shape for shape in named.layout.shapes if shape.type == "rect"], "no bound, no red"
 
 
 def test_the_allocation_lies_on_the_curve_where_all_layers_are_alike() -> None:
     rates = rates_for("a", "b")
-    drawn = curve_figure(rates, rates.predict([2.0] * 2), [], "divergence", 0.003, 1e9, 4)
+    drawn = drawn_at(rates, 2.0, 2.0)
     at = int(np.flatnonzero(rates.levels == 2.0)[0])
     assert drawn.data[-1].x[0] == pytest.approx(drawn.data[0].x[at])
     assert drawn.data[-1].y[0] == pytest.approx(drawn.data[0].y[at])
 
 
-def test_a_trial_on_some_of_the_steps_is_not_drawn_as_one_of_all() -> None:
-    rates = rates_for("a", "b")
+def test_all_that_was_measured_of_these_steps_is_in_one_picture_and_nothing_of_others() -> None:
     points = [
         point(10.0, 0.02, divergence=0.004),
         point(11.0, 0.02, divergence=0.005, n_steps=2, whole=False),
-        point(12.0, 0.02, divergence=0.006, n_steps=2),
-        point(13.0, 0.02, divergence=0.007, n_steps=2, baseline="QD"),
+        point(12.0, 0.02, divergence=0.006, keeps=False),
+        point(13.0, 0.02, divergence=0.007, baseline="QD"),
+        point(14.0, 0.02, divergence=0.008, archive="run.inshrink", whole=True, n_steps=2),
+        point(15.0, 0.02, divergence=0.009, archive="old.inshrink", whole=False),
+        point(16.0, 0.0, divergence=0.0, config=config(2.0), is_estimated=True),
     ]
-    drawn = curve_figure(rates, rates.predict([2.0] * 2), points, "divergence", 0.003, 1e9, 4)
-    told = {trace.name: (trace.marker.symbol, list(trace.y)) for trace in drawn.data[1:-1]}
+    drawn = drawn_at(rates_for("a", "b"), 2.0, 2.0, points=points)
+    told = {trace.name: list(trace.y) for trace in drawn.data[1:-1]}
     assert told == {
-        "Measured": ("circle", [0.004]),
-        "Measured on 2 of 4 steps": ("circle-open", [0.006]),
-        "Baselines, measured on 2 of 4 steps": ("square-open", [0.007]),
+        "Archives, measured": [0.008],
+        "Measured": [0.004],
+        "Measured, breaks the bound": [0.006],
+        "Published codecs, measured": [0.007],
     }
-    assert "2 steps" in drawn.data[3].customdata[0]
+    places = [row[0] for trace in drawn.data[:-1] for row in trace.customdata]
+    assert sorted(places) == [-1, -1, -1, -1, 0, 2, 3, 4, 6], "a click loads a point, and levels that are one"
+
+
+def test_what_is_zero_or_better_stands_at_the_lower_edge_and_in_words() -> None:
+    drawn = drawn_at(rates_for("a"), 1.0, points=[point(9.0, -0.1, divergence=0.0)], figure="drop")
+    (trace,) = [one for one in drawn.data if one.name == "Measured"]
+    assert 0 < trace.y[0] < min(drawn.data[0].y)
+    assert "worst drop -10 %" in trace.customdata[0][1]
+
+
+def test_without_levels_by_tensor_the_curve_goes_through_the_estimates() -> None:
+    guesses = [point(ratio, ratio / 1e3, is_estimated=True) for ratio in (8.0, 2.0, 4.0)]
+    drawn = drawn_at(None, points=guesses, figure="drop")
+    assert list(drawn.data[0].x) == [1e9 / 2, 1e9 / 4, 1e9 / 8]
+    assert [row[0] for row in drawn.data[0].customdata] == [1, 2, 0]
 
 
 def test_the_page_says_how_many_trials_are_not_on_the_curve_and_of_how_many_steps(
@@ -394,24 +473,22 @@ def test_the_page_says_how_many_trials_are_not_on_the_curve_and_of_how_many_step
     rows += [trial(STEPS[0], 9.0, divergence=0.5), *(trial(step, 5.0, divergence=0.4) for step in STEPS[:2])]
     put(jobs, archived, result=document(trials=rows, best=None))
     app = explorer("allocate", run=str(archived))
-    button(app, "Estimate without measuring").click().run()
     assert not app.exception
     assert "Not drawn: 2 trials that ended after 1 to 2 steps" in texts(app)
-    assert "Hollow circles: given up, or not finished, after 1 to 2 steps" in texts(app)
 
 
-def test_without_a_bound_nothing_is_red() -> None:
-    rates = rates_for("a")
-    drawn = curve_figure(rates, rates.predict([8.0]), [], "divergence", None, 1e9, 4)
-    assert not drawn.layout.shapes
-    assert drawn.data[-1].name == "This allocation"
+def test_a_search_on_some_of_the_steps_is_in_no_picture_of_all(archived: Path, jobs: StubJobs) -> None:
+    put(jobs, archived, result=document(steps=list(STEPS[2:])))
+    app = explorer("allocate", run=str(archived), chain="all")
+    assert not app.exception
+    assert "Not drawn: 3 trials of a search on other steps" in texts(app)
 
 
 @pytest.mark.parametrize("wild", [None, math.nan, math.inf, 0.0, -1.0, 1e30])
 def test_any_quality_can_be_drawn(wild: float | None) -> None:
     rates = rates_for("a", "b", divergence=wild)
     points = [SearchPoint("x", {}, 0.0, wild, wild, 1, True, True), point(1e30, wild, divergence=wild)]
-    drawn = curve_figure(rates, rates.predict([1.0, 1e-3]), points, "divergence", 0.003, 1e9, 4)
+    drawn = drawn_at(rates, 1.0, 1e-3, points=points)
     assert all(math.isfinite(end) for end in drawn.layout.yaxis.range)
     drawn.to_json()
 
@@ -429,7 +506,7 @@ def test_what_was_measured_calibrates_what_is_edited_next(archived: Path, jobs: 
     found = allocating.calibrated(shown, rates, [seen, *passed_over])
     assert found.n_measured == 1
     assert found.predict([4.0] * len(rates.keys)).divergence == pytest.approx(3 * 4e-4 * 16)
-    drawn = curve_figure(found, found.predict([2.0] * len(rates.keys)), [seen], "divergence", None, 1e9, 4)
+    drawn = drawn_at(found, *([2.0] * len(rates.keys)), points=[seen])
     assert drawn.data[-1].y[0] == pytest.approx(seen.divergence)
 
 
@@ -440,16 +517,15 @@ def test_measurements_calibrate_the_curve_and_the_estimate_of_settings_alike(
     seen = [point(9.0, 0.01, config=config(2.0)), point(12.0, 0.03, config=config(4.0))]
     monkeypatch.setattr(services, "measured_archives", lambda *_: tuple(seen))
     app = explorer("allocate", run=str(archived))
-    button(app, "Estimate without measuring").click().run()
     assert not app.exception
     assert "calibrated by 2 measurements" in texts(app)
-    button(app, "Estimate").click().run()
-    assert not app.exception
-    assert "Drop and divergence as above" in texts(app)
-    assert texts(app).count("calibrated by 2 measurements") == 2
     told = {metric.label: metric for metric in app.metric}
-    assert told["Worst drop"].value == told["Drop"].value != "–"
-    assert told["Worst drop"].delta == "estimated"
+    assert told["Bits per weight"].delta == "estimated"
+    app.session_state["search.edit"].change(config(2.0))
+    app.run()
+    told = {metric.label: metric for metric in app.metric}
+    assert told["Bits per weight"].delta == "measured", "what stands here was measured as it stands"
+    assert told["Drop"].value == "1 %"
 
 
 def test_a_setting_that_the_codecs_number_is_not_has_no_figures_of_the_curve(archived: Path) -> None:
@@ -474,10 +550,12 @@ def test_an_archive_that_was_compared_is_a_measurement(
 ) -> None:
     shown = services.load_subject(str(archived))
     (chain, *_) = services.archives_of(shown)
-    assert not services.measured_archives(shown, None), "nobody has compared it"
+    assert not services.measured_archives(shown, None, STEPS), "nobody has compared it"
     words = ["compare", str(chain.path), "--against", str(archived), "--trust-run"]
     job = jobs.put(words, shown=str(archived), of=(f"{chain.path} {chain.nbytes}",))
     rows = [{"step": 10, "of": str(chain.path), "drop": 0.02, "divergence": 0.001}]
     monkeypatch.setattr(job, "told", lambda: rows)
-    (seen,) = services.measured_archives(shown, None)
+    (seen,) = services.measured_archives(shown, None, chain.steps)
     assert (seen.config["codec"], seen.drop, seen.divergence) == (chain.codec, 0.02, 0.001)
+    assert (seen.name, seen.whole) == (chain.path.name, True)
+    assert not services.measured_archives(shown, None, chain.steps[1:])[0].whole

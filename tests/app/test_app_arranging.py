@@ -5,18 +5,30 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from inshrink_app.model.sensitivity import METRICS, Sensitivity
-from inshrink_app.pages.sensitivity import ahead, drill_figures, heatmap
+from inshrink_app.pages.sensitivity import ahead, cells, drill_figures, heatmap, selection
 from inshrink_app.pages.sensitivity.arranging import normalised, ordered
 from inshrink_app.pages.sensitivity.drilldown import half_in
+from inshrink_app.widgets.modules import outline
 
 from inshrink_core.analysis.anatomy import Places
 from inshrink_core.sensitivity import SensitivityMetric
-from tests.app.builders import FakeJobs, answer, button, explorer, sensitivity_table, tables, texts, write_run
+from tests.app.builders import (
+    FakeJobs,
+    answer,
+    button,
+    explorer,
+    sensitivity_table,
+    subject,
+    tables,
+    texts,
+    write_run,
+)
 
 
 def table_of(
@@ -54,7 +66,13 @@ def test_as_is_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("by", "order"),
-    [("forward", (0, 1, 2)), ("sensitivity", (2, 0, 1)), ("size", (1, 0, 2)), ("bits", (2, 0, 1))],
+    [
+        ("forward", (0, 1, 2)),
+        ("sensitivity", (2, 0, 1)),
+        ("share", (2, 0, 1)),
+        ("size", (1, 0, 2)),
+        ("bits", (2, 0, 1)),
+    ],
 )
 def test_rows_are_sorted_the_largest_first_and_the_unknown_last(by: str, order: tuple[int, ...]) -> None:
     table = table_of([[9, 2], [5, math.nan], [1, 7]], [4, 8, 4])
@@ -119,6 +137,66 @@ def test_a_loss_that_falls_by_decades_is_drawn_by_its_logarithm() -> None:
     assert figure.layout.yaxis2.type == "log"
 
 
+def test_headline_list_and_table_rank_by_the_share_of_the_total(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(root / "run")
+    made = tables(4, 3, metric="fisher")
+    made["tensor"].values["mean"][:] = [[1.0], [2.0], [3.0], [4.0]]
+    sizes = (1000, 10, 100, 1)
+    rows = tuple(row._replace(numel=size) for row, size in zip(made["tensor"].rows, sizes, strict=True))
+    made["tensor"] = dataclasses.replace(made["tensor"], rows=rows)
+    answer(monkeypatch, FakeJobs(made))
+    app = explorer("sensitivity", run=str(root / "run"), by="tensor")
+    assert not app.exception
+    listed = [
+        found.key.removeprefix("largest.") for found in app.button if str(found.key).startswith("largest.")
+    ]
+    assert listed == [f"layers.{i}.weight" for i in (0, 2, 1, 3)]
+    assert "2 of 4 tensors carry 80 % of the sensitivity: layers.0.weight and layers.2.weight" in texts(
+        app
+    ).replace("\\", "").replace("\u2060", "")
+    frame = app.dataframe[0].value
+    leaves = frame[~frame["Layer"].str.contains("▼")]
+    assert list(leaves["Share of the total"].rank(ascending=False)) == [1, 3, 2, 4]
+    assert any("76 % · 1 per weight" in found.label for found in app.button)
+
+
+def test_movement_is_shown_relative_to_the_learning_rate() -> None:
+    table = table_of([[math.nan, 4.0, 2.0]], metric="update")
+    paces = np.array([math.nan, 2.0, 1.0])
+    assert normalised(table, "rate", None, paces).values["mean"][0, 1:].tolist() == [2.0, 2.0]
+
+
+def test_a_click_on_the_name_of_a_module_closes_and_opens_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(root / "run")
+    answer(monkeypatch, FakeJobs(tables(4, 3)))
+    app = explorer("sensitivity", run=str(root / "run"), by="tensor")
+    frame = app.dataframe[0].value
+    assert frame["Layer"][0] == "▼ layers"
+    assert len(frame) == 5
+    run = str(root / "run")
+    app.session_state["sensitivity.tree"] = (run, (frozenset(), frozenset({"layers"})))
+    app.run()
+    assert not app.exception
+    (row,) = app.dataframe[0].value.to_dict("records")
+    assert (row["Layer"], row["Share of the total"]) == ("► layers", pytest.approx(1))
+
+
+@pytest.mark.parametrize("said", [None, -1, 9, True, "1", [0]])
+def test_nonsense_from_a_browser_folds_nothing(said: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    folded: list[str] = []
+    monkeypatch.setattr(selection, "fold", lambda run, module, **_: folded.append(module))
+    view = SimpleNamespace(nodes=outline(["a.x", "a.y"], "tensor"), is_tree=True, shown=subject())
+    cells._named(view, said)
+    assert not folded
+    cells._named(view, 0)
+    cells._named(view, 2)
+    assert folded == ["a", "a"]
+
+
 def test_half_of_nothing_sits_nowhere() -> None:
     assert half_in(np.array([np.nan, 0.0])) == 0.0
     assert half_in(np.array([1e308, 1e308])) == 0.0
@@ -146,8 +224,7 @@ def test_metrics_that_a_run_cannot_tell_are_off_with_the_reason(
     answer(monkeypatch, FakeJobs(tables(3, 1)))
     app = explorer("sensitivity", run=str(root / "one"))
     assert not app.exception
-    off = {found.label for found in app.button if found.disabled}
-    assert {"Taylor", "Fisher", "Movement", "Restore gain", "Restore noise"} <= off
+    assert app.selectbox(key="control.metric").options == ["Magnitude"]
     assert "the checkpoints hold none that is known to be a weight's" in texts(app)
     assert "Their optimizer state: none." in texts(app)
 
@@ -178,10 +255,8 @@ def test_movement_is_nowhere_called_sensitivity(root: Path, monkeypatch: pytest.
     assert "80 % of the movement" in texts(app)
     said = [line for line in texts(app).splitlines() if line != "Sensitivity" and "Fisher off" not in line]
     assert not [line for line in said if "sensitiv" in line.casefold()]
-    assert "Movement" in app.dataframe[0].value.columns
     assert "Sensitivity" not in app.dataframe[0].value.columns
-    assert "Movement" in app.selectbox(key="rows.sort").options
-    assert "Sensitivity" not in app.selectbox(key="rows.sort").options
+    assert "Sensitivity" not in app.selectbox(key="rows.sort.forward").options
 
 
 def test_the_words_for_what_is_measured_are_the_engines() -> None:
@@ -197,7 +272,7 @@ def test_order_and_normalisation_are_in_the_link_and_taken_from_it(
     app = explorer("sensitivity", run=str(root / "run"), norm="share", sort="size", by="tensor")
     assert not app.exception
     assert (app.query_params["norm"], app.query_params["sort"]) == ("share", "size")
-    app.selectbox(key="rows.sort").set_value("bits").run()
+    app.selectbox(key="rows.sort.forward").set_value("bits").run()
     assert not app.exception
     assert "need an archive of this run" in texts(app)
 

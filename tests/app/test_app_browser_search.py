@@ -54,11 +54,13 @@ def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_
     server: Server, page: Any
 ) -> None:
     page.goto(server.link("allocate", codec="uniform", strategy="grid"))
+    page.get_by_role("button", name="Evaluator").click()
     page.get_by_text("Trust this run's code and run it on this computer").click()
+    page.keyboard.press("Escape")
     page.get_by_role("button", name="Search", exact=True).click()
     page.get_by_text("evaluations left").wait_for()
     page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
-    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Cancel").first.click()
     page.get_by_text("This was cancelled").wait_for()
     before = n_logged(server)
     assert before >= 1
@@ -68,8 +70,7 @@ def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_
     (server.folder / "slow").unlink()
     page.goto(page.url)
     page.get_by_role("button", name="Resume").click()
-    page.get_by_text("What was found").wait_for()
-    page.get_by_text("Best:").wait_for()
+    page.get_by_text("Best of the search:").wait_for()
     folder = next((server.folder.parent / "state" / "inshrink" / "jobs").iterdir())
     (found,) = json.loads((folder / "result").read_text())
     assert n_logged(server) == before + found["evaluations"]
@@ -77,13 +78,13 @@ def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_
 
     # A click on a point loads it; an estimate says that it is one.
     page.locator(".js-plotly-plot .scatterlayer .points path").first.wait_for(state="attached")
-    page.get_by_text("Click a point to load it into the editor").wait_for()
+    page.get_by_text("Click a point to load it").wait_for()
     wait_for(page, f"() => {IDLE}")  # The chart is drawn anew once the search has ended.
     page.wait_for_timeout(500)  # It fades in.
     place = page.evaluate(POINT)
     page.mouse.click(place["x"], place["y"])
-    page.get_by_role("button", name="Estimate", exact=True).click()
-    page.get_by_text("Estimated, as it stands").wait_for()
+    page.get_by_text("Undo goes back").first.wait_for()
+    page.get_by_text("measured", exact=True).first.wait_for()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     wait_for(page, f"() => {IDLE}")
     assert page.evaluate(FAINT) == []

@@ -13,8 +13,19 @@ from inshrink_app.jobs.printed import python_text
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.services import jobs as job_services
+from inshrink_app.widgets import fmt
 
-from tests.app.builders import SAMPLE, button, charts, explorer, rehearsed, texts, write_run
+from tests.app.builders import (
+    SAMPLE,
+    button,
+    charts,
+    compared_rows,
+    explorer,
+    keep_comparison,
+    rehearsed,
+    texts,
+    write_run,
+)
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, option, wait, work
 
 __all__ = ["archived", "archived_template", "jobs"]
@@ -44,12 +55,6 @@ def row(step: int, **changes: Any) -> dict[str, Any]:
         "n": 540,
         **changes,
     }
-
-
-def compared(archived: Path) -> list[dict[str, Any]]:
-    archive = str(archived.with_name("run.inshrink"))
-    rows = [row(10, stale_drop=None, stale_divergence=None), row(20, drop=0.0), row(30), row(40, drop=None)]
-    return [one | {"of": archive} for one in rows]
 
 
 def errors(**changes: Any) -> dict[str, Any]:
@@ -237,18 +242,59 @@ def compare_page(archived: Path, **query: str) -> Any:
 
 
 def test_what_was_found_is_drawn_and_listed(archived: Path, jobs: StubJobs) -> None:
-    jobs.rows["compare"] = compared(archived)
-    app = compare_page(archived, bound="0.5")
+    archive = archived.with_name("run.inshrink")
+    rows = [compared_rows(step=10, restore_cost=0.006), compared_rows(drop=0.0, restore_cost=0.001)]
+    rows += [compared_rows(step=30, restore_cost=0.006), compared_rows(step=40, restore_cost=None)]
+    keep_comparison(archive, archived, [one for (one,) in rows])
+    with_evaluator(archived)
+    app = explorer("compare", run=str(archived), cost="0.5")
+    trust(app).check().run()
+    button(app, "Measure again").click().run()
+    assert not app.exception
     (request,) = jobs.started
     assert option(jobs.last, "--steps") == ",".join(map(str, STEPS))
-    assert "--trust-run" in jobs.last
+    assert {"--trust-run", "--again"} <= {*jobs.last}, "everything was measured before"
     assert len(request.trusted) == 64
-    assert charts(app) == 3
+    assert charts(app) == 4
     values = {metric.label: metric for metric in app.metric}
-    assert values["Worst drop"].value == "1.1 %"
-    assert "above the bound" in values["Worst drop"].delta
-    assert "n = 540" in values["Metric"].delta
+    assert (values["Largest drop"].value, values["Restore cost"].value) == ("5 %", "0.6 %")
+    assert values["Ratio in all"].value == fmt.ratio(services.chain_of(str(archive)).ratio_total)
     assert list(app.dataframe[0].value["bound"]) == ["above", "within", "above", "–"]
+
+
+def test_several_archives_are_a_table_and_a_picture_of_size_against_cost(
+    archived: Path, jobs: StubJobs
+) -> None:
+    import inshrink_core
+
+    other = archived.with_name("run-other.inshrink")
+    inshrink_core.compress(archived, other, config={"coarseness": 8.0})
+    keep_comparison(other, archived, compared_rows())
+    keep_comparison(archived.with_name("run.inshrink"), archived, compared_rows(restore_cost=0.0))
+    app = explorer("compare", run=str(archived))
+    app.multiselect(key="compare.archives").set_value([str(archived.with_name("run.inshrink")), str(other)])
+    app.run()
+    assert not app.exception
+    table = app.dataframe[0].value
+    assert list(table["archive"]) == ["run.inshrink", "run-other.inshrink"]
+    assert list(table["bound"]) == ["within", "above"]
+    assert table["ratio in all"][1] == services.chain_of(str(other)).ratio_total
+    assert charts(app) == 5
+
+
+def test_what_was_measured_before_the_last_change_says_so(archived: Path, jobs: StubJobs) -> None:
+    import inshrink_core
+
+    with_evaluator(archived)
+    archive = archived.with_name("run-lossy.inshrink")
+    inshrink_core.compress(archived, archive, steps=STEPS[:2])
+    keep_comparison(archive, archived, compared_rows())
+    inshrink_core.compress(archived, archive)
+    app = explorer("compare", run=str(archived))
+    app.multiselect(key="compare.archives").set_value([str(archive)]).run()
+    assert not app.exception
+    assert "measured before the last change" in texts(app)
+    assert button(app, "Compare").proto.type == "primary"
 
 
 def test_a_comparison_at_work_shows_what_it_has_found_so_far(archived: Path, jobs: StubJobs) -> None:
@@ -288,15 +334,17 @@ def test_the_numbers_are_those_of_the_command_line_and_a_second_attempt_measures
     job = work(tmp_path, words, trusted=judge.trusted)
     assert marker.exists()
     theirs = inshrink_core.compare(archive, archived, trust_run=True)
-    assert job.result == theirs.to_json()
+    assert job.result == theirs.to_json() | {"measured_at": None}
     (mine,) = services.compared(job)
-    assert (mine.steps, mine.metric, mine.n_samples) == (theirs.steps, "loss", None)
+    found = mine.comparison
+    assert (found.steps, found.metric, mine.n_samples) == (theirs.steps, "loss", None)
 
     marker.unlink()
     again = JobRegistry(job_services.start_request, tmp_path)
     assert wait(again.resume(job.job_id)).state == "finished"
     assert not marker.exists()
-    assert services.compared(again.jobs()[0]) == (mine,)
+    (known,) = services.compared(again.jobs()[0])
+    assert known.comparison == mine.comparison
 
 
 def test_several_archives_are_one_command_and_every_original_is_evaluated_once(
@@ -321,11 +369,12 @@ def test_several_archives_are_one_command_and_every_original_is_evaluated_once(
     assert job.state == "finished", job.problem
     assert len(asked.read_text()) == len(STEPS) + len(STEPS) + len(STEPS[1:])
     exact, lossy = services.compared(job)
-    assert (exact.path, lossy.path) == tuple(archives)
-    assert [one.step for one in exact.steps] == list(STEPS)
-    assert [one.step for one in lossy.steps] == list(STEPS[1:])
+    assert (exact.archive, lossy.archive) == tuple(map(str, archives))
+    assert [one.step for one in exact.comparison.steps] == list(STEPS)
+    assert [one.step for one in lossy.comparison.steps] == list(STEPS[1:])
     for found in (exact, lossy):
-        assert found.steps == inshrink_core.compare(found.path, archived, trust_run=True).steps
+        theirs = inshrink_core.compare(found.archive, archived, trust_run=True)
+        assert found.comparison.steps == theirs.steps
     assert services.describe(job).title == "Compare run.inshrink, coarse.inshrink with run"
     lines = python_text(job.requests)
     assert "inshrink_core.verbs.compare_archives(['" in lines

@@ -235,7 +235,7 @@ def test_a_link_to_a_cell_shows_its_inside_and_marks_its_row(run: Path) -> None:
     assert app.select_slider(key="inside.step").value == 20
     assert app.session_state["sensitivity.table"]["selection"]["rows"] == [1]
     (marks,) = app.get("bidi_component")
-    assert json.loads(marks.proto.json) == {"chart": "heatmap", "colour": MARK, "rows": [[0, 0]], "column": 1}
+    assert json.loads(marks.proto.json) == {"chart": "heatmap", "colour": MARK, "rows": [[1, 1]], "column": 1}
     assert {m.label for m in app.metric} >= {"Bits per weight", "Pruned", "Protected"}
     assert app.query_params["layer"] == "fc1.weight"
 
@@ -431,20 +431,19 @@ def test_a_huge_model_is_shown_by_module_and_opened_step_by_step(
     app = explorer("sensitivity", run=str(huge.path), by="1", layer="h.7", step="1000")
     assert not app.exception
     found = app.dataframe[0].value
-    assert len(found) == 1 + 400 + 2
+    assert len(found) == 1 + 400
+    button(app, "Open this module").click().run()
+    found = app.dataframe[0].value
     assert [label.lstrip() for label in found["Layer"][8:11]] == ["▼ 7", "attn.weight", "mlp.weight"]
-    assert app.dataframe[0].value["Magnitude"][0] == pytest.approx(1)
+    assert found["Share of the total"][0] == pytest.approx(1)
     assert found["Size"][8] == pytest.approx(found["Size"][9:11].sum())
-    button(app, "Show its rows").click().run()
+    button(app, "Close this module").click().run()
     assert not app.exception
-    assert app.query_params["in"] == "h.7"
-    assert list(app.dataframe[0].value["Layer"]) == ["h.7.attn.weight", "h.7.mlp.weight"]
-    button(app, "All").click().run()
-    assert "in" not in app.query_params
+    assert len(app.dataframe[0].value) == 1 + 400
     app.select_slider(key="control.level").set_value("tensor").run()
     assert not app.exception
     assert app.query_params["by"] == "tensor"
-    assert len(app.dataframe[0].value) == 1 + 400 + 800
+    assert len(app.dataframe[0].value) == 1 + 400 + 800 - 2, "what was closed by hand stays so"
 
 
 @pytest.mark.parametrize(
@@ -458,9 +457,9 @@ def test_a_module_is_marked_by_the_rows_that_it_holds_or_lies_in(level: str, mar
         table, rows=tuple(row._replace(name=name) for row, name in zip(table.rows, names, strict=True))
     )
     nodes = modules.rows_at(names, [row.layer_type for row in tensors.rows], level)
-    view = rows.View(
-        subject(3), tensors, level, "mean", rows_by_steps.aggregate(tensors, nodes), nodes, tensors, None
-    )
+    table = rows_by_steps.aggregate(tensors, nodes)
+    shares = np.zeros(len(nodes), np.float32)
+    view = rows.View(subject(3), tensors, level, "mean", table, table, nodes, tensors, shares)
     assert cells._rows_of(view, Selection("fc1", 10)) == marked
     assert cells._rows_of(view, Selection("fc1.bias", 10))
     assert cells._rows_of(view, None) == ()

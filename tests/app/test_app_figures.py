@@ -113,7 +113,7 @@ def test_the_colour_scale_has_labels_inside_of_its_ends(low: float, high: float,
 @pytest.mark.parametrize(("n_rows", "n_steps"), [(1, 1), (12, 24), (60, 50), (400, 200)])
 def test_labels_of_a_heatmap_never_crowd(n_rows: int, n_steps: int) -> None:
     figure = heatmap_figure(sensitivity_table(n_rows, n_steps), "mean", clip=True)
-    assert len(figure.layout.yaxis.ticktext) <= 60
+    assert sum(note.xanchor == "left" for note in figure.layout.annotations) <= 60
     assert len(figure.layout.xaxis.ticktext) <= 16
     assert figure.layout.height <= 1300
 
@@ -123,7 +123,7 @@ def test_names_of_tensors_are_text_and_never_markup() -> None:
     evil = "<a href='javascript:alert(1)'>x</a>\u202e"
     table = dataclasses.replace(table, rows=(Row(evil, "", "linear", "weight", 1, 12, (4, 3)),))
     text = heatmap_figure(table, "mean", clip=True).to_json()
-    text += figures.log_figure({evil: ((1, 1.0),)}).to_json()
+    text += figures.log_figure({evil: ((1, 1.0),)}, {evil: [evil]}).to_json()
     text += sizes_figure({evil: 3}).to_json()
     assert "<a " not in text
     assert "\\u003ca " not in text
@@ -146,15 +146,33 @@ def test_metrics_that_share_a_scale_share_a_panel() -> None:
     log = {"train_loss": ((1, 2.0), (2, 1.0)), "eval_loss": ((2, 1.5),), "lr": ((1, 0.1),)}
     groups = figures.log_groups(list(log))
     assert groups == {"loss": ["train_loss", "eval_loss"], "lr": ["lr"]}
-    figure = figures.log_figure({name: log[name] for name in groups["loss"]})
-    assert [trace.name for trace in figure.data] == ["train_loss", "eval_loss"]
+    figure = figures.log_figure(log, groups)
+    assert [(trace.name, trace.yaxis) for trace in figure.data] == [
+        ("train_loss", "y"),
+        ("eval_loss", "y"),
+        ("lr", "y2"),
+    ]
     assert "train_loss" in figure.layout.annotations[0].text
+    assert {trace.xaxis for trace in figure.data} == {None}, "one axis of steps, so one cursor"
+    assert figure.layout.hoversubplots == "axis"
+    assert figure.layout.yaxis.domain[0] > figure.layout.yaxis2.domain[1]
+
+
+def test_a_smoothed_curve_stands_before_what_was_logged() -> None:
+    log = {"loss": tuple((step, float(step % 2)) for step in range(100))}
+    raw, smooth = figures.log_figure(log, {"loss": ["loss"]}, smoothing=0.9).data
+    assert raw.opacity < smooth.opacity
+    assert np.ptp(smooth.y[50:]) < 0.2 * np.ptp(raw.y)
+    gaps = figures.smoothed([1.0, np.nan, 1.0], 0.5)
+    assert gaps[0] == gaps[2] == 1.0
+    assert np.isnan(gaps[1])
 
 
 def test_a_log_with_gaps_and_infinities_is_drawn() -> None:
     log = {"loss": ((1, float("nan")), (2, float("inf")), (3, 1.0))}
-    assert len(figures.log_figure(log).data) == 1
-    named = figures.log_figure(log, "<loss>")
+    groups = {"<loss>": ["loss"]}
+    assert len(figures.log_figure(log, groups).data) == 1
+    named = figures.log_figure(log, groups, legends=False)
     assert [note.text for note in named.layout.annotations] == ["&lt;loss&gt;"]
 
 
@@ -186,12 +204,13 @@ def test_above_every_figure_is_room_for_the_buttons_that_touch_screens_always_sh
     drawn = [
         heatmap_figure(sensitivity_table(), "mean", clip=True),
         changes.changes_figure(["a"], (1, 2), np.ones((1, 2)), "to step 1"),
-        figures.log_figure(log),
+        figures.log_figure(log, {"loss": ["loss"]}),
         figures.frames_figure(frames),
         changes.overlay_figure([line], "|w|", log=True),
     ]
     for figure in drawn:
-        has_line = bool(figure.layout.showlegend or figure.layout.annotations)
+        above = [note for note in figure.layout.annotations if note.yref == "paper"]
+        has_line = bool(figure.layout.showlegend or above)
         assert figure.layout.margin.t >= figures.TOOLBAR + 24 * has_line
 
 
@@ -212,9 +231,9 @@ def test_values_at_the_ends_of_what_a_float_holds_have_ticks(values: list[float]
     ("values", "texts"),
     [
         ([0.02, 0.5], {"0.02", "0.1", "0.5"}),
-        ([2e-4, 0.5], {"10⁻⁴", "10⁻²", "1"}),
+        ([2e-4, 0.5], {"1e-4", "1e-2", "1"}),
         ([1e-3, 2e-3], {"0.001", "0.0015", "0.002"}),
-        ([7e-4, 2e-3], {"7·10⁻⁴", "10⁻³", "2·10⁻³"}),
+        ([7e-4, 2e-3], {"7e-4", "1e-3", "2e-3"}),
     ],
 )
 def test_a_logarithmic_axis_writes_its_ticks_out_in_one_way(values: list[float], texts: set[str]) -> None:

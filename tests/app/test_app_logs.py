@@ -122,7 +122,7 @@ def test_of_very_many_values_those_that_show_are_drawn_and_the_page_says_so(run:
     (run / "tb" / "long.csv").write_text("\n".join(["step,acc", *lines]))
     said = LogChoice(str(run / "tb" / "long.csv"), "step", ("acc",)).text
     shown = services.with_log(services.load_subject(str(run)), said)
-    (drawn,) = figures.log_figure(shown.log).data
+    (drawn,) = figures.log_figure(shown.log, {"all": list(shown.log)}).data
     assert len(drawn.x) < 3 * figures.CURVE_PARTS
     assert max(drawn.y) == 9
     app = explorer("overview", run=str(run), log=said)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from inshrink_app import services
@@ -11,7 +10,7 @@ from inshrink_app.jobs.printed import python_text
 from inshrink_app.pages.archive import reporting
 
 import inshrink_core
-from tests.app.builders import button, explorer, texts, visit
+from tests.app.builders import button, compared_rows, explorer, keep_comparison, texts, visit
 from tests.app.job_stubs import StubJobs, archived, archived_template, jobs, work
 from tests.app.test_app_compare import with_evaluator
 
@@ -56,28 +55,24 @@ def test_the_archive_that_was_exported_goes_along_to_compare(archived: Path, job
     assert app.session_state["compare.archives"] == [str(made)]
 
 
-def comparison(**changes: Any) -> dict[str, Any]:
-    row = {"step": 20, "original": 2.0, "restored": 2.1, "drop": 0.05, "divergence": 1e-3, "metric": "loss"}
-    row |= {"stale_drop": None, "stale_divergence": None, "direction": "lower", "n": None}
-    return row | {"restore_cost": 0.004} | changes
-
-
-def test_the_restore_cost_of_an_archive_is_that_of_its_newest_comparison(
-    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_figures_of_an_archive_are_those_that_were_measured_last(archived: Path) -> None:
     from inshrink_app.widgets import quality
 
     from inshrink_core import compress
 
     target = archived.with_name("run-lossy.inshrink")
-    compress(archived, target)
+    compress(archived, target, steps=[10, 20, 30])
     chain = services.chain_of(str(target))
-    assert quality.archive_fact(chain)[1:3] == ("–", "not measured; compare it")
-    job = jobs.put(["compare", str(target), "--against", str(archived)], of=(f"{target} {chain.nbytes}",))
-    job.rows.append(comparison(of=str(target)))
-    assert quality.archive_fact(chain)[1:3] == ("0.4 %", "of the loss, measured on 1 step, above 0.3 %")
-    job.rows[0]["restore_cost"] = None
-    assert quality.archive_fact(chain)[2] == "the evaluator returns no loss"
+    assert [fact[1:3] for fact in quality.archive_facts(chain)] == [("–", "not measured; compare it")]
+    keep_comparison(target, archived, compared_rows())
+    cost, drop = quality.archive_facts(chain)
+    assert cost[1:3] == ("0.4 %", "above 0.3 %, of the loss, measured on 1 step")
+    assert drop[1:3] == ("5 %", "loss, step 20")
+    keep_comparison(target, archived, compared_rows(restore_cost=None))
+    assert quality.archive_facts(chain)[0][2] == "the evaluator returns no loss"
+    compress(archived, target)
+    old = quality.archive_facts(services.chain_of(str(target)))
+    assert {fact[2] for fact in old} == {"the evaluator returns no loss", "before the last change"}
 
 
 def test_a_report_is_written_by_a_job_with_what_is_known(archived: Path, jobs: StubJobs) -> None:

@@ -61,7 +61,7 @@ def test_overview_of_the_sample_has_facts_curves_and_sizes(root: Path) -> None:
         "Read so far",
     ]
     assert app.metric[4].value == "44.8 k"
-    assert charts(app) == 5
+    assert charts(app) == 3
     assert [s.value for s in app.header] == [
         "Shrink this run",
         "Training",
@@ -109,12 +109,12 @@ def test_overview_of_an_archived_run_shows_the_ratio(root: Path, monkeypatch: py
     assert {metric.label: metric.value for metric in app.metric}["Ratio in all"] == "3.00×"
 
 
-def test_overview_tells_the_disk_saved_and_the_worst_drop_of_the_newest_comparison(
+def test_overview_tells_the_disk_saved_and_that_an_exact_archive_costs_nothing(
     archived: Path, jobs: StubJobs
 ) -> None:
     app = explorer("overview", run=str(archived))
     told = {metric.label: (metric.value, metric.delta) for metric in app.metric}
-    assert told["Worst drop"] == ("–", "not measured yet")
+    assert told["Restore cost"] == ("none", "exact: every bit of the weights")
     facts = services.load_subject(str(archived)).archive
     assert facts is not None
     assert told["Archive"][1] == (
@@ -123,15 +123,6 @@ def test_overview_tells_the_disk_saved_and_the_worst_drop_of_the_newest_comparis
         else f"saves {fmt.size(facts.raw_bytes - facts.nbytes)}, "
         + fmt.share(1 - facts.nbytes / facts.raw_bytes)
     )
-    row = {"step": 20, "original": 2.0, "restored": 2.1, "drop": 0.05, "divergence": None, "metric": "loss"}
-    row |= {"stale_drop": None, "stale_divergence": None, "direction": "lower", "n": None}
-    of = (f"{facts.path} {facts.nbytes}",)
-    job = jobs.put(["compare", str(facts.path), "--against", str(archived)], of=of)
-    job.rows.append(row | {"of": str(facts.path)})
-    app = explorer("overview", run=str(archived))
-    told = {metric.label: (metric.value, metric.delta) for metric in app.metric}
-    assert told["Worst drop"] == ("5 %", "step 20")
-    assert services.newest_comparison(facts.path, facts.nbytes + 1) is None, "another archive by now"
 
 
 def test_a_run_finds_its_archive_beside_it_and_both_tell_the_same_ratio(root: Path) -> None:

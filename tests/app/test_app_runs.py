@@ -17,10 +17,8 @@ __all__ = ["archived", "archived_template", "jobs"]
 
 
 def opened(**state: object) -> AppTest:
-    """Return the Open page with its table open."""
+    """Return the Open page, whose table is there at once."""
     app = explorer()
-    assert not app.dataframe, "nothing is read before it is asked for"
-    app.session_state["runs"] = True
     for key, value in state.items():
         app.session_state[key] = value
     app.run()
@@ -40,6 +38,7 @@ def test_all_runs_and_archives_below_the_roots_are_listed(archived: Path, jobs: 
         assert by_name[name]["bytes of the archive"] == chain.nbytes
         assert by_name[name]["ratio"] == pytest.approx(chain.ratio_total)
         assert by_name[name]["bits per weight"] == pytest.approx(chain.bits_per_weight)
+    assert by_name["run"]["steps not archived"] == 0
     assert (by_name["other"]["steps"], by_name["other"]["last step"]) == (2, 2)
     assert by_name["broken"]["problem"]
 

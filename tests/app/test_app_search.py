@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from inshrink_app import services
 from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.model.problem import Problem
-from inshrink_app.pages.allocate import figure as search_figure
+from inshrink_app.pages.allocate import allocating
 from inshrink_app.services import Searched, SearchRequest
 from inshrink_app.services import jobs as job_services
 from inshrink_app.widgets.choices import codec_labels, strategies
@@ -17,7 +18,7 @@ from inshrink_app.widgets.choices import codec_labels, strategies
 from inshrink_core.cli import main
 from tests.app.builders import SAMPLE, button, charts, explorer, texts, write_run
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, option, wait, work
-from tests.app.search_builders import document, put, trial
+from tests.app.search_builders import config, document, put, trial
 from tests.app.test_app_compare import trust, with_evaluator
 from tests.app.test_app_snippets import snippets
 
@@ -29,7 +30,7 @@ def test_a_run_that_was_never_searched_is_told_what_a_search_does(root: Path, jo
     with_evaluator(run)
     app = explorer("allocate", run=str(run))
     assert not app.exception
-    assert "Nothing has been searched yet" in texts(app)
+    assert "How coarse may a frame be?" in texts(app)
     assert button(app, "Search").disabled
     assert charts(app) == 0
     assert sum(b.proto.type == "primary" for b in app.button) == 1
@@ -39,7 +40,7 @@ def test_a_run_without_an_evaluator_asks_for_one_and_still_has_its_editor(root: 
     app = explorer("allocate", run=str(write_run(root / "run")))
     assert not app.exception
     assert "names no evaluator" in texts(app)
-    assert not any(b.label == "Search" for b in app.button)
+    assert button(app, "Search").disabled
     assert button(app, "Apply to compress")
 
 
@@ -55,7 +56,7 @@ def test_an_archive_leads_to_the_run_it_was_made_from(archived: Path, jobs: Stub
     assert "needs the original run" in texts(app)
     button(app, "Search on this run").click().run()
     assert not app.exception
-    assert "Nothing has been searched yet" in texts(app)
+    assert "How coarse may a frame be?" in texts(app)
 
 
 def test_an_archive_whose_run_is_not_known_leads_to_the_open_page(archived: Path, jobs: StubJobs) -> None:
@@ -75,11 +76,11 @@ def test_no_code_of_a_run_is_executed_before_it_is_trusted_and_then_its_digest_g
     button(app, "Search").click().run()
     assert not app.exception
     assert not marker.exists()
-    assert len(jobs.started[0].trusted) == 64
+    assert len(jobs.started[-1].trusted) == 64
     assert jobs.last[:2] == ["search", str(run)]
     assert option(jobs.last, "--max-restore-cost") == "0.003"
     assert "--steps" not in jobs.last, "all of them"
-    assert jobs.kept[0].job_id in app.query_params["job"]
+    assert jobs.kept[-1].job_id in app.query_params["job"]
 
 
 def test_the_bundled_sample_needs_no_consent(root: Path, jobs: StubJobs) -> None:
@@ -87,7 +88,7 @@ def test_the_bundled_sample_needs_no_consent(root: Path, jobs: StubJobs) -> None
     assert not button(app, "Search").disabled
     button(app, "Search").click().run()
     assert not app.exception
-    assert not jobs.started[0].trusted
+    assert not jobs.started[-1].trusted
     assert (option(jobs.last, "--target-ratio"), option(jobs.last, "--codec")) == ("30.0", "uniform")
     assert not {"--max-drop", "--trust-run"} & set(jobs.last)
     assert len(str(option(jobs.last, "--steps")).split(",")) == 8
@@ -126,14 +127,17 @@ def test_what_was_found_is_told_with_its_table_and_loaded_into_the_editor(root: 
     job = put(jobs, run, result=document())
     app = explorer("allocate", run=str(run), job=job.job_id)
     assert not app.exception
-    told = {metric.label: metric.value for metric in app.metric}
-    assert told["Ratio, weights"] == "20.0×"
-    assert told["Worst drop"] == "0.2 %"
-    assert told["Restore gain"] == "0.900"
+    told = {metric.label: (metric.value, metric.delta) for metric in app.metric}
+    assert told["Size of the weights"][1] == "20.0×, measured"
+    assert told["Drop"] == ("0.2 %", "worst step")
+    assert "20.0× of the weights, worst drop 0.2 %" in texts(app).replace("\\", "").replace("\u2060", "")
+    assert sum(metric.label == "Divergence" for metric in app.metric) == 1, "told once"
+    app.session_state["allocate.table"] = "measured"
+    app.run()
     assert "\\<b\\>note" in texts(app)
     assert "At 2 steps of 4 the previous checkpoint" in texts(app).replace("\\", "")
     table = next(one.value for one in app.dataframe if "is" in one.value.columns)
-    assert list(table["is"]) == ["keeps the bounds, on the front", "best", "given up"]
+    assert list(table["is"]) == ["keeps the bounds", "best", "given up"]
     assert set(table["figures"]) == {"measured"}
     assert "loaded: coarseness 2.0".replace("2.0", "2") in texts(app).replace("\\", "").replace("\u2060", "")
 
@@ -192,22 +196,27 @@ def test_a_finished_search_stays_when_a_repeated_one_is_interrupted_and_gets_its
     app = explorer("allocate", run=str(run))
     assert not app.exception
     assert button(app, "Resume")
-    assert {metric.label: metric.value for metric in app.metric}["Ratio, weights"] == "20.0×"
+    assert "Best of the search: coarseness 2 · 20.0×" in texts(app).replace("\\", "").replace("\u2060", "")
+    app.session_state["allocate.table"] = "measured"
+    app.run()
     table = next(one.value for one in app.dataframe if "figures" in one.value.columns)
     assert "coarseness 3" in list(table["configuration"])
 
 
 def test_a_configuration_beyond_the_bound_is_applied_only_when_that_is_meant(
-    root: Path, jobs: StubJobs
+    root: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = write_run(root / "run", STEPS)
     put(jobs, run, result=document())
     app = explorer("allocate", run=str(run))
     assert not button(app, "Apply to compress").disabled
-    app.session_state["search.picked"] = 2
+    app.session_state["search.edit"].change(config(9.0))
+    app.session_state["search.edit"].is_estimated = True
+    figures = {"ratio_weights": 30.0, "ratio_total": None, "drop": 0.02, "divergence": None, "n_trials": 1}
+    monkeypatch.setattr(allocating, "estimated", lambda *_: SimpleNamespace(**figures))
     app.run()
     assert not app.exception
-    assert "beyond the bound on the divergence" in texts(app)
+    assert "Beyond the bound on the drop, estimated" in texts(app)
     assert button(app, "Apply to compress").disabled
     next(box for box in app.checkbox if box.label == "Apply it all the same").check().run()
     assert not button(app, "Apply to compress").disabled
@@ -218,11 +227,11 @@ def test_baselines_are_measured_when_asked_for(root: Path, jobs: StubJobs) -> No
     with_evaluator(run)
     app = explorer("allocate", run=str(run))
     trust(app).check().run()
-    button(app, "Measure baselines").click().run()
+    button(app, "Measure published codecs").click().run()
     assert not app.exception
     assert jobs.last[:2] == ["bench", str(run)]
     assert "uniform:bits=8" in str(option(jobs.last, "--codecs"))
-    assert len(jobs.started[0].trusted) == 64
+    assert len(jobs.started[-1].trusted) == 64
 
 
 def test_what_is_edited_is_measured_in_the_background_until_the_next_change(
@@ -236,19 +245,20 @@ def test_what_is_edited_is_measured_in_the_background_until_the_next_change(
     trust(app).check().run()
     app.toggle[0].set_value(True).run()
     assert not app.exception
-    (first,) = jobs.kept
-    compress, compare = jobs.words(0)
+    estimate, first = jobs.kept
+    assert estimate.verb == "estimate"
+    compress, compare = jobs.words(1)
     assert compress[:2] == ["compress", str(run)]
     assert compare[:1] + compare[2:4] == ["compare", "--against", str(run)]
     assert option(compress, "--output") == compare[1]
     assert len(first.work.trusted) == 64
     app.session_state["search.edit"].change({"codec": "lattice", "settings": {"coarseness": 9.0}})
     app.run()
-    assert [job.state for job in jobs.kept] == ["cancelled", "running"]
-    assert "coarseness=9.0" in jobs.words(1)[0]
+    assert [job.state for job in jobs.kept[1:]] == ["cancelled", "running"]
+    assert "coarseness=9.0" in jobs.words(2)[0]
     assert services.describe(first).page == "allocate"
     app.toggle[0].set_value(False).run()
-    assert [job.state for job in jobs.kept] == ["cancelled", "cancelled"]
+    assert [job.state for job in jobs.kept[1:]] == ["cancelled", "cancelled"]
 
 
 def test_a_configuration_that_was_measured_is_a_point_beside_those_of_the_search(
@@ -345,5 +355,3 @@ def test_what_decided_and_what_the_default_stores_are_said_and_drawn(archived: P
     assert found.as_divergence() == pytest.approx(0.003 * 1e-3 / 2.4e-3)
     assert "step 10 decides: its restore cost takes 80 % of the bound" in found.notes
     assert "the default stores 14.0× of the weights, and keeps the bounds" in found.notes
-    drawn = search_figure.search_figure(found, (), "divergence")
-    assert "Default " in [note.text for note in drawn.layout.annotations]

@@ -19,12 +19,11 @@ __all__ = ["archived", "archived_template", "jobs"]
 
 
 def test_the_editor_estimates_and_says_that_it_does(archived: Path, jobs: StubJobs) -> None:
-    app = explorer("allocate", run=str(archived))
-    button(app, "Estimate").click().run()
+    app = explorer("allocate", run=str(archived), table="settings")
+    button(app, "Use these settings").click().run()
     assert not app.exception
-    below = {metric.delta for metric in app.metric}
-    assert below == {"estimated", "estimated, uncalibrated"}
-    assert "rules of thumb" in texts(app)
+    told = {metric.label: metric.delta for metric in app.metric}
+    assert told["Bits per weight"] == "estimated, uncalibrated"
     assert button(app, "Undo").disabled
 
 
@@ -126,7 +125,7 @@ def test_a_file_that_is_no_configuration_is_refused(content: bytes, name: str) -
 def test_a_file_is_taken_into_the_editor_and_one_for_another_model_is_not(
     archived: Path, jobs: StubJobs
 ) -> None:
-    app = explorer("allocate", run=str(archived))
+    app = explorer("allocate", run=str(archived), table="settings")
     box = app.get("file_uploader")[0]
     box.upload("inshrink.toml", search_config.toml_text(config(7.0)).encode(), "text/plain").run()
     assert not app.exception

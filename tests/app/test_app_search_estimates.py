@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from inshrink_app import services
 from inshrink_app.jobs.printed import python_text, shell_text
-from inshrink_app.pages.allocate import figure as search_figure
-from inshrink_app.services import Searched, SearchPoint, SearchRequest, front
+from inshrink_app.services import SearchRequest
 
 from tests.app.builders import SAMPLE, button, charts, explorer, open_panel, subject, texts
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, option, work
@@ -25,25 +24,11 @@ def guess(i: int) -> dict[str, Any]:
     return {"set": {"codec": "lattice", "settings": {"coarseness": 2.0**i}}, **figures}
 
 
-def point(ratio: float, drop: float, **changes: Any) -> SearchPoint:
-    values = {
-        "label": f"{ratio}",
-        "config": {},
-        "divergence": None,
-        "n_steps": 4,
-        "whole": True,
-        "keeps": True,
-    }
-    return SearchPoint(ratio=ratio, drop=drop, **(values | changes))
-
-
 def test_estimates_are_drawn_without_an_evaluator_before_anything_is_measured(
     archived: Path, jobs: StubJobs
 ) -> None:
     jobs.rows["estimate"] = [guess(0), guess(1)]
-    app = explorer("allocate", run=str(archived))
-    assert charts(app) == 0
-    button(app, "Estimate without measuring").click().run()
+    app = explorer("allocate", run=str(archived), table="measured")
     assert not app.exception
     (request,) = jobs.started
     assert len(request.documents) == 1, "one process for all"
@@ -51,22 +36,9 @@ def test_estimates_are_drawn_without_an_evaluator_before_anything_is_measured(
     assert option(jobs.last, "--codec") == "lattice"
     assert not {"--evaluator", "--trust-run"} & set(jobs.last)
     assert charts(app) == 1
-    assert "Hollow diamonds are estimates" in texts(app)
     listed = next(one.value for one in app.dataframe if "figures" in one.value.columns)
     assert list(listed["figures"]) == ["estimated", "estimated"]
     assert set(listed["is"]) == {"not measured"}
-
-
-def test_estimates_are_hollow_labelled_and_never_on_the_front() -> None:
-    guessed = point(100.0, 0.0, is_estimated=True)
-    measured = point(10.0, 0.01)
-    assert front([guessed, measured], "drop") == (1,)
-    figure = search_figure.search_figure(Searched(points=(measured,)), (guessed,), "drop")
-    (trace,) = [one for one in figure.data if one.name == "Estimated"]
-    assert trace.marker.symbol == "diamond-open"
-    assert trace.customdata[0][0] == 1
-    assert "estimated, nothing of it was measured" in trace.customdata[0][1]
-    assert Searched(points=(measured,)).best == measured
 
 
 def test_estimates_go_from_fine_to_coarse_and_are_there_one_by_one(
@@ -86,7 +58,6 @@ def test_estimates_go_from_fine_to_coarse_and_are_there_one_by_one(
 
 def test_estimates_are_made_anew_once_trials_tell_what_an_error_costs(archived: Path, jobs: StubJobs) -> None:
     app = explorer("allocate", run=str(archived))
-    button(app, "Estimate without measuring").click().run()
     assert len(jobs.started) == 1
     put(jobs, archived, result=document())
     app.run()

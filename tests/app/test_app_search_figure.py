@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.pages.allocate import figure as search_figure
-from inshrink_app.services import Searched, front
+from inshrink_app.pages.allocate import figure
 from inshrink_app.widgets.figures import TOOLBAR
 
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
@@ -37,9 +36,6 @@ def test_a_trial_of_a_search_of_all_steps_that_has_just_begun_is_not_the_whole_c
     found = services.searched(job, services.steps_of(job, shown))
     assert [(one.n_steps, one.whole) for one in found.points] == [(2, False)]
     assert found.best is None
-    drawn = search_figure.search_figure(found, (), "drop")
-    (partial,) = [trace for trace in drawn.data if trace.name == "On some of the steps"]
-    assert "measured on 2 steps of 4" in partial.customdata[0][1]
 
 
 def test_a_failure_keeps_no_bound_and_a_missing_figure_none_either(jobs: StubJobs) -> None:
@@ -60,51 +56,18 @@ def test_of_a_search_for_a_ratio_a_point_is_judged_by_it(jobs: StubJobs) -> None
     assert found.best is found.points[1]
 
 
-def test_the_front_holds_what_nothing_else_beats() -> None:
-    points = [
-        point(10, 0.1),
-        point(20, 0.2),
-        point(15, 0.3),
-        point(30, None),
-        point(40, 0.0, whole=False),
-        point(20, 0.2),
-        point(5, math.inf),
-        point(25, -0.1),
-    ]
-    assert front(points, "drop") == (7,)
-    assert front(points[:3], "drop") == (0, 1)
-    assert front([], "drop") == ()
-
-
-def test_the_figure_does_not_depend_on_anything_but_the_trials(jobs: StubJobs) -> None:
-    found = services.searched(put(jobs, Path("/runs/x"), result=document()), STEPS)
-    for name in ("drop", "divergence"):
-        first, second = (search_figure.search_figure(found, (), name) for _ in range(2))
-        assert first.to_json() == second.to_json()
-        assert first.layout.margin.t >= TOOLBAR + 24  # buttons and legend, on touch screens too
-        assert {"On the front", "On some of the steps", "Best"} <= {trace.name for trace in first.data}
-        places = [row[0] for trace in first.data for row in (trace.customdata or ())]
-        assert sorted(places) == [0, 1, 2]
-    nothing = search_figure.search_figure(Searched(points=(), target_ratio=30.0), (point(9, 0.0),), "drop")
-    assert len(nothing.layout.shapes) == 1
-
-
 @pytest.mark.parametrize("spread", [1.0, 1.8, 30.0, 1e5])
 def test_ticks_of_a_logarithmic_axis_are_told_apart(spread: float) -> None:
     points = (point(9, 0.0, divergence=4e-4), point(9 * spread, 0.0, divergence=4e-4 * spread))
-    drawn = search_figure.search_figure(Searched(points=points), (), "divergence")
+    nothing = figure.Here(None, None)
+    drawn = figure.allocation_figure(points, None, nothing, "divergence", figure.Marks(), 1e9)
+    assert drawn.layout.margin.t >= TOOLBAR + 24  # buttons and legend, on touch screens too
     for axis in (drawn.layout.xaxis, drawn.layout.yaxis):
         assert len(set(axis.ticktext)) == len(axis.tickvals) > 2
-
-
-def test_hostile_labels_are_text_in_the_figure() -> None:
-    hostile = point(9, 0.0, label="<img src=x>")
-    drawn = search_figure.search_figure(Searched(points=(hostile,)), (), "drop")
-    assert "<img" not in drawn.to_json().replace("\\u003c", "<")
 
 
 @pytest.mark.parametrize(
     "points", [[], [{}], [{"customdata": [7]}], [{"customdata": ["x"]}], [{"customdata": [math.nan]}], ["x"]]
 )
 def test_a_click_that_makes_no_sense_picks_nothing(points: list[Any]) -> None:
-    assert search_figure.clicked_point(points, 3) is None
+    assert figure.clicked_point(points, 3) is None

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from inshrink_app import services
+from inshrink_app.model.measured import known_of
 from inshrink_app.pages.overview import shrinking
 from inshrink_app.server import roots
+from inshrink_app.widgets import fmt
 
 import inshrink_core
 from tests.app.builders import (
@@ -191,12 +193,13 @@ def test_the_snippets_do_what_the_button_does_with_the_evaluator_that_may_run(
     assert all(shlex.join(words) in shell for words in jobs.words(-1))
 
 
-def test_the_bound_can_be_left_out_for_an_evaluator_that_tells_no_loss(
+@pytest.mark.usefixtures("asked_for")
+def test_an_evaluator_that_tells_no_loss_bounds_nothing_and_that_is_said(
     archived: Path, jobs: StubJobs
 ) -> None:
+    jobs.answers["estimate"] = goals() | {"not_judged": "it returns neither a loss nor log_probs"}
     app = explorer("overview", run=str(SAMPLE))
-    (bound,) = [box for box in app.checkbox if box.label.startswith("Bound what a restore costs")]
-    bound.uncheck().run()
+    assert "tells no restore cost" in texts(app)
     button(app, "Shrink it").click().run()
     assert not app.exception
     compress, verify, compare = jobs.words(-1)
@@ -204,11 +207,40 @@ def test_the_bound_can_be_left_out_for_an_evaluator_that_tells_no_loss(
     assert (verify[-1], compare[0]) == ("--deep", "compare")
 
 
+@pytest.mark.usefixtures("asked_for")
+def test_a_trial_that_was_interrupted_begins_again_by_itself(archived: Path, jobs: StubJobs) -> None:
+    shown = services.load_subject(str(archived))
+    trial = jobs.put(shrinking.goals_request(shown, None), shown=str(archived), state="interrupted",
+        topic="overview.goals", of=(services.opened(str(archived)).token, ""))  # fmt: skip
+    explorer("overview", run=str(archived))
+    assert trial.state == "running"
+
+
+@pytest.mark.usefixtures("asked_for")
+def test_a_trial_shows_each_number_as_it_comes(archived: Path, jobs: StubJobs) -> None:
+    jobs.state, jobs.rows["estimate"] = "running", goals()["goals"][2:]
+    app = explorer("overview", run=str(archived))
+    assert not app.exception
+    assert "Loads PyTorch" in texts(app)
+    assert [metric.value for metric in app.metric][:3] == ["…", "…", "250 kB"]
+
+
+def test_what_a_trial_has_told_is_known_to_whoever_asks_next(archived: Path, jobs: StubJobs) -> None:
+    told = inshrink_core.verbs.estimate_goals(archived)
+    app = explorer("overview", run=str(archived))
+    assert not app.exception
+    assert jobs.started == []
+    assert fmt.size(told.goals[0].archive_bytes) in [metric.value for metric in app.metric]
+    write_run(archived, (50,))
+    app = linked("overview", run=str(archived))
+    assert "The run has changed since." in texts(app)
+
+
 def test_an_archive_that_was_written_without_a_bound_is_not_gone_on_with_under_one(
     archived: Path, root: Path
 ) -> None:
     shown = services.load_subject(str(archived))
-    free, bound = (shrinking.goal_request(shown, "resume", bound=one) for one in (False, True))
+    free, bound = (shrinking.goal_request("resume", shown.steps, bound=one) for one in (False, True))
     shutil.rmtree(root / "run.inshrink")
     inshrink_core.compress(archived, root / "run.inshrink", optimizer="compressed")
     assert services.suggested_name(shown, free) == str(root / "run.inshrink")
@@ -224,13 +256,13 @@ def test_what_a_real_job_wrote_of_the_sample_keeps_the_bound_and_says_so(root: P
     job.documents, job.rows = services.documents_of(real), real.told()
     made = shrinking.shrunk_by(job)
     assert made is not None
-    assert made.compared is not None
-    assert made.compared.max_restore_cost <= made.bound == 0.003
+    known = known_of(made.chain)
+    assert known is not None
+    assert len(known.comparison.steps) == len(shown.steps)
+    assert known.comparison.max_restore_cost <= made.bound == 0.003
     assert made.chain.ratio_total > 22
-    assert made.kept is not None
-    assert made.kept.n_steps == len(shown.steps)
-    assert made.compared.max_restore_cost <= made.kept.restore_cost <= made.bound
-    assert made.compared.worst.drop <= made.kept.drop
+    assert made.decided["step"] in shown.steps
+    assert real.reports()[2]["measured_at"] is not None, "nothing is measured twice"
     assert "each step within a restore cost of 0.3 %" in texts(explorer("overview", run=str(SAMPLE)))
 
 
@@ -297,22 +329,3 @@ def test_what_is_not_sound_is_said_and_an_archive_that_went_is_too(archived: Pat
     assert "A block differs" in texts(app)
     shutil.rmtree(target)
     assert "is not there any more" in texts(explorer("overview", run=str(archived)))
-
-
-def test_a_comparison_of_the_whole_is_the_newest_of_its_archive(archived: Path, jobs: StubJobs) -> None:
-    target = archived.parent / "run.inshrink"
-    commands = [
-        ["compress", str(archived), "-o", str(target)],
-        ["verify", str(target), "--deep"],
-        ["compare", str(target), "--against", str(archived)],
-    ]
-    job = jobs.put(*commands, topic="overview.shrink")
-    assert services.describe(job).page == "overview"
-    assert services.describe(job).title == "Shrink run to run.inshrink"
-    job.documents = [{"archive_bytes": 123}, {}, {}]
-    row = {"step": 20, "original": 2.0, "restored": 2.1, "drop": 0.05, "divergence": None, "metric": "loss"}
-    job.rows.append(row | {"restore_cost": 0.002, "direction": "lower", "n": None, "of": str(target)})
-    found = services.newest_comparison(target, 123)
-    assert found is not None
-    assert found.max_restore_cost == 0.002
-    assert services.newest_comparison(target, 124) is None

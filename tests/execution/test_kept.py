@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from inshrink_core.errors import StorageError
-from inshrink_core.execution import ResultLog, ResultStore, parse_record
+from inshrink_core.execution import ResultLog, ResultStore, SharedLog, parse_record
 
 
 @dataclass(frozen=True)
@@ -110,3 +112,42 @@ def test_who_only_reads_a_log_leaves_it_as_it_is(tmp_path):
     assert path.read_bytes() == content
     ResultLog(path, "record", head, "run", parse)
     assert path.read_bytes().endswith(b"}\n")
+
+
+def test_a_log_that_several_add_to_has_every_line_whole(tmp_path):
+    path = tmp_path / "log.jsonl"
+    code = (
+        "import sys; from pathlib import Path; from inshrink_core.execution import SharedLog\n"
+        "log = SharedLog(Path(sys.argv[1]))\n"
+        "for n in range(50): log.add({'who': sys.argv[2], 'n': n, 'text': 'x' * 5000})"
+    )
+    children = [subprocess.Popen([sys.executable, "-c", code, str(path), who]) for who in "ab"]
+    assert [one.wait() for one in children] == [0, 0]
+    rows = list(SharedLog(path).rows())
+    assert [[row["n"] for row in rows if row["who"] == who] for who in "ab"] == [list(range(50))] * 2
+
+
+def test_damaged_lines_of_a_shared_log_are_passed_over_and_cost_no_other(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"n": 1}\nnothing\n[3]\n\xff\n{"n": 2')
+    SharedLog(path).add({"n": 3})
+    assert [row["n"] for row in SharedLog(path).rows()] == [1, 3]
+
+
+def test_a_shared_log_keeps_the_newest_within_its_bound(tmp_path):
+    log = SharedLog(tmp_path / "log.jsonl", most_nbytes=1000)
+    log.add({"text": "x" * 2000})
+    for n in range(200):
+        log.add({"n": n})
+    found = [row["n"] for row in log.rows()]
+    assert found == list(range(found[0], 200))
+    assert sum(one.stat().st_size for one in tmp_path.iterdir()) <= 2000
+
+
+def test_a_shared_log_is_never_written_through_a_link(tmp_path):
+    target = tmp_path / "elsewhere"
+    target.write_text("mine")
+    (tmp_path / "log.jsonl").symlink_to(target)
+    with pytest.raises(StorageError):
+        SharedLog(tmp_path / "log.jsonl").add({"n": 1})
+    assert target.read_text() == "mine"

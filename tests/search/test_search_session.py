@@ -20,12 +20,14 @@ from inshrink_core.formats import open_run
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.calibration import DROP_PER_NAT
 from inshrink_core.search.judge import Judge
+from inshrink_core.search.search import known_trials
 from inshrink_core.search.space import Candidate
 from inshrink_core.search.trials import Position, TrialRunner
 from inshrink_core.verbs.compress import compress
 from inshrink_core.verbs.estimate import estimate, estimate_goals, estimate_levels
 from inshrink_core.verbs.restore import restore
 from inshrink_core.verbs.search import search
+from inshrink_core.verbs.shared.measured import Measurements
 from tests.runs import write_run
 from tests.search.evaluators import InProcess
 
@@ -445,6 +447,22 @@ def test_an_estimate_equals_what_was_measured_and_is_corrected_in_the_same_way_b
             run, max_divergence=10.0, config=beside, output=tmp_path / f"{factor}.json", gain=False
         ).best  # which is not coarsened, for such a bound says nothing
         assert told.divergence == pytest.approx(truth.divergence, rel=0.3)
+
+
+def test_a_finished_search_is_told_of_while_another_one_is_interrupted(tmp_path, evaluator):
+    own = open_run(write_run(tmp_path / "run", n_steps=3))
+    assert not list(Measurements.of_run(own).rows("search"))
+    finished = search(own, max_divergence=1e-3, gain=False)
+
+    def interrupt(now):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(own, max_divergence=1e-4, gain=False, progress=interrupt)
+    (told,) = Measurements.of_run(own).rows("search")
+    assert told.document["best"] == json.loads(json.dumps(finished.to_json()["best"]))
+    assert told.question["bounds"]["divergence"] == 1e-3
+    assert len(known_trials(own)) == len(finished.trials) + 1
 
 
 def test_what_is_left_at_the_start_of_a_search_is_about_what_follows(run, tmp_path, evaluator):

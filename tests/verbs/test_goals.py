@@ -1,5 +1,7 @@
 """What a run shrinks to for each goal, told from two of its steps."""
 
+import tempfile
+
 import pytest
 
 import inshrink_core
@@ -48,9 +50,30 @@ def test_only_an_exact_goal_is_known_to_lose_nothing_without_trials(report):
 
 def test_progress_tells_each_goal_as_its_row_of_the_document(run):
     told = []
-    report = estimate_goals(run, steps=STEPS[:2], progress=told.append)
-    assert [now.found for now in told] == [one.to_json() for one in report.goals]
+    report = estimate_goals(run, steps=STEPS[:2], progress=told.append, again=True)
+    assert [now.found for now in told] == [one.to_json() for one in reversed(report.goals)]
     assert [(now.done, now.total) for now in told] == [(1, 3), (2, 3), (3, 3)]
+    known = estimate_goals(run, steps=STEPS[:2])
+    assert known.measured_at is not None
+    assert known.goals == report.goals
+
+
+def test_goals_that_lose_something_are_judged_at_the_steps_that_are_tried(run):
+    told = []
+    report = estimate_goals(run, steps=STEPS[:2], max_restore_cost=0.003, progress=told.append, again=True)
+    assert [(now.found["goal"], now.found["basis"]) for now in told] == [
+        ("weights", "unknown"), ("resume", "unknown"), ("exact", "exact"),
+        ("weights", "judged"), ("resume", "judged"),
+    ]  # fmt: skip
+    for one in report.goals[1:]:
+        assert (one.basis, report.bound) == ("judged", 0.003)
+        assert 0 < one.restore_cost <= 0.003
+        assert one.drop is not None
+    written = inshrink_core.compress(
+        run, tempfile.mkdtemp() + "/made.inshrink", steps=STEPS[:2], optimizer="drop", max_restore_cost=0.003
+    )
+    assert report.goals[2].ratio_weights == pytest.approx(written.size.ratio_weights, rel=0.05)
+    assert written.to_json()["decided"]["step"] == STEPS[1]
 
 
 def test_a_run_of_one_step_is_told_from_it(run):

@@ -131,12 +131,11 @@ def test_a_report_finds_the_newest_comparison_by_itself(judged, tmp_path):
         assert "compared" in report(path, target, **more).sections
         assert percent(found.max_drop) in told_of(target)
         assert "Measured on 20" in told_of(target)
-    # The other one is compared now, and this one again on one step: the newest counts, of each its own.
+    # Of the run, every archive that was compared is told of; of an archive alone, what the user has measured.
     compare(fine, run, evaluator=judge)
-    compare(archive, run, evaluator=judge, steps=[20])
-    assert len(newest_comparison(Archive.open(archive))["archives"][0]["steps"]) == 1
+    assert len(newest_comparison(Archive.open(archive), open_run(run))["archives"]) == 2
     assert "compared" in report(fine, tmp_path / "fine.html", against=run).sections
-    assert "compared" not in report(fine, tmp_path / "alone.html").sections
+    assert "compared" in report(fine, tmp_path / "alone.html").sections
     assert not (tmp_path / "elsewhere" / "fine").exists()
 
 
@@ -166,19 +165,18 @@ def test_a_comparison_counts_for_the_archive_as_it_was_packed_too(judged, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "told", [{"metric": 3}, {"steps": [{}]}, {"archives": 3}, {"at": 1e300}, {"at": "x"}]
+    ("field", "told"),
+    [("metric", 3), ("steps", [{}]), ("steps", 3), ("at", 1e300), ("at", "x"), ("direction", "up")],
 )
-def test_a_comparison_that_cannot_be_told_costs_no_report(judged, tmp_path, told):
+def test_a_comparison_that_cannot_be_told_costs_no_report(judged, tmp_path, field, told):
     run, archive, _, judge = judged
     compare(archive, run, evaluator=judge)
-    (kept,) = (run / ".inshrink" / "cache" / "comparisons").glob("*/*.json")
-    document = json.loads(kept.read_text())
-    value = document["comparison"]
-    (value if set(told) & {"at", "archives"} else value["archives"][0]).update(told)
-    document["sha256"] = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-    kept.write_text(json.dumps(document))
+    (kept,) = (run / ".inshrink" / "measured").glob("*.jsonl")
+    row = json.loads(kept.read_text())
+    (row if field == "at" else row["document"])[field] = told
+    kept.write_text(json.dumps(row) + "\nno JSON\n")
     made = report(archive, tmp_path / "page.html", against=run)
-    assert "compared" not in made.sections or told == {"metric": 3}
+    assert ("compared" in made.sections) == (field == "metric")
 
 
 def test_an_archive_tells_sizes_of_its_own_and_with_its_run_the_training(run, tmp_path):

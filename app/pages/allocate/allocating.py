@@ -4,22 +4,139 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
 from inshrink_app.jobs.job import Job
 from inshrink_app.model.config import engine_settings
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import Subject
+from inshrink_app.services import Edit, EvaluatorCode
 from inshrink_app.services.inside import reported
-from inshrink_app.services.searching import SearchPoint, codec_settings
+from inshrink_app.services.searching import SearchPoint, codec_settings, estimated
+from inshrink_app.widgets import fmt
 
 if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.codec import Knob
     from inshrink_core.search.rates import Predicted, Rates
 
-__all__ = ["allocation_of", "calibrated", "number_of", "predicted", "rates", "raw_bytes", "with_allocation"]
+
+class Numbers(NamedTuple):
+    """What stands in the editor comes to.
+
+    Parameters
+    ----------
+    basis
+        What the figures are: measured, or estimated.
+    ratio_weights, ratio_total
+        Of these steps; the total is None where it is not known.
+    drop, divergence, restore_cost
+        Of the worst step; None where not known.
+    values, predicted
+        The number that each tensor of the rates has, and what the rates tell; None where they tell nothing.
+    """
+
+    basis: str
+    ratio_weights: float | None
+    ratio_total: float | None
+    drop: float | None
+    divergence: float | None
+    restore_cost: float | None = None
+    values: Sequence[float] | None = None
+    predicted: Predicted | None = None
+
+
+class Board(NamedTuple):
+    """What the page is about: steps, all that is known of them, and what is edited.
+
+    Parameters
+    ----------
+    shown, steps, codec
+        The run, and which steps and codec are searched.
+    points
+        Whatever was measured or estimated.
+    rates
+        What each tensor costs, calibrated; None while that is not known.
+    limits
+        Bounds on the ``drop`` and the ``divergence``, as far as there are.
+    restore_cost, default_ratio, target_ratio
+        The bound on the restore cost, and ratios of the weights: of the default, and that is to be reached.
+    n_other_steps
+        Trials of a search on other steps.
+    judge
+        The evaluator, where it may run.
+    edit, numbers
+        What is edited, and what it comes to.
+    """
+
+    shown: Subject
+    steps: tuple[int, ...]
+    codec: str
+    points: tuple[SearchPoint, ...]
+    rates: Rates | None
+    limits: Mapping[str, float]
+    restore_cost: float | None
+    default_ratio: float | None
+    target_ratio: float | None
+    n_other_steps: int
+    judge: EvaluatorCode | None
+    edit: Edit
+    numbers: Numbers | None = None
+
+    @property
+    def beyond(self) -> str:
+        """The bounds that what stands here breaks, as far as that is known; empty for none."""
+        if self.numbers is None:
+            return ""
+        limits = {"restore cost": self.restore_cost, **self.limits}
+        if self.numbers.restore_cost is not None:  # It was measured, so nothing stands in for it.
+            limits.pop("divergence", None)
+        known = {name: getattr(self.numbers, name.replace(" ", "_")) for name in limits}
+        broken = [
+            name for name, value in known.items() if value is not None and value > (limits[name] or value)
+        ]
+        return " and ".join(broken)
+
+
+def numbers_of(board: Board) -> Numbers | None:
+    """Return what stands in the editor comes to: as it was measured, else as it is estimated.
+
+    Raises
+    ------
+    ServiceError
+        The configuration asks for what the codec does not have.
+    """
+    edit, rates = board.edit, board.rates
+    told = predicted(board.shown, rates, edit.config)
+    values = None
+    if told is not None and rates is not None:
+        values = allocation_of(board.shown, edit.config, rates.keys)
+    alike = (one for one in board.points if one.whole and not one.is_estimated and one.config == edit.config)
+    seen = max(alike, key=lambda one: one.restore_cost is not None, default=None)
+    if seen is not None:
+        total = None if rates is None else rates.ratio_total_of(seen.ratio)
+        figures = (seen.drop, seen.divergence, seen.restore_cost)
+        return Numbers("measured", seen.ratio, total, *figures, values, told)
+    if told is not None and rates is not None:
+        basis = "estimated" if rates.is_calibrated or rates.n_measured else "estimated, uncalibrated"
+        figures = (told.drop, told.divergence, None)
+        return Numbers(basis, told.ratio_weights, told.ratio_total, *figures, values, told)
+    if not edit.is_estimated:
+        return None
+    n_trials = sum(one.n_steps for one in board.points if not one.is_estimated)
+    guess = estimated(board.shown, board.steps, edit.config, n_trials)
+    basis = "estimated" if guess.n_trials else "estimated, uncalibrated"
+    return Numbers(basis, guess.ratio_weights, guess.ratio_total, guess.drop, guess.divergence)
+
+
+def calibration(rates: Rates) -> str:
+    """Say what calibrates the quality that rates tell."""
+    if rates.n_measured:
+        return f"calibrated by {fmt.counted(rates.n_measured, 'measurement')} of this run"
+    if rates.is_calibrated:
+        return "calibrated by trials of this run"
+    return "not calibrated: nothing was measured of this run, so right to an order of magnitude at best"
 
 
 def number_of(codec: str) -> Knob | None:
@@ -31,9 +148,9 @@ def number_of(codec: str) -> Knob | None:
     return tuning.knob if tuning is not None and tuning.knob.within is not None else None
 
 
-def raw_bytes(shown: Subject) -> int:
-    """Return the raw bytes of all tensors of the last checkpoint."""
-    return sum(row.nbytes for row in shown.tensors)
+def weight_bytes(shown: Subject) -> int:
+    """Return the raw bytes of weights and buffers of the last checkpoint."""
+    return sum(row.nbytes for row in shown.model_tensors)
 
 
 def rates(shown: Subject, job: Job | None, codec: str) -> Rates | None:

@@ -1,41 +1,32 @@
-"""A configuration to change by hand, with estimates at once; and what is carried on to the Export page."""
+"""A configuration to change by hand: its way back, its draft, its settings, and the way on to Export."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
+from inshrink_app.jobs.job import Job
 from inshrink_app.model import config as search_config
 from inshrink_app.model.config import toml_text
 from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.model.subject import Subject
-from inshrink_app.pages.allocate import allocating
-from inshrink_app.pages.allocate.layers import basis
+from inshrink_app.pages.allocate.allocating import Board
 from inshrink_app.services import Edit, Searched, SearchPoint
 from inshrink_app.widgets import fmt, problem
-from inshrink_app.widgets.layout import answer, facts, section
-
-if TYPE_CHECKING:
-    from inshrink_core.search.rates import Rates
-
 
 _EDIT = "search.edit"
 _KEPT = "search.kept"
+_OWNER = "search.owner"
 _PICKED = "search.picked"
 _LOAD = "search.load"
-_LABEL_WIDTH = 90
+_LABEL_WIDTH = 60
 _MAX_NAMED = 5
-
-
-def forget() -> None:
-    """Begin anew with the best of the next search, but for what was made by hand: that stays."""
-    edit: Edit | None = st.session_state.get(_EDIT)
-    if edit is not None and not edit.before:
-        edit.origin = None
 
 
 def pick(place: object) -> None:
@@ -50,69 +41,43 @@ def _picked(n_points: int) -> int | None:
     return place if isinstance(place, int) and 0 <= place < n_points else None
 
 
-def show(
-    shown: Subject,
-    edit: Edit,
-    found: Searched | None,
-    points: Sequence[SearchPoint],
-    steps: Sequence[int],
-    rates: Rates | None,
-) -> None:
-    """Draw the editor.
+def current(board: Board, found: Searched, job: Job | None) -> Edit:
+    """Return what is in the editor; a point that was picked, or the best of a new search, goes into it first.
 
-    Parameters
-    ----------
-    shown, edit
-        The run, and what is in the editor.
-    found, points
-        What the search found, and with its baselines: points that can be loaded.
-    steps
-        What to estimate on without a search.
-    rates
-        What each tensor costs, calibrated; None while that is not known.
+    Both are steps that *Undo* takes back. What was made by hand is there again after a reload, and a search
+    leaves it as it stands.
     """
-    used = found.steps if found is not None and found.steps else tuple(steps)
-    with section("Configuration"):
-        loaded = "the default" if edit.origin is None else fmt.elided(edit.origin.label, _LABEL_WIDTH)
-        st.caption(
-            fmt.markdown(f"{edit.config['codec']} · loaded: {loaded}{', changed' if edit.is_changed else ''}")
-        )
-        left, right = st.columns([3, 2], gap="medium")
-        with left:
-            _tables(shown, edit)
-        with right:
-            known = sum(one.n_steps for one in points if not one.is_estimated)
-            beyond = _figures(shown, edit, used, known, found or Searched(points=()), rates)
-            _offer(shown, edit, beyond)
-
-
-def current(shown: Subject, found: Searched | None, points: Sequence[SearchPoint], codec: str) -> Edit:
-    """Return what is in the editor; a point that was picked goes into it first.
-
-    What was made by hand is there again after a reload, and is kept as it stands.
-    """
+    shown, points = board.shown, board.points
     edit: Edit | None = st.session_state.get(_EDIT)
     if edit is None or edit.run != str(shown.path):
         edit = st.session_state[_EDIT] = services.kept_draft(shown)
+    if edit is None or (not edit.is_by_hand and edit.config["codec"] != board.codec):
+        first = list(services.codec_settings(board.codec).items())[:1]
+        edit = Edit(str(shown.path), {"codec": board.codec, "settings": dict(first)})
+        st.session_state[_EDIT] = edit
     place = _picked(len(points))
-    if place is not None and edit is not None:
+    if place is not None and points[place].config:
         edit.load(points[place])
-        label = fmt.markdown(fmt.elided(points[place].label, _LABEL_WIDTH))
-        st.toast(f"Loaded into the configuration above: {label}", icon=":material/upload:")
-    if edit is None or (edit.origin is None and not edit.before):
-        best = points[place] if place is not None else None if found is None else found.best
-        if best is None:
-            first = list(services.codec_settings(codec).items())[:1]
-            config: dict[str, Any] = {"codec": codec, "settings": dict(first)}
-        else:
-            config = search_config.plain(best.config)
-        if edit is None or edit.config != config:
-            version, locked = (0, set()) if edit is None else (edit.version + 1, edit.locked)
-            edit = Edit(str(shown.path), config, best, version=version, locked=locked)
-            st.session_state[_EDIT] = edit
-        edit.origin = best
+        _say_loaded(points[place].name or points[place].label)
+    elif place is not None:
+        st.toast("Each step of this archive has settings of its own: there is no single configuration.")
+    best = found.best
+    is_new = job is not None and job.state == "finished" and job.job_id != edit.searched
+    if best is not None and is_new and not edit.is_changed:
+        edit.searched = "" if job is None else job.job_id
+        edit.load(best)
     _keep(edit)
     return edit
+
+
+def _say_loaded(name: str) -> None:
+    label = fmt.markdown(fmt.elided(name, _LABEL_WIDTH))
+    st.toast(f"Loaded: {label}. Undo goes back.", icon=":material/upload:")
+
+
+def _owner() -> str:
+    """Return what tells this tab from others."""
+    return str(st.session_state.setdefault(_OWNER, uuid4().hex))
 
 
 def _keep(edit: Edit) -> None:
@@ -121,8 +86,81 @@ def _keep(edit: Edit) -> None:
     last = st.session_state.get(_KEPT)
     if now != last:
         st.session_state[_KEPT] = now
-        if now is not None or (last is not None and last[0] == edit.run):
-            services.keep_draft(edit)
+        is_as_kept = last is None and edit.owner not in ("", _owner())
+        if not is_as_kept and (now is not None or (last is not None and last[0] == edit.run)):
+            services.keep_draft(edit, _owner())
+
+
+def way_back(board: Board, best: SearchPoint | None) -> None:
+    """Offer to go back by one change, or to what was loaded, or on to the best; say whose draft it is."""
+    edit = board.edit
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.button(
+            "Undo",
+            icon=":material/undo:",
+            on_click=edit.undo,
+            disabled=not edit.before,
+            key="allocate.undo",
+            help="Takes back the last change: of bits, of settings, or what a search or a click has loaded.",
+        )
+        st.button(
+            "Reset",
+            icon=":material/restart_alt:",
+            on_click=edit.reset,
+            disabled=not edit.is_changed,
+            help="Back to what was loaded.",
+        )
+        if best is not None and edit.config != best.config:
+            st.button(
+                "Load the best of the search",
+                icon=":material/star:",
+                on_click=edit.load,
+                args=(best,),
+                key="allocate.best",
+                help=f"{fmt.ratio(best.ratio)} of the weights. Undo goes back to what stands here.",
+            )
+    loaded = "the default" if edit.origin is None else edit.origin.name or edit.origin.label
+    changed = ", changed by hand" if edit.is_changed else ""
+    said = f"{edit.config['codec']} · loaded: {fmt.elided(loaded, _LABEL_WIDTH)}{changed}"
+    st.caption(fmt.markdown(said))
+    _say_whose(board, edit)
+
+
+def _say_whose(board: Board, edit: Edit) -> None:
+    """Say where a draft comes from that this tab did not make, and offer one that was made since."""
+    if edit.is_by_hand and edit.owner not in ("", _owner()):
+        st.caption(f"Draft of {_when(edit.at)}, made in another tab, or in this one before a reload.")
+    there = services.kept_draft(board.shown)
+    if there is None or there.owner == _owner() or (there.owner, there.at) == (edit.owner, edit.at):
+        return
+    st.warning(
+        f"Another tab has changed the bits of this run since, at {_when(there.at)}. What you change here "
+        "takes the place of its draft.",
+        icon=":material/tab:",
+    )
+
+    def take() -> None:
+        edit.change(there.config)
+        edit.origin, edit.locked = there.origin, set(there.locked)
+        edit.owner, edit.at = there.owner, there.at
+
+    st.button("Take over its draft", icon=":material/sync:", on_click=take, key="allocate.take")
+
+
+def _when(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC).astimezone():%d %b, %H:%M}"
+
+
+def show_settings(board: Board) -> None:
+    """Draw the table's other view: settings and overrides, and the configuration as a file."""
+    left, right = st.columns([3, 2], gap="medium")
+    with left:
+        _tables(board.shown, board.edit)
+    with right:
+        _load(board.shown, board.edit)
+        n = fmt.counted(len(board.edit.config.get("override", ())), "override")
+        with st.expander(f"As a file ({n})", icon=":material/description:"):
+            st.code(toml_text(board.edit.config), language=None, wrap_lines=True)
 
 
 def _tables(shown: Subject, edit: Edit) -> None:
@@ -161,7 +199,7 @@ def _tables(shown: Subject, edit: Edit) -> None:
                 "value": text("value"),
             },
         )
-        if st.form_submit_button("Estimate", icon=":material/calculate:"):
+        if st.form_submit_button("Use these settings", icon=":material/check:"):
             _take_in(shown, edit, settings, overrides)
 
 
@@ -203,75 +241,20 @@ def _usable(
     return config
 
 
-def _figures(
-    shown: Subject, edit: Edit, steps: Sequence[int], known: int, found: Searched, rates: Rates | None
-) -> str:
-    """Draw what was measured of the point that was loaded, and what is estimated of what stands here.
-
-    Returns
-    -------
-    str
-        The bounds that the configuration breaks, as far as that is known; empty for none.
-    """
-    origin, beyond = edit.origin, ""
-    if origin is not None:
-        st.caption(f"{origin.basis.capitalize()}, as loaded, on {fmt.counted(origin.n_steps, 'step')}")
-        _row(origin.ratio, origin.drop, origin.divergence, origin.basis)
-        beyond = "" if edit.is_changed else found.beyond(origin.drop, origin.divergence)
-    if not edit.is_estimated:
-        st.caption("Change the tables and press Estimate: the ratio and the drop that follow, in seconds.")
-        return beyond
-    guess = answer(lambda: services.estimated(shown, steps, edit.config, known), "Estimating…")
-    if guess is None:
-        return beyond
-    # What stands above of the same configuration is calibrated by all that was measured, trials included.
-    same = answer(lambda: allocating.predicted(shown, rates, edit.config))
-    drop, divergence = (guess.drop, guess.divergence) if same is None else (same.drop, same.divergence)
-    st.caption(f"Estimated, as it stands, on {fmt.counted(guess.n_steps, 'step')}")
-    words = f"Encoded: {fmt.share(guess.sampled)} of the weights. "
-    is_known = guess.n_trials > 0
-    if rates is not None and same is not None:
-        words += f"Drop and divergence as above: {basis(rates)}."
-        is_known = rates.is_calibrated or rates.n_measured > 0
-    elif guess.n_trials:
-        words += f"The drop is predicted from {fmt.counted(guess.n_trials, 'trial')}"
-        if guess.rank_correlation is not None:
-            words += f"; rank correlation with what was measured {guess.rank_correlation:.2f}"
-        words += "."
-    else:
-        words += " ".join(map(fmt.sentence, guess.notes))
-    _row(guess.ratio_weights, drop, divergence, "estimated", "" if is_known else "estimated, uncalibrated")
-    st.caption(fmt.markdown(words))
-    is_new = origin is None or edit.is_changed
-    return found.beyond(drop, divergence) if is_new else beyond
-
-
-def _row(ratio: float, drop: float | None, divergence: float | None, basis: str, caveat: str = "") -> None:
-    """Draw the figures of one configuration, and what they are; a caveat is about drop and divergence."""
-    nats = "–" if divergence is None else fmt.value(divergence)
-    facts(
-        [
-            ("Ratio", fmt.ratio(ratio), basis),
-            ("Worst drop", fmt.percent(drop), caveat or basis),
-            ("Divergence", nats, caveat or basis),
-        ]
-    )
-
-
-def _offer(shown: Subject, edit: Edit, beyond: str) -> None:
-    """Offer the configuration as a file, and to compress with it; ask first where it breaks a bound."""
-    is_meant = True
-    if beyond:
-        st.warning(f"This configuration is beyond the bound on the {beyond}.", icon=":material/warning:")
+def offer(board: Board) -> None:
+    """Offer to compress with what stands here; ask first where it breaks a bound."""
+    edit, is_meant = board.edit, True
+    if board.beyond:
         is_meant = st.checkbox("Apply it all the same", key=f"search.beyond.{json.dumps(edit.config)}")
     with st.container(horizontal=True, vertical_alignment="center"):
         if st.button(
             "Apply to compress",
+            type="secondary" if board.judge is not None else "primary",
             icon=":material/arrow_forward:",
             disabled=not is_meant,
             help="Carries this configuration on to the Export page.",
         ):
-            carried = json.dumps({"run": str(shown.path), "config": edit.config})
+            carried = json.dumps({"run": str(board.shown.path), "config": edit.config})
             state.remember(**{state.CARRIED: carried, "codec": str(edit.config["codec"]), "what": "all"})
             state.go_to("export")
         for form, text in (
@@ -289,10 +272,6 @@ def _offer(shown: Subject, edit: Edit, beyond: str) -> None:
                 icon=":material/download:",
                 help="For inshrink compress --config",
             )
-    _load(shown, edit)
-    n = fmt.counted(len(edit.config.get("override", ())), "override")
-    with st.expander(f"As a file ({n})", icon=":material/description:"):
-        st.code(toml_text(edit.config), language=None, wrap_lines=True)
 
 
 def _load(shown: Subject, edit: Edit) -> None:

@@ -1,245 +1,250 @@
-"""Trials as a scatter of ratio against drop or divergence, with the front of the best. No Streamlit here.
+"""Size against quality in one picture: the curve, this allocation, all that was measured, and the bound.
 
-The figure is a function of the trials alone, never of what is selected in it: the browser marks a click.
+No Streamlit here. The point that is edited moves, so the browser's own marks of a selection are not used.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
-from inshrink_app.services import Searched, SearchPoint, front
+from inshrink_app.services import SearchPoint
 from inshrink_app.theme import CATEGORICAL, GAP, MARK
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import lay_out, log_ticks, title
 
-_LABEL_WIDTH = 60
-_HEIGHT = 380
-BEYOND = CATEGORICAL[5]
+if TYPE_CHECKING:
+    from inshrink_core.search.rates import Rates
+
+_HEIGHT = 372
+_LABEL_WIDTH, _NAME_WIDTH = 60, 16
+_MOST_TICKS = 6
+_BEYOND = CATEGORICAL[5]
 """Of bounds, and of what breaks them."""
 
-_FRONT = CATEGORICAL[0]
-_OTHERS = CATEGORICAL[1:]
-_DIM = 0.5
 
-
-def search_figure(found: Searched, compared: Sequence[SearchPoint], figure: str) -> go.Figure:
-    """Draw trials and baselines.
+class Marks(NamedTuple):
+    """Lines of the picture.
 
     Parameters
     ----------
-    found
-        The search.
-    compared
-        Baselines and estimates.
-    figure
-        ``drop``, in percent, or ``divergence``, in nats on a logarithmic axis.
+    limit, limit_text
+        The bound on what is drawn, and what it is called; None for none.
+    default_ratio, target_ratio
+        Of the weights: what the codec writes without a search, and what a search is to reach.
     """
+
+    limit: float | None = None
+    limit_text: str = ""
+    default_ratio: float | None = None
+    target_ratio: float | None = None
+
+
+class Here(NamedTuple):
+    """What stands in the editor: its ratio of the weights, the figure, and whether that was measured."""
+
+    ratio: float | None
+    value: float | None
+    is_measured: bool = False
+
+
+def allocation_figure(
+    points: Sequence[SearchPoint],
+    rates: Rates | None,
+    here: Here,
+    figure: str,
+    marks: Marks,
+    raw_nbytes: float,
+) -> go.Figure:
+    """Draw the picture.
+
+    Parameters
+    ----------
+    points
+        Trials, archives, published codecs and estimates, all of the steps whose size is drawn; trials that
+        were given up are passed over, for they tell neither the size nor the worst of all steps.
+    rates
+        What levels do, calibrated: the curve. Where they are not known, it goes through the estimates.
+    here
+        The large point.
+    figure
+        ``drop``, in percent, or ``divergence``, in nats; both on a logarithmic axis, at whose lower edge
+        stands what is zero or better.
+    marks
+        Lines.
+    raw_nbytes
+        Of the weights of all steps: sizes are that over ratios.
+    """
+    scale = 100.0 if figure == "drop" else 1.0
+    kinds: dict[tuple[str, str, str], list[int]] = {}
+    for place, point in enumerate(points):
+        if not point.is_estimated and point.whole and point.ratio > 0 and point.figure(figure) is not None:
+            kinds.setdefault(_kind(point), []).append(place)
+    ratios, values, places = _curve(points, rates, figure)
+    own = [math.nan if here.value is None else here.value, marks.limit or math.nan]
+    every = [scale * one for one in (*values, *own) if math.isfinite(one) and one > 0]
+    every += [scale * (points[place].figure(figure) or 0.0) for line in kinds.values() for place in line]
+    positive = [one for one in every if one > 0] or [1e-3]
+    floor = min(positive) / 2
+
+    def at(value: float | None) -> float:
+        known = value is not None and math.isfinite(value)
+        return max(scale * (value or 0.0), floor) if known else math.nan
+
     drawn = go.Figure()
-    points = (*found.points, *compared)
-    best_of = front(points, figure)
-    drawn.add_trace(_line([points[i] for i in best_of], figure))
-    trials = [(i, p) for i, p in enumerate(points) if not p.baseline and not p.is_estimated]
-    guessed = [(i, p) for i, p in enumerate(points) if p.is_estimated]
-    beaten = [(i, p) for i, p in trials if p.whole and i not in best_of]
-    partial = [(i, p) for i, p in trials if not p.whole]
-    front_marker = {"symbol": "circle", "color": _FRONT, "size": 11}
-    _add(drawn, found, [(i, p) for i, p in trials if i in best_of], figure, "On the front", front_marker, 1.0)
-    _add(drawn, found, beaten, figure, "Dominated", {**front_marker, "size": 9}, _DIM)
-    hollow = {"symbol": "circle-open", "color": GAP, "size": 9, "line": {"width": 1.5}}
-    _add(drawn, found, partial, figure, "On some of the steps", hollow, 0.9)
-    diamond = {"symbol": "diamond-open", "color": _FRONT, "size": 10, "line": {"width": 1.5}}
-    _add(drawn, found, guessed, figure, "Estimated", diamond, 0.9)
-    for position, point in enumerate(compared):
-        if point.is_estimated:
-            continue
-        colour = _OTHERS[position % len(_OTHERS)]
-        marker = {"symbol": _SYMBOLS[position % len(_SYMBOLS)], "color": colour, "size": 10}
-        _add(drawn, found, [(len(found.points) + position, point)], figure, point.baseline, marker, 0.9)
-    _best(drawn, found, figure)
-    _limits(drawn, found, figure)
-    _lay_out(drawn, figure, points, found)
+    if len(ratios):
+        drawn.add_trace(
+            go.Scatter(
+                x=raw_nbytes / np.asarray(ratios),
+                y=[at(value) for value in values],
+                mode="lines+markers",
+                name="All layers alike, estimated",
+                line={"color": CATEGORICAL[0], "width": 2, "dash": "dot"},
+                marker={"symbol": "diamond-open", "size": 8},
+                customdata=[
+                    [place, f"{fmt.ratio(ratio)} of the weights<br>estimated {fmt.value(scale * value)}"]
+                    for place, ratio, value in zip(places, ratios, values, strict=True)
+                ],
+                hovertemplate="%{customdata[1]}<extra></extra>",
+            )
+        )
+    for (name, symbol, colour), line in sorted(kinds.items()):
+        chosen = [points[place] for place in line]
+        drawn.add_trace(
+            go.Scatter(
+                x=[raw_nbytes / one.ratio for one in chosen],
+                y=[at(one.figure(figure)) for one in chosen],
+                mode="markers+text" if chosen[0].name else "markers",
+                name=name,
+                text=[fmt.html(fmt.elided(one.name, _NAME_WIDTH)) for one in chosen],
+                textposition="top center",
+                textfont={"size": 11},
+                marker={"symbol": symbol, "size": 10, "color": colour},
+                customdata=[[place, _hover(points[place])] for place in line],
+                hovertemplate="%{customdata[1]}<extra></extra>",
+            )
+        )
+    best = next((one for one in points if one.is_best and one.whole), None)
+    if best is not None:
+        drawn.add_trace(_best(raw_nbytes / best.ratio, at(best.figure(figure))))
+    is_beyond = marks.limit is not None and here.value is not None and here.value > marks.limit
+    drawn.add_trace(
+        go.Scatter(
+            x=[raw_nbytes / here.ratio if here.ratio else math.nan],
+            y=[at(here.value)],
+            mode="markers",
+            name="This allocation, beyond the bound" if is_beyond else "This allocation",
+            marker={
+                "symbol": "x" if is_beyond else "circle",
+                "size": 15,
+                "color": _BEYOND if is_beyond else MARK,
+                "line": {"width": 2, "color": "#FFFFFF"},
+            },
+            hovertemplate=f"this allocation, {'measured' if here.is_measured else 'estimated'} "
+            f"{fmt.value(math.nan if here.value is None else scale * here.value)}<extra></extra>",
+        )
+    )
+    if marks.limit is not None:
+        drawn.add_hrect(scale * marks.limit, 9 * max(positive), fillcolor=_BEYOND, opacity=0.1, line_width=0)
+        _line_at(drawn, "y", scale * marks.limit, marks.limit_text)
+    for ratio, name in ((marks.default_ratio, "Default"), (marks.target_ratio, "Target")):
+        if ratio:
+            _line_at(drawn, "x", raw_nbytes / ratio, f"{name} {fmt.ratio(ratio)}")
+    _lay_out(drawn, figure, (floor, max(positive)))
     return drawn
 
 
-_SYMBOLS = ("square", "diamond", "triangle-up", "triangle-down", "cross", "x", "pentagon", "hexagon2")
+def _curve(
+    points: Sequence[SearchPoint], rates: Rates | None, figure: str
+) -> tuple[list[float], list[float], list[int]]:
+    """Return the curve from fine to coarse: ratios, values, and the places of the estimates on it."""
+    guesses = [(place, one) for place, one in enumerate(points) if one.is_estimated and one.ratio > 0]
+    if rates is None:
+        line = sorted((one.ratio, one.figure(figure), place) for place, one in guesses)
+        return [one[0] for one in line], [one[1] or math.nan for one in line], [one[2] for one in line]
+    of_level = {one.config.get("settings", {}).get(rates.settings[0]): place for place, one in guesses}
+    levels = [of_level.get(float(level), -1) for level in rates.levels]
+    return rates.ratios_weights.tolist(), rates.course(figure).tolist(), levels
 
 
-def _y(point: SearchPoint, figure: str) -> float:
-    """Return where a point lies; a figure that cannot be drawn is NaN, which leaves it out."""
-    value = point.figure(figure)
-    if value is None or (figure == "divergence" and value <= 0):
-        return float("nan")
-    return 100 * value if figure == "drop" else value
+def _kind(point: SearchPoint) -> tuple[str, str, str]:
+    """Return what a point is called, its symbol and its colour."""
+    if point.baseline:
+        return "Published codecs, measured", "square", CATEGORICAL[3]
+    if point.archive:
+        return "Archives, measured", "hexagon2", CATEGORICAL[1]
+    if point.keeps:
+        return "Measured", "circle", CATEGORICAL[2]
+    return "Measured, breaks the bound", "circle-x-open", CATEGORICAL[6]
 
 
-def _line(points: Sequence[SearchPoint], figure: str) -> go.Scatter:
-    """Join the front."""
-    return go.Scatter(
-        x=np.asarray([point.ratio for point in points], dtype=np.float64),
-        y=np.asarray([_y(point, figure) for point in points], dtype=np.float64),
-        mode="lines",
-        line={"color": _FRONT, "width": 1.5, "dash": "dot"},
-        hoverinfo="skip",
-        showlegend=False,
-    )
-
-
-def _add(
-    drawn: go.Figure,
-    found: Searched,
-    chosen: Sequence[tuple[int, SearchPoint]],
-    figure: str,
-    name: str,
-    marker: Mapping[str, object],
-    opacity: float,
-) -> None:
-    """Draw points of one kind; each knows its place among all, for clicks."""
-    if not chosen:
-        return
-    drawn.add_trace(
-        go.Scatter(
-            x=np.asarray([point.ratio for _, point in chosen], dtype=np.float64),
-            y=np.asarray([_y(point, figure) for _, point in chosen], dtype=np.float64),
-            customdata=[[place, _hover(found, point)] for place, point in chosen],
-            name=name,
-            mode="markers",
-            marker={**marker, "opacity": opacity},
-            selected={"marker": {"opacity": 1, "color": MARK, "size": 14}},
-            unselected={"marker": {"opacity": opacity}},
-            hovertemplate="%{customdata[1]}<extra></extra>",
-        )
-    )
-
-
-def _hover(found: Searched, point: SearchPoint) -> str:
+def _hover(point: SearchPoint) -> str:
     """Say everything about a point."""
-    basis = f"measured on {fmt.counted(point.n_steps, 'step')}"
-    if point.is_estimated:
-        basis = "estimated, nothing of it was measured"
-    elif not point.whole:
-        every = f" of {fmt.count(len(found.steps))}" if found.steps else ""
-        basis += f"{every}, then given up or not there yet"
-    lines = [
-        fmt.html(fmt.elided(point.label, _LABEL_WIDTH)),
-        f"{fmt.ratio(point.ratio)}, {basis}",
-        f"worst drop {fmt.percent(point.drop)}",
-        f"largest divergence {'–' if point.divergence is None else fmt.value(point.divergence)}",
-    ]
-    if not point.baseline and not point.is_estimated:
-        lines.append(found.verdict(point))
-    return "<br>".join(lines)
-
-
-def _best(drawn: go.Figure, found: Searched, figure: str) -> None:
-    """Ring the best, which can be told without its colour too."""
-    best = found.best
-    if best is None:
-        return
-    drawn.add_trace(
-        go.Scatter(
-            x=[best.ratio],
-            y=[_y(best, figure)],
-            name="Best",
-            mode="markers",
-            marker={"symbol": "star-open", "size": 22, "color": BEYOND, "line": {"width": 2}},
-            hoverinfo="skip",
-        )
+    nats = "–" if point.divergence is None else f"{fmt.value(point.divergence)} nats"
+    told = [point.name, point.label if point.label != point.name else ""]
+    return "<br>".join(
+        [
+            *(fmt.html(fmt.elided(one, _LABEL_WIDTH)) for one in told if one),
+            f"{fmt.ratio(point.ratio)} of the weights, measured on {fmt.counted(point.n_steps, 'step')}",
+            f"worst drop {fmt.percent(point.drop)}",
+            f"largest divergence {nats}",
+            *([f"restore cost {fmt.percent(point.restore_cost)}"] if point.restore_cost is not None else []),
+        ]
     )
 
 
-def _limits(drawn: go.Figure, found: Searched, figure: str) -> None:
-    """Draw what was asked for."""
-    bound = found.bound(figure) or (found.as_divergence() if figure == "divergence" else None)
-    if bound:
-        limit = 100 * bound if figure == "drop" else bound
-        draw_bound(drawn, limit, figure, "left", is_log=figure != "drop")
-    if found.default_ratio:
-        _line_at(drawn, "x", found.default_ratio, "Default ", "right", is_log=True)
-    if found.target_ratio is not None:
-        _line_at(drawn, "x", found.target_ratio, f"Target {found.target_ratio:g}× ", "right", is_log=True)
+def _best(x: float, y: float) -> go.Scatter:
+    """Ring the best, which can be told without its colour too."""
+    marker = {"symbol": "star-open", "size": 22, "color": _BEYOND, "line": {"width": 2}}
+    return go.Scatter(
+        x=[x], y=[y], name="Best of the search", mode="markers", marker=marker, hoverinfo="skip"
+    )
 
 
-def draw_bound(
-    drawn: go.Figure,
-    limit: float,
-    figure: str,
-    side: str,
-    *,
-    is_log: bool = True,
-    beyond_to: float | None = None,
-) -> None:
-    """Draw a bound as a line, and red what lies beyond it.
-
-    Parameters
-    ----------
-    drawn, limit
-        The figure, and the bound in the units of its axis.
-    figure
-        ``drop``, in percent, or ``divergence``, in nats.
-    side
-        Where its name stands, ``left`` or ``right``: where the points are far from it.
-    is_log
-        Whether that axis is logarithmic.
-    beyond_to
-        Where the red ends; None for none.
-    """
-    if beyond_to is not None:
-        drawn.add_hrect(limit, beyond_to, fillcolor=BEYOND, opacity=0.1, line_width=0)
-    text = f"Bound {limit:g} {'%' if figure == 'drop' else 'nats'}"
-    _line_at(drawn, "y", limit, text, side, is_log=is_log)
-
-
-def _line_at(drawn: go.Figure, axis: str, value: float, text: str, side: str, *, is_log: bool) -> None:
-    """Draw a line through the whole figure, with its name at the end of it, or on that side of it.
+def _line_at(drawn: go.Figure, axis: str, value: float, text: str) -> None:
+    """Draw a line through the whole figure, with its name at the end of it.
 
     Plotly places lines by value, but texts on a logarithmic axis by exponent.
     """
     other = "y" if axis == "x" else "x"
     drawn.add_shape(
         type="line",
-        line={"color": BEYOND, "width": 1.5, "dash": "dash"},
+        line={"color": _BEYOND if axis == "y" else GAP, "width": 1.5, "dash": "dash"},
         **{f"{other}ref": "paper", f"{other}0": 0, f"{other}1": 1, f"{axis}0": value, f"{axis}1": value},
     )
     drawn.add_annotation(
         text=text,
-        font={"size": 12, "color": BEYOND},
+        font={"size": 12, "color": _BEYOND if axis == "y" else None},
         showarrow=False,
-        **{
-            f"{other}ref": "paper",
-            other: 0 if axis == "y" and side == "left" else 1,
-            axis: math.log10(value) if is_log else value,
-        },
-        xanchor=side,
+        **{f"{other}ref": "paper", other: 1, axis: math.log10(value)},
+        xanchor="right",
         yanchor="top" if axis == "x" else "bottom",
     )
 
 
-def _lay_out(drawn: go.Figure, figure: str, points: Sequence[SearchPoint], found: Searched) -> None:
-    lay_out(drawn, _HEIGHT, legend=True)  # Also of a single kind: it says what the points are.
-    drawn.update_layout(hovermode="closest", dragmode="pan")
-    ratios = [point.ratio for point in points if point.ratio > 0]
-    ratios += [] if found.target_ratio is None else [found.target_ratio]
+def _lay_out(drawn: go.Figure, figure: str, ends: tuple[float, float]) -> None:
+    lay_out(drawn, _HEIGHT, legend=True)
+    drawn.update_layout(hovermode="closest", dragmode="pan", uirevision=figure)
+    sizes = [one for trace in drawn.data for one in trace.x if math.isfinite(one)]
+    ticks = log_ticks(sizes, fmt.size)
     drawn.update_xaxes(
-        title=title("Ratio of the weights, logarithmic"),
+        title=title("Size of the weights of all these steps, logarithmic"),
         type="log",
         automargin=True,
         tickangle=0,
-        **log_ticks(ratios, "{:g}×".format),
+        **{name: line[:: math.ceil(len(line) / _MOST_TICKS)] for name, line in ticks.items() if line},
     )
-    if figure == "drop":
-        drawn.update_yaxes(title=title("Worst drop, %"), automargin=True, nticks=6)
-        drawn.update_yaxes(zerolinecolor=GAP)
-        return
-    bound = found.bound(figure)
-    values = [point.divergence for point in points if point.divergence] + ([bound] if bound else [])
+    low, high = (math.log10(min(max(end, 1e-300), 1e300)) for end in ends)
     drawn.update_yaxes(
-        title=title("Largest divergence, nats"),
+        title=title("Worst drop, %" if figure == "drop" else "Largest divergence, nats"),
         type="log",
         automargin=True,
-        **log_ticks(values),
+        zerolinecolor=GAP,
+        range=[low - 0.08 * (high - low + 1), high + 0.12 * (high - low + 1)],
+        **log_ticks(list(ends)),
     )
 
 

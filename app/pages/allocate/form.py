@@ -7,8 +7,14 @@ import math
 import streamlit as st
 from inshrink_app.model.subject import Subject
 from inshrink_app.services import SearchRequest
-from inshrink_app.widgets.choices import codec_labels, ends_of_range, one_of_few, one_of_many, strategies
-from inshrink_app.widgets.layout import section
+from inshrink_app.widgets.choices import (
+    codec_labels,
+    device,
+    ends_of_range,
+    one_of_few,
+    one_of_many,
+    strategies,
+)
 
 _GOALS = {"restore_cost": "Restore cost", "drop": "Drop", "divergence": "Divergence", "ratio": "Ratio"}
 _WHICH = {"all": "All steps", "recent": "The last 8", "range": "A range"}
@@ -24,31 +30,30 @@ _STRATEGY_HELP = (
 )
 
 
-def show(shown: Subject) -> SearchRequest:
-    """Draw the controls and return what they ask for."""
-    with section("What to search for"):
-        goal = one_of_few("search", "Bound", _GOAL, _GOALS, "restore_cost")
-        limits = _limits(goal)
-        beside = _beside() if goal == "drop" else None
-        names = codec_labels(searched=True)
-        codec = one_of_many("search", "Codec", _CODEC, names, next(iter(names)), _CODEC_HELP)
-        strategy = "auto"
-        if goal != "ratio":
-            named = {name: name.capitalize() for name in strategies(codec)} | {"auto": "Automatic"}
-            strategy = one_of_many("search", "Strategy", _STRATEGY, named, "auto", _STRATEGY_HELP)
-        steps = _steps(shown)
-        budget = None
-        if goal != "ratio":
-            budget = st.number_input(
-                "Most configurations to try",
-                1,
-                10_000,
-                None,
-                key="search.budget",
-                placeholder="No limit",
-                help="Each is measured on every step, until one breaks a bound. Without a limit the strategy "
-                "says when it is enough.",
-            )
+def show(shown: Subject, before: tuple[int, ...]) -> SearchRequest:
+    """Draw the controls and return what they ask for; by default on the steps of the search before."""
+    goal = one_of_few("search", "Bound", _GOAL, _GOALS, "restore_cost")
+    limits = _limits(goal)
+    beside = _beside() if goal == "drop" else None
+    names = codec_labels(searched=True)
+    codec = one_of_many("search", "Codec", _CODEC, names, next(iter(names)), _CODEC_HELP)
+    strategy = "auto"
+    if goal != "ratio":
+        named = {name: name.capitalize() for name in strategies(codec)} | {"auto": "Automatic"}
+        strategy = one_of_many("search", "Strategy", _STRATEGY, named, "auto", _STRATEGY_HELP)
+    steps = _steps(shown, before)
+    budget = None
+    if goal != "ratio":
+        budget = st.number_input(
+            "Most configurations to try",
+            1,
+            10_000,
+            None,
+            key="search.budget",
+            placeholder="No limit",
+            help="Each is measured on every step, until one breaks a bound. Without a limit the strategy "
+            "says when it is enough.",
+        )
     return SearchRequest(
         goal=goal,
         beside=beside,
@@ -56,6 +61,7 @@ def show(shown: Subject) -> SearchRequest:
         strategy=strategy,
         budget=None if budget is None else int(budget),
         steps=steps,
+        device=device("search"),
         **limits,
     )
 
@@ -122,16 +128,17 @@ def _divergence(key: str) -> float:
     )
 
 
-def _steps(shown: Subject) -> tuple[int, ...]:
+def _steps(shown: Subject, before: tuple[int, ...]) -> tuple[int, ...]:
     """Draw which steps the chain has; neighbours, as it is neighbours that deltas are small between."""
     if len(shown.steps) == 1:
         st.caption("The run has one checkpoint: what is searched is a keyframe alone.")
         return shown.steps
     options = {name: _WHICH[name] for name in _WHICH if name != "recent" or len(shown.steps) > _RECENT}
-    which = one_of_few("search", "Steps", _CHAIN, options, "all")
+    usual = {shown.steps: "all", shown.steps[-_RECENT:]: "recent"}.get(before, "range")
+    which = one_of_few("search", "Steps", _CHAIN, options, usual if usual in options else "all")
     if which == "recent":
         return shown.steps[-_RECENT:]
     if which == "all":
         return shown.steps
-    first, last = ends_of_range("search", shown.steps)
+    first, last = ends_of_range("search", shown.steps, before)
     return tuple(step for step in shown.steps if first <= step <= last)

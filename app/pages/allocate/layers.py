@@ -1,22 +1,23 @@
-"""The table of layers: bits per weight by hand, a lock, and what it costs; estimated at once."""
+"""What an allocation comes to, and the table of layers: bits by hand, a lock, and what each costs."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model.subject import Subject
-from inshrink_app.pages.allocate import allocating, curve
-from inshrink_app.services import Edit, SearchPoint
-from inshrink_app.widgets import fmt, modules
-from inshrink_app.widgets.layout import answer, chart, facts, section
+from inshrink_app.pages.allocate import allocating
+from inshrink_app.pages.allocate.allocating import Board
+from inshrink_app.services import Edit
+from inshrink_app.widgets import fmt, modules, quality, words
+from inshrink_app.widgets.layout import Fact, facts
 from inshrink_app.widgets.modules import Node
 
 if TYPE_CHECKING:
@@ -24,11 +25,50 @@ if TYPE_CHECKING:
 
 
 _PICK, _PATTERN = "allocate.picked", "allocate.pattern"
-_TABLE, _HANDLE = "allocate.table", "allocate.handle"
+_TABLE, _HANDLE = "allocate.layers", "allocate.handle"
 _STEP = 2.0
 """A click halves or doubles a spacing, which is worth about a bit a weight."""
 
 _MOST_LINKED = 100
+
+
+class _Layers(NamedTuple):
+    """What every button of the table needs: the run, what is edited, and what its layers cost."""
+
+    shown: Subject
+    edit: Edit
+    rates: Rates
+    values: Sequence[float]
+    predicted: Predicted
+
+    def scaled(self, members: Sequence[int], factor: float) -> None:
+        """Make tensors coarser or finer, but for those that are locked, within what the codec allows."""
+        number = allocating.number_of(str(self.edit.config["codec"]))
+        low, high = (0.0, math.inf) if number is None or number.within is None else number.within
+        changed = list(self.values)
+        for place in members:
+            if self.rates.keys[place] not in self.edit.locked:
+                changed[place] = min(max(changed[place] * factor, low), high)
+        self.take(changed)
+
+    def take(self, values: Sequence[float]) -> None:
+        """Take in other numbers."""
+        state.clicked()
+        self.edit.change(allocating.with_allocation(self.shown, self.edit.config, self.rates.keys, values))
+
+    def toggle(self, members: Sequence[int]) -> None:
+        """Lock tensors, or unlock them where all are locked."""
+        state.clicked()
+        keys = {self.rates.keys[place] for place in members}
+        self.edit.locked = self.edit.locked - keys if keys <= self.edit.locked else self.edit.locked | keys
+
+
+def _layers(board: Board) -> _Layers | None:
+    """Return them; None where the codec has no single number, or nothing is estimated yet."""
+    rates, numbers = board.rates, board.numbers
+    if rates is None or numbers is None or numbers.values is None or numbers.predicted is None:
+        return None
+    return _Layers(board.shown, board.edit, rates, numbers.values, numbers.predicted)
 
 
 def rows_of(rates: Rates, level: str, picked: Collection[str] = (), pattern: str = "") -> tuple[Node, ...]:
@@ -54,160 +94,55 @@ def rows_of(rates: Rates, level: str, picked: Collection[str] = (), pattern: str
     return tuple(line._replace(depth=0) for line in lines if fnmatchcase(line.name, pattern))
 
 
-def show(
-    shown: Subject,
-    edit: Edit,
-    points: Sequence[SearchPoint],
-    rates: Rates | None,
-    limits: Mapping[str, float],
-) -> None:
-    """Draw the curve and the table.
-
-    Parameters
-    ----------
-    shown, edit
-        The run, and the configuration that is edited.
-    points
-        What was measured, and estimates.
-    rates
-        What each tensor costs; None while that is not known.
-    limits
-        Bounds on the ``drop`` and the ``divergence``, as far as there are.
-    """
-    with section("Bits for every layer"):
-        _way_back(edit, next((one for one in points if one.is_best), None))
-        if allocating.number_of(str(edit.config["codec"])) is None:
-            st.write(
-                "This codec has no single number that trades size for fidelity; edit its settings below."
-            )
-            return
-        if rates is None or rates.codec != edit.config["codec"]:
-            st.write(
-                "How many bits each layer takes, and what one more or fewer costs, is estimated from a "
-                "sample of the weights. No evaluator is asked. Press *Estimate without measuring*."
-            )
-            return
-        values = answer(lambda: allocating.allocation_of(shown, edit.config, rates.keys))
-        if values is None:
-            return
-        predicted = rates.predict(values)
-        st.caption(
-            f"Estimated by a proxy: the rounding error of each layer, weighted with {_weight(shown)[1]}; "
-            f"{basis(rates)}. Sizes are sums of what each layer took."
-        )
-        picture, said = st.columns([3, 2], gap="medium")
-        with picture:
-            _curve(shown, rates, predicted, points, limits)
-        with said:
-            _figures(shown, rates, predicted, limits)
-            _handle(shown, edit, rates, values)
-            _whole(shown, edit, rates, values, predicted)
-        _table(shown, edit, rates, values, predicted)
-
-
-def basis(rates: Rates) -> str:
-    """Say what calibrates the quality that rates tell."""
-    if rates.n_measured:
-        return f"calibrated by {fmt.counted(rates.n_measured, 'measurement')} of this run"
-    if rates.is_calibrated:
-        return "calibrated by trials of this run"
-    return "not calibrated: nothing was measured of this run, so right to an order of magnitude at best"
-
-
-def _weight(shown: Subject) -> tuple[str, str]:
-    """Return what the proxy weights errors with: in a word, and in full."""
-    if services.told_metrics(shown)[0] == "fisher":
-        return "Sensitivity", "Fisher (Adam's second moment)"
-    return "Movement", "squared movement, as the checkpoints hold no second moments of Adam's"
-
-
-def _curve(
-    shown: Subject,
-    rates: Rates,
-    predicted: Predicted,
-    points: Sequence[SearchPoint],
-    limits: Mapping[str, float],
-) -> None:
-    figure = "divergence" if np.isfinite(rates.divergences).any() else "drop"
-    n_steps = len(shown.steps)
-    drawn = curve.curve_figure(rates, predicted, points, figure, limits.get(figure), _stored(shown), n_steps)
-    chart(drawn, "allocate.curve", f"Size of the archive against {figure}, estimated, with what was measured")
-    said = []
-    if any(one.whole and not one.is_estimated and one.n_steps < n_steps for one in points):
-        said.append("Hollow: measured on some of the steps; the size assumes that the others are like them.")
-    left_out = curve.given_up(points)
-    if left_out:
-        said.append(
-            f"Not drawn: {fmt.counted(len(left_out), 'trial')} that ended after "
-            f"{curve.steps_text(left_out)}; they tell neither the size nor the worst of all."
-        )
-    if said:
-        st.caption(" ".join(said))
-
-
-def _stored(shown: Subject) -> float:
-    """Return the raw bytes of the whole run."""
-    return float(allocating.raw_bytes(shown) * len(shown.steps))
-
-
-def _figures(shown: Subject, rates: Rates, predicted: Predicted, limits: Mapping[str, float]) -> None:
+def show_numbers(board: Board) -> None:
     """Draw what the allocation comes to; what breaks a bound says so."""
-    total = predicted.ratio_total
-    size = "–" if not total else fmt.size(_stored(shown) / total)
-    weights = float(rates.sizes.sum())
-    bits = 8 * predicted.nbytes / weights if weights else math.nan
-    facts(
-        [
-            ("Size, all steps", size, f"{fmt.ratio(total)} of everything, estimated"),
-            ("Bits per weight", f"{bits:.2f}", f"{fmt.ratio(predicted.ratio_weights)} of the weights"),
-            ("Divergence", _nats(predicted.divergence), "nats, worst step, proxy"),
-            ("Drop", fmt.percent(predicted.drop), "relative, worst step, proxy"),
-        ]
-    )
-    pairs = (("divergence", predicted.divergence), ("drop", predicted.drop))
-    broken = [name for name, value in pairs if value is not None and value > limits.get(name, math.inf)]
-    if broken:
-        st.warning(
-            f"Beyond the bound on the {' and '.join(broken)}, as estimated.", icon=":material/warning:"
-        )
+    numbers = board.numbers
+    if numbers is None:
+        st.caption("Estimated once the layers are, or once settings were changed below.")
+        return
+    raw = allocating.weight_bytes(board.shown) * len(board.steps)
+    everything = sum(row.nbytes for row in board.shown.tensors) * len(board.steps)
+    ratio, total = numbers.ratio_weights, numbers.ratio_total
+    n_weights = sum(row.numel for row in board.shown.model_tensors) * len(board.steps)
+    proxy = "worst step" if numbers.basis == "measured" else "worst step, proxy"
+    nats = "–" if numbers.divergence is None else f"{fmt.value(numbers.divergence)} nats"
+    drawn: list[Fact] = [
+        (
+            "Size of the weights",
+            fmt.size(raw / ratio) if ratio else "–",
+            f"{fmt.ratio(ratio)}, {numbers.basis}",
+            f"{words.RATIO} Estimated: {fmt.size(everything / total)}." if total else None,
+        ),
+        ("Bits per weight", f"{8 * raw / ratio / n_weights:.2f}" if ratio else "–", numbers.basis),
+        ("Divergence", nats, proxy, words.NATS if proxy == "worst step" else f"{words.NATS} {words.PROXY}"),
+        ("Drop", fmt.percent(numbers.drop), proxy, "Of the metric, relative; for the worse is positive."),
+    ]
+    if numbers.restore_cost is not None:
+        drawn.append(("Restore cost", fmt.percent(numbers.restore_cost), "measured", quality.tip()))
+    facts(drawn)
+    if board.beyond:
+        st.warning(f"Beyond the bound on the {board.beyond}, {numbers.basis}.", icon=":material/warning:")
 
 
-def _nats(value: float | None) -> str:
-    return "–" if value is None else fmt.value(value)
-
-
-def _take(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float]) -> None:
-    """Take in other numbers."""
-    state.clicked()
-    edit.change(allocating.with_allocation(shown, edit.config, rates.keys, values))
-
-
-def _scaled(
-    shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], members: Sequence[int], factor: float
-) -> None:
-    """Make some tensors coarser or finer, but for those that are locked, within what the codec allows."""
-    number = allocating.number_of(str(edit.config["codec"]))
-    low, high = (0.0, math.inf) if number is None or number.within is None else number.within
-    changed = list(values)
-    for place in members:
-        if rates.keys[place] not in edit.locked:
-            changed[place] = min(max(changed[place] * factor, low), high)
-    _take(shown, edit, rates, changed)
-
-
-def _handle(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float]) -> None:
-    """Move all layers along the curve at once, with the mouse or the arrow keys."""
-    number = allocating.number_of(str(edit.config["codec"]))
-    if number is None or number.within is None:
+def show_handles(board: Board) -> None:
+    """Draw what moves all layers: the number along the curve, and the best bits for this size."""
+    found, number = _layers(board), allocating.number_of(str(board.edit.config["codec"]))
+    if found is None or number is None or number.within is None:
         return
     low, high = (round(2 * math.log2(end)) for end in number.within)
     options = [float(f"{2.0 ** (half / 2):.3g}") for half in range(low, high + 1)]
-    middle = _middle(values, rates)
+    # The geometric mean of the numbers, by the size of the tensors.
+    sizes = found.rates.sizes / found.rates.sizes.sum()
+    middle = math.exp(float(np.log(np.asarray(found.values)) @ sizes))
     now = min(options, key=lambda one: abs(math.log(one / middle)))
     st.session_state[_HANDLE] = now
 
     def moved() -> None:
-        _scaled(shown, edit, rates, values, range(len(values)), st.session_state[_HANDLE] / now)
+        found.scaled(range(len(found.values)), st.session_state[_HANDLE] / now)
+
+    def best() -> None:
+        is_locked = [key in found.edit.locked for key in found.rates.keys]
+        found.take(found.rates.distribute(found.predicted.nbytes, found.values, is_locked))
 
     st.select_slider(
         f"{number.label or number.settings[0]} of all layers that are not locked",
@@ -217,21 +152,6 @@ def _handle(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float]) -
         on_change=moved,
         help=f"In units of {number.unit}. Finer to the left, smaller to the right.",
     )
-
-
-def _middle(values: Sequence[float], rates: Rates) -> float:
-    """Return the geometric mean of the numbers, by the size of the tensors."""
-    sizes = rates.sizes / rates.sizes.sum()
-    return math.exp(float(np.log(np.asarray(values)) @ sizes))
-
-
-def _whole(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], predicted: Predicted) -> None:
-    """Offer the best bits of all layers for this size."""
-
-    def best() -> None:
-        is_locked = [key in edit.locked for key in rates.keys]
-        _take(shown, edit, rates, rates.distribute(predicted.nbytes, values, is_locked))
-
     st.button(
         "Best bits for this size",
         icon=":material/balance:",
@@ -241,58 +161,47 @@ def _whole(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], pr
     )
 
 
-def _way_back(edit: Edit, best: SearchPoint | None) -> None:
-    """Offer to go back by one change, of layers or of settings, or to what was loaded; or on to the best."""
-    with st.container(horizontal=True):
-        st.button(
-            "Undo",
-            icon=":material/undo:",
-            on_click=edit.undo,
-            disabled=not edit.before,
-            key="allocate.undo",
-        )
-        st.button(
-            "Reset",
-            icon=":material/restart_alt:",
-            on_click=edit.reset,
-            disabled=not edit.is_changed,
-            help="Back to what was loaded.",
-        )
-        if best is not None and edit.config != best.config:
-            st.button(
-                "Load the best of the search",
-                icon=":material/star:",
-                on_click=edit.load,
-                args=(best,),
-                key="allocate.best",
-                help=f"{fmt.ratio(best.ratio)} of the weights. Undo goes back to what stands here.",
-            )
-
-
-def _table(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], predicted: Predicted) -> None:
+def show_table(board: Board) -> None:
     """Draw the layers, with buttons in each line and for those that are picked."""
+    found = _layers(board)
+    if found is None:
+        is_single = allocating.number_of(str(board.edit.config["codec"])) is not None
+        st.caption(
+            "How many bits each layer takes, and what one more or fewer costs, is estimated from a sample of "
+            "the weights. No evaluator is asked."
+            if is_single
+            else "This codec has no single number that trades size for fidelity; its settings are the other "
+            "view of this table."
+        )
+        return
+    rates = found.rates
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
         level = modules.level_slider("allocate", rates.keys)
         pattern = st.text_input(
             "Only names like", placeholder="*.attn.*", key=_PATTERN, width=200, help="A pattern with * and ?"
         )
-    linked = _linked(rates, level)
-    if linked is not None:
-        st.session_state[_PICK] = linked
-    picked = st.session_state.get(_PICK, [])
-    rows = rows_of(rates, level, picked, pattern)
+        linked = _linked(rates, level)
+        if linked is not None:
+            st.session_state[_PICK] = linked
+        picked = st.session_state.get(_PICK, [])
+        rows = rows_of(rates, level, picked, pattern)
+        _change_picked(found, [row for row in rows if row.name in picked])
     if not rows:
         st.caption("No row matches. Clear the pattern to see all of them.")
         return
-    _change_picked(shown, edit, rates, values, [row for row in rows if row.name in picked])
 
-    def clicked(key: str, act: Callable[[Node], None]) -> Callable[[], None]:
-        return lambda: _on_row(key, rows, act)
+    def button(label: str, key: str, width: int, tip: str | None, act: Callable[[Node], None]) -> object:
+        def clicked() -> None:
+            click = st.session_state.get(key)
+            place = None if click is None else click["row"]
+            if isinstance(place, int) and 0 <= place < len(rows):  # The browser's word is checked.
+                act(rows[place])
 
-    button = st.column_config.ButtonColumn
-    weight, told = _weight(shown)
+        return st.column_config.ButtonColumn(label, width=width, key=key, on_click=clicked, help=tip)
+
+    weight, told = _weight(found.shown)
     modules.table(
-        _frame(rates, values, predicted, rows, edit.locked).rename(columns={"Sensitivity": weight}),
+        _frame(found, rows).rename(columns={"Sensitivity": weight}),
         [row.name for row in rows],
         _TABLE,
         picked,
@@ -300,65 +209,49 @@ def _table(shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], pr
         several=True,
         alt=f"Layers with {weight.lower()}, bits per weight, share of the bytes, and buttons to change them",
         columns={
-            weight: modules.share_column(f"Share of ½ Σ h over all weights; h is {told}"),
+            weight: modules.share_column(f"Share of the total: ½ Σ h over all weights; h is {told}"),
             "Bits per weight": st.column_config.NumberColumn(format="%.2f"),
             "Share of bytes": modules.share_column("Of all layers, as estimated"),
-            "Share of damage": modules.share_column("Of all layers, as the proxy judges"),
+            "Share of damage": modules.share_column(words.DAMAGE),
             "−": button(
                 "−",
-                width=48,
-                key="allocate.fewer",
-                on_click=clicked(
-                    "allocate.fewer", lambda row: _scaled(shown, edit, rates, values, row.members, _STEP)
-                ),
-                help="Fewer bits: twice the spacing",
+                "allocate.fewer",
+                48,
+                "Fewer bits: twice the spacing",
+                lambda row: found.scaled(row.members, _STEP),
             ),
             "+": button(
                 "+",
-                width=48,
-                key="allocate.more",
-                on_click=clicked(
-                    "allocate.more", lambda row: _scaled(shown, edit, rates, values, row.members, 1 / _STEP)
-                ),
-                help="More bits: half the spacing",
+                "allocate.more",
+                48,
+                "More bits: half the spacing",
+                lambda row: found.scaled(row.members, 1 / _STEP),
             ),
-            "Lock": button(
-                "Lock",
-                width=90,
-                key="allocate.lock",
-                on_click=clicked("allocate.lock", lambda row: _toggle(edit, rates, row.members)),
-            ),
+            "Lock": button("Lock", "allocate.lock", 90, None, lambda row: found.toggle(row.members)),
         },
     )
+    said = "Buttons in a line react to the mouse only; those above the table do the same by the keyboard."
     n_alike = int((~rates.is_sampled).sum())
     if n_alike:
-        st.caption(
-            f"{fmt.counted(n_alike, 'tensor')} outside the sample: taken as the mean of their layer type."
+        said += (
+            f" {fmt.counted(n_alike, 'tensor')} outside the sample: taken as the mean of their layer type."
         )
+    st.caption(said)
 
 
-def _on_row(key: str, rows: Sequence[Node], act: Callable[[Node], None]) -> None:
-    """Do something with the row whose button was clicked; the browser's word is checked."""
-    click = st.session_state.get(key)
-    place = None if click is None else click["row"]
-    if isinstance(place, int) and 0 <= place < len(rows):
-        act(rows[place])
+def _weight(shown: Subject) -> tuple[str, str]:
+    """Return what the proxy weights errors with: in a word, and in full."""
+    if services.told_metrics(shown)[0] == "fisher":
+        return "Sensitivity", "Fisher (Adam's second moment)"
+    return "Movement", "squared movement, as the checkpoints hold no second moments of Adam's"
 
 
-def _toggle(edit: Edit, rates: Rates, members: Sequence[int]) -> None:
-    """Lock tensors, or unlock them where all are locked."""
-    state.clicked()
-    keys = {rates.keys[place] for place in members}
-    edit.locked = edit.locked - keys if keys <= edit.locked else edit.locked | keys
-
-
-def _frame(
-    rates: Rates, values: Sequence[float], predicted: Predicted, rows: Sequence[Node], locked: set[str]
-) -> pd.DataFrame:
+def _frame(found: _Layers, rows: Sequence[Node]) -> pd.DataFrame:
     """Return the table: shares are of all layers, whichever are shown."""
-    stored = predicted.bits * rates.sizes
+    rates, values, locked = found.rates, found.values, found.edit.locked
+    stored = found.predicted.bits * rates.sizes
     carried = np.nan_to_num(rates.sensitivities * rates.sizes, nan=0.0)
-    damage = np.nan_to_num(predicted.damage, nan=0.0)
+    damage = np.nan_to_num(found.predicted.damage, nan=0.0)
     lines = []
     for label, row in zip(modules.labels(rows), rows, strict=True):
         members = list(row.members)
@@ -374,7 +267,7 @@ def _frame(
                 _share(carried, members),
                 _share(stored, members),
                 _share(damage, members),
-                f"{spacings.pop():.4g}" if len(spacings) == 1 else "mixed",
+                fmt.value(spacings.pop()) if len(spacings) == 1 else "mixed",
             )
         )
     shares = ["Sensitivity", "Share of bytes", "Share of damage"]
@@ -386,24 +279,17 @@ def _share(parts: np.ndarray, members: Sequence[int]) -> float:
     return float(parts[members].sum()) / total if 0 < total < math.inf else math.nan
 
 
-def _change_picked(
-    shown: Subject, edit: Edit, rates: Rates, values: Sequence[float], picked: Sequence[Node]
-) -> None:
+def _change_picked(found: _Layers, picked: Sequence[Node]) -> None:
     """Change the picked layers together: what the buttons of a line do, which no key reaches."""
     members = sorted({place for row in picked for place in row.members})
     act = {
-        "Fewer bits": (":material/remove:", lambda: _scaled(shown, edit, rates, values, members, _STEP)),
-        "More bits": (":material/add:", lambda: _scaled(shown, edit, rates, values, members, 1 / _STEP)),
-        "Lock or unlock": (":material/lock:", lambda: _toggle(edit, rates, members)),
+        "Fewer bits": (":material/remove:", lambda: found.scaled(members, _STEP)),
+        "More bits": (":material/add:", lambda: found.scaled(members, 1 / _STEP)),
+        "Lock or unlock": (":material/lock:", lambda: found.toggle(members)),
     }
-    with st.container(horizontal=True, vertical_alignment="center"):
-        for label, (icon, do) in act.items():
-            st.button(label, icon=icon, on_click=do, disabled=not members)
-        modules.say_picked(len(members), "tensor")
-    st.caption(
-        "Buttons in a line react to the mouse only. With the keyboard: Tab into the table, pick lines with "
-        "the arrow keys and Shift+Space, and go back with Shift+Tab to the buttons above, which do the same."
-    )
+    for label, (icon, do) in act.items():
+        st.button(label, icon=icon, on_click=do, disabled=not members)
+    modules.say_picked(len(members), "tensor")
 
 
 def _linked(rates: Rates, level: str) -> list[str] | None:

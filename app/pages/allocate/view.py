@@ -1,52 +1,26 @@
-"""Allocate: bits for every layer, by hand and by a search of the coarsest that keeps a bound."""
+"""Allocate: one picture of size against quality, one table of layers, and one search of the best bits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.job import Job
 from inshrink_app.model.page import Page
-from inshrink_app.model.subject import Subject
-from inshrink_app.pages.allocate import allocating
-from inshrink_app.pages.allocate import editor as search_editor
-from inshrink_app.pages.allocate import figure as search_figure
-from inshrink_app.pages.allocate import form as search_form
-from inshrink_app.pages.allocate import layers as allocate_layers
-from inshrink_app.pages.allocate.curve import given_up, steps_text
-from inshrink_app.services import EvaluatorCode, Searched, SearchPoint, SearchRequest, front
-from inshrink_app.widgets import ending, evaluator_consent, fmt, job_card, listing, subject
-from inshrink_app.widgets.choices import codec_labels
-from inshrink_app.widgets.layout import chart, facts, section
-
-if TYPE_CHECKING:
-    from inshrink_core.search.rates import Rates
+from inshrink_app.model.subject import ASK_ABOVE_BYTES, Subject
+from inshrink_app.pages.allocate import allocating, editor, form, layers, picture
+from inshrink_app.pages.allocate.allocating import Board
+from inshrink_app.services import Edit, EvaluatorCode, Searched, SearchRequest
+from inshrink_app.widgets import ending, evaluator_consent, fmt, job_card, subject
+from inshrink_app.widgets.choices import codec_labels, one_of_few
+from inshrink_app.widgets.layout import answer, section
 
 _MEASURING = "allocate.measuring"
-_CHART, _TABLE, _FIGURE = "search.chart", "search.table", "search.figure"
-_FIGURES = {"drop": "Drop", "divergence": "Divergence"}
-_COLUMNS = {
-    "configuration": "label",
-    "figures": "basis",
-    "ratio": "ratio",
-    "drop": "drop",
-    "divergence": "divergence",
-    "restore cost": "restore_cost",
-    "steps": "n_steps",
-    "gain": "gain",
-    "noise": "noise",
-}
-"""What stands in the table of a `SearchPoint`, by heading."""
-
-
-_BASELINES_HELP = (
-    "Lossless, uniform 8 and 4 bit, and the published codecs with their own settings, on the same steps."
-)
+_VIEWS = {"layers": "Layers", "settings": "Settings and overrides", "measured": "Measured and estimated"}
 
 
 def render() -> None:
@@ -59,33 +33,15 @@ def render() -> None:
         return
     linked = services.linked_job(state.choice_text("job"), "allocate", shown.path)
     job = linked if linked is not None and linked.verb == "search" else services.newest_search(shown)
-    by_hand = st.container()
-    left, right = st.columns([2, 3], gap="medium")
-    with left:
-        request = search_form.show(shown)
-        steps = request.steps if job is None else services.steps_of(job, shown)
-        judge, trusted, compared = _launch(shown, request, job, steps)
-    with right:
-        before = None if job is None else services.searched_before(shown, job)
-        known = None if job is None else before or services.searched(job, steps)
-        is_calibrated = bool(compared or (known is not None and known.points))
-        guessing = services.estimates_job(shown, request.steps, request.codec, is_calibrated=is_calibrated)
-        own = () if judge is None else services.measured_configs(shown, steps, judge, known)
-        compared = (*compared, *services.estimates(guessing), *own)
-        found = _found(request, job, known, compared, is_earlier=before is not None)
-    if found is not None:
-        _table(found, compared)
-    with by_hand:
-        _estimates(shown, request, guessing, is_calibrated=is_calibrated)
-        rates = allocating.rates(shown, guessing, request.codec)
-        if rates is None and is_calibrated:  # Those from before the trials, while they are made anew.
-            earlier = services.estimates_job(shown, request.steps, request.codec, is_calibrated=False)
-            rates = allocating.rates(shown, earlier, request.codec)
-        if rates is not None:
-            known_points = found.points if found is not None else ()
-            archives = services.measured_archives(shown, judge)
-            rates = allocating.calibrated(shown, rates, (*known_points, *compared, *archives))
-        _edited(shown, found, compared, request, rates, judge if trusted else None)
+    with st.container(border=True):
+        request, judge, trusted = _controls(shown, job)
+        found, board = _board(shown, request, job, judge if trusted else None)
+        if job is not None and not job.is_running and job.state != "finished":
+            job_card.stopped(job, primary=False)
+        _estimates(shown, request, is_calibrated=any(not one.is_estimated for one in board.points))
+        _edited(board, found, job)
+    if job is not None:
+        job_card.log(job)
     job_card.of_page("allocate", shown.path)
     _snippet(shown, request, judge)
     ending.offer(
@@ -98,35 +54,200 @@ def render() -> None:
     )
 
 
+def _controls(shown: Subject, job: Job | None) -> tuple[SearchRequest, EvaluatorCode | None, bool]:
+    """Draw the button that searches, what is searched for, and whose code judges; return what they say."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        place = st.container(width="content")
+        with st.popover("What to search for", icon=":material/tune:"):
+            request = form.show(shown, services.steps_of(job, shown) if job is not None else shown.steps)
+        with st.popover("Evaluator", icon=":material/gavel:"):
+            judge, trusted = evaluator_consent.ask(shown)
+            if judge is None:
+                st.caption(
+                    "Bits can be allocated without one: every layer is judged by a proxy, its rounding error "
+                    "weighted with Fisher or, without second moments, with movement."
+                )
+        st.caption(fmt.markdown(_asked(services.search_request(shown, request, judge))))
+    is_running = job is not None and job.is_running
+    with place:
+        tip = f"Encodes and evaluates {fmt.counted(len(request.steps), 'step')} for each trial."
+        if is_running:
+            tip = "A search is running."
+        elif judge is None:
+            tip = "A search needs an evaluator: name one, or make one, under Evaluator."
+        elif not trusted:
+            tip = "Confirm first, under Evaluator, that you trust its code."
+        if st.button(
+            "Search again" if job is not None else "Search",
+            type="primary" if trusted else "secondary",
+            icon=":material/search:",
+            disabled=is_running or not trusted or not request.steps,
+            help=tip,
+        ):
+            state.clicked()
+            state.publish(job=services.start_search(shown, request, judge).job_id)  # type: ignore[arg-type]
+            st.rerun()
+    if job is not None and is_running:
+        _running(job)
+    return request, judge, trusted
+
+
+@st.fragment(run_every=job_card.POLL_SECONDS)
+def _running(job: Job) -> None:
+    """Draw how far a search is, or the estimates."""
+    now = job_card.current(job)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        job_card.progress(now)
+        job_card.cancel_button(now)
+
+
+def _board(
+    shown: Subject, request: SearchRequest, job: Job | None, judge: EvaluatorCode | None
+) -> tuple[Searched, Board]:
+    """Gather what was searched, measured and estimated of these steps.
+
+    Estimates begin by themselves once the reader clicked anywhere; those that were made before anything was
+    measured are made anew once trials tell what an error costs.
+    """
+    told = request.limits()
+    limits: dict[str, Any] = {name: limit for name, limit in told.items() if math.isfinite(limit)}
+    found, steps = Searched(points=(), steps=request.steps, **limits), request.steps
+    n_left_out = 0
+    if job is not None:
+        before = services.searched_before(shown, job)
+        searched = before or services.searched(job, services.steps_of(job, shown))
+        n_left_out = len(searched.points) if searched.steps != steps else 0
+        found = found if n_left_out else searched
+    own = () if judge is None else services.measured_configs(shown, steps, judge, found)
+    published = () if judge is None else services.baselines(services.baselines_job(shown, steps, judge))
+    archives = services.measured_archives(shown, judge, steps)
+    measured = (*found.points, *own, *published, *archives)
+    guessing = services.estimates_job(shown, steps, request.codec, is_calibrated=bool(measured))
+    if (
+        guessing is None
+        and steps
+        and state.was_clicked()
+        and allocating.weight_bytes(shown) <= ASK_ABOVE_BYTES
+    ):
+        guessing = services.start_estimates(shown, steps, request.codec, is_calibrated=bool(measured))
+    rates = allocating.rates(shown, guessing, request.codec)
+    if rates is None and measured:  # Those from before anything was measured, while they are made anew.
+        earlier = services.estimates_job(shown, steps, request.codec, is_calibrated=False)
+        rates, guessing = allocating.rates(shown, earlier, request.codec), guessing or earlier
+    points = (*measured, *services.estimates(guessing))
+    return found, Board(
+        shown=shown,
+        steps=steps,
+        codec=request.codec,
+        points=points,
+        rates=None if rates is None else allocating.calibrated(shown, rates, points),
+        limits=_limits(found, request),
+        restore_cost=found.max_restore_cost,
+        default_ratio=found.default_ratio,
+        target_ratio=found.target_ratio,
+        n_other_steps=n_left_out,
+        judge=judge,
+        edit=Edit(str(shown.path), {}),
+    )
+
+
+def _limits(found: Searched, request: SearchRequest) -> dict[str, float]:
+    """Return the bounds that the page goes by: those of the search, else those that are asked for."""
+    from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
+
+    limits = {name: found.bound(name) for name in ("drop", "divergence")}
+    limits["divergence"] = limits["divergence"] or found.as_divergence()
+    if not found.points and request.goal == "drop" and request.beside is None:
+        limits["divergence"] = DEFAULT_MAX_DIVERGENCE
+    return {name: limit for name, limit in limits.items() if limit}
+
+
+def _estimates(shown: Subject, request: SearchRequest, *, is_calibrated: bool) -> None:
+    """Offer to estimate the codec from fine to coarse, or draw how far that is."""
+    job = services.estimates_job(shown, request.steps, request.codec, is_calibrated=is_calibrated)
+    if (
+        job is None
+        and request.steps
+        and st.button(
+            "Estimate without measuring",
+            icon=":material/calculate:",
+            help=f"Encodes a sample of the weights with {codec_labels()[request.codec]} from fine to coarse, "
+            "and tells what each layer takes. No evaluator is asked, so no code of the run is executed.",
+        )
+    ):
+        services.start_estimates(shown, request.steps, request.codec, is_calibrated=is_calibrated)
+        st.rerun()
+    if job is not None and job.is_running:
+        _running(job)
+    else:
+        job_card.settled(job, "")
+
+
 @st.fragment
-def _edited(
-    shown: Subject,
-    found: Searched | None,
-    compared: tuple[SearchPoint, ...],
-    request: SearchRequest,
-    rates: Rates | None,
-    judge: EvaluatorCode | None,
-) -> None:
-    """Draw what is changed by hand: bits of layers, and settings. A click redraws this part alone."""
-    points = (*(found.points if found is not None else ()), *compared)
-    edit = search_editor.current(shown, found, points, request.codec)
-    allocate_layers.show(shown, edit, points, rates, _limits(found, request))
-    if judge is not None:
-        steps = found.steps if found is not None and found.steps else request.steps
-        _measure(shown, steps, judge, edit.config)
-    search_editor.show(shown, edit, found, points, request.steps, rates)
+def _edited(board: Board, found: Searched, job: Job | None) -> None:
+    """Draw the picture and what is changed by hand. A click redraws this part alone."""
+    board = board._replace(edit=editor.current(board, found, job))
+    board = board._replace(numbers=answer(lambda: allocating.numbers_of(board), "Estimating…"))
+    left, right = st.columns([3, 2], gap="medium")
+    with left:
+        picture.show(board, job)
+        _said(board, found, job)
+    with right:
+        editor.way_back(board, found.best)
+        layers.show_numbers(board)
+        layers.show_handles(board)
+        editor.offer(board)
+        _measure(board)
+    view = one_of_few("allocate", "Table", "table", _VIEWS, "layers", label_visibility="collapsed")
+    if view == "settings":
+        editor.show_settings(board)
+    elif view == "measured":
+        picture.show_points(board, found)
+    else:
+        layers.show_table(board)
 
 
-def _measure(shown: Subject, steps: tuple[int, ...], judge: EvaluatorCode, config: Mapping[str, Any]) -> None:
-    """Measure what stands in the editor, where the reader wants that; the next change ends it."""
+def _said(board: Board, found: Searched, job: Job | None) -> None:
+    """Say what the search came to, and what decided."""
+    best = found.best
+    if job is None or job.is_running or not found.points:
+        return
+    if best is None:
+        asked = "reaches the ratio" if found.target_ratio is not None else "keeps the bounds at every step"
+        st.warning(
+            f"No configuration that was tried {asked}. Loosen what is asked for, search another codec, or "
+            "allow more configurations.",
+            icon=":material/warning:",
+        )
+    else:
+        took = f"{fmt.counted(found.evaluations, 'evaluation')} in {fmt.duration(found.seconds)}"
+        figures = [f"{fmt.ratio(best.ratio)} of the weights", f"worst drop {fmt.percent(best.drop)}"]
+        if best.restore_cost is not None:
+            figures.append(f"restore cost {fmt.percent(best.restore_cost)}")
+        st.caption(fmt.markdown(f"Best of the search: {best.label} · {', '.join(figures)} · {took}."))
+    notes = list(found.notes)
+    if found.uninformative:
+        few, every = fmt.counted(len(found.uninformative), "step"), fmt.count(len(found.steps))
+        notes.append(
+            f"at {few} of {every} the previous checkpoint keeps the bounds too: they say nothing there"
+        )
+    for note in notes:
+        st.caption(fmt.markdown(fmt.sentence(note)))
+
+
+def _measure(board: Board) -> None:
+    """Measure what stands in the editor, where the reader wants that; and the published codecs."""
+    shown, steps, judge = board.shown, board.steps, board.judge
+    if judge is None or not steps:
+        return
+    config: Mapping[str, Any] = board.edit.config
     wanted = st.toggle(
         "Measure each change in the background",
         key=_MEASURING,
-        disabled=not steps,
         help=f"Encodes {fmt.counted(len(steps), 'step')} with what stands here and asks the evaluator; the "
         "point joins those that were measured. Another change starts it again.",
     )
-    job = services.measured_job(shown, steps, judge, config) if steps else None
+    job = services.measured_job(shown, steps, judge, config)
     if not wanted:
         if job is not None and job.is_running:
             services.stop_job(job)
@@ -136,27 +257,24 @@ def _measure(shown: Subject, steps: tuple[int, ...], judge: EvaluatorCode, confi
         _measuring(job)
     elif job.state != "finished":
         job_card.stopped(job, primary=False)
+    published = services.baselines_job(shown, steps, judge)
+    if published is None and len(steps) > 1:
+        if st.button(
+            "Measure published codecs",
+            icon=":material/straighten:",
+            help="Lossless, uniform 8 and 4 bit, and the published codecs with their own settings, on the "
+            "same steps.",
+        ):
+            services.start_baselines(shown, steps, judge)
+            st.rerun()
+    else:
+        job_card.settled(published, "Measuring published codecs")
 
 
 @st.fragment(run_every=job_card.POLL_SECONDS)
 def _measuring(job: Job) -> None:
     """Draw how far that is."""
     job_card.progress(job_card.current(job))
-
-
-def _limits(found: Searched | None, request: SearchRequest) -> dict[str, float]:
-    """Return the bounds that the page goes by: those of the search, else those that are asked for."""
-    if found is not None and found.points:
-        bounds = {name: found.bound(name) for name in _FIGURES}
-        bounds["divergence"] = bounds["divergence"] or found.as_divergence()
-        return {name: bound for name, bound in bounds.items() if bound}
-    from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
-
-    asked = request.limits()
-    limits = {name: asked[f"max_{name}"] for name in _FIGURES if f"max_{name}" in asked}
-    if request.goal == "drop":
-        limits.setdefault("divergence", DEFAULT_MAX_DIVERGENCE)
-    return {name: limit for name, limit in limits.items() if 0 < limit < math.inf}
 
 
 def _snippet(shown: Subject, request: SearchRequest, judge: EvaluatorCode | None) -> None:
@@ -191,310 +309,19 @@ def _archive(shown: Subject) -> None:
     _snippet(named, SearchRequest(steps=named.steps), None)
 
 
-def _launch(
-    shown: Subject, request: SearchRequest, job: Job | None, steps: tuple[int, ...]
-) -> tuple[EvaluatorCode | None, bool, tuple[SearchPoint, ...]]:
-    """Ask whose code judges and whether it may, and begin; return both, and the baselines it judged."""
-    with section("Evaluator"):
-        judge, trusted = evaluator_consent.ask(shown)
-        if judge is None:
-            st.caption(
-                "Bits can be allocated without one: *Estimate without measuring* judges every layer by a "
-                "proxy, its rounding error weighted with Fisher or, without second moments, with movement. "
-                "Trials of an evaluator calibrate it."
-            )
-            return None, False, ()
-        is_running = job is not None and job.is_running
-        tip = f"Encodes and evaluates {fmt.count(len(request.steps))} steps for each configuration it tries."
-        if is_running:
-            tip = "A search is running."
-        elif not trusted:
-            tip = "Confirm first that you trust this code."
-        with st.container(horizontal=True):
-            if st.button(
-                "Search again" if job is not None else "Search",
-                type="primary",
-                icon=":material/search:",
-                disabled=is_running or not trusted or not request.steps,
-                help=tip,
-            ):
-                started = services.start_search(shown, request, judge)
-                state.publish(job=started.job_id)
-                search_editor.forget()
-                st.rerun()
-            measured = services.baselines_job(shown, steps, judge)
-            if measured is None and st.button(
-                "Measure baselines",
-                icon=":material/straighten:",
-                disabled=is_running or not trusted or len(steps) < 2,
-                help=_BASELINES_HELP,
-            ):
-                services.start_baselines(shown, steps, judge)
-                st.rerun()
-        job_card.settled(measured, "Measuring baselines")
-    return judge, trusted, services.baselines(measured)
-
-
-def _found(
-    request: SearchRequest,
-    job: Job | None,
-    found: Searched | None,
-    compared: tuple[SearchPoint, ...],
-    *,
-    is_earlier: bool,
-) -> Searched | None:
-    """Draw what runs or ran last, and the baselines of its steps; return what was found.
-
-    Where the last search did not finish, what the one before it found stays, and its own trials join that.
-    """
-    with st.container(border=True):
-        if job is None or found is None:
-            return _nothing_yet(request, compared)
-        st.header("Searching" if job.is_running else "What was found", anchor=False)
-        st.caption(fmt.markdown(_asked(job)))
-        if job.is_running:
-            _live(job, found.steps, compared)
-            return None
-        if job.state != "finished":
-            job_card.stopped(job, primary=False)
-        if is_earlier:
-            st.caption("From the previous search, with the trials of both:")
-        if is_earlier or job.state == "finished":
-            _facts(found)
-        if found.points:
-            _figure(found, compared, _CHART, selectable=True)
-        job_card.log(job)
-    return found
-
-
-def _estimates(shown: Subject, request: SearchRequest, job: Job | None, *, is_calibrated: bool) -> None:
-    """Offer to estimate the codec from fine to coarse, or draw how far that is.
-
-    Estimates that were made before anything was measured are made anew once trials tell what an error costs.
-    """
-    if job is None and is_calibrated and state.was_clicked():
-        earlier = services.estimates_job(shown, request.steps, request.codec, is_calibrated=False)
-        if earlier is not None and earlier.state == "finished":
-            services.start_estimates(shown, request.steps, request.codec, is_calibrated=True)
-            st.rerun()
-    if (
-        job_card.settled(job, "Estimating")
-        and job is None
-        and st.button(
-            "Estimate without measuring",
-            icon=":material/calculate:",
-            disabled=not request.steps,
-            help=f"Encodes a sample of the weights with {codec_labels()[request.codec]} from fine to coarse, "
-            "and tells what each layer takes. No evaluator is asked, so no code of the run is executed.",
-        )
-    ):
-        services.start_estimates(shown, request.steps, request.codec, is_calibrated=is_calibrated)
-        st.rerun()
-
-
-def _table(found: Searched, compared: Sequence[SearchPoint]) -> None:
-    """List every configuration; a row picks it, as a click on its point does."""
-    points = (*found.points, *compared)
-    if not points:
-        return
-    shares = {place for name in _FIGURES for place in front(points, name)}
-    listed = pd.DataFrame({head: [getattr(one, name) for one in points] for head, name in _COLUMNS.items()})
-    listed.insert(2, "is", [_word(found, one, place in shares) for place, one in enumerate(points)])
-    label = f"Configurations ({fmt.count(len(points))})"
-    with st.expander(label, icon=":material/table_rows:", expanded=True):
-        listing.show(
-            listed,
-            "search",
-            alt="Configurations with ratio, worst drop, largest divergence and restore gain",
-            formats={
-                "ratio": listing.RATIO,
-                "drop": listing.SHARE,
-                "divergence": listing.SMALL,
-                "restore cost": listing.SHARE,
-                "gain": "%.3f",
-                "noise": "%.3f",
-            },
-            key=_TABLE,
-            on_select=_row_chosen,
-            selection_mode="single-row",
-        )
-
-
-def _word(found: Searched, point: SearchPoint, is_on_front: bool) -> str:
-    """Say in a few words where a configuration stands."""
-    if point.is_estimated:
-        return "not measured"
-    if point.baseline:
-        return "baseline"
-    if point.is_best:
-        return "best"
-    if not point.whole:
-        return "given up" if not point.keeps else "not finished"
-    kept = found.verdict(point)
-    return f"{kept}, on the front" if is_on_front else kept
-
-
-def _asked(job: Job) -> str:
-    """Say what a search was asked for."""
-    asked: Any = job.requests[-1]
+def _asked(asked: Any) -> str:
+    """Say what a search is asked for."""
     told = []
     if asked.target_ratio is not None:
         told.append(f"smallest divergence at a ratio ≥ {asked.target_ratio:g}×")
     if asked.max_divergence is not None:
         free = math.isinf(asked.max_divergence)
-        told.append("any divergence" if free else f"divergence ≤ {asked.max_divergence:g} nats")
+        told.append("any divergence" if free else f"divergence ≤ {fmt.value(asked.max_divergence)} nats")
     told += [f"drop ≤ {100 * asked.max_drop:g} %"] if asked.max_drop is not None else []
     cost = asked.bounds.max_restore_cost
     told += [f"restore cost ≤ {100 * cost:g} %"] if cost is not None else []
     told += [asked.codec, "all steps" if asked.steps is None else fmt.counted(len(asked.steps), "step")]
     return " · ".join(told + ([asked.strategy] if asked.strategy != "auto" else []))
-
-
-def _nothing_yet(request: SearchRequest, compared: tuple[SearchPoint, ...]) -> Searched | None:
-    """Say what will stand here; baselines stand here already where they were measured."""
-    st.header("Nothing has been searched yet", anchor=False)
-    st.write(
-        "How coarse may a frame be? As coarse as possible, while what it restores is good enough. The search "
-        "encodes the steps in memory, asks the evaluator, and goes on to the largest ratio that keeps the "
-        "bound. Trials appear here as they are measured."
-    )
-    if not compared:
-        st.caption("Nothing is written but a log of the trials, which the next search goes on from.")
-        return None
-    told = request.limits()
-    drop, divergence = told.get("max_drop"), told.get("max_divergence")
-    found = Searched(
-        points=(),
-        steps=request.steps,
-        max_drop=drop,
-        max_divergence=None if divergence == float("inf") else divergence,
-        max_restore_cost=told.get("max_restore_cost"),
-        target_ratio=told.get("target_ratio"),
-    )
-    _figure(found, compared, _CHART, selectable=True)
-    return found
-
-
-@st.fragment(run_every=job_card.POLL_SECONDS)
-def _live(job: Job, steps: Sequence[int], compared: Sequence[SearchPoint]) -> None:
-    """Draw a search while it runs, each trial as it arrives."""
-    current = job_card.current(job)
-    job_card.progress(current)
-    found = services.searched(current, steps)
-    left = max(0, current.total - current.done)
-    with st.container(horizontal=True, vertical_alignment="center"):
-        job_card.cancel_button(current)
-        if current.total:
-            best = "none yet" if found.best is None else fmt.ratio(found.best.ratio)
-            st.caption(f"Best so far {best} · about {fmt.counted(left, 'evaluation')} left")
-    if found.points:
-        _figure(found, compared, "live", selectable=False)
-
-
-def _facts(found: Searched) -> None:
-    """Draw the figures of the best; all of them measured."""
-    best = found.best
-    if best is None:
-        asked = "reaches the ratio" if found.target_ratio is not None else "keeps the bounds at every step"
-        st.warning(
-            f"No configuration that was tried {asked}. Loosen what is asked for, search another codec, or "
-            "allow more configurations.",
-            icon=":material/warning:",
-        )
-        return
-    metric = fmt.elided(found.metric, 18) or "the metric"
-    shown = [
-        ("Ratio, weights", fmt.ratio(best.ratio), f"measured on {fmt.counted(best.n_steps, 'step')}"),
-        ("Worst drop", fmt.percent(best.drop), f"of {fmt.markdown(metric)}, measured"),
-        (
-            "Largest divergence",
-            "–" if best.divergence is None else fmt.value(best.divergence),
-            "nats, measured",
-        ),
-    ]
-    if best.restore_cost is not None:
-        shown.append(("Restore cost", fmt.percent(best.restore_cost), "of the loss, worst step, measured"))
-    if best.gain is not None and best.noise is not None:
-        shown.append(("Restore gain", f"{best.gain:.3f}", f"noise {fmt.value(best.noise)}, measured"))
-    facts(shown)
-    took = f"{fmt.counted(found.evaluations, 'evaluation')} in {fmt.duration(found.seconds)}"
-    st.caption(fmt.markdown(f"Best: {best.label} · {took}"))
-    notes = list(found.notes)
-    if found.uninformative:
-        few, all_steps = fmt.counted(len(found.uninformative), "step"), fmt.count(len(found.steps))
-        notes.append(
-            f"at {few} of {all_steps} the previous checkpoint keeps the bounds too: they say nothing there"
-        )
-    for note in notes:
-        st.caption(fmt.markdown(fmt.sentence(note)))
-
-
-def _figure(found: Searched, compared: Sequence[SearchPoint], key: str, *, selectable: bool) -> None:
-    """Draw the scatter against what the reader chose."""
-    points = (*found.points, *compared)
-    options = [name for name in _FIGURES if any(point.figure(name) is not None for point in points)]
-    by_divergence = found.max_divergence is not None or found.max_restore_cost is not None
-    default = "divergence" if by_divergence and "divergence" in options else "drop"
-    chosen = default
-    if len(options) > 1:
-        if st.session_state.get(_FIGURE) not in options:
-            st.session_state[_FIGURE] = default
-        chosen = (
-            st.segmented_control(
-                "Against",
-                options,
-                format_func=lambda name: fmt.inked(_FIGURES[name]),
-                key=f"{_FIGURE}.{key}",
-                default=st.session_state[_FIGURE],
-            )
-            or default
-        )
-        st.session_state[_FIGURE] = chosen
-    selecting: dict[str, Any] = {}
-    if selectable:
-        selecting = {"on_select": _clicked, "selection_mode": ("points",)}
-        st.session_state["search.n_points"] = len(points)
-    chart(
-        search_figure.search_figure(found, compared, chosen),
-        key,
-        f"Ratio of the weights against {_FIGURES[chosen].lower()} of {len(points)} configurations",
-        **selecting,
-    )
-    words = _legend_words(points)
-    if chosen == "divergence":
-        words += " A divergence of zero is not on this axis; the table has it."
-    st.caption(words + (" Click a point to load it into the editor." if selectable else ""))
-
-
-def _legend_words(points: Sequence[SearchPoint]) -> str:
-    """Say how the points are to be read, as far as there are such."""
-    if all(point.is_estimated for point in points):
-        return (
-            "Hollow diamonds are estimates: each is one configuration, encoded on a sample of the weights. "
-            "Nothing of it was measured; a search measures."
-        )
-    words = "Every point is one configuration, measured on the chain. Dim: another one is better in both."
-    left = given_up(points)
-    if left:
-        words += (
-            f" Hollow circles: given up, or not finished, after {steps_text(left)}; their ratio and their "
-            "worst step are not those of the whole chain."
-        )
-    if any(point.is_estimated for point in points):
-        words += " Hollow diamonds: estimated, not measured."
-    return words
-
-
-def _clicked() -> None:
-    """Take in a click on the scatter."""
-    points, n_points = st.session_state[_CHART]["selection"]["points"], st.session_state["search.n_points"]
-    search_editor.pick(search_figure.clicked_point(points, n_points))
-
-
-def _row_chosen() -> None:
-    """Take in a choice in the table."""
-    rows = st.session_state[_TABLE]["selection"]["rows"]
-    search_editor.pick(int(rows[0]) if rows else None)
 
 
 PAGE = Page("Allocate", ":material/tune:", render, former=("search",))

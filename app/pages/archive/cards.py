@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
 from inshrink_app.jobs.work import Work
+from inshrink_app.model.measured import verified, when
 from inshrink_app.widgets import fmt, job_card, listing
 from inshrink_app.widgets.layout import facts, section
 
@@ -78,7 +80,11 @@ def verify(chain: ChainReport) -> None:
             job_card.running(at_work, "Verifying")
             return
         newest = max(jobs, key=lambda job: job.started_at, default=None)
-        if newest is None:
+        known = next(verified(chain), None)
+        if known is not None and (newest is None or newest.state == "finished"):
+            _verdict(known.document)
+            st.caption(fmt.markdown(f"Verified {when(known.at)}, on {known.document.get('device', '')}."))
+        elif newest is None:
             st.write(
                 f"Verifying checks the structure and every checksum; it reads {fmt.size(chain.nbytes)}. A "
                 "deep check decodes every tensor of every frame too."
@@ -94,7 +100,7 @@ def verify(chain: ChainReport) -> None:
                 st.rerun()
 
 
-def _verdict(document: dict[str, Any]) -> None:
+def _verdict(document: Mapping[str, Any]) -> None:
     """Say whether the archive is sound, and what is wrong with it."""
     looked = "checked and every tensor decoded" if document["deep"] else "checked"
     frames, problems = fmt.counted(document["frames"], "frame"), document["problems"]

@@ -88,7 +88,6 @@ def _sections(chain: ChainReport, shown: Subject | None = None) -> None:
 
 def _facts(chain: ChainReport) -> None:
     """Draw the row of figures that every reader wants first."""
-    is_partial = any(frame.damage for frame in chain.frames)
     n_branches = chain.n_branches
     facts(
         [
@@ -105,24 +104,8 @@ def _facts(chain: ChainReport) -> None:
                 "one line" if n_branches == 1 else "lines of training",
                 "A branch begins where training was restored and went another way.",
             ),
-            (
-                "Size",
-                fmt.size(chain.nbytes),
-                "with unreadable frames" if is_partial else f"of {fmt.size(chain.raw_bytes)} raw",
-                "One packed file." if chain.is_packed else "A folder of frames and a manifest.",
-            ),
-            (
-                "Ratio with base" if chain.base else "Ratio in all",
-                fmt.ratio(chain.ratio_total),
-                "of the readable frames" if is_partial else f"weights {fmt.ratio(chain.ratio_weights)}",
-                "Raw over stored bytes. Headers, tables and the manifest count wholly to the weights.",
-            ),
-            (
-                "Bits per weight",
-                "–" if chain.bits_per_weight is None else fmt.value(chain.bits_per_weight),
-                "of one step, in mean",
-            ),
-            quality.archive_fact(chain),
+            *quality.size_facts(chain),
+            *quality.archive_facts(chain),
         ]
     )
     parts = [f"Codec {chain.codec}; optimizer state: {_optimizer(chain)}"]

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
-from inshrink_app.services import Compared
 from inshrink_app.theme import CATEGORICAL, GAP
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import lay_out, log_ticks, steps_axis, title
 
+if TYPE_CHECKING:
+    from inshrink_core.verbs.shared.measured import Known
+
 _NAME_WIDTH = 30
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
 _HEIGHT = 260
+_ROOM = 0.12
 _LEFT_ALONE = CATEGORICAL[0]
 _BOUND = CATEGORICAL[5]
 
 
-def metric_figure(found: Sequence[Compared]) -> go.Figure:
+def metric_figure(found: Sequence[Known]) -> go.Figure:
     """Draw the metric by step: as trained, and as restored from each archive."""
     figure = go.Figure()
-    originals = {row.step: row for one in found for row in one.steps}
+    originals = {row.step: row for one in found for row in one.comparison.steps}
     rows = [originals[step] for step in sorted(originals)]
     known = {step: error for one in found for step, error in one.standard_errors.items()}
     errors = [known.get(row.step) for row in rows]
-    metric = fmt.html(found[0].metric) if found else ""
+    metric = fmt.html(found[0].comparison.metric) if found else ""
     figure.add_trace(
         go.Scatter(
             x=[row.step for row in rows],
@@ -43,65 +46,90 @@ def metric_figure(found: Sequence[Compared]) -> go.Figure:
         )
     )
     for position, one in enumerate(found):
-        figure.add_trace(_line(one, [row.restored for row in one.steps], position, metric, ".5g"))
+        figure.add_trace(_line(one, [row.restored for row in one.comparison.steps], position, metric, ".5g"))
     _lay_out(figure, metric)
     return figure
 
 
-def drop_figure(found: Sequence[Compared], bound: float) -> go.Figure:
-    """Draw the relative drop by step in percent, the bound, and the previous checkpoint.
+def share_figure(found: Sequence[Known], figure_of: str, bound: float | None = None) -> go.Figure:
+    """Draw drop or restore cost by step in percent, its bound, and the previous checkpoint.
+
+    The axis is that of the archives and the bound: a previous checkpoint that is far worse leaves it.
 
     Parameters
     ----------
     found
         The comparisons.
+    figure_of
+        ``drop`` or ``restore_cost``.
     bound
-        The drop that is allowed, as a fraction.
+        What is allowed, as a fraction.
     """
-    figure = go.Figure()
-    stale = {row.step: row.stale_drop for one in found for row in one.steps if row.stale_drop is not None}
-    _stale(
-        figure,
-        {step: 100 * value for step, value in stale.items()},
-        "previous checkpoint, step %{x:,}<br>%{y:.3g} %",
-    )
+    figure, what = go.Figure(), figure_of.replace("_", " ")
+    stale = {
+        row.step: 100 * value
+        for one in found
+        for row in one.comparison.steps
+        if (value := getattr(row, f"stale_{figure_of}")) is not None
+    }
+    _stale(figure, stale, "previous checkpoint, step %{x:,}<br>%{y:.3g} %")
+    drawn = [] if bound is None else [100 * bound]
     for position, one in enumerate(found):
-        values = [math.nan if row.drop is None else 100 * row.drop for row in one.steps]
-        figure.add_trace(_line(one, values, position, "drop", ".3g", " %"))
-    figure.add_hline(
-        y=100 * bound,
-        line={"color": _BOUND, "width": 1.5, "dash": "dash"},
-        annotation={"text": f"Bound {100 * bound:g} %", "font": {"size": 12}, "yshift": 2},
-        annotation_position="top left",
-    )
-    _lay_out(figure, "Drop, %")
+        known = [getattr(row, figure_of) for row in one.comparison.steps]
+        values = [math.nan if value is None else 100 * value for value in known]
+        figure.add_trace(_line(one, values, position, what, ".3g", " %"))
+        drawn += [value for value in values if math.isfinite(value)]
+    if bound is not None:
+        figure.add_hline(
+            y=100 * bound,
+            line={"color": _BOUND, "width": 1.5, "dash": "dash"},
+            annotation={"text": f"Bound {100 * bound:g} %", "font": {"size": 12}, "yshift": 2},
+            annotation_position="top left",
+        )
+    _lay_out(figure, f"{what.capitalize()}, %")
+    least, most = min([0.0, *drawn]), max(drawn, default=0.0)
+    if most > least and max(stale.values(), default=0.0) > most:
+        room = _ROOM * (most - least)
+        figure.update_yaxes(range=[least - room, most + room])
     return figure
 
 
-def divergence_figure(found: Sequence[Compared]) -> go.Figure:
+def size_figure(found: Sequence[Known], sizes: Sequence[int], bound: float) -> go.Figure:
+    """Draw what a restore costs against the size of each archive."""
+    figure = go.Figure()
+    for position, (one, nbytes) in enumerate(zip(found, sizes, strict=True)):
+        cost = one.comparison.max_restore_cost
+        if cost is None:
+            continue
+        line = _line(one, [100 * cost], position, "restore cost", ".3g", " %")
+        figure.add_trace(line.update(x=[nbytes], hovertemplate=None, mode="markers", marker={"size": 12}))
+    figure.add_hline(y=100 * bound, line={"color": _BOUND, "width": 1.5, "dash": "dash"})
+    _lay_out(figure, "Largest restore cost, %")
+    return figure.update_xaxes(title=title("Size of the archive, bytes"), tickformat="~s", rangemode="tozero")
+
+
+def divergence_figure(found: Sequence[Known]) -> go.Figure:
     """Draw the divergence of the predictions by step, on a logarithmic axis; zero is not on it."""
     figure = go.Figure()
-    stale = {row.step: row.stale_divergence for one in found for row in one.steps if row.stale_divergence}
+    rows = [row for one in found for row in one.comparison.steps]
+    stale = {row.step: row.stale_divergence for row in rows if row.stale_divergence}
     _stale(figure, stale, "previous checkpoint, step %{x:,}<br>%{y:.3g} nats")
     for position, one in enumerate(found):
-        figure.add_trace(
-            _line(
-                one, [row.divergence or math.nan for row in one.steps], position, "divergence", ".3g", " nats"
-            )
-        )
+        values = [row.divergence or math.nan for row in one.comparison.steps]
+        figure.add_trace(_line(one, values, position, "divergence", ".3g", " nats"))
     _lay_out(figure, "Divergence, nats")
-    drawn = [row.divergence or 0.0 for one in found for row in one.steps]
+    drawn = [row.divergence or 0.0 for row in rows]
     figure.update_yaxes(type="log", **log_ticks([*drawn, *stale.values()]))
     return figure
 
 
 def _line(
-    one: Compared, values: Sequence[float], position: int, what: str, form: str, unit: str = ""
+    one: Known, values: Sequence[float], position: int, what: str, form: str, unit: str = ""
 ) -> go.Scatter:
     """Draw one archive, told apart by colour, mark and name."""
     name = fmt.html(fmt.elided(one.name, _NAME_WIDTH))
     return go.Scatter(
-        x=[row.step for row in one.steps],
+        x=[row.step for row in one.comparison.steps],
         y=np.asarray(values, dtype=np.float64),
         name=name,
         mode="lines+markers",

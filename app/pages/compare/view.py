@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +11,18 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.work import subjects_of
+from inshrink_app.model.measured import known_of, when
 from inshrink_app.model.page import Page
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.compare import figures as comparison_figures
 from inshrink_app.pages.compare import rehearsals, tensors
-from inshrink_app.services import Compared, EvaluatorCode
+from inshrink_app.services import EvaluatorCode
 from inshrink_app.widgets import (
     archive_picker,
+    choices,
     ending,
     evaluator_consent,
-    figures,
     fmt,
     job_card,
     listing,
@@ -33,12 +35,13 @@ from inshrink_app.widgets.layout import Fact, chart, facts, section
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
+    from inshrink_core.verbs.shared.measured import Known
 
-_BOUND = "bound"
-_DEFAULT_BOUND = "1"
+_BOUND = "cost"
+_DEFAULT_BOUND = "0.3"
 _WHICH = {"some": "A spread of steps", "all": "All steps", "chosen": "Chosen steps"}
 
-_NAME_WIDTH = 40
+_SHARES = ("drop", "restore cost")
 _OF_PREVIOUS = {
     "stale_drop": "drop of previous",
     "stale_divergence": "divergence of previous",
@@ -55,22 +58,22 @@ def render() -> None:
     original = _original(shown)
     if original is None:
         return
-    choices = services.archives_of(shown)
-    if not choices:
+    there = services.archives_of(shown)
+    if not there:
         archive_picker.none_yet("A comparison needs an archive of the run.")
         _rehearsal(original)
-        _snippet(original, None, (), None)
+        _snippet(original, None)
         _next(None)
         return
-    _follow_link(original, choices)
-    archives, steps, bound = _choices(original, choices)
-    judge = _compare(original, archives, steps, bound)
+    _follow_link(original, there)
+    archives, steps, bound = _choices(original, there)
+    judge, device = _compare(original, archives, steps, bound)
     if archives:
         tensors.errors(shown, original, archives)
         tensors.restore(shown, archives)
     _rehearsal(original)
     job_card.of_page("compare", original.path, shown.path)
-    _snippet(original, archives[0] if archives else None, steps, judge)
+    _snippet(original, archives[0] if archives else None, steps, judge, device)
     _next(archives[0] if archives else None)
 
 
@@ -89,13 +92,13 @@ def _next(archive: ChainReport | None) -> None:
     )
 
 
-def _follow_link(original: Subject, choices: tuple[ChainReport, ...]) -> None:
+def _follow_link(original: Subject, there: tuple[ChainReport, ...]) -> None:
     """Choose what the comparison of a link is about, once; the reader may choose otherwise then."""
     job = services.linked_job(state.choice_text("job"), "compare", original.path)
     if job is None or job.work.topic != "compare" or st.session_state.get("compare.followed") == job.job_id:
         return
     st.session_state["compare.followed"] = job.job_id
-    known = {str(one.path) for one in choices}
+    known = {str(one.path) for one in there}
     compared = [path for request in job.requests for path in subjects_of(request)]
     st.session_state["compare.archives"] = [path for path in compared if path in known]
     st.session_state["compare.which"] = "chosen"
@@ -137,15 +140,15 @@ def _ask_for_original(shown: Subject) -> None:
             if st.form_submit_button("Use this run", type="primary") and typed.strip():
                 state.publish(original=typed.strip())
                 st.rerun()
-    _snippet(shown, None, (), None)
+    _snippet(shown, None)
 
 
 def _choices(
-    original: Subject, choices: tuple[ChainReport, ...]
+    original: Subject, there: tuple[ChainReport, ...]
 ) -> tuple[tuple[ChainReport, ...], tuple[int, ...], float]:
     """Draw the choice of archives, steps and bound, and return them."""
     with section("What to compare"):
-        names = {str(one.path): one for one in choices}
+        names = {str(one.path): one for one in there}
         _begin_with("compare.archives", list(names), list(names)[:1])
         picked = st.multiselect(
             "Archives",
@@ -155,20 +158,20 @@ def _choices(
             max_selections=5,
         )
         archives = tuple(names[path] for path in picked)
-        common = [step for step in original.steps if any(step in one.steps for one in (archives or choices))]
+        common = [step for step in original.steps if any(step in one.steps for one in (archives or there))]
         first = "some" if len(services.spread_of(common)) < len(common) else "all"
         with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
             which = one_of_few("compare", "Steps", "which", _WHICH, first)
             text = state.choice_text(_BOUND) or _DEFAULT_BOUND
             bound = st.number_input(
-                "Drop allowed, %",
+                "Restore cost allowed, %",
                 0.0,
                 100.0,
                 _number(text),
                 0.1,
                 key="compare.bound",
-                help="A step that drops by more is marked.",
-                width=160,
+                help=f"A step of which a restore costs more is marked. {quality.tip()}",
+                width=200,
             )
             state.publish(bound=f"{bound:g}")
         problem.show_unreadable(
@@ -196,39 +199,51 @@ def _number(text: str) -> float:
 
 def _compare(
     original: Subject, archives: tuple[ChainReport, ...], steps: tuple[int, ...], bound: float
-) -> EvaluatorCode | None:
-    """Draw the comparison by the task metric, or what is needed for it; return the evaluator."""
+) -> tuple[EvaluatorCode | None, str]:
+    """Draw what is known by the task metric, and what measures more; return the evaluator and the device."""
     with section("Task metric"):
         if not archives or not steps:
             st.caption("Choose an archive and a step.")
-            return None
-        judge, trusted = evaluator_consent.ask(original)
-        if judge is None:
-            return None
-        job = services.compare_job(original, archives, steps, judge)
+            return None, choices.AUTO
+        known = {chain.path: found for chain in archives if (found := known_of(chain)) is not None}
+        job = services.newest_job("compare", "compare", original.path)
+        if job is not None and not set(map(str, known or [one.path for one in archives])) & set(_of(job)):
+            job = None
         if job is not None and job.is_running:
             _live(job, bound)
-            return judge
-        if job is not None and job.state == "finished":
-            _found(job, bound)
-        elif job is not None:
+        elif known:
+            _found(archives, known, bound)
+        if job is not None and not job.is_running and job.state != "finished":
             job_card.stopped(job, primary=False)
-        again = job is not None and job.state == "finished"
+        judge, trusted = evaluator_consent.ask(original)
+        device = choices.device("compare")
+        if judge is None or (job is not None and job.is_running):
+            return judge, device
+        again = all(
+            one.path in known
+            and known[one.path].is_current
+            and set(steps) & set(one.steps) <= {row.step for row in known[one.path].comparison.steps}
+            for one in archives
+        )
         n = fmt.count(len(steps))
         if st.button(
-            "Compare again" if again else "Compare",
+            "Measure again" if again else "Compare",
             type="secondary" if again else "primary",
             icon=":material/compare_arrows:",
             disabled=not trusted,
-            help=f"Restores and evaluates {n} steps of {fmt.count(len(archives))} archives."
+            help=f"Restores and evaluates {n} steps of {fmt.counted(len(archives), 'archive')}."
             if trusted
             else "Confirm first that you trust this code.",
         ):
-            started = services.start_compare(original, archives, steps, judge)
-            state.publish(job=started.job_id)
-            st.session_state["compare.followed"] = started.job_id
+            more = {"again": True} if again else {}
+            services.start_compare(original, archives, steps, judge, device=device, **more)
             st.rerun()
-    return judge
+    return judge, device
+
+
+def _of(job: Job) -> list[str]:
+    """Return the archives that a comparison is about."""
+    return [path for request in job.requests for path in subjects_of(request)]
 
 
 def _rehearsal(original: Subject) -> None:
@@ -240,7 +255,11 @@ def _rehearsal(original: Subject) -> None:
 
 
 def _snippet(
-    original: Subject, archive: ChainReport | None, steps: tuple[int, ...], judge: EvaluatorCode | None
+    original: Subject,
+    archive: ChainReport | None,
+    steps: tuple[int, ...] = (),
+    judge: EvaluatorCode | None = None,
+    device: str = choices.AUTO,
 ) -> None:
     """Show the same without the explorer."""
     from inshrink_core.verbs.restore import Restore
@@ -250,7 +269,7 @@ def _snippet(
     path = archive.path if archive is not None else Path(f"{run.rstrip('/')}.inshrink")
     ending.requests(
         [
-            services.comparison(original, [path], steps, judge),
+            services.comparison(original, [path], steps, judge, device=device),
             Verify(str(path), against=run),
             Restore(str(path), "restored/"),
         ]
@@ -263,119 +282,137 @@ def _live(job: Job, bound: float) -> None:
     now = job_card.current(job)
     job_card.progress(now)
     job_card.cancel_button(now)
-    found = [one for one in services.compared(now) if one.steps]
+    found = services.compared(now)
     if found:
         _charts(found, bound)
 
 
-def _found(job: Job, bound: float) -> None:
-    """Draw a finished comparison."""
-    found = [one for one in services.compared(job) if one.steps]
-    if not found:
-        st.caption("No step was compared.")
-        return
-    for one in found:
-        _verdict(one, bound)
+def _found(archives: Sequence[ChainReport], known: Mapping[Path, Known], bound: float) -> None:
+    """Draw what is known, archive by archive."""
+    found = [known[one.path] for one in archives if one.path in known]
+    if any(not one.is_current for one in found):
+        names = ", ".join(one.name for one in found if not one.is_current)
+        st.warning(
+            fmt.markdown(f"{names}: measured before the last change. Measure it again below."),
+            icon=":material/history:",
+        )
+    if len(archives) == 1:
+        (chain,), (one,) = archives, found
+        sizes: list[Fact] = [
+            ("Size", fmt.size(chain.nbytes), f"of {fmt.size(chain.raw_bytes)} raw"),
+            ("Ratio in all", fmt.ratio(chain.ratio_total), f"weights {fmt.ratio(chain.ratio_weights)}"),
+        ]
+        facts([*sizes, *quality.known_facts(one, len(chain.steps))])
+    else:
+        _archives(archives, known, bound)
+    st.caption(_about(found))
     _charts(found, bound)
+    if len(found) > 1:
+        nbytes = [one.nbytes for one in archives if one.path in known]
+        chart(
+            comparison_figures.size_figure(found, nbytes, bound),
+            "compare.sizes",
+            "Largest restore cost of each archive against its size",
+        )
     _table(found, bound)
 
 
-def _verdict(one: Compared, bound: float) -> None:
-    """Say how one archive did, against the bound and against doing nothing."""
-    worst = one.worst
-    shown: list[Fact] = [
-        (
-            "Worst drop",
-            "–" if worst is None else fmt.percent(worst.drop),
-            "no step has one"
-            if worst is None
-            else f"relative, at step {fmt.count(worst.step)}, "
-            + ("within the bound" if (worst.drop or 0.0) <= bound else "above the bound"),
-        ),
-        quality.compared_fact(one),
-        ("Largest divergence", _value(one.max_divergence), "nats, of the predictions"),
-        (
-            "Metric",
-            fmt.elided(one.metric, 18),
-            f"{one.direction} is better" + (f", n = {fmt.count(one.n_samples)}" if one.n_samples else ""),
-        ),
-        ("Steps", fmt.count(len(one.steps)), _stale_note(one)),
-    ]
-    st.caption(fmt.markdown(fmt.elided(one.name, _NAME_WIDTH)))
-    facts(shown)
+def _about(found: Sequence[Known]) -> str:
+    """Say who measured, when and where, and at how many steps that proves little."""
+    one = max(found, key=lambda one: one.at)
+    n = "" if one.n_samples is None else f" on {fmt.counted(one.n_samples, 'sample')}"
+    metric = f"{one.comparison.metric}, {one.comparison.direction} is better{n}"
+    grain = "" if one.granularity is None else f"; one sample is {fmt.percent(one.granularity)} of it"
+    where = f"{when(one.at)}, on {one.comparison.device}"
+    return fmt.markdown(f"{metric}{grain}. Measured {where}. {_stale_note(found)}")
 
 
-def _value(value: float | None) -> str:
-    return "–" if value is None else fmt.value(value)
-
-
-def _stale_note(one: Compared) -> str:
-    """Say at how many steps a copy that stores nothing diverges no more: those steps prove little."""
-    pairs = [
-        (row.divergence, row.stale_divergence)
-        for row in one.steps
-        if row.divergence is not None and row.stale_divergence is not None
-    ]
-    if not pairs:
-        return "no divergence is known"
-    as_good = sum(stale <= own for own, stale in pairs)
-    return f"{as_good} no better than previous" if as_good else "all better than previous"
-
-
-def _charts(found: list[Compared], bound: float) -> None:
-    """Draw metric, drop and divergence by step."""
-    names = ", ".join(fmt.html(one.name) for one in found)
-    left, right = st.columns(2, gap="medium")
-    config = dict(figures.CONFIG)
-    left.plotly_chart(
-        comparison_figures.metric_figure(found),
-        config=config,
-        key="compare.metric",
-        alt=f"Metric by step, as trained and as restored from {names}",
-    )
-    right.plotly_chart(
-        comparison_figures.drop_figure(found, bound),
-        config=config,
-        key="compare.drop",
-        alt=f"Drop by step in percent, with the bound and the previous checkpoint, of {names}",
-    )
-    if any(row.divergence for one in found for row in one.steps):
-        chart(
-            comparison_figures.divergence_figure(found),
-            "compare.divergence",
-            f"Divergence of the predictions by step, with the previous checkpoint, of {names}",
+def _archives(archives: Sequence[ChainReport], known: Mapping[Path, Known], bound: float) -> None:
+    """List size, ratio and bits of each archive, and what was measured of it."""
+    rows = []
+    for chain in archives:
+        found = known[chain.path].comparison if chain.path in known else None
+        cost = None if found is None else found.max_restore_cost
+        rows.append(
+            {
+                "archive": chain.name,
+                "bytes": chain.nbytes,
+                "ratio in all": chain.ratio_total,
+                "bits per weight": chain.bits_per_weight,
+                "restore cost": cost,
+                "bound": "–" if cost is None else "within" if cost <= bound else "above",
+                "largest drop": None if found is None else found.max_drop,
+                "largest divergence": None if found is None else found.max_divergence,
+                "steps measured": 0 if found is None else len(found.steps),
+            }
         )
-    st.caption(
-        "Previous checkpoint: the original before this one, in its place; it stores nothing. A step where it "
-        "does as well proves little."
+    listing.show(
+        pd.DataFrame(rows),
+        "compared",
+        alt="Size, ratio, bits per weight, restore cost, drop and divergence of each archive",
+        formats={
+            "ratio in all": listing.RATIO,
+            "bits per weight": "%.2f",
+            "restore cost": listing.SHARE,
+            "largest drop": listing.SHARE,
+            "largest divergence": listing.SMALL,
+        },
     )
 
 
-def _table(found: list[Compared], bound: float) -> None:
-    """List every step."""
-    table = pd.DataFrame([row for one in found for row in one.steps])
-    table = table.drop(columns=["restore_gain", "restore_noise"]).rename(columns=_OF_PREVIOUS)
-    table.insert(0, "archive", [one.name for one in found for _ in one.steps])
-    table["bound"] = [
-        "–" if row.drop is None else "within" if row.drop <= bound else "above"
+def _stale_note(found: Sequence[Known]) -> str:
+    """Say at how many steps a copy that stores nothing costs no more: those steps prove little."""
+    pairs = [
+        (row.restore_cost, row.stale_restore_cost)
         for one in found
-        for row in one.steps
+        for row in one.comparison.steps
+        if row.restore_cost is not None and row.stale_restore_cost is not None
     ]
+    as_good = sum(stale <= own for own, stale in pairs)
+    if not as_good:
+        return ""
+    return f"At {fmt.counted(as_good, 'step')} the previous checkpoint costs no more: they prove little."
+
+
+def _charts(found: Sequence[Known], bound: float) -> None:
+    """Draw metric, restore cost, drop and divergence by step."""
+    names = ", ".join(fmt.html(one.name) for one in found)
+    rows = [row for one in found for row in one.comparison.steps]
+    drawn = {"metric": (comparison_figures.metric_figure(found), "Metric, as trained and as restored")}
+    if any(row.restore_cost is not None for row in rows):
+        of_cost = comparison_figures.share_figure(found, "restore_cost", bound)
+        drawn["cost"] = (of_cost, "Restore cost in percent, with its bound and the previous checkpoint")
+    of_drop = comparison_figures.share_figure(found, "drop")
+    drawn["drop"] = (of_drop, "Drop in percent, with the previous checkpoint")
+    if any(row.divergence for row in rows):
+        of_divergence = comparison_figures.divergence_figure(found)
+        drawn["divergence"] = (of_divergence, "Divergence of the predictions, with the previous checkpoint")
+    for place, (name, (figure, alt)) in enumerate(drawn.items()):
+        if place % 2 == 0:
+            columns = st.columns(2, gap="medium")
+        with columns[place % 2]:
+            chart(figure, f"compare.{name}", f"{alt}, by step, of {names}")
+    st.caption(
+        "Previous checkpoint: the original before this one, in its place; it stores nothing. Where it leaves "
+        "the picture it is worse. A step where it does as well proves little."
+    )
+
+
+def _table(found: Sequence[Known], bound: float) -> None:
+    """List every step."""
+    rows = [row for one in found for row in one.comparison.steps]
+    table = pd.DataFrame(rows).drop(columns=["restore_gain", "restore_noise"]).rename(columns=_OF_PREVIOUS)
+    table.insert(0, "archive", [one.name for one in found for _ in one.comparison.steps])
+    costs = [row.restore_cost for row in rows]
+    table["bound"] = ["–" if cost is None else "within" if cost <= bound else "above" for cost in costs]
     metric = fmt.fixed_format([*table["original"], *table["restored"]])
+    shares = dict.fromkeys((name for name in table if str(name).startswith(_SHARES)), listing.SHARE)
+    small = dict.fromkeys((name for name in table if str(name).startswith("divergence")), listing.SMALL)
     listing.show(
         table,
         "compare",
         alt="Original and restored metric, drop and divergence of every step",
-        formats={
-            "original": metric,
-            "restored": metric,
-            "drop": listing.SHARE,
-            "drop of previous": listing.SHARE,
-            "divergence": listing.SMALL,
-            "divergence of previous": listing.SMALL,
-            "restore cost": listing.SHARE,
-            "restore cost of previous": listing.SHARE,
-        },
+        formats={"original": metric, "restored": metric, **shares, **small},
         hidden=[] if len(found) > 1 else ["archive"],
     )
 

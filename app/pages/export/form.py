@@ -13,7 +13,14 @@ from inshrink_app.model.subject import Subject
 from inshrink_app.pages.export import layers
 from inshrink_app.services import ExportRequest
 from inshrink_app.widgets import fmt, modules
-from inshrink_app.widgets.choices import ask_for_knob, codec_labels, ends_of_range, one_of_few, one_of_many
+from inshrink_app.widgets.choices import (
+    ask_for_knob,
+    codec_labels,
+    device,
+    ends_of_range,
+    one_of_few,
+    one_of_many,
+)
 from inshrink_app.widgets.layout import section
 
 _KINDS = {"all": "All steps", "range": "A range", "step": "One step"}
@@ -38,19 +45,24 @@ _WHAT = "what"
 def show(shown: Subject) -> ExportRequest:
     """Draw the controls and return what they ask for."""
     with section("What to export"):
-        what = one_of_few("export", "Steps", _WHAT, _KINDS, "all")
-        if what == "step":
-            return _one_step(shown)
-        if shown.kind == "archive":
-            if what == "range":
-                st.info(
-                    "To keep a range of an archive, prune it on the Archive page. A range of the original "
-                    "run can be exported here.",
-                    icon=":material/info:",
-                )
-                return ExportRequest(kind="pack", packed=True)
-            return ExportRequest(kind="pack", packed=True, steps=shown.steps)
-        return _chain(shown, _range(shown) if what == "range" else shown.steps)
+        return dataclasses.replace(_asked(shown), device=device("export"))
+
+
+def _asked(shown: Subject) -> ExportRequest:
+    """Draw what depends on what is on screen."""
+    what = one_of_few("export", "Steps", _WHAT, _KINDS, "all")
+    if what == "step":
+        return _one_step(shown)
+    if shown.kind == "archive":
+        if what == "range":
+            st.info(
+                "To keep a range of an archive, prune it on the Archive page. A range of the original "
+                "run can be exported here.",
+                icon=":material/info:",
+            )
+            return ExportRequest(kind="pack", packed=True)
+        return ExportRequest(kind="pack", packed=True, steps=shown.steps)
+    return _chain(shown, _range(shown) if what == "range" else shown.steps)
 
 
 def _range(shown: Subject) -> tuple[int, ...]:

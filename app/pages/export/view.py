@@ -40,15 +40,18 @@ def render() -> None:
         return
     linked = services.linked_job(state.choice_text("job"), "export", shown.path)
     job = linked or services.newest_job("export", "export", shown.path)
+    launch = st.container()
     left, right = st.columns([2, 3], gap="medium")
     with left:
         request = export_form.show(shown)
-    with right:
-        target = services.suggested_name(shown, request)
-        if job is not None:
-            _job(shown, job)
+    with launch:  # Above both columns, so that the button is in view whatever is chosen.
         if job is None or not job.is_running:
             target = _launch(shown, request, again=job is not None and job.state == "finished")
+        else:
+            target = services.suggested_name(shown, request)
+    with right:
+        if job is not None:
+            _job(shown, job)
         if request.kind == "chain":
             _chain_plan(shown, request)
         else:
@@ -148,22 +151,12 @@ def _error_text(error: float | None) -> str:
 
 def _figures(made: Made, chain: ChainReport) -> list[Fact]:
     """Return the figures of an archive; all of them measured."""
+    against = "against the archive it copies" if made.kind == "pack" else "of the weights, root mean square"
     return [
-        ("Size", fmt.size(chain.nbytes), f"of {fmt.size(chain.raw_bytes)} raw"),
-        ("Ratio with base" if chain.base else "Ratio in all", fmt.ratio(chain.ratio_total), "measured"),
-        ("Ratio, weights", fmt.ratio(chain.ratio_weights), "measured"),
-        (
-            "Bits per weight",
-            "–" if chain.bits_per_weight is None else fmt.value(chain.bits_per_weight),
-            "measured",
-        ),
+        *quality.size_facts(chain, made.device),
         ("Steps", fmt.count(len(chain.steps)), fmt.steps(chain.steps)),
-        quality.archive_fact(chain),
-        (
-            "Relative error",
-            _error_text(made.relative_error),
-            "against the archive it copies" if made.kind == "pack" else "of the weights, root mean square",
-        ),
+        *quality.archive_facts(chain),
+        ("Relative error", _error_text(made.relative_error), against),
     ]
 
 
@@ -308,7 +301,8 @@ def _launch(shown: Subject, request: ExportRequest, *, again: bool) -> str:
     """Ask where to, and begin; return the target as typed."""
     suggestion = services.suggested_name(shown, request)
     with st.container(border=True):
-        typed = st.text_input("Write to", value=suggestion, key=f"export.target.{suggestion}")
+        field, press = st.columns([5, 1], vertical_alignment="bottom")
+        typed = field.text_input("Write to", value=suggestion, key=f"export.target.{suggestion}")
         if Path(typed).is_dir() and request.kind == "chain" and not request.packed:
             st.caption(
                 "This archive is there already: steps that it lacks are appended, nothing is replaced."
@@ -319,10 +313,11 @@ def _launch(shown: Subject, request: ExportRequest, *, again: bool) -> str:
             )
         exists = Path(typed).is_file()
         replace = bool(exists and st.checkbox("Replace the file that is there"))
-        if st.button(
+        if press.button(
             "Export",
             type="secondary" if again else "primary",
             icon=":material/archive:",
+            width="stretch",
             disabled=not request.steps or not _has_layers(shown, request),
         ):
             _start(shown, dataclasses.replace(request, replace=replace), typed)

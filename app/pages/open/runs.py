@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -12,11 +13,16 @@ from inshrink_app.model.sensitivity import METRICS
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.open import shelf
 from inshrink_app.pages.open.shelf import Listed
-from inshrink_app.widgets import fmt, listing, modules, sides
-from inshrink_app.widgets.layout import answer, panels
+from inshrink_app.widgets import fmt, layout, listing, modules, sides
+from inshrink_app.widgets.layout import answer, panels, section
 
 _WIDTH = 48
 _PANELS = 4
+_WHOLE = (
+    *("steps", "last step", "parameters"),
+    *("bytes on disk", "bytes of the archive", "steps not archived"),
+)
+_HEIGHT = 240
 _COLUMNS = {
     "kind": "kind",
     "steps": "steps",
@@ -25,8 +31,10 @@ _COLUMNS = {
     "nbytes": "bytes on disk",
     "archive_bytes": "bytes of the archive",
     "ratio": "ratio",
+    "not_archived": "steps not archived",
     "bits_per_weight": "bits per weight",
-    "drop": "worst drop",
+    "restore_cost": "restore cost",
+    "drop": "largest drop",
     "metric": "metric",
     "value": "last value",
     "problem": "problem",
@@ -34,39 +42,46 @@ _COLUMNS = {
 
 
 def show(open_path: Callable[[Path], None]) -> None:
-    """Draw the table, once its panel is opened: reading all headers takes a while.
+    """Draw the table, once the page is on the screen: reading all headers takes a while.
 
     Parameters
     ----------
     open_path
         Opens a run and leaves the page.
     """
-    panel = st.expander(
-        "All runs and archives as a table", icon=":material/table_rows:", key="runs", on_change="rerun"
+    with section("Runs and archives"):
+        layout.below("runs", partial(_listed, open_path), height=_HEIGHT)
+
+
+def _listed(open_path: Callable[[Path], None]) -> None:
+    """Draw what is in the table."""
+    with st.spinner("Reading headers…"):
+        found = shelf.shelf()
+    pattern = st.text_input(
+        "Filter by name", placeholder="Filter by name", icon=":material/search:", key="runs.filter"
     )
-    if not panel.open:
+    rows = [row for row in found.rows if (pattern or "").casefold() in str(row.path).casefold()]
+    if not rows:
+        st.caption("No run or archive is there." if not pattern else "No name contains this text.")
         return
-    with panel:
-        with st.spinner("Reading headers…"):
-            found = shelf.shelf()
-        pattern = st.text_input(
-            "Filter by name", placeholder="Filter by name", icon=":material/search:", key="runs.filter"
-        )
-        rows = [row for row in found.rows if (pattern or "").casefold() in str(row.path).casefold()]
-        if not rows:
-            st.caption("No run or archive is there." if not pattern else "No name contains this text.")
-            return
-        _table(rows)
-        if found.n_more:
-            st.caption(f"{fmt.counted(found.n_more, 'more')} are not read; open their folder below.")
-        _two(rows, open_path)
+    _table(rows)
+    if found.n_more:
+        st.caption(f"{fmt.counted(found.n_more, 'more')} are not read; open their folder below.")
+    _two(rows, open_path)
 
 
 def _table(rows: list[Listed]) -> None:
     """List them; a click on a heading sorts."""
     table = pd.DataFrame(rows)[list(_COLUMNS)].rename(columns=_COLUMNS)
     table.insert(0, "name", fmt.elided_all([str(row.path) for row in rows], _WIDTH))
-    for name in ("steps", "last step", "parameters", "bytes on disk", "bytes of the archive"):
+    for name in (
+        "steps",
+        "last step",
+        "parameters",
+        "bytes on disk",
+        "bytes of the archive",
+        "steps not archived",
+    ):
         table[name] = table[name].astype("Int64")
     listing.show(
         table,
@@ -75,13 +90,16 @@ def _table(rows: list[Listed]) -> None:
         formats={
             "ratio": listing.RATIO,
             "bits per weight": "%.2f",
-            "worst drop": listing.SHARE,
+            "restore cost": listing.SHARE,
+            "largest drop": listing.SHARE,
             "last value": "%.4g",
         },
         wide=["name"],
         helps={
             "ratio": "Raw over stored bytes of everything, of the archive or of the one beside the run",
-            "worst drop": "Relative, of the newest comparison",
+            "steps not archived": "Of a run: steps that the archive beside it lacks; empty without one",
+            "restore cost": "Largest that was measured of the archive, as a share of the loss",
+            "largest drop": "Relative, the largest that was measured of the archive",
         },
         hidden=[] if any(row.problem for row in rows) else ["problem"],
     )

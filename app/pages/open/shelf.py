@@ -7,10 +7,10 @@ from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
+from inshrink_app.model.measured import known_of
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import Subject
 from inshrink_app.server.roots import list_folder, settings
-from inshrink_app.services.comparing import newest_comparison
 from inshrink_app.services.opening import load_subject
 
 __all__ = ["Listed", "Shelf", "last_metric", "shelf"]
@@ -27,7 +27,8 @@ class Listed(NamedTuple):
     """One run or archive, as a table has it; None where nothing tells.
 
     `nbytes` is what lies on disk; `archive_bytes` and the ratios are those of the archive itself, or of the
-    one beside the run; `drop` is the worst of its newest comparison. `problem` says why it cannot be read.
+    one beside the run, and `not_archived` counts the steps that this one lacks; `drop` and `restore_cost` are
+    the largest that were measured of it. `problem` says why it cannot be read.
     """
 
     path: Path
@@ -39,6 +40,8 @@ class Listed(NamedTuple):
     archive_bytes: int | None = None
     ratio: float | None = None
     bits_per_weight: float | None = None
+    not_archived: int | None = None
+    restore_cost: float | None = None
     drop: float | None = None
     metric: str = ""
     value: float | None = None
@@ -83,8 +86,8 @@ def _listed(path: Path, kind: str) -> Listed:
         return Listed(path, kind, problem=error.problem.what)
     archive = shown.archive
     metric, value = last_metric(shown)
-    compared = None if archive is None else newest_comparison(archive.path, archive.nbytes)
-    worst = None if compared is None else compared.worst
+    known = None if archive is None else known_of(archive)
+    compared = known.comparison if known is not None and known.is_current else None
     return Listed(
         path=path,
         kind=shown.kind,
@@ -95,7 +98,9 @@ def _listed(path: Path, kind: str) -> Listed:
         archive_bytes=None if archive is None else archive.nbytes,
         ratio=None if archive is None else archive.ratio_total,
         bits_per_weight=None if archive is None else archive.bits_per_weight,
-        drop=None if worst is None else worst.drop,
+        not_archived=None if archive is None else len(set(shown.steps) - set(archive.steps)),
+        restore_cost=None if compared is None else compared.max_restore_cost,
+        drop=None if compared is None else compared.max_drop,
         metric=metric,
         value=value,
     )

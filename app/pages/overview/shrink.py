@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.work import Requests
+from inshrink_app.model.measured import known_of, when
 from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.overview import shrinking
 from inshrink_app.pages.overview.shrinking import Shrunk
 from inshrink_app.services import EvaluatorCode
-from inshrink_app.widgets import evaluator_consent, fmt, job_card, listing, problem, quality
+from inshrink_app.widgets import choices, evaluator_consent, fmt, job_card, listing, problem, quality
 from inshrink_app.widgets.choices import one_of_few
 from inshrink_app.widgets.layout import Fact, answer, facts, section
+
+if TYPE_CHECKING:
+    from streamlit.delta_generator import DeltaGenerator
+
+    from inshrink_core.verbs.shared.measured import Known
 
 RECOMMENDED = "resume"
 
@@ -49,8 +55,11 @@ _WORDS: Mapping[str, _Words] = {
         "Training cannot go on without warming the optimizer up.",
     ),
 }
-_TRIED = "overview.tried"
-_BASES = {"measured": "measured by trials", "predicted": "predicted from trials"}
+_BASES = {
+    "measured": "measured by trials",
+    "predicted": "predicted from trials",
+    "judged": "measured on the steps tried",
+}
 
 
 def chosen_goal() -> str:
@@ -60,28 +69,27 @@ def chosen_goal() -> str:
 
 def show(shown: Subject) -> Requests:
     """Draw the card; return what it does, as requests."""
-    tried = shrinking.goals_request(shown)
     with section("Shrink this run"):
         job = shrinking.shrink_job(shown)
         if job is not None and job.is_running:
             _at_work(job)
-            return [tried, *job.requests]
-        if job is not None and job.state == "finished":
+            return job.requests
+        is_made = job is not None and job.state == "finished"
+        if job is not None and is_made:
             _made(job)
         elif job is not None:
             job_card.stopped(job, primary=False)
-        trial = answer(lambda: shrinking.goals_job(shown))
-        earlier = _earlier(shown) if trial is None else None
-        if trial is None and earlier is None and state.was_asked_for():
-            trial = answer(lambda: shrinking.start_goals(shown))
-        _goals(shown, trial or earlier, is_earlier=earlier is not None)
-        return [tried, *_launch(shown, again=job is not None and job.state == "finished")]
-
-
-def _earlier(shown: Subject) -> Job | None:
-    """Return the trial from before the run has grown: not every checkpoint begins another one."""
-    path, job_id = st.session_state.get(_TRIED, ("", ""))
-    return services.find_job(job_id) if path == str(shown.path) else None
+        names = shrinking.goal_names()
+        labels = {name: _WORDS[name].label for name in names}
+        goal = one_of_few("overview", "What is it for?", _GOAL, labels, RECOMMENDED)
+        cards = st.container()
+        left, right = st.columns(2, gap="medium")
+        with right:
+            judge, device = _judge(shown)
+        with cards:
+            is_bound = _goals(shown, goal, judge, device)
+        tried = shrinking.goals_request(shown, judge, device)
+        return [tried, *_launch(shown, left, goal, judge, device, bound=is_bound, again=is_made)]
 
 
 def _at_work(job: Job) -> None:
@@ -99,49 +107,91 @@ def _progress(job: Job) -> None:
         job_card.cancel_button(now)
 
 
-def _goals(shown: Subject, trial: Job | None, *, is_earlier: bool) -> None:
-    """Draw what is known of the goals, or how far the trial is."""
-    if trial is not None:
-        st.session_state[_TRIED] = (str(shown.path), trial.job_id)
+def _goals(shown: Subject, goal: str, judge: EvaluatorCode | None, device: str) -> bool:
+    """Draw what is known of the goals, or how far the trial is; return whether a bound can be kept."""
+    trial = answer(lambda: shrinking.goals_job(shown, judge, device))
+    known = shrinking.known_goals(shown, judge)
+    is_known = known is not None and known.is_current
+    if trial is not None and trial.state == "interrupted" and state.was_asked_for():
+        services.resume_job(trial)
+    if trial is None and not is_known and state.was_asked_for():
+        trial = answer(lambda: shrinking.start_goals(shown, judge, device))
+    if trial is not None and trial.is_running:
+        _trying(shown, trial, goal, judge is not None)
+        return judge is not None
     found = services.read_result(trial) if trial is not None and trial.state == "finished" else None
+    found = found or (known.document if known is not None else None)
     rows = {str(row["goal"]): row for row in found["goals"]} if found else {}
-    names = shrinking.goal_names()
-    goal = one_of_few(
-        "overview", "What is it for?", _GOAL, {name: _WORDS[name].label for name in names}, RECOMMENDED
-    )
-    for name, column in zip(names, st.columns(len(names), gap="small"), strict=True):
-        with column, st.container(border=True, height="stretch", gap="small"):
-            _goal(name, rows.get(name), int(found["run_bytes"]) if found else None, chosen=name == goal)
+    _cards(rows, int(found["run_bytes"]) if found else None, goal)
     if found:
-        tried = [fmt.count(int(step)) for step in found["tried"]]
-        steps = f"steps {' and '.join(tried)}" if len(tried) > 1 else f"step {tried[0]}"
-        part = "" if found["sampled"] >= 1 else f", on {fmt.share(found['sampled'])} of their weights"
-        st.caption(
-            f"Estimated from {steps}, tried in {fmt.duration(found['seconds'])} on "
-            f"{fmt.markdown(str(found['device']))}{part}, with the default settings, without a bound on the "
-            "restore cost. Nothing was written, and no code of the run was executed."
-        )
-        if is_earlier:
-            _offer_trial(shown, "The run has grown since.")
-    elif trial is not None and trial.is_running:
-        st.caption("Trying two steps for each goal. Nothing is written, and no code of the run is executed.")
-        _progress(trial)
+        st.caption(_basis(found, None if known is None else known.at))
+        if not is_known and known is not None and found is known.document:
+            _offer_trial(shown, judge, device, "The run has changed since.")
     elif trial is not None:
         job_card.stopped(trial, primary=False)
     else:
         _offer_trial(
             shown,
+            judge,
+            device,
             "This page was opened by a link, so nothing was tried yet. Two steps are enough to estimate the "
             "sizes.",
         )
+    return judge is not None and not (found or {}).get("not_judged")
 
 
-def _offer_trial(shown: Subject, why: str) -> None:
+@st.fragment(run_every=job_card.POLL_SECONDS)
+def _trying(shown: Subject, trial: Job, goal: str, is_judged: bool) -> None:
+    """Draw a trial while it runs, each number as it arrives."""
+    now = job_card.current(trial)
+    rows = {str(row["goal"]): row for row in now.told()}
+    _cards(rows, len(shown.steps) * sum(row.nbytes for row in shown.tensors), goal)
+    judged = "; then the evaluator judges them, written within the bound" if is_judged else ""
+    st.caption(
+        "Loads PyTorch, which takes some seconds, then tries two steps for each goal, the quickest first"
+        f"{judged}. The first trial after an installation takes longer: it compiles loops, once. Nothing is "
+        "written."
+    )
+    with st.container(horizontal=True, vertical_alignment="center"):
+        job_card.progress(now)
+        job_card.cancel_button(now)
+
+
+def _cards(rows: Mapping[str, Mapping[str, Any]], before: int | None, goal: str) -> None:
+    """Draw a card a goal."""
+    names = shrinking.goal_names()
+    for name, column in zip(names, st.columns(len(names), gap="small"), strict=True):
+        with column, st.container(border=True, height="stretch", gap="small"):
+            _goal(name, rows.get(name), before, chosen=name == goal)
+
+
+def _basis(found: Mapping[str, Any], at: float | None) -> str:
+    """Say what the estimates rest on."""
+    tried = [fmt.count(int(step)) for step in found["tried"]]
+    steps = f"steps {' and '.join(tried)}" if len(tried) > 1 else f"step {tried[0]}"
+    part = "" if found["sampled"] >= 1 else f", on {fmt.share(found['sampled'])} of their weights"
+    bound = found.get("bound")
+    how = (
+        "with the default settings, without a bound on the restore cost"
+        if bound is None
+        else f"each as small as a restore cost of {fmt.percent(bound)} of the loss allows"
+    )
+    why = found.get("not_judged")
+    told = f" The evaluator tells no restore cost: {fmt.markdown(str(why))}." if why else ""
+    day = "" if at is None else f", {when(at)}"
+    safe = ", and no code of the run was executed" if bound is None and not why else ""
+    return (
+        f"Estimated from {steps}, tried in {fmt.duration(found['seconds'])} on "
+        f"{fmt.markdown(str(found['device']))}{part}{day}, {how}.{told} Nothing was written{safe}."
+    )
+
+
+def _offer_trial(shown: Subject, judge: EvaluatorCode | None, device: str, why: str) -> None:
     """Offer the trial."""
     with st.container(horizontal=True, vertical_alignment="center"):
         if st.button("Try two steps", icon=":material/science:"):
             state.clicked()
-            if answer(lambda: shrinking.start_goals(shown)) is not None:
+            if answer(lambda: shrinking.start_goals(shown, judge, device)) is not None:
                 st.rerun()
         st.caption(why)
 
@@ -180,9 +230,11 @@ def _loss(row: Mapping[str, Any]) -> str:
     """Say what a restore costs, and how that is known."""
     if row["basis"] == "exact":
         return "Restore cost: **none**, exact"
+    drop = row.get("drop")
+    beside = "" if drop is None else f"; drop {fmt.percent(float(drop))}"
     cost = row["restore_cost"]
     if cost is not None and row["basis"] in _BASES:
-        return f"Restore cost: **{fmt.percent(float(cost))}** of the loss, {_BASES[row['basis']]}"
+        return f"Restore cost: **{fmt.percent(float(cost))}** of the loss, {_BASES[row['basis']]}{beside}"
     error = row["relative_error"]
     if error is None:  # Weights that are not finite have none.
         return f"Restore cost: {quality.NOT_KNOWN}"
@@ -190,16 +242,21 @@ def _loss(row: Mapping[str, Any]) -> str:
     return f"Restore cost: {quality.NOT_KNOWN}. Weights are off by {said} (relative, root mean square)"
 
 
-def _launch(shown: Subject, *, again: bool) -> Requests:
-    """Ask where to and whose code may run, and begin; return the requests."""
-    goal = chosen_goal()
-    left, right = st.columns(2, gap="medium")
-    with right:
-        judge, bound = _judge(shown, goal)
-    request = shrinking.goal_request(shown, goal, bound=bound)
+def _launch(
+    shown: Subject,
+    place: DeltaGenerator,
+    goal: str,
+    judge: EvaluatorCode | None,
+    device: str,
+    *,
+    bound: bool,
+    again: bool,
+) -> Requests:
+    """Ask where to, and begin; return the requests."""
+    request = shrinking.goal_request(goal, shown.steps, bound=bound)
     suggestion = services.suggested_name(shown, request)
-    with left:
-        typed = st.text_input("Write to", value=suggestion, key=f"shrink.target.{suggestion}")
+    typed = place.text_input("Write to", value=suggestion, key=f"shrink.target.{suggestion}")
+    requests = shrinking.shrink_requests(shown, goal, typed, judge, device, bound=bound)
     problem.show_unreadable(
         shown.unreadable, "The archive will hold all others: keep these files, or fetch whole ones."
     )
@@ -209,41 +266,41 @@ def _launch(shown: Subject, *, again: bool) -> Requests:
             type="secondary" if again else "primary",
             icon=":material/compress:",
         )
+        steps = f"all {fmt.count(len(shown.steps))} steps" if len(shown.steps) > 1 else "the one step"
         small = (
-            f", each as small as a restore cost of {quality.bound_text()} of the loss allows" if bound else ""
+            "" if request.max_restore_cost is None else f", within a restore cost of {quality.bound_text()}"
         )
-        how = "every tensor with the run" if judge is None else "a few of them with the run by its metric"
-        steps = fmt.counted(len(shown.steps), "step")
-        st.caption(f"Exports all {steps}{small}; then decodes them again, and compares {how}.")
+        how = (
+            "every tensor with the run"
+            if requests[-1].verb() == "verify"
+            else "them with the run by its metric"
+        )
+        st.caption(f"Writes {steps}{small}; then decodes every tensor again, and compares {how}.")
     if pressed:
         target = answer(lambda: services.export_target(typed, request))
-        started = target and answer(lambda: shrinking.start_shrink(shown, goal, target, judge, bound=bound))
+        started = target and answer(
+            lambda: shrinking.start_shrink(
+                shown,
+                shrinking.shrink_requests(shown, goal, str(target), judge, device, bound=bound),
+                judge,
+            )
+        )
         if started is not None:
             st.rerun()
-    return shrinking.shrink_requests(shown, goal, typed, judge, bound=bound)
+    return requests
 
 
-def _judge(shown: Subject, goal: str) -> tuple[EvaluatorCode | None, bool]:
-    """Return whose code may measure what a restore costs, None for nobody's; and whether that is bound."""
-    if shrinking.goal_request(shown, goal).optimizer == "exact":
-        st.caption("Exact needs no evaluator: every bit is compared.")
-        return None, False
+def _judge(shown: Subject) -> tuple[EvaluatorCode | None, str]:
+    """Return whose code may measure what a restore costs, None for nobody's, and where is computed."""
     judge, trusted = evaluator_consent.ask(shown)
-    if judge is not None and trusted:
-        return judge, st.checkbox(
-            f"Bound what a restore costs: {quality.bound_text()} of the loss",
-            value=True,
-            key="shrink.bound",
-            help="Needs an evaluator that returns a loss or `log_probs`. Without the bound, every step is "
-            "written with the default settings.",
+    if judge is None or not trusted:
+        st.caption(
+            "Without an evaluator that may run, every step is written with the default settings, and what a "
+            "restore costs stays unknown. With one, each step becomes as small as a restore cost of "
+            f"{quality.bound_text()} of the loss allows: often much smaller, and finer where the defaults "
+            "would cost more."
         )
-    st.caption(
-        "Without an evaluator that may run, every step is written with the default settings, and what a "
-        "restore costs stays unknown. With one, each step becomes as small as a restore cost of "
-        f"{quality.bound_text()} of the loss allows: often much smaller, and finer where the defaults would "
-        "cost more."
-    )
-    return None, False
+    return judge if trusted else None, choices.device("overview")
 
 
 def _made(job: Job) -> None:
@@ -256,14 +313,21 @@ def _made(job: Job) -> None:
     if made is None:
         st.warning("The archive is not there any more.", icon=":material/warning:")
         return
-    _verdict(made)
+    known = known_of(made.chain)
+    _verdict(made, known)
     facts(_figures(made))
+    if made.decided is not None:
+        least, exact = made.decided, ", stored exactly" if made.decided["exact"] else ""
+        st.caption(
+            f"Step {fmt.count(least['step'])} decides the ratio: its weights shrink least, "
+            f"{fmt.ratio(least['ratio_weights'])}{exact}."
+        )
     st.code(str(made.chain.path), language=None, wrap_lines=True)
     with st.container(horizontal=True):
         if st.button("Open the archive", type="primary", icon=":material/inventory_2:"):
             state.remember(archive=str(made.chain.path))
             state.go_to("archive")
-        if made.compared is not None and st.button("See the comparison", icon=":material/compare_arrows:"):
+        if known is not None and st.button("See the comparison", icon=":material/compare_arrows:"):
             st.session_state["compare.archives"] = [str(made.chain.path)]
             state.go_to("compare")
         offered = services.download_url(made.chain.path)
@@ -272,11 +336,11 @@ def _made(job: Job) -> None:
     st.divider()
 
 
-def _verdict(made: Shrunk) -> None:
+def _verdict(made: Shrunk, known: Known | None) -> None:
     """Say whether the archive can be trusted."""
-    cost = made.compared.max_restore_cost if made.compared is not None else None
+    cost = None if known is None else known.comparison.max_restore_cost
     problem.show_unreadable(made.unreadable, "They are not in the archive: do not delete their files.")
-    if not made.is_sound:
+    if made.problems:
         st.error(
             f"Written, but not sound: {fmt.counted(len(made.problems), 'problem')}.", icon=":material/error:"
         )
@@ -296,39 +360,12 @@ def _verdict(made: Shrunk) -> None:
 def _figures(made: Shrunk) -> list[Fact]:
     """Return the figures of the result; all of them measured."""
     chain = made.chain
-    bits = chain.bits_per_weight
-    rows: list[Fact] = [
-        ("Archive", fmt.size(chain.nbytes), f"of {fmt.size(chain.raw_bytes)} raw"),
-        ("Ratio in all", fmt.ratio(chain.ratio_total), f"weights {fmt.ratio(chain.ratio_weights)}"),
-        (
-            "Bits per weight",
-            "–" if bits is None else fmt.value(bits, _DIGITS),
-            f"measured, on {made.device}" if made.device else "measured",
-        ),
-    ]
-    if made.compared is not None:
-        cost, worst = quality.compared_fact(made.compared), made.compared.worst
-        drop, step = (None, None) if worst is None else (worst.drop, worst.step)
-        if made.kept is not None:  # Of all steps, where the comparison has some.
-            said = f"of the loss, measured on {fmt.counted(made.kept.n_steps, 'step')}"
-            cost = (cost[0], fmt.percent(made.kept.restore_cost), said, quality.tip())
-            drop, step = made.kept.drop, made.kept.step
-        rows.append(cost)
-        if step is not None:
-            said = f"relative, of {made.compared.metric} at step {fmt.count(step)}"
-            rows.append(("Worst drop", fmt.percent(drop), said))
-    elif made.n_tensors is not None:
+    rows = [*quality.size_facts(chain, made.device), *quality.archive_facts(chain)]
+    if made.n_tensors is not None:
         exact = made.n_exact == made.n_tensors
-        rows.append(
-            (
-                "Bit-exact",
-                "all" if exact else f"{fmt.count(made.n_exact or 0)} of {fmt.count(made.n_tensors)}",
-                "tensors of all steps",
-            )
-        )
+        held = "all" if exact else f"{fmt.count(made.n_exact or 0)} of {fmt.count(made.n_tensors)}"
+        rows.append(("Bit-exact", held, "tensors of all steps"))
         if not exact and made.relative_error is not None:
-            rows.append(
-                ("Relative error", fmt.percent(made.relative_error), "of the weights, root mean square")
-            )
-            rows.append(("Restore cost", "–", quality.NOT_KNOWN, quality.tip()))
+            error = fmt.percent(made.relative_error)
+            rows.append(("Relative error", error, "of the weights, root mean square"))
     return rows

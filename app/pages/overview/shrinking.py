@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.work import Work
-from inshrink_app.model.subject import Subject
-from inshrink_app.services.comparing import Compared, compared, comparison, spread_of
+from inshrink_app.model.problem import ServiceError
+from inshrink_app.model.subject import ASK_ABOVE_BYTES, Subject
+from inshrink_app.services.comparing import comparison, spread_of
 from inshrink_app.services.evaluating import EvaluatorCode
 from inshrink_app.services.exporting import ExportRequest, export_requests
 from inshrink_app.services.jobs import documents_of, job_of, newest_job, start_job
-from inshrink_app.services.opening import chain_of, opened
+from inshrink_app.services.opening import chain_of, engine_of, opened
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
     from inshrink_core.request import Request
+    from inshrink_core.verbs.estimate import EstimateGoals
 
 __all__ = [
+    "KnownGoals",
     "Shrunk",
     "goal_names",
     "goal_request",
     "goals_job",
     "goals_request",
+    "known_goals",
     "shrink_job",
     "shrink_requests",
     "shrunk_by",
@@ -40,15 +44,19 @@ def goal_names() -> tuple[str, ...]:
     return tuple(goal.name for goal in GOALS)
 
 
-def goal_request(shown: Subject, name: str, *, bound: bool = False) -> ExportRequest:
+def goal_request(
+    name: str, steps: tuple[int, ...], *, bound: bool = False, device: str = "auto"
+) -> ExportRequest:
     """Return the export of a whole run for a goal.
 
     Parameters
     ----------
-    shown, name
-        The run, and what the archive is for.
+    name, steps
+        What the archive is for, and the steps of the run.
     bound
         Whether what a restore costs is bound as by default, which takes an evaluator; an exact one is free.
+    device
+        Where it is written.
     """
     from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
     from inshrink_core.verbs.estimate import GOALS
@@ -56,26 +64,34 @@ def goal_request(shown: Subject, name: str, *, bound: bool = False) -> ExportReq
     goal = next(goal for goal in GOALS if goal.name == name)
     return ExportRequest(
         kind="chain",
-        steps=shown.steps,
+        steps=steps,
         codec=goal.codec,
         optimizer=goal.optimizer,
+        device=device,
         max_restore_cost=DEFAULT_MAX_RESTORE_COST if bound and goal.optimizer != "exact" else None,
     )
 
 
-def goals_request(shown: Subject) -> Request[Any]:
-    """Return the request that tries two steps for every goal."""
+def goals_request(shown: Subject, judge: EvaluatorCode | None, device: str = "auto") -> EstimateGoals:
+    """Return the request that tries two steps for every goal, and has them judged where code may run."""
+    from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
     from inshrink_core.verbs.estimate import EstimateGoals
 
-    return EstimateGoals(str(shown.path))
+    # Judged are whole steps, written several times: of a large model that takes too long to begin with.
+    if judge is None or sum(row.nbytes for row in shown.model_tensors) > ASK_ABOVE_BYTES:
+        return EstimateGoals(str(shown.path), device=device)
+    bound = DEFAULT_MAX_RESTORE_COST
+    return EstimateGoals(str(shown.path), max_restore_cost=bound, device=device, **judge.fields)
 
 
-def _goals(shown: Subject) -> Work:
-    of, more = (opened(str(shown.path)).token,), {"page": "overview", "topic": "goals"}
-    return Work.asking([goals_request(shown)], shown=shown.path, of=of, **more)
+def _goals(shown: Subject, judge: EvaluatorCode | None, device: str) -> Work:
+    request = goals_request(shown, judge, device)
+    of = (opened(str(shown.path)).token, "" if judge is None else judge.digest)
+    more = {"page": "overview", "topic": "goals", "trusted": "" if judge is None else judge.trusted}
+    return Work.asking([request], shown=shown.path, of=of, **more)
 
 
-def goals_job(shown: Subject) -> Job | None:
+def goals_job(shown: Subject, judge: EvaluatorCode | None, device: str) -> Job | None:
     """Return the trial of the goals on this run as it is, if there was one.
 
     Raises
@@ -83,22 +99,53 @@ def goals_job(shown: Subject) -> Job | None:
     ServiceError
         The run cannot be read any more.
     """
-    return job_of(_goals(shown))
+    return job_of(_goals(shown, judge, device))
 
 
-def start_goals(shown: Subject) -> Job:
-    """Try two steps for every goal; nothing is written, and no code of the run is executed.
+class KnownGoals(NamedTuple):
+    """What a trial of the goals has told, when, and whether it was of the run as it is."""
+
+    document: Mapping[str, Any]
+    at: float
+    is_current: bool
+
+
+def known_goals(shown: Subject, judge: EvaluatorCode | None) -> KnownGoals | None:
+    """Return what the newest trial of the goals has told, whoever asked for it; None without one."""
+    from inshrink_core.verbs.shared.measured import Measurements
+
+    try:
+        run: Any = engine_of(shown)[0]
+    except ServiceError:  # What cannot be opened any more is said where it is asked for.
+        return None
+    found = Measurements.of_run(run)
+    for earlier in (False, True):
+        for one in found.rows("goals", earlier=earlier):
+            is_asked = one.question.get("steps") == list(shown.steps) or earlier
+            if is_asked and ("bound" in one.question) is (judge is not None) and one.document.get("goals"):
+                return KnownGoals(one.document, one.at, not earlier)
+    return None
+
+
+def start_goals(shown: Subject, judge: EvaluatorCode | None, device: str) -> Job:
+    """Try two steps for every goal; nothing is written, and code runs only where the reader has said so.
 
     Raises
     ------
     ServiceError
         The run cannot be read any more.
     """
-    return start_job(_goals(shown), again=False)
+    return start_job(_goals(shown, judge, device), again=False)
 
 
 def shrink_requests(
-    shown: Subject, goal: str, target: str, judge: EvaluatorCode | None, *, bound: bool = True
+    shown: Subject,
+    goal: str,
+    target: str,
+    judge: EvaluatorCode | None,
+    device: str = "auto",
+    *,
+    bound: bool = True,
 ) -> list[Request[Any]]:
     """Return the requests that write an archive, decode all of it, and compare it with the run.
 
@@ -111,20 +158,24 @@ def shrink_requests(
     target
         Where it goes.
     judge
-        Whose code evaluates a few steps in the end; without it every tensor is compared instead, as it is for
-        a goal that keeps every bit.
+        Whose code says what a restore costs, which is bound then; without it every tensor is compared
+        instead, as it is for a goal that keeps every bit.
+    device
+        Where it is written, decoded and compared.
     bound
-        Whether it bounds, too, what a restore of each step costs.
+        Whether what the evaluator returns tells what a restore costs.
     """
     from inshrink_core.verbs.verify import Verify
 
-    request = goal_request(shown, goal, bound=bound and judge is not None)
+    request = goal_request(goal, shown.steps, bound=bound and judge is not None, device=device)
     fields = judge.fields if judge is not None and request.max_restore_cost is not None else {}
     written = export_requests(shown, request, target, "", **fields)
     if judge is None or request.optimizer == "exact":
-        return [*written, Verify(target, deep=True, against=str(shown.path))]
-    compared = comparison(shown, [Path(target)], spread_of(shown.steps), judge)
-    return [*written, Verify(target, deep=True), compared]
+        return [*written, Verify(target, deep=True, against=str(shown.path), device=device)]
+    # Under a bound every step was measured when it was written: the comparison is known then.
+    steps = shown.steps if bound else spread_of(shown.steps)
+    compared = comparison(shown, [Path(target)], steps, judge, device=device)
+    return [*written, Verify(target, deep=True, device=device), compared]
 
 
 def shrink_job(shown: Subject) -> Job | None:
@@ -132,54 +183,30 @@ def shrink_job(shown: Subject) -> Job | None:
     return newest_job("overview", "shrink", shown.path)
 
 
-def start_shrink(
-    shown: Subject, goal: str, target: Path, judge: EvaluatorCode | None, *, bound: bool = True
-) -> Job:
+def start_shrink(shown: Subject, requests: Sequence[Request[Any]], judge: EvaluatorCode | None) -> Job:
     """Do the whole; with an evaluator only after the reader has said that its code may run."""
-    requests = shrink_requests(shown, goal, str(target), judge, bound=bound)
     trusted = judge.trusted if judge is not None and requests[-1].verb() == "compare" else ""
     more = {"page": "overview", "topic": "shrink", "trusted": trusted}
     return start_job(Work.asking(requests, shown=shown.path, **more))
 
 
-class Kept(NamedTuple):
-    """The worst of all steps as they were written under a bound, and at which step the metric drops most."""
-
-    n_steps: int
-    restore_cost: float | None
-    drop: float | None
-    step: int | None
-
-
-def _kept(written: Mapping[str, Any]) -> Kept | None:
-    """Return what an export under a bound has measured; None without one."""
-    if "bounds" not in written:
-        return None
-    rows = written["frames"]
-    drops = {int(row["step"]): float(row["drop"]) for row in rows if row.get("drop") is not None}
-    worst = max(drops, key=drops.__getitem__, default=None)
-    return Kept(len(rows), written["max_restore_cost"], written["max_drop"], worst)
-
-
 class Shrunk(NamedTuple):
-    """What doing the whole has made and found.
+    """What doing the whole has made, as the archive lies there, and what only the job knows of it.
 
     `relative_error` is that of the weights; `n_exact` and `n_tensors` count tensors of all steps, None where
-    they were not compared one by one; `compared` is None where no evaluator was asked, and so are `bound`,
-    what a restore of any step may cost, and `kept`. `unreadable` are the checkpoints of the run that are not
-    in the archive, and why; they are among no `problems`.
+    they were not compared one by one; `decided` tells which step decides the ratio, `bound` what a restore of
+    any step may cost: None without an evaluator. `unreadable` are the checkpoints of the run that are not in
+    the archive, and why; they are among no `problems`.
     """
 
     chain: ChainReport
-    is_sound: bool
     problems: tuple[dict[str, Any], ...]
     relative_error: float | None
     n_exact: int | None
     n_tensors: int | None
-    compared: Compared | None
     device: str
     bound: float | None
-    kept: Kept | None
+    decided: Mapping[str, Any] | None
     unreadable: tuple[tuple[str, str], ...] = ()
 
 
@@ -195,19 +222,16 @@ def shrunk_by(job: Job) -> Shrunk | None:
     if not target.exists() or len(documents) < len(job.requests):
         return None
     written, verified = documents[:2]
-    errors = verified.get("errors")
+    errors = verified.get("errors") or None
     lost = {row["path"]: row["reason"] for one in documents for row in one.get("unreadable", ())}
-    problems = tuple(row for row in verified.get("problems", ()) if row["where"] not in lost)
     return Shrunk(
         chain=chain_of(str(target)),
-        is_sound=not problems,
-        problems=problems,
+        problems=tuple(row for row in verified.get("problems", ()) if row["where"] not in lost),
         unreadable=tuple((Path(path).name, str(reason)) for path, reason in lost.items()),
         relative_error=written.get("relative_error"),
         n_exact=None if errors is None else sum(bool(row["bit_exact"]) for row in errors),
         n_tensors=None if errors is None else len(errors),
-        compared=next((one for one in compared(job) if one.steps), None) if job.verb == "compare" else None,
         device=str(written.get("device", "")),
         bound=written.get("bounds", {}).get("restore_cost"),
-        kept=_kept(written),
+        decided=written.get("decided"),
     )

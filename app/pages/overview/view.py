@@ -77,7 +77,7 @@ def _next(shown: Subject) -> None:
             ending.Next("Restore & compare", "compare", "What comes back of every step."),
         )
         return
-    goal = shrinking.goal_request(shown, shrink.chosen_goal())
+    goal = shrinking.goal_request(shrink.chosen_goal(), shown.steps)
     carried = {"codec": goal.codec, "drop": "yes" if goal.optimizer == "drop" else "no"}
     ending.offer(
         ending.Next(
@@ -156,8 +156,7 @@ def _of_archive(shown: Subject, archive: ChainReport) -> list[layout.Fact]:
             f"weights {fmt.ratio(archive.ratio_weights)}",
             "Raw bytes divided by stored bytes. Headers, tables and the manifest count with the weights.",
         ),
-        _worst_drop(archive),
-        quality.archive_fact(archive),
+        *quality.archive_facts(archive),
     ]
 
 
@@ -167,20 +166,6 @@ def _saved(archive: ChainReport) -> str:
     if saved <= 0:
         return "saves nothing"
     return f"saves {fmt.size(saved)}, {fmt.share(saved / archive.raw_bytes)}"
-
-
-def _worst_drop(archive: ChainReport) -> layout.Fact:
-    """Say what the newest comparison of the archive found, if there is one."""
-    found = services.newest_comparison(archive.path, archive.nbytes)
-    if found is None or found.worst is None:
-        return ("Worst drop", "–", "not measured yet", "Restore & compare measures it.")
-    return (
-        "Worst drop",
-        fmt.percent(found.worst.drop),
-        f"step {fmt.count(found.worst.step)}",
-        f"Drop in {fmt.markdown(found.metric)}, measured on {fmt.counted(len(found.steps), 'step')} by the "
-        "newest comparison.",
-    )
 
 
 def _skipped(shown: Subject) -> None:

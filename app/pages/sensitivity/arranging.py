@@ -11,19 +11,30 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from inshrink_app.model.sensitivity import Sensitivity
 
-NORMALISED: Mapping[str, str] = {"plain": "As is", "first": "Row's first step", "share": "Share of step"}
+NORMALISED: Mapping[str, str] = {
+    "plain": "Per weight",
+    "share": "Share of the total",
+    "rate": "Per learning rate",
+    "first": "Row's first step",
+}
 """What values are relative to."""
 
 ORDERS: Mapping[str, str] = {
-    "forward": "Forward order",
-    "sensitivity": "Sensitivity",
+    "forward": "Model's order",
+    "share": "Share of the total",
+    "sensitivity": "Per weight",
     "bits": "Bits per weight",
     "size": "Size",
 }
 """What rows are sorted by: the model's own order, or the largest first."""
 
 
-def normalised(table: Sensitivity, how: str, whole: Sensitivity | None = None) -> Sensitivity:
+def normalised(
+    table: Sensitivity,
+    how: str,
+    whole: Sensitivity | None = None,
+    rates: np.ndarray | None = None,
+) -> Sensitivity:
     """Return a table relative to something.
 
     Parameters
@@ -35,6 +46,8 @@ def normalised(table: Sensitivity, how: str, whole: Sensitivity | None = None) -
         parameters carry together (mean times size) as a share of what all rows carry at the step.
     whole
         All tensors, where the table has only some of the rows.
+    rates
+        The learning rate summed over the steps that lead to each checkpoint (`learning_rates`).
 
     Examples
     --------
@@ -49,6 +62,8 @@ def normalised(table: Sensitivity, how: str, whole: Sensitivity | None = None) -
     """
     if how == "first":
         values = {name: _over_first(one) for name, one in table.values.items()}
+    elif how == "rate" and rates is not None:
+        values = {name: (one / rates).astype(np.float32) for name, one in table.values.items()}
     elif how == "share":
         from inshrink_core.analysis.findings import weighted
 
@@ -81,7 +96,7 @@ def ordered(table: Sensitivity, by: str, statistic: str, bits: Mapping[str, floa
     table
         What is drawn.
     by
-        A key of `ORDERS`. By sensitivity: the last value that a row has.
+        A key of `ORDERS`. By share or per weight: the last that a row has.
     statistic
         Whose values count.
     bits
@@ -98,7 +113,9 @@ def ordered(table: Sensitivity, by: str, statistic: str, bits: Mapping[str, floa
     elif by == "bits":
         keys = [bits.get(row.name, -np.inf) for row in table.rows]
     else:
-        keys = [_last(values) for values in table.values[statistic]]
+        weights = [row.numel if by == "share" else 1 for row in table.rows]
+        values = table.values["mean" if by == "share" else statistic]
+        keys = [_last(one) * weight for one, weight in zip(values, weights, strict=True)]
     return tuple(sorted(range(len(keys)), key=lambda place: -keys[place]))
 
 

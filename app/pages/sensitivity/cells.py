@@ -30,7 +30,7 @@ _MOST_CARRIED = 100
 _LISTED_WIDTH = 40
 
 _SCRIPT = Path(__file__).parents[2] / "assets" / "cells.js"
-_CELL = "cell"
+_CELL, _NAME = "cell", "name"
 
 _component = st.components.v2.component("inshrink.cells", js=_SCRIPT.read_text(), isolate_styles=False)
 
@@ -62,9 +62,9 @@ def show(
     if state.was_clicked():
         ahead.warm_up(shown)
     found = _valid(chosen.current(tensors.steps), tensors)
-    _say(_kept("sensitivity.level", tensors, level, lambda: rows.at_level(tables, level)))
+    _say(shown, _kept("sensitivity.level", tensors, level, lambda: rows.at_level(tables, level)))
     with st.container(border=True):
-        view = rows.narrowed(shown, tables, level, statistic)
+        view = rows.narrowed(shown, tables, level, statistic, found)
         if not view.table.rows:
             st.caption("No row matches. Clear the filter to see all of them.")
         elif not np.isfinite(view.table.values[statistic]).any():
@@ -84,8 +84,9 @@ def show(
 
 def _go_on(view: View, found: Selection | None) -> None:
     """Lead on to the page that gives layers their bits, with what is selected, or with the rows on screen."""
-    names = [row.name for row in view.table.rows] if found is None else [found.layer]
-    n_shown = sum(row.n_tensors for row in view.table.rows)
+    shown = [view.table.rows[place].name for place in view.leaves]
+    names = shown if found is None else [found.layer]
+    n_shown = sum(view.table.rows[place].n_tensors for place in view.leaves)
     whole = found is None and n_shown == len(view.tensors.rows)
     if found is not None:
         label = f"Allocate bits to {fmt.elided(found.layer, _LISTED_WIDTH)}"
@@ -104,7 +105,7 @@ def _go_on(view: View, found: Selection | None) -> None:
     )
 
 
-def _say(table: Sensitivity) -> None:
+def _say(shown: Subject, table: Sensitivity) -> None:
     """Say in words what the picture shows."""
     if METRICS[table.metric].pooled:
         return
@@ -114,9 +115,11 @@ def _say(table: Sensitivity) -> None:
 
         sizes = [row.numel for row in table.rows]
         names = [row.name for row in table.rows]
-        return findings(table.metric, table.by, names, sizes, table.steps, table.values["mean"]).sentence()
+        rates = rows.learning_rates_of(shown, table)
+        told = findings(table.metric, table.by, names, sizes, table.steps, table.values["mean"], rates)
+        return told.sentence()
 
-    sentence = _kept("sensitivity.said", table, None, said)
+    sentence = _kept("sensitivity.said", table, str(shown.path), said)
     if sentence:
         st.markdown(f"**{fmt.markdown(sentence)}**")
 
@@ -155,26 +158,42 @@ def _chart(view: View, found: Selection | None) -> None:
             scale=view.scale,
             relative=view.relative,
             loss=_loss(view),
+            tree=_labels(view),
         ),
     )
     with st.container(gap=None):
         alt = f"{METRICS[table.metric].label} of {len(table.rows)} rows over {len(table.steps)} steps"
         chart(figure, _CHART, alt)
         told = functools.partial(_clicked, [row.name for row in table.rows], table.steps)
-        picked_cells(_CHART, told, marked=_marked(view, found))
+        picked_cells(_CHART, told, marked=_marked(view, found), named=functools.partial(_named, view))
     st.caption(_caption(view))
 
 
+def _labels(view: View) -> list[tuple[str, str]]:
+    """Return what each row is called, as it stands in the tree, and its shape."""
+    shapes = ["" if row.shape is None else fmt.shape(row.shape) for row in view.table.rows]
+    return list(zip(modules.labels(view.nodes), shapes, strict=True))
+
+
+def _named(view: View, said: object) -> None:
+    """Take in a click on the name of a row: a module is closed or opened, a tensor's module is closed."""
+    if type(said) is not int or not 0 <= said < len(view.nodes) or not view.is_tree:
+        return
+    node = view.nodes[said]
+    run = str(view.shown.path)
+    if node.is_open is not None:
+        chosen.fold(run, node.name, is_open=node.is_open)
+    elif "." in node.name:
+        above = [one for one in view.nodes[:said] if one.is_open and modules.is_within(node.name, one.name)]
+        if above:
+            chosen.fold(run, above[-1].name, is_open=True)
+
+
 def _tree(view: View, found: Selection | None) -> None:
-    """Draw the modules below the picture: what is selected in one is in the other."""
-    nodes = rows.lines(view, found)
-    frame = _kept(
-        "sensitivity.frame",
-        view.tensors,
-        (view.statistic, view.relative, nodes, len(view.kept.rows)),
-        lambda: rows.summary(view, nodes),
-    )
-    rows.show_table(view, nodes, frame, found)
+    """Draw the same rows as a table below the picture: what is selected in one is in the other."""
+    about = (view.statistic, view.relative, view.nodes, len(view.kept.rows))
+    frame = _kept("sensitivity.frame", view.tensors, about, lambda: rows.summary(view))
+    rows.show_table(view, frame, found)
 
 
 def _loss(view: View) -> tuple[str, Sequence[tuple[int, float]]] | None:
@@ -206,7 +225,8 @@ def _base(view: View) -> tuple[object, ...]:
     names = tuple(row.name for row in table.rows)
     path = str(view.shown.path)
     look = (view.statistic, view.clip, view.scale, view.relative)
-    return (path, view.level, table.metric, *look, names, table.steps)
+    folds = tuple(node.is_open for node in view.nodes)
+    return (path, view.level, table.metric, *look, names, folds, table.steps)
 
 
 def _rows_of(view: View, found: Selection | None) -> tuple[int, ...]:
@@ -220,7 +240,8 @@ def _rows_of(view: View, found: Selection | None) -> tuple[int, ...]:
         types = {view.tensors.rows[i].layer_type for i in rows.tensors_of(view.tensors, found.layer)}
         return tuple(i for i, name in enumerate(names) if name in types)
     inside = modules.members_of(names, found.layer)
-    return inside or tuple(i for i, name in enumerate(names) if modules.is_within(found.layer, name))
+    holding = [i for i, name in enumerate(names) if modules.is_within(found.layer, name)]
+    return inside or tuple(holding[-1:])
 
 
 def _panel(view: View, found: Selection | None) -> None:
@@ -244,24 +265,22 @@ def _panel(view: View, found: Selection | None) -> None:
 
 
 def _most_sensitive(view: View) -> None:
-    """List the rows of the largest values at the last step; each opens as a click on its cell does."""
-    table = view.table
-    values = table.values[view.statistic][:, -1]
-    order = [
-        i for i in np.argsort(-np.nan_to_num(values, nan=-np.inf), kind="stable") if np.isfinite(values[i])
-    ]
-    st.header(f"Largest at step {fmt.count(table.steps[-1])}", anchor=False)
-    st.caption("Click a cell, or one of these, to look inside.")
-    names = [table.rows[i].name for i in order[:_MOST_LISTED]]
+    """List the rows that carry most at the last step; each opens as a click on its cell does."""
+    table = view.plain
+    by = "Largest" if METRICS[table.metric].pooled else "Largest share of the total"
+    st.header(f"{by} at step {fmt.count(table.steps[-1])}", anchor=False)
+    st.caption("Click a cell, or one of these, to look inside; the name of a module to close or to open it.")
+    places = view.ranked[:_MOST_LISTED]
+    names = [table.rows[place].name for place in places]
     with st.container(gap="xxsmall"):
-        for i, label in zip(order, fmt.elided_all(names, _LISTED_WIDTH), strict=False):
-            said = fmt.percent(float(values[i])) if view.relative == "share" else fmt.value(float(values[i]))
+        for place, label in zip(places, fmt.elided_all(names, _LISTED_WIDTH), strict=True):
+            value = table.values["mean"][place, -1]
             st.button(
-                fmt.markdown(f"{label} · {said}"),
-                key=f"largest.{table.rows[i].name}",
+                fmt.markdown(f"{label} · {rows.told_of(table, view.shares[place], value)}"),
+                key=f"largest.{table.rows[place].name}",
                 type="tertiary",
                 on_click=chosen.apply,
-                args=(Event("table", table.rows[i].name),),
+                args=(Event("table", table.rows[place].name),),
             )
 
 
@@ -288,15 +307,31 @@ def _caption(view: View) -> str:
         )
     if any(len(node.members) > 1 for node in view.nodes) and view.statistic != "mean":
         parts.append("A row of several modules shows the mean over their tensors.")
-    if any(np.isnan(values).any() for values in table.values.values()):
-        parts.append("Grey: the tensor is absent or has no value at this step.")
+    parts += _grey(view)
     if table.note:
         parts.append(fmt.markdown(table.note))
     return " ".join(parts)
 
 
+def _grey(view: View) -> list[str]:
+    """Say why cells are grey: nothing tells whose the optimizer's state is, or there is nothing."""
+    if not np.isnan(view.table.values[view.statistic]).any():
+        return []
+    lost = int((~np.isfinite(view.tensors.values["mean"])).all(axis=1).sum())
+    if lost and any(row.is_unattributed for row in view.shown.tensors):
+        return [
+            f"Grey: {fmt.counted(lost, 'tensor')} whose optimizer state is unattributed, as neither names, "
+            "values nor order tell whose it is; or that is absent at the step."
+        ]
+    return ["Grey: the tensor is absent or has no value at this step."]
+
+
 def picked_cells(
-    chart: str, told: Callable[[object], None], *, marked: tuple[Sequence[int], int] | None
+    chart: str,
+    told: Callable[[object], None],
+    *,
+    marked: tuple[Sequence[int], int] | None,
+    named: Callable[[object], None],
 ) -> None:
     """Listen to clicks on the cells of a heatmap that stands in the same container, and mark some.
 
@@ -310,6 +345,8 @@ def picked_cells(
         Called with what the browser says was clicked, ``[row, column]``; it may say anything.
     marked
         Rows, ascending, and the column they are marked in.
+    named
+        Called with the row whose name was clicked; it may be anything.
     """
     key = f"{chart}.cells"
     rows, column = marked or ((), 0)
@@ -317,6 +354,7 @@ def picked_cells(
         key=key,
         data={"chart": chart, "colour": MARK, "rows": runs_of(rows), "column": column},
         on_cell_change=lambda: told(st.session_state[key].get(_CELL)),
+        on_name_change=lambda: named(st.session_state[key].get(_NAME)),
     )
 
 

@@ -183,7 +183,7 @@ def changes_figure(
         columns,
         rows,
         np.exp2(columns.values.astype(np.float64)),
-        "%{y}<br>step %{x}<br>times %{customdata:.3~g}<extra></extra>",
+        "%{y}<br>step %{x}<br>times %{customdata:.3~r}<extra></extra>",
         missing=missing,
         zmin=-end,
         zmax=end,
@@ -220,7 +220,8 @@ def overlay_figure(lines: Sequence[Line], unit: str, *, log: bool) -> go.Figure:
                 mode="lines+markers",
                 line={"color": CATEGORICAL[place], "width": 2, "dash": dashes[place]},
                 marker={"size": 5, "symbol": symbols[place]},
-                hovertemplate=f"{fmt.html(line.name)}<br>step %{{x:,}}: %{{y:.4~g}}<extra></extra>",
+                hovertemplate=f"{fmt.html(line.name)}<br>step %{{x:,}}: "
+                f"%{{y:{fmt.d3_format(values)}}}<extra></extra>",
             )
         )
     lay_out(figure, 250, legend=True)

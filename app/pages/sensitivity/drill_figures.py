@@ -13,10 +13,11 @@ from inshrink_app.theme import CATEGORICAL, GAP, MARK, SEQUENTIAL
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import (
     colour_bar,
+    count_ticks,
     lay_out,
     log_scale_ticks,
     log_ticks,
-    steps_axis,
+    stack,
     title,
 )
 from numpy.typing import NDArray
@@ -79,6 +80,7 @@ def histogram_figure(
     figure = go.Figure()
     values = seen.histogram
     middles = (values.edges[:-1] + values.edges[1:]) / 2
+    near = fmt.d3_format(np.abs(values.edges[[0, -1]]) / 10 if values.edges.size else ())
     for part, counts in zip(values.parts, values.counts, strict=True):
         if part.n == 0:
             continue
@@ -99,7 +101,7 @@ def histogram_figure(
                         "fgcolor": "#FFFFFF",
                     },
                 },
-                hovertemplate=f"%{{y:,}} {part.name} values near %{{x:.3~g}}<extra></extra>",
+                hovertemplate=f"%{{y:,}} {part.name} values near %{{x:{near}}}<extra></extra>",
             )
         )
     top = float(values.counts.sum(axis=0).max(initial=1))
@@ -115,10 +117,9 @@ def histogram_figure(
     figure.update_yaxes(
         title=title("Values in a bin"),
         type="log" if log else "linear",
-        tickformat=",d",
         range=[math.log10(0.5), math.log10(top * 1.6)] if log else [0, top * 1.08],
         automargin=True,
-        nticks=5,
+        **count_ticks(top, log=log),
     )
     return figure
 
@@ -147,7 +148,7 @@ def _outline(step: int, values: ValueHistogram, width: float) -> go.Scatter:
         name=f"step {fmt.count(step)}",
         mode="lines",
         line={"color": MARK, "width": 2, "shape": "hvh"},
-        hovertemplate=f"%{{y:,.0f}} values near %{{x:.3~g}} at step {fmt.count(step)}<extra></extra>",
+        hovertemplate=f"%{{y:,.0f}} values near %{{x:.2e}} at step {fmt.count(step)}<extra></extra>",
     )
 
 
@@ -168,7 +169,8 @@ def profile_figure(places: Places, symbol: str) -> go.Figure:
                 y=line,
                 width=np.diff(edges),
                 marker={"color": CATEGORICAL[0], "line": {"width": 0}},
-                hovertemplate=f"{word} %{{x:,.0f}}<br>{fmt.html(symbol)} %{{y:.3~g}}<extra></extra>",
+                hovertemplate=f"{word} %{{x:,.0f}}<br>{fmt.html(symbol)} "
+                f"%{{y:{fmt.d3_format(line)}}}<extra></extra>",
             ),
             row=place,
             col=1,
@@ -176,7 +178,7 @@ def profile_figure(places: Places, symbol: str) -> go.Figure:
     lay_out(figure, _HEIGHT, titles=True)
     figure.update_layout(bargap=0)
     figure.update_xaxes(showgrid=False, nticks=6, tickformat=",d")
-    figure.update_yaxes(rangemode="tozero", nticks=4, automargin=True, tickformat="~g")
+    figure.update_yaxes(rangemode="tozero", nticks=4, automargin=True, exponentformat="e")
     return figure
 
 
@@ -236,15 +238,10 @@ def course_figure(course: Trajectory, step: int) -> go.Figure:
         ("Bits per weight in the archive", course.bits_per_weight, "linear"),
     ]
     panels = [panel for panel in panels if np.isfinite(panel[1]).any()]
-    figure = make_subplots(
-        rows=max(1, len(panels)),
-        cols=1,
-        shared_xaxes=True,
-        subplot_titles=[panel[0] for panel in panels],
-        vertical_spacing=0.12,
-    )
+    figure = go.Figure()
     steps = np.asarray(course.steps, np.int64)
     for place, (name, values, scale) in enumerate(panels, start=1):
+        axis = f"y{place if place > 1 else ''}"
         shown = np.where(values > 0, values, np.nan) if scale == "log" else values
         figure.add_trace(
             go.Scatter(
@@ -253,10 +250,9 @@ def course_figure(course: Trajectory, step: int) -> go.Figure:
                 mode="lines+markers",
                 line={"color": CATEGORICAL[0], "width": 2},
                 marker={"size": 4},
-                hovertemplate=f"step %{{x:,}}<br>{name.lower()} %{{y:.4~g}}<extra></extra>",
-            ),
-            row=place,
-            col=1,
+                yaxis=axis,
+                hovertemplate=f"{name.lower()} %{{y:{fmt.d3_format(shown)}}}<extra></extra>",
+            )
         )
         at = np.flatnonzero(steps == step)
         if at.size and np.isfinite(shown[at[0]]):
@@ -264,21 +260,13 @@ def course_figure(course: Trajectory, step: int) -> go.Figure:
                 go.Scatter(
                     x=[step],
                     y=[float(shown[at[0]])],
+                    yaxis=axis,
                     mode="markers",
                     marker={"size": 11, "color": MARK, "symbol": "circle-open", "line": {"width": 3}},
                     hoverinfo="skip",
-                ),
-                row=place,
-                col=1,
+                )
             )
-        figure.update_yaxes(
-            type=scale,
-            automargin=True,
-            row=place,
-            col=1,
-            **(log_ticks(shown) if scale == "log" else {"nticks": 5, "rangemode": "tozero"}),
-        )
-    lay_out(figure, _PANEL_HEIGHT * max(1, len(panels)) + 30, titles=True)
-    figure.update_xaxes(**{**steps_axis(5), "title": None})
-    figure.update_xaxes(title=title("Step"), row=max(1, len(panels)), col=1)
+        ticks = log_ticks(shown) if scale == "log" else {"nticks": 5, "rangemode": "tozero"}
+        figure.update_layout({axis.replace("y", "yaxis"): {"type": scale, **ticks}})
+    stack(figure, [panel[0] for panel in panels], _PANEL_HEIGHT)
     return figure

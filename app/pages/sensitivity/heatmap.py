@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.model.sensitivity import Sensitivity
-from inshrink_app.theme import CATEGORICAL
+from inshrink_app.theme import CATEGORICAL, GAP
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import TOOLBAR, few_ticks, log_ticks, title
 from inshrink_app.widgets.heatmap import (
@@ -25,6 +25,7 @@ from inshrink_app.widgets.heatmap import (
     row_labels,
 )
 
+_LABEL_WIDTH, _FEW_ROWS = 30, 40
 _MAX_STEP_LABELS = 6
 """Beside the panel there is little room on a small screen."""
 
@@ -51,6 +52,7 @@ def heatmap_figure(
     scale: str = "log",
     relative: str = "plain",
     loss: tuple[str, Sequence[tuple[int, float]]] | None = None,
+    tree: Sequence[tuple[str, str]] = (),
 ) -> go.Figure:
     """Draw rows by steps, colour by the value or its logarithm.
 
@@ -69,6 +71,8 @@ def heatmap_figure(
         restore gain, colours go both ways from 1.
     loss
         The name of a training metric and its values by step, drawn above on the same axis.
+    tree
+        Of each row its label, as it stands in the tree of modules, and its shape; by default names alone.
     """
     columns = bucket_steps(table.values[statistic], table.steps)
     drawn = Drawn.of(table, columns.values, statistic, clip=clip, scale=scale, relative=relative)
@@ -80,14 +84,42 @@ def heatmap_figure(
         missing=_NO_VALUE,
         **drawn.look,
     )
-    ticks = few_ticks(drawn.rows, row_labels([row.name for row in table.rows]), MAX_ROW_LABELS)
-    drawn.lay_out(figure, ticks["ticktext"])
+    tree = tree or [(label, "") for label in row_labels([row.name for row in table.rows])]
+    labels = [
+        (fmt.html(fmt.elided(label, _LABEL_WIDTH)), fmt.html(shape) if shape else "") for label, shape in tree
+    ]
+    drawn.lay_out(figure, [f"{label}  {shape}" for label, shape in labels])
+    _name_rows(figure, labels)
     shown = few_ticks(columns.labels, columns.labels, _MAX_STEP_LABELS)
     figure.update_xaxes(range=[-0.5, len(columns.labels) - 0.5], **shown)
-    figure.update_yaxes(autorange=None, range=[len(drawn.rows) - 0.5, -0.5], **ticks)
+    figure.update_yaxes(autorange=None, range=[len(drawn.rows) - 0.5, -0.5], showticklabels=False, ticks="")
     if loss is not None:
         _add_loss(figure, loss, table.steps, columns.labels)
     return figure
+
+
+def _name_rows(figure: go.Figure, labels: Sequence[tuple[str, str]]) -> None:
+    """Write names and shapes beside the rows: names to the left, as a tree stands, and they can be clicked.
+
+    The first annotations are the names, one a row as long as all can be read; further ones are not clicked.
+    """
+    stride = -(-len(labels) // MAX_ROW_LABELS)
+    size = 12 if len(labels) <= _FEW_ROWS else 10
+    look = {"xref": "paper", "x": 0, "yref": "y", "showarrow": False, "yanchor": "middle", "borderpad": 0}
+    left = -figure.layout.margin.l + 4
+    named = [
+        {**look, "y": row, "text": label, "xanchor": "left", "xshift": left, "font": {"size": size}}
+        | {"captureevents": stride == 1, "align": "left"}
+        for row, (label, _) in enumerate(labels)
+        if row % stride == 0
+    ]
+    shapes = [
+        {**look, "y": row, "text": shape, "xanchor": "right", "xshift": -4}
+        | {"font": {"size": size - 1, "color": GAP}}
+        for row, (_, shape) in enumerate(labels)
+        if shape and row % stride == 0
+    ]
+    figure.update_layout(annotations=[*named, *shapes])
 
 
 def training_loss(log: Mapping[str, Sequence[tuple[int, float]]]) -> str | None:
@@ -151,7 +183,7 @@ def _add_loss(
             connectgaps=True,
             line={"color": CATEGORICAL[0], "width": 2},
             marker={"size": 4},
-            hovertemplate=f"{fmt.html(name)} %{{y:.4~g}}<br>step %{{x}}<extra></extra>",
+            hovertemplate=f"{fmt.html(name)} %{{y:{fmt.d3_format(values)}}}<br>step %{{x}}<extra></extra>",
             showlegend=False,
         )
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,11 +27,14 @@ _SCALES = {"log": "Log", "linear": "Linear"}
 
 _RELATIVE, _ORDER = "norm", "sort"
 _RELATIVE_HELP = (
-    "As is; relative to the first value of each row, in colours around 1; or what a row's parameters carry "
-    "together (mean × size), as a share of what all carry at the step."
+    "Per weight: the value of one parameter, as the statistic has it. Share of the total: what a row's "
+    "parameters carry together (mean × size), of what all carry at the step. Movement also per unit of the "
+    "learning rate, summed over the steps since the checkpoint before. Or relative to each row's first "
+    "value, in colours around 1."
 )
 _ORDER_HELP = (
-    "The model's own order, or the largest first: by the last value, bits as archived, or parameters."
+    "The model's own order, or the largest first: by the share of the total, the value per weight, bits as "
+    "archived, or parameters."
 )
 
 _MOST_FOUND = 5000
@@ -42,6 +44,7 @@ _MOST_ROWS = 5000
 """More rows than this make the browser slow, and nobody reads them."""
 
 _TREND_POINTS = 40
+_SHARE = "Share of the total"
 _NAME_WIDTH = 60
 _MOST_LISTED = 200
 _LISTED_WITHOUT_SCROLLING = 6
@@ -54,18 +57,18 @@ class View(NamedTuple):
     ----------
     shown, tensors, level, statistic
         What was measured, and what of it is wanted.
-    table, nodes
-        The rows, as they are drawn, and what they are.
+    table, plain, nodes
+        The rows as they are drawn, and per weight; and what they are: an open module, then what it holds.
     kept
         The tensors that the filters leave; members of nodes are places in it.
-    whole
-        Rows that were measured as a whole.
-    within
-        The module that is opened; empty for all.
+    shares
+        Of each row, what it carries of the total at the last step.
     is_tree
         Whether the rows stand as the model has them.
     clip, scale, relative
         How colours are chosen, and what values are relative to.
+    rates
+        The learning rate that leads to each checkpoint, where it was logged.
     """
 
     shown: Subject
@@ -73,14 +76,27 @@ class View(NamedTuple):
     level: str
     statistic: str
     table: Sensitivity
+    plain: Sensitivity
     nodes: tuple[Node, ...]
     kept: Sensitivity
-    whole: Sensitivity | None
-    within: str = ""
+    shares: NDArray[np.float32]
     is_tree: bool = True
     clip: bool = True
     scale: str = "log"
     relative: str = "plain"
+    rates: NDArray[np.float64] | None = None
+
+    @property
+    def leaves(self) -> tuple[int, ...]:
+        """Places of the rows that hold no other row: every tensor is in one of them."""
+        return tuple(place for place, node in enumerate(self.nodes) if not node.is_open)
+
+    @property
+    def ranked(self) -> tuple[int, ...]:
+        """The same, the largest first: by the share of the total, or by the value of what has no share."""
+        key = self.plain.values["mean"][:, -1] if METRICS[self.plain.metric].pooled else self.shares
+        known = [place for place in self.leaves if np.isfinite(key[place])]
+        return tuple(sorted(known, key=lambda place: -key[place]))
 
 
 def tensors_of(tensors: Sensitivity, layer: str) -> tuple[int, ...]:
@@ -100,37 +116,83 @@ def at_level(tables: Mapping[str, Sensitivity], level: str) -> Sensitivity:
     return heatmap.aggregate(tensors, nodes, tables[modules.BLOCK])
 
 
-def narrowed(shown: Subject, tables: Mapping[str, Sensitivity], level: str, statistic: str) -> View:
-    """Draw search, filters, order and breadcrumb, and return what is left to be shown."""
+def narrowed(
+    shown: Subject,
+    tables: Mapping[str, Sensitivity],
+    level: str,
+    statistic: str,
+    found: Selection | None = None,
+) -> View:
+    """Draw search, filters and order, and return what is left to be shown; what is selected can be seen."""
     tensors = tables["tensor"]
+    rates = learning_rates_of(shown, tensors)
+    relative = "plain"
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
-        _find_box([row.name for row in tensors.rows])
-        pattern, layers, clip, scale = _filters(tensors, level)
-        relative = "plain"
         if not METRICS[tensors.metric].pooled:
-            relative = _choice("Normalise", _RELATIVE, arranging.NORMALISED, _RELATIVE_HELP)
-        orders = {**arranging.ORDERS, "sensitivity": METRICS[tensors.metric].quantity}
-        order = _choice("Sort rows by", _ORDER, orders, _ORDER_HELP)
-    view = _matching(shown, tables, level, statistic, (pattern, layers))
+            known = {key: word for key, word in arranging.NORMALISED.items() if key != "rate"}
+            if rates is not None:  # First of all: movement follows the learning rate.
+                known = {"rate": arranging.NORMALISED["rate"], **known}
+            relative = _choice("Measure", _RELATIVE, known, _RELATIVE_HELP)
+        _find_box([row.name for row in tensors.rows])
+        with st.popover("Rows and colours", icon=":material/filter_list:"):
+            orders = dict(arranging.ORDERS)
+            is_ordered = shown.is_ordered or not _is_by_name([row.name for row in tensors.rows])
+            if not is_ordered:
+                orders["forward"] = "Order of names"
+            if METRICS[tensors.metric].pooled:
+                del orders["share"]
+            order = _choice("Sort rows by", _ORDER, orders, _ORDER_HELP)
+            if not shown.is_ordered:
+                st.caption(
+                    "The files sort their tensors by name, so that they do not tell the model's order."
+                )
+            pattern, layers, clip, scale = _filters(tensors, level)
+    above = frozenset() if found is None else frozenset({found.layer.rpartition(".")[0]} - {""})
+    view = _matching(shown, tables, (level, statistic), (pattern, layers), above)
     bits = _bits_of(view) if order == "bits" else {}
     if order == "bits" and not bits:
-        st.caption("Bits per weight need an archive of this run beside it; the rows are in forward order.")
+        st.caption(
+            "Bits per weight need an archive of this run beside it; the rows are in the model's order."
+        )
         order = "forward"
-    table = arranging.normalised(view.table, relative, tensors)
-    places = arranging.ordered(table, order, statistic, bits)
+    places = tuple(range(len(view.nodes)))
+    if order != "forward":
+        by_order = arranging.ordered(view.plain, order, statistic, bits)
+        places = tuple(place for place in by_order if not view.nodes[place].is_open)
+    plain = heatmap.take(view.plain, places)
+    nodes = tuple(view.nodes[place] for place in places)
+    if order != "forward":
+        nodes = tuple(node._replace(depth=0) for node in nodes)
     return view._replace(
-        table=heatmap.take(table, places),
-        nodes=tuple(view.nodes[place] for place in places),
+        table=arranging.normalised(plain, relative, tensors, rates),
+        plain=plain,
+        nodes=nodes,
+        shares=view.shares[list(places)],
         is_tree=view.is_tree and order == "forward",
         clip=clip,
         scale=scale,
         relative=relative,
+        rates=rates,
     )
+
+
+def _is_by_name(names: Sequence[str]) -> bool:
+    """Whether names stand as names alone would have them, so that nothing told another order."""
+    from inshrink_core.formats.attribution.laws import in_order
+
+    return in_order(names, ()) == list(names)
+
+
+def learning_rates_of(shown: Subject, table: Sensitivity) -> NDArray[np.float64] | None:
+    """Return the learning rates that lead to the checkpoints, of movement where they were logged."""
+    from inshrink_core.analysis.findings import learning_rates
+
+    return learning_rates(shown.log, table.steps) if table.metric == "update" else None
 
 
 def _choice(label: str, key: str, options: Mapping[str, str], tip: str) -> str:
     """Draw a choice that the address carries."""
-    widget = f"rows.{key}"
+    widget = f"rows.{key}.{next(iter(options))}"
     if st.session_state.get(widget) not in options:
         st.session_state[widget] = state.choice(key, list(options), next(iter(options)))
     chosen = str(
@@ -162,33 +224,33 @@ def _bits_of(view: View) -> dict[str, float]:
 def _matching(
     shown: Subject,
     tables: Mapping[str, Sensitivity],
-    level: str,
-    statistic: str,
+    drawn: tuple[str, str],
     wanted: tuple[str, Sequence[str]],
+    above: frozenset[str],
 ) -> View:
-    """Return the rows that the filters leave, in the model's order."""
-    (pattern, layers), tensors = wanted, tables[modules.TENSOR]
+    """Return the rows that the filters leave, in the model's order: its tree, or layer types."""
+    (level, statistic), (pattern, layers), tensors = drawn, wanted, tables[modules.TENSOR]
     names = [row.name for row in tensors.rows]
-    view = functools.partial(View, shown, tensors, level, statistic)
     if level == modules.LAYER_TYPE:
         kinds = modules.rows_at(names, [row.layer_type for row in tensors.rows], level)
         nodes = tuple(node for node in kinds if pattern in node.name.casefold())
-        table = heatmap.aggregate(tensors, nodes, tables[level])
-        return view(table, nodes, tensors, tables[level], is_tree=False)
-    within = chosen.within()
-    inside = modules.members_of(names, within)
-    if not inside:
-        within, inside = "", tuple(range(len(names)))
-    _breadcrumb(within)
-    matching = [
-        i
-        for i in inside
-        if pattern in names[i].casefold() and (not layers or tensors.rows[i].layer_type in layers)
-    ]
-    kept = heatmap.take(tensors, matching)
-    nodes = modules.rows_at([names[i] for i in matching], (), level, within)
-    whole = tables[modules.BLOCK] if len(matching) == len(inside) else None
-    return view(heatmap.aggregate(kept, nodes, whole), nodes, kept, whole, within)
+        kept = tensors
+        whole: Sensitivity | None = tables[level]
+    else:
+        matching = [
+            i
+            for i, name in enumerate(names)
+            if pattern in name.casefold() and (not layers or tensors.rows[i].layer_type in layers)
+        ]
+        kept = heatmap.take(tensors, matching)
+        opened, closed = chosen.tree(str(shown.path))
+        kept_names = [names[i] for i in matching]
+        nodes = modules.outline(kept_names, level, opened=opened | above, closed=closed)
+        whole = tables[modules.BLOCK] if len(matching) == len(names) else None
+    table = heatmap.aggregate(kept, nodes, whole)
+    shares = arranging.normalised(table, "share", tensors).values["mean"][:, -1]
+    is_tree = level != modules.LAYER_TYPE
+    return View(shown, tensors, level, statistic, table, table, nodes, kept, shares, is_tree=is_tree)
 
 
 def _find_box(names: Sequence[str]) -> None:
@@ -254,42 +316,9 @@ def _filters(tensors: Sensitivity, level: str) -> tuple[str, list[str], bool, st
     return pattern.casefold(), picked, clip, scale or "log"
 
 
-def _breadcrumb(within: str) -> None:
-    """Show which modules are open, and lead back out of them."""
-    if not within:
-        return
-    with st.container(horizontal=True, vertical_alignment="center", gap="xxsmall"):
-        st.button("All", key="crumb.", type="tertiary", on_click=chosen.go_within, args=("",))
-        for module in modules.trail(within):
-            st.markdown("›", width="content")
-            last = module.rpartition(".")[2]
-            st.button(
-                fmt.markdown(fmt.elided(last, 24)),
-                key=f"crumb.{module}",
-                type="tertiary",
-                on_click=chosen.go_within,
-                args=(module,),
-                disabled=module == within,
-            )
-
-
-def lines(view: View, found: Selection | None) -> tuple[Node, ...]:
-    """Return what the table lists: the tree down to the level and to what is selected, or the rows alone.
-
-    The rows alone where the tree says nothing: sorted otherwise than by the model, or by layer type.
-    """
-    if not view.is_tree:
-        return view.nodes
-    names = [row.name for row in view.kept.rows]
-    opened = () if found is None else (found.layer,)
-    return modules.outline(names, view.level, within=view.within, opened=opened)
-
-
-def summary(view: View, nodes: Sequence[Node]) -> pd.DataFrame:
-    """Return a line a node: its share of what was measured and of the size, its values, and their course."""
-    tensors, measured = view.tensors, heatmap.aggregate(view.kept, nodes, view.whole)
-    shares = arranging.normalised(measured, "share", tensors).values["mean"][:, -1]
-    table = arranging.normalised(measured, view.relative, tensors)
+def summary(view: View) -> pd.DataFrame:
+    """Return a line a row: its share of what was measured and of the size, its values, and their course."""
+    tensors, table = view.tensors, view.table
     values = table.values[view.statistic]
     trend = heatmap.bucket_steps(values, table.steps, _TREND_POINTS).values
     if METRICS[table.metric].scale == "log":
@@ -299,23 +328,17 @@ def summary(view: View, nodes: Sequence[Node]) -> pd.DataFrame:
     told = [
         (label, share, row.numel / n_values, row.layer_type, _extent(row), *ends, course[np.isfinite(course)])
         for label, row, share, ends, course in zip(
-            modules.labels(nodes), table.rows, map(float, shares), _ends(values).tolist(), trend, strict=True
+            modules.labels(view.nodes),
+            table.rows,
+            map(float, view.shares),
+            _ends(values).tolist(),
+            trend,
+            strict=True,
         )
     ]
-    columns = [
-        "Layer",
-        METRICS[table.metric].quantity,
-        "Size",
-        "Type",
-        "Shape",
-        "First",
-        "Last",
-        "Smallest",
-        "Largest",
-        "Course",
-    ]
+    columns = ["Layer", _SHARE, "Size", "Type", "Shape", "First", "Last", "Smallest", "Largest", "Course"]
     frame = pd.DataFrame(told[:_MOST_ROWS], columns=columns)
-    return frame.drop(columns=columns[1]) if METRICS[table.metric].pooled else frame
+    return frame.drop(columns=_SHARE) if METRICS[table.metric].pooled else frame
 
 
 def _extent(row: Row) -> str:
@@ -340,20 +363,22 @@ def _ends(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return ends
 
 
-def show_table(view: View, nodes: Sequence[Node], frame: pd.DataFrame, found: Selection | None) -> None:
+def show_table(view: View, frame: pd.DataFrame, found: Selection | None) -> None:
     """Draw the table, with the line of what is selected marked, and offer every value as files.
 
     Parameters
     ----------
-    view
-        What the heatmap shows.
-    nodes, frame
-        The `lines` below it, and their `summary`.
+    view, frame
+        What the heatmap shows, and the `summary` of it.
     found
         What is selected.
     """
+    nodes = view.nodes
     table, metric = view.table, METRICS[view.table.metric]
-    number = st.column_config.NumberColumn(format=listing.SMALL if metric.scale == "log" else "%.3f")
+    tip = arranging.NORMALISED[view.relative]
+    ends = ("First", "Last", "Smallest", "Largest")
+    form = listing.small(frame[[*ends]].to_numpy().ravel()) if metric.scale == "log" else "%.3f"
+    number = st.column_config.NumberColumn(format=form, help=None if metric.pooled else tip)
     course = "log₁₀ of the value over the steps" if metric.scale == "log" else "Over the steps"
     modules.table(
         frame,
@@ -362,9 +387,11 @@ def show_table(view: View, nodes: Sequence[Node], frame: pd.DataFrame, found: Se
         () if found is None else (found.layer,),
         lambda names: chosen.apply(Event("table", names[0] if names else None)),
         alt=f"{metric.label} per layer: share, size, first, last, smallest and largest value",
-        columns=dict.fromkeys(("First", "Last", "Smallest", "Largest"), number)
+        columns=dict.fromkeys(ends, number)
         | {
-            metric.quantity: modules.share_column("What its values carry together at the last step, of all"),
+            _SHARE: modules.share_column(
+                f"What its values carry together at the last step, of the {metric.quantity.lower()} of all"
+            ),
             "Size": modules.share_column("Of the parameters of the model"),
             "Course": st.column_config.LineChartColumn(width="medium", help=course),
         },
@@ -378,6 +405,13 @@ def show_table(view: View, nodes: Sequence[Node], frame: pd.DataFrame, found: Se
     )
 
 
+def told_of(table: Sensitivity, share: float, value: float) -> str:
+    """Say what a row carries: its share of the total and its value per weight; or the value alone."""
+    if METRICS[table.metric].pooled:
+        return fmt.value(value)
+    return f"{fmt.percent(share)} · {fmt.value(value)} per weight"
+
+
 def long_table(table: Sensitivity) -> pd.DataFrame:
     """Return every value with its row and step, all statistics side by side."""
     n_rows, n_steps = len(table.rows), len(table.steps)
@@ -389,27 +423,32 @@ def long_table(table: Sensitivity) -> pd.DataFrame:
 
 
 def show_group(view: View, found: Selection) -> None:
-    """List the tensors of a block or a layer type at a step, the largest value first; a click opens one."""
-    tensors = view.tensors
+    """List the tensors of a block or a layer type at a step, the largest first; a click opens one."""
+    tensors, at = view.tensors, view.tensors.steps.index(found.step)
     places = tensors_of(tensors, found.layer)
-    values = tensors.values[view.statistic][:, tensors.steps.index(found.step)]
-    order = sorted(places, key=lambda i: -values[i] if np.isfinite(values[i]) else np.inf)[:_MOST_LISTED]
-    said = f"{fmt.counted(len(places), 'tensor')}, by {METRICS[tensors.metric].symbol} at step "
+    key = tensors.values["mean"][:, at]
+    if not METRICS[tensors.metric].pooled:
+        key = arranging.normalised(tensors, "share").values["mean"][:, at]
+    order = sorted(places, key=lambda i: -key[i] if np.isfinite(key[i]) else np.inf)[:_MOST_LISTED]
+    by = METRICS[tensors.metric].symbol if METRICS[tensors.metric].pooled else _SHARE.lower()
+    said = f"{fmt.counted(len(places), 'tensor')}, by {by} at step "
     st.caption(fmt.markdown(f"{said}{fmt.count(found.step)}, the largest first."))
-    if len(places) > 1 and view.level != modules.LAYER_TYPE:
+    node = next((one for one in view.nodes if one.name == found.layer), None)
+    if node is not None and len(places) > 1 and view.level != modules.LAYER_TYPE:
         st.button(
-            "Show its rows",
-            icon=":material/zoom_in:",
-            on_click=chosen.go_within,
-            args=(found.layer,),
-            help="The heatmap of this module alone.",
+            "Close this module" if node.is_open else "Open this module",
+            icon=":material/unfold_less:" if node.is_open else ":material/unfold_more:",
+            on_click=chosen.fold,
+            args=(str(view.shown.path), node.name),
+            kwargs={"is_open": bool(node.is_open)},
+            help="In the picture and the table; a click on its name in the picture does the same.",
         )
     names = [tensors.rows[i].name for i in order]
     scrolls = len(order) > _LISTED_WITHOUT_SCROLLING
     with st.container(height=260 if scrolls else "content", border=False, gap="xxsmall"):
         for i, name, label in zip(order, names, fmt.elided_all(names, _NAME_WIDTH), strict=True):
             st.button(
-                fmt.markdown(f"{label} · {fmt.value(float(values[i]))}"),
+                fmt.markdown(f"{label} · {told_of(tensors, key[i], tensors.values['mean'][i, at])}"),
                 key=f"group.{name}",
                 type="tertiary",
                 on_click=chosen.apply,

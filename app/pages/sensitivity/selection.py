@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import streamlit as st
 from inshrink_app import state
+from inshrink_app.widgets.modules import is_within
 
 
 class Selection(NamedTuple):
@@ -114,11 +115,11 @@ def chosen_cell(said: object, n_rows: int, n_columns: int) -> tuple[int, int] | 
 
 LAYER = "layer"
 STEP = "step"
-WITHIN = "in"
 
 _SELECTION = "sensitivity.selection"
 _PUBLISHED = "sensitivity.published"
 _STEPS = "sensitivity.steps"
+_TREE = "sensitivity.tree"
 
 
 def current(steps: Sequence[int]) -> Selection | None:
@@ -157,19 +158,19 @@ def publish(selection: Selection | None) -> None:
     st.session_state[_PUBLISHED] = (said[LAYER], said[STEP])
 
 
-def within() -> str:
-    """Return the module whose rows are shown; empty for all."""
-    linked = st.query_params.get(WITHIN)
-    if linked is not None and linked != st.session_state.get(f"{_PUBLISHED}.{WITHIN}"):
-        st.session_state[f"{_SELECTION}.{WITHIN}"] = linked
-    return str(st.session_state.get(f"{_SELECTION}.{WITHIN}", ""))
+def tree(run: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the modules of a run that the reader opened, and those that were closed."""
+    known = st.session_state.get(_TREE)
+    none: frozenset[str] = frozenset()
+    return known[1] if known is not None and known[0] == run else (none, none)
 
 
-def go_within(module: str) -> None:
-    """Show the rows of a module from now on."""
-    st.session_state[f"{_SELECTION}.{WITHIN}"] = module
-    st.session_state[f"{_PUBLISHED}.{WITHIN}"] = module
-    if module:
-        state.publish(**{WITHIN: module})
+def fold(run: str, module: str, *, is_open: bool) -> None:
+    """Close a module that is open, or open one that is closed."""
+    opened, closed = tree(run)
+    if is_open:
+        folded = (frozenset(one for one in opened if not is_within(one, module)), closed | {module})
     else:
-        state.retract(WITHIN)
+        folded = (opened | {module}, closed - {module})
+    st.session_state[_TREE] = (run, folded)
+    state.clicked()

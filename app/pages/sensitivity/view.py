@@ -39,8 +39,7 @@ def render() -> None:
     state.publish(metric=metric, stat=statistic)
     if view == "steps":
         state.retract(_VIEW)
-    st.caption(f"{METRICS[metric].symbol} — {METRICS[metric].meaning}")
-    _untold(shown)
+    st.caption(f"{METRICS[metric].symbol} — {METRICS[metric].meaning} {_untold(shown)}")
     tables = _measured(shown, metric)
     told = functools.partial(_snippets, shown, metric, level, statistic)
     if tables is not None and view == "steps":
@@ -62,16 +61,17 @@ def render() -> None:
 
 def _choices(shown: Subject) -> tuple[str, str, str, str]:
     """Draw the controls, and return view, metric, level of the rows and statistic."""
-    view = _control("View", _VIEW, _VIEWS, "steps", label_visibility="collapsed")
-    with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
+    with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+        view = _control("View", _VIEW, _VIEWS, "steps", label_visibility="collapsed")
         metric = _metric(shown)
-        statistic = state.choice(state.STATISTIC, list(_STATISTICS), "mean")
-        if not METRICS[metric].pooled:
-            statistic = _control("Statistic", state.STATISTIC, _STATISTICS, "mean")
-        level = modules.TENSOR
-        if view != "diff":
-            names = dict.fromkeys(row.name for row in shown.tensors if row.role == "weight")
-            level = modules.level_slider("control", tuple(names))
+        with st.popover("Depth and statistic", icon=":material/account_tree:"):
+            level = modules.TENSOR
+            if view != "diff":
+                names = dict.fromkeys(row.name for row in shown.tensors if row.role == "weight")
+                level = modules.level_slider("control", tuple(names))
+            statistic = state.choice(state.STATISTIC, list(_STATISTICS), "mean")
+            if not METRICS[metric].pooled:
+                statistic = _control("Statistic", state.STATISTIC, _STATISTICS, "mean")
     return view, metric, level, statistic
 
 
@@ -86,14 +86,20 @@ def _metric(shown: Subject) -> str:
         st.session_state[widget] = state.choice(state.METRIC, list(offered), first)
     if st.session_state.get(widget) not in offered:
         st.session_state[widget] = first
-    metric = _control("Metric", state.METRIC, offered, first)
-    for key in untold:
-        st.button(METRICS[key].label, key=f"untold.{key}", disabled=True, help=METRICS[key].needs)
-    return metric
+    metric = st.selectbox(
+        "Metric",
+        list(offered),
+        format_func=offered.__getitem__,
+        key=widget,
+        label_visibility="collapsed",
+        width=170,
+    )
+    state.publish(**{state.METRIC: metric})
+    return str(metric)
 
 
-def _untold(shown: Subject) -> None:
-    """Say which metrics are off, and why."""
+def _untold(shown: Subject) -> str:
+    """Say which metrics are not offered, and why; empty where all are."""
     why: dict[str, list[str]] = {}
     for key in services.untold_metrics(shown):
         why.setdefault(METRICS[key].needs, []).append(METRICS[key].label)
@@ -101,8 +107,7 @@ def _untold(shown: Subject) -> None:
     if METRICS["fisher"].needs in why:
         held = ", ".join(role.replace("_", " ") for role in services.optimizer_state(shown))
         said.append(f"Their optimizer state: {held or 'none'}.")
-    if said:
-        st.caption(" ".join(said))
+    return " ".join(said)
 
 
 def _measured(shown: Subject, metric: str, key: str = "") -> Mapping[str, Sensitivity] | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inshrink_core.text import count, nats, percent, printable, steps_in_short
+from inshrink_core.text import count, nats, percent, printable, ratio, steps_in_short
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,6 +51,14 @@ def make_table(*columns: str, left: Sequence[int] = (0,), title: str | None = No
         else:
             table.add_column(Text(heading), justify="right", no_wrap=True)
     return table
+
+
+def known_fact(measured_at: float | None) -> tuple[str, str]:
+    """Return the line that says of what was known already when it was measured; empty of what was not."""
+    if measured_at is None:
+        return "measured", ""
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(measured_at))
+    return "measured", f"{day}; --again measures anew"
 
 
 def show_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
@@ -129,11 +138,20 @@ def promised_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("largest drop", f"{percent(document['max_drop'])}  {limits[0]}".strip()),
         ("largest divergence", f"{nats(document['max_divergence'])} nats  {limits[1]}".strip()),
         ("largest restore cost", f"{percent(document['max_restore_cost'])} of the loss  {limits[2]}".strip()),
+        ("decided by", _decided(document.get("decided"))),
         ("evaluations", count(document["evaluations"])),
         ("stored exactly", f"{exact}, where nothing smaller keeps the bounds" if exact else ""),
         ("says nothing", f"{stale}, where the previous checkpoint keeps them too" if stale else ""),
         ("within noise", f"{unclear}, whose metric's noise reaches the bound" if unclear else ""),
     ]
+
+
+def _decided(found: Mapping[str, Any] | None) -> str:
+    """Say which step decides the ratio."""
+    if found is None:
+        return ""
+    how = ", stored exactly" if found["exact"] else ""
+    return f"step {count(found['step'])}, whose weights shrink least: {ratio(found['ratio_weights'])}{how}"
 
 
 def _which(frames: list[Mapping[str, Any]]) -> str:

@@ -1,0 +1,448 @@
+"""What was measured of archives and runs, kept where every verb and the explorer find it.
+
+A log lies beside the run where that may be written, else in the user's cache; one for each archive, known by
+its id, and one for the run itself. Each row is an answer: of what content, to which question, and when. What
+is asked again of the same content is answered from it; rows of other content say what was true before the
+last change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self, TypeVar
+
+from inshrink_core.errors import InshrinkError, StorageError
+from inshrink_core.execution.kept import (
+    SharedLog,
+    key_digest,
+    parse_record,
+    results_folder,
+    user_cache_folder,
+)
+from inshrink_core.request import Option
+
+if TYPE_CHECKING:
+    from inshrink_core.chain import Archive, ChainReport
+    from inshrink_core.evaluate import Comparison, EvaluatedStep, Evaluator
+    from inshrink_core.formats import Run
+
+__all__ = [
+    "Asking",
+    "EvaluatorId",
+    "Known",
+    "Measurement",
+    "Measurements",
+    "known_archives",
+    "known_comparison",
+]
+
+_VERSION: Final = 1
+_FOLDER: Final = "measured"
+_OF_RUN: Final = "run"
+_SUFFIX: Final = ".jsonl"
+_WHOLE: Final = 1e-9
+_LAST_TIME: Final = 4_102_444_800
+_MALFORMED: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
+R = TypeVar("R")
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """Whether what was measured before is an answer.
+
+    Parameters
+    ----------
+    again
+        Measure anew what was measured before of the same content, with the same question.
+    """
+
+    again: Annotated[bool, Option()] = False
+
+
+class EvaluatorId(NamedTuple):
+    """What tells an evaluator from others: its name for people, and a digest of its file and settings."""
+
+    name: str
+    digest: str
+
+    @classmethod
+    def of(cls, evaluator: Evaluator) -> Self:
+        """Return that of an evaluator as its file is now."""
+        from inshrink_core.search.judge import evaluator_digest
+
+        return cls(evaluator.spec, evaluator_digest(evaluator))
+
+
+class Measurement(NamedTuple):
+    """An answer: the verb that gave it, when (Unix time), of what content, to which question.
+
+    `question` and `document` are as somebody's file has them: their values are not trusted to make sense.
+    """
+
+    kind: str
+    at: float
+    content: str
+    question: Mapping[str, Any]
+    document: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, row: Mapping[str, Any]) -> Self | None:
+        """Return a row of a log as one; None for what is none, or of another version."""
+        kind, at, content = (row.get(name) for name in ("kind", "at", "content"))
+        question, document = row.get("question"), row.get("document")
+        if row.get("v") != _VERSION or not isinstance(kind, str) or not isinstance(content, str):
+            return None
+        if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at <= _LAST_TIME:
+            return None
+        if not isinstance(question, dict) or not isinstance(document, dict):
+            return None
+        return cls(kind, float(at), content, question, document)
+
+
+class Measurements:
+    """What was measured of one archive or run.
+
+    Parameters
+    ----------
+    folders
+        Where it is looked for, and kept.
+    name
+        What the archive or run is known by in them.
+    content
+        Digest of what it holds now.
+    path
+        Where it lies.
+    """
+
+    def __init__(self, folders: Iterable[Path], name: str, content: str, path: str = "") -> None:
+        self._logs = [SharedLog(folder / f"{name}{_SUFFIX}") for folder in dict.fromkeys(folders)]
+        self.content, self._path = content, path
+
+    @classmethod
+    def of_archive(
+        cls, archive: Archive | ChainReport, run: Path | None = None, *, make: bool = False
+    ) -> Self:
+        """Return those of an archive; ones that are to be kept are made room for.
+
+        Parameters
+        ----------
+        archive
+            The archive.
+        run
+            Directory of its run, where that is known; what lies beside the archive as ``NAME`` beside
+            ``NAME.inshrink`` is known anyway.
+        make
+            Whether something is to be kept.
+        """
+        from inshrink_core.chain.report import ChainReport, content_digest
+
+        if isinstance(archive, ChainReport):
+            name, content = archive.archive_id, archive.content
+        else:
+            reader = archive.reader
+            name = reader.archive_id.hex()
+            content = content_digest(name, ((o.frame_id.hex(), o.digest.hex()) for o in reader.frames))
+        path = str(archive.path)
+        return cls(_folders(Path(path), run, make=make), name, content, path)
+
+    @classmethod
+    def of_run(cls, run: Run, *, make: bool = False) -> Self:
+        """Return those of a run, as its files are by their paths, sizes and times."""
+        found = results_folder(run.directory, make=make)
+        content = key_digest({"run": [run.identity(step) for step in run.steps]})
+        return cls([] if found is None else [found / _FOLDER], _OF_RUN, content, str(run.path))
+
+    def add(self, kind: str, question: Mapping[str, Any], document: Mapping[str, Any]) -> None:
+        """Keep an answer; a disk that refuses costs no result."""
+        row = {"v": _VERSION, "kind": kind, "at": time.time(), "content": self.content, "path": self._path}
+        for log in self._logs:
+            try:
+                log.add({**row, "question": dict(question), "document": dict(document)})
+            except StorageError as error:
+                _logger.info("%s", error)
+
+    def rows(self, kind: str, *, earlier: bool = False) -> Iterator[Measurement]:
+        """Yield the answers of a verb, the newest first: of the content as it is, or as it was before."""
+        told = (Measurement.parse(row) for log in self._logs for row in log.rows() if row.get("kind") == kind)
+        found = {(one.at, one.content, key_digest(one.question)): one for one in told if one is not None}
+        for one in sorted(found.values(), key=lambda one: -one.at):
+            if (one.content != self.content) is earlier:
+                yield one
+
+    def find(self, kind: str, question: Mapping[str, Any]) -> Measurement | None:
+        """Return the newest answer to a question; None where it was not asked of this content."""
+        asked = key_digest(question)
+        return next((one for one in self.rows(kind) if key_digest(one.question) == asked), None)
+
+
+def answer_as(report: type[R], known: Measurement, **rows: Callable[..., Any]) -> R | None:
+    """Return an answer as the report it was, which says when; None where it cannot be read.
+
+    Parameters
+    ----------
+    report
+        A dataclass with a field `measured_at`.
+    known
+        The answer.
+    rows
+        What makes an entry of a field that has rows of its own.
+    """
+    fields = {one.name for one in dataclasses.fields(report)}  # type: ignore[arg-type]
+    try:
+        document = {name: value for name, value in known.document.items() if name in fields}
+        made = {name: tuple(make(**one) for one in document.pop(name, ())) for name, make in rows.items()}
+        found = parse_record(report, document | {"measured_at": known.at})
+        return replace(found, **made)  # type: ignore[type-var]
+    except _MALFORMED as error:
+        _logger.info("what was kept is made again: %s", error)
+        return None
+
+
+def _folders(archive: Path, run: Path | None, *, make: bool) -> list[Path]:
+    """Return where measurements of an archive are: with its run, and where the archive alone leads to."""
+    beside = Path(str(archive).removesuffix(".inshrink"))
+    # What keeps nothing stays as it is: it may be anything of that name.
+    is_kept = beside != archive and beside.is_dir() and results_folder(beside, make=False) is not None
+    is_run = is_kept and ((beside / ".inshrink").is_dir() or run is not None)
+    places = [one for one in (run, beside if is_run else None) if one is not None]
+    found = [results_folder(one, make=make) for one in dict.fromkeys(map(_real, places))]
+    kept = [one / _FOLDER for one in found if one is not None]
+    leads_to = is_run and (run is None or _real(run) == _real(beside))
+    users = None if leads_to and make else user_cache_folder()
+    return kept if users is None else [*kept, users / _FOLDER]
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is known of an archive beside its run: of each step, what was measured last by one evaluator.
+
+    Parameters
+    ----------
+    archive
+        Where it lay. Untrusted text, as the evaluator's name.
+    at
+        When the newest of it was measured, Unix time.
+    evaluator
+        Who measured it.
+    comparison
+        The steps, and the worst of them; `measured_at` is the time of the oldest.
+    n_samples
+        How many samples were predicted, where that is known.
+    standard_errors
+        Of the originals' metric, by step.
+    is_current
+        Whether it is of the archive as it is: otherwise, of what it was before the last change.
+    """
+
+    archive: str
+    at: float
+    evaluator: EvaluatorId
+    comparison: Comparison
+    n_samples: int | None = None
+    standard_errors: Mapping[int, float]
+    is_current: bool = True
+
+    @property
+    def worst(self) -> EvaluatedStep | None:
+        """The step that drops most."""
+        known = [row for row in self.comparison.steps if row.drop is not None]
+        return max(known, key=lambda row: row.drop or 0.0, default=None)
+
+    @property
+    def costliest(self) -> EvaluatedStep | None:
+        """The step whose restore costs most."""
+        known = [row for row in self.comparison.steps if row.restore_cost is not None]
+        return max(known, key=lambda row: row.restore_cost or 0.0, default=None)
+
+    @property
+    def name(self) -> str:
+        """What to call the archive. Untrusted text."""
+        return Path(self.archive).name
+
+    @property
+    def granularity(self) -> float | None:
+        """The drop of one sample, where the metric is a share of few samples; None where it is no share."""
+        worst, n = self.worst, self.n_samples
+        if worst is None or not n or not 0 < worst.original <= 1:
+            return None
+        right = worst.original * n
+        return 1 / right if abs(right - round(right)) < _WHOLE * n else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of its comparison, with the archive, the time and the evaluator."""
+        about = {"archive": self.archive, "at": self.at, "evaluator": self.evaluator.name}
+        return about | self.comparison.to_json()
+
+
+def known_comparison(
+    archive: Archive | ChainReport, run: Path | None = None, evaluator: EvaluatorId | None = None
+) -> Known | None:
+    """Return what is known of an archive beside its run; None where nothing was measured.
+
+    Parameters
+    ----------
+    archive
+        The archive.
+    run
+        The directory of its run, where that is known (`Measurements.of_archive`).
+    evaluator
+        Who is to have measured; by default who did last.
+
+    Returns
+    -------
+    Known or None
+        Of the archive as it is; where nothing is known of that, of what it was before.
+    """
+    found = Measurements.of_archive(archive, run)
+    for earlier in (False, True):
+        rows = list(found.rows("compare", earlier=earlier))
+        if earlier and rows:  # One state of the archive, not several.
+            rows = [one for one in rows if one.content == rows[0].content]
+        known = merged(rows, evaluator)
+        if known is not None:
+            return replace(known, archive=str(archive.path), is_current=not earlier)
+    return None
+
+
+def merged(
+    rows: Sequence[Measurement],
+    evaluator: EvaluatorId | None = None,
+    originals: Mapping[str, str] | None = None,
+) -> Known | None:
+    """Put comparisons of the same content together: of each step the newest, by one evaluator.
+
+    Parameters
+    ----------
+    rows
+        Comparisons, the newest first.
+    evaluator
+        Who is to have measured; by default who did last.
+    originals
+        Identities of the originals, by step as text; rows of others do not count.
+    """
+    from inshrink_core.evaluate import Comparison, EvaluatedStep
+    from inshrink_core.metrics import Direction
+
+    steps: dict[int, EvaluatedStep] = {}
+    errors: dict[int, float] = {}
+    used: list[Measurement] = []
+    samples: int | None = None
+    for row in rows:
+        try:
+            asked = EvaluatorId(str(row.question["name"]), str(row.question["evaluator"]))
+            document = row.document
+            told = [parse_record(EvaluatedStep, one) for one in document["steps"]]
+            about = str(document["metric"]), Direction(document["direction"]), str(document["device"])
+            known = {int(step): float(one) for step, one in document.get("standard_errors", {}).items()}
+            count = document.get("n_samples")
+        except _MALFORMED as error:
+            _logger.info("a kept comparison is passed over: %s", error)
+            continue
+        if evaluator is None:
+            evaluator = asked
+        if asked.digest != evaluator.digest or not told:
+            continue
+        if not used:
+            first, samples = about, count if isinstance(count, int) else None
+        fresh = [one for one in told if one.step not in steps and _is_of(row, one.step, originals)]
+        if fresh:
+            used.append(row)
+            steps |= {one.step: one for one in fresh}
+            errors |= {one.step: known[one.step] for one in fresh if one.step in known}
+    if not used or evaluator is None:
+        return None
+    metric, direction, device = first
+    ordered = [steps[step] for step in sorted(steps)]
+    oldest = min(row.at for row in used)
+    return Known(
+        archive="",
+        at=used[0].at,
+        evaluator=evaluator,
+        comparison=Comparison.over(ordered, metric, direction, device=device, measured_at=oldest),
+        n_samples=samples,
+        standard_errors=errors,
+    )
+
+
+def _is_of(row: Measurement, step: int, originals: Mapping[str, str] | None) -> bool:
+    """Whether a step was compared with the original as it is now, and so was the one before it."""
+    if originals is None:
+        return True
+    told = row.question.get("run")
+    before = row.question.get("before")
+    if not isinstance(told, dict) or not isinstance(before, dict):
+        return False
+    needed = [str(step), *([str(before[str(step)])] if before.get(str(step)) is not None else [])]
+    return all(one in originals and told.get(one) == originals[one] for one in needed)
+
+
+def question_of(
+    evaluator: EvaluatorId, run: Run, steps: Sequence[int], before: Mapping[int, int | None]
+) -> dict[str, Any]:
+    """Return what a comparison asks: who measures, which originals, and which one comes before each."""
+    looked_at = {*steps, *(one for one in before.values() if one is not None)}
+    return {
+        "evaluator": evaluator.digest,
+        "name": evaluator.name,
+        "run": {str(step): run.identity(step) for step in sorted(looked_at)},
+        "before": {str(step): before.get(step) for step in steps},
+    }
+
+
+def compared_document(
+    steps: Sequence[EvaluatedStep],
+    about: tuple[str, str, str],
+    n_samples: int | None,
+    standard_errors: Mapping[int, float | None],
+) -> dict[str, Any]:
+    """Return what is kept of a comparison; `about` is its metric, direction and device."""
+    from inshrink_core.report import plain_value
+
+    metric, direction, device = about
+    return {
+        "metric": metric,
+        "direction": direction,
+        "device": device,
+        "n_samples": n_samples,
+        "standard_errors": {
+            str(step): one for step, one in standard_errors.items() if one is not None and math.isfinite(one)
+        },
+        "steps": [plain_value(one) for one in steps],
+    }
+
+
+def known_archives(directory: Path) -> tuple[Path, ...]:
+    """Return where archives lay that were compared with the run in a directory, if they are still there.
+
+    What the logs say of it is not trusted: an archive of another id is none of them.
+    """
+    from inshrink_core.chain import Archive
+
+    found = results_folder(directory, make=False)
+    folder = None if found is None else found / _FOLDER
+    paths: dict[Path, None] = {}
+    for log in sorted(folder.glob(f"*{_SUFFIX}")) if folder is not None and folder.is_dir() else ():
+        *_, place = (
+            "",
+            *(str(row.get("path", "")) for row in SharedLog(log).rows() if row.get("kind") == "compare"),
+        )
+        if place and "\0" not in place and Path(place).exists():
+            with suppress(InshrinkError):
+                if Archive.open(place).reader.archive_id.hex() == log.stem:
+                    paths.setdefault(Path(place))
+    return tuple(paths)

@@ -1,0 +1,112 @@
+"""One measured truth: every number that pages show of an archive is the one that the engine keeps."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from inshrink_app import services
+from inshrink_app.model.measured import known_of
+from inshrink_app.widgets import fmt
+from streamlit.testing.v1 import AppTest
+
+import inshrink_core
+from inshrink_core.text import percent
+from inshrink_core.verbs import newest_comparison, report
+from tests.app.builders import compared_rows, explorer, keep_comparison, texts
+from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
+
+__all__ = ["archived", "archived_template", "jobs"]
+
+PAGES = ("overview", "compare", "archive", "export", "allocate", "sensitivity")
+COSTS = {10: 0.0011, 20: 0.0077, 30: 0.0022, 40: 0.0013}
+DROPS = {10: 0.051, 20: 0.0, 30: 0.012, 40: -0.02}
+
+
+@pytest.fixture
+def measured(archived: Path, jobs: StubJobs) -> Path:
+    """Return a run whose archive was measured twice: all of it, and then one step, which costs more."""
+    archive = archived.with_name("run.inshrink")
+    for path in archive.rglob("*"):
+        if path.is_file():
+            path.unlink()
+    inshrink_core.compress(archived, archive.with_name("lossy.inshrink"), config={"coarseness": 4.0})
+    archive.with_name("run.inshrink").rename(archive.with_name("old"))
+    archive.with_name("lossy.inshrink").rename(archive)
+    rows = [
+        compared_rows(step=step, drop=DROPS[step], restore_cost=COSTS[step] / (2 if step == 20 else 1))[0]
+        for step in STEPS
+    ]
+    keep_comparison(archive, archived, rows)
+    keep_comparison(archive, archived, compared_rows(step=20, drop=DROPS[20], restore_cost=COSTS[20]))
+    return archived
+
+
+def wanted(run: Path) -> dict[str, str]:
+    """Return what each figure of the archive must be, wherever it is shown."""
+    chain = services.chain_of(str(run.with_name("run.inshrink")))
+    known = known_of(chain)
+    assert known is not None
+    found = known.comparison
+    assert (found.max_restore_cost, found.max_drop) == (max(COSTS.values()), max(DROPS.values()))
+    return {
+        "Archive": fmt.size(chain.nbytes),
+        "Size": fmt.size(chain.nbytes),
+        "Ratio in all": fmt.ratio(chain.ratio_total),
+        "Bits per weight": fmt.value(chain.bits_per_weight or 0.0),
+        "Restore cost": fmt.percent(found.max_restore_cost),
+        "Largest drop": fmt.percent(found.max_drop),
+    }
+
+
+def shown(app: AppTest, truth: dict[str, str]) -> dict[str, str]:
+    """Return the figures of a page that have a name of the truth; those of a plan are of no archive."""
+    return {
+        metric.label: metric.value
+        for metric in app.metric
+        if metric.label in truth and "estimated" not in str(metric.delta)
+    }
+
+
+@pytest.mark.parametrize("kind", ["run", "run.inshrink"])
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_shows_the_figures_that_are_kept(measured: Path, page: str, kind: str) -> None:
+    truth = wanted(measured)
+    app = explorer(page, run=str(measured.with_name(kind)))
+    assert not app.exception
+    found = shown(app, truth)
+    assert found == {name: truth[name] for name in found}
+    if page in ("overview", "compare", "archive"):
+        assert {"Ratio in all", "Restore cost", "Largest drop"} <= set(found)
+    # In words, too: whatever a page calls a restore cost is the one that was measured, or the bound.
+    said = re.findall(r"restore costs? (?:is |of )?(\d[\d.e-]* %)", texts(app), re.IGNORECASE)
+    assert set(said) <= {truth["Restore cost"], "0.3 %"}
+
+
+def test_the_table_of_runs_and_the_report_say_the_same(measured: Path, tmp_path: Path) -> None:
+    archive = measured.with_name("run.inshrink")
+    chain = services.chain_of(str(archive))
+    table = explorer().dataframe[0].value.set_index("name")
+    for name, row in table.iterrows():
+        if Path(str(name)).name in ("run", "run.inshrink"):
+            assert row["ratio"] == chain.ratio_total
+            assert row["restore cost"] == pytest.approx(100 * max(COSTS.values()))
+            assert row["largest drop"] == pytest.approx(100 * max(DROPS.values()))
+    told = newest_comparison(inshrink_core.Archive.open(archive))
+    assert told is not None
+    assert told["archives"][0]["max_restore_cost"] == max(COSTS.values())
+    report(archive, tmp_path / "page.html", against=measured, metric="magnitude")
+    page = (tmp_path / "page.html").read_text()
+    assert percent(max(COSTS.values())) in page
+    assert percent(max(DROPS.values())) in page
+
+
+def test_after_a_change_every_page_says_that_it_was_measured_before(measured: Path) -> None:
+    inshrink_core.verbs.prune(measured.with_name("run.inshrink"), keep_last=2, apply=True)
+    for page in ("overview", "compare", "archive"):
+        app = explorer(page, run=str(measured))
+        assert not app.exception
+        (cost,) = [metric for metric in app.metric if metric.label == "Restore cost"]
+        assert str(cost.delta).endswith("before the last change")
+    assert explorer().dataframe[0].value["restore cost"].isna().all()

@@ -1,0 +1,134 @@
+"""What was measured once is an answer from then on: to whom, how long, and to nobody else."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core import Archive
+from inshrink_core.verbs import compare, compare_archives, prune, verify
+from inshrink_core.verbs.shared.measured import Measurements, known_archives, known_comparison
+
+JUDGE = """
+import pathlib
+def evaluate(state):
+    with open(pathlib.Path(__file__).with_name("calls"), "a") as file:
+        file.write("x")
+    return {"loss": 1 + float(state["w"].norm()), "log_probs": (-state["w"].abs()).log_softmax(1)}
+"""
+
+
+@pytest.fixture
+def judged(tmp_path, monkeypatch):
+    """Return a run, its archive, an evaluator, and what counts how often that was asked."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run = tmp_path / "runs" / "run"
+    run.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(0)
+    for step in (10, 20, 30):
+        torch.save({"model": {"w": torch.randn(8, 8, generator=generator)}}, run / f"step_{step}.pt")
+    (tmp_path / "judge.py").write_text(JUDGE)
+    archive = tmp_path / "archives" / "mine.inshrink"
+    archive.parent.mkdir()
+    inshrink_core.compress(run, archive)
+    calls = tmp_path / "calls"
+    calls.write_text("")
+    return run, archive, f"{tmp_path}/judge.py:evaluate", lambda: len(calls.read_text())
+
+
+def test_a_comparison_is_answered_from_what_is_known_until_it_is_asked_for_again(judged):
+    run, archive, judge, calls = judged
+    first = compare(archive, run, evaluator=judge)
+    asked = calls()
+    known = compare(archive, run, evaluator=judge)
+    assert calls() == asked
+    assert known.measured_at is not None
+    assert (known.steps, known.max_drop, known.device) == (first.steps, first.max_drop, first.device)
+    assert compare(archive, run, evaluator=judge, steps=[20]).steps == first.steps[1:2]
+    assert calls() == asked
+    assert compare(archive, run, evaluator=judge, again=True).measured_at is None
+    assert calls() == 2 * asked
+
+
+def test_another_evaluator_original_or_archive_is_another_question(judged, tmp_path):
+    run, archive, judge, calls = judged
+    compare(archive, run, evaluator=judge)
+    asked = calls()
+    (tmp_path / "judge.py").write_text(JUDGE + "# another\n")
+    assert compare(archive, run, evaluator=judge).measured_at is None
+    assert calls() == 2 * asked
+    os.utime(run / "step_10.pt", ns=(1, 1))
+    assert compare(archive, run, evaluator=judge, steps=[30]).measured_at is not None
+    assert compare(archive, run, evaluator=judge, steps=[20]).measured_at is None, "its previous changed"
+    prune(archive, keep_last=2, apply=True)
+    assert compare(archive, run, evaluator=judge, steps=[30]).measured_at is None
+
+
+def test_what_was_measured_before_the_last_change_is_known_as_that(judged):
+    run, archive, judge, _ = judged
+    found = compare(archive, run, evaluator=judge)
+    known = known_comparison(Archive.open(archive))
+    assert known.is_current
+    assert known.comparison.max_restore_cost == found.max_restore_cost
+    prune(archive, keep_last=1, apply=True)
+    known = known_comparison(Archive.open(archive))
+    assert (known.is_current, len(known.comparison.steps)) == (False, 3)
+    compare(archive, run, evaluator=judge)
+    known = known_comparison(Archive.open(archive))
+    assert (known.is_current, len(known.comparison.steps)) == (True, 1)
+
+
+def test_writing_under_a_bound_is_a_comparison_of_every_step(judged):
+    run, archive, judge, calls = judged
+    bounded = archive.with_name("bounded.inshrink")
+    written = inshrink_core.compress(run, bounded, max_restore_cost=0.01, evaluator=judge)
+    asked = calls()
+    known = compare(bounded, run, evaluator=judge)
+    assert calls() == asked
+    assert known.max_restore_cost == written.promise.to_json()["max_restore_cost"]
+    fresh = compare(bounded, run, evaluator=judge, again=True)
+    for was, row in zip(known.steps, fresh.steps, strict=True):
+        assert was.restored == pytest.approx(row.restored, rel=1e-12)
+        assert (was.drop, was.divergence, was.restore_cost) == (row.drop, row.divergence, row.restore_cost)
+        assert (was.stale_drop, was.stale_divergence) == (row.stale_drop, row.stale_divergence)
+
+
+def test_it_lies_with_the_run_and_of_an_archive_alone_with_the_user(judged, tmp_path):
+    run, archive, judge, _ = judged
+    other = archive.with_name("other.inshrink")
+    inshrink_core.compress(run, other, codec="lossless")
+    compare_archives([archive, other], run, evaluator=judge)
+    assert known_archives(run) == tuple(sorted((archive, other), key=_id_of))
+    assert len(list((run / ".inshrink" / "measured").iterdir())) == 2
+    assert known_comparison(Archive.open(archive)) is not None
+    for path in (tmp_path / "cache").rglob("*.jsonl"):
+        path.unlink()
+    assert known_comparison(Archive.open(archive)) is None
+    assert known_comparison(Archive.open(archive), run) is not None
+
+
+def _id_of(path: Path) -> str:
+    return Archive.open(path).reader.archive_id.hex()
+
+
+def test_a_run_that_cannot_be_written_keeps_nothing_in_itself(judged, tmp_path, monkeypatch):
+    run, archive, judge, _ = judged
+    (run / ".inshrink").write_text("a file in its place")
+    compare(archive, run, evaluator=judge)
+    assert compare(archive, run, evaluator=judge).measured_at is not None
+    assert (run / ".inshrink").read_text() == "a file in its place"
+
+
+def test_a_verification_reads_every_byte_each_time_and_is_known_afterwards(judged):
+    run, archive, _, _ = judged
+    assert verify(archive, deep=True, against=run).ok
+    (frame, *_) = sorted((archive / "frames").iterdir())
+    content = bytearray(frame.read_bytes())
+    content[len(content) // 2] ^= 1
+    frame.write_bytes(content)
+    assert not verify(archive).ok
+    newest, before = Measurements.of_archive(Archive.open(archive)).rows("verify")
+    assert (newest.document["ok"], before.document["ok"]) == (False, True)
+    assert before.document["tensors"] == {"all": 3, "exact": 0}
