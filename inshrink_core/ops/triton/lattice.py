@@ -130,6 +130,7 @@ def _round(
     per_row: tl.tensor,
     tracked: tl.constexpr,
     matched: tl.constexpr,
+    given: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64) // per_row
@@ -145,6 +146,8 @@ def _round(
     if matched:
         b = tl.load(base + place, mask=here, other=0.0)
         changes = _matched(w, at, b, reciprocal, tl.load(grades + row))
+    elif given:
+        changes = tl.load(base + place, mask=here, other=0.0)
     else:
         changes = _nearest((w - at) * reciprocal)
     near = tl.abs(changes) <= limit  # false for NaN
@@ -209,13 +212,13 @@ def _advance(
 
 
 def round_to_lattice(
-    values: Tensor, integers: Tensor, history: Tensor | None, lattice: Lattice, gain: Gain | None
+    values: Tensor, integers: Tensor, history: Tensor | None, lattice: Lattice, gain: Gain | Tensor | None
 ) -> Rounded:
     """See `inshrink_core.ops.lattice.round_to_lattice`."""
     if values.numel() == 0:
         return reference.round_to_lattice(values, integers, history, lattice, gain)
     device, home, n = values.device, integers.device, values.numel()
-    rows = 1 if gain is None else gain.grades.numel()
+    rows = gain.grades.numel() if isinstance(gain, Gain) else 1
     length = n // rows
     size = min(max(triton.next_power_of_2(length), _SHORTEST), _LONGEST)
     per_row = triton.cdiv(length, size)
@@ -224,12 +227,15 @@ def round_to_lattice(
     seen = torch.empty(rows * per_row, 3, dtype=torch.int32, device=device)
     before = integers.to(device)
     known = tokens if history is None else history.to(device)
-    base, grades = (values, before) if gain is None else (gain.base.to(device), gain.grades.to(device))
+    base, grades = (values if gain is None else gain.to(device)), before
+    if isinstance(gain, Gain):
+        base, grades = gain.base.to(device), gain.grades.to(device)
     tensors = (values, before, known, base, grades, tokens, after, new, seen)
     limit = float(MAX_PRODUCT // lattice.spacing)
     numbers = (lattice.unit, lattice.reciprocal, limit, lattice.spacing, lattice.bound, length, per_row)
-    tracked, matched = history is not None, gain is not None
-    _round[(rows * per_row,)](*tensors, *numbers, tracked, matched, size, enable_fp_fusion=False)
+    tracked, matched = history is not None, isinstance(gain, Gain)
+    given = gain is not None and not matched
+    _round[(rows * per_row,)](*tensors, *numbers, tracked, matched, given, size, enable_fp_fusion=False)
     n_large, n_exact = seen[:, :2].sum(0).tolist()
     largest = int(seen[:, 2].max())
     return Rounded(tokens.to(home), after.to(home), new.to(home), n_large, n_exact, largest)
