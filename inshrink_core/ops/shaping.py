@@ -2,9 +2,9 @@
 
 The cost of the errors e of a row is ``e S e'`` with ``S = G G' + damping``, n columns and rank `RANK`.
 Completing squares from the last column on, it is a sum of ``d_k (e_k + V_k · s_k)²`` with
-``s_k = sum of e_j G_j over the columns j before k`` (Babai's plane; LDLQ, GPTQ): so column k is rounded as if it
-were less by ``V_k · s_k``. Errors are whole 1024ths of a spacing, V and G 16-bit integers and sums 64-bit
-ones, so no result depends on the order of summation.
+``s_k = sum of e_j G_j over the columns j before k`` (Babai's plane; LDLQ, GPTQ): so column k is rounded
+as if it were less by ``V_k · s_k``. Errors are whole 1024ths of a spacing, V and G 16-bit integers and sums
+64-bit ones, so no result depends on the order of summation.
 """
 
 from __future__ import annotations

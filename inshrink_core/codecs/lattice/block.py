@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -547,7 +547,7 @@ class LatticeReference(ShapedReference):
     exact_at: Tensor
     exact_values: Tensor
     exact: Tensor | None = None
-    shaping: Shaping | None = None
+    shaping: Shaping | None = field(default=None, compare=False)
 
     def decoded(self) -> Tensor:
         """Return the tensor: integers times the unit, rounded once to the stored dtype, or `exact`."""

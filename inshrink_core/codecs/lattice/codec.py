@@ -193,7 +193,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
             raise ConfigError("'exact' is a switch", expected="true or false", found=repr(self.exact))
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings; shaping only where it is on, for archives without it say what they always said."""
+        """Return the settings, shaping only where it is on: frames without it say what they always said."""
         return {key: value for key, value in asdict(self).items() if (key, value) != ("shaping", "off")}
 
     def covers(self, spec: TensorSpec) -> bool:
@@ -218,7 +218,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         return frozenset({TensorRole.EXP_AVG_SQ, TensorRole.MOMENTUM})
 
     def encoding_companions(self) -> frozenset[TensorRole]:
-        """Return the roles of first moments where rounding is shaped; the plan has what followed from others."""
+        """Return the roles of first moments if rounding is shaped; the plan has what followed from others."""
         return frozenset({TensorRole.GRADIENT, TensorRole.MOMENTUM} if self.uses_past else ())
 
     @property

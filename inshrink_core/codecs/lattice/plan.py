@@ -350,11 +350,12 @@ class Chosen(NamedTuple):
 def choose_spacing(
     plan: LatticePlan, spec: TensorSpec, state: LatticeReference, coarser: float = 1.0
 ) -> Chosen:
-    """Return the spacing the plan asks for, `coarser` by a factor: held but for powers of two, or free after a restore.
+    """Return the spacing the plan asks for: held but for powers of two, or free after a restore.
 
     Where it grows, the integers are snapped first. Left where they are, all values would sit near the
     middle of their larger cells and stay there: the movement of that frame would be lost as a whole.
-    After a restore they are left, for matched gain shows the movement.
+    After a restore they are left, for matched gain shows the movement. What the plan asks for is `coarser` by
+    a factor.
     """
     width = plan.widths[spec.key] * coarser if spec.key in plan.widths else state.spacing.width
     if plan.after_restore:

@@ -1,8 +1,8 @@
-"""Where the loss is flat, as far as first moments show it: what shaped rounding feeds forward, and how far.
+"""Where the loss is flat, as first moments show it: what shaped rounding feeds forward, and how much.
 
-Gradients of a matrix lie in few directions of its inputs: H, the sum of m'm over first moments m, says in which.
-An encoder holds a sketch of it from frame to frame. It is of first moments as the archive decodes them, so
-that another session, which has nothing else, goes on in the same way (`recall`).
+Gradients of a matrix lie in few directions of its inputs; H, the sum of m'm over first moments m, says in
+which. An encoder holds a sketch of it from frame to frame. It is of first moments as the archive decodes
+them, so that another session, which has nothing else, goes on in the same way (`recalled`).
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ _LEAST_SHARE: Final = 0.05
 
 _SIDES: Final = (8, 1 << 14)
 """Columns of a matrix that is shaped; wider ones would leave G no bits."""
+
+_DIGITS: Final = 2
+"""Binary digits set, at most, in the number of a frame whose first moment counts."""
 
 _BITS: Final = 11
 """Of a first moment in a sketch: decoded ones have fewer."""
@@ -85,7 +88,7 @@ def grown(before: Shaping | None, moment: Tensor) -> Shaping | None:
     rows = moment.shape[0]
     n = moment.numel() // max(rows, 1)
     n_seen = 0 if before is None else before.n_seen
-    if before is not None and n_seen.bit_count() > 2:
+    if before is not None and n_seen.bit_count() > _DIGITS:
         return Shaping(n_seen + 1, before.sketch, before.trace, before.factors)
     values = as_float32(moment).cpu()
     largest = float(values.abs().max())

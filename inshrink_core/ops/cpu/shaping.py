@@ -119,7 +119,7 @@ def round_matched(
     error: NDArray[np.float64],
     leads: NDArray[np.float64],
 ) -> None:  # pragma: no cover - compiled
-    """Round a column under matched gain; `grades` has a threshold for each lane, then one for what crossed."""
+    """Round a column under matched gain; `grades` has a threshold by lane, then one for what crossed."""
     most, worst, parts = _F64(MOST_FED), _F64(MOST_ERROR), _F64(PARTS)
     for lane in range(_LANES):
         r, o = _F64(moved[lane]), _F64(offset[lane])

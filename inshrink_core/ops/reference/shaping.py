@@ -31,6 +31,9 @@ from inshrink_core.ops.shaping import (
 _SWEEPS = 12
 """Of Jacobi's rotations: 32 columns need six to eight for float64."""
 
+_TURNED = 1e-26
+"""Squared cosine of two columns that need no rotation any more."""
+
 _RIDGE = 1e-12
 """Added to the sketch's own diagonal, over its trace: a matrix of a lower rank has a Cholesky factor too."""
 
@@ -128,7 +131,7 @@ def decompose(
     for _ in range(_SWEEPS):
         for i in range(p - 1):
             for j in range(i + 1, p):
-                if core[i, j] == 0.0:
+                if core[i, j] * core[i, j] <= _TURNED * core[i, i] * core[j, j]:
                     continue
                 ratio = (core[j, j] - core[i, i]) / (2.0 * core[i, j])
                 tangent = 1.0 / (abs(ratio) + math.sqrt(ratio * ratio + 1.0))
@@ -173,8 +176,8 @@ def feed_forward(
 ) -> float:
     """Fill in V from G; return the cost of shaped rounding, a rounding error's variance being 1.
 
-    `damping` is what the diagonal has more, `rest` what of it is no damping but cost; `square` is (rank, rank)
-    and `line` (2, rank).
+    `damping` is what the diagonal has more, `rest` what of it is no damping but cost; `square` is
+    (rank, rank) and `line` (2, rank).
     """
     n, rank = found.shape
     for i in range(rank):
@@ -188,9 +191,9 @@ def feed_forward(
                 line[0, i] += square[i, j] * found[k, j]
             total += line[0, i] * found[k, i]
         for i in range(rank):
-            gains[k, i] = line[0, i] / total
+            gains[k, i] = line[0, i] / total if total > 0.0 else 0.0
             for j in range(rank):
-                square[i, j] -= line[0, i] * line[0, j] / total
+                square[i, j] -= gains[k, i] * line[0, j]
     # The covariance of s, and with it the variance of each error.
     for i in range(rank):
         for j in range(rank):
