@@ -12,12 +12,14 @@
 - ``time``: ns a weight of rounding, of rounding shaped, and of the two with matched gain, interleaved in one
   process, best of several; and of a sketch and of factors.
 
-The constants of shaping were chosen on the tasks of `TUNED`; the others only judge. Runs and costs are kept in
-``data/shaping``, finished trainings of rehearsals in ``data/rehearsal``, and are not measured again.
+The constants of shaping were chosen on the tasks of `TUNED`; the others only judge. Runs and costs are kept
+in ``data/shaping``, finished trainings of rehearsals in ``data/rehearsal``, and are not measured again.
 """
 
 from __future__ import annotations
 
+import argparse
+import functools
 import itertools
 import math
 import shutil
