@@ -89,8 +89,9 @@ def shape_changes(
     lattice: Lattice,
     grades: Tensor,
     factors: Factors,
+    by_row: Factors | None = None,
 ) -> Shaped:
-    """Choose the changes of a frame, each row's errors fed forward along its columns.
+    """Choose the changes of a frame, each row's errors fed forward along its columns, and down the rows.
 
     Parameters
     ----------
@@ -105,13 +106,18 @@ def shape_changes(
         Threshold of matched gain in 4096ths, for all rows or for each; 0: to the nearest point.
     factors
         Of the columns.
+    by_row
+        Of the rows, W and H; None: errors stay in their row.
 
     Notes
     -----
     With ``R = rint(1024 r)`` and ``O = rint(1024 o)`` as of `inshrink_core.ops.lattice.round_to_lattice`
     (without a base r is the whole change and o is 0), ``T = R - ((V_k · s + half) >> shift)`` is rounded:
     ``y = (T + 512) >> 10``, or in magnitude ``(4 abs(T) + 4096 - t) >> 12`` with a threshold t;
-    ``q = (1024 y - O + 512) >> 10``, and the error ``1024 q + O - R`` is fed forward. O(32 n).
+    ``q = (1024 y - O + 512) >> 10``, and the error ``1024 q + O - R`` is fed forward. Down the rows goes the
+    error and what its row fed it, ``a``: T is less by ``W_i · c_k``, too, with ``c_k = sum of a_jk H_j over
+    the rows j before i``. O(32 n), or twice that; a row needs of the row before only the columns that it
+    has passed, so that rows follow each other at a distance of one.
     """
     raise NotImplementedError
 

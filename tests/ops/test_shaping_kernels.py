@@ -1,5 +1,7 @@
 """Shaped rounding is the same bits by every back end, and lies where it should."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -46,9 +48,10 @@ def check_back_ends_agree(device, backend=Backend.CUDA, shapes=((18, 9),)):
         integers = torch.randint(-3000, 3000, (rows * n,), dtype=torch.int32, generator=torch.Generator())
         base = values + 15 * normal((rows * n,), 4)
         by_row = torch.arange(rows, dtype=torch.int32) * 50
-        factors = factors_of(uneven(n))
-        for start, grades in ((None, NEAREST), (base, NEAREST), (base, NEAREST + 900), (base, by_row)):
-            arguments = (values, start, integers, LATTICE, grades, factors)
+        of_columns, of_rows = factors_of(uneven(n)), factors_of(uneven(rows))
+        starts = ((None, NEAREST), (base, NEAREST), (base, NEAREST + 900), (base, by_row))
+        for (start, grades), down in itertools.product(starts, (None, of_rows)):
+            arguments = (values, start, integers, LATTICE, grades, of_columns, down)
             expected = changes_by(Backend.REFERENCE, "cpu", *arguments)
             found = changes_by(backend, device, *arguments)
             assert torch.equal(expected[0], found[0])
@@ -97,6 +100,20 @@ def test_errors_lie_where_they_cost_less_by_about_what_is_foretold(n):
     share = cost_of(shaped, values, matrix) / cost_of((values * 4).round(), values, matrix)
     assert share < 0.8
     assert abs(share / factors.share - 1) < 0.15
+
+
+def test_errors_fed_both_ways_cost_the_product_of_both_shares():
+    inputs, outputs, values = uneven(48), uneven(64), 50 * normal((64 * 48,), 5)
+    sides = factors_of(inputs), factors_of(outputs)
+    zeros = torch.zeros(values.numel(), dtype=torch.int32)
+    shaped = shape_changes(values, None, zeros, LATTICE, NEAREST, *sides).changes
+
+    def cost(changes):
+        error = (changes / 4 - values).view(64, 48).double()
+        return float(torch.trace(outputs @ error @ inputs @ error.T))
+
+    share = cost(shaped) / cost((values * 4).round())
+    assert abs(share / (sides[0].share * sides[1].share) - 1) < 0.3
 
 
 def test_a_white_matrix_is_said_to_gain_nothing():

@@ -66,7 +66,6 @@ from inshrink_core.codecs.lattice.plan import (
 from inshrink_core.codecs.lattice.shaping import (
     PastBlock,
     Shaping,
-    coarser,
     known_of,
     recalled,
     shaped_changes,
@@ -125,10 +124,10 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         Weights of at most one dimension (biases, norms), and running means and variances of normalisation
         layers from when they move: on a fine ``lattice``, or ``exact``.
     shaping
-        ``on``: rounding errors of a matrix are fed forward into what is rounded after them, so that they lie
-        where the loss is flat, as first moments show it (Adam's, or momentum), and the spacing is coarser
-        by as much as that allows. Not where nothing is gained, and not without first moments. Costs as
-        much time again.
+        ``on``: rounding errors of a matrix are fed forward along its rows, into what is rounded after them,
+        so that they lie where the loss is flat, as first moments show it (Adam's, or momentum), and the
+        spacing is coarser by as much as that allows; not where little is gained, nor without first moments.
+        ``both``: down its columns, too. On a GPU that is as slow as on the host.
     exact
         Whether weights come back bit for bit: a residual is stored beside the lattice points, and the frames
         after it go on from the points as if it were not there.
@@ -160,7 +159,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         "gain_per": ("tensor", "row", "none"),
         "contexts": ("history", "none"),
         "one_dimensional": ("lattice", "exact"),
-        "shaping": ("off", "on"),
+        "shaping": ("off", "on", "both"),
     }
     ranges: ClassVar = {"coarseness": (1e-4, 1e4), "gamma": (0.0, 2.0), "sensitivity": (0.0, 1.0)}
     uses_restored = True
@@ -234,7 +233,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
             PastBlock(
                 is_lattice=frame.block.codec == self.bitstream,
                 moved=frame.block.codec != self.bitstream or points_moved(frame.block.payload),
-                shaped=frame.settings.get("shaping", "off") != "off",
+                shaping=frame.settings.get("shaping", "off"),
                 moment=frame.moment_before,
             )
             for frame in past
@@ -347,14 +346,15 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     ) -> tuple[Block, LatticeReference] | None:
         """Return the block that a chain begins with: upon a base model's points, where that is smaller."""
         spec = item.spec
-        known, factors = known_of(item, None) if self.uses_past else (None, None)
-        spacing = new_spacing(plan.widths[spec.key] * coarser(factors), plan.rms[spec.key])
+        known, fed = known_of(item, None, self.shaping)
+        width = plan.widths[spec.key] * (1.0 if fed is None else fed.coarser)
+        spacing = new_spacing(width, plan.rms[spec.key])
         if spacing is None:
             return None
         lattice = lattice_of(spacing, spec.dtype)
         zeros = torch.zeros(spec.numel, dtype=torch.int32)
         values = as_float32(item.tensor)
-        changes = None if factors is None else shaped_changes(values, zeros, lattice, None, factors)
+        changes = None if fed is None else shaped_changes(values, zeros, lattice, None, fed)
         rounded = round_to_lattice(values, zeros, None, lattice, changes)
         after = _state_after(item, rounded, spacing, None, known)
         if after is None:
@@ -381,8 +381,8 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         """Return the block of a change, and the state after it; None where too much would be exact."""
         spec = item.spec
         values = as_float32(item.tensor)
-        known, factors = known_of(item, state.shaping) if self.uses_past else (None, None)
-        chosen = choose_spacing(plan, spec, state, coarser(factors))
+        known, fed = known_of(item, state.shaping, self.shaping)
+        chosen = choose_spacing(plan, spec, state, 1.0 if fed is None else fed.coarser)
         gain: Gain | None = None
         if item.restored is not None and self.gain_per != "none":
             restored = _restored(item, item.restored)
@@ -391,7 +391,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         before, tracked = chosen.integers, self.contexts == "history"
         history = state.history if tracked else None
         lattice = lattice_of(chosen.spacing, spec.dtype)
-        changes = gain if factors is None else shaped_changes(values, before, lattice, gain, factors)
+        changes = gain if fed is None else shaped_changes(values, before, lattice, gain, fed)
         rounded = round_to_lattice(values, before, history, lattice, changes)
         after = _state_after(item, rounded, chosen.spacing, rounded.history if tracked else None, known)
         if after is None:

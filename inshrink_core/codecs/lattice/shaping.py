@@ -52,6 +52,24 @@ _TRIES: Final = 8
 """Halvings of the range of thresholds: 6 of 4096ths remain."""
 
 
+class Side(NamedTuple):
+    """What is known of a matrix's first moments from one side: of its columns, or of its rows.
+
+    Parameters
+    ----------
+    sketch : (n, p)
+        H times `signs_of`.
+    trace
+        Of H.
+    factors
+        Of H.
+    """
+
+    sketch: NDArray[np.float64]
+    trace: float
+    factors: Factors
+
+
 @dataclass(frozen=True, slots=True)
 class Shaping:
     """What an encoder holds of a matrix's first moments.
@@ -60,56 +78,79 @@ class Shaping:
     ----------
     n_seen
         Frames of the chain whose first moments were there.
-    sketch : (columns, p)
-        H times `signs_of`.
-    trace
-        Of H.
-    factors
-        Of H; None where shaping gains nothing.
+    columns, rows
+        Of both sides; None where errors are not fed down the rows.
     """
 
     n_seen: int
-    sketch: NDArray[np.float64]
-    trace: float
-    factors: Factors | None
+    columns: Side
+    rows: Side | None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of sketch and factors."""
-        return self.sketch.nbytes + (0 if self.factors is None else 2 * self.factors.gains.nbytes)
+        """Bytes of sketches and factors."""
+        sides = (self.columns, *(() if self.rows is None else (self.rows,)))
+        return sum(side.sketch.nbytes + 2 * side.factors.gains.nbytes for side in sides)
+
+    def fed(self) -> Fed | None:
+        """Return what to feed forward; None where little is gained."""
+        by_row = None if self.rows is None else self.rows.factors
+        if by_row is not None and by_row.share >= _MOST_SHARE:
+            by_row = None
+        columns = self.columns.factors
+        return None if by_row is None and columns.share >= _MOST_SHARE else Fed(columns, by_row)
 
 
-def grown(before: Shaping | None, moment: Tensor) -> Shaping | None:
+class Fed(NamedTuple):
+    """Factors of columns, and of rows where errors are fed down them."""
+
+    columns: Factors
+    rows: Factors | None
+
+    @property
+    def coarser(self) -> float:
+        """How much coarser a spacing may be than with plain rounding: a cubic root of what is gained."""
+        share = self.columns.share * (1.0 if self.rows is None else self.rows.share)
+        return float(max(share, _LEAST_SHARE) ** _POWER)
+
+
+def grown(before: Shaping | None, moment: Tensor, *, both: bool) -> Shaping | None:
     """Return what is known with one more first moment, in the shape of its matrix.
 
     Moments count, and factors are renewed, at frames whose number has two binary digits that are set at
     most: a factor that changes moves the points of many weights.
     """
-    rows = moment.shape[0]
-    n = moment.numel() // max(rows, 1)
     n_seen = 0 if before is None else before.n_seen
     if before is not None and n_seen.bit_count() > _DIGITS:
-        return Shaping(n_seen + 1, before.sketch, before.trace, before.factors)
-    values = as_float32(moment).cpu()
+        return Shaping(n_seen + 1, before.columns, before.rows if both else None)
+    values = as_float32(moment).cpu().view(moment.shape[0], -1)
     largest = float(values.abs().max())
     if not 0 < largest < math.inf:
         return before  # NaN compares false, too
-    signs = signs_of(n)
     # Whole numbers whose products and sums stay below 2**53: exact, whoever adds them up in whatever order.
     bits = min(_BITS, (52 - math.ceil(math.log2(values.numel()))) // 2)
     up = bits - math.frexp(largest)[1]
-    found, squares = torch.zeros(n, signs.shape[1], dtype=torch.float64), 0.0
+    columns = _side(None if before is None else before.columns, values, up)
+    low, high = _SIDES
+    if not both or not low <= values.shape[0] <= high:
+        return Shaping(n_seen + 1, columns, None)
+    return Shaping(n_seen + 1, columns, _side(None if before is None else before.rows, values.T, up))
+
+
+def _side(before: Side | None, values: Tensor, up: int) -> Side:
+    """Return a side with one more moment, which is rounded to multiples of ``2**-up``."""
+    n = values.shape[1]
+    signs = signs_of(n)
+    turned, found, squares = torch.from_numpy(signs), torch.zeros(signs.shape, dtype=torch.float64), 0.0
     step = max(1, _SLICE // n)
-    for begin in range(0, rows, step):
-        part = values[begin * n : (begin + step) * n].view(-1, n).double()
-        whole = part.mul_(2.0**up).round_()
-        found += whole.T @ (whole @ torch.from_numpy(signs))
+    for begin in range(0, values.shape[0], step):
+        whole = values[begin : begin + step].double().mul_(2.0**up).round_()
+        found += whole.T @ (whole @ turned)
         squares += float(whole.square().sum())
     sketch, trace = np.ldexp(found.numpy(), -2 * up), math.ldexp(squares, -2 * up)
     if before is not None:
         sketch, trace = before.sketch + sketch, before.trace + trace
-    factors = factorize(sketch, signs, trace, _DAMPING)
-    return Shaping(n_seen + 1, sketch, trace, factors if factors.share < _MOST_SHARE else None)
+    return Side(sketch, trace, factorize(sketch, signs, trace, _DAMPING))
 
 
 @functools.lru_cache(maxsize=16)
@@ -133,62 +174,55 @@ def can_be_shaped(spec: TensorSpec) -> bool:
     return len(spec.shape) >= 2 and low <= spec.numel // max(spec.shape[0], 1) <= high
 
 
-def known_of(item: TensorInput, before: Shaping | None) -> tuple[Shaping | None, Factors | None]:
-    """Return what is known of a tensor with this frame, and what to feed forward.
+def known_of(item: TensorInput, before: Shaping | None, shaping: str) -> tuple[Shaping | None, Fed | None]:
+    """Return what is known of a tensor with this frame, and what to feed forward, by the codec's setting.
 
     In a chain that has no first moment yet, or stores none, the frame's own serves once.
     """
-    if not can_be_shaped(item.spec):
+    if shaping == "off" or not can_be_shaped(item.spec):
         return None, None
+    both = shaping == "both"
     if item.moment_before is not None:
-        known = grown(before, item.moment_before)
-        return known, None if known is None else known.factors
+        known = grown(before, item.moment_before, both=both)
+        return known, None if known is None else known.fed()
     own = item.momentum if item.gradient is None else item.gradient
-    once = None if own is None or own.shape != item.spec.shape else grown(None, own)
-    return before, None if once is None else once.factors
+    once = None if own is None or own.shape != item.spec.shape else grown(None, own, both=both)
+    return before, None if once is None else once.fed()
 
 
-def coarser(factors: Factors | None) -> float:
-    """Return how much coarser a spacing is for shaped rounding."""
-    return 1.0 if factors is None else float(max(factors.share, _LEAST_SHARE) ** _POWER)
-
-
-def shaped_changes(
-    values: Tensor, integers: Tensor, lattice: Lattice, gain: Gain | None, factors: Factors
-) -> Tensor:
+def shaped_changes(values: Tensor, integers: Tensor, lattice: Lattice, gain: Gain | None, fed: Fed) -> Tensor:
     """Return the changes of a frame; under matched gain with thresholds that stand inside the feedback.
 
     The largest threshold is taken with which the movement is kept, as without feedback: by halving, since
     what is fed forward depends on it.
     """
-    none = torch.zeros(1, dtype=torch.int32)
+    known = torch.zeros(1, dtype=torch.int32)
     if gain is None:
-        return shape_changes(values, None, integers, lattice, none, factors).changes
+        return shape_changes(values, None, integers, lattice, known, *fed).changes
     n_rows = gain.grades.numel()
     low, high = torch.full((n_rows,), MIN_GRADE), torch.full((n_rows,), MAX_GRADE + 1)
-    tried = torch.zeros(n_rows, dtype=torch.int32)
-    chosen = torch.full((n_rows,), MIN_GRADE)
+    grades, nearest = known.expand(n_rows).contiguous(), torch.zeros(n_rows, dtype=torch.bool)
     for number in range(_TRIES + 1):
-        shaped = shape_changes(values, gain.base, integers, lattice, tried, factors)
-        sums = shaped.leads if n_rows > 1 else shaped.leads.sum(0, keepdim=True)
+        changes, leads = shape_changes(values, gain.base, integers, lattice, grades, *fed)
+        sums = leads if n_rows > 1 else leads.sum(0, keepdim=True)
         enough = sums[:, 0] + sums[:, 1] // GAIN_SLACK >= 0
         if number == 0:
             nearest = enough
         else:
-            low, high = torch.where(enough, tried, low), torch.where(enough, high, tried)
+            low, high = torch.where(enough, grades, low), torch.where(enough, high, grades)
         if bool(nearest.all()):
-            return shaped.changes
-        tried = torch.where(nearest, 0, (low + high) // 2).to(torch.int32)
-    chosen = torch.where(nearest, 0, low).to(torch.int32)
-    return shape_changes(values, gain.base, integers, lattice, chosen, factors).changes
+            return changes
+        grades = torch.where(nearest, 0, (low + high) // 2).to(torch.int32)
+    grades = torch.where(nearest, 0, low).to(torch.int32)
+    return shape_changes(values, gain.base, integers, lattice, grades, *fed).changes
 
 
 class PastBlock(NamedTuple):
-    """What recalling needs of one frame: whether its points were written, and shaped, and a first moment."""
+    """What recalling needs of one frame: whether points were written and moved, how, and a first moment."""
 
     is_lattice: bool
     moved: bool
-    shaped: bool
+    shaping: str
     moment: Tensor | None
 
 
@@ -196,8 +230,8 @@ def recalled(past: Iterable[PastBlock]) -> Shaping | None:
     """Return what an encoder that wrote some frames of a chain would know, from its keyframe on."""
     known: Shaping | None = None
     for frame in past:
-        if not frame.is_lattice or (frame.moved and not frame.shaped):
+        if not frame.is_lattice or (frame.moved and frame.shaping == "off"):
             known = None
         elif frame.moved and frame.moment is not None:
-            known = grown(known, frame.moment)
+            known = grown(known, frame.moment, both=frame.shaping == "both")
     return known

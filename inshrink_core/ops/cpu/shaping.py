@@ -204,6 +204,121 @@ def _shape(
             leads[first + lane, 1] = np.int64(lane_leads[_LANES + lane])
 
 
+@part
+def feed_both(
+    gains: NDArray[np.float64],
+    sums: NDArray[np.float64],
+    row_gains: NDArray[np.float64],
+    down: NDArray[np.float64],
+    place: int,
+    length: int,
+    scale: float,
+    row_scale: float,
+    along: NDArray[np.float64],
+    fed: NDArray[np.float64],
+) -> None:  # pragma: no cover - compiled
+    """Fill in what is fed to a diagonal, along its rows and in all; lanes are at places that follow."""
+    for lane in range(_LANES):
+        total = 0.0
+        for r in range(RANK):
+            total += gains[r * length + place + lane] * sums[r * _LANES + lane]
+        along[lane] = np.floor(total * scale + 0.5)
+    for lane in range(_LANES):
+        total = 0.0
+        for r in range(RANK):
+            total += row_gains[r * _LANES + lane] * down[r * length + place + lane]
+        fed[lane] = along[lane] + np.floor(total * row_scale + 0.5)
+
+
+@part
+def spread_both(
+    directions: NDArray[np.float64],
+    sums: NDArray[np.float64],
+    row_directions: NDArray[np.float64],
+    down: NDArray[np.float64],
+    place: int,
+    length: int,
+    near: NDArray[np.float32],
+    along: NDArray[np.float64],
+    error: NDArray[np.float64],
+) -> None:  # pragma: no cover - compiled
+    """Add the errors of a diagonal to the sums of their rows, and of their columns."""
+    worst = _F64(MOST_ERROR)
+    for lane in range(_LANES):
+        for r in range(RANK):
+            sums[r * _LANES + lane] += directions[r * length + place + lane] * error[lane]
+    for lane in range(_LANES):
+        passed = min(max(error[lane] + along[lane], -worst), worst)
+        along[lane] = passed if near[lane] > _F32(0.0) else 0.0
+    for lane in range(_LANES):
+        for r in range(RANK):
+            down[r * length + place + lane] += row_directions[r * _LANES + lane] * along[lane]
+
+
+@kernel
+def _shape_both(
+    w: NDArray[np.float32],
+    b: NDArray[np.float32],
+    based: bool,
+    x: NDArray[np.int32],
+    unit: np.float32,
+    reciprocal: np.float32,
+    grades: NDArray[np.int32],
+    columns: NDArray[np.float64],
+    rows: NDArray[np.float64],
+    scale: float,
+    row_scale: float,
+    n: int,
+    down: NDArray[np.float64],
+    work: NDArray[np.float32],
+    sums: NDArray[np.float64],
+    changes: NDArray[np.float32],
+    leads: NDArray[np.int64],
+) -> None:  # pragma: no cover - compiled
+    """Shape a tensor both ways: lane i of sixteen rows is i columns behind the first.
+
+    `columns` has gains and directions by rank, from the last column to the first and sixteen zeros around
+    them, and `down` is as long as one of both; `rows` has both by sixteen rows and rank.
+    """
+    n_rows, width, length = leads.shape[0], (n + _LANES) * _LANES, down.size // RANK
+    moved, offset = work[:width], work[width : 2 * width]
+    plain, near = work[2 * width : 3 * width], work[3 * width :]
+    held, at = sums[: RANK * _LANES], RANK * _LANES
+    fed, error = sums[at : at + _LANES], sums[at + _LANES : at + 2 * _LANES]
+    lane_grades, lane_leads = sums[at + 2 * _LANES : at + 4 * _LANES], sums[at + 4 * _LANES : at + 6 * _LANES]
+    along, size = sums[at + 6 * _LANES :], RANK * _LANES
+    gains, directions = columns[: RANK * length], columns[RANK * length :]
+    for first in range(0, n_rows, _LANES):
+        n_here = min(_LANES, n_rows - first)
+        mine = rows[first // _LANES * 2 * size : (first // _LANES + 1) * 2 * size]
+        sums[:] = 0.0
+        work[:] = _F32(0.0)
+        for lane in range(n_here):
+            grade = grades[first + lane] if grades.size > 1 else grades[0]
+            lane_grades[lane] = grade
+            lane_grades[_LANES + lane] = grade * 7 // 10
+            skew = lane * (_LANES + 1)
+            lanes = (moved[skew:], offset[skew:], plain[skew:], near[skew:])
+            take_rows(w, b, based, x, unit, reciprocal, (first + lane) * n, _LANES, n, *lanes)
+        for step in range(n + n_here - 1):
+            place, at = n - 1 + _LANES - step, step * _LANES
+            here = slice(at, at + _LANES)
+            feed_both(gains, held, mine[:size], down, place, length, scale, row_scale, along, fed)
+            if based:
+                round_matched(
+                    fed, moved[here], offset[here], near[here], lane_grades, plain[here], error, lane_leads
+                )
+            else:
+                round_nearest(fed, moved[here], near[here], plain[here], error)
+            spread_both(directions, held, mine[size:], down, place, length, near[here], along, error)
+        for lane in range(n_here):
+            place = (first + lane) * n
+            for k in range(n):
+                changes[place + k] = plain[(k + lane) * _LANES + lane]
+            leads[first + lane, 0] = np.int64(lane_leads[lane])
+            leads[first + lane, 1] = np.int64(lane_leads[_LANES + lane])
+
+
 def shape_changes(
     values: Tensor,
     base: Tensor | None,
@@ -211,24 +326,38 @@ def shape_changes(
     lattice: Lattice,
     grades: Tensor,
     factors: Factors,
+    by_row: Factors | None,
 ) -> Shaped:
     """See `shaping.shape_changes`."""
-    n = factors.gains.shape[0]
+    n, n_rows = factors.gains.shape[0], values.numel() // factors.gains.shape[0]
     changes = new_array(values.numel(), np.float32)
-    leads = np.zeros((values.numel() // n, 2), np.int64)
-    _shape(
-        values.numpy(),
-        (values if base is None else base).numpy(),
-        base is not None,
-        integers.numpy(),
-        _F32(lattice.unit),
-        _F32(lattice.reciprocal),
+    leads = np.zeros((n_rows, 2), np.int64)
+    start = (values if base is None else base).numpy()
+    known = (values.numpy(), start, base is not None, integers.numpy())
+    numbers = (_F32(lattice.unit), _F32(lattice.reciprocal))
+    scale, sums = 2.0**-factors.shift, np.empty((RANK + 7) * _LANES, np.float64)
+    if by_row is None:
+        sides = (factors.gains.astype(np.float64), factors.directions.astype(np.float64))
+        work = np.empty(4 * _COLUMNS * _LANES, np.float32)
+        _shape(*known, *numbers, grades.numpy(), *sides, scale, work, sums, changes, leads)
+        return Shaped(torch.from_numpy(changes), torch.from_numpy(leads))
+    around = ((0, 0), (_LANES, _LANES))
+    columns = np.stack([np.pad(side[::-1].T, around) for side in (factors.gains, factors.directions)])
+    above = ((0, -n_rows % _LANES), (0, 0))
+    rows = np.stack([np.pad(side, above) for side in (by_row.gains, by_row.directions)])
+    rows = rows.reshape(2, -1, _LANES, RANK).transpose(1, 0, 3, 2)
+    _shape_both(
+        *known,
+        *numbers,
         grades.numpy(),
-        factors.gains.astype(np.float64),
-        factors.directions.astype(np.float64),
-        2.0**-factors.shift,
-        np.empty(4 * _COLUMNS * _LANES, np.float32),
-        np.empty((RANK + 6) * _LANES, np.float64),
+        columns.astype(np.float64).reshape(-1),
+        np.ascontiguousarray(rows, np.float64).reshape(-1),
+        scale,
+        2.0**-by_row.shift,
+        n,
+        np.zeros(RANK * (n + 2 * _LANES)),
+        np.empty(4 * (n + _LANES) * _LANES, np.float32),
+        sums,
         changes,
         leads,
     )

@@ -45,6 +45,7 @@ def shape_changes(
     lattice: Lattice,
     grades: Tensor,
     factors: Factors,
+    by_row: Factors | None,
 ) -> Shaped:
     """See `shaping.shape_changes`."""
     device, n = values.device, factors.gains.shape[0]
@@ -57,28 +58,44 @@ def shape_changes(
     near = ((r.abs() < FAR) & (o.abs() < FAR)).view(-1, n)
     moved = torch.where(near, (r.view(-1, n) * PARTS).round(), 0).long()
     offset = torch.where(near, (o.view(-1, n) * PARTS).round(), 0).long()
+    n_rows = near.shape[0]
     gains, directions = (torch.from_numpy(a).to(device).long() for a in (factors.gains, factors.directions))
-    grade = grades.to(device).long()
-    sums = torch.zeros(near.shape[0], RANK, dtype=torch.int64, device=device)
-    leads = torch.zeros(near.shape[0], 2, dtype=torch.int64, device=device)
+    grade = grades.to(device).long().expand(n_rows)
+    sums = torch.zeros(n_rows, RANK, dtype=torch.int64, device=device)
+    down = torch.zeros(n, RANK, dtype=torch.int64, device=device)
+    leads = torch.zeros(n_rows, 2, dtype=torch.int64, device=device)
     changes = u.round().view(-1, n).clone()
-    for k in range(n):
-        fed = ((sums * gains[k]).sum(1) + (1 << factors.shift >> 1)) >> factors.shift
-        wanted = moved[:, k] - fed.clamp(-MOST_FED, MOST_FED)
-        crossed = torch.where(wanted < 0, -offset[:, k], offset[:, k]) > PARTS // 2
-        threshold = torch.where(crossed, grade * 7 // 10, grade)
+    # All of a diagonal at once: rows follow each other at a distance of one column.
+    for diagonal in range(n_rows + n - 1):
+        i = torch.arange(max(0, diagonal - n + 1), min(n_rows, diagonal + 1), device=device)
+        k = diagonal - i
+        here, r_parts, o_parts, t = near[i, k], moved[i, k], offset[i, k], grade[i]
+        along = _fed(sums[i], gains[k], factors.shift)
+        fed = along
+        if by_row is not None:
+            fed = along + _fed(down[k], torch.from_numpy(by_row.gains).to(device).long()[i], by_row.shift)
+        wanted = r_parts - fed.clamp(-MOST_FED, MOST_FED)
+        crossed = torch.where(wanted < 0, -o_parts, o_parts) > PARTS // 2
+        threshold = torch.where(crossed, t * 7 // 10, t)
         size = (4 * wanted.abs() + 4 * PARTS - threshold) >> 12
         matched = torch.where(wanted < 0, -size, size)
-        y = torch.where(grade == 0, (wanted + PARTS // 2) >> 10, matched)
-        q = (PARTS * y - offset[:, k] + PARTS // 2) >> 10
-        error = (PARTS * q + offset[:, k] - moved[:, k]).clamp(-MOST_ERROR, MOST_ERROR)
-        sums += torch.where(near[:, k], error, 0)[:, None] * directions[k]
-        counted = near[:, k] & (moved[:, k].abs() < MOST_COUNTED) & (base is not None)
-        movement = torch.where(counted, moved[:, k], 0)
-        leads[:, 0] += (PARTS * y - movement) * movement
-        leads[:, 1] += movement * movement
-        changes[:, k] = torch.where(near[:, k], q.to(torch.float32), changes[:, k])
+        y = torch.where(t == 0, (wanted + PARTS // 2) >> 10, matched)
+        q = (PARTS * y - o_parts + PARTS // 2) >> 10
+        error = (PARTS * q + o_parts - r_parts).clamp(-MOST_ERROR, MOST_ERROR)
+        sums[i] += torch.where(here, error, 0)[:, None] * directions[k]
+        if by_row is not None:
+            passed = torch.where(here, (error + along).clamp(-MOST_ERROR, MOST_ERROR), 0)
+            down[k] += passed[:, None] * torch.from_numpy(by_row.directions).to(device).long()[i]
+        if base is not None:
+            movement = torch.where(here & (r_parts.abs() < MOST_COUNTED), r_parts, 0)
+            leads[i, 0] += (PARTS * y - movement) * movement
+            leads[i, 1] += movement * movement
+        changes[i, k] = torch.where(here, q.to(torch.float32), changes[i, k])
     return Shaped(changes.view(-1), leads.to(integers.device))
+
+
+def _fed(sums: Tensor, gains: Tensor, shift: int) -> Tensor:
+    return ((sums * gains).sum(1) + (1 << shift >> 1)) >> shift
 
 
 def decompose(

@@ -1,5 +1,7 @@
 """Shaped rounding in Triton: a program for a few rows, which goes along the columns.
 
+Both ways, rows and columns, the plain-torch twin rounds the diagonals.
+
 `inshrink_core.ops.shaping` documents the functions; `inshrink_core.ops.reference.shaping` has their twins in
 plain torch. Importing this module needs Triton. Parts of spacings are integers; what floats come before them
 is single operations, launched without fused multiply-add.
@@ -13,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from inshrink_core.ops.lattice import Lattice
+from inshrink_core.ops.reference import shaping as reference
 from inshrink_core.ops.shaping import FAR, MOST_COUNTED, MOST_ERROR, MOST_FED, PARTS, RANK, Factors, Shaped
 from inshrink_core.ops.triton.lattice import nearest
 
@@ -98,8 +101,11 @@ def shape_changes(
     lattice: Lattice,
     grades: Tensor,
     factors: Factors,
+    by_row: Factors | None,
 ) -> Shaped:
     """See `inshrink_core.ops.shaping.shape_changes`."""
+    if by_row is not None:
+        return reference.shape_changes(values, base, integers, lattice, grades, factors, by_row)
     device, n = values.device, factors.gains.shape[0]
     n_rows = values.numel() // n
     changes = torch.empty_like(values)
