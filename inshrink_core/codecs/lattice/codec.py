@@ -346,7 +346,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     ) -> tuple[Block, LatticeReference] | None:
         """Return the block that a chain begins with: upon a base model's points, where that is smaller."""
         spec = item.spec
-        known, fed = known_of(item, None, self.shaping)
+        known, fed = known_of(item, None, self.shaping) if self.uses_past else (None, None)
         width = plan.widths[spec.key] * (1.0 if fed is None else fed.coarser)
         spacing = new_spacing(width, plan.rms[spec.key])
         if spacing is None:
@@ -381,7 +381,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         """Return the block of a change, and the state after it; None where too much would be exact."""
         spec = item.spec
         values = as_float32(item.tensor)
-        known, fed = known_of(item, state.shaping, self.shaping)
+        known, fed = known_of(item, state.shaping, self.shaping) if self.uses_past else (None, None)
         chosen = choose_spacing(plan, spec, state, 1.0 if fed is None else fed.coarser)
         gain: Gain | None = None
         if item.restored is not None and self.gain_per != "none":

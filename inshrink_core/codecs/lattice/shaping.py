@@ -179,7 +179,7 @@ def known_of(item: TensorInput, before: Shaping | None, shaping: str) -> tuple[S
 
     In a chain that has no first moment yet, or stores none, the frame's own serves once.
     """
-    if shaping == "off" or not can_be_shaped(item.spec):
+    if not can_be_shaped(item.spec):
         return None, None
     both = shaping == "both"
     if item.moment_before is not None:
