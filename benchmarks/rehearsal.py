@@ -15,6 +15,7 @@ TASK --output benchmarks/data/rehearsal``. ``--kept`` writes rows from what is k
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections import defaultdict
@@ -151,8 +152,7 @@ def _is_current(key: Mapping[str, Any]) -> bool:
 
 
 def _defaults(codec: str) -> dict[str, Any]:
-    defaults: dict[str, Any] = make_codec(codec, {}).settings()
-    return defaults
+    return dataclasses.asdict(make_codec(codec, {}))
 
 
 def assemble(trainings: Iterable[tuple[dict[str, Any], TrainingResult]]) -> list[tuple[Rehearsal, int]]:

@@ -47,6 +47,7 @@ __all__ = [
     "Levels",
     "LookAheadInput",
     "LookAheadStep",
+    "PastFrame",
     "ShapedReference",
     "Switch",
     "TensorInput",
@@ -305,6 +306,9 @@ class TensorInput:
         SGD's momentum buffer of this parameter; None if unknown.
     restored
         The values that training last continued from after a restore; None where there was no restore.
+    moment_before
+        First moment or momentum of this parameter as the frame before decodes to it, for a codec with
+        `Codec.uses_past`; None where that holds none.
     owned
         True where nobody else will write to `tensor`: a state may then keep it instead of a copy.
     sampled
@@ -318,6 +322,7 @@ class TensorInput:
     second_moment: Tensor | None = None
     momentum: Tensor | None = None
     restored: Tensor | None = None
+    moment_before: Tensor | None = None
     owned: bool = False
     sampled: bool = False
 
@@ -373,6 +378,24 @@ class LookAheadInput(NamedTuple):
 
     place: int
     item: TensorInput
+
+
+class PastFrame(NamedTuple):
+    """One tensor in one frame of a chain that was written before, for `Codec.recall`.
+
+    Parameters
+    ----------
+    block
+        Of the tensor.
+    settings
+        The settings it was written with.
+    moment_before
+        As of `TensorInput`.
+    """
+
+    block: Block
+    settings: Mapping[str, Any]
+    moment_before: Tensor | None
 
 
 class Encoded(NamedTuple):
@@ -488,6 +511,23 @@ class Codec(ABC, Generic[_Plan, _State]):
     def encoding_companions(self) -> frozenset[TensorRole]:
         """Return those of `companions` that `encode` looks at, beside `observe`; by default all."""
         return self.companions()
+
+    @property
+    def uses_past(self) -> bool:
+        """Whether `encode` looks at `TensorInput.moment_before`; mostly not."""
+        return False
+
+    def recall(self, reference: TensorReference, past: Iterable[PastFrame]) -> TensorReference:
+        """Return a decoded state with what `encode` had added to it for frames to come.
+
+        Parameters
+        ----------
+        reference
+            The state after the last of the frames.
+        past
+            The tensor in each frame of the chain, from the keyframe on.
+        """
+        return reference
 
     def takes(self) -> frozenset[TensorRole]:
         """Return the roles whose tensors this codec encodes; others are stored as the chain says."""

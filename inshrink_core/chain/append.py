@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,17 +19,17 @@ from inshrink_core.chain.attachments import (
 )
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, require_base_codec
 from inshrink_core.chain.budget import Budget, unchanged_keys
-from inshrink_core.chain.config import ChainConfig
+from inshrink_core.chain.config import ChainConfig, settings_of
 from inshrink_core.chain.encoder import ChainState, FrameEncoder, FramePlan, PreparedFrame, TensorResult
 from inshrink_core.chain.meta import METRICS, ORIGINALS, QUALITY, WRITTEN, pack_attributes, spec_of
 from inshrink_core.chain.parts import Shards, Split, box_of
 from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
-from inshrink_core.checkpoint import Checkpoint, TensorSpec
-from inshrink_core.codec import FALLBACK_CODEC, BaseReference, TensorReference, get_codec
+from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
+from inshrink_core.codec import FALLBACK_CODEC, BaseReference, PastFrame, TensorReference, get_codec
 from inshrink_core.errors import NotFoundError
 from inshrink_core.formats.source import FileSource
-from inshrink_core.frame import FrameInfo, FrameKind
+from inshrink_core.frame import Block, FrameInfo, FrameKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -293,10 +293,30 @@ class ChainWriter:
             if spec.nbytes > HELD_NBYTES and frame.entry(spec.key).codec in lossless.reads:
                 self._references[spec.key] = self._recalled(spec, None)
             else:
-                _, self._references[spec.key] = archive.decode(self.parent, spec.key)
+                _, reference = archive.decode(self.parent, spec.key)
+                self._references[spec.key] = self._recall(spec, reference, chain)
         for entry in frame.entries:
             if entry.attachment and self._is_first:
                 self._attachments[entry.key] = archive.attachment(self.parent, entry.key)
+
+    def _recall(
+        self, spec: TensorSpec, reference: TensorReference, chain: Sequence[FrameInfo]
+    ) -> TensorReference:
+        """Return a tensor's state with what its codec had seen of the frames of its chain."""
+        codec = self.config.config_of(spec)
+        if not codec.uses_past or spec.role not in codec.takes():
+            return reference
+        archive, moment = self.archive.sequential(values=False), None
+        past = []
+        for info in chain:
+            frame, described = archive.frame(info), archive.checkpoint(info)
+            if spec.key in described:
+                entry = frame.entry(spec.key)
+                settings = settings_of(frame.meta, spec)
+                past.append(PastFrame(Block(entry.codec, frame.read(entry)), settings, moment))
+            companion = described.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM)
+            moment = None if companion is None else archive.decode(info, companion.key)[0]
+        return codec.recall(reference, past)
 
     def _recalled(
         self, spec: TensorSpec, origin: Origin | None, history: Tensor | None = None

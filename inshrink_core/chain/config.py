@@ -231,6 +231,16 @@ def apply_settings(config: AnyCodec, settings: Mapping[str, Any]) -> AnyCodec:
         raise ConfigError(f"a setting of an override has a wrong type ({error})") from error
 
 
+def settings_of(meta: Mapping[str, Any], spec: TensorSpec) -> dict[str, Any]:
+    """Return the settings that a frame says it wrote a tensor with, as `ChainConfig.record` has them."""
+    settings = dict(meta.get("config", {}))
+    for entry in meta.get("overrides", ()):
+        selectors = {name: entry[name] for name in _SELECTORS if name in entry}
+        if Override(**selectors).matches(spec):
+            settings |= {name: value for name, value in entry.items() if name not in _SELECTORS}
+    return settings
+
+
 def parse_overrides(entries: Any, config: AnyCodec) -> tuple[Override, ...]:
     """Return the overrides of a config document, each tried on the codec's config.
 

@@ -248,6 +248,12 @@ class FrameEncoder:
         beside = replace(context, spacings=spacings)
         plans += [one.codec.plan([], [], beside) for one in role_codecs[1:]]
 
+        past: dict[str, TensorReference] = {}
+        for spec in members:
+            moment = checkpoint.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM)
+            if config_of[spec.key].uses_past and moment is not None and moment.key in old:
+                past[spec.key] = old[moment.key]
+
         def encode(spec: TensorSpec) -> TensorResult:
             place = self._place(spec)
             codec = role_codecs[place].codec if place else config_of[spec.key]
@@ -256,6 +262,8 @@ class FrameEncoder:
             item = _item(checkpoint, looked_at[place], devices[place], spec)
             if codec.uses_restored and (start := restored(spec)) is not None:
                 item = replace(item, restored=start.to(devices[place]))
+            if (moment := past.pop(spec.key, None)) is not None:
+                item = replace(item, moment_before=moment.decoded())
             plan = plans[place] if place else plan_of[id(codec)]
             encoded = codec.encode(item, plan, old.pop(spec.key, None))
             counts = codec.lossy and spec.role in MODEL_ROLES

@@ -14,13 +14,7 @@ def as_float32(tensor: Tensor) -> Tensor:
 
 def flattened(tensor: Tensor) -> Tensor:
     """Return the values flat, contiguous, with lazy negation carried out; perhaps the caller's own memory."""
-    tensor = settled(tensor)
-    return tensor if tensor.dim() == 1 else tensor.view(-1)
-
-
-def settled(tensor: Tensor) -> Tensor:
-    """Return the values contiguous, with lazy negation carried out; perhaps the caller's own memory."""
     # Each of torch's calls hands the GIL to another thread, if one waits: none where none is needed.
     if tensor.requires_grad or tensor.is_neg() or not tensor.is_contiguous():
-        return tensor.detach().resolve_neg().contiguous()
-    return tensor
+        tensor = tensor.detach().resolve_neg().contiguous()
+    return tensor if tensor.dim() == 1 else tensor.view(-1)

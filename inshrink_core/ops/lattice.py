@@ -140,7 +140,11 @@ class Advanced(NamedTuple):
 
 @op
 def round_to_lattice(
-    values: Tensor, integers: Tensor, history: Tensor | None, lattice: Lattice, gain: Gain | None = None
+    values: Tensor,
+    integers: Tensor,
+    history: Tensor | None,
+    lattice: Lattice,
+    gain: Gain | Tensor | None = None,
 ) -> Rounded:
     """Choose the changes of a frame, and return them as tokens with the state after them.
 
@@ -155,7 +159,8 @@ def round_to_lattice(
     lattice
         The lattice.
     gain
-        None: each value goes to the nearest lattice point. Else matched gain: ``y``, the movement
+        None: each value goes to the nearest lattice point. A tensor: the changes, chosen before
+        (`inshrink_core.ops.shaping.shape_changes`). Else matched gain: ``y``, the movement
         ``(w - base) / D`` in whole spacings, becomes ``floor(abs + 1 - t)`` in magnitude, and
         ``q = rint(y - (x - base) / D)``; t is seven tenths where x lies more than half a spacing further
         that way already.

@@ -50,13 +50,16 @@ _N_FLIPS = 150
 
 
 def state_bits(state: Any) -> Any:
-    """Return a state as nested tuples of bytes and numbers, so that `==` compares it bit for bit."""
+    """Return a state as nested tuples of bytes and numbers, so that `==` compares it bit for bit.
+
+    Without what an encoder keeps in it for itself: fields that are not compared.
+    """
     if isinstance(state, Tensor):
         return str(state.dtype), tuple(state.shape), bits(state)
     if isinstance(state, np.ndarray):
         return str(state.dtype), state.shape, state.tobytes()
     if dataclasses.is_dataclass(state):
-        fields = [getattr(state, field.name) for field in dataclasses.fields(state)]
+        fields = [getattr(state, field.name) for field in dataclasses.fields(state) if field.compare]
         return type(state).__name__, *(state_bits(field) for field in fields)
     if isinstance(state, list | tuple):
         return tuple(state_bits(part) for part in state)

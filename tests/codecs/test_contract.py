@@ -24,8 +24,9 @@ def test_settings_are_a_frozen_dataclass_of_its_own(name):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(codec, field.name, field.default)
     assert not hasattr(codec, "__dict__")
-    assert codec.settings().keys() == {field.name for field in dataclasses.fields(codec)}
-    assert {*codec.words, *codec.ranges} <= codec.settings().keys()
+    defaults = {field.name: field.default for field in dataclasses.fields(codec)}
+    assert defaults | codec.settings() == dataclasses.asdict(codec)
+    assert {*codec.words, *codec.ranges} <= defaults.keys()
 
 
 @pytest.mark.parametrize("name", codec_names())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +18,7 @@ from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import PROTECTED, QUANTIZED, BaseReference, Levels, ShapedReference
 from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_exact
 from inshrink_core.codecs.fallback import LOSSY_DTYPES
+from inshrink_core.codecs.lattice.shaping import Shaping
 from inshrink_core.codecs.lattice.spacing import MAX_EXPONENT, MAX_UNITS, MIN_EXPONENT, Spacing, lattice_of
 from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
 from inshrink_core.errors import DamagedError
@@ -154,6 +155,14 @@ def pack_delta(frame: Frame, shift: int, snap: bool = False) -> bytes:
     head = bytearray((shift | (_SNAP if snap else 0),))
     write_varint(head, frame.state.spacing.units)
     return _pack(Kind.DELTA, frame, head, frame.history, frame.state.spacing.units)
+
+
+def points_moved(payload: bytes | memoryview) -> bool:
+    """Whether a payload says more than that no point moved; within one with a residual, too."""
+    if payload[0] & 15 == Kind.EXACT:
+        n, at = read_varint(payload, 1)
+        payload = payload[at : at + n]
+    return bytes(payload) != UNCHANGED
 
 
 def pack_snapshot(state: LatticeReference) -> bytes:
@@ -528,6 +537,8 @@ class LatticeReference(ShapedReference):
         These values, in the stored dtype.
     exact : Float[Tensor, "shape"] or None
         The values of a step that is stored bit for bit; the next delta does not look at them.
+    shaping
+        What an encoder knows of first moments; None where shaping is off, and of what was decoded.
     """
 
     spacing: Spacing
@@ -536,6 +547,7 @@ class LatticeReference(ShapedReference):
     exact_at: Tensor
     exact_values: Tensor
     exact: Tensor | None = None
+    shaping: Shaping | None = field(default=None, compare=False)
 
     def decoded(self) -> Tensor:
         """Return the tensor: integers times the unit, rounded once to the stored dtype, or `exact`."""
@@ -557,8 +569,8 @@ class LatticeReference(ShapedReference):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of integers, history and exact values."""
-        held = (self.integers, self.history, self.exact_at, self.exact_values, self.exact)
+        """Bytes of integers, history, exact values and what is known of first moments."""
+        held = (self.integers, self.history, self.exact_at, self.exact_values, self.exact, self.shaping)
         return sum(part.nbytes for part in held if part is not None)
 
     def levels(self) -> Levels:

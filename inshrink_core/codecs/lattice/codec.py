@@ -8,8 +8,8 @@ derivation and the measurements are in ``docs/design.md``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +23,7 @@ from inshrink_core.codec import (
     Knob,
     LookAheadInput,
     LookAheadStep,
+    PastFrame,
     TensorInput,
     TensorReference,
     Tuning,
@@ -44,6 +45,7 @@ from inshrink_core.codecs.lattice.block import (
     pack_standalone,
     pack_state,
     parse,
+    points_moved,
     words_of,
 )
 from inshrink_core.codecs.lattice.look_ahead import (
@@ -61,11 +63,18 @@ from inshrink_core.codecs.lattice.plan import (
     observe_statistic,
     observe_tensor,
 )
+from inshrink_core.codecs.lattice.shaping import (
+    PastBlock,
+    Shaping,
+    known_of,
+    recalled,
+    shaped_changes,
+)
 from inshrink_core.codecs.lattice.spacing import Spacing, lattice_of, new_spacing
 from inshrink_core.errors import ConfigError
 from inshrink_core.frame import Block
 from inshrink_core.ops.flat import as_float32, flattened
-from inshrink_core.ops.lattice import EXACT, FIRST_LARGE, Rounded, round_to_lattice
+from inshrink_core.ops.lattice import EXACT, FIRST_LARGE, Gain, Rounded, round_to_lattice
 
 __all__ = ["LatticeCodec", "LatticePlan", "LatticeReference"]
 
@@ -114,6 +123,11 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     one_dimensional
         Weights of at most one dimension (biases, norms), and running means and variances of normalisation
         layers from when they move: on a fine ``lattice``, or ``exact``.
+    shaping
+        ``on``: rounding errors of a matrix are fed forward along its rows, into what is rounded after them,
+        so that they lie where the loss is flat, as first moments show it (Adam's, or momentum), and the
+        spacing is coarser by as much as that allows; not where little is gained, nor without first moments.
+        ``both``: down its columns, too. On a GPU that is as slow as on the host.
     exact
         Whether weights come back bit for bit: a residual is stored beside the lattice points, and the frames
         after it go on from the points as if it were not there.
@@ -145,6 +159,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         "gain_per": ("tensor", "row", "none"),
         "contexts": ("history", "none"),
         "one_dimensional": ("lattice", "exact"),
+        "shaping": ("off", "on", "both"),
     }
     ranges: ClassVar = {"coarseness": (1e-4, 1e4), "gamma": (0.0, 2.0), "sensitivity": (0.0, 1.0)}
     uses_restored = True
@@ -168,12 +183,17 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     gain_per: str = "tensor"
     contexts: str = "history"
     one_dimensional: str = "lattice"
+    shaping: str = "off"
     exact: bool = False
 
     def __post_init__(self) -> None:
         FallbackCodec.__post_init__(self)
         if not isinstance(self.exact, bool):
             raise ConfigError("'exact' is a switch", expected="true or false", found=repr(self.exact))
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings, shaping only where it is on: frames without it say what they always said."""
+        return {key: value for key, value in asdict(self).items() if (key, value) != ("shaping", "off")}
 
     def covers(self, spec: TensorSpec) -> bool:
         """Whether the lossy rule covers a tensor: weights, master weights and running statistics."""
@@ -197,8 +217,28 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         return frozenset({TensorRole.EXP_AVG_SQ, TensorRole.MOMENTUM})
 
     def encoding_companions(self) -> frozenset[TensorRole]:
-        """Return no role: the plan has what followed from them."""
-        return frozenset()
+        """Return the roles of first moments if rounding is shaped; the plan has what followed from others."""
+        return frozenset({TensorRole.GRADIENT, TensorRole.MOMENTUM} if self.uses_past else ())
+
+    @property
+    def uses_past(self) -> bool:
+        """Whether rounding is shaped, by the first moments of all frames before."""
+        return self.shaping != "off"
+
+    def recall(self, reference: TensorReference, past: Iterable[PastFrame]) -> TensorReference:
+        """Return a state with what is known of the first moments of its chain."""
+        if not isinstance(reference, LatticeReference):
+            return reference
+        blocks = (
+            PastBlock(
+                is_lattice=frame.block.codec == self.bitstream,
+                moved=frame.block.codec != self.bitstream or points_moved(frame.block.payload),
+                shaping=frame.settings.get("shaping", "off"),
+                moment=frame.moment_before,
+            )
+            for frame in past
+        )
+        return replace(reference, shaping=recalled(blocks))
 
     def observe(self, item: TensorInput, reference: TensorReference | None) -> LatticeStatistics | None:
         """Return mean squares of a tensor that may lie on a lattice; None for the others."""
@@ -306,13 +346,17 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     ) -> tuple[Block, LatticeReference] | None:
         """Return the block that a chain begins with: upon a base model's points, where that is smaller."""
         spec = item.spec
-        spacing = new_spacing(plan.widths[spec.key], plan.rms[spec.key])
+        known, fed = known_of(item, None, self.shaping) if self.uses_past else (None, None)
+        width = plan.widths[spec.key] * (1.0 if fed is None else fed.coarser)
+        spacing = new_spacing(width, plan.rms[spec.key])
         if spacing is None:
             return None
         lattice = lattice_of(spacing, spec.dtype)
         zeros = torch.zeros(spec.numel, dtype=torch.int32)
-        rounded = round_to_lattice(as_float32(item.tensor), zeros, None, lattice)
-        after = _state_after(item, rounded, spacing, None)
+        values = as_float32(item.tensor)
+        changes = None if fed is None else shaped_changes(values, zeros, lattice, None, fed)
+        rounded = round_to_lattice(values, zeros, None, lattice, changes)
+        after = _state_after(item, rounded, spacing, None, known)
         if after is None:
             return None
         alone = Block(self.bitstream, pack_standalone(Frame(rounded, zeros, None, after)))
@@ -337,16 +381,19 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         """Return the block of a change, and the state after it; None where too much would be exact."""
         spec = item.spec
         values = as_float32(item.tensor)
-        chosen = choose_spacing(plan, spec, state)
-        gain = None
+        known, fed = known_of(item, state.shaping, self.shaping) if self.uses_past else (None, None)
+        chosen = choose_spacing(plan, spec, state, 1.0 if fed is None else fed.coarser)
+        gain: Gain | None = None
         if item.restored is not None and self.gain_per != "none":
             restored = _restored(item, item.restored)
             if restored is not None:
                 gain, chosen = choose_gain(values, restored, chosen, self.gain_per, spec, state)
         before, tracked = chosen.integers, self.contexts == "history"
         history = state.history if tracked else None
-        rounded = round_to_lattice(values, before, history, lattice_of(chosen.spacing, spec.dtype), gain)
-        after = _state_after(item, rounded, chosen.spacing, rounded.history if tracked else None)
+        lattice = lattice_of(chosen.spacing, spec.dtype)
+        changes = gain if fed is None else shaped_changes(values, before, lattice, gain, fed)
+        rounded = round_to_lattice(values, before, history, lattice, changes)
+        after = _state_after(item, rounded, chosen.spacing, rounded.history if tracked else None, known)
         if after is None:
             return None
         if _same(rounded, after, state, chosen.shift > 0 or chosen.snap):
@@ -389,7 +436,7 @@ def _same(rounded: Rounded, after: LatticeReference, before: LatticeReference, m
 
 
 def _state_after(
-    item: TensorInput, rounded: Rounded, spacing: Spacing, history: Tensor | None
+    item: TensorInput, rounded: Rounded, spacing: Spacing, history: Tensor | None, known: Shaping | None
 ) -> LatticeReference | None:
     """Return the state that decoding will reach; None where too much would be exact."""
     spec, tensor = item.spec, item.tensor
@@ -408,4 +455,5 @@ def _state_after(
         history=history,
         exact_at=at,
         exact_values=kept,
+        shaping=known,
     )

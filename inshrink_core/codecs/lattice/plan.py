@@ -347,14 +347,17 @@ class Chosen(NamedTuple):
     snap: bool = False
 
 
-def choose_spacing(plan: LatticePlan, spec: TensorSpec, state: LatticeReference) -> Chosen:
+def choose_spacing(
+    plan: LatticePlan, spec: TensorSpec, state: LatticeReference, coarser: float = 1.0
+) -> Chosen:
     """Return the spacing the plan asks for: held but for powers of two, or free after a restore.
 
     Where it grows, the integers are snapped first. Left where they are, all values would sit near the
     middle of their larger cells and stay there: the movement of that frame would be lost as a whole.
-    After a restore they are left, for matched gain shows the movement.
+    After a restore they are left, for matched gain shows the movement. What the plan asks for is `coarser` by
+    a factor.
     """
-    width = plan.widths.get(spec.key, state.spacing.width)
+    width = plan.widths[spec.key] * coarser if spec.key in plan.widths else state.spacing.width
     if plan.after_restore:
         return _at_width(width, spec, state)
     width = held(width, state.spacing)

@@ -333,14 +333,17 @@ def _match(
 
 
 def round_to_lattice(
-    values: Tensor, integers: Tensor, history: Tensor | None, lattice: Lattice, gain: Gain | None
+    values: Tensor, integers: Tensor, history: Tensor | None, lattice: Lattice, gain: Gain | Tensor | None
 ) -> Rounded:
     """See `lattice.round_to_lattice`."""
     n = values.numel()
     tokens, new, after = new_array(n, np.uint8), new_array(n, np.uint8), new_array(n, np.int32)
     w, x, unit, reciprocal = values.numpy(), integers.numpy(), _F32(lattice.unit), _F32(lattice.reciprocal)
-    changes = new_array(_CHUNK if gain is None else n, np.float32)
-    if gain is not None and n:
+    if isinstance(gain, Tensor):
+        changes = gain.numpy()
+    else:
+        changes = new_array(_CHUNK if gain is None else n, np.float32)
+    if isinstance(gain, Gain) and n:
         _match(w, gain.base.numpy(), x, unit, reciprocal, gain.grades.numpy(), changes)
     n_large, n_exact, largest = _round(
         w,

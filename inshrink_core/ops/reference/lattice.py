@@ -29,21 +29,21 @@ from inshrink_core.ops.lattice import (
 )
 
 
-def _float32(value: float, like: Tensor) -> Tensor:
+def float32(value: float, like: Tensor) -> Tensor:
     """Make a 0-d float32, because a Python float would be rounded by rules of its own."""
     return torch.tensor(value, dtype=torch.float32, device=like.device)
 
 
-def _changes_from(values: Tensor, integers: Tensor, lattice: Lattice) -> tuple[Tensor, Tensor]:
+def changes_from(values: Tensor, integers: Tensor, lattice: Lattice) -> tuple[Tensor, Tensor]:
     """Where the state lies, and how many spacings values are from it."""
-    at = integers.to(torch.float32) * _float32(lattice.unit, values)
-    return at, (values - at) * _float32(lattice.reciprocal, values)
+    at = integers.to(torch.float32) * float32(lattice.unit, values)
+    return at, (values - at) * float32(lattice.reciprocal, values)
 
 
 def _matched(values: Tensor, at: Tensor, lattice: Lattice, gain: Gain) -> Tensor:
     """Return the changes under matched gain, as floats."""
     base = gain.base.to(values.device)
-    reciprocal = _float32(lattice.reciprocal, values)
+    reciprocal = float32(lattice.reciprocal, values)
     r, o = (values - base) * reciprocal, (at - base) * reciprocal
     grades = gain.grades.to(values.device)
     rows = grades.repeat_interleave(values.numel() // max(grades.numel(), 1))
@@ -73,12 +73,15 @@ def _tokens_of(z: Tensor) -> Tensor:
 
 
 def round_to_lattice(
-    values: Tensor, integers: Tensor, history: Tensor | None, lattice: Lattice, gain: Gain | None
+    values: Tensor, integers: Tensor, history: Tensor | None, lattice: Lattice, gain: Gain | Tensor | None
 ) -> Rounded:
     """See `lattice.round_to_lattice`."""
     before = integers.to(values.device).long()
-    at, u = _changes_from(values, integers.to(values.device), lattice)
-    changes = u.round() if gain is None else _matched(values, at, lattice, gain)
+    at, u = changes_from(values, integers.to(values.device), lattice)
+    if isinstance(gain, Tensor):
+        changes = gain.to(values.device)
+    else:
+        changes = u.round() if gain is None else _matched(values, at, lattice, gain)
     near = changes.abs() <= float(MAX_PRODUCT // lattice.spacing)  # false for NaN
     q = torch.where(near, changes, 0).long()
     after = before + lattice.spacing * q
@@ -125,7 +128,7 @@ def advance(
 
 def scale_integers(integers: Tensor, unit: float) -> Tensor:
     """See `lattice.scale_integers`."""
-    return integers.to(torch.float32) * _float32(unit, integers)
+    return integers.to(torch.float32) * float32(unit, integers)
 
 
 def best_grade(counts: NDArray[np.int64], beyond: int) -> int:
@@ -168,8 +171,8 @@ def best_grade(counts: NDArray[np.int64], beyond: int) -> int:
 def gain_grades(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice, n_rows: int) -> Tensor:
     """See `lattice.gain_grades`."""
     base = base.to(values.device)
-    reciprocal = _float32(lattice.reciprocal, values)
-    at, _ = _changes_from(values, integers.to(values.device), lattice)
+    reciprocal = float32(lattice.reciprocal, values)
+    at, _ = changes_from(values, integers.to(values.device), lattice)
     r, o = (values - base) * reciprocal, (at - base) * reciprocal
     crossed = (torch.where(r < 0, -o, o) > 0.5).view(n_rows, -1)
     scaled = (r.abs() * 256).view(n_rows, -1)

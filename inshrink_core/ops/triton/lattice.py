@@ -66,7 +66,7 @@ _ROWS = 4096
 
 
 @triton.jit
-def _nearest(x: tl.tensor) -> tl.tensor:
+def nearest(x: tl.tensor) -> tl.tensor:
     """Round to the nearest integer, ties to even; a sum with 2**23 has no bits left for a fraction."""
     size = tl.abs(x)
     whole = tl.where(size < _FIRST_INTEGER, (size + _FIRST_INTEGER) - _FIRST_INTEGER, size)
@@ -75,7 +75,7 @@ def _nearest(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _floor(x: tl.tensor) -> tl.tensor:
-    whole = _nearest(x)
+    whole = nearest(x)
     return tl.where(whole > x, whole - 1.0, whole)
 
 
@@ -106,8 +106,8 @@ def _matched(w: tl.tensor, at: tl.tensor, b: tl.tensor, reciprocal: tl.tensor, g
     crossed = tl.where(r < 0, -o, o) > 0.5
     threshold = tl.where(crossed, grade * 7 // 10, grade)
     moved = _floor(tl.abs(r) + (4096 - threshold).to(tl.float32) * (1.0 / 4096.0))
-    y = tl.where(grade == 0, _nearest(r), tl.where(r < 0, -moved, moved))
-    return _nearest(y - o)
+    y = tl.where(grade == 0, nearest(r), tl.where(r < 0, -moved, moved))
+    return nearest(y - o)
 
 
 @triton.jit(do_not_specialize=["spacing", "bound", "per_row"])
@@ -130,6 +130,7 @@ def _round(
     per_row: tl.tensor,
     tracked: tl.constexpr,
     matched: tl.constexpr,
+    given: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64) // per_row
@@ -145,8 +146,10 @@ def _round(
     if matched:
         b = tl.load(base + place, mask=here, other=0.0)
         changes = _matched(w, at, b, reciprocal, tl.load(grades + row))
+    elif given:
+        changes = tl.load(base + place, mask=here, other=0.0)
     else:
-        changes = _nearest((w - at) * reciprocal)
+        changes = nearest((w - at) * reciprocal)
     near = tl.abs(changes) <= limit  # false for NaN
     change = tl.where(near, changes, 0.0).to(tl.int32)
     reached = before + spacing * change
@@ -209,13 +212,13 @@ def _advance(
 
 
 def round_to_lattice(
-    values: Tensor, integers: Tensor, history: Tensor | None, lattice: Lattice, gain: Gain | None
+    values: Tensor, integers: Tensor, history: Tensor | None, lattice: Lattice, gain: Gain | Tensor | None
 ) -> Rounded:
     """See `inshrink_core.ops.lattice.round_to_lattice`."""
     if values.numel() == 0:
         return reference.round_to_lattice(values, integers, history, lattice, gain)
     device, home, n = values.device, integers.device, values.numel()
-    rows = 1 if gain is None else gain.grades.numel()
+    rows = gain.grades.numel() if isinstance(gain, Gain) else 1
     length = n // rows
     size = min(max(triton.next_power_of_2(length), _SHORTEST), _LONGEST)
     per_row = triton.cdiv(length, size)
@@ -224,12 +227,16 @@ def round_to_lattice(
     seen = torch.empty(rows * per_row, 3, dtype=torch.int32, device=device)
     before = integers.to(device)
     known = tokens if history is None else history.to(device)
-    base, grades = (values, before) if gain is None else (gain.base.to(device), gain.grades.to(device))
+    if isinstance(gain, Gain):
+        base, grades = gain.base.to(device), gain.grades.to(device)
+    else:
+        base, grades = values if gain is None else gain.to(device), before
     tensors = (values, before, known, base, grades, tokens, after, new, seen)
     limit = float(MAX_PRODUCT // lattice.spacing)
     numbers = (lattice.unit, lattice.reciprocal, limit, lattice.spacing, lattice.bound, length, per_row)
-    tracked, matched = history is not None, gain is not None
-    _round[(rows * per_row,)](*tensors, *numbers, tracked, matched, size, enable_fp_fusion=False)
+    tracked, matched = history is not None, isinstance(gain, Gain)
+    given = gain is not None and not matched
+    _round[(rows * per_row,)](*tensors, *numbers, tracked, matched, given, size, enable_fp_fusion=False)
     n_large, n_exact = seen[:, :2].sum(0).tolist()
     largest = int(seen[:, 2].max())
     return Rounded(tokens.to(home), after.to(home), new.to(home), n_large, n_exact, largest)

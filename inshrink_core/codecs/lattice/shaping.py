@@ -1,0 +1,237 @@
+"""Where the loss is flat, as first moments show it: what shaped rounding feeds forward, and how much.
+
+Gradients of a matrix lie in few directions of its inputs; H, the sum of m'm over first moments m, says in
+which. An encoder holds a sketch of it from frame to frame. It is of first moments as the archive decodes
+them, so that another session, which has nothing else, goes on in the same way (`recalled`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inshrink_core.checkpoint import TensorSpec
+from inshrink_core.codec import TensorInput
+from inshrink_core.ops.flat import as_float32
+from inshrink_core.ops.lattice import GAIN_SLACK, MAX_GRADE, MIN_GRADE, Gain, Lattice
+from inshrink_core.ops.shaping import SKETCHED, Factors, factorize, shape_changes
+
+_DAMPING: Final = 2.0
+"""Means of the diagonal of H that are added to it: stronger feedback makes deltas a fresh draw."""
+
+_MOST_SHARE: Final = 0.8
+"""From this share of plain rounding's cost on nothing is gained: inputs are nearly white."""
+
+_POWER: Final = -0.33
+"""Of the share, by which the spacing is coarser."""
+
+_LEAST_SHARE: Final = 0.05
+"""Less than that is foretold only by a sketch of too few moments."""
+
+_SIDES: Final = (8, 1 << 14)
+"""Columns of a matrix that is shaped; wider ones would leave G no bits."""
+
+_DIGITS: Final = 2
+"""Binary digits set, at most, in the number of a frame whose first moment counts."""
+
+_BITS: Final = 11
+"""Of a first moment in a sketch: decoded ones have fewer."""
+
+_SLICE: Final = 1 << 18
+"""Elements turned to float64 at a time: 2 MB."""
+
+_TRIES: Final = 8
+"""Halvings of the range of thresholds: 6 of 4096ths remain."""
+
+
+class Side(NamedTuple):
+    """What is known of a matrix's first moments from one side: of its columns, or of its rows.
+
+    Parameters
+    ----------
+    sketch : (n, p)
+        H times `signs_of`.
+    trace
+        Of H.
+    factors
+        Of H.
+    """
+
+    sketch: NDArray[np.float64]
+    trace: float
+    factors: Factors
+
+
+@dataclass(frozen=True, slots=True)
+class Shaping:
+    """What an encoder holds of a matrix's first moments.
+
+    Parameters
+    ----------
+    n_seen
+        Frames of the chain whose first moments were there.
+    columns, rows
+        Of both sides; None where errors are not fed down the rows.
+    """
+
+    n_seen: int
+    columns: Side
+    rows: Side | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of sketches and factors."""
+        sides = (self.columns, *(() if self.rows is None else (self.rows,)))
+        return sum(side.sketch.nbytes + 2 * side.factors.gains.nbytes for side in sides)
+
+    def fed(self) -> Fed | None:
+        """Return what to feed forward; None where little is gained."""
+        by_row = None if self.rows is None else self.rows.factors
+        if by_row is not None and by_row.share >= _MOST_SHARE:
+            by_row = None
+        columns = self.columns.factors
+        return None if by_row is None and columns.share >= _MOST_SHARE else Fed(columns, by_row)
+
+
+class Fed(NamedTuple):
+    """Factors of columns, and of rows where errors are fed down them."""
+
+    columns: Factors
+    rows: Factors | None
+
+    @property
+    def coarser(self) -> float:
+        """How much coarser a spacing may be than with plain rounding: a cubic root of what is gained."""
+        share = self.columns.share * (1.0 if self.rows is None else self.rows.share)
+        return float(max(share, _LEAST_SHARE) ** _POWER)
+
+
+def grown(before: Shaping | None, moment: Tensor, *, both: bool) -> Shaping | None:
+    """Return what is known with one more first moment, in the shape of its matrix.
+
+    Moments count, and factors are renewed, at frames whose number has two binary digits that are set at
+    most: a factor that changes moves the points of many weights.
+    """
+    n_seen = 0 if before is None else before.n_seen
+    if before is not None and n_seen.bit_count() > _DIGITS:
+        return Shaping(n_seen + 1, before.columns, before.rows if both else None)
+    values = as_float32(moment).cpu().view(moment.shape[0], -1)
+    largest = float(values.abs().max())
+    if not 0 < largest < math.inf:
+        return before  # NaN compares false, too
+    # Whole numbers whose products and sums stay below 2**53: exact, whoever adds them up in whatever order.
+    bits = min(_BITS, (52 - math.ceil(math.log2(values.numel()))) // 2)
+    up = bits - math.frexp(largest)[1]
+    columns = _side(None if before is None else before.columns, values, up)
+    low, high = _SIDES
+    if not both or not low <= values.shape[0] <= high:
+        return Shaping(n_seen + 1, columns, None)
+    return Shaping(n_seen + 1, columns, _side(None if before is None else before.rows, values.T, up))
+
+
+def _side(before: Side | None, values: Tensor, up: int) -> Side:
+    """Return a side with one more moment, which is rounded to multiples of ``2**-up``."""
+    n = values.shape[1]
+    signs = signs_of(n)
+    turned, found, squares = torch.from_numpy(signs), torch.zeros(signs.shape, dtype=torch.float64), 0.0
+    step = max(1, _SLICE // n)
+    for begin in range(0, values.shape[0], step):
+        whole = values[begin : begin + step].double().mul_(2.0**up).round_()
+        found += whole.T @ (whole @ turned)
+        squares += float(whole.square().sum())
+    sketch, trace = np.ldexp(found.numpy(), -2 * up), math.ldexp(squares, -2 * up)
+    if before is not None:
+        sketch, trace = before.sketch + sketch, before.trace + trace
+    return Side(sketch, trace, factorize(sketch, signs, trace, _DAMPING))
+
+
+@functools.lru_cache(maxsize=16)
+def signs_of(n: int) -> NDArray[np.float64]:
+    """Return what a matrix of n columns is multiplied with: signs as of a coin, or one where all fit.
+
+    Bits of splitmix64 (Steele, Lea and Flood, 2014), the same everywhere.
+    """
+    if n <= SKETCHED:
+        return np.eye(n)
+    z = (np.arange(1, n * SKETCHED + 1, dtype=np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    signs = 1.0 - 2.0 * ((z ^ (z >> np.uint64(31))) & np.uint64(1)).astype(np.float64)
+    return signs.reshape(n, SKETCHED)
+
+
+def can_be_shaped(spec: TensorSpec) -> bool:
+    """Whether a tensor has columns enough to feed errors from one to the next, and not too many."""
+    low, high = _SIDES
+    return len(spec.shape) >= 2 and low <= spec.numel // max(spec.shape[0], 1) <= high
+
+
+def known_of(item: TensorInput, before: Shaping | None, shaping: str) -> tuple[Shaping | None, Fed | None]:
+    """Return what is known of a tensor with this frame, and what to feed forward, by the codec's setting.
+
+    In a chain that has no first moment yet, or stores none, the frame's own serves once.
+    """
+    if not can_be_shaped(item.spec):
+        return None, None
+    both = shaping == "both"
+    if item.moment_before is not None:
+        known = grown(before, item.moment_before, both=both)
+        return known, None if known is None else known.fed()
+    own = item.momentum if item.gradient is None else item.gradient
+    once = None if own is None or own.shape != item.spec.shape else grown(None, own, both=both)
+    return before, None if once is None else once.fed()
+
+
+def shaped_changes(values: Tensor, integers: Tensor, lattice: Lattice, gain: Gain | None, fed: Fed) -> Tensor:
+    """Return the changes of a frame; under matched gain with thresholds that stand inside the feedback.
+
+    The largest threshold is taken with which the movement is kept, as without feedback: by halving, since
+    what is fed forward depends on it.
+    """
+    known = torch.zeros(1, dtype=torch.int32)
+    if gain is None:
+        return shape_changes(values, None, integers, lattice, known, *fed).changes
+    n_rows = gain.grades.numel()
+    low, high = torch.full((n_rows,), MIN_GRADE), torch.full((n_rows,), MAX_GRADE + 1)
+    grades, nearest = known.expand(n_rows).contiguous(), torch.zeros(n_rows, dtype=torch.bool)
+    for number in range(_TRIES + 1):
+        changes, leads = shape_changes(values, gain.base, integers, lattice, grades, *fed)
+        sums = leads if n_rows > 1 else leads.sum(0, keepdim=True)
+        enough = sums[:, 0] + sums[:, 1] // GAIN_SLACK >= 0
+        if number == 0:
+            nearest = enough
+        else:
+            low, high = torch.where(enough, grades, low), torch.where(enough, high, grades)
+        if bool(nearest.all()):
+            return changes
+        grades = torch.where(nearest, 0, (low + high) // 2).to(torch.int32)
+    grades = torch.where(nearest, 0, low).to(torch.int32)
+    return shape_changes(values, gain.base, integers, lattice, grades, *fed).changes
+
+
+class PastBlock(NamedTuple):
+    """What recalling needs of one frame: whether points were written and moved, how, and a first moment."""
+
+    is_lattice: bool
+    moved: bool
+    shaping: str
+    moment: Tensor | None
+
+
+def recalled(past: Iterable[PastBlock]) -> Shaping | None:
+    """Return what an encoder that wrote some frames of a chain would know, from its keyframe on."""
+    known: Shaping | None = None
+    for frame in past:
+        if not frame.is_lattice or (frame.moved and frame.shaping == "off"):
+            known = None
+        elif frame.moved and frame.moment is not None:
+            known = grown(known, frame.moment, both=frame.shaping == "both")
+    return known

@@ -1,0 +1,374 @@
+"""Numba kernels of shaped rounding: sixteen rows at a time, one to a lane of a vector.
+
+`inshrink_core.ops.shaping` documents the functions; `inshrink_core.ops.reference.shaping` has their twins in
+plain torch. Parts of spacings, and their sums, are whole float64 numbers below 2**53: exact in any order,
+fused or not, and as fast in vectors as no 64-bit integer is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inshrink_core.execution import new_array
+from inshrink_core.ops.cpu.compiled import kernel, part
+from inshrink_core.ops.lattice import Lattice
+from inshrink_core.ops.reference import shaping as reference
+from inshrink_core.ops.shaping import (
+    FAR,
+    MOST_COUNTED,
+    MOST_ERROR,
+    MOST_FED,
+    PARTS,
+    RANK,
+    Factors,
+    Shaped,
+)
+
+_LANES = 16
+_COLUMNS = 128
+"""Columns turned at a time: their parts and changes take 24 kB beside 4 kB of sums."""
+
+_F32, _F64 = np.float32, np.float64
+
+
+@part
+def take_rows(
+    w: NDArray[np.float32],
+    b: NDArray[np.float32],
+    based: bool,
+    x: NDArray[np.int32],
+    unit: np.float32,
+    reciprocal: np.float32,
+    place: int,
+    step: int,
+    size: int,
+    moved: NDArray[np.float32],
+    offset: NDArray[np.float32],
+    plain: NDArray[np.float32],
+    near: NDArray[np.float32],
+) -> None:  # pragma: no cover - compiled
+    """Take a part of one row: its movement and offset in parts, its plain change; `near` is 1, or 0."""
+    zero, one, far, parts = _F32(0.0), _F32(1.0), _F32(FAR), _F32(PARTS)
+    for i in range(size):
+        at = _F32(_F32(x[place + i]) * unit)
+        u = _F32(_F32(w[place + i] - at) * reciprocal)
+        r, o = u, zero
+        if based:
+            start = b[place + i]
+            r = _F32(_F32(w[place + i] - start) * reciprocal)
+            o = _F32(_F32(at - start) * reciprocal)
+        inside = (np.abs(r) < far) & (np.abs(o) < far)
+        moved[i * step] = np.rint(_F32(r * parts)) if inside else zero
+        offset[i * step] = np.rint(_F32(o * parts)) if inside else zero
+        plain[i * step] = np.rint(u)
+        near[i * step] = one if inside else zero
+
+
+@part
+def feed(
+    gains: NDArray[np.float64], sums: NDArray[np.float64], scale: float, fed: NDArray[np.float64]
+) -> None:  # pragma: no cover - compiled
+    """Fill in what is fed to a column."""
+    for lane in range(_LANES):
+        total = 0.0
+        for r in range(RANK):
+            total += gains[r] * sums[r * _LANES + lane]
+        fed[lane] = np.floor(total * scale + 0.5)
+
+
+@part
+def spread(
+    directions: NDArray[np.float64], error: NDArray[np.float64], sums: NDArray[np.float64]
+) -> None:  # pragma: no cover - compiled
+    """Add the errors of a column to the sums of their rows."""
+    for lane in range(_LANES):
+        for r in range(RANK):
+            sums[r * _LANES + lane] += directions[r] * error[lane]
+
+
+@part
+def round_nearest(
+    fed: NDArray[np.float64],
+    moved: NDArray[np.float32],
+    near: NDArray[np.float32],
+    changes: NDArray[np.float32],
+    error: NDArray[np.float64],
+) -> None:  # pragma: no cover - compiled
+    """Round a column to the nearest points, where there is no offset."""
+    most, worst, parts = _F64(MOST_FED), _F64(MOST_ERROR), _F64(PARTS)
+    for lane in range(_LANES):
+        wanted = _F64(moved[lane]) - min(max(fed[lane], -most), most)
+        q = np.floor(wanted * (1.0 / parts) + 0.5)
+        missed = min(max(parts * q - _F64(moved[lane]), -worst), worst)
+        here = near[lane] > _F32(0.0)
+        error[lane] = missed if here else 0.0
+        changes[lane] = _F32(q) if here else changes[lane]
+
+
+@part
+def round_matched(
+    fed: NDArray[np.float64],
+    moved: NDArray[np.float32],
+    offset: NDArray[np.float32],
+    near: NDArray[np.float32],
+    grades: NDArray[np.float64],
+    changes: NDArray[np.float32],
+    error: NDArray[np.float64],
+    leads: NDArray[np.float64],
+) -> None:  # pragma: no cover - compiled
+    """Round a column under matched gain; `grades` has a threshold by lane, then one for what crossed."""
+    most, worst, parts = _F64(MOST_FED), _F64(MOST_ERROR), _F64(PARTS)
+    for lane in range(_LANES):
+        r, o = _F64(moved[lane]), _F64(offset[lane])
+        wanted = r - min(max(fed[lane], -most), most)
+        ahead = -o if wanted < 0.0 else o
+        threshold = grades[_LANES + lane] if ahead > 0.5 * parts else grades[lane]
+        size = np.floor((4.0 * np.abs(wanted) + 4.0 * parts - threshold) * (1.0 / 4096.0))
+        matched = -size if wanted < 0.0 else size
+        y = np.floor(wanted * (1.0 / parts) + 0.5) if grades[lane] == 0.0 else matched
+        q = np.floor((parts * y - o) * (1.0 / parts) + 0.5)
+        missed = min(max(parts * q + o - r, -worst), worst)
+        here = near[lane] > _F32(0.0)
+        error[lane] = missed if here else 0.0
+        changes[lane] = _F32(q) if here else changes[lane]
+        movement = r if here & (np.abs(r) < _F64(MOST_COUNTED)) else 0.0
+        leads[lane] += (parts * y - movement) * movement
+        leads[_LANES + lane] += movement * movement
+
+
+@kernel
+def _shape(
+    w: NDArray[np.float32],
+    b: NDArray[np.float32],
+    based: bool,
+    x: NDArray[np.int32],
+    unit: np.float32,
+    reciprocal: np.float32,
+    grades: NDArray[np.int32],
+    gains: NDArray[np.float64],
+    directions: NDArray[np.float64],
+    scale: float,
+    work: NDArray[np.float32],
+    sums: NDArray[np.float64],
+    changes: NDArray[np.float32],
+    leads: NDArray[np.int64],
+) -> None:  # pragma: no cover - compiled
+    """Shape a tensor; `work` holds four parts of sixteen rows, `sums` what else there is to each row."""
+    n, n_rows, width = gains.shape[0], leads.shape[0], _COLUMNS * _LANES
+    moved, offset = work[:width], work[width : 2 * width]
+    plain, near = work[2 * width : 3 * width], work[3 * width :]
+    held, at = sums[: RANK * _LANES], RANK * _LANES
+    fed, error = sums[at : at + _LANES], sums[at + _LANES : at + 2 * _LANES]
+    lane_grades, lane_leads = sums[at + 2 * _LANES : at + 4 * _LANES], sums[at + 4 * _LANES :]
+    for first in range(0, n_rows, _LANES):
+        n_here = min(_LANES, n_rows - first)
+        sums[:] = 0.0
+        work[:] = _F32(0.0)
+        for lane in range(n_here):
+            grade = grades[first + lane] if grades.size > 1 else grades[0]
+            lane_grades[lane] = grade
+            lane_grades[_LANES + lane] = grade * 7 // 10
+        for begin in range(0, n, _COLUMNS):
+            size = min(_COLUMNS, n - begin)
+            for lane in range(n_here):
+                place = (first + lane) * n + begin
+                lanes = (moved[lane:], offset[lane:], plain[lane:], near[lane:])
+                take_rows(w, b, based, x, unit, reciprocal, place, _LANES, size, *lanes)
+            for k in range(size):
+                at = k * _LANES
+                rows = slice(at, at + _LANES)
+                feed(gains[begin + k], held, scale, fed)
+                if based:
+                    round_matched(
+                        fed,
+                        moved[rows],
+                        offset[rows],
+                        near[rows],
+                        lane_grades,
+                        plain[rows],
+                        error,
+                        lane_leads,
+                    )
+                else:
+                    round_nearest(fed, moved[rows], near[rows], plain[rows], error)
+                spread(directions[begin + k], error, held)
+            for lane in range(n_here):
+                place = (first + lane) * n + begin
+                for k in range(size):
+                    changes[place + k] = plain[k * _LANES + lane]
+        for lane in range(n_here):
+            leads[first + lane, 0] = np.int64(lane_leads[lane])
+            leads[first + lane, 1] = np.int64(lane_leads[_LANES + lane])
+
+
+@part
+def feed_both(
+    gains: NDArray[np.float64],
+    sums: NDArray[np.float64],
+    row_gains: NDArray[np.float64],
+    down: NDArray[np.float64],
+    place: int,
+    length: int,
+    scale: float,
+    row_scale: float,
+    along: NDArray[np.float64],
+    fed: NDArray[np.float64],
+) -> None:  # pragma: no cover - compiled
+    """Fill in what is fed to a diagonal, along its rows and in all; lanes are at places that follow."""
+    for lane in range(_LANES):
+        total = 0.0
+        for r in range(RANK):
+            total += gains[r * length + place + lane] * sums[r * _LANES + lane]
+        along[lane] = np.floor(total * scale + 0.5)
+    for lane in range(_LANES):
+        total = 0.0
+        for r in range(RANK):
+            total += row_gains[r * _LANES + lane] * down[r * length + place + lane]
+        fed[lane] = along[lane] + np.floor(total * row_scale + 0.5)
+
+
+@part
+def spread_both(
+    directions: NDArray[np.float64],
+    sums: NDArray[np.float64],
+    row_directions: NDArray[np.float64],
+    down: NDArray[np.float64],
+    place: int,
+    length: int,
+    near: NDArray[np.float32],
+    along: NDArray[np.float64],
+    error: NDArray[np.float64],
+) -> None:  # pragma: no cover - compiled
+    """Add the errors of a diagonal to the sums of their rows, and of their columns."""
+    worst = _F64(MOST_ERROR)
+    for lane in range(_LANES):
+        for r in range(RANK):
+            sums[r * _LANES + lane] += directions[r * length + place + lane] * error[lane]
+    for lane in range(_LANES):
+        passed = min(max(error[lane] + along[lane], -worst), worst)
+        along[lane] = passed if near[lane] > _F32(0.0) else 0.0
+    for lane in range(_LANES):
+        for r in range(RANK):
+            down[r * length + place + lane] += row_directions[r * _LANES + lane] * along[lane]
+
+
+@kernel
+def _shape_both(
+    w: NDArray[np.float32],
+    b: NDArray[np.float32],
+    based: bool,
+    x: NDArray[np.int32],
+    unit: np.float32,
+    reciprocal: np.float32,
+    grades: NDArray[np.int32],
+    columns: NDArray[np.float64],
+    rows: NDArray[np.float64],
+    scale: float,
+    row_scale: float,
+    n: int,
+    down: NDArray[np.float64],
+    work: NDArray[np.float32],
+    sums: NDArray[np.float64],
+    changes: NDArray[np.float32],
+    leads: NDArray[np.int64],
+) -> None:  # pragma: no cover - compiled
+    """Shape a tensor both ways: lane i of sixteen rows is i columns behind the first.
+
+    `columns` has gains and directions by rank, from the last column to the first and sixteen zeros around
+    them, and `down` is as long as one of both; `rows` has both by sixteen rows and rank.
+    """
+    n_rows, width, length = leads.shape[0], (n + _LANES) * _LANES, down.size // RANK
+    moved, offset = work[:width], work[width : 2 * width]
+    plain, near = work[2 * width : 3 * width], work[3 * width :]
+    held, at = sums[: RANK * _LANES], RANK * _LANES
+    fed, error = sums[at : at + _LANES], sums[at + _LANES : at + 2 * _LANES]
+    lane_grades, lane_leads = sums[at + 2 * _LANES : at + 4 * _LANES], sums[at + 4 * _LANES : at + 6 * _LANES]
+    along, size = sums[at + 6 * _LANES :], RANK * _LANES
+    gains, directions = columns[: RANK * length], columns[RANK * length :]
+    for first in range(0, n_rows, _LANES):
+        n_here = min(_LANES, n_rows - first)
+        mine = rows[first // _LANES * 2 * size : (first // _LANES + 1) * 2 * size]
+        sums[:] = 0.0
+        work[:] = _F32(0.0)
+        for lane in range(n_here):
+            grade = grades[first + lane] if grades.size > 1 else grades[0]
+            lane_grades[lane] = grade
+            lane_grades[_LANES + lane] = grade * 7 // 10
+            skew = lane * (_LANES + 1)
+            lanes = (moved[skew:], offset[skew:], plain[skew:], near[skew:])
+            take_rows(w, b, based, x, unit, reciprocal, (first + lane) * n, _LANES, n, *lanes)
+        for step in range(n + n_here - 1):
+            place, at = n - 1 + _LANES - step, step * _LANES
+            here = slice(at, at + _LANES)
+            feed_both(gains, held, mine[:size], down, place, length, scale, row_scale, along, fed)
+            if based:
+                round_matched(
+                    fed, moved[here], offset[here], near[here], lane_grades, plain[here], error, lane_leads
+                )
+            else:
+                round_nearest(fed, moved[here], near[here], plain[here], error)
+            spread_both(directions, held, mine[size:], down, place, length, near[here], along, error)
+        for lane in range(n_here):
+            place = (first + lane) * n
+            for k in range(n):
+                changes[place + k] = plain[(k + lane) * _LANES + lane]
+            leads[first + lane, 0] = np.int64(lane_leads[lane])
+            leads[first + lane, 1] = np.int64(lane_leads[_LANES + lane])
+
+
+def shape_changes(
+    values: Tensor,
+    base: Tensor | None,
+    integers: Tensor,
+    lattice: Lattice,
+    grades: Tensor,
+    factors: Factors,
+    by_row: Factors | None,
+) -> Shaped:
+    """See `shaping.shape_changes`."""
+    n, n_rows = factors.gains.shape[0], values.numel() // factors.gains.shape[0]
+    changes = new_array(values.numel(), np.float32)
+    leads = np.zeros((n_rows, 2), np.int64)
+    start = (values if base is None else base).numpy()
+    known = (values.numpy(), start, base is not None, integers.numpy())
+    numbers = (_F32(lattice.unit), _F32(lattice.reciprocal))
+    scale, sums = 2.0**-factors.shift, np.empty((RANK + 7) * _LANES, np.float64)
+    if by_row is None:
+        sides = (factors.gains.astype(np.float64), factors.directions.astype(np.float64))
+        work = np.empty(4 * _COLUMNS * _LANES, np.float32)
+        _shape(*known, *numbers, grades.numpy(), *sides, scale, work, sums, changes, leads)
+        return Shaped(torch.from_numpy(changes), torch.from_numpy(leads))
+    around = ((0, 0), (_LANES, _LANES))
+    columns = np.stack([np.pad(side[::-1].T, around) for side in (factors.gains, factors.directions)])
+    above = ((0, -n_rows % _LANES), (0, 0))
+    rows = np.stack([np.pad(side, above) for side in (by_row.gains, by_row.directions)])
+    rows = rows.reshape(2, -1, _LANES, RANK).transpose(1, 0, 3, 2)
+    _shape_both(
+        *known,
+        *numbers,
+        grades.numpy(),
+        columns.astype(np.float64).reshape(-1),
+        np.ascontiguousarray(rows, np.float64).reshape(-1),
+        scale,
+        2.0**-by_row.shift,
+        n,
+        np.zeros(RANK * (n + 2 * _LANES)),
+        np.empty(4 * (n + _LANES) * _LANES, np.float32),
+        sums,
+        changes,
+        leads,
+    )
+    return Shaped(torch.from_numpy(changes), torch.from_numpy(leads))
+
+
+_decompose, _feed_forward = kernel(reference.decompose), kernel(reference.feed_forward)
+
+
+def factorize(
+    sketch: NDArray[np.float64], signs: NDArray[np.float64], trace: float, damping: float
+) -> Factors:
+    """See `shaping.factorize`."""
+    return reference.factors_by(_decompose, _feed_forward, sketch, signs, trace, damping)

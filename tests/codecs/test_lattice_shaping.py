@@ -1,0 +1,196 @@
+"""Shaped rounding in the lattice codec: where it applies, what it costs, and that every session agrees."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.chain import Archive
+from inshrink_core.checkpoint import TensorRole
+from inshrink_core.codec import BaseReference, FrameContext, PastFrame, TensorInput
+from inshrink_core.codecs.lattice.codec import LatticeCodec
+from inshrink_core.testing.codecs import CodecSuite, state_bits
+from tests.codecs.lattice_chains import frame, moving
+from tests.runs import write_run
+from tests.strategies import bits, normal, spec_of
+
+ON, OFF = LatticeCodec(shaping="on", coarseness=2.0), LatticeCodec(coarseness=2.0)
+SHAPE = (100, 120)
+
+
+def moment(seed: int) -> torch.Tensor:
+    """A first moment that lies in few directions of its columns, and of its rows."""
+    (rows, n), found = SHAPE, normal(SHAPE, 900 + seed)
+    found = (found * torch.logspace(0, -2, n)) @ torch.linalg.qr(normal((n, n), 899))[0]
+    return torch.linalg.qr(normal((rows, rows), 898))[0] @ (found * torch.logspace(0, -2, rows)[:, None])
+
+
+def chain(tensors, codec, moments, **beside):
+    """Encode frames as a chain does; return each with the state that decoding reaches."""
+    memory, reference, found = {"movement": 1e-3}, None, []
+    for i, tensor in enumerate(tensors):
+        context = FrameContext(learning_rates={"layer.weight": 1e-3}, memory=memory)
+        extra = {"gradient": moments[i]} if i == 0 else {"moment_before": moments[i - 1]}
+        encoded, plan = frame(tensor, codec, reference, context=context, **extra, **beside)
+        memory, reference = codec.remember(plan), encoded.reference
+        found.append(encoded)
+    return found
+
+
+class TestShaped(CodecSuite):
+    codec = LatticeCodec(shaping="on", coarseness=3.0)
+
+    def make_item(self, spec, tensor):
+        if not tensor.dtype.is_floating_point or tensor.dim() < 2:
+            return TensorInput(spec=spec, tensor=tensor)
+        first = normal(tuple(tensor.shape), 5) * 0.1
+        return TensorInput(spec=spec, tensor=tensor, gradient=first, moment_before=first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("shaping", ["on", "both"])
+def test_decoding_reaches_the_state_that_encoding_returns(dtype, exact, shaping):
+    codec = replace(ON, exact=exact, shaping=shaping)
+    tensors = [tensor.to(dtype) for tensor in moving(5)]
+    tensors.insert(3, tensors[2])  # a frame in which nothing moves
+    reference = None
+    for tensor, (block, after) in zip(
+        tensors, chain(tensors, codec, [moment(i) for i in range(6)]), strict=True
+    ):
+        restored, reference = codec.decode(spec_of(tensor, "layer.weight"), block, reference)
+        assert state_bits(reference) == state_bits(after)
+        assert not exact or bits(restored) == bits(tensor)
+    alone = codec.rekey(spec_of(tensor, "layer.weight"), after)
+    assert bits(codec.decode(spec_of(tensor, "layer.weight"), alone, None).tensor) == bits(restored)
+
+
+@pytest.mark.parametrize("shaping", ["on", "both"])
+def test_frames_are_smaller_and_errors_cost_less(shaping):
+    tensors, always = moving(8), moment(0)
+    plain, shaped = (chain(tensors, codec, [always] * 8) for codec in (OFF, replace(ON, shaping=shaping)))
+    inputs, outputs = (always.T @ always).double(), (always @ always.T).double()
+
+    def cost(found):
+        errors = [(e.reference.decoded() - t).double() for e, t in zip(found, tensors, strict=True)]
+        return sum(float(torch.trace(outputs @ error @ inputs @ error.T)) for error in errors)
+
+    def size(found):
+        return sum(len(one.block.payload) for one in found)
+
+    assert size(shaped) < 0.95 * size(plain)
+    assert cost(shaped) < 0.95 * cost(plain)
+
+
+@pytest.mark.parametrize(
+    "moments", [None, normal(SHAPE, 77), torch.full(SHAPE, float("nan")), torch.zeros(SHAPE)]
+)
+def test_without_a_first_moment_or_with_a_white_one_rounding_is_plain(moments):
+    tensors = moving(4)
+    plain, shaped = (chain(tensors, codec, [moments] * 4) for codec in (OFF, ON))
+    assert [one.block for one in plain] == [one.block for one in shaped]
+
+
+def test_vectors_and_narrow_matrices_are_rounded_plainly():
+    for shape in ((500,), (200, 4)):
+        tensor, first = normal(shape, 1), normal(shape, 2)
+        blocks = [frame(tensor, codec, gradient=first)[0].block for codec in (OFF, ON)]
+        assert blocks[0] == blocks[1]
+
+
+@pytest.mark.parametrize("gain_per", ["tensor", "row"])
+def test_after_a_restore_the_movement_is_kept_within_the_feedback(gain_per):
+    codec = replace(ON, gain_per=gain_per)
+    before = chain(moving(3), codec, [moment(i) for i in range(3)])[-1].reference
+    restored = before.decoded()
+    movement = normal(SHAPE, 60, scale=1e-3)
+    context = FrameContext(
+        learning_rates={"layer.weight": 1e-3}, after_restore=True, memory={"movement": 1e-3}
+    )
+    (_, after), _ = frame(
+        restored + movement, codec, before, context=context, restored=restored, moment_before=moment(3)
+    )
+    arrived = after.decoded() - restored
+    # A row has few whole steps to choose from.
+    assert -0.01 < float((arrived * movement).sum() / movement.square().sum()) - 1 < 0.04
+    assert not torch.equal(arrived.sign(), movement.sign())
+
+
+def test_a_spacing_that_grows_snaps_and_shapes():
+    tensors, moments = moving(3), [moment(i) for i in range(3)]
+    first = chain(tensors[:2], ON, moments)[-1].reference
+    coarse = replace(ON, coarseness=16.0)
+    context = FrameContext(memory={"movement": 1e-3})
+    (block, after), _ = frame(tensors[2], coarse, first, context=context, moment_before=moments[1])
+    spec = spec_of(tensors[2], "layer.weight")
+    assert state_bits(coarse.decode(spec, block, first).reference) == state_bits(after)
+    assert after.spacing.width > 4 * first.spacing.width
+    assert not (after.integers % after.spacing.units).any()
+
+
+def test_no_restored_bit_depends_on_a_base():
+    tensor = normal(SHAPE, 1)
+    base = BaseReference(lambda: tensor + normal(SHAPE, 3, scale=1e-3))
+    alone = frame(tensor, ON, gradient=moment(0))[0]
+    based = frame(tensor, ON, base, gradient=moment(0))[0]
+    assert len(based.block.payload) < len(alone.block.payload)
+    assert bits(based.reference.decoded()) == bits(alone.reference.decoded())
+
+
+def test_a_recalled_state_holds_what_the_encoder_held():
+    tensors, moments = moving(7), [moment(i) for i in range(7)]
+    tensors[4] = tensors[3]
+    both = replace(ON, shaping="both")
+    found = chain(tensors, both, moments)
+    before = itertools.chain([None], moments)
+    past = [PastFrame(e.block, both.settings(), m) for e, m in zip(found, before, strict=False)]
+    recalled = ON.recall(replace(found[-1].reference, shaping=None), past).shaping
+    held = found[-1].reference.shaping
+    assert recalled.n_seen == held.n_seen
+    for one, other in ((recalled.columns, held.columns), (recalled.rows, held.rows)):
+        assert np.array_equal(one.sketch, other.sketch)
+        assert np.array_equal(one.factors.gains, other.factors.gains)
+    plainly = [frame._replace(settings={}) for frame in past]
+    assert ON.recall(found[-1].reference, plainly).shaping is None
+
+
+def blocks_of(path) -> list[dict[str, bytes]]:
+    archive = Archive.open(path)
+    readers = [archive.frame(info) for info in archive.frames]
+    return [{e.key: bytes(one.read(e)) for e in one.entries} for one in readers]
+
+
+def compressed(run, path, **settings):
+    inshrink_core.compress(run, path, look_ahead=False, coarseness=2.0, threads=1, **settings)
+    return blocks_of(path)
+
+
+@pytest.mark.parametrize(
+    ("shaping", "optimizer"), [("on", "compressed"), ("both", "compressed"), ("on", "exact"), ("on", "drop")]
+)
+def test_two_sessions_write_the_frames_of_one(tmp_path, shaping, optimizer):
+    run = inshrink_core.open(write_run(tmp_path / "run", n_steps=6))
+    on = {"settings": {"shaping": shaping}, "optimizer": optimizer}
+    once = compressed(run, tmp_path / "once", **on)
+    compressed(run, tmp_path / "twice", steps=run.steps[:4], **on)
+    assert compressed(run, tmp_path / "twice", steps=run.steps[4:], **on) == once
+    assert compressed(run, tmp_path / "plain", optimizer=optimizer) != once
+
+
+def test_the_number_of_parts_changes_no_byte(tmp_path):
+    run = inshrink_core.open(write_run(tmp_path / "run", n_steps=4))
+    on = {"settings": {"shaping": "on"}, "look_ahead": True, "coarseness": 2.0, "threads": 1}
+    inshrink_core.compress(run, tmp_path / "whole", **on)
+    for part in ("1/2", "2/2"):
+        inshrink_core.compress(run, tmp_path / "parts", part=part, **on)
+    assert blocks_of(tmp_path / "parts") == blocks_of(tmp_path / "whole")
+
+
+def test_frames_without_shaping_do_not_speak_of_it():
+    assert "shaping" not in OFF.settings()
+    assert ON.settings()["shaping"] == "on"
+    assert ON.encoding_companions() == {TensorRole.GRADIENT, TensorRole.MOMENTUM}
+    assert not OFF.encoding_companions()

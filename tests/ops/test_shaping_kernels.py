@@ -1,0 +1,144 @@
+"""Shaped rounding is the same bits by every back end, and lies where it should."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from inshrink_core.ops import Backend, force_backend
+from inshrink_core.ops.lattice import Lattice
+from inshrink_core.ops.shaping import (
+    MOST_SUM,
+    RANK,
+    SKETCHED,
+    factorize,
+    shape_changes,
+)
+from tests.ops.interpreted import NEEDS_GPU, NEEDS_TRITON, outcomes
+from tests.strategies import normal
+
+LATTICE = Lattice(2.0**-10, 256, 4.0, 2**24 - 1)
+NEAREST = torch.zeros(1, dtype=torch.int32)
+
+
+def uneven(n: int, octaves: float = 8.0) -> torch.Tensor:
+    """A matrix H whose spectrum falls by some powers of two."""
+    turned, _ = torch.linalg.qr(normal((n, n), 1).double())
+    return turned @ torch.diag(torch.logspace(0, -octaves, n, base=2.0, dtype=torch.float64)) @ turned.T
+
+
+def factors_of(matrix: torch.Tensor, damping: float = 1.0):
+    n = matrix.shape[0]
+    signs = torch.eye(n) if n <= SKETCHED else normal((n, SKETCHED), 2).sign()
+    signs = signs.double()
+    return factorize((matrix @ signs).numpy(), signs.numpy(), float(matrix.trace()), damping)
+
+
+def changes_by(backend, device, *arguments):
+    with force_backend(backend):
+        found = shape_changes(arguments[0].to(device), *arguments[1:])
+    return found.changes.cpu().view(torch.int32), found.leads
+
+
+def check_back_ends_agree(device, backend=Backend.CUDA, shapes=((18, 9),)):
+    for rows, n in shapes:
+        values = normal((rows * n,), 3) * 100
+        values[1], values[3], values[4] = float("nan"), 1e30, -float("inf")
+        integers = torch.randint(-3000, 3000, (rows * n,), dtype=torch.int32, generator=torch.Generator())
+        base = values + 15 * normal((rows * n,), 4)
+        by_row = torch.arange(rows, dtype=torch.int32) * 50
+        of_columns, of_rows = factors_of(uneven(n)), factors_of(uneven(rows))
+        starts = ((None, NEAREST), (base, NEAREST), (base, NEAREST + 900), (base, by_row))
+        for (start, grades), down in itertools.product(starts, (None, of_rows)):
+            arguments = (values, start, integers, LATTICE, grades, of_columns, down)
+            expected = changes_by(Backend.REFERENCE, "cpu", *arguments)
+            found = changes_by(backend, device, *arguments)
+            assert torch.equal(expected[0], found[0])
+            assert torch.equal(expected[1], found[1])
+
+
+CHECKS = [check_back_ends_agree]
+
+
+def test_numba_rounds_as_the_reference_does():
+    check_back_ends_agree("cpu", Backend.CPU, ((1, 8), (16, 33), (37, 150)))
+
+
+@NEEDS_TRITON
+def test_the_interpreted_triton_kernel_rounds_as_the_reference_does():
+    assert set(outcomes("tests.ops.test_shaping_kernels").values()) == {""}
+
+
+@NEEDS_GPU
+@NEEDS_TRITON
+def test_a_gpu_rounds_as_the_reference_does():
+    check_back_ends_agree("cuda", shapes=((1, 8), (16, 33), (37, 150)))
+
+
+@pytest.mark.parametrize("n", [8, 34])
+def test_compiled_factors_are_those_of_the_reference(n):
+    found = factors_of(uneven(n))
+    with force_backend(Backend.REFERENCE):
+        expected = factors_of(uneven(n))
+    assert np.array_equal(found.gains, expected.gains)
+    assert np.array_equal(found.directions, expected.directions)
+    assert found[2:] == expected[2:]
+
+
+def cost_of(changes: torch.Tensor, values: torch.Tensor, matrix: torch.Tensor) -> float:
+    error = (changes / 4 - values).view(-1, matrix.shape[0]).double()
+    return float(((error @ matrix) * error).sum())
+
+
+@pytest.mark.parametrize("n", [24, 96])
+def test_errors_lie_where_they_cost_less_by_about_what_is_foretold(n):
+    matrix, values = uneven(n), 50 * normal((300 * n,), 5)
+    factors = factors_of(matrix)
+    zeros = torch.zeros(values.numel(), dtype=torch.int32)
+    shaped = shape_changes(values, None, zeros, LATTICE, NEAREST, factors).changes
+    share = cost_of(shaped, values, matrix) / cost_of((values * 4).round(), values, matrix)
+    assert share < 0.8
+    assert abs(share / factors.share - 1) < 0.15
+
+
+def test_errors_fed_both_ways_cost_the_product_of_both_shares():
+    inputs, outputs, values = uneven(48), uneven(64), 50 * normal((64 * 48,), 5)
+    sides = factors_of(inputs), factors_of(outputs)
+    zeros = torch.zeros(values.numel(), dtype=torch.int32)
+    shaped = shape_changes(values, None, zeros, LATTICE, NEAREST, *sides).changes
+
+    def cost(changes):
+        error = (changes / 4 - values).view(64, 48).double()
+        return float(torch.trace(outputs @ error @ inputs @ error.T))
+
+    share = cost(shaped) / cost((values * 4).round())
+    assert abs(share / (sides[0].share * sides[1].share) - 1) < 0.3
+
+
+def test_a_white_matrix_is_said_to_gain_nothing():
+    assert factors_of(torch.eye(20, dtype=torch.float64)).share > 0.99
+
+
+def test_sums_of_factors_stay_within_their_bound():
+    factors = factors_of(uneven(200) * 1e-12)
+    assert int(np.abs(factors.directions.astype(np.int64)).sum(0).max()) <= MOST_SUM
+    assert factors.gains.shape == factors.directions.shape == (200, RANK)
+
+
+def test_a_matrix_of_one_direction_or_of_none_has_factors():
+    line = normal((12, 1), 6).double()
+    assert factors_of(line @ line.T).share < 0.8
+    assert not factors_of(torch.zeros(12, 12, dtype=torch.float64)).gains.any()
+
+
+def test_the_error_of_what_is_stored_exactly_is_not_fed_forward():
+    matrix, values = uneven(16), 50 * normal((16,), 7)
+    odd = values.clone()
+    odd[0] = float("nan")
+    zeros = torch.zeros(16, dtype=torch.int32)
+    values[0] = 0.0  # its error is none, too
+    one, other = (
+        shape_changes(v, None, zeros, LATTICE, NEAREST, factors_of(matrix)).changes for v in (values, odd)
+    )
+    assert torch.equal(one[1:], other[1:])
