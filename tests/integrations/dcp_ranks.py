@@ -15,8 +15,8 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from inshrink_core.archive import ArchiveWriter, PartWriter, is_archive
 from inshrink_core.chain import Archive
@@ -285,3 +285,22 @@ def save_aligned(archive: Path, codec: str) -> None:
         }
         groups = [{"lr": 1e-3, "betas": (0.9, 0.999), "params": list(held)}]
         save({"model": sharded[0], "optim": {"state": state, "param_groups": groups}}, writer, step)
+
+
+def save_apart(folder: Path) -> None:
+    """Save on two ranks of three, and on the other one alone."""
+    rank = dist.get_rank()
+    group, mesh = dist.new_group([1, 2]), DeviceMesh("cpu", [1, 2])
+    whole = torch.arange(24.0).reshape(6, 4)
+    alone = InshrinkWriter(folder / "alone", **EXACT, no_dist=True)
+    both = InshrinkWriter(folder / "both", **EXACT, process_group=group)
+    for step in (1, 2):
+        if rank == 0:
+            save({"model": {"weight": whole * step}}, alone, step, no_dist=True)
+        else:
+            state = {
+                "model": {
+                    "weight": DTensor.from_local((whole * step)[3 * rank - 3 : 3 * rank], mesh, [Shard(0)])
+                }
+            }
+            save(state, both, step, process_group=group)
