@@ -34,6 +34,7 @@ __all__ = [
     "optimizer_state",
     "sensitivity_job",
     "start_sensitivity",
+    "tells_order",
     "told_metrics",
     "untold_metrics",
 ]
@@ -70,6 +71,13 @@ def known_shares(subject: Subject) -> tuple[str, dict[str, float]]:
     return metric, {
         row.name: float(one) / total for row, one in zip(table.rows, carried, strict=True) if np.isfinite(one)
     }
+
+
+def tells_order(subject: Subject, names: Sequence[str]) -> bool:
+    """Whether rows stand in the order of the model, as its files or its code have it; else by name."""
+    from inshrink_core.formats.attribution.laws import in_order
+
+    return subject.is_ordered or in_order(names, ()) != list(names)
 
 
 def measured(subject: Subject, metric: str) -> Mapping[str, Sensitivity] | None:

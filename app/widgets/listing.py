@@ -94,7 +94,7 @@ def _column(table: pd.DataFrame, name: str, form: str | None, tip: str | None, i
     if form is None and pd.api.types.is_integer_dtype(table[name].dtype):
         form = WHOLE
     if form == SMALL:
-        form = small(table[name])
+        form = small(table[name].dropna())
     if form is not None:
         return st.column_config.NumberColumn(label, format=form, help=tip)
     return st.column_config.Column(label, help=tip, width="large" if is_wide else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from inshrink_app.model.measured import known_of, when
 from inshrink_app.widgets import fmt
@@ -12,6 +12,24 @@ if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
     from inshrink_core.verbs.shared.measured import Known
 
+
+NATS: Final = (
+    "Divergence: how far the restored model's predictions are from the original's, the mean "
+    "Kullback–Leibler divergence. A nat is its unit with the natural logarithm, 1.44 bits; 0 is the same."
+)
+GAIN: Final = (
+    "Restore gain: how much of the movement since the previous checkpoint survives a restore. 1 is all of "
+    "it, 0 rolls training back."
+)
+NOISE: Final = (
+    "Restore noise: what a restore adds to the movement, its squared error as a share of the movement's."
+)
+PROXY: Final = (
+    "A stand-in for measuring: the rounding error of each layer, squared and weighted with how sharply the "
+    "loss reacts to it. Trials of an evaluator calibrate it."
+)
+DAMAGE: Final = "What rounding is expected to cost, by the proxy: the weighted squared error, of all layers."
+RATIO: Final = "Raw bytes of everything that is stored, optimizer state included, over bytes of the archive."
 
 NOT_KNOWN = "not known without an evaluator"
 

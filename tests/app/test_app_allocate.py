@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from inshrink_app.pages.allocate import allocating, layers
 from inshrink_app.pages.allocate.figure import Here, Marks, allocation_figure
 from inshrink_app.pages.sensitivity import ahead
 from inshrink_app.server.recent import recent_file
-from inshrink_app.services import SearchPoint
+from inshrink_app.services import SearchPoint, searching
 from inshrink_app.services import jobs as job_services
 from streamlit.testing.v1 import AppTest, app_test
 
@@ -551,11 +552,12 @@ def test_an_archive_that_was_compared_is_a_measurement(
     shown = services.load_subject(str(archived))
     (chain, *_) = services.archives_of(shown)
     assert not services.measured_archives(shown, None, STEPS), "nobody has compared it"
-    words = ["compare", str(chain.path), "--against", str(archived), "--trust-run"]
-    job = jobs.put(words, shown=str(archived), of=(f"{chain.path} {chain.nbytes}",))
-    rows = [{"step": 10, "of": str(chain.path), "drop": 0.02, "divergence": 0.001}]
-    monkeypatch.setattr(job, "told", lambda: rows)
-    (seen,) = services.measured_archives(shown, None, chain.steps)
+    figures = {"max_drop": 0.02, "max_divergence": 0.001, "max_restore_cost": 0.002, "steps": STEPS[:2]}
+    known = SimpleNamespace(is_current=True, comparison=SimpleNamespace(**figures))
+    monkeypatch.setattr(searching, "known_of", lambda _: known)
+    (seen, *_) = services.measured_archives(shown, None, chain.steps)
     assert (seen.config["codec"], seen.drop, seen.divergence) == (chain.codec, 0.02, 0.001)
-    assert (seen.name, seen.whole) == (chain.path.name, True)
+    assert (seen.name, seen.whole, seen.n_steps) == (chain.path.name, True, 2)
     assert not services.measured_archives(shown, None, chain.steps[1:])[0].whole
+    known.is_current = False
+    assert not services.measured_archives(shown, None, chain.steps), "measured before it changed"

@@ -200,13 +200,11 @@ def test_names_that_differ_in_their_middle_keep_labels_that_differ() -> None:
 def test_above_every_figure_is_room_for_the_buttons_that_touch_screens_always_show() -> None:
     log = {"loss": ((1, 2.0), (2, 1.0))}
     frames = [(10, "keyframe", 1_000, "")]
-    line = changes.Line("run", (1, 2), np.ones(2, np.float32))
     drawn = [
         heatmap_figure(sensitivity_table(), "mean", clip=True),
         changes.changes_figure(["a"], (1, 2), np.ones((1, 2)), "to step 1"),
         figures.log_figure(log, {"loss": ["loss"]}),
         figures.frames_figure(frames),
-        changes.overlay_figure([line], "|w|", log=True),
     ]
     for figure in drawn:
         above = [note for note in figure.layout.annotations if note.yref == "paper"]

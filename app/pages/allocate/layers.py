@@ -16,7 +16,7 @@ from inshrink_app.model.subject import Subject
 from inshrink_app.pages.allocate import allocating
 from inshrink_app.pages.allocate.allocating import Board
 from inshrink_app.services import Edit
-from inshrink_app.widgets import fmt, modules, quality, words
+from inshrink_app.widgets import fmt, modules, quality
 from inshrink_app.widgets.layout import Fact, facts
 from inshrink_app.widgets.modules import Node
 
@@ -104,17 +104,23 @@ def show_numbers(board: Board) -> None:
     everything = sum(row.nbytes for row in board.shown.tensors) * len(board.steps)
     ratio, total = numbers.ratio_weights, numbers.ratio_total
     n_weights = sum(row.numel for row in board.shown.model_tensors) * len(board.steps)
-    proxy = "worst step" if numbers.basis == "measured" else "worst step, proxy"
+    seen = numbers.basis == "measured"
+    proxy = "worst step" if seen else "worst step, proxy"
     nats = "–" if numbers.divergence is None else f"{fmt.value(numbers.divergence)} nats"
     drawn: list[Fact] = [
         (
             "Size of the weights",
             fmt.size(raw / ratio) if ratio else "–",
             f"{fmt.ratio(ratio)}, {numbers.basis}",
-            f"{words.RATIO} Estimated: {fmt.size(everything / total)}." if total else None,
+            f"{quality.RATIO} Estimated: {fmt.size(everything / total)}." if total else None,
         ),
         ("Bits per weight", f"{8 * raw / ratio / n_weights:.2f}" if ratio else "–", numbers.basis),
-        ("Divergence", nats, proxy, words.NATS if proxy == "worst step" else f"{words.NATS} {words.PROXY}"),
+        (
+            "Divergence",
+            nats,
+            proxy,
+            quality.NATS if proxy == "worst step" else f"{quality.NATS} {quality.PROXY}",
+        ),
         ("Drop", fmt.percent(numbers.drop), proxy, "Of the metric, relative; for the worse is positive."),
     ]
     if numbers.restore_cost is not None:
@@ -212,7 +218,7 @@ def show_table(board: Board) -> None:
             weight: modules.share_column(f"Share of the total: ½ Σ h over all weights; h is {told}"),
             "Bits per weight": st.column_config.NumberColumn(format="%.2f"),
             "Share of bytes": modules.share_column("Of all layers, as estimated"),
-            "Share of damage": modules.share_column(words.DAMAGE),
+            "Share of damage": modules.share_column(quality.DAMAGE),
             "−": button(
                 "−",
                 "allocate.fewer",

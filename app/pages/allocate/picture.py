@@ -13,7 +13,7 @@ from inshrink_app.pages.allocate import editor
 from inshrink_app.pages.allocate.allocating import Board, calibration, weight_bytes
 from inshrink_app.pages.allocate.figure import Here, Marks, allocation_figure, clicked_point
 from inshrink_app.services import Searched, SearchPoint
-from inshrink_app.widgets import fmt, job_card, listing, quality, words
+from inshrink_app.widgets import fmt, job_card, listing, quality
 from inshrink_app.widgets.layout import chart
 
 _CHART, _TABLE, _AGAINST = "allocate.picture", "allocate.points", "allocate.against"
@@ -84,7 +84,7 @@ def _draw(board: Board) -> None:
         on_select=_clicked,
         selection_mode=("points",),
     )
-    st.caption(" ".join(_said(board, figure)), help=words.NATS if figure == "divergence" else None)
+    st.caption(" ".join(_said(board, figure)), help=quality.NATS if figure == "divergence" else None)
 
 
 def _here(board: Board, figure: str) -> Here:
@@ -164,10 +164,10 @@ def show_points(board: Board, found: Searched) -> None:
             "restore noise": listing.SMALL,
         },
         helps={
-            "divergence": words.NATS,
+            "divergence": quality.NATS,
             "restore cost": quality.tip(),
-            "restore gain": words.GAIN,
-            "restore noise": words.NOISE,
+            "restore gain": quality.GAIN,
+            "restore noise": quality.NOISE,
         },
         key=_TABLE,
         on_select=_row_chosen,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -141,7 +142,7 @@ def _board(
         codec=request.codec,
         points=points,
         rates=None if rates is None else allocating.calibrated(shown, rates, points),
-        limits=_limits(found, request),
+        limits=_limits(dataclasses.replace(found, points=measured), request),
         restore_cost=found.max_restore_cost,
         default_ratio=found.default_ratio,
         target_ratio=found.target_ratio,
@@ -157,7 +158,7 @@ def _limits(found: Searched, request: SearchRequest) -> dict[str, float]:
 
     limits = {name: found.bound(name) for name in ("drop", "divergence")}
     limits["divergence"] = limits["divergence"] or found.as_divergence()
-    if not found.points and request.goal == "drop" and request.beside is None:
+    if request.goal == "drop" and request.beside is None and not limits["divergence"]:
         limits["divergence"] = DEFAULT_MAX_DIVERGENCE
     return {name: limit for name, limit in limits.items() if limit}
 

@@ -25,7 +25,6 @@ from inshrink_app.widgets.layout import chart
 
 _CHART = "heatmap"
 _NAME_WIDTH = 60
-_MOST_LISTED = 8
 _MOST_CARRIED = 100
 _LISTED_WIDTH = 40
 
@@ -270,18 +269,7 @@ def _most_sensitive(view: View) -> None:
     by = "Largest" if METRICS[table.metric].pooled else "Largest share of the total"
     st.header(f"{by} at step {fmt.count(table.steps[-1])}", anchor=False)
     st.caption("Click a cell, or one of these, to look inside; the name of a module to close or to open it.")
-    places = view.ranked[:_MOST_LISTED]
-    names = [table.rows[place].name for place in places]
-    with st.container(gap="xxsmall"):
-        for place, label in zip(places, fmt.elided_all(names, _LISTED_WIDTH), strict=True):
-            value = table.values["mean"][place, -1]
-            st.button(
-                fmt.markdown(f"{label} · {rows.told_of(table, view.shares[place], value)}"),
-                key=f"largest.{table.rows[place].name}",
-                type="tertiary",
-                on_click=chosen.apply,
-                args=(Event("table", table.rows[place].name),),
-            )
+    rows.show_ranked(table, view.ranked, view.shares, len(table.steps) - 1, "largest")
 
 
 def _nothing_to_see(table: Sensitivity) -> None:

@@ -13,9 +13,9 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model.sensitivity import METRICS, Sensitivity
 from inshrink_app.model.subject import Subject
-from inshrink_app.theme import CATEGORICAL, DIVERGING
+from inshrink_app.theme import DIVERGING
 from inshrink_app.widgets import ending, fmt, listing, sides
-from inshrink_app.widgets.figures import colour_bar, lay_out, log_ticks, steps_axis, title
+from inshrink_app.widgets.figures import colour_bar, lay_out, log_figure, log_ticks
 from inshrink_app.widgets.heatmap import bucket_steps, cells, row_labels
 from inshrink_app.widgets.layout import allow, answer, chart, is_allowed, section
 from numpy.typing import NDArray
@@ -149,14 +149,6 @@ def _named(table: Sensitivity, which: NDArray[np.bool_]) -> tuple[str, ...]:
     return tuple(row.name for row, chosen in zip(table.rows, which, strict=True) if chosen)
 
 
-class Line(NamedTuple):
-    """One curve: its name, steps and values; NaN where there is none."""
-
-    name: str
-    steps: Sequence[int]
-    values: NDArray[np.float32]
-
-
 def changes_figure(
     names: Sequence[str], steps: Sequence[int], changes: NDArray[np.float64], what: str
 ) -> go.Figure:
@@ -192,46 +184,6 @@ def changes_figure(
     )
     lay_out(figure, max(192, len(names) * _ROW_PIXELS + 62))
     figure.update_yaxes(tickvals=rows, ticktext=row_labels(names))
-    return figure
-
-
-def overlay_figure(lines: Sequence[Line], unit: str, *, log: bool) -> go.Figure:
-    """Draw curves over each other, each with a dash and a colour of its own.
-
-    Parameters
-    ----------
-    lines
-        At most four.
-    unit
-        What the vertical axis shows.
-    log
-        A logarithmic one.
-    """
-    dashes = ("solid", "dash", "dot", "dashdot")
-    symbols = ("circle", "square", "diamond", "x")
-    figure = go.Figure()
-    for place, line in enumerate(lines):
-        values = line.values.astype(np.float64)
-        figure.add_trace(
-            go.Scatter(
-                x=np.asarray(line.steps, np.int64),
-                y=np.where(values > 0, values, np.nan) if log else values,
-                name=fmt.html(line.name),
-                mode="lines+markers",
-                line={"color": CATEGORICAL[place], "width": 2, "dash": dashes[place]},
-                marker={"size": 5, "symbol": symbols[place]},
-                hovertemplate=f"{fmt.html(line.name)}<br>step %{{x:,}}: "
-                f"%{{y:{fmt.d3_format(values)}}}<extra></extra>",
-            )
-        )
-    lay_out(figure, 250, legend=True)
-    figure.update_xaxes(**steps_axis(8))
-    figure.update_yaxes(
-        title=title(fmt.html(unit)),
-        type="log" if log else "linear",
-        automargin=True,
-        **(log_ticks(value for line in lines for value in line.values) if log else {}),
-    )
     return figure
 
 
@@ -459,12 +411,15 @@ def _overlaid(
     tensor = st.selectbox("Tensor", found.names, key=_TENSOR, width=420)
     st.session_state[f"{_TENSOR}.kept"] = tensor
     metric = METRICS[tables[0].metric]
-    lines = []
-    for table, name in zip(tables, names, strict=True):
-        place = [row.name for row in table.rows].index(tensor)
-        lines.append(Line(name, table.steps, table.values[statistic][place]))
+    curves = {}
+    for table, name, side in zip(tables, names, ("", " (second)" * (names[0] == names[1])), strict=True):
+        values = table.values[statistic][[row.name for row in table.rows].index(tensor)]
+        curves[name + side] = list(zip(table.steps, map(float, values), strict=True))
+    drawn = log_figure(curves, {metric.symbol: list(curves)})
+    if metric.scale == "log":
+        drawn.update_yaxes(type="log", **log_ticks(value for curve in curves.values() for _, value in curve))
     chart(
-        overlay_figure(lines, metric.symbol, log=metric.scale == "log"),
+        drawn,
         f"runs.course.{tensor}",
         f"{metric.label} of {tensor} in both runs, over the steps",
     )

@@ -45,9 +45,7 @@ _MOST_ROWS = 5000
 
 _TREND_POINTS = 40
 _SHARE = "Share of the total"
-_NAME_WIDTH = 60
-_MOST_LISTED = 200
-_LISTED_WITHOUT_SCROLLING = 6
+_MOST_LISTED, _LISTED_WIDTH = 8, 40
 
 
 class View(NamedTuple):
@@ -136,7 +134,7 @@ def narrowed(
         _find_box([row.name for row in tensors.rows])
         with st.popover("Rows and colours", icon=":material/filter_list:"):
             orders = dict(arranging.ORDERS)
-            is_ordered = shown.is_ordered or not _is_by_name([row.name for row in tensors.rows])
+            is_ordered = services.tells_order(shown, [row.name for row in tensors.rows])
             if not is_ordered:
                 orders["forward"] = "Order of names"
             if METRICS[tensors.metric].pooled:
@@ -174,13 +172,6 @@ def narrowed(
         relative=relative,
         rates=rates,
     )
-
-
-def _is_by_name(names: Sequence[str]) -> bool:
-    """Whether names stand as names alone would have them, so that nothing told another order."""
-    from inshrink_core.formats.attribution.laws import in_order
-
-    return in_order(names, ()) == list(names)
 
 
 def learning_rates_of(shown: Subject, table: Sensitivity) -> NDArray[np.float64] | None:
@@ -405,13 +396,6 @@ def show_table(view: View, frame: pd.DataFrame, found: Selection | None) -> None
     )
 
 
-def told_of(table: Sensitivity, share: float, value: float) -> str:
-    """Say what a row carries: its share of the total and its value per weight; or the value alone."""
-    if METRICS[table.metric].pooled:
-        return fmt.value(value)
-    return f"{fmt.percent(share)} · {fmt.value(value)} per weight"
-
-
 def long_table(table: Sensitivity) -> pd.DataFrame:
     """Return every value with its row and step, all statistics side by side."""
     n_rows, n_steps = len(table.rows), len(table.steps)
@@ -422,37 +406,46 @@ def long_table(table: Sensitivity) -> pd.DataFrame:
     return pd.DataFrame(columns | {name: values.ravel() for name, values in table.values.items()})
 
 
+def show_ranked(
+    table: Sensitivity, places: Sequence[int], shares: NDArray[np.float32], at: int, key: str
+) -> None:
+    """List rows with what each carries at a step, the largest first; a click opens one."""
+    names = [table.rows[place].name for place in places[:_MOST_LISTED]]
+    with st.container(gap="xxsmall"):
+        for place, name, label in zip(places, names, fmt.elided_all(names, _LISTED_WIDTH), strict=False):
+            value = float(table.values["mean"][place, at])
+            if METRICS[table.metric].pooled:
+                said = fmt.value(value)
+            else:
+                said = f"{fmt.percent(float(shares[place]))} · {fmt.value(value)} per weight"
+            st.button(
+                fmt.markdown(f"{label} · {said}"),
+                key=f"{key}.{name}",
+                type="tertiary",
+                on_click=chosen.apply,
+                args=(Event("table", name),),
+            )
+
+
 def show_group(view: View, found: Selection) -> None:
-    """List the tensors of a block or a layer type at a step, the largest first; a click opens one."""
+    """Offer to open a module in the picture, and list what it or a layer type holds at a step."""
     tensors, at = view.tensors, view.tensors.steps.index(found.step)
-    places = tensors_of(tensors, found.layer)
     key = tensors.values["mean"][:, at]
     if not METRICS[tensors.metric].pooled:
         key = arranging.normalised(tensors, "share").values["mean"][:, at]
-    order = sorted(places, key=lambda i: -key[i] if np.isfinite(key[i]) else np.inf)[:_MOST_LISTED]
-    by = METRICS[tensors.metric].symbol if METRICS[tensors.metric].pooled else _SHARE.lower()
-    said = f"{fmt.counted(len(places), 'tensor')}, by {by} at step "
-    st.caption(fmt.markdown(f"{said}{fmt.count(found.step)}, the largest first."))
+    places = sorted(
+        tensors_of(tensors, found.layer), key=lambda i: -key[i] if np.isfinite(key[i]) else np.inf
+    )
+    n, step = fmt.counted(len(places), "tensor"), fmt.count(found.step)
+    st.caption(f"{n} at step {step}; the largest first, of the total.")
     node = next((one for one in view.nodes if one.name == found.layer), None)
-    if node is not None and len(places) > 1 and view.level != modules.LAYER_TYPE:
+    if node is not None and node.is_open is not None and view.is_tree:
         st.button(
             "Close this module" if node.is_open else "Open this module",
             icon=":material/unfold_less:" if node.is_open else ":material/unfold_more:",
             on_click=chosen.fold,
             args=(str(view.shown.path), node.name),
-            kwargs={"is_open": bool(node.is_open)},
+            kwargs={"is_open": node.is_open},
             help="In the picture and the table; a click on its name in the picture does the same.",
         )
-    names = [tensors.rows[i].name for i in order]
-    scrolls = len(order) > _LISTED_WITHOUT_SCROLLING
-    with st.container(height=260 if scrolls else "content", border=False, gap="xxsmall"):
-        for i, name, label in zip(order, names, fmt.elided_all(names, _NAME_WIDTH), strict=True):
-            st.button(
-                fmt.markdown(f"{label} · {told_of(tensors, key[i], tensors.values['mean'][i, at])}"),
-                key=f"group.{name}",
-                type="tertiary",
-                on_click=chosen.apply,
-                args=(Event("table", name),),
-            )
-    if len(places) > _MOST_LISTED:
-        st.caption(f"{fmt.count(len(places) - _MOST_LISTED)} more are not listed; find them by name above.")
+    show_ranked(tensors, places, key, at, "group")
