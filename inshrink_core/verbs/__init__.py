@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.evaluate import make_evaluator as make_evaluator
     from inshrink_core.verbs.export import ExportReport as ExportReport
     from inshrink_core.verbs.export import export as export
+    from inshrink_core.verbs.history.patch import ApplyReport as ApplyReport
+    from inshrink_core.verbs.history.patch import PatchReport as PatchReport
+    from inshrink_core.verbs.history.patch import apply as apply
+    from inshrink_core.verbs.history.patch import export_patch as export_patch
     from inshrink_core.verbs.history.release import ReleaseReport as ReleaseReport
     from inshrink_core.verbs.history.release import release as release
     from inshrink_core.verbs.inspect import Inventory as Inventory
@@ -88,6 +92,7 @@ __all__ = index(
         ],
         "inshrink_core.verbs.evaluate": ["EvaluateReport", "EvaluatorReport", "evaluate", "make_evaluator"],
         "inshrink_core.verbs.export": ["ExportReport", "export"],
+        "inshrink_core.verbs.history.patch": ["ApplyReport", "PatchReport", "apply", "export_patch"],
         "inshrink_core.verbs.history.release": ["ReleaseReport", "release"],
         "inshrink_core.verbs.inspect": ["Inventory", "inspect"],
         "inshrink_core.verbs.modes.pack": ["PackReport", "pack", "unpack"],

@@ -262,6 +262,7 @@ class Export(OnDevice, Limiting, Based, Request[ExportReport | PackReport]):
         "inshrink export digits.inshrink --pack run.inshrink",
         "inshrink export run.inshrink --unpack again.inshrink",
     )
+    MODES: ClassVar = ("inshrink_core.verbs.history.patch:ExportPatch",)
 
     def perform(self) -> ExportReport | PackReport:
         """Write the file."""
