@@ -10,14 +10,14 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from inshrink_core.errors import EngineError, IncompatibleError, MissingExtraError
-from inshrink_core.execution.engines import N_ATTEMPTS, SECONDS_TO_TIDY_UP, Heard, Task, Told, Work
 from inshrink_core.execution.process import empty_directory
 from inshrink_core.execution.progress import Progress
+from inshrink_core.execution.tasks import N_ATTEMPTS, SECONDS_TO_TIDY_UP, Heard, Task, Told, Work
 
 _SECONDS_BETWEEN: Final = 0.5
 
 _TASKS_PER_WORKER: Final = 2
-"""Of one each, a machine that joins would get none."""
+"""Of one each, a machine that joins would get none. Whoever says how many workers there are gets no more."""
 
 
 class _Board:
@@ -109,7 +109,7 @@ def perform(work: Work) -> list[Any]:
     with _connected() as ray:
         threads = work.threads or 1
         slots = max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
-        tasks = work.tasks(_TASKS_PER_WORKER * (work.workers or slots), threads)
+        tasks = work.tasks(work.workers or _TASKS_PER_WORKER * slots, threads)
         told = Told(len(tasks), work.progress)
         remote = ray.remote(num_cpus=threads, max_retries=N_ATTEMPTS - 1)(_work)
         board = ray.remote(num_cpus=0)(_Board).remote()

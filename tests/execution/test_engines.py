@@ -21,7 +21,8 @@ from inshrink_core.errors import (
     TooLargeError,
     UnsafePickleError,
 )
-from inshrink_core.execution.engines import ENGINES, Task, Work, engine_of, installed_engines
+from inshrink_core.execution.engines import ENGINES, engine_of, installed_engines
+from inshrink_core.execution.tasks import Task, Work
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = ENGINES["processes"].perform
@@ -180,7 +181,7 @@ def ray(monkeypatch):
     return fake
 
 
-def test_ray_gets_more_tasks_than_workers_and_begins_those_of_a_worker_that_died_again(ray, tmp_path):
+def test_ray_gets_more_tasks_than_it_has_room_for_and_begins_those_of_a_worker_that_died_again(ray, tmp_path):
     asked = []
 
     def tasks(about, threads):
@@ -189,12 +190,12 @@ def test_ray_gets_more_tasks_than_workers_and_begins_those_of_a_worker_that_died
 
     heard = []
     perform = ENGINES["ray"].perform
-    assert perform(Work(tasks, 2, progress=heard.append)) == [0, 1, 4, 9]
-    assert ray.most == 2
+    assert perform(Work(tasks, None, 2, progress=heard.append)) == [0, 1, 4, 9]
+    assert ray.most == 4
     assert (heard[-1].done, heard[-1].total) == (12, 12)
-    assert {"num_cpus": 1, "max_retries": 2} in ray.options
-    assert len(perform(Work(tasks, None, 2))) == 4
-    assert asked == [(4, 1), (4, 2)]
+    assert {"num_cpus": 2, "max_retries": 2} in ray.options
+    assert perform(Work(tasks, 3)) == [0, 1, 4]
+    assert asked == [(4, 2), (3, 1)]
 
 
 def test_without_ray_its_extra_is_named(monkeypatch):

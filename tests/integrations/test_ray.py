@@ -90,7 +90,7 @@ def test_a_worker_that_is_killed_is_replaced_and_the_archive_is_the_same(tmp_pat
     assert started.returncode == 0
     assert told.count("ratio of everything") == 1
     assert content(tmp_path / "x") == content(expected)
-    assert {frame.n_parts for frame in Archive.open(tmp_path / "x").frames} == {4 if engine == "ray" else 2}
+    assert {frame.n_parts for frame in Archive.open(tmp_path / "x").frames} == {2}
 
 
 @pytest.mark.integration
