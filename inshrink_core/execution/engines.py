@@ -7,84 +7,35 @@ tensor.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
-import pickle
 import queue
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import IO, Any, Final, Literal, NamedTuple, cast
+from typing import IO, Any, Final, cast
 
 from inshrink_core.errors import EngineError, InputError
 from inshrink_core.execution.process import start_python, user_environment
-from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.execution.threads import default_threads
+from inshrink_core.execution.work import (
+    N_ATTEMPTS,
+    SECONDS_TO_TIDY_UP,
+    Hear,
+    Heard,
+    Task,
+    Told,
+    Work,
+    unpacked,
+)
 
 THREADS: Final = "threads"
 """No engine: the threads of this process."""
 
-N_ATTEMPTS: Final = 3
-"""A part that has ended so many workers ends the next one, too."""
-
-SECONDS_TO_TIDY_UP: Final = 1.0
-"""How long a worker that was told to end may remove what it has half written."""
-
 _WORKER: Final = "inshrink_core.execution.worker"
-
-
-class Task(NamedTuple):
-    """A part of a work.
-
-    Parameters
-    ----------
-    function
-        Called with `argument` and with what takes note of its `Progress`, as ``MODULE:NAME``.
-    argument
-        JSON data.
-    directory
-        Where it works: relative paths begin there.
-    """
-
-    function: str
-    argument: Any
-    directory: str
-
-
-class Heard(NamedTuple):
-    """What was heard of a task: how far it is, its result, or the error that it ended with."""
-
-    at: int
-    kind: Literal["now", "result", "error"]
-    value: Any
-
-
-Hear = Callable[[Heard], None]
-
-
-class Work(NamedTuple):
-    """What is shared out.
-
-    Parameters
-    ----------
-    tasks
-        Returns the tasks, given about how many there should be, and the threads of each.
-    workers
-        Tasks at a time; None: as many as there is room for.
-    threads
-        Of each worker; None: what the engine thinks right.
-    progress
-        Called with the progress of all tasks together.
-    """
-
-    tasks: Callable[[int, int], Sequence[Task]]
-    workers: int | None = None
-    threads: int | None = None
-    progress: OnProgress | None = None
 
 
 @dataclass(frozen=True)
@@ -129,46 +80,7 @@ def engine_of(name: str) -> Engine | None:
     return ENGINES[name]
 
 
-class Told:
-    """How far the tasks of a work are, summed up.
-
-    Parameters
-    ----------
-    n_tasks
-        How many there are.
-    progress
-        Called with the sum; None: nobody wants it.
-    """
-
-    def __init__(self, n_tasks: int, progress: OnProgress | None) -> None:
-        self._n, self._progress = n_tasks, progress
-        self._rows: dict[int, tuple[int, int]] = {}
-        self._most = 0
-
-    def hear(self, heard: Heard) -> None:
-        """Take in what was heard of a task; of those that have not begun, their size is guessed."""
-        if heard.kind != "now" or self._progress is None:
-            return
-        now: Progress = heard.value
-        self._rows[heard.at] = now.done, now.total
-        done, total = (sum(column) for column in zip(*self._rows.values(), strict=True))
-        # Where a worker died its part begins again; nobody wants to see that all do less than before.
-        self._most = max(self._most, done)
-        total = max(self._most, total * self._n // len(self._rows))
-        self._progress(Progress(now.stage, self._most, total, now.step, now.detail))
-
-
 # ---- processes of this machine -------------------------------------------------------------------
-
-
-def packed(value: Any) -> str:
-    """Return a value as a text that goes to or comes from a worker of ours."""
-    return base64.b64encode(pickle.dumps(value)).decode()
-
-
-def unpacked(text: str) -> Any:
-    """Return what `packed` made a text of: only from a process that this one has started."""
-    return pickle.loads(base64.b64decode(text))
 
 
 class _Team:

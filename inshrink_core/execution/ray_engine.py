@@ -10,9 +10,9 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from inshrink_core.errors import EngineError, IncompatibleError, MissingExtraError
-from inshrink_core.execution.engines import N_ATTEMPTS, SECONDS_TO_TIDY_UP, Heard, Task, Told, Work
 from inshrink_core.execution.process import empty_directory
 from inshrink_core.execution.progress import Progress
+from inshrink_core.execution.work import N_ATTEMPTS, SECONDS_TO_TIDY_UP, Heard, Task, Told, Work
 
 _SECONDS_BETWEEN: Final = 0.5
 

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from inshrink_core.errors import EngineError
-from inshrink_core.execution.engines import SECONDS_TO_TIDY_UP, Task, packed
 from inshrink_core.execution.progress import Progress
+from inshrink_core.execution.work import SECONDS_TO_TIDY_UP, Task, packed
 
 _SECONDS_BETWEEN: Final = 0.1
 

@@ -21,7 +21,8 @@ from inshrink_core.errors import (
     TooLargeError,
     UnsafePickleError,
 )
-from inshrink_core.execution.engines import ENGINES, Task, Work, engine_of, installed_engines
+from inshrink_core.execution.engines import ENGINES, engine_of, installed_engines
+from inshrink_core.execution.work import Task, Work
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = ENGINES["processes"].perform

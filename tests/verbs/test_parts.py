@@ -34,7 +34,8 @@ from inshrink_core.errors import (
     StepConflictError,
     UnreadableError,
 )
-from inshrink_core.execution.engines import ENGINES, Engine, Heard, Told
+from inshrink_core.execution.engines import ENGINES, Engine
+from inshrink_core.execution.work import Heard, Told
 from inshrink_core.verbs import commit, compress, diff, forget_missing, pack, prune, restore, unpack, verify
 from tests.docs.pages import blocks
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from inshrink_core.errors import InputError
-from inshrink_core.execution.engines import Task, Work, engine_of
+from inshrink_core.execution.engines import engine_of
 from inshrink_core.execution.process import ignore_numba_file
 from inshrink_core.execution.progress import OnProgress
 from inshrink_core.execution.threads import prepare_process
+from inshrink_core.execution.work import Task, Work
 from inshrink_core.request import fields_of, request_from_json
 
 _PERFORM: Final = "inshrink_core.verbs.shared.sharing:perform_part"
