@@ -20,6 +20,7 @@ from inshrink_core.chain.attachments import (
     RENAMED,
     attachment_nbytes,
     decode_attachment,
+    dropped_of,
     unpack_layout,
 )
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, BaseRecord
@@ -288,6 +289,17 @@ class Archive(Mapping[int, Checkpoint]):
             # Without the archive: a view must not keep another's states alive.
             self._described[frame.info] = replace(described, source=_Unread())
         return described
+
+    def attributing(self, info: FrameInfo) -> Checkpoint:
+        """Return the checkpoint that tells whose a frame's optimizer state was.
+
+        The frame's own; where its state was dropped, that of the newest frame that still has it.
+        """
+        dropped = [key for keys in dropped_of(self.frame(info)) for key in keys]
+        for other in reversed(self.reader.frames if dropped else ()):
+            if any(entry.key == dropped[0] for entry in self.frame(other).entries):
+                return self.checkpoint(other)
+        return self.checkpoint(info)
 
     def _tensors(self, info: FrameInfo) -> _Tensors:
         """Return the tensors of a frame, and the cells of those that are in cells, by key."""

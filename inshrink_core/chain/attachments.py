@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.archive import FrameReader, FrameSink
-    from inshrink_core.chain.archive import Archive
-    from inshrink_core.frame import FrameInfo
 
 
 DROPPED: Final = "dropped"
@@ -348,18 +346,6 @@ def dropped_of(frame: FrameReader) -> list[list[str]]:
     said = meta.get(DROPPED)
     ids = (frame.info.frame_id, *meta.get("source", ())[1:])
     return said[1] if said is not None and said[0] in ids else []
-
-
-def attributing(archive: Archive, info: FrameInfo) -> Checkpoint:
-    """Return the archived checkpoint that tells whose a frame's optimizer state was.
-
-    The frame's own; where its state was dropped, that of the newest frame that still has it.
-    """
-    dropped = [key for keys in dropped_of(archive.frame(info)) for key in keys]
-    for other in reversed(archive.reader.frames if dropped else ()):
-        if any(entry.key == dropped[0] for entry in archive.frame(other).entries):
-            return archive.checkpoint(other)
-    return archive.checkpoint(info)
 
 
 def _holds_part(frame: FrameReader, part: int, parts: Mapping[str, int], checkpoint: Checkpoint) -> bool:

@@ -383,11 +383,9 @@ class _Session:
 
     def _take(self, step: int) -> None:
         """Append a step where it is missing."""
-        from inshrink_core.chain.attachments import attributing
-
         checkpoint, info = self.run[step], self._held.get(step)
         if info is not None:
-            checkpoint = self.run.as_archived(step, attributing(self._chain.archive, info))
+            checkpoint = self.run.as_archived(step, self._chain.archive.attributing(info))
         if self._resumed_from is not None and step <= self._resumed_from:
             self._pass(step, checkpoint)
             return

@@ -561,12 +561,11 @@ def _accepting(against: Run | Archive, archive: Archive, info: FrameInfo) -> Run
 def _as_archived(originals: Run | Archive, archive: Archive, info: FrameInfo) -> Checkpoint:
     """Return an original with its state attributed as its frame attributes it."""
     from inshrink_core.chain.archive import Archive
-    from inshrink_core.chain.attachments import attributing
 
     if isinstance(originals, Archive):
         return originals[info.step]
     return _unless_damaged(
-        lambda: originals.as_archived(info.step, attributing(archive, info)), originals[info.step]
+        lambda: originals.as_archived(info.step, archive.attributing(info)), originals[info.step]
     )
 
 

@@ -366,7 +366,6 @@ class Release(Reading, OnDevice, Limiting, Based, Request[ReleaseReport]):
         self, run: Run, archive: Archive, info: FrameInfo, files: _Files
     ) -> tuple[OriginalStep, list[Problem]]:
         """Compare an original with its frame, and tell whether it may go."""
-        from inshrink_core.chain.attachments import attributing
         from inshrink_core.verbs.verify import verified_step
 
         row = OriginalStep(step=info.step, path=files.path, errors={})
@@ -374,7 +373,7 @@ class Release(Reading, OnDevice, Limiting, Based, Request[ReleaseReport]):
             problems, measured = verified_step(archive, info, run)
             if problems:
                 return _with(row, why="it did not pass the check"), problems
-            original = run.as_archived(info.step, attributing(archive, info))
+            original = run.as_archived(info.step, archive.attributing(info))
             why = _lacking(original, archive.checkpoint(info))
         except InshrinkError as error:
             return _with(row, why=f"it cannot be read: {error.what}"), []
