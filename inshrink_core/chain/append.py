@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -306,17 +306,18 @@ class ChainWriter:
         codec = self.config.config_of(spec)
         if not codec.uses_past or spec.role not in codec.takes():
             return reference
+        return codec.recall(reference, self._past(spec, chain))
+
+    def _past(self, spec: TensorSpec, chain: Iterable[FrameInfo]) -> Iterator[PastFrame]:
+        """Yield a tensor's blocks, each with its first moment in the frame before."""
         archive, moment = self.archive.sequential(values=False), None
-        past = []
         for info in chain:
             frame, described = archive.frame(info), archive.checkpoint(info)
             if spec.key in described:
                 entry = frame.entry(spec.key)
-                settings = settings_of(frame.meta, spec)
-                past.append(PastFrame(Block(entry.codec, frame.read(entry)), settings, moment))
+                yield PastFrame(Block(entry.codec, frame.read(entry)), settings_of(frame.meta, spec), moment)
             companion = described.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM)
             moment = None if companion is None else archive.decode(info, companion.key)[0]
-        return codec.recall(reference, past)
 
     def _recalled(
         self, spec: TensorSpec, origin: Origin | None, history: Tensor | None = None

@@ -12,9 +12,17 @@ from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.planes import Transform, split_planes
 from inshrink_core.ops.registry import OPS, implementation, op
 
-FAMILIES = ("distance", "lattice", "moments", "planes", "quantize", "rans", "sample", "symbols")
+FAMILIES = ("distance", "lattice", "moments", "planes", "quantize", "rans", "sample", "shaping", "symbols")
 ON_GPU = {
-    *("round_to_lattice", "advance", "gain_grades", "rans_counts", "rans_encode", "rans_decode"),
+    *(
+        "round_to_lattice",
+        "shape_changes",
+        "advance",
+        "gain_grades",
+        "rans_counts",
+        "rans_encode",
+        "rans_decode",
+    ),
     *("histogram16", "sensitivity_histogram", "assign", "gather_decoded", "symbol_counts", "dequantize"),
     *("kinds_of", "squares_cover", "sum_sides", "relative_square", "row_reaches", "count_magnitudes"),
     *("round_in_units", "round_to_octaves", "expand_units", "squared_distance", "distance_to_lattice"),

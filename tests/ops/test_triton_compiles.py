@@ -19,6 +19,7 @@ from inshrink_core.ops.quantize import (
     symbol_counts,
 )
 from inshrink_core.ops.rans import RansBlocks, RansModel, rans_counts, rans_decode, rans_encode
+from inshrink_core.ops.shaping import RANK, Factors, shape_changes
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
@@ -90,6 +91,15 @@ def test_lattice_kernels_compile_and_round_every_operation(compiled):
     assert set(compiled) == names | {"lattice._count_gains", "lattice._choose_grades"}
     for ptx in compiled.values():
         assert is_exact(ptx), rounds(ptx)
+
+
+def test_the_shaping_kernel_compiles_and_rounds_every_operation(compiled):
+    factors = Factors(np.ones((64, RANK), np.int16), np.ones((64, RANK), np.int16), 20, 0.5)
+    grades = torch.zeros(1, dtype=torch.int32)
+    for base in (None, VALUES):
+        shape_changes(VALUES, base, INTEGERS, GRID, grades, factors)
+        assert set(compiled) == {"shaping._shape"}
+        assert is_exact(compiled["shaping._shape"]), rounds(compiled["shaping._shape"])
 
 
 def test_codebook_kernels_compile_and_round_every_operation(compiled):

@@ -59,7 +59,8 @@ def shape_changes(
     moved = torch.where(near, (r.view(-1, n) * PARTS).round(), 0).long()
     offset = torch.where(near, (o.view(-1, n) * PARTS).round(), 0).long()
     n_rows = near.shape[0]
-    gains, directions = (torch.from_numpy(a).to(device).long() for a in (factors.gains, factors.directions))
+    gains, directions = _whole(factors, device)
+    row_gains, row_directions = _whole(factors if by_row is None else by_row, device)
     grade = grades.to(device).long().expand(n_rows)
     sums = torch.zeros(n_rows, RANK, dtype=torch.int64, device=device)
     down = torch.zeros(n, RANK, dtype=torch.int64, device=device)
@@ -73,7 +74,7 @@ def shape_changes(
         along = _fed(sums[i], gains[k], factors.shift)
         fed = along
         if by_row is not None:
-            fed = along + _fed(down[k], torch.from_numpy(by_row.gains).to(device).long()[i], by_row.shift)
+            fed = along + _fed(down[k], row_gains[i], by_row.shift)
         wanted = r_parts - fed.clamp(-MOST_FED, MOST_FED)
         crossed = torch.where(wanted < 0, -o_parts, o_parts) > PARTS // 2
         threshold = torch.where(crossed, t * 7 // 10, t)
@@ -85,13 +86,19 @@ def shape_changes(
         sums[i] += torch.where(here, error, 0)[:, None] * directions[k]
         if by_row is not None:
             passed = torch.where(here, (error + along).clamp(-MOST_ERROR, MOST_ERROR), 0)
-            down[k] += passed[:, None] * torch.from_numpy(by_row.directions).to(device).long()[i]
+            down[k] += passed[:, None] * row_directions[i]
         if base is not None:
             movement = torch.where(here & (r_parts.abs() < MOST_COUNTED), r_parts, 0)
             leads[i, 0] += (PARTS * y - movement) * movement
             leads[i, 1] += movement * movement
         changes[i, k] = torch.where(here, q.to(torch.float32), changes[i, k])
     return Shaped(changes.view(-1), leads.to(integers.device))
+
+
+def _whole(factors: Factors, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return V and G as 64-bit integers on a device."""
+    gains, directions = (torch.from_numpy(a).to(device).long() for a in (factors.gains, factors.directions))
+    return gains, directions
 
 
 def _fed(sums: Tensor, gains: Tensor, shift: int) -> Tensor:
