@@ -22,7 +22,18 @@ from streamlit.testing.v1 import AppTest, app_test
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.search.rates import Rates, rates_of
-from tests.app.builders import MAIN, FakeJobs, button, charts, explorer, sensitivity_table, subject, texts
+from tests.app.builders import (
+    MAIN,
+    FakeJobs,
+    button,
+    charts,
+    compared_rows,
+    explorer,
+    keep_comparison,
+    sensitivity_table,
+    subject,
+    texts,
+)
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
 from tests.app.search_builders import config, document, point, put, trial
 from tests.app.test_app_compare import trust, with_evaluator
@@ -469,15 +480,15 @@ def test_a_setting_that_the_codecs_number_is_not_has_no_figures_of_the_curve(arc
     assert allocating.predicted(shown, None, config(2.0)) is None
 
 
-def test_an_archive_that_was_compared_is_a_measurement(
-    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_that_was_compared_is_a_measurement(archived: Path, jobs: StubJobs) -> None:
+    with_evaluator(archived)
     shown = services.load_subject(str(archived))
+    judge = services.evaluator_of(shown)
     (chain, *_) = services.archives_of(shown)
     assert not services.measured_archives(shown, None), "nobody has compared it"
-    words = ["compare", str(chain.path), "--against", str(archived), "--trust-run"]
-    job = jobs.put(words, shown=str(archived), of=(f"{chain.path} {chain.nbytes}",))
-    rows = [{"step": 10, "of": str(chain.path), "drop": 0.02, "divergence": 0.001}]
-    monkeypatch.setattr(job, "told", lambda: rows)
-    (seen,) = services.measured_archives(shown, None)
-    assert (seen.config["codec"], seen.drop, seen.divergence) == (chain.codec, 0.02, 0.001)
+    keep_comparison(chain.path, archived, compared_rows(), name=f"{archived}/judge.py:evaluate")
+    for who in (None, judge):
+        (seen,) = services.measured_archives(shown, who)
+        assert (seen.config["codec"], seen.drop, seen.restore_cost) == (chain.codec, 0.05, 0.004)
+    keep_comparison(chain.path, archived, compared_rows(), name="/another.py:evaluate")
+    assert not services.measured_archives(shown, judge)
