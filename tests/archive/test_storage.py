@@ -1,5 +1,6 @@
 """Every storage of ours keeps the suite, and one that lies does not; whole archives lie in memory."""
 
+import contextlib
 import functools
 import uuid
 from importlib.metadata import EntryPoint
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, settings
 import inshrink_core
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, LocalStorage, MemoryStorage
 from inshrink_core.archive.storage import Lock, OverlaidStorage, RemoteStorage, registry, storage_at
-from inshrink_core.errors import ConflictError, InputError
+from inshrink_core.errors import ConflictError, InputError, LockedError
 from inshrink_core.testing.archives import ArchiveMachine
 from inshrink_core.testing.storages import StorageSuite
 from tests.archive.building import append, build
@@ -250,3 +251,15 @@ TestArchiveInMemory.settings = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+
+def test_a_folder_that_two_make_at_a_time_stays_with_the_one_that_holds_its_lock(tmp_path):
+    one, other = (LocalStorage(tmp_path / "x") for _ in range(2))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(pytest.raises(LockedError))
+        stack.enter_context(one.made())
+        held = other.lock()
+        one.lock()
+    other.replace("inshrink-manifest", b"content", None)
+    assert other.is_locked()
+    held.release()

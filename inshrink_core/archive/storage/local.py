@@ -206,6 +206,8 @@ class LocalStorage(Storage):
         made = make_folders(self.root)
         try:
             yield
+        except LockedError:  # another process makes the same archive: what is here is its own
+            raise
         except BaseException:
             if self.root.absolute() in made:
                 self._remove_remains()
