@@ -16,7 +16,7 @@ from inshrink_core.execution.files import read_regular, require_free
 from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import count, duration, percent, size
+from inshrink_core.text import count, duration, size
 from inshrink_core.verbs.shared.groups import (
     AnyBase,
     ArchiveLike,
@@ -106,7 +106,7 @@ class PatchReport(Report):
             ("patch", f"{self.output}  ({size(self.nbytes)})"),
             ("turns", f"step {self.base} into step {self.result}, bit for bit"),
             ("the weights", f"{size(self.raw_nbytes)}, {count(self.n_tensors)} tensors"),
-            ("changed", f"{percent(self.changed)} of the values, in {count(self.n_changed)} tensors"),
+            ("changed", f"{100 * self.changed:.1f} % of the values, in {count(self.n_changed)} tensors"),
             ("time", duration(self.seconds)),
         ]
         show_facts(console, facts)

@@ -159,7 +159,7 @@ class ReleaseReport(Report):
             if row.why:
                 kept.setdefault(row.why, []).append(row.step)
         facts = [
-            ("finished what was cut off", steps_in_short(self.finished)),
+            ("finished what was cut off", steps_in_short(self.finished) if self.finished else ""),
             (f"{verb}, every bit is archived", steps_in_short(exact)),
             (f"{verb}, archived with an error", steps_in_short([row.step for row in lossy])),
             ("the largest relative errors", _errors_text(self.steps)),
