@@ -64,7 +64,7 @@ SHOTS = (
         height=1500,
         clicks={"Estimate without measuring": "Best bits for this size", "Search": "Best of the search"},
     ),
-    Shot("compare.png", "compare", {}, height=1340, clicks={"Compare": "Worst drop"}),
+    Shot("compare.png", "compare", {}, height=1340, clicks={"Compare": "Largest drop"}),
     Shot("archive.png", "archive", {}, height=1000, clicks={"Verify deeply": "Sound:"}),
     Shot("export.png", "export", {}, height=960),
     Shot("jobs.png", "jobs", {}, scheme="dark", height=760),

@@ -9,17 +9,16 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inshrink_app.jobs.job import Job, Load
-from inshrink_app.jobs.work import report_of, subject_of, subjects_of
+from inshrink_app.jobs.work import report_of, subject_of
 from inshrink_app.model.problem import Problem
 
 if TYPE_CHECKING:
-    from inshrink_core.request import Request
+    pass
 
 __all__ = [
     "StartRequest",
@@ -29,7 +28,6 @@ __all__ = [
     "problem_of",
     "remove_scratch",
     "start_next",
-    "what_is_left",
 ]
 
 StartRequest = Callable[[Path, str], "subprocess.Popen[str]"]
@@ -142,41 +140,19 @@ def remove_scratch(job: Job) -> None:
             path.unlink(missing_ok=True)
 
 
-def what_is_left(request: Request[Any], told: Sequence[dict[str, Any]]) -> Request[Any] | None:
-    """Return what a request has still to do; None for nothing.
-
-    A comparison not the steps that it told of; one of several archives not those that came before the last
-    that it told of, but the last two in any case, as one alone would have to have all of the steps.
-    """
-    steps: Sequence[Any] = getattr(request, "steps", None) or ()
-    if request.verb() != "compare" or not steps or not all(isinstance(step, int) for step in steps):
-        return request
-    archives = subjects_of(request)
-    if len(archives) > 1:
-        done = max((archives.index(row["of"]) for row in told if row.get("of") in archives), default=0)
-        return _changed(request, archives=tuple(archives[min(done, len(archives) - 2) :]))
-    known = {int(row["step"]) for row in told if row.get("of") == archives[0] and "step" in row}
-    left = tuple(step for step in steps if step not in known)
-    return _changed(request, steps=left) if left else None
-
-
-def _changed(request: Request[Any], **fields: Any) -> Request[Any]:
-    return replace(request, **fields)
-
-
 def start_next(job: Job, place: int, start: StartRequest) -> bool:
-    """Start what is left of a request; False where nothing is.
+    """Start a request, which goes on by itself where it was cut off; False without a folder.
 
     Raises
     ------
     OSError
         The system refuses.
     """
-    left = what_is_left(job.requests[place], job.told())
-    if left is None or job.folder is None:
+    if job.folder is None:
         return False
-    job.process = start(job.folder.ask(left), job.work.trusted)
-    job.log("inshrink " + " ".join(left.words()))
+    request = job.requests[place]
+    job.process = start(job.folder.ask(request), job.work.trusted)
+    job.log("inshrink " + " ".join(request.words()))
     return True
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "load_subject",
     "look_again",
     "opened",
+    "path_in_roots",
     "place_of",
     "refresh",
     "remember",
@@ -103,6 +104,13 @@ def resolve(text: str) -> Path:
                 f"The explorer may see: {roots}",
             )
         ) from error
+
+
+def path_in_roots(path: Path) -> str:
+    """Return a path as a reader knows it: within the first root where there is one alone."""
+    roots = settings().roots
+    is_alone = len(roots) == 1 and path.is_relative_to(roots[0]) and path != roots[0]
+    return str(path.relative_to(roots[0]) if is_alone else path)
 
 
 def place_of(path: Path) -> Path:

@@ -12,6 +12,7 @@ from html import escape
 from inshrink_core.text import count, counted, elided, ratio, shape, size
 
 __all__ = [
+    "all_steps",
     "compact",
     "count",
     "counted",
@@ -130,6 +131,11 @@ def steps(steps: Sequence[int]) -> str:
         return f"step {count(steps[0])}"
     # Spaces that do not break; a dash would be a place to break at all the same.
     return f"steps\u00a0{count(steps[0])}\u00a0to\u00a0{count(steps[-1])}"
+
+
+def all_steps(number: int) -> str:
+    """Return that it is all of so many steps: ``all 24 steps``, or ``the one step``."""
+    return "the one step" if number == 1 else f"all {counted(number, 'step')}"
 
 
 def duration(seconds: float) -> str:

@@ -69,7 +69,7 @@ def known_facts(one: Known, n_steps: int | None = None) -> list[Fact]:
     """
     found, dearest, worst = one.comparison, one.costliest, one.worst
     n = len(found.steps)
-    on = f"all {fmt.counted(n, 'step')}" if n == n_steps and n > 1 else fmt.counted(n, "step")
+    on = fmt.all_steps(n) if n == n_steps else fmt.counted(n, "step")
     about = f"Measured on {on}, {when(one.at)}, on {fmt.markdown(found.device)}."
     if not one.is_current:
         about = f"Measured before the last change, {when(one.at)}: measure it again."

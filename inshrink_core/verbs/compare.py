@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
@@ -29,6 +29,7 @@ from inshrink_core.verbs.shared.groups import (
 from inshrink_core.verbs.shared.measured import (
     Asking,
     EvaluatorId,
+    Known,
     Measurements,
     compared_document,
     known_archives,
@@ -201,7 +202,8 @@ class _Comparing(Asking, EvaluatorRequest, Opening, OnDevice, MemoryLimit, Reque
 
     def _compared(self, archives: Sequence[ArchiveLike], against: Run | PathLike) -> _Compared:
         """Compare archives with their run, but for what is known; what is found is kept."""
-        from inshrink_core.evaluate import OriginalEvaluations, compare_steps
+        from inshrink_core.evaluate import Comparison, OriginalEvaluations, compare_steps
+        from inshrink_core.metrics import Direction
 
         opened = [self.limited(self.opened_archive(one)).on(self.device) for one in archives]
         if not opened:
@@ -221,51 +223,51 @@ class _Comparing(Asking, EvaluatorRequest, Opening, OnDevice, MemoryLimit, Reque
                 store = Measurements.of_archive(one, run.directory, make=True)
                 question = question_of(evaluator, run, common, _before(one, run))
                 reporting = _Reporting(self.progress, str(one.path), done, total)
-                compared = None if self.again else self._known(store, evaluator, question, common)
-                if compared is not None:
-                    reporting.tell(compared)
-                else:
-                    compared = compare_steps(
-                        run,
-                        one.sequential(),
-                        judge,
-                        steps=common,
-                        known=originals if len(opened) > 1 else None,
-                        progress=reporting.count,
-                        on_step=reporting.take,
-                    )
-                    compared = replace(compared, device=one.device, unreadable=run.unreadable)
-                    compared = _with_gains(compared, one, run) if self.gain else compared
-                    about = compared.metric, compared.direction.value, compared.device
-                    errors = reporting.standard_errors
-                    document = compared_document(compared.steps, about, reporting.n_samples, errors)
-                    store.add("compare", question, document)
-                found.append((str(one.path), compared))
+                had = None if self.again else merged(tuple(store.rows("compare")), evaluator, question["run"])
+                rows = {} if had is None else self._answers(had.comparison, common)
+                if had is not None:
+                    reporting.tell(had, rows.values())
+                measured_at = had.comparison.measured_at if had is not None and rows else None
+                missing = [step for step in common if step not in rows]
+                device = one.device if missing or had is None else had.comparison.device
+                if missing:
+                    try:
+                        compared = compare_steps(
+                            run,
+                            one.sequential(),
+                            judge,
+                            steps=missing,
+                            known=originals if len(opened) > 1 else None,
+                            progress=reporting.count,
+                            on_step=reporting.take,
+                        )
+                        compared = _with_gains(compared, one, run) if self.gain else compared
+                        reporting.rows = list(compared.steps)
+                    finally:  # What was measured before an interruption is known to the next attempt.
+                        if reporting.rows:
+                            store.add("compare", question, reporting.document(one.device))
+                    rows |= {row.step: row for row in compared.steps}
+                metric, direction = reporting.about
+                of_all = Comparison.over(
+                    [rows[step] for step in common],
+                    metric,
+                    Direction(direction),
+                    device=device,
+                    unreadable=run.unreadable,
+                    measured_at=measured_at,
+                )
+                found.append((str(one.path), of_all))
                 done += len(common)
             originals.clear()
         return _Compared(Comparisons(archives=tuple(found)), run, asked)
 
-    def _known(
-        self,
-        store: Measurements,
-        evaluator: EvaluatorId,
-        question: Mapping[str, Any],
-        steps: Sequence[int],
-    ) -> Comparison | None:
-        """Return what was measured of these steps before; None where one is missing, or its gain is."""
-        from inshrink_core.evaluate import Comparison
-
-        known = merged(tuple(store.rows("compare")), evaluator, question["run"])
-        there = {} if known is None else {row.step: row for row in known.comparison.steps}
-        if known is None or not set(steps) <= set(there):
-            return None
-        rows = [there[step] for step in steps]
-        if self.gain and any(row.restore_gain is None and row.stale_drop is not None for row in rows):
-            return None
-        had = known.comparison
-        return Comparison.over(
-            rows, had.metric, had.direction, device=had.device, measured_at=had.measured_at
-        )
+    def _answers(self, known: Comparison, steps: Collection[int]) -> dict[int, EvaluatedStep]:
+        """Return what is known of these steps, with its gain where that is asked for."""
+        return {
+            row.step: row
+            for row in known.steps
+            if row.step in steps and (not self.gain or row.restore_gain is not None or row.stale_drop is None)
+        }
 
 
 class _Compared(NamedTuple):
@@ -482,16 +484,21 @@ class _Reporting:
     before: int
     total: int
     found: dict[str, Any] = field(default_factory=dict)
+    rows: list[EvaluatedStep] = field(default_factory=list)
     standard_errors: dict[int, float | None] = field(default_factory=dict)
     n_samples: int | None = None
+    about: tuple[str, str] = ("", "")
 
     def take(self, row: EvaluatedStep, original: Evaluation) -> None:
         """Take in a step."""
+        self.rows.append(row)
         self.standard_errors[row.step] = original.standard_errors.get(original.metric)
         self.n_samples = None if original.log_probs is None else len(original.log_probs)
-        self._take(row, original.metric, original.direction.value)
+        self.about = original.metric, original.direction.value
+        self._take(row)
 
-    def _take(self, row: EvaluatedStep, metric: str, direction: str) -> None:
+    def _take(self, row: EvaluatedStep) -> None:
+        metric, direction = self.about
         self.found = {
             **asdict(row),
             "archive": self.archive,
@@ -501,11 +508,21 @@ class _Reporting:
             "n": self.n_samples,
         }
 
-    def tell(self, known: Comparison) -> None:
+    def tell(self, known: Known, rows: Iterable[EvaluatedStep]) -> None:
         """Report what was known already."""
-        for done, row in enumerate(known.steps, start=1):
-            self._take(row, known.metric, known.direction.value)
-            self.count(done, len(known.steps), row.step)
+        self.about = known.comparison.metric, known.comparison.direction.value
+        self.standard_errors, self.n_samples = dict(known.standard_errors), known.n_samples
+        n_known = 0
+        for done, row in enumerate(rows, start=1):
+            self._take(row)
+            self.count(done, 0, row.step)
+            n_known = done
+        self.before += n_known
+
+    def document(self, device: str) -> dict[str, Any]:
+        """Return what is kept of the steps that were measured."""
+        errors = {row.step: self.standard_errors.get(row.step) for row in self.rows}
+        return compared_document(self.rows, (*self.about, device), self.n_samples, errors)
 
     def count(self, done: int, _: int, step: int) -> None:
         """Report it."""

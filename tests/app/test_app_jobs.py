@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inshrink_app.jobs.follow import what_is_left
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.jobs.work import Own, Work, report_of
 from inshrink_app.model.problem import Problem
 
-from inshrink_core.request import Request
 from inshrink_core.verbs.compress import Compress
 from tests.app.job_stubs import asked, scripted, work_of
 
@@ -117,22 +115,6 @@ def test_a_job_may_keep_files_in_a_folder_of_its_own(tmp_path: Path) -> None:
 def test_a_name_in_the_folder_of_a_job_leads_nowhere_else(tmp_path: Path) -> None:
     work = work_of(Compress("run", Own("../../out")))
     assert work.requests(tmp_path) == (Compress("run", str(tmp_path / "out")),)
-
-
-def test_a_comparison_that_goes_on_measures_no_step_again() -> None:
-    def left(words: list[str], told: list[dict[str, Any]]) -> list[str] | None:
-        found: Request[Any] | None = what_is_left(asked(words), told)
-        return None if found is None else found.words()
-
-    words = ["compare", "a.inshrink", "--against", "run", "--steps", "10,20,30"]
-    told = [{"of": "a.inshrink", "step": 10}, {"of": "b.inshrink", "step": 20}]
-    assert left(words, told) == [*words[:-1], "20,30"]
-    assert left(words, [{"of": "a.inshrink", "step": step} for step in (10, 20, 30)]) is None
-    several = ["compare", "a.inshrink", "b.inshrink", "c.inshrink", "--against", "run", "--steps", "10,20"]
-    assert left(several, told[:1]) == several
-    assert left(several, told) == ["compare", *several[2:]]
-    assert left(several, [*told, {"of": "c.inshrink", "step": 10}]) == ["compare", *several[2:]]
-    assert left(["verify", "a.inshrink"], told) == ["verify", "a.inshrink"]
 
 
 def test_the_remaining_time_leaves_out_what_it_took_to_begin() -> None:

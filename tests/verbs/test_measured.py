@@ -52,6 +52,25 @@ def test_a_comparison_is_answered_from_what_is_known_until_it_is_asked_for_again
     assert calls() == 2 * asked
 
 
+def test_what_was_measured_before_an_interruption_is_not_measured_again(judged):
+    run, archive, judge, calls = judged
+
+    def interrupt(now):
+        if now.done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(archive, run, evaluator=judge, progress=interrupt)
+    before = calls()
+    told = []
+    found = compare(archive, run, evaluator=judge, progress=told.append)
+    assert [row.step for row in found.steps] == [10, 20, 30]
+    assert [(now.done, now.total, now.found["step"]) for now in told] == [(1, 3, 10), (2, 3, 20), (3, 3, 30)]
+    assert calls() - before == 3, "the step, the one before it, and what is restored"
+    again = compare(archive, run, evaluator=judge, again=True)
+    assert again.steps == found.steps
+
+
 def test_another_evaluator_original_or_archive_is_another_question(judged, tmp_path):
     run, archive, judge, calls = judged
     compare(archive, run, evaluator=judge)

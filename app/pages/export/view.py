@@ -193,11 +193,12 @@ def _chain_plan(shown: Subject, request: ExportRequest) -> None:
         n_keyframes = sum(frame.kind == "keyframe" for frame in plan.frames)
         estimated = plan.nbytes
         ratio = plan.raw_bytes / estimated if estimated else None
+        said = "not known yet" if estimated is None else f"estimated, {fmt.ratio(ratio)} in all"
         facts(
             [
                 ("Frames", fmt.count(len(plan.frames)), fmt.counted(n_keyframes, "keyframe")),
                 ("Raw size", fmt.size(plan.raw_bytes), "uncompressed"),
-                ("Archive", fmt.size(estimated), f"estimated, {fmt.ratio(ratio)} in all"),
+                ("Archive", fmt.size(estimated), said),
             ]
         )
         frames = plan.frames[-_MAX_BARS:]
@@ -244,7 +245,7 @@ def _other_plan(shown: Subject, request: ExportRequest) -> None:
         if request.kind == "pack":
             nbytes = shown.archive.nbytes if shown.archive is not None else shown.total_bytes
             st.write(
-                f"One file with all {fmt.count(len(shown.steps))} steps, about {fmt.size(nbytes)}. The "
+                f"One file with {fmt.all_steps(len(shown.steps))}, about {fmt.size(nbytes)}. The "
                 "frames are copied as they are, and every digest is compared on the way. Everything that "
                 "reads archives reads it as it is."
             )

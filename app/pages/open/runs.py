@@ -26,15 +26,15 @@ _HEIGHT = 240
 _COLUMNS = {
     "kind": "kind",
     "steps": "steps",
-    "last_step": "last step",
-    "parameters": "parameters",
+    "not_archived": "steps not archived",
     "nbytes": "bytes on disk",
     "archive_bytes": "bytes of the archive",
     "ratio": "ratio",
-    "not_archived": "steps not archived",
-    "bits_per_weight": "bits per weight",
     "restore_cost": "restore cost",
     "drop": "largest drop",
+    "bits_per_weight": "bits per weight",
+    "parameters": "parameters",
+    "last_step": "last step",
     "metric": "metric",
     "value": "last value",
     "problem": "problem",
@@ -73,7 +73,7 @@ def _listed(open_path: Callable[[Path], None]) -> None:
 def _table(rows: list[Listed]) -> None:
     """List them; a click on a heading sorts."""
     table = pd.DataFrame(rows)[list(_COLUMNS)].rename(columns=_COLUMNS)
-    table.insert(0, "name", fmt.elided_all([str(row.path) for row in rows], _WIDTH))
+    table.insert(0, "name", fmt.elided_all([services.path_in_roots(row.path) for row in rows], _WIDTH))
     for name in (
         "steps",
         "last step",

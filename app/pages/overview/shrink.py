@@ -266,7 +266,7 @@ def _launch(
             type="secondary" if again else "primary",
             icon=":material/compress:",
         )
-        steps = f"all {fmt.count(len(shown.steps))} steps" if len(shown.steps) > 1 else "the one step"
+        steps = fmt.all_steps(len(shown.steps))
         small = (
             "" if request.max_restore_cost is None else f", within a restore cost of {quality.bound_text()}"
         )
