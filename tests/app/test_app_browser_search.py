@@ -78,7 +78,7 @@ def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_
 
     # A click on a point loads it; an estimate says that it is one.
     page.locator(".js-plotly-plot .scatterlayer .points path").first.wait_for(state="attached")
-    page.get_by_text("Click a point to load it").wait_for()
+    page.get_by_text("Click a point to load it").first.wait_for()
     wait_for(page, f"() => {IDLE}")  # The chart is drawn anew once the search has ended.
     page.wait_for_timeout(500)  # It fades in.
     place = page.evaluate(POINT)
