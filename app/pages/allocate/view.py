@@ -211,7 +211,8 @@ def _edited(board: Board, found: Searched, job: Job | None) -> None:
 def _said(board: Board, found: Searched, job: Job | None) -> None:
     """Say what the search came to, and what decided."""
     best = found.best
-    if job is None or job.is_running or not found.points:
+    is_told = found.metric or (job is not None and job.state == "finished")  # Not of one that was cut short.
+    if job is None or job.is_running or not found.points or not is_told:
         return
     if best is None:
         asked = "reaches the ratio" if found.target_ratio is not None else "keeps the bounds at every step"
