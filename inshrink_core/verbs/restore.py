@@ -107,13 +107,6 @@ class RestoreReport(Report):
             "device": self.device,
         }
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the document; of steps without state only where there are some."""
-        document = Report.to_json(self)
-        if not self.without_state:
-            del document["steps_without_state"]
-        return document
-
     def show(self, console: Console) -> None:
         """Print the files written, the first ones by name."""
         for path in self.paths[:_MOST_FILES_SHOWN]:

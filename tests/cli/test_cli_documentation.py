@@ -15,10 +15,10 @@ from inshrink_core.request import request_of
 DOCS = Path(__file__).parents[2] / "docs"
 VERBS = (
     "inspect", "compress", "restore", "verify", "commit", "compare", "diff", "average", "estimate",
-    "evaluate", "export", "prune", "sensitivity", "bench", "rehearse", "report", "run", "search", "ui",
+    "evaluate", "export", "apply", "prune", "release", "sensitivity", "bench", "rehearse", "report", "run", "search", "ui",
 )  # fmt: skip
 SCHEMA = json.loads((DOCS / "documents.schema.json").read_text())
-TABLES = {"roles", "layers", "from_last", "metrics", "standard_errors"}
+TABLES = {"roles", "layers", "from_last", "metrics", "standard_errors", "steps[].errors"}
 """Keys whose value is a table of names that are data, not keys."""
 OPAQUE = {
     "config", "rows[].config", "restore_gain.config", "best.config", "trials[].config", "frames[].config",
@@ -61,6 +61,8 @@ def keys_of(value, prefix=""):
         ("compress", ("{run}", "-o", "{out}", "--steps", "25,50", "--part", "1/2")),
         ("commit", ("{archive}",)),
         ("restore", ("{archive}", "-o", "{out}")),
+        ("release", ("{run}", "{archive}")),
+        ("export", ("{archive}", "--patch", "25:50", "-o", "{out}.safetensors")),
         ("verify", ("{archive}", "--against", "{run}")),
         ("verify", ("{run}",)),
         ("compare", ("{archive}", "--against", "{run}", "--trust-run", "--steps", "25")),
@@ -97,7 +99,14 @@ def test_the_schema_is_the_one_of_the_reports_and_refuses_what_is_no_document():
     assert (DOCS / "documents.schema.json").read_text() == reference.schema(), "run make reference"
     assert set(SCHEMA["$defs"]) == set(VERBS) - {"ui"}
     valid = jsonschema.Draft202012Validator(SCHEMA | {"$ref": "#/$defs/restore"}).is_valid
-    document = {"steps": [1], "files": ["a"], "format": "same", "seconds": 0.5, "bytes_read": 1}
+    document = {
+        "steps": [1],
+        "steps_without_state": [],
+        "files": ["a"],
+        "format": "same",
+        "seconds": 0.5,
+        "bytes_read": 1,
+    }
     document |= {"device": "cpu", "exact_roles": [], "lossy_roles": []}
     document |= {"originals": {"text": "", "checked": [1], "unchecked": [], "unknown": [], "damaged": []}}
     assert valid(document)

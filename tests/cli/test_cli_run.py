@@ -28,6 +28,7 @@ ASKED = {
 LEAST = {
     "estimate --goals": ["estimate", "run", "--goals"],
     "estimate --levels": ["estimate", "run", "--levels", "5"],
+    "evaluate --write": ["evaluate", "run", "--write", "judge.py"],
     "compress --watch": ["compress", "run", "-o", "a", "--watch", "--until", "40"],
     "prune --forget-missing": ["prune", "a", "--forget-missing", "--apply"],
 }

@@ -280,7 +280,7 @@ class Apply(MemoryLimit, Request[ApplyReport]):
     Parameters
     ----------
     patch
-        What `export --patch` made.
+        The patch, a file that `inshrink export` made of two steps.
     base
         The weights before: a checkpoint file or folder, or a step of a run or an archive.
     output
