@@ -79,7 +79,7 @@ def without_state(archive: Archive, info: FrameInfo) -> Rest | None:
     """
     frame, whole = archive.frame(info), archive.checkpoint(info)
     view = stored_view(whole, "drop")
-    kept = set(view)
+    kept = _blocks_of(archive, info, view)
     dropped = [list(keys) for keys in dropped_of(frame)] or [[] for _ in range(info.n_parts)]
     for entry in frame.entries:
         if not entry.attachment and entry.key not in kept and entry.key not in dropped[entry.part]:
@@ -88,6 +88,11 @@ def without_state(archive: Archive, info: FrameInfo) -> Rest | None:
     if BASE in meta:
         meta[BASE] = BaseRecord.without(meta[BASE], [spec.key in kept for spec in whole.specs])
     return None if len(view) == len(whole) else Rest(view, meta)
+
+
+def _blocks_of(archive: Archive, info: FrameInfo, view: Checkpoint) -> set[str]:
+    """Return the keys of the blocks that hold the tensors of a view: cells have keys of their own."""
+    return {entry.key for spec in view.specs for entry in archive.blocks(info, spec.key)}
 
 
 def attachments_held(archive: Archive, info: FrameInfo, rest: Rest | None = None) -> dict[str, bytes]:
@@ -131,7 +136,7 @@ def rewrite_frame(
         As `rekey_frame`.
     """
     frame = archive.frame(info)
-    kept = None if rest is None else set(rest.view)
+    kept = None if rest is None else _blocks_of(archive, info, rest.view)
     for entry in frame.entries:
         if entry.attachment or (kept is not None and entry.key not in kept):
             continue

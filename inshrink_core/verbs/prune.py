@@ -593,7 +593,7 @@ def make_plan(
     rests = _rests(archive, rules, staying)
     deltas = [f for f in in_order if f.frame_id in staying and f.kind is FrameKind.DELTA and f not in rekeyed]
     standing = {
-        f.frame_id: frozenset(rests[f.parent_id].dropped & archive.checkpoint(f).keys())
+        f.frame_id: rests[f.parent_id].dropped.intersection(entry.key for entry in archive.frame(f).entries)
         for f in deltas
         if f.parent_id in rests and f.frame_id not in rests
     }
@@ -798,19 +798,25 @@ class KeySizes:
         """Return by about how many bytes an archive grows; negative where it shrinks."""
         from inshrink_core.chain import frame_size
         from inshrink_core.chain.attachments import LAYOUT_KEY
+        from inshrink_core.chain.meta import spec_of
 
         grown = -sum(frame.nbytes for frame in plan.removed)
         rekeyed = {frame.frame_id for frame in plan.rekeyed}
         for info in plan.staying:
             rest, standing = plan.rests.get(info.frame_id), plan.standing_of(info)
-            size, again = frame_size(self._archive, info), set(standing)
+            size = frame_size(self._archive, info)
+            again = {
+                spec_of(entry).whole.key
+                for entry in self._archive.frame(info).entries
+                if not entry.attachment and entry.key in standing
+            }
             if rest is not None:
                 kept = set(rest.view)
                 files = {LAYOUT_KEY, *(file.path for file in rest.view.files)}
                 grown -= sum(
                     entry.stored_nbytes
                     for entry in self._archive.frame(info).entries
-                    if entry.key not in (files if entry.attachment else kept)
+                    if (entry.key not in files if entry.attachment else spec_of(entry).whole.key not in kept)
                 )
                 again = kept if info.frame_id in rekeyed else again
             elif info.frame_id in rekeyed:

@@ -221,6 +221,20 @@ def test_pruned_packed_and_rebuilt_archives_hold_the_same(path, tmp_path):
     assert not check_archive(path)
 
 
+def test_optimizer_state_of_the_last_step_alone_leaves_every_cell_of_the_weights(path):
+    prune(path, optimizer_last=1, apply=True)
+    archive = Archive.open(path)
+    assert archive.steps == STEPS
+    for step in STEPS:
+        stored = archive[step]
+        held = {spec.key: tensor for spec, tensor in values(step).items() if spec.key in stored}
+        assert set(held) == {
+            spec.key for spec in specs() if step == STEPS[-1] or spec.role is TensorRole.WEIGHT
+        }
+        assert all(torch.equal(stored[key], tensor) for key, tensor in held.items())
+    assert not verify(path, deep=True).problems
+
+
 def test_exported_files_hold_whole_tensors(path, tmp_path):
     for layout in ("torch", "safetensors", "dcp"):
         inshrink_core.restore(path, tmp_path / layout, steps=[3], layout=layout)

@@ -382,7 +382,7 @@ def test_the_report_names_the_device_that_was_used(cli, small_run, tmp_path):
     [
         ("restore", "-o", "{out}"),
         ("verify", "--deep"),
-        ("compare", "--against", "{run}", "--trust-run", "--steps", "25"),
+        ("compare", "--against", "{run}", "--trust-run", "--steps", "25", "--again"),
         ("diff",),
         ("export", "-o", "{out}"),
         ("prune", "--keep-last", "1", "--apply"),
