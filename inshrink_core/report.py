@@ -38,7 +38,7 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain_value(item) for item in value]
     if hasattr(value, "tolist"):
-        return _listed(value.tolist())
+        return _listed([value.tolist()])[0]
     if is_dataclass(value):
         return {field.name: plain_value(getattr(value, field.name)) for field in fields(value)}
     return value

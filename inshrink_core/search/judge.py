@@ -256,7 +256,7 @@ def evaluator_digest(evaluator: StateEvaluator) -> str:
     Data that it reads is not part of it: who changes those wants a new trial log.
     """
     file, _, function = evaluator.spec.rpartition(":")
-    total = hashlib.sha256(Path(file).read_bytes())
+    total = hashlib.sha256(Path(file).read_bytes() if Path(file).is_file() else b"")
     total.update(f"\0{function}\0{evaluator.metric}\0{evaluator.direction}".encode())
     total.update(getattr(evaluator, "setting", "").encode())
     return total.hexdigest()[:16]

@@ -171,7 +171,7 @@ def test_pruning_is_planned_first_and_done_only_with_a_word(archived: Path, jobs
     next(box for box in app.checkbox if box.label.startswith("Remove")).check().run()
     button(app, "Prune").click().run()
     assert not app.exception
-    assert jobs.last[-1] == "--apply"
+    assert "--apply" in jobs.last
     assert "Pruned: 1 step removed, 1.00 kB freed" in texts(app)
 
 

@@ -72,7 +72,7 @@ def test_a_run_with_a_rule_is_one_in_every_service(run: Path) -> None:
     assert (shown.path, shown.place, shown.name) == (run / PATTERN, run, "run")
     assert services.load_subject(str(run)).steps == (7,)
     assert services.default_folder(shown) == run.parent
-    assert shrinking.goals_request(shown).run == str(run / PATTERN)
+    assert shrinking.goals_request(shown, None).run == str(run / PATTERN)
     services.look_again(shown.path)
     with pytest.raises(ServiceError, match="outside"):
         services.load_subject(str(run / ".." / ".." / PATTERN))

@@ -506,7 +506,7 @@ def test_the_document_has_the_promised_keys_and_is_json(evaluator):
     run = memory_run({1: STATE, 2: STATE})
     document = compare_steps(run, run, evaluator("return {'loss': 0.0}")).to_json()
     figures = ["max_drop", "max_divergence", "mean_divergence", "max_restore_cost"]
-    assert list(document) == ["metric", "direction", *figures, "steps", "device", "unreadable"]
+    assert list(document) == ["metric", "direction", *figures, "steps", "device", "unreadable", "measured_at"]
     assert list(document["steps"][0]) == [
         "step",
         "original",

@@ -164,17 +164,6 @@ def test_a_rehearsal_under_bounds_is_kept_apart_and_not_run_again(task, tmp_path
     assert inshrink_core.rehearse(task, tmp_path, **options, max_drop=0.01) == bounded
 
 
-def test_what_was_kept_before_there_were_bounds_is_found_again(task, tmp_path, monkeypatch):
-    first = inshrink_core.rehearse(task, tmp_path, seeds=1, steps=12, restores=1)
-    for path in (tmp_path / "results").iterdir():
-        document = json.loads(path.read_text())
-        assert "bounds" not in document["key"]
-        del document["result"]["promise"], document["sha256"]
-        path.write_text(json.dumps(document))
-    monkeypatch.setattr(training, "Training", None)
-    assert inshrink_core.rehearse(task, tmp_path, seeds=1, steps=12, restores=1) == first
-
-
 PROMISE = {
     "bounds": {"drop": 0.01, "divergence": None},
     "evaluations": 3,

@@ -223,7 +223,8 @@ def test_a_mixture_is_predicted_within_a_few_percent_of_its_own_estimate(estimat
     rates = rates_of(levels.to_json()["levels"], "coarseness", specs)
     low, high = rates.levels
     values = [high if key.startswith("fc1") else low for key in rates.keys]
-    overrides = assignments(specs, dict(zip(rates.keys, values, strict=True)), low, ("coarseness",))
+    turned = dict(zip(rates.keys, values, strict=True))
+    overrides = assignments([spec for spec in specs if spec.key in turned], turned, low, ("coarseness",))
     told = inshrink_core.verbs.estimate(
         run,
         config={"coarseness": low, "overrides": list(overrides)},
