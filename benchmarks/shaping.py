@@ -46,8 +46,8 @@ from inshrink_core.lab.tasks import find_task
 from inshrink_core.ops.lattice import Gain, Lattice, gain_grades, round_to_lattice
 
 FOLDER = DATA / "shaping"
-TUNED: Final = ("char-rnn", "char-conv-adamw")
-TASKS: Final = (*TUNED, "regression", "digits-vit")
+TUNED: Final = ("char-rnn", "char-conv-adamw", "regression")
+TASKS: Final = (*TUNED, "digits-vit")
 COST: Final = 0.003
 COARSENESSES: Final = (0.7, 1.0, 1.5, 2.5, 4.0)
 EVERY: Final = 2
