@@ -40,8 +40,8 @@ _MAX_CODE_BYTES = 200_000
 class EvaluatorCode(NamedTuple):
     """The code that would evaluate a run.
 
-    `spec` is empty for the run's own evaluator; `is_bundled` says that it is ours, byte for byte, and needs
-    no consent; `digest` is the SHA-256 of the file as it was shown.
+    `spec` is empty for the run's own evaluator; `is_bundled` says that it is ours, a sample's byte for byte,
+    and needs no consent; `digest` is the SHA-256 of the file as it was shown.
     """
 
     spec: str
@@ -94,7 +94,7 @@ def evaluator_of(subject: Subject) -> EvaluatorCode | None:
 
 
 def given_evaluator(text: str, subject: Subject) -> EvaluatorCode:
-    """Return the evaluator that a reader names as ``FILE.py`` or ``FILE.py:FUNCTION``.
+    """Return the evaluator that a reader names as ``FILE.py`` or ``FILE.py:FUNCTION``, or as ``auto``.
 
     Parameters
     ----------
@@ -109,6 +109,11 @@ def given_evaluator(text: str, subject: Subject) -> EvaluatorCode:
     ServiceError
         There is no such file inside of the roots.
     """
+    from inshrink_core.evaluate import own_samples
+
+    if text.strip() == own_samples.AUTO:
+        code = Path(own_samples.__file__)
+        return _code(code, own_samples.AUTO, own_samples.evaluator_of.__name__, "", "", bundled=True)
     name, colon, function = text.strip().rpartition(":")
     if not colon or not function.isidentifier():
         name, function = text.strip(), "evaluate"

@@ -35,7 +35,11 @@ def ask(original: Subject) -> tuple[EvaluatorCode | None, bool]:
     if judge is None:
         return None, False
     if judge.is_bundled:
-        st.caption("The evaluator of the bundled sample is ours and needs no consent.")
+        st.caption(
+            "The model is built from config.json by transformers, and judged on samples of its own."
+            if judge.spec
+            else "The evaluator of the bundled sample is ours and needs no consent."
+        )
         return judge, True
     with st.expander("The code that would run", icon=":material/code:"):
         st.code(str(judge.path), language=None, wrap_lines=True)
@@ -75,13 +79,14 @@ def _find(original: Subject) -> EvaluatorCode | None:
     if own is None and not typed:
         st.write(
             "The run names no evaluator. Name a Python file with a function that takes a state dict and "
-            "returns its metrics, put it into `inshrink.toml` beside the checkpoints, or make one here."
+            "returns its metrics, put it into `inshrink.toml` beside the checkpoints, or make one here. "
+            "Models of transformers need none: write `auto`."
         )
     if own is None or not own.is_bundled:
         typed = st.text_input(
             "Evaluator" if own is None else "Another evaluator",
             key=_OTHER,
-            placeholder="judge.py:evaluate",
+            placeholder="judge.py:evaluate, or auto",
         )
     if own is None:
         _make(original)

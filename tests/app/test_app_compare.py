@@ -210,6 +210,20 @@ def test_an_evaluator_named_by_a_relative_path_is_looked_for_in_the_run(
         services.given_evaluator("../../../etc/passwd", shown)
 
 
+def test_a_model_is_judged_by_its_own_samples_where_the_reader_writes_auto(
+    archived: Path, jobs: StubJobs, tmp_path: Path
+) -> None:
+    shown = services.load_subject(str(archived))
+    judge = services.given_evaluator(" auto ", shown)
+    assert judge.fields == {"evaluator": "auto"}
+    assert judge.is_bundled
+    archive = archived.with_name("run.inshrink")
+    job = work(tmp_path / "jobs", services.comparison(shown, [archive], (10,), judge), trusted=judge.trusted)
+    assert job.state == "failed"
+    assert job.problem is not None
+    assert "there is no config.json" in job.problem.what
+
+
 def test_the_bundled_evaluator_needs_no_consent_and_a_changed_copy_does(root: Path) -> None:
     import shutil
 
