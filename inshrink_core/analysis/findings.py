@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["CARRIED", "Findings", "Stretch", "findings", "learning_rates", "weighted"]
+__all__ = ["Findings", "Stretch", "findings", "learning_rates", "weighted"]
 
 CARRIED: Final = 0.8
 """Share of the sensitivity that "the few" carry: the customary four fifths (Pareto)."""

@@ -28,16 +28,6 @@ from inshrink_core.ops.planes import Transform, merge_planes, split_planes
 from inshrink_core.ops.symbols import count_groups
 from inshrink_core.varint import read_section, read_varint, write_section, write_varint
 
-__all__ = [
-    "BITSTREAM",
-    "DEFAULT_LEVEL",
-    "LosslessReference",
-    "decode_exact",
-    "encode_exact",
-    "rekey_exact",
-    "worst_case_exact_bytes",
-]
-
 BITSTREAM = "lossless/1"
 
 DEFAULT_LEVEL = 1

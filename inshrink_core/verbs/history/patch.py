@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain.base import BaseModel
     from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSpec
 
-__all__ = ["Apply", "ApplyReport", "ExportPatch", "PatchReport", "apply", "export_patch"]
-
 FORMAT: Final = "inshrink-patch/1"
 
 _SPARSE_BELOW: Final = 0.4

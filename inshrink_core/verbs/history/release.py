@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from inshrink_core.formats import Run
     from inshrink_core.frame import FrameInfo
 
-__all__ = ["JOURNAL_NAME", "OriginalStep", "Release", "ReleaseReport", "release"]
-
 JOURNAL_NAME: Final = ".inshrink-release"
 """File in the run's folder that names the checkpoint that is being deleted."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from inshrink_core.frame import FrameInfo
     from inshrink_core.verbs.shared.groups import AnyLog
 
-__all__ = ["Best", "Retention", "measured", "metrics_of"]
-
 _BEST: Final = re.compile(r"(?P<metric>.+?):(?P<n>\d{1,9})(?::(?P<direction>higher|lower))?")
 
 _TRAINER_STATE: Final = "trainer_state.json"

@@ -34,16 +34,6 @@ if TYPE_CHECKING:
     from inshrink_core.evaluate import Comparison, EvaluatedStep, Evaluator
     from inshrink_core.formats import Run
 
-__all__ = [
-    "Asking",
-    "EvaluatorId",
-    "Known",
-    "Measurement",
-    "Measurements",
-    "known_archives",
-    "known_comparison",
-]
-
 _VERSION: Final = 1
 _FOLDER: Final = "measured"
 _OF_RUN: Final = "run"
