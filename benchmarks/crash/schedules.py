@@ -8,6 +8,7 @@ the head; nothing that was given up or removed comes back.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from unittest import mock
 
@@ -188,25 +189,22 @@ class PartsMachine(RuleBasedStateMachine):
         self.frames: list[Frame] = []
         self.writers: list[Writer] = []
         self.n_written = 0
-        self._patches = [
-            mock.patch("inshrink_core.archive.storage.registry._opened", self.opened),
-            mock.patch("inshrink_core.archive.parts._PATIENCE_S", -1.0),
-            mock.patch("inshrink_core.archive.parts.time.sleep"),
-        ]
-        for patch in self._patches:
-            patch.start()
-        ArchiveWriter(URL, create=True, archive_id=b"simulated here!!").close()
+        with ExitStack() as patches:
+            patches.enter_context(mock.patch("inshrink_core.archive.storage.registry._opened", self.opened))
+            patches.enter_context(mock.patch("inshrink_core.archive.parts._PATIENCE_S", -1.0))
+            patches.enter_context(mock.patch("inshrink_core.archive.parts.time.sleep"))
+            ArchiveWriter(URL, create=True, archive_id=b"simulated here!!").close()
+            self._patches = patches.pop_all()
 
     def opened(self, url: str) -> Simulated:
         """Return the archive as the process at work sees it."""
         return Simulated(self.process)
 
     def teardown(self) -> None:
-        for writer in self.writers:
-            writer.opened.close()
-        self.holds_every_byte()
-        for patch in self._patches:
-            patch.stop()
+        with self._patches:
+            for writer in self.writers:
+                writer.opened.close()
+            self.holds_every_byte()
 
     # ---- parts -----------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """The protocol of parts against a list, in many schedules; and schedules find what is wrong with it."""
 
+import time
 from dataclasses import replace
 from unittest import mock
 
@@ -8,6 +9,7 @@ import pytest
 from benchmarks.crash import schedules
 from inshrink_core.archive import catalog, writer
 from inshrink_core.archive.manifest import Manifest
+from inshrink_core.archive.storage import registry
 from inshrink_core.errors import InshrinkError
 
 
@@ -51,3 +53,12 @@ def test_schedules_find_a_protocol_that_is_wrong(bug):
     wrong = mock.patch.object(where, name, made(getattr(where, name)))
     with wrong, pytest.raises((AssertionError, InshrinkError, ValueError)):
         schedules.run_schedules(1000, derandomize=True, shrink=False)
+
+
+def test_schedules_leave_nothing_patched():
+    sleep, opened = time.sleep, registry._opened
+    where, name, made = BUGS["a part that takes the place of another"]
+    wrong = mock.patch.object(where, name, made(getattr(where, name)))
+    with wrong, pytest.raises((AssertionError, InshrinkError, ValueError)):
+        schedules.run_schedules(1000, derandomize=True, shrink=False)
+    assert (time.sleep, registry._opened) == (sleep, opened)
