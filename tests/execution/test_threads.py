@@ -99,6 +99,7 @@ def test_at_least_one_thread_is_offered() -> None:
 
 
 def test_what_a_process_of_ours_imports_is_no_garbage(monkeypatch):
+    prepare_process()
     seen, before = [], torch.get_num_threads()
     monkeypatch.setattr(threads, "sys", SimpleNamespace(modules={}))
     importer = SimpleNamespace(import_module=lambda name: seen.append((name, gc.isenabled())))
