@@ -57,9 +57,9 @@ export default function ({ data, parentElement, setTriggerValue }) {
   }
 
   function leave() {
-    chart?.removeListener("plotly_click", clicked);
-    chart?.removeListener("plotly_clickannotation", named);
-    chart?.removeListener("plotly_afterplot", mark);
+    chart?.removeListener?.("plotly_click", clicked);
+    chart?.removeListener?.("plotly_clickannotation", named);
+    chart?.removeListener?.("plotly_afterplot", mark);
     layer.remove();
   }
 
