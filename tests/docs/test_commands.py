@@ -66,6 +66,7 @@ NOT_RUN = {
     ("docs/cli.md", "inshrink ui --port 8600 --root ~/runs"): ENDLESS,
     ("docs/cli.md", "inshrink compress runs/digits -o digits.inshrink --watch"): ENDLESS,
     ("docs/archives.md", "inshrink compress runs/digits -o digits.inshrink --watch"): ENDLESS,
+    ("docs/archives.md", "inshrink compress runs/digits -o digits.inshrink --watch --release"): ENDLESS,
     ("docs/archives.md", "inshrink inspect s3://bucket/run.inshrink"): REMOTE,
     (
         "docs/archives.md",
@@ -93,9 +94,17 @@ EXITS = {
         2,
         "the template's TODO are not filled in",
     ),
+    ("docs/cli.md", "inshrink apply patch.safetensors model.safetensors -o new.safetensors"): (
+        2,
+        "there is no such patch; tests/verbs/test_patch.py applies some",
+    ),
     ("docs/cli.md", "inshrink search runs/digits --target-ratio 30 --evaluator judge.py:evaluate"): (
         1,
         "so small a run has no such ratio",
+    ),
+    ("docs/evaluators.md", "inshrink compress runs/mine -o mine.inshrink --evaluator auto"): (
+        2,
+        "the run is none of transformers; tests/integrations judges some",
     ),
     ("docs/evaluators.md", "inshrink evaluate runs/mine --evaluator runs/mine/evaluator.py:evaluate"): (
         2,
