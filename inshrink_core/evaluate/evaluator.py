@@ -315,7 +315,7 @@ class Evaluator:
         try:
             child = self._running_child()
             state = child.directory / "state.pt"
-            _write_state(state_dict, state)
+            write_state(state_dict, state)
             asked = {"state": str(state), "results": str(child.directory), "partial": stop is not None}
             child.send(asked)
             return self._answered(child, stop)
@@ -435,7 +435,7 @@ class Evaluator:
         return direction
 
 
-def _write_state(state_dict: Mapping[str, Tensor], path: Path) -> None:
+def write_state(state_dict: Mapping[str, Tensor], path: Path) -> None:
     """Write tensors in a file the child can map; torch.save keeps every dtype and tied tensors tied."""
     import torch
 

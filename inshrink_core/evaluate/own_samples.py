@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from inshrink_core.errors import InputError, MissingExtraError, clipped
-from inshrink_core.evaluate.evaluator import Prepared
+from inshrink_core.errors import DamagedError, InputError, MissingExtraError, clipped
+from inshrink_core.evaluate.evaluator import Prepared, write_state
+from inshrink_core.execution import read_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,12 +69,13 @@ def prepare(run: Run) -> Prepared:
     MissingExtraError
         `transformers` is not installed.
     """
+    from inshrink_core.formats.disk import parse_json
+
     last = run.steps[-1]
     path = _config_of(run)
     try:
-        content = path.read_bytes()
-        read = json.loads(content) if len(content) <= _MOST_CONFIG_BYTES else None
-    except (OSError, ValueError) as error:
+        read = parse_json(read_regular(path, _MOST_CONFIG_BYTES), str(path))
+    except (OSError, DamagedError) as error:
         raise InputError(f"it cannot be read ({error})", where=str(path)) from error
     config: dict[str, Any] = read if isinstance(read, dict) else {}
     name = _architecture(config, path)
@@ -81,11 +83,9 @@ def prepare(run: Run) -> Prepared:
         raise MissingExtraError("transformers", "hf")
 
     def write(folder: Path) -> None:
-        import torch
-
         own = {key: value for key, value in config.items() if key not in _IGNORED}
         (folder / _CONFIG).write_text(json.dumps({**own, "architectures": [name]}))
-        torch.save(dict(run[last].state_dict()), folder / _STATE)
+        write_state(run[last].state_dict(), folder / _STATE)
 
     return Prepared(f"{run.identity(last)} {name}", write)
 

@@ -42,9 +42,10 @@ def test_a_configuration_that_names_no_model_is_refused(run_with, config):
         AUTO.resolve(run_with(config))
 
 
-def test_a_configuration_that_is_no_json_is_refused(run_with):
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "[" + " " * (1 << 20) + "]"])
+def test_a_configuration_that_is_no_json_or_too_large_is_refused(run_with, text):
     with pytest.raises(InputError, match="cannot be read"):
-        AUTO.resolve(run_with("{"))
+        AUTO.resolve(run_with(text))
 
 
 def test_without_transformers_the_extra_is_named(run_with, monkeypatch):
