@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import pickle
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.chain import Archive, archive_size
 from inshrink_core.errors import InputError, InshrinkError
+from inshrink_core.execution.files import new_file, temporary_path
 from inshrink_core.lab.results import TrainingResult
 from inshrink_core.lab.tasks import Task
 from inshrink_core.metrics import Direction
@@ -35,6 +38,9 @@ generator takes 32 bits of its seed, so seed and step cannot be side by side in 
 
 _WRONG_SEED: Final = 0x5EED
 """Of the model that a restore overwrites: had the restore not, its values would show."""
+
+_KEPT_EVERY: Final = 300.0
+"""Seconds of training that a start may lose."""
 
 OnStep = Callable[[int], None]
 """Called with the step, after each."""
@@ -157,6 +163,17 @@ class Training:
             if on_step is not None:
                 on_step(step)
 
+    def state(self) -> dict[str, Any]:
+        """Return all that the next step depends on; the tensors are the training's own."""
+        states = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return states | _generator_states(self.device)
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        _set_generator_states(state, self.device)
+
     def take_loss(self) -> float:
         """Return the mean training loss since it was last asked for."""
         losses, self._losses = self._losses, []
@@ -203,18 +220,77 @@ def isolated(threads: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def train_uninterrupted(setup: Setup, seed: int, *, on_step: OnStep | None = None) -> TrainingResult:
+class Unfinished:
+    """A training as it was just before one of its saves, for a later start to go on from.
+
+    Parameters
+    ----------
+    path
+        The file that holds it; None: nothing is kept, and each start begins at the first step.
+    every
+        Seconds of training between two keeps.
+    """
+
+    def __init__(self, path: Path | None = None, every: float = _KEPT_EVERY) -> None:
+        self._path, self._every = path, every
+        self._kept = time.monotonic()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is something to go on from."""
+        return self.load() is not None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next save should be kept."""
+        return self._path is not None and time.monotonic() - self._kept >= self._every
+
+    def keep(self, state: Mapping[str, Any]) -> None:
+        """Put a training in the place of the one that is kept."""
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_path(self._path)
+        with new_file(temporary) as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)
+        self._kept = time.monotonic()
+
+    def load(self) -> dict[str, Any] | None:
+        """Return what is kept; None where nothing is, or nothing that can be read."""
+        if self._path is None or not self._path.is_file():
+            return None
+        try:
+            state = torch.load(self._path, weights_only=True)
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError):
+            return None
+        return state if isinstance(state, dict) else None
+
+    def forget(self) -> None:
+        """Remove it: the training has ended."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def train_uninterrupted(
+    setup: Setup, seed: int, *, unfinished: Unfinished | None = None, on_step: OnStep | None = None
+) -> TrainingResult:
     """Train from the first step to the last, evaluating where the other training is saved."""
-    return _train(setup, Training(setup, seed, seed), None, on_step)
+    return _train(setup, Training(setup, seed, seed), None, unfinished or Unfinished(), on_step)
 
 
-def train_perturbed(setup: Setup, seed: int, *, on_step: OnStep | None = None) -> TrainingResult:
+def train_perturbed(
+    setup: Setup, seed: int, *, unfinished: Unfinished | None = None, on_step: OnStep | None = None
+) -> TrainingResult:
     """Train without an archive, every weight moved by its last bit where the other training is restored.
 
     Where training is chaotic, no restore can end nearer to the uninterrupted training than this does, unless
     it is exact.
     """
-    return _train(setup, Training(setup, seed, seed), _Perturbed(setup.schedule.restored_at), on_step)
+    perturbed = _Perturbed(setup.schedule.restored_at)
+    return _train(setup, Training(setup, seed, seed), perturbed, unfinished or Unfinished(), on_step)
 
 
 def train_restored(
@@ -225,6 +301,7 @@ def train_restored(
     *,
     bounds: Bounds | None = None,
     writer: StepWriter | None = None,
+    unfinished: Unfinished | None = None,
     on_step: OnStep | None = None,
 ) -> TrainingResult:
     """Train with failures: after each, a new model and optimizer are restored from the archive.
@@ -234,7 +311,8 @@ def train_restored(
     setup, seed
         What is trained.
     archive
-        Where the saver saves; what an unfinished training left there is removed.
+        Where the saver saves; what an earlier training left there is removed, but for what `unfinished` goes
+        on with.
     chain
         How frames are written.
     bounds
@@ -242,6 +320,9 @@ def train_restored(
         keeps them, with the task itself as the evaluator. By default all saves are written as `chain` says.
     writer
         Without bounds, what decides how each save is written.
+    unfinished
+        Where the training is kept while it goes on. With bounds or a writer it is not: what these have learnt
+        of earlier saves is in memory alone.
 
     Notes
     -----
@@ -255,12 +336,15 @@ def train_restored(
             evaluator = task_evaluator(setup.task, setup.device)
             follows = bounds.max_restore_cost is not None
             checked = stack.enter_context(CheckedWriter(base, evaluator, bounds, follows=follows))
-        _remove_archive(archive)
+        if unfinished is None or checked is not None or writer is not None:
+            unfinished = Unfinished()
+        if not unfinished.is_kept:
+            _remove_archive(archive)
         archive.parent.mkdir(parents=True, exist_ok=True)
         training = Training(setup, seed, seed)
         failing = _Failing(setup, archive, chain, checked or writer, training)
         try:
-            result = _train(setup, training, failing, on_step)
+            result = _train(setup, training, failing, unfinished, on_step)
             failing.saver.close()
         except BaseException:
             with contextlib.suppress(InshrinkError):
@@ -278,16 +362,35 @@ def train_restored(
 
 
 def _train(
-    setup: Setup, training: Training, failing: _Interruption | None, on_step: OnStep | None
+    setup: Setup,
+    training: Training,
+    failing: _Interruption | None,
+    unfinished: Unfinished,
+    on_step: OnStep | None,
 ) -> TrainingResult:
     """Train from the first step to the last, and evaluate at every save."""
     begun = time.perf_counter()
-    metrics, losses, at = [], [], 0
+    metrics: list[float] = []
+    losses: list[float] = []
+    at = 0
+    if (kept := unfinished.load()) is not None:
+        at, metrics, losses = kept["step"], kept["metrics"], kept["losses"]
+        begun -= kept["seconds"]
+        training.set_state(kept["state"])
+        if failing is not None:
+            failing.waited = kept["waited"]
     for step in setup.schedule.saved_at:
-        record = None if failing is None else failing.record
-        training.advance(range(at + 1, step + 1), record, on_step)
-        metrics.append(setup.task.evaluate(training.model))
-        losses.append(training.take_loss())
+        if step < at:
+            continue
+        if step > at:
+            record = None if failing is None else failing.record
+            training.advance(range(at + 1, step + 1), record, on_step)
+            metrics.append(setup.task.evaluate(training.model))
+            losses.append(training.take_loss())
+            if unfinished.is_due:
+                seconds, waited = time.perf_counter() - begun, 0.0 if failing is None else failing.waited
+                so_far = {"step": step, "metrics": metrics, "losses": losses}
+                unfinished.keep({**so_far, "seconds": seconds, "waited": waited, "state": training.state()})
         if failing is not None:
             training = failing.save(training, step)
         at = step
@@ -353,6 +456,9 @@ class _Failing:
         self._chain = chain
         self.waited = 0.0
         self.saver = open_saver(archive, training, chain, writer)
+        self.saver.flush()
+        self._last_saved = self.saver.last_step or 0
+        """What an earlier start saved after it was kept, and this one trains again, is not saved again."""
 
     def record(self) -> None:
         """Let the saver look at the gradients of a step."""
@@ -361,9 +467,10 @@ class _Failing:
     def save(self, training: Training, step: int) -> Training:
         """Save, and return what training goes on with: after a failure, what came out of the archive."""
         device = self._setup.device
-        asked = time.perf_counter()
-        self.saver.save(step, _generator_states(device))
-        self.waited += time.perf_counter() - asked
+        if step > self._last_saved:
+            asked = time.perf_counter()
+            self.saver.save(step, _generator_states(device))
+            self.waited += time.perf_counter() - asked
         if step not in self._setup.schedule.restored_at:
             return training
         self.saver.close()
@@ -371,6 +478,10 @@ class _Failing:
         self.saver = open_saver(self._archive, restored, self._chain, self._writer)
         self.saver.restore(step)
         _set_generator_states(self.saver.extra, device)
+        if step < self._last_saved:
+            # Its next save follows those that are there, not the step restored.
+            self.saver.close()
+            self.saver = open_saver(self._archive, restored, self._chain, self._writer)
         return restored
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from inshrink_core.chain import ChainConfig
-    from inshrink_core.lab.failing import Setup
+    from inshrink_core.lab.failing import Setup, Unfinished
     from inshrink_core.lab.losing import PartialRehearsal
 
 __all__ = [
@@ -83,7 +83,8 @@ class Rehearse(Writing, Bounding, OnEngine, Executing, Request["Rehearsal | Part
     output
         Where finished trainings are stored: shared by all codecs.
     scale
-        large: train the task's model for a GPU. Its results are another task's, NAME@large.
+        Train a larger model of the task: medium, half an hour on one core, or large, for a GPU
+        (docs/rehearsal.md says which tasks have them). Its results are another task's, NAME@large.
     restores
         Evenly spaced failures of each training; by default the task's.
     seeds
@@ -120,8 +121,10 @@ class Rehearse(Writing, Bounding, OnEngine, Executing, Request["Rehearsal | Part
 
     Notes
     -----
-    The same call goes on where it stopped. From the first pair of trainings of a shipped task on, the folder
-    ``reports`` in `output` has the document of what the pairs say so far, a file for each way of storing.
+    The same call goes on where it stopped: after the trainings that are finished, and, without bounds, within
+    one from a save of at most some minutes ago, to the same bits. From the first pair of trainings of a
+    shipped task on, the folder ``reports`` in `output` has the document of what the pairs say so far, a file
+    for each way of storing.
     With bounds each save is written with the smallest frame found that keeps them, with the task itself as
     the evaluator, or exactly if no smaller one does. A lossless restore is at exactly zero on the CPU, where
     the same operations give the same bits.
@@ -153,7 +156,7 @@ class Rehearse(Writing, Bounding, OnEngine, Executing, Request["Rehearsal | Part
     task: Annotated[str, Option(metavar="TASK")]
     output: Annotated[PathLike, Option(("--output", "-o"), metavar="DIR")] = "rehearsal"
     _: KW_ONLY
-    scale: Annotated[str | None, Option(metavar="large")] = None
+    scale: Annotated[str | None, Option(metavar="medium|large")] = None
     restores: Annotated[int | None, Option(least=0)] = None
     seeds: Annotated[int, Option(least=1)] = 3
     saves: Annotated[int | None, Option(least=1)] = None
@@ -169,11 +172,11 @@ class Rehearse(Writing, Bounding, OnEngine, Executing, Request["Rehearsal | Part
     EXAMPLES: ClassVar = (
         "inshrink rehearse char-gpt --codec inshrinkerator --set bins=32 -o rehearsal",
         "inshrink rehearse char-gpt --max-drop 0.01 -o rehearsal",
-        "inshrink rehearse char-gpt --scale large --device cuda -o rehearsal",
+        "inshrink rehearse char-gpt --scale medium --seeds 2 --control -o rehearsal",
         "inshrink rehearse my_task.py:MyTask --codec lossless --restores 4 --seeds 5",
         "inshrink rehearse char-gpt --lose 0.25 --budget 0.125",
     )
-    INTERRUPTED: ClassVar = "finished trainings are kept, and the same command continues"
+    INTERRUPTED: ClassVar = "what is trained is kept, and the same command continues"
     SHOWN: ClassVar = Shown(in_bytes=False)
 
     def perform(self) -> Rehearsal | PartialRehearsal:
@@ -312,7 +315,9 @@ class _Runner:
         return self._kept(
             "uninterrupted",
             self._key(seed),
-            lambda _: train_uninterrupted(self.setup, seed, on_step=on_step),
+            lambda unfinished, _: train_uninterrupted(
+                self.setup, seed, unfinished=unfinished, on_step=on_step
+            ),
         )
 
     def perturbed(self, seed: int) -> TrainingResult:
@@ -323,7 +328,7 @@ class _Runner:
         return self._kept(
             "perturbed",
             self._key(seed) | {_PERTURBED: list(self.setup.schedule.restored_at)},
-            lambda _: train_perturbed(self.setup, seed, on_step=on_step),
+            lambda unfinished, _: train_perturbed(self.setup, seed, unfinished=unfinished, on_step=on_step),
         )
 
     def restored(self, seed: int) -> TrainingResult:
@@ -334,8 +339,14 @@ class _Runner:
         return self._kept(
             "restored",
             self._restored_key(seed),
-            lambda name: train_restored(
-                self.setup, seed, self._archive(name), self.chain, bounds=self.bounds, on_step=on_step
+            lambda unfinished, archive: train_restored(
+                self.setup,
+                seed,
+                archive,
+                self.chain,
+                bounds=self.bounds,
+                unfinished=unfinished,
+                on_step=on_step,
             ),
         )
 
@@ -356,9 +367,6 @@ class _Runner:
             key["bounds"] = _bounds_key(self.bounds)
         return key
 
-    def _archive(self, name: str) -> Path:
-        return self.directory / "archives" / f"{name}.inshrink"
-
     def _key(self, seed: int) -> dict[str, Any]:
         """Return what every training depends on."""
         import torch
@@ -370,16 +378,24 @@ class _Runner:
         )
         return dict(zip(_ALONE, values, strict=True))
 
-    def _kept(self, kind: str, key: dict[str, Any], train: Callable[[str], TrainingResult]) -> TrainingResult:
-        """Return a result that is there already, or make and keep it."""
+    def _kept(
+        self, kind: str, key: dict[str, Any], train: Callable[[Unfinished, Path], TrainingResult]
+    ) -> TrainingResult:
+        """Return a result that is there already, or make and keep it, from where an earlier start came."""
+        from inshrink_core.lab.failing import Unfinished
+
         label = f"{kind}-seed{key['seed']}"
         store = ResultStore(self.directory / _RESULTS, "result", parse_training)
         result = store.load(label, key)
         if result is None:
-            result = train(store.name_of(label, key))
+            name = store.name_of(label, key)
+            archive = self.directory / "archives" / f"{name}.inshrink"
+            unfinished = Unfinished(self.directory / "unfinished" / f"{name}.pt")
+            result = train(unfinished, archive)
             store.keep(label, key, dataclasses.asdict(result))
+            unfinished.forget()
             if not self.keep_archives:
-                shutil.rmtree(self._archive(store.name_of(label, key)), ignore_errors=True)
+                shutil.rmtree(archive, ignore_errors=True)
         self.done += self.setup.schedule.n_steps
         return result
 

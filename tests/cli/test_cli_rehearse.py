@@ -119,5 +119,5 @@ def test_ctrl_c_says_that_finished_trainings_are_kept(cli, task, tmp_path, monke
     monkeypatch.setattr(module._Runner, "restored", interrupt)
     outcome = cli("rehearse", task, "-o", tmp_path / "out", "--seeds", 1)
     assert outcome.code == 130
-    assert "finished trainings are kept" in outcome.err
+    assert "what is trained is kept" in outcome.err
     assert len(list((tmp_path / "out" / "results").iterdir())) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pkgutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import inshrink_core
 from benchmarks import controlled
+from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.errors import InputError
 from inshrink_core.execution.engines import ENGINES, Engine
 from inshrink_core.lab import failing as training
@@ -348,3 +350,70 @@ def test_an_engine_trains_seeds_beside_each_other_with_the_same_results(task, tm
         inshrink_core.rehearse(task, tmp_path / "shared", part="3/3", **options)
     with pytest.raises(InputError, match="--engine does not go with --lose"):
         inshrink_core.rehearse(task, tmp_path / "shared", lose=0.2, engine="processes")
+
+
+class _PowerLossError(Exception):
+    pass
+
+
+def _trained(kind, setup, chain, folder, unfinished, on_step=None):
+    if kind == "restored":
+        archive = folder / "a.inshrink"
+        return training.train_restored(setup, 3, archive, chain, unfinished=unfinished, on_step=on_step)
+    return getattr(training, f"train_{kind}")(setup, 3, unfinished=unfinished, on_step=on_step)
+
+
+@pytest.mark.parametrize("lost", [5, 9, 12])
+@pytest.mark.parametrize("kind", ["uninterrupted", "perturbed", "restored", "restored lossy"])
+def test_a_training_that_is_cut_off_goes_on_from_its_last_save_to_the_same_bits(kind, lost, task, tmp_path):
+    kind, _, lossy = kind.partition(" ")
+    made, _ = find_task(task)
+    setup = training.Setup(task=made, schedule=Schedule.of(made), device="cpu")
+    chain = make_chain_config(tmp_path / "none", "lattice" if lossy else "lossless", None, None, 32, "cpu", 1)
+    with training.isolated(1):
+        whole = _trained(kind, setup, chain, tmp_path / "whole", None)
+        unfinished = training.Unfinished(tmp_path / "unfinished" / "a.pt", every=0)
+
+        def cut_off(step):
+            if step == lost:
+                raise _PowerLossError
+
+        with pytest.raises(_PowerLossError):
+            _trained(kind, setup, chain, tmp_path, unfinished, cut_off)
+        steps = []
+        resumed = _trained(kind, setup, chain, tmp_path, unfinished, steps.append)
+    assert steps[0] == (lost - 1) // 2 * 2 + 1
+    assert replace(resumed, seconds=0, save_seconds=0) == replace(whole, seconds=0, save_seconds=0)
+
+
+@pytest.mark.parametrize("lost", [9, 11])
+def test_saves_after_the_training_was_last_kept_are_not_saved_again(lost, task, tmp_path, monkeypatch):
+    made, _ = find_task(task)
+    setup = training.Setup(task=made, schedule=Schedule.of(made, n_restores=4), device="cpu")
+    chain = make_chain_config(tmp_path / "none", "lattice", None, None, 32, "cpu", 1)
+    unfinished = training.Unfinished(tmp_path / "a.pt", every=0)
+    keep = unfinished.keep
+    monkeypatch.setattr(unfinished, "keep", lambda state: keep(state) if state["step"] <= 4 else None)
+
+    def cut_off(step):
+        if step == lost:
+            raise _PowerLossError
+
+    with training.isolated(1):
+        whole = _trained("restored", setup, chain, tmp_path / "whole", None)
+        with pytest.raises(_PowerLossError):
+            _trained("restored", setup, chain, tmp_path, unfinished, cut_off)
+        assert inshrink_core.open(tmp_path / "a.inshrink").steps[-1] == lost - 1
+        resumed = _trained("restored", setup, chain, tmp_path, unfinished)
+    assert setup.schedule.restored_at == (2, 4, 8, 10)
+    assert replace(resumed, seconds=0, save_seconds=0) == replace(whole, seconds=0, save_seconds=0)
+
+
+def test_a_kept_training_that_cannot_be_read_is_trained_anew(task, tmp_path):
+    made, _ = find_task(task)
+    setup = training.Setup(task=made, schedule=Schedule.of(made), device="cpu")
+    unfinished = training.Unfinished(tmp_path / "a.pt", every=0)
+    (tmp_path / "a.pt").write_bytes(b"PK no torch file")
+    with training.isolated(1):
+        found = training.train_uninterrupted(setup, 1, unfinished=unfinished)
+        assert found.metrics == training.train_uninterrupted(setup, 1).metrics

@@ -71,6 +71,16 @@ def test_the_large_scale_widens_the_same_model(name, monkeypatch):
     assert type(networks[0]) is type(networks[1])
 
 
+def test_the_medium_gpt_has_25_million_parameters():
+    task, identity = find_task("char-gpt", "medium")
+    with torch.device("meta"):
+        network = task.build()
+    assert identity == "char-gpt@medium/1"
+    assert sum(weight.numel() for weight in network.parameters()) > 25e6
+    assert task.batch_size * task.context <= 2048
+    assert task.n_steps >= 1000
+
+
 @pytest.mark.parametrize(
     ("text", "scale", "message"),
     [

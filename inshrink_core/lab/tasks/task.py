@@ -27,6 +27,8 @@ T = TypeVar("T")
 LARGE: Final = "large"
 """The scale for a GPU, and the attribute of a task that has one."""
 
+_SCALES: Final = ("medium", LARGE)
+
 
 @runtime_checkable
 class Task(Protocol):
@@ -53,8 +55,8 @@ class Task(Protocol):
     and restored with the training. Data must come from the generator that `batch` is given, so that a
     step sees the same batch however training came there.
 
-    A task may have an attribute ``large``: the attributes, by name, that are others where it is trained at
-    that scale, on a GPU. The data are the same.
+    A task may have the attributes ``medium`` and ``large``: the attributes, by name, that are others where it
+    is trained at that scale, on a processor for half an hour or on a GPU. The data are the same.
     """
 
     name: str
@@ -112,7 +114,7 @@ def find_task(name: str, scale: str | None = None) -> tuple[Task, str]:
     name
         One of `task_names`, or ``FILE.py:CLASS``. The file is executed.
     scale
-        ``large``: the task with a model for a GPU, under the name ``NAME@large``.
+        ``medium``, ``large``: the task with a larger model, under the name ``NAME@medium`` or ``NAME@large``.
 
     Raises
     ------
@@ -161,11 +163,11 @@ def at_scale(task: Any, scale: str | None) -> Any:
     """
     if scale is None:
         return task
-    changes = getattr(task, LARGE, None) if scale == LARGE else None
+    changes = getattr(task, scale, None) if scale in _SCALES else None
     if not isinstance(changes, Mapping):
         raise InputError(
             f"the task '{task.name}' has no scale '{scale}'",
-            expected=f"'{LARGE}', of a task that states it (docs/rehearsal.md)",
+            expected=f"one of {', '.join(_SCALES)}, of a task that states it (docs/rehearsal.md)",
         )
     unknown = [name for name in changes if not hasattr(task, name)]
     if unknown:
