@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.execution import new_array
-from inshrink_core.ops.cpu.compiled import kernel, part
+from inshrink_core.ops.cpu.compiled import inlined, kernel, part
 from inshrink_core.ops.cpu.wide_rans import LANES, decode_steps, encode_steps, is_wide
 from inshrink_core.ops.rans import (
     BIT_LENGTHS,
@@ -143,7 +143,7 @@ def contexts_of(contexts: Tensor | None) -> tuple[NDArray[np.uint8], np.int64]:
     return (_NO_CONTEXTS, _NONE) if contexts is None else (host(contexts), _EVERY)
 
 
-@kernel
+@inlined
 def count(
     symbols: NDArray[np.uint8],
     contexts: NDArray[np.uint8],
@@ -197,14 +197,14 @@ def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_cont
     return torch.from_numpy(total)
 
 
-@part
+@inlined
 def _find_bases(rows: NDArray[np.int64], row_entries: int, bases: NDArray[np.uint32]) -> None:
     """Find where the table of each possible context begins."""
     for c in range(MAX_CONTEXTS):  # pragma: no cover - compiled
         bases[c] = _U32(rows[c] * row_entries if c < rows.size else 0)
 
 
-@part
+@inlined
 def _fill(
     frequencies: NDArray[np.int64], table: NDArray[np.uint32], entries: NDArray[np.uint32]
 ) -> None:  # pragma: no cover - compiled

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.execution import new_array
-from inshrink_core.ops.cpu.compiled import kernel, part
+from inshrink_core.ops.cpu.compiled import inlined, kernel
 from inshrink_core.ops.cpu.rans import (
     CHUNK,
     COUNTED,
@@ -75,6 +75,7 @@ class _Room(NamedTuple):
     bases: NDArray[np.uint32]
     table: NDArray[np.uint32]
     entries: NDArray[np.uint32]
+    head: NDArray[np.uint8]
 
 
 class _Rooms(threading.local):
@@ -87,6 +88,7 @@ class _Rooms(threading.local):
             np.empty(MAX_CONTEXTS, np.uint32),
             np.empty((n, 4), np.uint32),
             np.empty(n, np.uint32),
+            np.empty(_MOST_TABLES_NBYTES, np.uint8),
         )
         self.reading = np.empty(MAX_CONTEXTS << PRECISION, np.uint32)
 
@@ -94,7 +96,7 @@ class _Rooms(threading.local):
 _rooms = _Rooms()
 
 
-@part
+@inlined
 def _bit_length(value: int) -> int:  # pragma: no cover - compiled
     """Return the bits of a number that is not negative."""
     length = 0
@@ -103,7 +105,7 @@ def _bit_length(value: int) -> int:  # pragma: no cover - compiled
     return length
 
 
-@part
+@inlined
 def _shape(n: int, data_bits: int) -> tuple[int, int]:  # pragma: no cover - compiled
     """Return the logarithms of lanes and block length (`stream_shape`)."""
     budget = max(data_bits // (STATE_BITS * STATE_SHARE), 1)
@@ -113,15 +115,7 @@ def _shape(n: int, data_bits: int) -> tuple[int, int]:  # pragma: no cover - com
     return log2_lanes, min(max(per_block, SHORTEST_BLOCK_LOG2), whole, MAX_BLOCK_LOG2)
 
 
-@part
-def _put(out: NDArray[np.uint8], at: int, value: int) -> int:  # pragma: no cover - compiled
-    """Write 32 bits, the lowest first; return the place after them."""
-    for k in range(STATE_BYTES):
-        out[at + k] = _U8((value >> (8 * k)) & 255)
-    return at + STATE_BYTES
-
-
-@part
+@inlined
 def _get(payload: NDArray[np.uint8], at: int) -> np.int64:  # pragma: no cover - compiled
     """Read 32 bits."""
     value = np.int64(0)
@@ -153,15 +147,15 @@ def _write(
     bases: NDArray[np.uint32],
     table: NDArray[np.uint32],
     entries: NDArray[np.uint32],
+    head: NDArray[np.uint8],
     states: NDArray[np.uint32],
     n_words: NDArray[np.int64],
     words: NDArray[np.uint16],
-    head: NDArray[np.uint8],
-) -> tuple[np.int64, np.int64]:  # pragma: no cover - compiled
-    """Write a stream but for its words into `head`; return its size, and where the words begin.
+) -> tuple[int, int, int]:  # pragma: no cover - compiled
+    """Write what a stream begins with into `head`; return its size, how many blocks follow, and their place.
 
     In the place of the size, 0 where packed bits are smaller, and -1 where not all symbols were counted: the
-    number of those that were comes with it. Lanes and block length are by the rule where they are negative.
+    number of those that were comes last. Lanes and block length are by the rule where they are negative.
     """
     n = symbols.size
     count(symbols, contexts, every, n_contexts, n_symbols, places, tables, counts)
@@ -174,10 +168,10 @@ def _write(
         if total > 0:
             n_used, top = n_used + 1, s
     if n_counted != n:
-        return np.int64(-1), n_counted
+        return -1, 0, n_counted
     if n_used == 1:
         head[0], head[1] = CONSTANT, top
-        return np.int64(2), np.int64(words.size)
+        return 2, 0, words.size
     # Symbols beyond the last one that occurs have no place in any table.
     size = top + 1
     for c in range(1, n_contexts):
@@ -200,7 +194,7 @@ def _write(
     )
     stored = (n * _bit_length(n_symbols - 1) + 7) // 8
     if cost >= (8 * stored - n_bits) << COST_BITS:
-        return np.int64(0), np.int64(0)
+        return 0, 0, 0
     if log2_lanes < 0:
         log2_lanes, log2_block = _shape(n, cost >> COST_BITS)
     chosen, used = frequencies[: n_tables * size].reshape(n_tables, size), rows[:n_contexts]
@@ -216,13 +210,7 @@ def _write(
     begin = encode_blocks(
         symbols, contexts, every, used, chosen, bases, table, entries, lanes, words, n_words, 1 << log2_block
     )
-    # The last block has what remains of the words.
-    for block in range(n_blocks - 1):
-        end = _put(head, end, n_words[block])
-    for k in range(n_blocks << log2_lanes):
-        end = _put(head, end, np.int64(states[k]))
-    is_smaller = end + WORD_BYTES * (n - begin) <= stored
-    return np.int64(end if is_smaller else 0), begin
+    return end, n_blocks, begin
 
 
 def write_stream(
@@ -241,8 +229,8 @@ def write_stream(
     n_blocks = -(-n >> (SHORTEST_BLOCK_LOG2 if shape is None else log2_block))
     n_states = n_blocks << (WARP_LOG2 if shape is None else log2_lanes)
     room, words = _rooms.writing, new_array(n, np.uint16)
-    head = np.empty(_MOST_TABLES_NBYTES + STATE_BYTES * (n_blocks + n_states), np.uint8)
-    size, begin = _write(
+    states, n_words = np.empty(n_states, np.uint32), np.empty(n_blocks, np.int64)
+    size, n_blocks, begin = _write(
         values,
         *contexts_of(contexts),
         n_symbols,
@@ -253,14 +241,21 @@ def write_stream(
         COSTS,
         *room.chosen,
         *room[1:],
-        np.empty(n_states, np.uint32),
-        np.empty(n_blocks, np.int64),
+        states,
+        n_words,
         words,
-        head,
     )
     if size < 0:
         reference.check_counted(n, begin, n_symbols, n_contexts)
-    return b"".join((head[:size].data, words[begin:].astype("<u2", copy=False).data)) if size > 0 else b""
+    if size <= 0:
+        return b""
+    # The last block has what remains of the words.
+    parts = [room.head[:size].data]
+    if n_blocks:
+        lanes = states[: n_blocks << int(room.head[1] & 15)]
+        parts += [n_words[: n_blocks - 1].astype("<u4").data, lanes.data, words[begin:].data]
+    stream = b"".join(parts)
+    return stream if len(stream) <= reference.stored_bytes(n, n_symbols) or not n_blocks else b""
 
 
 @kernel

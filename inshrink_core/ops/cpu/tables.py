@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from inshrink_core.ops.cpu.compiled import brief, part
+from inshrink_core.ops.cpu.compiled import brief, inlined, part
 from inshrink_core.ops.rans import BIT_LENGTHS, PRECISION
 
 _SIZE = 1 << PRECISION
@@ -177,7 +177,7 @@ def read_tables(
     return rows, frequencies, int(read_kernel(packed, n_bits, precision, rows, frequencies))
 
 
-@brief
+@inlined
 def choose_kernel(
     n_contexts: int,
     n_symbols: int,
@@ -249,7 +249,7 @@ def choose_kernel(
     return best_tables, best_precision, best_cost, best_bits
 
 
-@brief
+@inlined
 def write_kernel(
     rows: NDArray[np.int64], frequencies: NDArray[np.int64], precision: int, packed: NDArray[np.uint8]
 ) -> None:
@@ -391,7 +391,7 @@ def pool_kernel(merged: NDArray[np.int64], leaders: NDArray[np.int64], bits: NDA
             bits[c, best_i] = -1.0
 
 
-@brief
+@inlined
 def read_kernel(
     packed: NDArray[np.uint8],
     n_bits: int,
