@@ -168,7 +168,7 @@ def _write(
         if total > 0:
             n_used, top = n_used + 1, s
     if n_counted != n:
-        return -1, 0, n_counted
+        return -1, 0, int(n_counted)
     if n_used == 1:
         head[0], head[1] = CONSTANT, top
         return 2, 0, words.size
