@@ -27,10 +27,11 @@ from benchmarks.runs import open_run
 from inshrink_core.chain.sizes import archive_size
 from inshrink_core.codecs.lattice import block as lattice_block
 from inshrink_core.coding import rans
+from inshrink_core.ops.reference.streams import parse_stream
+from inshrink_core.ops.streams import WORD_BYTES
 
 RUNS = ("digits-cnn", "cnn-adamw", "cnn-sgd", "fine-tune", "char-gpt")
 COARSENESS = (2.5, 4.0)
-WORD_BYTES = 2
 BLOCK_HEAD_BYTES = 16
 """At most, of a lattice block: kind, exponent or shift, step, lengths of sections, alphabet, coder's mode."""
 
@@ -45,12 +46,12 @@ class SideBytes:
 @contextmanager
 def listening() -> Iterator[SideBytes]:
     """Count what the parsers of rANS streams and of scale classes read, while it lasts."""
-    found, parse_stream, parse_scales = SideBytes(), rans.parse_stream, lattice_block.parse_scales
+    found, read_stream, parse_scales = SideBytes(), rans.read_stream, lattice_block.parse_scales
 
-    def stream(payload: Any, *rest: Any) -> Any:
-        parsed = parse_stream(payload, *rest)
-        found.tables_nbytes += len(payload) - WORD_BYTES * parsed.blocks.words.numel()
-        return parsed
+    def stream(coded: Any, contexts: Any) -> Any:
+        words = parse_stream(coded).blocks.words
+        found.tables_nbytes += len(coded.payload) - WORD_BYTES * words.numel()
+        return read_stream(coded, contexts)
 
     def scales(section: Any, *rest: Any) -> Any:
         before = found.tables_nbytes
@@ -58,7 +59,7 @@ def listening() -> Iterator[SideBytes]:
         found.tables_nbytes = before + len(section)
         return contexts
 
-    with _replaced(rans, "parse_stream", stream), _replaced(lattice_block, "parse_scales", scales):
+    with _replaced(rans, "read_stream", stream), _replaced(lattice_block, "parse_scales", scales):
         yield found
 
 

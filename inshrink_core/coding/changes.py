@@ -161,7 +161,7 @@ def encode_changes(earlier: Tensor, history: Tensor | None, plan: ChangePlan) ->
         contexts,
         N_TOKENS[earlier.element_size()],
         plan.n_tables,
-        rows=np.arange(plan.n_tables),
+        apart=True,
     )
     return b"".join((head, tokens))
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from inshrink_core.coding import tables
 from inshrink_core.lab.published import adaptive
+from inshrink_core.ops.cpu import tables
 
 _KERNELS = {
-    tables: ("fit_kernel", "pool_kernel", "read_kernel"),
+    tables: ("choose_kernel", "fit_kernel", "pool_kernel", "read_kernel", "write_kernel", "_bit", "_put"),
     adaptive: ("encode_kernel", "decode_kernel"),
 }
 

@@ -12,13 +12,13 @@ from inshrink_core.coding.rans import (
     decode_rans,
     encode_rans,
     estimate_bits_of_counts,
-    stream_shape,
     worst_case_rans_bytes,
 )
-from inshrink_core.coding.tables import read_tables
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.ops import Backend, force_backend
+from inshrink_core.ops.cpu.tables import read_tables
 from inshrink_core.ops.rans import rans_counts
+from inshrink_core.ops.streams import stream_shape
 from tests.coding.plain import plain_kernels
 
 RNG = np.random.default_rng
@@ -46,8 +46,8 @@ def entropy_bits(symbols: torch.Tensor, contexts: torch.Tensor | None) -> float:
     return float(-(counts * np.log2(np.maximum(counts, 1) / totals)).sum())
 
 
-def round_trip(symbols, contexts, n_symbols, n_contexts, **shape) -> bytes:
-    payload = encode_rans(symbols, contexts, n_symbols, n_contexts, **shape)
+def round_trip(symbols, contexts, n_symbols, n_contexts, **options) -> bytes:
+    payload = encode_rans(symbols, contexts, n_symbols, n_contexts, **options)
     assert len(payload) <= worst_case_rans_bytes(symbols.numel(), n_symbols)
     decoded = decode_rans(payload, symbols.numel(), n_symbols, contexts, n_contexts)
     assert decoded.dtype == torch.uint8
@@ -123,7 +123,7 @@ def test_symbols_come_back_within_the_stated_size(n, n_symbols, n_contexts):
 @pytest.mark.parametrize("n", [300, 4096, 5001])
 def test_any_number_of_lanes_and_blocks_comes_back(n, lanes):
     symbols, contexts = laplacian(n, 256, 5, 0.3)
-    round_trip(symbols, contexts, 256, 5, lanes=lanes, block_length=max(lanes, 256))
+    round_trip(symbols, contexts, 256, 5, shape=(lanes, max(lanes, 256)))
 
 
 def test_all_symbols_of_the_alphabet_and_rare_ones_come_back():
@@ -199,7 +199,7 @@ def payloads() -> list[tuple[bytes, torch.Tensor, torch.Tensor | None, int, int]
     several, contexts = laplacian(700, 40, 6, 0.8)
     single, _ = laplacian(400, 16, 1, 0.5)
     return [
-        (encode_rans(several, contexts, 40, 6, lanes=4, block_length=256), several, contexts, 40, 6),
+        (encode_rans(several, contexts, 40, 6, shape=(4, 256)), several, contexts, 40, 6),
         (encode_rans(single, None, 16, 1), single, None, 16, 1),
         (encode_rans(bytes_of([2, 1, 0, 4]), None, 5, 1), bytes_of([2, 1, 0, 4]), None, 5, 1),
         (encode_rans(bytes_of([2] * 9), None, 5, 1), bytes_of([2] * 9), None, 5, 1),
@@ -267,7 +267,7 @@ def test_a_payload_without_symbols_is_empty():
 
 
 def test_tables_of_no_bytes_are_refused_whatever_memory_held_before():
-    # numpy unpacks no bytes to whatever lies in memory: no bits, but places beyond a kernel's tables.
+    # Bits beyond the last byte are zeros, not what lies behind it in memory.
     with plain_kernels():
         for value in range(2, 200):
             held = np.full(32, value, np.uint8)

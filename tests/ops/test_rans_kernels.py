@@ -12,15 +12,10 @@ import pytest
 import torch
 
 from inshrink_core.coding.rans import decode_rans, encode_rans
-from inshrink_core.coding.tables import (
-    choose_tables,
-    normalize_counts,
-    pool_contexts,
-    read_tables,
-    write_tables,
-)
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops import Backend, force_backend
+from inshrink_core.ops.cpu import tables
+from inshrink_core.ops.cpu.tables import COSTS, choose_tables, pool_contexts, read_tables
 from inshrink_core.ops.cpu.wide_rans import is_wide
 from inshrink_core.ops.rans import (
     INITIAL_STATE,
@@ -59,6 +54,20 @@ def drawn(n: int, n_symbols: int, n_contexts: int, seed: int = 0) -> tuple[torch
     return torch.from_numpy(symbols), None if n_contexts == 1 else torch.from_numpy(contexts)
 
 
+def normalize_counts(counts: np.ndarray, precision: int) -> np.ndarray:
+    """Frequencies of rows of counts, each summing to ``2**precision``."""
+    frequencies = np.empty(counts.shape, np.int64)
+    tables.fit_kernel(counts, precision, COSTS, frequencies)
+    return frequencies
+
+
+def written(rows: np.ndarray, frequencies: np.ndarray, precision: int) -> np.ndarray:
+    """Bytes of table numbers and tables, and ones behind them."""
+    packed = np.zeros(4 * frequencies.size + 99, np.uint8)
+    tables.write_kernel(rows, frequencies, precision, packed)
+    return packed
+
+
 def model_of(
     symbols: torch.Tensor, contexts: torch.Tensor | None, n_symbols: int, n_contexts: int
 ) -> RansModel:
@@ -74,7 +83,11 @@ def same_on(backend: Backend, device: str = "cpu", shapes=SHAPES) -> None:
         expected = rans_encode(symbols, contexts, model, lanes, block_length)
         there = symbols.to(device)
         contexts_there = None if contexts is None else contexts.to(device)
+        payloads = [encode_rans(symbols, contexts, 40, n_contexts, apart=apart) for apart in (False, True)]
         with force_backend(backend):
+            for payload, apart in zip(payloads, (False, True), strict=True):
+                assert encode_rans(there, contexts_there, 40, n_contexts, apart=apart) == payload
+                assert torch.equal(decode_rans(payload, n, 40, contexts_there, n_contexts), there)
             counts = rans_counts(there, contexts_there, 40, n_contexts)
             found = rans_encode(there, contexts_there, model, lanes, block_length)
             decoded, intact = rans_decode(found, contexts_there, model, n, block_length)
@@ -199,19 +212,17 @@ def test_table_kernels_agree_and_invert_each_other():
             frequencies = normalize_counts(counts, precision)
             assert (frequencies.sum(1) == 1 << precision).all()
             assert ((frequencies > 0) == (counts > 0))[[0, 1, 3, 4, 5]].all()
-            bits = write_tables(frequencies, precision)
-            numbers = np.unpackbits(np.arange(6, dtype=np.uint8)[:, None], axis=1, bitorder="little")[:, :3]
-            stored = np.concatenate((numbers.ravel(), bits, np.ones(9, np.uint8)))
-            packed = np.packbits(stored, bitorder="little")
-            numbered, again, n_bits = read_tables(packed, stored.size, (6, 6, n_symbols), precision)
-            assert n_bits == stored.size - 9
+            packed = written(np.arange(6), frequencies, precision)
+            numbered, again, n_bits = read_tables(packed, 8 * packed.size, (6, 6, n_symbols), precision)
+            assert n_bits > 0
+            assert not packed[(n_bits + 7) // 8 :].any()
             assert numbered.tolist() == [0, 1, 2, 3, 4, 5]
             assert np.array_equal(again, frequencies)
             rows, _ = pool_contexts(counts)
             with plain_kernels():
                 assert np.array_equal(normalize_counts(counts, precision), frequencies)
-                assert np.array_equal(write_tables(frequencies, precision), bits)
-                same = read_tables(packed, stored.size, (6, 6, n_symbols), precision)
+                assert np.array_equal(written(np.arange(6), frequencies, precision), packed)
+                same = read_tables(packed, 8 * packed.size, (6, 6, n_symbols), precision)
                 assert np.array_equal(same[1], again)
                 assert np.array_equal(pool_contexts(counts)[0], rows)
 
@@ -221,17 +232,16 @@ def test_compiled_and_plain_kernels_choose_the_same_tables_and_their_bits_can_be
     for n_symbols, scale in ((1, 1e3), (3, 30), (16, 1e3), (100, 1e5)):
         counts = (rng.random((6, n_symbols)) ** 6 * scale).astype(np.int64)
         counts[0, 0] += 1
-        chosen = choose_tables(counts, pool_contexts(counts)[0], (12, 10, 8, 7))
+        chosen = choose_tables(counts, np.array([12, 10, 8, 7]))
         with plain_kernels():
-            again = choose_tables(counts, pool_contexts(counts)[0], (12, 10, 8, 7))
+            again = choose_tables(counts, np.array([12, 10, 8, 7]))
         for mine, theirs in zip(chosen, again, strict=True):
             assert np.array_equal(mine, theirs)
         shape = (6, chosen.frequencies.shape[0], n_symbols)
-        packed = np.packbits(chosen.bits, bitorder="little")
-        rows, frequencies, n_bits = read_tables(packed, chosen.bits.size, shape, chosen.precision)
+        rows, frequencies, n_bits = read_tables(chosen.packed, chosen.n_bits, shape, chosen.precision)
         assert np.array_equal(rows, chosen.rows)
         assert np.array_equal(frequencies, chosen.frequencies)
-        assert n_bits == chosen.bits.size
+        assert n_bits == chosen.n_bits
         assert len({4096 >> 12 - chosen.precision, *frequencies.sum(1).tolist()}) == 1
 
 
@@ -239,9 +249,9 @@ def test_the_chosen_tables_cost_least():
     # A table takes 60 bits or so; 20 symbols of one bit are not worth one for each context, and coarse
     # tables are enough for them. 100 times as many are.
     few, many = (scale * np.array([[9, 1], [1, 9]]) for scale in (1, 1000))
-    assert choose_tables(few, np.array([0, 1]), (12, 6)).rows.tolist() == [0, 0]
-    assert choose_tables(few, np.array([0, 1]), (12, 6)).precision == 6
-    chosen = choose_tables(many, np.array([0, 1]), (12, 6))
+    assert choose_tables(few, np.array([12, 6])).rows.tolist() == [0, 0]
+    assert choose_tables(few, np.array([12, 6])).precision == 6
+    chosen = choose_tables(many, np.array([12, 6]))
     assert chosen.rows.tolist() == [0, 1]
     entropy = 20000 * -(0.9 * np.log2(0.9) + 0.1 * np.log2(0.1))
     assert entropy <= chosen.data_bits < 1.001 * entropy

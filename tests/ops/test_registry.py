@@ -12,7 +12,18 @@ from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.planes import Transform, split_planes
 from inshrink_core.ops.registry import OPS, implementation, op
 
-FAMILIES = ("distance", "lattice", "moments", "planes", "quantize", "rans", "sample", "shaping", "symbols")
+FAMILIES = (
+    "distance",
+    "lattice",
+    "moments",
+    "planes",
+    "quantize",
+    "rans",
+    "sample",
+    "shaping",
+    "streams",
+    "symbols",
+)
 ON_GPU = {
     *(
         "round_to_lattice",

@@ -31,3 +31,6 @@ waiting for it again takes longer than most of its calls."""
 
 part = _njit(**_OPTIONS, no_cpython_wrapper=True, no_rewrites=True)
 """Decorates a function that kernels call."""
+
+inlined = _njit(**_OPTIONS, inline="always")
+"""Decorates a function that one kernel calls at one place."""

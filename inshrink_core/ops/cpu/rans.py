@@ -5,7 +5,6 @@ Whole steps of 16 or 32 lanes go to `wide_rans` where the processor can, all oth
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.execution import new_array
-from inshrink_core.ops.cpu.compiled import brief, kernel, part
+from inshrink_core.ops.cpu.compiled import inlined, kernel, part
 from inshrink_core.ops.cpu.wide_rans import LANES, decode_steps, encode_steps, is_wide
 from inshrink_core.ops.rans import (
     BIT_LENGTHS,
@@ -33,20 +32,18 @@ _CONTEXT_BITS = np.uint8(CONTEXT_MASK)
 _N_BYTES = 256
 """Symbols are bytes: what has an entry for each of them needs no bound on its index."""
 
-_COUNTED = 1 << 31
+COUNTED = 1 << 31
 """Symbols that 32-bit counters take without overflow."""
 
-_CHUNK = 2048
+CHUNK = 2048
 """Symbols counted at a time: their places are found in vectors before."""
 
-_TABLES = 4
+N_TABLES = 4
 
 _EVERY, _NONE = np.int64(-1), np.int64(0)
-_NO_CONTEXTS = np.zeros(max(2 * LANES, _CHUNK), np.uint8)
+_NO_CONTEXTS = np.zeros(max(2 * LANES, CHUNK), np.uint8)
 """Contexts where there are none: read again and again, because a kernel without them would have to be
 compiled, too."""
-
-_NO_TABLE, _NO_ENTRIES = np.zeros((0, 4), np.uint32), np.zeros(0, np.uint32)
 
 _WIDE = is_wide()
 _encode_one, _encode_two = encode_steps
@@ -133,7 +130,7 @@ def decode_lanes(
     return np.int64(at)
 
 
-def _host(tensor: Tensor) -> NDArray[Any]:
+def host(tensor: Tensor) -> NDArray[Any]:
     """Return values where the kernels can read them."""
     if not (tensor.is_cpu and tensor.is_contiguous()):
         tensor = tensor.cpu().contiguous()
@@ -141,104 +138,108 @@ def _host(tensor: Tensor) -> NDArray[Any]:
     return values
 
 
-@lru_cache(maxsize=64)
-def _turns(size: int) -> NDArray[np.uint16]:
-    """Return by how many places the table that counts each symbol of a chunk is from the first."""
-    turns: NDArray[np.uint16] = np.arange(_CHUNK, dtype=np.uint16) % np.uint16(_TABLES) * np.uint16(size)
-    return turns
-
-
-def _contexts_of(contexts: Tensor | None) -> tuple[NDArray[np.uint8], np.int64]:
+def contexts_of(contexts: Tensor | None) -> tuple[NDArray[np.uint8], np.int64]:
     """Contexts, and the mask for places in them."""
-    return (_NO_CONTEXTS, _NONE) if contexts is None else (_host(contexts), _EVERY)
+    return (_NO_CONTEXTS, _NONE) if contexts is None else (host(contexts), _EVERY)
 
 
-def _bases(model: RansModel, row_entries: int) -> NDArray[np.uint32]:
-    """Where the table of each possible context begins."""
-    bases = np.zeros(MAX_CONTEXTS, np.uint32)
-    bases[: model.rows.size] = model.rows * row_entries
-    return bases
-
-
-@kernel
-def _count(
+@inlined
+def count(
     symbols: NDArray[np.uint8],
     contexts: NDArray[np.uint8],
     every: np.int64,
-    row: np.uint16,
-    turn: NDArray[np.uint16],
+    n_contexts: int,
+    n_symbols: int,
     places: NDArray[np.uint16],
-    counts: NDArray[np.uint32],
+    tables: NDArray[np.uint32],
+    counts: NDArray[np.int64],
 ) -> None:  # pragma: no cover - compiled
-    """Count into places of rows; a row's last place is for what is out of range."""
-    top = _U8(row - _U16(1))
-    for begin in range(0, symbols.size, _CHUNK):
-        part = symbols[begin : begin + _CHUNK]
+    """Count fewer than 2**31 pairs; those out of range are not counted.
+
+    Four tables in turn, because a counter that is incremented twice in a row waits for its own store. Their
+    last places are for what is out of range, and rows as short as they can be stay in the first-level cache.
+    """
+    row = min(n_symbols + 1, _N_BYTES)
+    size = (n_contexts + 1) * row
+    used = tables[: N_TABLES * size]
+    used[:] = _U32(0)
+    top, last, wide, apart = _U8(row - 1), _U8(n_contexts), _U16(row), _U16(size)
+    for begin in range(0, symbols.size, CHUNK):
+        part = symbols[begin : begin + CHUNK]
         known = contexts[begin & every :]
         for i in range(part.size):
-            place = _U16(_U16(known[i] & _CONTEXT_BITS) * row)
-            places[i] = _U16(_U16(place + _U16(part[i] if part[i] < top else top)) + turn[i])
+            context, symbol = _U8(known[i] & _CONTEXT_BITS), part[i]
+            place = _U16(_U16(context if context < last else last) * wide)
+            place = _U16(place + _U16(symbol if symbol < top else top))
+            places[i] = _U16(place + _U16(_U16(i & (N_TABLES - 1)) * apart))
         for i in range(part.size):
-            counts[places[i]] += _U32(1)
+            used[places[i]] += _U32(1)
+    for c in range(n_contexts):
+        for s in range(n_symbols):
+            total = np.int64(0)
+            for k in range(N_TABLES):
+                total += np.int64(used[k * size + c * row + s])
+            counts[c * n_symbols + s] = total
 
 
 def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_contexts: int) -> Tensor:
     """See `inshrink_core.ops.rans.rans_counts`."""
-    values = _host(symbols)
-    context_values, every = _contexts_of(contexts)
-    # Rows as short as they can be stay in the first-level cache. Four tables in turn, because a counter
-    # that is incremented twice in a row waits for its own store.
-    row = min(n_symbols + 1, _N_BYTES)
-    n_rows = MAX_CONTEXTS if every else 1
-    total = np.zeros((n_contexts, n_symbols), np.int64)
-    turns, places = _turns(n_rows * row), np.empty(_CHUNK, np.uint16)
-    n_counted = min(n_rows, n_contexts)
-    for begin in range(0, values.size, _COUNTED):
-        span = slice(begin, begin + _COUNTED)
-        counts = np.zeros((_TABLES, n_rows, row), np.uint32)
-        known = context_values[span] if every else context_values
-        _count(values[span], known, every, np.uint16(row), turns, places, counts.reshape(-1))
-        total[:n_counted] += counts[:, :n_counted, :n_symbols].sum(0, dtype=np.int64)
+    values = host(symbols)
+    known, every = contexts_of(contexts)
+    n_rows = min(n_contexts, MAX_CONTEXTS)
+    total, found = np.zeros((n_contexts, n_symbols), np.int64), np.empty(n_rows * n_symbols, np.int64)
+    tables = np.empty(N_TABLES * (n_rows + 1) * min(n_symbols + 1, _N_BYTES), np.uint32)
+    for begin in range(0, values.size, COUNTED):
+        span = slice(begin, begin + COUNTED)
+        there = known[span] if every else known
+        count(values[span], there, every, n_rows, n_symbols, np.empty(CHUNK, np.uint16), tables, found)
+        total[:n_rows] += found.reshape(n_rows, n_symbols)
     return torch.from_numpy(total)
 
 
-def _wide_entries(frequencies: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Return ``frequency - 1 | start << 12`` of each symbol, for whole steps."""
-    n_tables, n_symbols = frequencies.shape
-    starts = np.cumsum(frequencies, axis=1) - frequencies
-    entries = np.zeros((n_tables, _N_BYTES), np.uint32)
-    entries[:, :n_symbols] = np.maximum(frequencies - 1, 0) | starts << PRECISION
-    return entries.reshape(-1)
+@inlined
+def _find_bases(rows: NDArray[np.int64], row_entries: int, bases: NDArray[np.uint32]) -> None:
+    """Find where the table of each possible context begins."""
+    for c in range(MAX_CONTEXTS):  # pragma: no cover - compiled
+        bases[c] = _U32(rows[c] * row_entries if c < rows.size else 0)
 
 
-def _encode_table(frequencies: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Limit of the state, reciprocal, bias, and shift with complement, of each symbol, for single lanes.
+@inlined
+def _fill(
+    frequencies: NDArray[np.int64], table: NDArray[np.uint32], entries: NDArray[np.uint32]
+) -> None:  # pragma: no cover - compiled
+    """Fill in what coding a symbol takes, each table's after the one before.
 
-    x // f is (x * reciprocal) >> 32 + shift for x < 2**31 (T. Granlund and P. Montgomery, "Division by
-    invariant integers using multiplication", PLDI 1994, section 4). For f = 1 the product gives x - 1,
-    which the bias corrects.
+    For whole steps ``frequency - 1 | start << 12``. For single lanes limit of the state, reciprocal, bias,
+    and shift with complement: x // f is (x * reciprocal) >> 32 + shift for x < 2**31 (T. Granlund and P.
+    Montgomery, "Division by invariant integers using multiplication", PLDI 1994, section 4). For f = 1 the
+    product gives x - 1, which the bias corrects.
     """
-    starts = np.cumsum(frequencies, axis=1) - frequencies
-    f = np.maximum(frequencies, 1)
-    shifts = BIT_LENGTHS[f - 1]
-    single = f == 1
-    columns = (
-        f << (31 - PRECISION),
-        np.where(single, 0xFFFFFFFF, ((1 << (shifts + 31)) + f - 1) // f),
-        starts + single * (_SIZE - 1),
-        np.where(single, _SIZE - 1, (_SIZE - f) | ((shifts - 1) << 16)),
-    )
     n_tables, n_symbols = frequencies.shape
-    table = np.zeros((n_tables, _N_BYTES, len(columns)), np.uint32)
-    table[:, :n_symbols] = np.stack(columns, axis=-1)
-    return table.reshape(-1, len(columns))
+    for row in range(n_tables):
+        start = 0
+        for s in range(n_symbols):
+            f, at = frequencies[row, s], row * n_symbols + s
+            if f == 0:
+                continue
+            entries[at] = _U32((f - 1) | start << PRECISION)
+            table[at, 0] = _U32(f << (31 - PRECISION))
+            if f == 1:
+                table[at, 1], table[at, 2], table[at, 3] = _U32(0xFFFFFFFF), _U32(start + _SIZE - 1), _SLOT
+            else:
+                shift = BIT_LENGTHS[f - 1]
+                table[at, 1], table[at, 2] = _U32(((1 << (shift + 31)) + f - 1) // f), _U32(start)
+                table[at, 3] = _U32((_SIZE - f) | (shift - 1) << 16)
+            start += f
 
 
 @kernel
-def _encode_blocks(
+def encode_blocks(
     symbols: NDArray[np.uint8],
     contexts: NDArray[np.uint8],
     every: np.int64,
+    rows: NDArray[np.int64],
+    frequencies: NDArray[np.int64],
     bases: NDArray[np.uint32],
     table: NDArray[np.uint32],
     entries: NDArray[np.uint32],
@@ -249,12 +250,15 @@ def _encode_blocks(
 ) -> np.int64:  # pragma: no cover - compiled
     """Code all blocks from the last, so that their words meet; return where they begin."""
     n_blocks, lanes = states.shape
+    _find_bases(rows, frequencies.shape[1], bases)
+    _fill(frequencies, table, entries)
     at = np.int64(words.size)
     for block in range(n_blocks - 1, -1, -1):
         begin = block * block_length
         part = symbols[begin : begin + block_length]
         known = contexts[begin : begin + block_length] if every else contexts
         state = states[block]
+        state[:] = _LOWEST
         end, whole = at, 0
         if _WIDE:
             whole = part.size // lanes if lanes == LANES or lanes == 2 * LANES else 0
@@ -272,50 +276,44 @@ def rans_encode(
     symbols: Tensor, contexts: Tensor | None, model: RansModel, lanes: int, block_length: int
 ) -> RansBlocks:
     """See `inshrink_core.ops.rans.rans_encode`."""
-    values = _host(symbols)
-    known, every = _contexts_of(contexts)
-    n_blocks = -(-values.size // block_length)
-    states = np.full((n_blocks, lanes), INITIAL_STATE, np.uint32)
-    words = new_array(values.size, np.uint16)
-    n_words = np.empty(n_blocks, np.int64)
-    wide = _WIDE and lanes in (LANES, 2 * LANES)
-    # Blocks of whole steps only, as those of large tensors mostly are, need no table for single lanes.
-    table = _NO_TABLE if wide and values.size % lanes == 0 else _encode_table(model.frequencies)
-    entries = _wide_entries(model.frequencies) if wide else _NO_ENTRIES
-    bases = _bases(model, _N_BYTES)
-    begin = _encode_blocks(values, known, every, bases, table, entries, states, words, n_words, block_length)
+    values = host(symbols)
+    known, every = contexts_of(contexts)
+    n_blocks, n_entries = -(-values.size // block_length), model.frequencies.size
+    states, bases = np.empty((n_blocks, lanes), np.uint32), np.empty(MAX_CONTEXTS, np.uint32)
+    table, entries = np.empty((n_entries, 4), np.uint32), np.empty(n_entries, np.uint32)
+    words, n_words = new_array(values.size, np.uint16), np.empty(n_blocks, np.int64)
+    tables = (*model, bases, table, entries)
+    begin = encode_blocks(values, known, every, *tables, states, words, n_words, block_length)
     coded = torch.from_numpy(words[begin:].view(np.int16))
     return RansBlocks(coded, torch.from_numpy(n_words), torch.from_numpy(states.view(np.int32)))
 
 
-@brief
-def _decode_table(
-    frequencies: NDArray[np.int64], table: NDArray[np.uint32]
-) -> None:  # pragma: no cover - compiled
-    """As `inshrink_core.ops.rans.decode_table`, flat."""
-    n_tables, n_symbols = frequencies.shape
-    at = 0
-    for row in range(n_tables):
-        for s in range(n_symbols):
-            f = frequencies[row, s]
-            for offset in range(f):
-                table[at + offset] = _U32((f - 1) | (offset << PRECISION) | (s << (2 * PRECISION)))
-            at += f
-
-
 @kernel
-def _decode_blocks(
+def decode_blocks(
     words: NDArray[np.uint16],
     n_words: NDArray[np.int64],
     contexts: NDArray[np.uint8],
     every: np.int64,
+    rows: NDArray[np.int64],
+    frequencies: NDArray[np.int64],
     bases: NDArray[np.uint32],
     table: NDArray[np.uint32],
     states: NDArray[np.uint32],
     out: NDArray[np.uint8],
     block_length: int,
 ) -> bool:  # pragma: no cover - compiled
-    """Decode all blocks; return whether each took its words."""
+    """Decode all blocks; return whether each took its words and ended where an encoder starts.
+
+    `table` becomes what `inshrink_core.ops.rans.decode_table` returns, flat.
+    """
+    _find_bases(rows, _SIZE, bases)
+    at = 0
+    for row in range(frequencies.shape[0]):
+        for s in range(frequencies.shape[1]):
+            f = frequencies[row, s]
+            for offset in range(f):
+                table[at + offset] = _U32((f - 1) | (offset << PRECISION) | (s << (2 * PRECISION)))
+            at += f
     n_blocks, lanes = states.shape
     at = 0
     for block in range(n_blocks):
@@ -336,6 +334,9 @@ def _decode_blocks(
         start, taken = (done >> 32) * lanes, done & 0xFFFFFFFF
         if decode_lanes(own, known, every, bases, table, state, part, start, taken) != own.size:
             return False
+        for lane in range(lanes):
+            if state[lane] != _LOWEST:
+                return False
         at += own.size
     return True
 
@@ -344,23 +345,14 @@ def rans_decode(
     blocks: RansBlocks, contexts: Tensor | None, model: RansModel, n: int, block_length: int
 ) -> tuple[Tensor, bool]:
     """See `inshrink_core.ops.rans.rans_decode`."""
-    words = _host(blocks.words).view(np.uint16)
-    states = _host(blocks.states).view(np.uint32).copy()
-    known, every = _contexts_of(contexts)
-    symbols = torch.from_numpy(new_array(n, np.uint8))
+    words, states = host(blocks.words).view(np.uint16), host(blocks.states).view(np.uint32).copy()
+    known, every = contexts_of(contexts)
+    symbols = new_array(n, np.uint8)
+    bases = np.empty(MAX_CONTEXTS, np.uint32)
     table = np.empty(model.frequencies.shape[0] * _SIZE, np.uint32)
-    _decode_table(model.frequencies, table)
-    whole = _decode_blocks(
-        words,
-        blocks.n_words.numpy(),
-        known,
-        every,
-        _bases(model, _SIZE),
-        table,
-        states,
-        symbols.numpy(),
-        block_length,
-    )
-    if not whole:
-        return symbols.zero_(), False
-    return symbols, bool((states == INITIAL_STATE).all())
+    tables = (*model, bases, table)
+    n_words = blocks.n_words.numpy()
+    intact = decode_blocks(words, n_words, known, every, *tables, states, symbols, block_length)
+    if not intact:
+        symbols[:] = 0
+    return torch.from_numpy(symbols), intact

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from inshrink_core.ops.cpu.compiled import brief
+from inshrink_core.ops.cpu.compiled import brief, inlined, part
 from inshrink_core.ops.rans import BIT_LENGTHS, PRECISION
 
 _SIZE = 1 << PRECISION
@@ -35,16 +35,12 @@ _JUMPS = np.array(
 )
 """Change of length by what its Golomb code says, which is its place in zigzag order and one."""
 
-_READ_AHEAD = 2 * _LONGEST_ZEROS + 1 + PRECISION
-"""Bits that may be read past the end of a stream before that is noticed."""
-
-
 TABLE_BITS = 21
 """Most bits of a frequency: a Golomb code of a change of length by 13 (9) and 12 below the highest."""
 
-_COST_BITS = 16
-_COSTS = np.zeros(_SIZE, np.int64)
-_COSTS[1:] = np.round((PRECISION - np.log2(np.arange(1, _SIZE))) * (1 << _COST_BITS))
+COST_BITS = 16
+COSTS = np.zeros(_SIZE, np.int64)
+COSTS[1:] = np.round((PRECISION - np.log2(np.arange(1, _SIZE))) * (1 << COST_BITS))
 """Bits of a symbol by its frequency, in 65536ths: sums are equal in any order; that of 4096 is at 0."""
 
 
@@ -60,9 +56,6 @@ _CODES, _CODE_LENGTHS = np.array(
 ).T.copy()
 """Codes of changes of length and their lengths; those of negative changes from the end."""
 
-_FIRST = np.arange(32) < np.arange(33)[:, None]
-"""By number, which of 32 bits are the first ones."""
-
 
 class Tables(NamedTuple):
     """What `choose_tables` chose.
@@ -75,8 +68,10 @@ class Tables(NamedTuple):
         Each row sums to ``2**precision``.
     precision
         One of those given.
-    bits : uint8
-        Table numbers of the contexts and the tables, one bit a byte.
+    packed : uint8
+        Table numbers of the contexts and the tables in bits, lowest first.
+    n_bits
+        How many there are.
     data_bits
         Bits of the symbols with these tables.
     """
@@ -84,36 +79,9 @@ class Tables(NamedTuple):
     rows: NDArray[np.int64]
     frequencies: NDArray[np.int64]
     precision: int
-    bits: NDArray[np.uint8]
+    packed: NDArray[np.uint8]
+    n_bits: int
     data_bits: float
-
-
-def normalize_counts(counts: NDArray[np.int64], precision: int) -> NDArray[np.int64]:
-    """Scale each row of counts to sum to ``2**precision``, in integers only.
-
-    A positive count keeps a positive frequency. What rounding down leaves over goes, one by one, where
-    the count per frequency is largest, the lower symbol first.
-
-    Parameters
-    ----------
-    counts : (rows, symbols)
-        Below 2**50; at most ``2**precision`` of a row positive.
-    precision
-        1 to 12.
-
-    Returns
-    -------
-    ndarray of int64, (rows, symbols)
-        A row without counts gives everything to symbol 0. O(symbols**2) a row.
-
-    Examples
-    --------
-    >>> normalize_counts(np.array([[2, 1, 0, 1]]), 12).tolist()
-    [[2048, 1024, 0, 1024]]
-    """
-    frequencies = np.empty(counts.shape, np.int64)
-    fit_kernel(counts, precision, _COSTS, frequencies)
-    return frequencies
 
 
 def pool_contexts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
@@ -144,64 +112,48 @@ def pool_contexts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
     return rows, sum(pair_bits.diagonal()[leads].tolist(), start=0.0)
 
 
-def choose_tables(counts: NDArray[np.int64], rows: NDArray[np.int64], precisions: tuple[int, ...]) -> Tables:
-    """Choose the precision, and the given pooling or one table for all, of least data and tables.
+def choose_tables(counts: NDArray[np.int64], precisions: NDArray[np.int64], *, apart: bool = False) -> Tables:
+    """Choose the precision, and pooled tables or one for all, of least data and tables.
 
     Parameters
     ----------
     counts : (contexts, symbols)
-        How often each symbol occurs in each context, below 2**40 together.
-    rows : (contexts,)
-        Table of each context, of `pool_contexts`.
+        How often each symbol occurs in each context, below 2**40 together, not all 0.
     precisions
-        Logarithms of the sums to try; the first of equal ones is taken. At least one of them leaves
-        every symbol that occurs a frequency.
+        Logarithms of the sums to try; the first of equal ones is taken. At least one of them leaves every
+        symbol that occurs a frequency.
+    apart
+        Whether each context has a table of its own, if not all have one: they are not pooled then.
     """
-    n_used = int(np.count_nonzero(counts.any(0)))
-    poolings = [rows, np.zeros_like(rows)] if rows.any() else [rows]
-    best: tuple[int, int, NDArray[np.int64], NDArray[np.int64], int] | None = None
-    for pooling in poolings:
-        n_tables = int(pooling.max()) + 1
-        members = pooling == np.arange(n_tables)[:, None]
-        pooled = members.astype(np.int64) @ counts
-        number_bits = rows.size * (n_tables - 1).bit_length()
-        for precision in precisions:
-            if n_used > 1 << precision:
-                continue
-            frequencies = np.empty(pooled.shape, np.int64)
-            cost, n_bits = fit_kernel(pooled, precision, _COSTS, frequencies)
-            size = int(cost) + ((number_bits + int(n_bits)) << _COST_BITS)
-            if best is None or size < best[0]:
-                best = size, precision, pooling, frequencies, int(cost)
-    if best is None:
-        raise ValueError("no precision leaves every symbol a frequency")
-    _, precision, chosen, frequencies, cost = best
-    width = (frequencies.shape[0] - 1).bit_length()
-    numbers = (chosen[:, None] >> np.arange(width) & 1).astype(np.uint8).ravel()
-    bits = np.concatenate((numbers, write_tables(frequencies, precision)))
-    return Tables(chosen, frequencies, precision, bits, cost / (1 << _COST_BITS))
+    n_contexts, n_symbols = counts.shape
+    scratch = Scratch.of(n_contexts, n_symbols)
+    scratch.counts[: counts.size] = counts.ravel()
+    chosen = choose_kernel(n_contexts, n_symbols, apart, precisions, COSTS, *scratch)
+    n_tables, precision, cost, n_bits = map(int, chosen)
+    tables = scratch.frequencies[: n_tables * n_symbols].reshape(n_tables, n_symbols).copy()
+    rows, packed = scratch.rows[:n_contexts].copy(), np.zeros((n_bits + 7) // 8, np.uint8)
+    write_kernel(rows, tables, precision, packed)
+    return Tables(rows, tables, precision, packed, n_bits, cost / (1 << COST_BITS))
 
 
-def write_tables(frequencies: NDArray[np.int64], precision: int) -> NDArray[np.uint8]:
-    """Return the bits, one a byte, of tables whose rows sum to ``2**precision``.
+class Scratch(NamedTuple):
+    """Where `choose_kernel` works, flat: `counts` are given, `rows` and `frequencies` what it chose."""
 
-    For each symbol until the sum is reached: the change of the bit length of the frequency from that
-    of the symbol before (0 before the first), in zigzag order (0, -1, 1, -2, ...) and coded in
-    exponential Golomb bits of order 0; then the bits of the frequency below its highest, lowest first.
-    """
-    written = np.cumsum(frequencies, axis=1) - frequencies < 1 << precision
-    lengths = BIT_LENGTHS[frequencies]
-    changes = lengths.copy()
-    changes[:, 1:] -= lengths[:, :-1]
-    places = changes[written]
-    n_code = _CODE_LENGTHS[places]
-    n_bits = n_code + BIT_LENGTHS[frequencies[written] >> 1]
-    # What follows the code is the frequency below its highest bit, which is the last one taken.
-    codes = _CODES[places] | frequencies[written] << n_code
-    # As bytes: a code and a frequency are fewer than 32 bits, the first of them lowest.
-    spread = np.unpackbits(codes.astype("<u4").view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")
-    bits: NDArray[np.uint8] = spread[_FIRST[n_bits]]
-    return bits
+    counts: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    frequencies: NDArray[np.int64]
+    tried: NDArray[np.int64]
+    merged: NDArray[np.int64]
+    leaders: NDArray[np.int64]
+    pair_bits: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, n_contexts: int, n_symbols: int) -> Scratch:
+        """Return room for so many."""
+        n, whole = n_contexts * n_symbols, np.empty(2 * n_contexts, np.int64)
+        counts, frequencies, tried = np.empty((3, n), np.int64)
+        merged, pairs = np.empty(n + n_contexts, np.int64), np.empty(n_contexts**2)
+        return cls(counts, whole[:n_contexts], frequencies, tried, merged, whole[n_contexts:], pairs)
 
 
 def read_tables(
@@ -221,17 +173,124 @@ def read_tables(
         Logarithm of the tables' sums.
     """
     n_contexts, n_tables, n_symbols = shape
-    width = (n_tables - 1).bit_length()
-    frequencies = np.empty((n_tables, n_symbols), np.int64)
-    at = n_contexts * width
-    # A table has a bit at least. Of no bytes at all, numpy would make bits that are neither 0 nor 1.
-    if at >= n_bits:
-        return np.zeros(n_contexts, np.int64), frequencies, -1
-    bits = np.unpackbits(packed, count=8 * packed.size + _READ_AHEAD, bitorder="little")
-    rows: NDArray[np.int64] = bits[:at].reshape(n_contexts, width) @ (1 << np.arange(width))
-    if int(rows.max()) >= n_tables:
-        return rows, frequencies, -1
-    return rows, frequencies, int(read_kernel(bits, n_bits, precision, frequencies, at))
+    rows, frequencies = np.zeros(n_contexts, np.int64), np.zeros((n_tables, n_symbols), np.int64)
+    return rows, frequencies, int(read_kernel(packed, n_bits, precision, rows, frequencies))
+
+
+@inlined
+def choose_kernel(
+    n_contexts: int,
+    n_symbols: int,
+    apart: bool,
+    precisions: NDArray[np.int64],
+    costs: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    frequencies: NDArray[np.int64],
+    tried: NDArray[np.int64],
+    merged: NDArray[np.int64],
+    leaders: NDArray[np.int64],
+    pair_bits: NDArray[np.float64],
+) -> tuple[int, int, int, int]:
+    """Do what `choose_tables` does; return how many tables, their precision, the data's cost, their bits."""
+    n_columns = n_symbols + 1
+    for c in range(n_contexts):
+        total = 0
+        for s in range(n_symbols):
+            merged[c * n_columns + s] = counts[c * n_symbols + s]
+            total += counts[c * n_symbols + s]
+        merged[c * n_columns + n_symbols] = total
+        leaders[c] = c if total > 0 or apart else -1
+    table = merged[: n_contexts * n_columns].reshape(n_contexts, n_columns)
+    pairs = pair_bits[: n_contexts * n_contexts].reshape(n_contexts, n_contexts)
+    pairs[:] = -1.0
+    if not apart:
+        pool_kernel(table, leaders[:n_contexts], pairs)
+    n_pools, n_used = 0, 0
+    for c in range(n_contexts):
+        if leaders[c] == c:
+            # The counts of its pool take the place of those of a context that is done with.
+            for s in range(n_symbols):
+                counts[n_pools * n_symbols + s] = merged[c * n_columns + s]
+            for other in range(n_contexts):
+                if leaders[other] == c:
+                    rows[other] = n_pools
+            n_pools += 1
+        elif leaders[c] < 0:
+            rows[c] = 0
+    best, best_tables, best_precision, best_cost, best_bits = -1, 0, 0, 0, 0
+    for pooling in range(2 if n_pools > 1 else 1):
+        n_tables = n_pools if pooling == 0 else 1
+        if pooling == 1:
+            for s in range(n_symbols):
+                for k in range(1, n_pools):
+                    counts[s] += counts[k * n_symbols + s]
+        pooled = counts[: n_tables * n_symbols].reshape(n_tables, n_symbols)
+        found = tried[: n_tables * n_symbols].reshape(n_tables, n_symbols)
+        if pooling == 0:
+            for s in range(n_symbols):
+                there = 0
+                for k in range(n_tables):
+                    there |= pooled[k, s]
+                n_used += 1 if there > 0 else 0
+        for precision in precisions:
+            if n_used > 1 << precision:
+                continue
+            cost, n_bits = fit_kernel(pooled, precision, costs, found)
+            n_bits += n_contexts * BIT_LENGTHS[n_tables - 1]
+            size = cost + (n_bits << COST_BITS)
+            if best < 0 or size < best:
+                best, best_tables, best_precision = size, n_tables, precision
+                best_cost, best_bits = cost, n_bits
+                for k in range(n_tables * n_symbols):
+                    frequencies[k] = tried[k]
+    if best_tables == 1:
+        rows[:n_contexts] = 0
+    return best_tables, best_precision, best_cost, best_bits
+
+
+@inlined
+def write_kernel(
+    rows: NDArray[np.int64], frequencies: NDArray[np.int64], precision: int, packed: NDArray[np.uint8]
+) -> None:
+    """Write table numbers and tables whose rows sum to ``2**precision`` into bytes of zeros.
+
+    For each symbol until the sum is reached: the change of the bit length of the frequency from that
+    of the symbol before (0 before the first), in zigzag order (0, -1, 1, -2, ...) and coded in
+    exponential Golomb bits of order 0; then the bits of the frequency below its highest, lowest first.
+    """
+    n_tables, n_symbols = frequencies.shape
+    at, width = 0, BIT_LENGTHS[n_tables - 1]
+    for c in range(rows.size):
+        at = _put(packed, at, rows[c], width)
+    for table in range(n_tables):
+        left, before = 1 << precision, 0
+        for s in range(n_symbols):
+            if left == 0:
+                break
+            f = frequencies[table, s]
+            length = BIT_LENGTHS[f]
+            code, n_code = _CODES[length - before], _CODE_LENGTHS[length - before]
+            # What follows the code is the frequency below its highest bit, which is left out.
+            below = BIT_LENGTHS[f >> 1]
+            at = _put(packed, at, code | (f & ((1 << below) - 1)) << n_code, n_code + below)
+            before = length
+            left -= f
+
+
+@part
+def _put(packed: NDArray[np.uint8], at: int, value: int, n_bits: int) -> int:
+    """Write fewer than 32 bits, lowest first; return the place after them."""
+    word = value << (at & 7)
+    for k in range(((at & 7) + n_bits + 7) >> 3):
+        packed[(at >> 3) + k] |= np.uint8((word >> (8 * k)) & 255)
+    return at + n_bits
+
+
+@part
+def _bit(packed: NDArray[np.uint8], at: int) -> np.int64:
+    """Return a bit; 0 beyond the last byte."""
+    return (np.int64(packed[at >> 3]) >> (at & 7)) & 1 if at >> 3 < packed.size else np.int64(0)
 
 
 @brief
@@ -332,34 +391,45 @@ def pool_kernel(merged: NDArray[np.int64], leaders: NDArray[np.int64], bits: NDA
             bits[c, best_i] = -1.0
 
 
-@brief
+@inlined
 def read_kernel(
-    bits: NDArray[np.uint8], n_bits: int, precision: int, frequencies: NDArray[np.int64], at: int
+    packed: NDArray[np.uint8],
+    n_bits: int,
+    precision: int,
+    rows: NDArray[np.int64],
+    frequencies: NDArray[np.int64],
 ) -> int:
-    """Read frequencies from a place on (`read_tables`); return the place after, or -1.
-
-    One bit a number, and `_READ_AHEAD` zeros after the last.
-    """
+    """Read table numbers and frequencies (`write_kernel`); return how many bits they took, or -1."""
     n_tables, n_symbols = frequencies.shape
+    at, width = 0, BIT_LENGTHS[n_tables - 1]
+    for c in range(rows.size):
+        row = 0
+        for k in range(width):
+            row |= _bit(packed, at) << k
+            at += 1
+        rows[c] = row
+        if row >= n_tables or at > n_bits:
+            rows[c] = 0
+            return -1
     for table in range(n_tables):
         left, length = 1 << precision, 0
         for s in range(n_symbols):
             frequencies[table, s] = 0
             if left > 0:
                 zeros = 0
-                while zeros < _LONGEST_ZEROS and bits[at] == 0:
+                while zeros < _LONGEST_ZEROS and _bit(packed, at) == 0:
                     zeros += 1
                     at += 1
                 value = 0
                 for _ in range(zeros + 1):
-                    value = 2 * value + int(bits[at])
+                    value = 2 * value + _bit(packed, at)
                     at += 1
                 length += _JUMPS[value]
                 if zeros == _LONGEST_ZEROS or length < 0 or length > precision + 1:
                     return -1
                 f = (1 << length) >> 1
                 for k in range(length - 1):
-                    f |= int(bits[at]) << k
+                    f |= _bit(packed, at) << k
                     at += 1
                 left -= f
                 if left < 0 or at > n_bits:
