@@ -13,9 +13,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from inshrink_core.errors import InputError, NotFoundError, clipped
 from inshrink_core.text import percent, size
@@ -401,6 +402,15 @@ class TensorSource(Protocol):
         ...
 
 
+@runtime_checkable
+class ExpectingSource(TensorSource, Protocol):
+    """A source that may lie far away."""
+
+    def expecting(self, specs: Iterable[TensorSpec]) -> AbstractContextManager[None]:
+        """Read tensors ahead while the context is open, about in this order."""
+        ...
+
+
 @dataclass(frozen=True)
 class TensorsInMemory:
     """A `TensorSource` over tensors by key, of a checkpoint without files."""
@@ -509,9 +519,15 @@ class Checkpoint(Mapping[str, "Tensor"]):
         found = self.companion_spec(spec, *roles)
         return None if found is None else self.source.read(found)
 
+    def expecting(self, specs: Iterable[TensorSpec]) -> AbstractContextManager[None]:
+        """Say which tensors are read while the context is open, about in this order."""
+        return self.source.expecting(specs) if isinstance(self.source, ExpectingSource) else nullcontext()
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return weights and buffers by name, tied names included: what a module loads."""
-        tensors = {spec.name: self.source.read(spec) for spec in self.specs if spec.role in MODEL_ROLES}
+        specs = [spec for spec in self.specs if spec.role in MODEL_ROLES]
+        with self.expecting(specs):
+            tensors = {spec.name: self.source.read(spec) for spec in specs}
         for alias, key in self.aliases.items():
             if self.spec(key).role in MODEL_ROLES:
                 tensors[alias] = tensors[key]

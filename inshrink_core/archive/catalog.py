@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, NamedTuple
 
 from inshrink_core.archive.digest import is_sound
@@ -79,7 +80,7 @@ class Catalog:
         Whether it is known which frames were committed: the manifest says so or, of a packed archive whose
         frames can all be read, the directory. Else a frame may be gone without a trace, the last one too.
     last_number
-        Highest generation in the name of a file.
+        Highest generation in the name of a file that the manifest does not list.
     """
 
     manifest: Manifest
@@ -245,9 +246,12 @@ def _frame_at(file: FrameFile, before: list[tuple[FrameInfo, bytes]]) -> tuple[F
 
 def is_archive_storage(storage: Storage) -> bool:
     """Tell whether a folder is an archive: it has a manifest, or a frame where frames lie."""
-    if MANIFEST_NAME in storage.list(""):
-        return True
-    return any(_is_frame(storage, path) for path in _frame_files(storage))
+    return MANIFEST_NAME in storage.list("") or _has_frames(storage, storage.list(FRAME_FOLDER))
+
+
+def _has_frames(storage: Storage, names: Iterable[str]) -> bool:
+    """Tell whether a file that is called as a frame is begins as one."""
+    return any(_is_frame(storage, f"{FRAME_FOLDER}/{name}") for name in names if file_number(name))
 
 
 def _is_frame(storage: Storage, path: str) -> bool:
@@ -256,12 +260,6 @@ def _is_frame(storage: Storage, path: str) -> bool:
         return storage.read(path, 0, len(FRAME_MAGIC)) == FRAME_MAGIC
     except NotRegularError:
         return False
-
-
-def _frame_files(storage: Storage) -> dict[str, int]:
-    """Return the frame files and segments that are there, and the generation in each one's name."""
-    paths = (f"{FRAME_FOLDER}/{name}" for name in storage.list(FRAME_FOLDER))
-    return {path: number for path in paths if (number := file_number(path))}
 
 
 def load_catalog(storage: Storage) -> Catalog:
@@ -279,8 +277,6 @@ def load_catalog(storage: Storage) -> Catalog:
         The system refused.
     """
     try:
-        if not is_archive_storage(storage):
-            raise NotFoundError("this is not an Inshrink archive", where=storage.name)
         catalog = _load(storage)
         for _ in range(_N_ATTEMPTS):
             if not catalog.missing:
@@ -295,28 +291,42 @@ def load_catalog(storage: Storage) -> Catalog:
 
 def _load(storage: Storage) -> Catalog:
     manifest, problem, nbytes = None, None, 0
+    content, names = storage.together(
+        [partial(storage.whole, MANIFEST_NAME), partial(storage.list, FRAME_FOLDER)]
+    )
     try:
-        content = storage.whole(MANIFEST_NAME)
+        if isinstance(names, Exception):
+            raise names
+        if isinstance(content, Exception):
+            raise content
         nbytes = len(content)
         manifest = Manifest.parse(content, f"{storage.name}, manifest")
     except FileNotFoundError:
+        if not _has_frames(storage, names):
+            raise NotFoundError("this is not an Inshrink archive", where=storage.name) from None
         problem = DamagedError("the manifest is missing", where=storage.name)
     except NotRegularError:
         problem = DamagedError("the manifest is not a regular file", where=storage.name)
     except DamagedError as error:
         problem = error
-    return _reconcile(storage, manifest, problem, nbytes)
+    return _reconcile(storage, names, manifest, problem, nbytes)
 
 
 def _reconcile(
-    storage: Storage, manifest: Manifest | None, problem: DamagedError | None, nbytes: int
+    storage: Storage,
+    names: Iterable[str],
+    manifest: Manifest | None,
+    problem: DamagedError | None,
+    nbytes: int,
 ) -> Catalog:
-    files = _frame_files(storage)
     listed = manifest.frames if manifest else ()
     named = {path for frame in listed for path in frame.paths}
     removed = set(manifest.tombstones) if manifest else set()
-    buried = {path for path in files if _frame_generation(path) in removed}
-    scans = {path: _scan(storage, path) for path in files.keys() - named - buried}
+    found_files = {f"{FRAME_FOLDER}/{name}" for name in names}
+    others = {path: number for path in found_files - named if (number := file_number(path))}
+    present = (found_files & named).union(others)
+    buried = {path for path in others if _frame_generation(path) in removed}
+    scans = {path: _scan(storage, path) for path in others.keys() - buried}
     scanned = [found for path in sorted(scans) for found in scans[path].frames]
     if manifest is None:
         manifest = Manifest(archive_id=_commonest_archive(storage, scanned, problem))
@@ -358,10 +368,10 @@ def _reconcile(
             pending += found
         if not alone:
             unreadable += [(row.path, _contradiction(storage, row)) for row in rows]
-    whole = {frame.generation for frame in places.values() if files.keys() >= set(frame.paths)}
-    present = [frame for frame in places.values() if frame.generation in whole]
+    whole = {frame.generation for frame in places.values() if present.issuperset(frame.paths)}
     unknown = tuple(path for path, scan in scans.items() if scan.tail_lost and problem)
-    live, superseded = _settle_claims([*present, *own.values()])
+    there = [frame for frame in places.values() if frame.generation in whole]
+    live, superseded = _settle_claims([*there, *own.values()])
     return Catalog(
         manifest=manifest,
         manifest_nbytes=nbytes,
@@ -372,14 +382,14 @@ def _reconcile(
         pending=tuple(sorted(pending, key=lambda frame: frame.generation)),
         superseded=superseded,
         missing=tuple(frame for frame in places.values() if frame.generation not in whole),
-        present=frozenset(files),
+        present=frozenset(present),
         moved=tuple(now for frame in listed if (now := places[frame.generation]).path != frame.path),
         buried=tuple(sorted(buried)),
         foreign=tuple(dict.fromkeys(foreign)),
         unreadable=tuple(unreadable),
         unknown=unknown,
         is_complete=problem is None or (isinstance(storage, PackedStorage) and not unknown),
-        last_number=max(files.values(), default=0),
+        last_number=max(others.values(), default=0),
     )
 
 

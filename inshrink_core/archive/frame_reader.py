@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, Self
 
 from inshrink_core.archive.document import decompress_document, unpack_value
@@ -19,7 +19,8 @@ from inshrink_core.archive.layout import (
     damaged,
 )
 from inshrink_core.archive.storage import Storage, storage_errors
-from inshrink_core.errors import DamagedError, MissingFrameError, NotFoundError
+from inshrink_core.archive.storage.ahead import ENDS, Span, fetch, forget, held_bytes, is_held
+from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
 from inshrink_core.frame import BlockEntry, FrameInfo, FramePart
 
 _SUFFIX_NBYTES: Final = 4096
@@ -29,19 +30,30 @@ _AHEAD_NBYTES: Final = 1 << 16
 """Read at once where blocks are read in their order: opening a file takes longer than decoding a small
 tensor. Each frame that is open holds no more than this."""
 
+_END_NBYTES: Final = 1 << 16
+"""Read at the end of a frame far away: with it comes what takes no longer than a request."""
+
+_WHOLE_NBYTES: Final = 4 * _END_NBYTES
+"""A frame far away of no more is read as a whole."""
+
 
 class FrameFile(NamedTuple):
-    """Where a frame, or a part of one, lies: a file of its own, or from `offset` on `nbytes` of a segment."""
+    """Where a frame, or a part of one, lies: a file of its own, or from `offset` on `nbytes` of a segment.
+
+    Of one whose `digest` is known, what was fetched ahead is not read again.
+    """
 
     storage: Storage
     path: str
     offset: int | None = None
     nbytes: int = 0
+    digest: bytes = b""
 
     @classmethod
     def of(cls, storage: Storage, part: FramePart) -> Self:
         """Return where a part of a frame lies that the archive lists."""
-        return cls(storage, part.path, part.offset, part.nbytes)
+        digest = b"" if storage.n_at_once == 1 else part.digest
+        return cls(storage, part.path, part.offset, part.nbytes, digest)
 
     @property
     def where(self) -> str:
@@ -49,8 +61,28 @@ class FrameFile(NamedTuple):
         at = "" if self.offset is None else f", offset {self.offset}"
         return f"{self.storage.name}, frame {self.path}{at}"
 
+    def span(self, offset: int, nbytes: int) -> Span:
+        """Return what is fetched ahead of some bytes."""
+        last = self.offset is None and offset + nbytes == self.nbytes
+        return Span(self.digest, self.path, self.offset or 0, offset, nbytes, last)
+
+    @property
+    def end(self) -> Span:
+        """The end of the frame, all of one that is small."""
+        nbytes = self.nbytes if self.nbytes <= _WHOLE_NBYTES else _END_NBYTES
+        return self.span(self.nbytes - nbytes, nbytes)
+
+    def is_held(self, offset: int, nbytes: int) -> bool:
+        """Tell whether bytes were fetched ahead."""
+        return bool(self.digest) and is_held(self.digest, offset, nbytes)
+
     def suffix(self, nbytes: int) -> tuple[bytes, int]:
         """Return the last bytes, and the length of the frame; of a file of its own, what the system says."""
+        if self.digest:
+            nbytes = min(nbytes, self.nbytes)
+            held = held_bytes(self.digest, self.nbytes - nbytes, nbytes)
+            if held is not None:
+                return held, self.nbytes
         if self.offset is not None:
             nbytes = min(nbytes, self.nbytes)
             return self.read(self.nbytes - nbytes, nbytes), self.nbytes
@@ -59,6 +91,9 @@ class FrameFile(NamedTuple):
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Read exactly, in Inshrink's errors: a frame may vanish or shrink between two calls."""
+        held = held_bytes(self.digest, offset, nbytes) if self.digest else None
+        if held is not None:
+            return held
         with _frame_errors(self.where):
             content = self.storage.read(self.path, (self.offset or 0) + offset, nbytes)
         if len(content) != nbytes:
@@ -91,8 +126,40 @@ class FrameEnvelope(NamedTuple):
     small: bytes
 
 
-def read_envelope(file: FrameFile) -> FrameEnvelope:
+def fetch_ends(storage: Storage, parts: Iterable[FramePart]) -> None:
+    """Fetch the ends of frames with their indexes; a second time only where an index is longer than that."""
+    files = [FrameFile.of(storage, part) for part in parts]
+    fetch(storage, [file.end for file in files], ENDS)
+    longer = []
+    for file in files:
+        fields = held_bytes(file.digest, file.nbytes - TRAILER_NBYTES, TRAILER_NBYTES)
+        with contextlib.suppress(DamagedError):  # told when it is read
+            trailer = Trailer.parse(FRAME, fields or b"", file.nbytes, file.where)
+            longer.append(file.span(trailer.offset, file.nbytes - trailer.offset))
+    fetch(storage, longer, ENDS)
+
+
+def has_ends(storage: Storage, parts: Iterable[FramePart]) -> bool:
+    """Tell whether the ends of frames are in memory."""
+    ends = (FrameFile.of(storage, part).end for part in parts)
+    return all(is_held(end.digest, end.offset, end.nbytes) for end in ends)
+
+
+def fetch_whole(storage: Storage, parts: Iterable[FramePart]) -> None:
+    """Fetch frames as they are."""
+    fetch(storage, [FrameFile.of(storage, part).span(0, part.nbytes) for part in parts])
+
+
+def read_envelope(file: FrameFile, listed: FrameHeader | None = None) -> FrameEnvelope:
     """Read and check what surrounds the blocks of a frame, in two or three small reads.
+
+    Parameters
+    ----------
+    file
+        The frame.
+    listed
+        The header it should have. Of a frame whose end was fetched it is not read: that the checksum behind
+        the index, which covers it, is right says that it is this one.
 
     Raises
     ------
@@ -103,6 +170,12 @@ def read_envelope(file: FrameFile) -> FrameEnvelope:
     """
     where = file.where
     suffix, size = file.suffix(_SUFFIX_NBYTES)
+    if listed is not None and file.is_held(size - len(suffix), len(suffix)):
+        found = _held_envelope(file, listed)
+        if found is not None:
+            return found
+        forget(file.digest)
+        suffix, size = file.suffix(_SUFFIX_NBYTES)
     head = file.read(0, min(FRAME_HEADER_NBYTES, size))
     header = FrameHeader.parse(head, where)
     fields = suffix[-TRAILER_NBYTES:]
@@ -111,8 +184,25 @@ def read_envelope(file: FrameFile) -> FrameEnvelope:
     tail = suffix[-beyond:] if beyond <= len(suffix) else file.read(trailer.offset, beyond)
     covered = tail[:-TRAILER_NBYTES]
     trailer.check_crc(FRAME, fields, head, covered, where)
+    return _envelope(header, trailer, covered)
+
+
+def _envelope(header: FrameHeader, trailer: Trailer, covered: bytes) -> FrameEnvelope:
     n_small = len(covered) - trailer.nbytes
     return FrameEnvelope(header, trailer, covered[n_small:], covered[:n_small])
+
+
+def _held_envelope(file: FrameFile, listed: FrameHeader) -> FrameEnvelope | None:
+    """Return what surrounds the blocks of a frame whose end is held; None if it is not the one listed."""
+    with contextlib.suppress(InshrinkError):
+        fields = file.read(file.nbytes - TRAILER_NBYTES, TRAILER_NBYTES)
+        trailer = Trailer.parse(FRAME, fields, file.nbytes, file.where)
+        covered = file.read(trailer.offset, file.nbytes - trailer.offset - TRAILER_NBYTES)
+        for header in (listed, listed._replace(external=True)):
+            with contextlib.suppress(DamagedError):
+                trailer.check_crc(FRAME, fields, header.pack(), covered, file.where)
+                return _envelope(header, trailer, covered)
+    return None
 
 
 def read_index(file: FrameFile, envelope: FrameEnvelope, parent: FrameIndex | None) -> FrameIndex:
@@ -208,14 +298,22 @@ class FrameReader:
         NotFoundError
             The frame has no such block.
         """
-        try:
-            return self._by_key[key, attachment]
-        except KeyError:
+        found = self.find(key, attachment)
+        if found is None:
             raise NotFoundError(
                 f"there is no {'attachment' if attachment else 'tensor'} '{key}' at step {self.info.step}",
                 where=self._where,
                 remedy="`inshrink inspect` lists the tensors",
-            ) from None
+            )
+        return found
+
+    def find(self, key: str, attachment: bool = False) -> BlockEntry | None:
+        """Return the entry of a tensor, or of an attachment; None where the frame has none."""
+        return self._by_key.get((key, attachment))
+
+    def span(self, entry: BlockEntry) -> Span | None:
+        """Return what is fetched ahead of a block; None of a small one, which came with the index."""
+        return None if entry.crc is None else self._parts[entry.part].file.span(entry.offset, entry.nbytes)
 
     def read(self, entry: BlockEntry) -> bytes:
         """Return the payload of a block of this frame; neighbours read one after the other share a read.
@@ -255,7 +353,7 @@ class _PartReader:
         self.index = index
         self.entries: tuple[BlockEntry, ...] = block_entries(index, part.number)
         self._part = part
-        self._file = FrameFile.of(storage, part)
+        self.file = FrameFile.of(storage, part)
         self._ahead = (-LARGE_ALIGNMENT, b"")
         self._small = index.small
         self._small_at = min((e.offset for e in self.entries if e.crc is None), default=0)
@@ -266,7 +364,7 @@ class _PartReader:
         end = FRAME_HEADER_NBYTES
         for entry in self.entries:
             if entry.crc is not None:
-                if any(self._file.read(end, entry.offset - end)):
+                if any(self.file.read(end, entry.offset - end)):
                     yield f"block '{entry.key}'"
                 end = entry.offset + entry.nbytes
 
@@ -287,18 +385,19 @@ class _PartReader:
 
     def _fetched(self, entry: BlockEntry, *, ahead: bool) -> bytes:
         """Read a block, and where blocks are read in their order what lies behind it, too."""
-        if ahead and entry.nbytes < _AHEAD_NBYTES:
+        if ahead and entry.nbytes < _AHEAD_NBYTES and not self.file.is_held(entry.offset, entry.nbytes):
             nbytes = min(_AHEAD_NBYTES, self._part.nbytes - entry.offset)
             with contextlib.suppress(OSError):  # of what is behind the block, perhaps
                 begin = (self._part.offset or 0) + entry.offset
-                content = self._file.storage.read(self._part.path, begin, nbytes)
+                content = self.file.storage.read(self._part.path, begin, nbytes)
                 if len(content) >= entry.nbytes:
                     return content
-        return self._file.read(entry.offset, entry.nbytes)
+        return self.file.read(entry.offset, entry.nbytes)
 
     def _checked(self, entry: BlockEntry, payload: bytes) -> bytes:
         crc = crc32c(payload)
         if crc != entry.crc:
+            forget(self.file.digest)
             raise DamagedError(
                 f"the checksum of block '{entry.key}' at offset {entry.offset} does not match",
                 where=self._where,

@@ -11,7 +11,7 @@ import re
 import struct
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import google_crc32c
 
@@ -329,6 +329,12 @@ class FrameHeader(NamedTuple):
             part,
             last + 1,
         )
+
+    @classmethod
+    def of(cls, archive_id: bytes, info: FrameInfo, part: int) -> Self:
+        """Return the header that a frame has, or a part of it, as the archive lists it; not `external`."""
+        identity = (info.frame_id, info.parent_id, info.step, info.kind, info.branch, info.generation)
+        return cls(archive_id, *identity, part=part, n_parts=info.n_parts)
 
     def info(self, nbytes: int, digest: bytes = b"") -> FrameInfo:
         """Return the frame as the archive lists it, of several parts this one alone.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.archive.document import compress_document, decompress_document, pack_value, unpack_value
@@ -59,19 +61,24 @@ class PackedStorage(Storage):
 
     Notes
     -----
-    Opening takes two reads, of the first 16 bytes and of the last 64 kB. What lies in the latter, as
-    the manifest does in most archives, is not read again.
+    Opening takes two reads at the same time, of the first 16 bytes and of the last 64 kB. What lies in the
+    latter, as the manifest does in most archives, is not read again.
     """
 
     writable = False
 
     def __init__(self, file: RangeFile) -> None:
         super().__init__(file.name)
-        self._file = file
-        header = self._fetch(0, min(PACK_HEADER_NBYTES, file.nbytes))
-        parse_header(header, self.name)
+        self._file, self.n_at_once = file, file.n_at_once
         start = max(file.nbytes - _SUFFIX_NBYTES, PACK_HEADER_NBYTES)
-        self._suffix_offset, self._suffix = start, self._fetch(start, file.nbytes - start)
+        spans = (0, min(PACK_HEADER_NBYTES, file.nbytes)), (start, file.nbytes - start)
+        header, suffix = self.together([partial(self._fetch, *span) for span in spans])
+        for content in (header, suffix):
+            if isinstance(content, Exception):
+                raise content
+            parse_header(header, self.name)
+        self._suffix_offset = start
+        self._suffix: bytes = suffix
         tail = self._suffix[-TRAILER_NBYTES:]
         trailer = Trailer.parse(PACKED, tail, file.nbytes, self.name)
         directory = self._range(trailer.offset, trailer.nbytes)
@@ -109,6 +116,10 @@ class PackedStorage(Storage):
                 found.append(packed.path)
             end = packed.offset + packed.nbytes
         return tuple(found)
+
+    def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
+        """Return what calls return, made at the same time."""
+        return self._file.together(calls)
 
     def _range(self, offset: int, nbytes: int) -> bytes:
         """Return a span of the packed file, from memory where the first read brought it."""

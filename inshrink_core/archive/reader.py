@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog, parts_in_words
-from inshrink_core.archive.frame_reader import FrameFile, FrameReader, read_envelope, read_index
+from inshrink_core.archive.frame_reader import (
+    FrameFile,
+    FrameReader,
+    fetch_ends,
+    fetch_whole,
+    has_ends,
+    read_envelope,
+    read_index,
+)
 from inshrink_core.archive.index import FrameIndex
+from inshrink_core.archive.layout import FrameHeader
+from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage, is_packed
 from inshrink_core.archive.storage import (
     Storage,
     found_at,
     is_url,
+    object_at,
     storage_at,
     storage_error,
 )
+from inshrink_core.archive.storage.ahead import MOST_AHEAD_NBYTES, Span, Windows, fetch
+from inshrink_core.archive.storage.counting import CountingStorage
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
-from inshrink_core.frame import FrameInfo, FrameKind, FramePart
+from inshrink_core.execution import NotRegularError
+from inshrink_core.frame import BlockEntry, FrameInfo, FrameKind, FramePart
 
 _N_CACHED_INDICES: Final = 64
 """Two chains of the usual 32 frames, so that walking one while writing another resolves each index once."""
 
 _MAX_CACHED_BLOCKS: Final = 1 << 20
 """Of all cached indices: what the largest index alone may have."""
+
+_WALK: Final = 2
+"""After so many frames that were opened in their order, the next ones probably are, too."""
 
 _FETCH: Final = "fetch the file from where the archive came from"
 
@@ -78,6 +97,7 @@ class ArchiveReader:
         self._storage = storage
         self._indices: OrderedDict[tuple[bytes, int], Mapping[int, FrameIndex]] = OrderedDict()
         self._caching = threading.Lock()
+        self._walked = (b"", 0)
         self.refresh()
 
     @classmethod
@@ -97,6 +117,10 @@ class ArchiveReader:
         StorageError
             The system refused.
         """
+        far = storage_at(path)
+        if far.n_at_once > 1:
+            with contextlib.suppress(NotFoundError):  # perhaps it is packed
+                return cls(far)
         return cls(open_storage(path))
 
     @property
@@ -323,6 +347,37 @@ class ArchiveReader:
             remedy=f"the nearest {verb} {' and '.join(map(str, nearest))}" if nearest else "",
         )
 
+    @property
+    def is_far(self) -> bool:
+        """Whether each request is a wait, so that it pays to fetch ahead."""
+        return self._storage.n_at_once > 1
+
+    def fetch(self, frames: Iterable[FrameInfo], *, whole: bool = False) -> None:
+        """Have what opening frames reads in memory, in one round trip where they are far away.
+
+        Parameters
+        ----------
+        frames
+            The frames; where an end lies in memory already, it is not fetched again.
+        whole
+            Fetch their blocks as well, where that is no more than 64 MB in all.
+        """
+        parts = [part for frame in frames for part in frame.files] if self.is_far else []
+        if whole and sum(part.nbytes for part in parts) <= MOST_AHEAD_NBYTES:
+            fetch_whole(self._storage, parts)
+        fetch_ends(self._storage, parts)
+
+    def windows(self, columns: Mapping[str, Iterable[tuple[FrameReader, BlockEntry]]]) -> Windows:
+        """Return what fetches columns of blocks about in their order."""
+        return Windows(self._storage, {name: _spans(blocks) for name, blocks in columns.items()})
+
+    def fetch_blocks(self, blocks: Iterable[tuple[FrameReader, BlockEntry]]) -> None:
+        """Have blocks in memory before they are read, in one round trip; nothing where they are near."""
+        if self.is_far:
+            spans = _spans(blocks)
+            if sum(span.nbytes for span in spans) <= MOST_AHEAD_NBYTES:
+                fetch(self._storage, spans)
+
     def frame(self, frame_id: bytes) -> FrameReader:
         """Open a frame: reads its header and index, and those of the frames it inherits from.
 
@@ -357,6 +412,7 @@ class ArchiveReader:
                 before = frame.n_parts
                 break
             pending.append(frame)
+        self._fetch_indices(pending)
         for frame in reversed(pending):
             inherits = frame.kind is FrameKind.DELTA and before == frame.n_parts
             indices = self._read_indices(frame, (indices or {}) if inherits else {})
@@ -371,6 +427,17 @@ class ArchiveReader:
         if indices is None:
             raise NotFoundError(f"there is no frame {frame_id.hex()}", where=self.path)
         return indices
+
+    def _fetch_indices(self, frames: Sequence[FrameInfo]) -> None:
+        """Fetch the ends of frames, and of those after them where one after the other is opened."""
+        if not self.is_far or not frames:
+            return
+        walks = len(frames) == 1 and frames[0].parent_id == self._walked[0]
+        self._walked = frames[0].frame_id, self._walked[1] + 1 if walks else 0
+        if self._walked[1] >= _WALK and not has_ends(self._storage, frames[0].files):
+            at = bisect_right(self.frames, frames[0].generation, key=lambda frame: frame.generation)
+            frames = [*frames, *self.frames[at : at + _N_CACHED_INDICES]]
+        self.fetch(frames)
 
     def inherited(self, frame_id: bytes, n_parts: int) -> Mapping[int, FrameIndex]:
         """Return what the parts of a delta frame upon a frame inherit from: nothing of another number."""
@@ -389,7 +456,8 @@ class ArchiveReader:
 
     def _read_index(self, frame: FrameInfo, part: FramePart, parent: FrameIndex | None) -> FrameIndex:
         file = FrameFile.of(self._storage, part)
-        envelope = read_envelope(file)
+        expected = FrameHeader.of(self.archive_id, frame, part.number) if self.is_far else None
+        envelope = read_envelope(file, expected)
         header = envelope.header
         found = header.info(envelope.trailer.file_nbytes)
         listed = replace(frame, digest=b"", nbytes=part.nbytes)
@@ -404,6 +472,21 @@ class ArchiveReader:
         return read_index(file, envelope, parent)
 
 
+def counting_reader(storage: Storage) -> tuple[ArchiveReader, CountingStorage]:
+    """Open an archive once more, as from a bucket, and return what counts the requests."""
+    if isinstance(storage, PackedStorage):
+        around, name = object_at(storage.name)
+        counting = CountingStorage(around)
+        return ArchiveReader(PackedStorage(counting.open(name))), counting
+    counting = CountingStorage(storage)
+    return ArchiveReader(counting), counting
+
+
+def _spans(blocks: Iterable[tuple[FrameReader, BlockEntry]]) -> list[Span]:
+    """Return what is fetched ahead of some blocks; small ones are with the index."""
+    return [span for frame, entry in blocks if (span := frame.span(entry)) is not None]
+
+
 def _n_blocks(indices: Mapping[int, FrameIndex]) -> int:
     return sum(len(index.nbytes) for index in indices.values())
 
@@ -415,8 +498,12 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
     lies behind a URL.
     """
     try:
-        if is_url(path) and not storage_at(path).writable:
-            return True
+        if is_url(path):
+            storage = storage_at(path)
+            if not storage.writable:
+                return True
+            with contextlib.suppress(FileNotFoundError, NotRegularError):
+                return storage.size(MANIFEST_NAME) > 0
         found = found_at(path)
         if isinstance(found, Storage):
             return is_archive_storage(found)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -43,6 +44,7 @@ from inshrink_core.frame import Block, BlockEntry, FrameInfo, FrameKind
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from inshrink_core.archive.storage.ahead import Windows
     from inshrink_core.chain.base import BaseLike
     from inshrink_core.codec import TensorReference
 
@@ -123,6 +125,8 @@ class Archive(Mapping[int, Checkpoint]):
         self._held = self._granted = 0
         self._described: dict[FrameInfo, Checkpoint] = {}
         self._cells: MutableMapping[FrameReader, _Tensors] = WeakKeyDictionary()
+        self._windows: dict[bytes, Windows] = {}
+        self._walk: tuple[bytes, str | None, Windows | None] = (b"", None, None)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, base: BaseLike | None = None) -> Archive:
@@ -266,6 +270,69 @@ class Archive(Mapping[int, Checkpoint]):
         frame = self.frame(info)
         return self._records.get((frame.info.frame_id, frame.info.generation))
 
+    def fetch(self, infos: Iterable[FrameInfo]) -> None:
+        """Have all of some steps in memory, in one round trip, where they are far away and small enough.
+
+        Of larger ones it is what tells where their blocks lie.
+        """
+        if self.reader.is_far:
+            links = (link for info in infos for link in self.reader.chain(info.frame_id))
+            self.reader.fetch({link.frame_id: link for link in links}.values(), whole=True)
+
+    @contextmanager
+    def expecting(self, info: FrameInfo, keys: Iterable[str]) -> Iterator[None]:
+        """Read tensors of a step ahead while the context is open, where the archive is far away.
+
+        Parameters
+        ----------
+        info
+            The frame.
+        keys
+            The tensors, about in the order in which they will be decoded.
+
+        Notes
+        -----
+        Blocks are fetched by columns, a tensor with those of the chain that it is decoded from, as many as
+        have 32 MB at a time; while they are decoded, the next ones are fetched.
+        """
+        if not self.reader.is_far:
+            yield
+            return
+        windows = self.reader.windows(self._steadily(lambda now: self._columns(now, keys), info))
+        self._windows[info.frame_id] = windows
+        try:
+            yield
+        finally:
+            windows.close()
+            self._windows.pop(info.frame_id, None)
+
+    def _columns(
+        self, info: FrameInfo, keys: Iterable[str]
+    ) -> dict[str, list[tuple[FrameReader, BlockEntry]]]:
+        """Return the blocks that tensors are decoded from, by key; a cell is one."""
+        cells = self._tensors(info)[1]
+        parts = (part for key in keys for part in ([cell.key for cell in cells.get(key, ())] or [key]))
+        return {part: self._column(info, part) for part in parts}
+
+    def _column(self, info: FrameInfo, key: str) -> list[tuple[FrameReader, BlockEntry]]:
+        """Return the blocks that a tensor is decoded from; not those that its state has behind it."""
+        chain = self.reader.chain(info.frame_id)
+        frames = [self._frame(link) for link in chain[self._start(chain, key)[0] :]]
+        return [(frame, entry) for frame in frames if (entry := frame.find(key)) is not None]
+
+    def _walking(self, info: FrameInfo, key: str) -> Windows | None:
+        """Return what fetches the rest of a frame, once two tensors were read in their order; else None."""
+        with self._lock:
+            frame_id, before, windows = self._walk
+            if frame_id != info.frame_id:
+                windows = before = None
+        keys = [] if windows else [e.key for e in self._frame(info).entries if not e.attachment]
+        if before is not None and key in keys[1:] and keys[keys.index(key) - 1] == before:
+            rest = keys[keys.index(key) :]
+            windows = self.reader.windows({one: self._column(info, one) for one in rest})
+        self._walk = info.frame_id, key, windows
+        return windows
+
     def checkpoint(self, info: FrameInfo) -> Checkpoint:
         """Return the checkpoint of one frame; values are decoded when asked for."""
         return self._steadily(self._checkpoint, info)
@@ -366,18 +433,15 @@ class Archive(Mapping[int, Checkpoint]):
             whole = self._joined(info, cells)
             return whole, BaseReference(lambda: whole)
         chain = self.reader.chain(info.frame_id)
-        state = self._states.get(key) if self._states is not None else None
-        start, tensor, reference = 0, None, None
-        if state is not None:
-            last = len(chain) - (state.tensor is None)
-            start = next((i for i in range(last, 0, -1) if chain[i - 1].frame_id == state.frame_id), 0)
-            if start:
-                tensor, reference = state.tensor, state.reference
+        start, tensor, reference = self._start(chain, key)
+        if self.reader.is_far:
+            windows = self._windows.get(info.frame_id) or self._walking(info, key)
+            if windows is None or not windows.need(key):
+                self.reader.fetch_blocks(self._column(info, key))
         for link in chain[start:]:
             frame = self._frame(link)
-            try:
-                entry = frame.entry(key)
-            except NotFoundError:
+            entry = frame.find(key)
+            if entry is None:
                 tensor, reference = None, None
                 continue
             if link.kind is FrameKind.KEYFRAME:
@@ -397,6 +461,18 @@ class Archive(Mapping[int, Checkpoint]):
                 self._states[key] = _State(info.frame_id, kept, reference, nbytes)
                 self._held += nbytes - (0 if before is None else before.nbytes)
         return tensor, reference
+
+    def _start(
+        self, chain: Sequence[FrameInfo], key: str
+    ) -> tuple[int, Tensor | None, TensorReference | None]:
+        """Return how many frames of a chain the state that is kept of a tensor has behind it, and that."""
+        state = None if self._states is None else self._states.get(key)
+        if state is not None:
+            last = len(chain) - (state.tensor is None)
+            for start in range(last, 0, -1):
+                if chain[start - 1].frame_id == state.frame_id:
+                    return start, state.tensor, state.reference
+        return 0, None, None
 
     def _joined(self, info: FrameInfo, cells: tuple[TensorSpec, ...]) -> Tensor:
         """Decode the cells of a tensor into their places."""
@@ -486,6 +562,7 @@ class Archive(Mapping[int, Checkpoint]):
 
     def _attachment(self, info: FrameInfo, key: str, sizes: range | None) -> bytes:
         links, content = self._attachment_links(info, key)
+        self.reader.fetch_blocks((self.frame(link), entry) for link, entry in links)
         for link, entry in reversed(links):
             where = f"{self.where(link)}, '{entry.key}'"
             self._require(entry.nbytes, "reading it", where)
@@ -564,6 +641,10 @@ class _FrameSource:
         tensor, _ = self.archive.decode(self.info, spec.key)
         host = tensor.cpu()
         return host.clone() if host is tensor and self.archive.keeps_state else host
+
+    def expecting(self, specs: Iterable[TensorSpec]) -> AbstractContextManager[None]:
+        """Read tensors ahead while the context is open (`Archive.expecting`)."""
+        return self.archive.expecting(self.info, [spec.key for spec in specs])
 
     def skeleton(self, layout: FileLayout) -> bytes:
         """Return the bytes of a file outside its tensors, as `TensorSource` orders them."""

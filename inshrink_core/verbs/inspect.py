@@ -67,6 +67,8 @@ class Inventory(Report):
         Where they were measured; None without them, for nothing is decoded or encoded then.
     with_tensors
         Whether every tensor is shown.
+    requests
+        What reading takes of a place where each request is a wait, where that was asked for.
     """
 
     path: str
@@ -75,11 +77,13 @@ class Inventory(Report):
     restore_gain: RestoreGain | None = None
     device: str | None = None
     with_tensors: bool = False
+    requests: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink inspect --json``."""
         gain = {} if self.restore_gain is None else {"restore_gain": self.restore_gain.to_json()}
-        return {**self.facts, "device": self.device, **gain}
+        requests = {} if self.requests is None else {"requests": self.requests}
+        return {**self.facts, "device": self.device, **gain, **requests}
 
     def show(self, console: Console) -> None:
         """Print the facts, the sizes by role, the frames, and what was left out and why."""
@@ -113,6 +117,8 @@ class Inventory(Report):
             )
         if self.restore_gain is not None:
             _show_gain(console, self.restore_gain, with_tensors=self.with_tensors)
+        if self.requests is not None:
+            _show_requests(console, self.requests)
         show_notes(console, facts["notes"])
         if facts["skipped"]:
             console.print(f"\nskipped {counted(len(facts['skipped']), 'file')}:")
@@ -136,6 +142,8 @@ class Inspect(OnDevice, Opening, Request[Inventory]):
         With --gain, the original run of an archive.
     codec
         With --gain, what a run is encoded with; by default as for compress.
+    requests
+        Count what opening the archive and restoring a step asks of where it lies, by doing so.
 
     Raises
     ------
@@ -157,11 +165,13 @@ class Inspect(OnDevice, Opening, Request[Inventory]):
     gain: bool = False
     against: Annotated[AnyRun | None, Option(metavar="RUN")] = None
     codec: Annotated[str | None, Option(metavar="NAME[:KEY=VALUE,…]")] = None
+    requests: bool = False
 
     SHOWN: ClassVar = Shown(stage="gain", in_bytes=False)
     EXAMPLES: ClassVar = (
         "inshrink inspect runs/digits --tensors",
         "inshrink inspect digits.inshrink --json",
+        "inshrink inspect digits.inshrink --requests",
         "inshrink inspect digits.inshrink --gain --against runs/digits",
     )
 
@@ -183,6 +193,10 @@ class Inspect(OnDevice, Opening, Request[Inventory]):
         found = _inspect_archive(opened) if isinstance(opened, Archive) else _inspect_run(opened)
         named = str(getattr(self.source, "path", self.source))
         found = replace(found, path=named, with_tensors=self.tensors)
+        if self.requests:
+            if not isinstance(opened, Archive):
+                raise InputError("--requests is of an archive, and this is a run", remedy="leave it out")
+            found = replace(found, requests=_requests(opened))
         if not self.gain:
             return found
         device = resolve_device(self.device)
@@ -381,6 +395,52 @@ def _inspect_archive(archive: Archive) -> Inventory:
     return Inventory(path=reader.path, facts=facts, failure=_failure(reader.path, facts))
 
 
+def _requests(archive: Archive) -> dict[str, Any] | None:
+    """Count what is asked of storage until an archive is open, and a step or its largest tensor restored.
+
+    The step is the last one of those with the longest chain. None without frames that can be read.
+    """
+    from inshrink_core.archive.reader import counting_reader
+    from inshrink_core.archive.storage.ahead import nothing_held
+    from inshrink_core.chain import Archive
+
+    infos = [info for info in archive.frames if info not in _readable(archive)[1]]
+    if not infos:
+        return None
+    info = max(reversed(infos), key=lambda one: len(archive.reader.chain(one.frame_id)))
+    spec = max(archive.checkpoint(info).specs, key=lambda one: one.nbytes)
+
+    def restore(opened: Archive) -> None:
+        opened.fetch([info])
+        checkpoint = opened.checkpoint(info)
+        with checkpoint.expecting(checkpoint.specs):
+            for one in checkpoint.specs:
+                checkpoint.source.read(one)
+        for file in checkpoint.files:
+            checkpoint.source.skeleton(file)
+
+    def read_tensor(opened: Archive) -> None:
+        opened.checkpoint(info).source.read(spec)
+
+    acts = {"opening": lambda opened: None, "restoring": restore, "reading_tensor": read_tensor}
+    counts = {}
+    for name, act in acts.items():
+        with nothing_held():
+            reader, asked = counting_reader(archive.reader.storage)
+            act(Archive(reader, limits=archive.limits, bases=archive.bases))
+        counts[name] = {
+            "requests": asked.requests,
+            "bytes": asked.bytes_read,
+            "round_trips": asked.round_trips,
+        }
+    return {
+        "step": info.step,
+        "frames": len(archive.reader.chain(info.frame_id)),
+        "largest_tensor": spec.key,
+        **counts,
+    }
+
+
 def _said(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a frame says of what a restore of it costs, and of tensors that it left as they were."""
     from inshrink_core.chain import QUALITY, WRITTEN
@@ -497,6 +557,22 @@ def _facts(path: str, facts: Mapping[str, Any], archived: bool) -> list[tuple[st
                 ("disk needed", "{} for a step, {} for all".format(*disk)),
             ]
     return [*rows, ("read", f"{size(facts['bytes_read'])} of headers")]
+
+
+def _show_requests(console: Console, asked: Mapping[str, Any]) -> None:
+    """Print what reading takes, as of a bucket."""
+    frames = counted(asked["frames"], "frame")
+    console.print(f"\nasked of a bucket to read step {asked['step']}, a chain of {frames}:")
+    texts = {
+        "opening": "open the archive",
+        "restoring": "and restore the step",
+        "reading_tensor": "or its largest tensor",
+    }
+    rows = ((text, asked[name]) for name, text in texts.items())
+    cells = (
+        [text, *map(count, (row["requests"], row["round_trips"])), size(row["bytes"])] for text, row in rows
+    )
+    show_table(console, ("", "requests", "round trips", "bytes"), cells)
 
 
 def _role_cells(role: str, row: Mapping[str, Any], archived: bool) -> list[str]:

@@ -221,6 +221,8 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         every = self._frames(opened)
         infos = self._own(every)
         chosen = tuple(info.step for info in infos)
+        if self.tensors is None:
+            opened.fetch(infos)
         opened = opened.limited(self.limits(1.0 if len(chosen) < 2 else _SHARE_OF_A_RUN)).on(self.device)
         threads = self.threads or default_threads()
         view, threads = _fitting(opened, infos, directory, layout, tensors, threads) if infos else (opened, 1)
@@ -239,7 +241,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
             target = directory / f"checkpoint-{info.step}" if nested else directory
             keys = _selector(checkpoint, tensors)
             order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
-            with reading_ahead(checkpoint, order, threads) as ahead:
+            with checkpoint.expecting(order), reading_ahead(checkpoint, order, threads) as ahead:
                 paths += write_checkpoint(
                     ahead,
                     target,

@@ -6,8 +6,11 @@ import contextlib
 import re
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Final, NewType, NoReturn, Protocol, Self
+from functools import partial
+from typing import Any, Final, NamedTuple, NewType, NoReturn, Protocol, Self
 
 from inshrink_core.errors import InputError, UnsafePathError
 from inshrink_core.execution import is_temporary
@@ -39,6 +42,14 @@ def checked(path: str) -> str:
     return path
 
 
+class Range(NamedTuple):
+    """Bytes of an object."""
+
+    path: str
+    offset: int
+    nbytes: int
+
+
 class RangeFile(Protocol):
     """One object that is read by ranges; may be shared between threads."""
 
@@ -48,8 +59,15 @@ class RangeFile(Protocol):
     nbytes: int
     """Its size."""
 
+    n_at_once: int
+    """As of the storage that it is in (`Storage.n_at_once`)."""
+
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
+        ...
+
+    def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
+        """Return what calls of `read` return, made at the same time, or the error of each."""
         ...
 
 
@@ -58,11 +76,28 @@ class _Object:
 
     def __init__(self, storage: Storage, path: str) -> None:
         self.name, self.nbytes = f"{storage.name.rstrip('/')}/{path}", storage.size(path)
-        self._storage, self._path = storage, path
+        self._storage, self._path, self.n_at_once = storage, path, storage.n_at_once
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
         return self._storage.read(self._path, offset, max(0, min(nbytes, self.nbytes - offset)))
+
+    def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
+        """Return what calls return, made at the same time."""
+        return self._storage.together(calls)
+
+
+def _returned(call: Callable[[], Any]) -> Any:
+    """Return what a call returns, or its error."""
+    try:
+        return call()
+    except Exception as error:
+        return error
+
+
+def in_turn(calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
+    """Return what calls return, or the error of each."""
+    return [_returned(call) for call in calls]
 
 
 class Creation(ABC):
@@ -133,13 +168,14 @@ class Storage(ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._bytes_read = 0
+        self._bytes_read = self._requests = 0
         self._counting = threading.Lock()
 
-    def counted(self, content: bytes) -> bytes:
-        """Count bytes that were read, on any thread, and return them."""
+    def counted(self, content: bytes = b"") -> bytes:
+        """Count a request, on any thread, and the bytes that it brought; return them."""
         with self._counting:
             self._bytes_read += len(content)
+            self._requests += 1
         return content
 
     @property
@@ -147,12 +183,21 @@ class Storage(ABC):
         """Bytes that were read so far."""
         return self._bytes_read
 
+    @property
+    def requests(self) -> int:
+        """How often it was asked for bytes, sizes and names so far."""
+        return self._requests
+
     @classmethod
     def at(cls, url: str) -> Storage:
         """Return the storage of the archive that lies, or shall lie, at a URL; asks nothing of it yet."""
         return cls(url)
 
     # ---- reading ---------------------------------------------------------------------------------
+
+    n_at_once: int = 32
+    """How many requests are answered in about the time of one. Where an answer is far away, what will be
+    needed is asked for together and ahead; with 1, as of a disk, each read waits for its turn."""
 
     @abstractmethod
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
@@ -174,7 +219,19 @@ class Storage(ABC):
 
     def whole(self, path: str) -> bytes:
         """Return all of a small object; where the storage can, of one state, whatever replaces it."""
-        return self.read(path, 0, self.size(path))
+        return self.load(path)[0] if self.writable else self.read(path, 0, self.size(path))
+
+    def ranges(self, asked: Sequence[Range]) -> Sequence[bytes | Exception]:
+        """Return ranges of objects, asked for at the same time; in the place of one that fails, its error."""
+        return self.together([partial(self.read, *one) for one in asked])
+
+    def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
+        """Return what calls of methods that read return, made at the same time, or the error of each."""
+        n_threads = min(self.n_at_once, len(calls))
+        if n_threads <= 1:
+            return in_turn(calls)
+        with ThreadPoolExecutor(n_threads, thread_name_prefix="inshrink-read") as pool:
+            return list(pool.map(_returned, calls))
 
     def open(self, path: str) -> RangeFile:
         """Return an object to read from; where the storage can, as it is now, whatever replaces it."""

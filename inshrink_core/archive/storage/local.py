@@ -10,12 +10,12 @@ import shutil
 import stat
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from weakref import WeakSet
 
-from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked
+from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked, in_turn
 from inshrink_core.errors import ConflictError, LockedError, StorageError
 from inshrink_core.execution import (
     NotRegularError,
@@ -63,6 +63,8 @@ class LocalFile:
         The file.
     """
 
+    n_at_once = 1
+
     def __init__(self, path: Path) -> None:
         self.name = str(path)
         self._descriptor = open_regular(path)
@@ -72,6 +74,10 @@ class LocalFile:
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` bytes from `offset`, fewer only where the file ends."""
         return _read_range(self._descriptor, offset, nbytes)
+
+    def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
+        """Return what calls return, one after the other."""
+        return in_turn(calls)
 
 
 class LocalStorage(Storage):
@@ -88,6 +94,8 @@ class LocalStorage(Storage):
     the archive's folder (``flock``), so that of several in the same moment one comes after the other. Where
     folders cannot be locked, it is the writer's lock alone that keeps others out.
     """
+
+    n_at_once = 1
 
     def __init__(self, root: Path) -> None:
         super().__init__(str(root))

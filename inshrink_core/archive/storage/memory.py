@@ -51,6 +51,8 @@ class MemoryStorage(Storage):
     b'bytes'
     """
 
+    n_at_once = 1
+
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._objects = _PROCESS
@@ -92,7 +94,8 @@ class MemoryStorage(Storage):
 
     def load(self, path: str) -> tuple[bytes, Tag]:
         """Return the content of an object and its tag."""
-        return self._found(path)
+        content, tag = self._found(path)
+        return self.counted(content), tag
 
     def create(self, path: str, *, over: bool = False) -> Creation:
         """Begin an object."""
@@ -167,7 +170,7 @@ class OverlaidStorage(Storage):
 
     def __init__(self, under: Storage, held: MutableMapping[str, bytes]) -> None:
         super().__init__(under.name)
-        self._under, self.held = under, held
+        self._under, self.held, self.n_at_once = under, held, under.n_at_once
 
     @property
     def bytes_read(self) -> int:

@@ -81,9 +81,20 @@ class RemoteStorage(Storage):
             content = self._system.cat_file(place, start=offset, end=offset + nbytes)
         return self.counted(bytes(content))
 
+    def whole(self, path: str) -> bytes:
+        """Return all of an object; one request."""
+        place = self._place(checked(path))
+        with _storage_errors(self.name):
+            try:
+                content = self._system.cat_file(place)
+            except (IsADirectoryError, NotADirectoryError) as error:
+                raise FileNotFoundError(place) from error
+        return self.counted(bytes(content))
+
     def size(self, path: str) -> int:
         """Return the size of an object in bytes."""
         place = self._place(checked(path))
+        self.counted()
         with _storage_errors(self.name):
             found = self._system.info(place)
         if found["type"] == "directory":
@@ -93,6 +104,7 @@ class RemoteStorage(Storage):
     def names(self, folder: str) -> tuple[str, ...]:
         """Return every name in a folder."""
         place = self._place(folder)
+        self.counted()
         with _storage_errors(self.name):
             try:
                 # Listings are cached by fsspec, and a writer may have added frames since.

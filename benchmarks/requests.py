@@ -1,0 +1,201 @@
+"""What reading an archive asks of a bucket, and how long opening one of 10,000 frames takes.
+
+``python -m benchmarks.requests`` makes an archive of 24 frames in one chain, 28 tensors each, and reads it
+through a storage that counts requests and answers each after 30 ms: opening it, restoring its last step, and
+reading one tensor of it; from a folder and packed. Beside it stands the same with one request at a time, as
+of a disk, and restoring from the disk itself. Every way begins with nothing in memory. The archive of 10,000
+frames is a manifest and empty files, which is all that opening looks at; each frame has a digest of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+import inshrink_core
+from benchmarks.results import write
+from inshrink_core.archive.layout import derive_frame_id, frame_path
+from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
+from inshrink_core.archive.packed import PackedStorage
+from inshrink_core.archive.reader import ArchiveReader
+from inshrink_core.archive.storage import LocalStorage, Storage, object_at
+from inshrink_core.archive.storage.ahead import nothing_held
+from inshrink_core.archive.storage.counting import CountingStorage
+from inshrink_core.chain import Archive
+from inshrink_core.frame import FrameInfo, FrameKind
+
+N_FRAMES, N_WEIGHTS, WIDTH = 24, 7, 128
+WAIT_S = 0.03
+N_MANY, CHAIN = 10_000, 32
+REPETITIONS, QUICK_REPETITIONS = 3, 1
+
+_Answer = TypeVar("_Answer")
+
+
+class FarStorage(CountingStorage):
+    """Another storage, each request to which takes a while."""
+
+    def answer(self, call: Callable[[], _Answer]) -> _Answer:
+        time.sleep(WAIT_S)
+        return super().answer(call)
+
+
+class FarOneByOne(FarStorage):
+    """The same for a reader that fetches nothing ahead."""
+
+    def __init__(self, under: Storage) -> None:
+        super().__init__(under)
+        self.n_at_once = 1
+
+
+def write_run(folder: Path) -> None:
+    """Write checkpoints whose weights move a little from step to step, with both moments of Adam."""
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        f"layers.{i}.weight": 0.1 * torch.randn(WIDTH, 96 if i % 2 else 256, generator=generator)
+        for i in range(N_WEIGHTS)
+    }
+    for step in range(1, N_FRAMES + 1):
+        state = {}
+        for number, weight in enumerate(weights.values()):
+            moment = 1e-3 * torch.randn(weight.shape, generator=generator)
+            weight += moment
+            state[number] = {"step": torch.tensor(float(step)), "exp_avg": moment, "exp_avg_sq": moment**2}
+        group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "params": list(range(N_WEIGHTS))}
+        optimizer = {"state": state, "param_groups": [group]}
+        torch.save({"model": weights, "optimizer": optimizer, "step": step}, folder / f"step_{step:04}.pt")
+
+
+def opened(reader: ArchiveReader, scratch: Path) -> None:
+    """Open it alone."""
+
+
+def restored(reader: ArchiveReader, scratch: Path) -> None:
+    """Restore the last step."""
+    inshrink_core.restore(Archive(reader), scratch / "out", steps=[N_FRAMES], force=True, threads=1)
+
+
+def one_tensor(reader: ArchiveReader, scratch: Path) -> None:
+    """Read one tensor of the last step."""
+    assert Archive(reader)[N_FRAMES]["layers.0.weight"].numel()
+
+
+ACTS = {"open": opened, "restore the last step": restored, "read one tensor": one_tensor}
+
+
+def far_reader(path: Path, kind: type[CountingStorage]) -> tuple[ArchiveReader, CountingStorage]:
+    """Open a folder or a packed file through a storage that counts."""
+    if path.is_dir():
+        far = kind(LocalStorage(path))
+        return ArchiveReader(far), far
+    around, name = object_at(path)
+    far = kind(around)
+    return ArchiveReader(PackedStorage(far.open(name))), far
+
+
+def measure_far(path: Path, kind: type[CountingStorage], act: str, scratch: Path) -> dict[str, object]:
+    """Read an archive through a storage that counts and waits."""
+    with nothing_held():
+        begun = time.perf_counter()
+        reader, far = far_reader(path, kind)
+        ACTS[act](reader, scratch)
+        seconds = time.perf_counter() - begun
+    return {
+        "requests": far.requests,
+        "round_trips": far.round_trips,
+        "bytes": far.bytes_read,
+        "seconds": seconds,
+    }
+
+
+def measure_near(path: Path, act: str, scratch: Path) -> dict[str, object]:
+    """Read an archive from the disk."""
+    begun = time.perf_counter()
+    reader = ArchiveReader.open(path)
+    ACTS[act](reader, scratch)
+    return {"seconds": time.perf_counter() - begun, "bytes": reader.bytes_read}
+
+
+def middle(rows: list[dict[str, object]]) -> dict[str, object]:
+    """Return the row of the middle of their seconds."""
+    return sorted(rows, key=lambda row: row["seconds"])[len(rows) // 2]  # type: ignore[arg-type,return-value]
+
+
+def many_frames(folder: Path) -> int:
+    """Make what opening an archive of very many frames looks at, and return the bytes of its manifest."""
+    (folder / "frames").mkdir(parents=True)
+    archive_id, parent, frames = bytes(range(16)), None, []
+    for generation in range(1, N_MANY + 1):
+        step = 10 * generation
+        frame = FrameInfo(
+            frame_id=derive_frame_id(archive_id, parent, step, 0, generation),
+            parent_id=parent,
+            step=step,
+            kind=FrameKind.KEYFRAME if generation % CHAIN == 1 else FrameKind.DELTA,
+            branch=0,
+            generation=generation,
+            nbytes=100_000 + generation * 37 % 5_000,
+            digest=hashlib.sha256(str(generation).encode()).digest(),
+            path=frame_path(generation, step),
+        )
+        (folder / frame.path).touch()
+        frames.append(frame)
+        parent = frame.frame_id
+    content = Manifest(archive_id=archive_id, frames=tuple(frames), next_generation=N_MANY + 1).pack()
+    (folder / MANIFEST_NAME).write_bytes(content)
+    return len(content)
+
+
+def main(quick: bool = False) -> Path:
+    """Write ``results/requests.csv``."""
+    repetitions = QUICK_REPETITIONS if quick else REPETITIONS
+    rows: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        run, folder, packed = scratch / "run", scratch / "a.inshrink", scratch / "p.inshrink"
+        run.mkdir()
+        write_run(run)
+        inshrink_core.compress(run, folder, threads=1, keyframe_every=N_FRAMES)
+        inshrink_core.verbs.export(folder, pack=packed)
+        restored(ArchiveReader.open(folder), scratch)  # loads the kernels
+        for path, place in ((folder, "folder"), (packed, "packed")):
+            for act in ACTS:
+                ways: dict[str, Callable[[], dict[str, object]]] = {
+                    "at once": lambda path=path, act=act: measure_far(path, FarStorage, act, scratch),
+                    "one by one": lambda path=path, act=act: measure_far(path, FarOneByOne, act, scratch),
+                    "disk": lambda path=path, act=act: measure_near(path, act, scratch),
+                }
+                found: dict[str, list[dict[str, object]]] = {way: [] for way in ways}
+                for _ in range(repetitions):
+                    for way, measure in ways.items():
+                        found[way].append(measure())
+                about = {"frames": N_FRAMES, "place": place, "act": act}
+                rows += [about | {"way": way} | middle(some) for way, some in found.items()]
+        nbytes = many_frames(scratch / "many")
+        seconds = []
+        for _ in range(repetitions):
+            begun = time.perf_counter()
+            assert ArchiveReader.open(scratch / "many").find(10 * N_MANY).generation == N_MANY
+            seconds.append(time.perf_counter() - begun)
+        rows.append(
+            {
+                "frames": N_MANY,
+                "place": "folder",
+                "act": "open",
+                "way": "disk",
+                "bytes": nbytes,
+                "seconds": statistics.median(seconds),
+            }
+        )
+    return write("requests_quick" if quick else "requests", rows)
+
+
+if __name__ == "__main__":
+    print(main())

@@ -1,0 +1,261 @@
+"""An archive far away is read with few requests, in few round trips, and gives what it gives at hand."""
+
+import threading
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, pack_archive
+from inshrink_core.archive.reader import counting_reader
+from inshrink_core.archive.storage import LocalStorage, ahead
+from inshrink_core.archive.storage.contract import Range
+from inshrink_core.archive.storage.counting import CountingStorage
+from inshrink_core.chain import Archive
+from inshrink_core.errors import InshrinkError
+from tests.archive.building import append, build, contents
+
+N_FRAMES = 24
+
+
+@pytest.fixture(autouse=True)
+def nothing_held():
+    """Every test begins as a process does."""
+    with ahead.nothing_held():
+        yield
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    """An archive of 24 frames in one chain, and the same packed."""
+    folder = tmp_path_factory.mktemp("requests")
+    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    inshrink_core.compress(run, folder / "a", steps=run.steps[:N_FRAMES], keyframe_every=N_FRAMES, threads=1)
+    pack_archive(ArchiveReader.open(folder / "a"), folder / "p")
+    return folder / "a"
+
+
+def far(path):
+    """Open an archive as from a bucket, and return what counts the requests."""
+    reader, asked = counting_reader(ArchiveReader.open(path).storage)
+    return Archive(reader), asked
+
+
+def values(archive, step):
+    """Read everything of a step as restoring does."""
+    archive.fetch([archive.reader.find(step)])
+    checkpoint = archive[step]
+    with checkpoint.expecting(checkpoint.specs):
+        tensors = {spec.key: checkpoint.source.read(spec) for spec in checkpoint.specs}
+    return tensors, [checkpoint.source.skeleton(file) for file in checkpoint.files]
+
+
+def same(one, other):
+    """Compare what `values` returns."""
+    return (
+        one[1] == other[1]
+        and one[0].keys() == other[0].keys()
+        and all(torch.equal(a, b) for a, b in zip(one[0].values(), other[0].values(), strict=True))
+    )
+
+
+def test_opening_takes_two_requests_in_one_round_trip(sample):
+    _, asked = far(sample)
+    assert (asked.requests, asked.round_trips) == (2, 1)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_step_takes_a_request_a_frame_and_three_more_in_three_round_trips(sample, packed, tmp_path):
+    archive, asked = far(sample.with_name("p") if packed else sample)
+    last = archive.steps[-1]
+    assert len(archive.reader.chain(archive.last.frame_id)) == N_FRAMES
+    inshrink_core.restore(archive, tmp_path / "far", steps=[last], threads=2)
+    assert asked.requests <= N_FRAMES + 3
+    assert asked.round_trips <= 3
+    inshrink_core.restore(sample, tmp_path / "near", steps=[last], threads=2)
+    written = [next((tmp_path / name).iterdir()).read_bytes() for name in ("far", "near")]
+    assert written[0] == written[1]
+
+
+def test_one_tensor_or_some_take_a_request_a_frame_and_three_more(sample, tmp_path):
+    for read in (
+        lambda archive: archive[archive.steps[-1]]["fc1.weight"],
+        lambda archive: archive[archive.steps[-1]].state_dict(),
+        lambda archive: inshrink_core.restore(archive, tmp_path, tensors="conv*", force=True),
+    ):
+        with ahead.nothing_held():
+            archive, asked = far(sample)
+            read(archive)
+        assert asked.requests <= N_FRAMES + 3
+        assert asked.round_trips <= 3
+
+
+def test_large_frames_take_their_ends_and_one_range_each(tmp_path):
+    large = {name: name.encode() * 600_000 for name in "abc"}
+    with ArchiveWriter(tmp_path / "x", create=True) as writer:
+        for step in range(6):
+            append(writer, step, blocks=large)
+    reader, asked = counting_reader(LocalStorage(tmp_path / "x"))
+    frames = [reader.frame(info.frame_id) for info in reader.chain(reader.head.frame_id)[::-1]]
+    assert (asked.requests, asked.round_trips) == (2 + 6, 2)
+    reader.fetch_blocks((frame, frame.entry(key)) for frame in frames for key in "ab")
+    for frame in frames:
+        assert [frame.read(frame.entry(key)) for key in "ab"] == [large["a"], large["b"]]
+    assert (asked.requests, asked.round_trips) == (2 + 12, 3)
+    assert asked.bytes_read < reader.manifest_nbytes + 6 * (ahead.ENDS._most // 512 + 2 * 600_000 + 100)
+
+
+def test_what_is_far_equals_what_is_near_however_little_fits(sample, monkeypatch):
+    near = Archive.open(sample)
+    step = near.steps[5]
+    expected = values(near, step)
+    for most, window, gap in ((1 << 20, 1 << 14, 0), (1 << 15, 1 << 12, 1 << 18), (100, 100, 0), (0, 0, 10)):
+        monkeypatch.setattr(ahead, "_WINDOW_NBYTES", window)
+        monkeypatch.setattr(ahead, "MOST_AHEAD_NBYTES", most)
+        monkeypatch.setattr("inshrink_core.archive.reader.MOST_AHEAD_NBYTES", most)
+        monkeypatch.setattr(ahead, "_GAP_NBYTES", gap)
+        monkeypatch.setattr("inshrink_core.archive.frame_reader._WHOLE_NBYTES", 4096)
+        monkeypatch.setattr("inshrink_core.archive.frame_reader._END_NBYTES", 600)
+        with ahead.nothing_held():
+            assert same(values(far(sample)[0], step), expected)
+
+
+def test_steps_in_order_read_each_frame_once(sample):
+    archive, asked = far(sample)
+    near = Archive.open(sample)
+    view = archive.sequential()
+    frames = archive.frames[:5]
+    for frame in frames:
+        assert same(values(view, frame.step), values(near, frame.step))
+    assert asked.bytes_read < 1.1 * sum(frame.nbytes for frame in frames) + near.reader.manifest_nbytes
+
+
+def test_indexes_of_frames_one_after_the_other_come_together(sample):
+    archive, asked = far(sample)
+    for info in archive.frames:
+        archive.frame(info)
+    assert asked.round_trips <= 6
+
+
+def test_tensors_one_after_the_other_come_together(sample):
+    archive, asked = far(sample)
+    frame = archive.last
+    for spec in archive.checkpoint(frame).specs:
+        archive.decode(frame, spec.key)
+    assert asked.round_trips <= 5
+
+
+def test_an_archive_that_is_opened_again_asks_for_no_frame_twice(sample):
+    before = values(far(sample)[0], 10)
+    archive, asked = far(sample)
+    assert same(values(archive, 10), before)
+    assert asked.requests == 2
+
+
+def test_memory_is_bounded(monkeypatch):
+    held = ahead.Held(1000)
+    for number in range(50):
+        held.put(bytes([number % 7]), number * 10, bytes(90))
+        sizes = [len(span) for spans in held._spans.values() for span in spans.values()]
+        assert sum(sizes) == held._nbytes <= 1000
+    held.put(b"large", 0, bytes(1001))
+    assert not held.has(b"large", 0, 1)
+    held.put(b"", 0, b"of no digest")
+    assert not held.has(b"", 0, 1)
+
+
+class Refusing(LocalStorage):
+    """A folder some of whose files cannot be read in a batch."""
+
+    n_at_once = 8
+
+    def ranges(self, asked):
+        found = super().ranges(asked)
+        return [OSError("reset") if "000007" in one.path else f for one, f in zip(asked, found, strict=True)]
+
+
+def test_what_could_not_be_fetched_is_read_when_it_is_needed(sample):
+    archive = Archive(ArchiveReader(Refusing(sample)))
+    assert same(values(archive, archive.steps[-1]), values(Archive.open(sample), archive.steps[-1]))
+
+
+@pytest.mark.parametrize("damage", ["cut", "longer", "byte", "other", "gone", "header"])
+def test_damage_is_told_as_it_is_at_hand(tmp_path, damage):
+    path = build(tmp_path / "x")
+    reader = ArchiveReader.open(path)
+    file = path / reader.frames[1].path
+    content = bytearray(file.read_bytes())
+    changed = {
+        "cut": content[:-5],
+        "longer": content + b"x",
+        "byte": content[:-40] + bytes([content[-40] ^ 1]) + content[-39:],
+        "other": (path / reader.frames[2].path).read_bytes(),
+        "header": content[:30] + bytes([content[30] ^ 1]) + content[31:],
+        "gone": None,
+    }[damage]
+    far_reader, _ = counting_reader(LocalStorage(path))
+    if changed is None:
+        file.unlink()
+    else:
+        file.write_bytes(changed)
+    told = []
+    for one in (reader, far_reader):
+        try:
+            contents(one, reader.frames[1].frame_id)
+        except InshrinkError as error:
+            told.append((type(error), str(error)))
+    if damage == "header":  # what it says stands in the manifest, and a checksum covers it
+        assert len(told) == 1
+        return
+    assert len(told) == 2
+    assert told[0] == told[1]
+    file.write_bytes(content)
+    assert contents(far_reader, reader.frames[1].frame_id)["head.weight"] == b"delta" * 30
+
+
+def test_a_block_that_is_damaged_is_read_anew_when_it_was_mended(tmp_path):
+    large = {"a": bytes(range(250)) * 40}
+    with ArchiveWriter(tmp_path / "x", create=True) as writer:
+        info = append(writer, 0, blocks=large)
+    file = tmp_path / "x" / info.path
+    sound = file.read_bytes()
+    file.write_bytes(sound[:5000] + b"\xff" + sound[5001:])
+    reader, _ = counting_reader(LocalStorage(tmp_path / "x"))
+    with pytest.raises(InshrinkError, match="checksum of block 'a'"):
+        contents(reader, info.frame_id)
+    file.write_bytes(sound)
+    assert contents(reader, info.frame_id) == large
+
+
+def test_small_frames_of_a_segment_come_with_one_request(tmp_path):
+    path = build(tmp_path / "x", tuple(range(12)), grouped=True)
+    near = ArchiveReader.open(path)
+    assert len({frame.path for frame in near.frames}) == 1
+    reader, asked = counting_reader(LocalStorage(path))
+    assert contents(reader, near.head.frame_id) == contents(near, near.head.frame_id)
+    assert asked.requests == 3
+
+
+def test_calls_are_made_at_the_same_time_and_errors_are_returned(tmp_path):
+    class Meeting(LocalStorage):
+        n_at_once = 4
+        barrier = threading.Barrier(4)
+
+        def read(self, path, offset, nbytes):
+            self.barrier.wait(timeout=10)
+            return super().read(path, offset, nbytes)
+
+    (tmp_path / "a").write_bytes(b"0123456789")
+    found = Meeting(tmp_path).ranges(
+        [Range("a", 0, 3), Range("a", 8, 9), Range("b", 0, 1), Range("../c", 0, 1)]
+    )
+    assert found[:2] == [b"012", b"89"]
+    assert [type(error).__name__ for error in found[2:]] == ["FileNotFoundError", "UnsafePathError"]
+
+
+def test_round_trips_are_counted_by_batches(tmp_path):
+    (tmp_path / "a").write_bytes(b"0123456789")
+    counting = CountingStorage(LocalStorage(tmp_path))
+    counting.read("a", 0, 2)
+    counting.ranges([Range("a", at, 1) for at in range(10)] * 4)
+    assert (counting.requests, counting.bytes_read, counting.round_trips) == (41, 42, 1 + 2)
