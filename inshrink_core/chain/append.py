@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from inshrink_core.archive import ArchiveWriter, PartWriter
 from inshrink_core.chain.archive import Archive, open_base_at
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 WORTHWHILE: Final = 0.99
 """A delta that saves less than a hundredth is not worth its dependence on the frames before."""
+
+_Value = TypeVar("_Value")
 
 TensorDone = Callable[[TensorSpec], None]
 """Called after each tensor is written; may raise to cancel, which leaves the archive as it was."""
@@ -187,7 +189,12 @@ class ChainWriter:
             and self.parent is not None
             and start.frame_id == self.parent.frame_id,
             unchanged=unchanged,
+            shards=self.split if isinstance(self.split, Shards) else None,
         )
+
+    def of_all(self, value: _Value) -> Sequence[_Value]:
+        """Return what all ranks give that write a frame together, in their order; of one alone, its own."""
+        return self.split.gathered(value) if isinstance(self.split, Shards) else [value]
 
     def _owns(self, spec: TensorSpec) -> bool:
         """Whether this writer writes a tensor: all, or those of its part."""
@@ -244,7 +251,8 @@ class ChainWriter:
         done
             Called after each tensor.
         keyframe
-            Whether the frame is a keyframe; by default as the notes say. The first always does.
+            Whether the frame is a keyframe; by default as the notes say. The first always does. Of several
+            who write it together none knows what a delta saves: by default, it is one when it is due.
         quality
             What the frame says of what a restore of it costs, and how that is known (`QUALITY`).
         prepared
@@ -259,6 +267,8 @@ class ChainWriter:
         said = {} if quality is None else {QUALITY: dict(quality)}
         attachments = dict(attachments_of(stored)) if self._is_first else {}
         wanted = _Wanted(checkpoint, stored, attachments, said, prepared)
+        if keyframe is None and self.split is not None:
+            keyframe = self.keyframe_is_due
         if not (self.keyframe_is_due if keyframe is None or self.parent is None else keyframe):
             self._load_parent()
             worthwhile = int(WORTHWHILE * self._keyframe_rate * stored.raw_bytes())
@@ -356,7 +366,7 @@ class ChainWriter:
                 state = replace(state, observed=observed if delta else {})
             own = replace(stored, specs=tuple(filter(self._owns, stored.specs)))
             if isinstance(self.split, Shards):
-                state, places = replace(state, shards=self.split), self.split.places
+                places = self.split.places
             else:
                 places = {spec.key: place for place, spec in enumerate(stored.specs)}
             plan, ready = self._planned(wanted, state)
@@ -407,7 +417,8 @@ class ChainWriter:
             self._keyframe_rate = _rate_of(nbytes, stored.raw_bytes(), based=bool(based))
         self.parent, self._meta, self._references, self._attachments = info, meta, references, attachments
         self.unchanged, self.metrics = frozenset(), {}
-        return Appended(info, squared_error, squared_norm, bool(ready))
+        as_prepared = wanted.prepared is not None and plan is wanted.prepared.plan
+        return Appended(info, squared_error, squared_norm, as_prepared)
 
     def _planned(self, wanted: _Wanted, state: ChainState) -> tuple[FramePlan, Mapping[str, TensorResult]]:
         """Return the frame's plan, and what is encoded by it already."""

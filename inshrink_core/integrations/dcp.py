@@ -7,13 +7,12 @@ at the save before. No tensor leaves its rank: ranks exchange observations, and 
 from __future__ import annotations
 
 import io
-import itertools
 import math
 import os
 import re
+import threading
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar, cast
@@ -44,9 +43,16 @@ from inshrink_core.formats.dcp_state import (
     storage_metadata,
 )
 from inshrink_core.formats.distributed import METADATA
+from inshrink_core.integrations.dcp_ranks import Exchanges, Ranks, ShardedEvaluator
+from inshrink_core.training.check import (
+    CheckedWriter,
+    bounds_of,
+    require_check,
+    require_check_options,
+)
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.planner import (
         LoadPlan,
@@ -61,6 +67,7 @@ if TYPE_CHECKING:
     from inshrink_core.chain.base import BaseLike
     from inshrink_core.codec import AnyCodec
     from inshrink_core.frame import FrameInfo
+    from inshrink_core.training.check import Check
 
 _Value = TypeVar("_Value")
 
@@ -70,123 +77,6 @@ _AGREED: Final = ("codec", "config", "optimizer", "keyframe_every")
 """Options that all ranks must be given alike."""
 
 _SALT_NBYTES: Final = 16
-
-
-class _Failed(NamedTuple):
-    """What a rank gives the others in the place of a value."""
-
-    why: str
-
-
-class _Ranks:
-    """The ranks that save together, on a group of their own, so that the training's is left alone."""
-
-    _numbers: ClassVar = itertools.count()
-
-    def __init__(self, process_group: ProcessGroup | None, timeout: timedelta, *, no_dist: bool) -> None:
-        from torch import distributed
-
-        self._timeout, self._group, self._n_met = timeout, cast("ProcessGroup | None", None), 0
-        self._ranks, self.rank = [0], 0
-        if not no_dist and distributed.is_available() and distributed.is_initialized():
-            self._ranks = distributed.get_process_group_ranks(process_group or distributed.group.WORLD)
-            self.rank = self._ranks.index(distributed.get_rank())
-        # Of the writer among those of this process: the ranks make their writers in the same order.
-        self._prefix = f"inshrink/{next(self._numbers)}"
-
-    @property
-    def n_ranks(self) -> int:
-        return len(self._ranks)
-
-    def meet(self) -> None:
-        """Wait for all ranks.
-
-        Raises
-        ------
-        ConflictError
-            Some have not come in time; it names them.
-        """
-        from torch import distributed
-        from torch.distributed import distributed_c10d
-
-        if self.n_ranks == 1:
-            return
-        # No collective says who is late.
-        default = distributed_c10d._get_default_store()
-        store = distributed.PrefixStore(self._prefix, default)  # type: ignore[attr-defined]
-        self._n_met += 1
-        names = {rank: f"{self._n_met}/{rank}" for rank in self._ranks}
-        own = names[self._ranks[self.rank]]
-        store.set(own, "")
-        try:
-            store.wait(list(names.values()), self._timeout)
-            if self._group is None:
-                self._group = distributed.new_group(
-                    self._ranks, timeout=self._timeout, backend="gloo", use_local_synchronization=True
-                )
-        except RuntimeError as error:
-            late = [f"rank {rank}" for rank, name in names.items() if not store.check([name])]
-            raise ConflictError(
-                f"{', '.join(late[:8]) or 'a rank'} did not come to save",
-                expected=f"{self.n_ranks} ranks within {self._timeout.total_seconds():g} s",
-                remedy="see why it failed or what keeps it; `timeout` says how long the others wait, "
-                "`process_group` and `no_dist` which ranks save",
-            ) from error
-        store.delete_key(f"{self._n_met - 1}/{self._ranks[self.rank]}")
-
-    def gathered(self, make: Callable[[], _Value]) -> list[_Value]:
-        """Return what each rank makes, in their order; where one fails, all do.
-
-        Raises
-        ------
-        ConflictError
-            Another rank failed: which, and why.
-        """
-        from torch import distributed
-
-        if self.n_ranks == 1:
-            return [make()]
-        own: _Value | _Failed
-        failure: BaseException | None = None
-        try:
-            own = make()
-        except BaseException as error:  # raised again, when the others know
-            own, failure = _Failed(f"{type(error).__name__}: {error}"), error
-        found: list[_Value | _Failed | None] = [None] * self.n_ranks
-        try:
-            distributed.all_gather_object(found, own, group=self._group)
-        except RuntimeError as error:
-            raise failure or ConflictError(
-                "another rank ended, or did not answer in time, while the ranks saved together",
-                remedy="nothing of this save is in the archive; see which rank failed, and start again",
-            ) from error
-        if failure is not None:
-            raise failure
-        for rank, value in zip(self._ranks, found, strict=True):
-            if isinstance(value, _Failed):
-                raise ConflictError(f"rank {rank} could not save: {value.why}")
-        return cast("list[_Value]", found)
-
-
-class _Once:
-    """One exchange that every rank must come to, with its error if it has nothing to give."""
-
-    def __init__(self, ranks: _Ranks) -> None:
-        self._ranks, self.is_done = ranks, False
-
-    def gathered(self, make: Callable[[], _Value]) -> list[_Value]:
-        self.is_done = True
-        return self._ranks.gathered(make)
-
-    def fail(self, error: BaseException) -> None:
-        """Tell the others, if they still wait."""
-        if not self.is_done:
-            with suppress(type(error)):
-                self.gathered(lambda: _raised(error))
-
-
-def _raised(error: BaseException) -> None:
-    raise error
 
 
 @dataclass(frozen=True)
@@ -245,6 +135,10 @@ class InshrinkWriter(StorageWriter):
         As they are given to ``dcp.save``.
     timeout
         Seconds until a rank that does not come is given up.
+    model, check, max_restore_cost, check_every
+        As of `inshrink_core.Saver`: the model whose state is saved, and a function of it that all ranks call
+        together. What a save restores to is put into the model, the function is asked, and what the model
+        held is put back. Saves are then `dcp.save`'s alone.
 
     Raises
     ------
@@ -279,8 +173,19 @@ class InshrinkWriter(StorageWriter):
         process_group: ProcessGroup | None = None,
         no_dist: bool = False,
         timeout: float = 600.0,
+        model: nn.Module | None = None,
+        check: Check | None = None,
+        max_restore_cost: float | None = None,
+        check_every: int = 1,
     ) -> None:
         super().__init__()
+        require_check_options(check, max_restore_cost, check_every)
+        if (model is None) != (check is None):
+            raise InputError("a check is of a model", remedy="give the writer both, or none: model, check")
+        self._model, self._check = model, check
+        self._max_restore_cost, self._check_every = max_restore_cost, check_every
+        self._checked: tuple[CheckedWriter, ShardedEvaluator] | None = None
+        self._thread = threading.get_ident()
         self.archive = os.fspath(archive)
         self._options: dict[str, Any] = dict(
             codec=codec,
@@ -293,7 +198,7 @@ class InshrinkWriter(StorageWriter):
         make_chain_config(self.archive, **self._options)  # misuse is refused now
         self._resumed_from, self._timeout, self._no_dist = resumed_from, timeout, no_dist
         self._process_group = process_group
-        self._ranks: _Ranks | None = None
+        self._ranks: Ranks | None = None
         self._step: int | None = None
         self._checkpoint_id: str | os.PathLike[str] | None = None
         self._chain: ChainWriter | None = None
@@ -305,9 +210,19 @@ class InshrinkWriter(StorageWriter):
         self._lock: Lock | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
+        self._require_live(there=False)
         # A process that saves beside the training gets the writer anew for each save; it keeps the first.
         options = dict(resumed_from=self._resumed_from, no_dist=self._no_dist, timeout=self._timeout)
         return _writer_of_process, (self.archive, {**self._options, **options})
+
+    def _require_live(self, *, there: bool = True) -> None:
+        """Refuse to put states into a model that is being trained meanwhile."""
+        if self._check is not None and not (there and threading.get_ident() == self._thread):
+            raise InputError(
+                "a check puts states into the model, which training must not use meanwhile",
+                where=self.archive,
+                remedy="save with dcp.save, on the thread that made the writer",
+            )
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a save: meet the other ranks, and compare what all must agree upon.
@@ -324,15 +239,21 @@ class InshrinkWriter(StorageWriter):
         ConflictError
             A rank has not come in time, or saves otherwise than the first.
         """
+        self._require_live()
         if self._ranks is None:
             timeout = timedelta(seconds=self._timeout)
-            self._ranks = _Ranks(self._process_group, timeout, no_dist=self._no_dist)
+            self._ranks = Ranks(self._process_group, timeout, no_dist=self._no_dist)
         self._checkpoint_id, self._step = checkpoint_id, None
         self._ranks.meet()
 
         def said() -> dict[str, Any]:
             settings = {name: str(self._options[name]) for name in _AGREED}
-            return {"step": step_of(checkpoint_id), "archive": self.archive, **settings}
+            promised = {
+                "check": "none" if self._check is None else "a check",
+                "max_restore_cost": str(self._max_restore_cost),
+                "check_every": str(self._check_every),
+            }
+            return {"step": step_of(checkpoint_id), "archive": self.archive, **settings, **promised}
 
         first, *others = self._ranks.gathered(said)
         for rank, other in enumerate(others, 1):
@@ -448,7 +369,7 @@ class InshrinkWriter(StorageWriter):
         return {name: found[name] for name in names}, paths
 
     @property
-    def _started(self) -> _Ranks:
+    def _started(self) -> Ranks:
         if self._ranks is None or self._step is None:
             raise InputError("the save was not begun", remedy='give it a name: checkpoint_id="step-400"')
         return self._ranks
@@ -458,28 +379,27 @@ class InshrinkWriter(StorageWriter):
         ranks, self._step = self._started, None
         try:
             told = cast("_Told", ranks.gathered(lambda: self._told)[0])
-            chain, checkpoint, places = self._prepared(told, ranks, plan, planner)
-            once = _Once(ranks)
-            chain.split = Shards(places, lambda rows: once.gathered(lambda: rows))
-            try:
-                chain.append(checkpoint, keyframe=chain.keyframe_is_due)
-            except BaseException as error:
-                once.fail(error)
-                raise
+            ready = self._prepared(told, ranks, plan, planner)
+            chain = ready.chain
+            with Exchanges(ranks) as exchanges:
+                chain.split = Shards(ready.places, lambda value: exchanges.gathered(lambda: value))
+                if self._check is None:
+                    chain.append(ready.checkpoint, keyframe=chain.keyframe_is_due)
+                else:
+                    self._checked_for(ready, ranks, exchanges).append(chain, ready.checkpoint)
             _part_of(chain).suspend()
             self._written = _id_of(chain.parent)
         except BaseException:
             if self._chain is not None:
                 _part_of(self._chain).suspend()
             self._chain = None
+            self._forget_checked()
             self._release()
             raise
         return _done([WriteResult(item.index, _nbytes(item), None) for item in plan.items])
 
-    def _prepared(
-        self, told: _Told, ranks: _Ranks, plan: SavePlan, planner: SavePlanner
-    ) -> tuple[ChainWriter, Checkpoint, dict[str, int]]:
-        """Return the chain to append to, what this rank appends, and the places of that in the frame.
+    def _prepared(self, told: _Told, ranks: Ranks, plan: SavePlan, planner: SavePlanner) -> _Ready:
+        """Return what this rank appends, and to what.
 
         All ranks fail where one does.
         """
@@ -504,17 +424,46 @@ class InshrinkWriter(StorageWriter):
         order = {key: place for place, key in enumerate(state.tensors.values())}
         made: list[tuple[ChainWriter, Checkpoint]] = []
 
-        def opened() -> list[_Row]:
-            chain = self._chain_for(told, ranks)
+        def opened() -> tuple[list[_Row], bool]:
+            before, chain = self._chain, self._chain_for(told, ranks)
             whole = _checkpoint(told.step, _cut(held, named), named, state, self.archive)
             made.append((chain, stored_view(whole, chain.config.optimizer)))
-            return [_row(spec, order) for spec in made[0][1].specs]
+            return [_row(spec, order) for spec in made[0][1].specs], chain is before
 
-        rows = sorted(row for rows in ranks.gathered(opened) for row in rows)
+        told_by = ranks.gathered(opened)
+        if not all(goes_on for _, goes_on in told_by):
+            self._forget_checked()
+        rows = sorted(row for rows, _ in told_by for row in rows)
         (chain, checkpoint), places = made[0], {row: place for place, row in enumerate(rows)}
-        return chain, checkpoint, {spec.key: places[_row(spec, order)] for spec in checkpoint.specs}
+        own = {spec.key: places[_row(spec, order)] for spec in checkpoint.specs}
+        return _Ready(chain, checkpoint, own, tuple(named.specs.values()))
 
-    def _chain_for(self, told: _Told, ranks: _Ranks) -> ChainWriter:
+    def _checked_for(self, ready: _Ready, ranks: Ranks, exchanges: Exchanges) -> CheckedWriter:
+        """Return what writes saves under the check; all ranks try that when they begin, or begin anew."""
+        if self._checked is None:
+            evaluator = ShardedEvaluator(cast("nn.Module", self._model), cast("Check", self._check), ranks)
+            evaluator.begin(ready.specs, ready.checkpoint.specs, exchanges)
+            bounds = bounds_of(self._max_restore_cost)
+            bounds.completed(require_check(evaluator, cast("nn.Module", self._model)))
+            writer = CheckedWriter(
+                ready.chain.config,
+                evaluator,
+                bounds,
+                follows=True,
+                every=self._check_every,
+                resumed=ready.chain.parent is not None,
+            )
+            self._checked = writer, evaluator
+        else:
+            self._checked[1].begin(ready.specs, ready.checkpoint.specs, exchanges)
+        return self._checked[0]
+
+    def _forget_checked(self) -> None:
+        checked, self._checked = self._checked, None
+        if checked is not None:
+            checked[0].close()
+
+    def _chain_for(self, told: _Told, ranks: Ranks) -> ChainWriter:
         """Return the chain that a save continues: the one before, if it was committed."""
         chain = self._chain
         if chain is not None and _id_of(chain.parent) == told.parent_id:
@@ -554,6 +503,15 @@ class InshrinkWriter(StorageWriter):
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
+
+
+class _Ready(NamedTuple):
+    """What a rank appends: to which chain, at which places of the frame, and what all ranks have together."""
+
+    chain: ChainWriter
+    checkpoint: Checkpoint
+    places: Mapping[str, int]
+    specs: tuple[TensorSpec, ...]
 
 
 _Row: TypeAlias = tuple[int, tuple[int, ...]]

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from inshrink_core.archive.digest import is_sound
 from inshrink_core.chain import ChainConfig, ChainWriter, is_exact
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
-from inshrink_core.errors import CheckFailedError
+from inshrink_core.errors import CheckFailedError, DamagedError
 from inshrink_core.search.bounds import Bounds, Figures, Verdict
 from inshrink_core.search.choosing import Chooser, Decision, chooser_of
 from inshrink_core.search.judge import Judge, Judged
+from inshrink_core.search.measure import restored_from
 from inshrink_core.search.promise import Originals, Promise, Promises
 from inshrink_core.search.trials import OnTrial, model_digests
 
@@ -56,7 +57,12 @@ class WrittenCheck:
         self._view: Archive | None = None
 
     def judged(
-        self, chain: ChainWriter, decision: Decision, appended: Appended, bounds: Bounds
+        self,
+        chain: ChainWriter,
+        checkpoint: Checkpoint,
+        decision: Decision,
+        appended: Appended,
+        bounds: Bounds,
     ) -> tuple[Figures, Verdict]:
         """Return the figures of the frame that was appended last, and whether it keeps the bounds.
 
@@ -64,13 +70,24 @@ class WrittenCheck:
         trial returned, by the closed-loop law of codecs. All others are decoded.
         """
         archive, info = chain.archive, appended.info
-        if appended.as_prepared and is_sound(archive.reader.storage, archive.reader.info(info.frame_id)):
+        shared = chain.split is not None
+
+        def sound() -> bool:
+            return is_sound(archive.reader.storage, archive.reader.info(info.frame_id))
+
+        if all(chain.of_all(appended.as_prepared and sound())):
             self._view = None
             return decision.figures, decision.verdict
-        if self._view is None or self._view.reader is not archive.reader:
-            self._view = archive.sequential(values=False)
-        written, tried = self._view.checkpoint(info), decision.tried
-        if tried is not None and model_digests(written) == tried.digests:
+        if shared:  # a frame of which others write parts, too, cannot be read yet
+            if not sound():
+                raise DamagedError("the part is not on disk as it was written", where=info.path)
+            written = restored_from(checkpoint, chain.state(keyframe=False).references)
+        else:
+            if self._view is None or self._view.reader is not archive.reader:
+                self._view = archive.sequential(values=False)
+            written = self._view.checkpoint(info)
+        tried = decision.tried
+        if all(chain.of_all(tried is not None and model_digests(written) == tried.digests)):
             return decision.figures, decision.verdict
         figures = self._judge.figures(info.step, written)
         return figures, bounds.judge(figures)
@@ -127,8 +144,10 @@ class BoundedWriter:
         self.promises = Promises(judge, originals, following or (lambda step: None))
         self.appended: Appended | None = None
 
-    def begin(self, checkpoint: Checkpoint) -> Chooser[Any]:
+    def begin(self, checkpoint: Checkpoint, chain: ChainWriter | None = None) -> Chooser[Any]:
         """Take note of the checkpoint at hand; the first one tells what there is to choose.
+
+        Of a chain that several write together, the layer types are those of all.
 
         Raises
         ------
@@ -137,6 +156,8 @@ class BoundedWriter:
         """
         if self._chooser is None:
             layers = {spec.layer for spec in checkpoint.specs if spec.role in MODEL_ROLES}
+            if chain is not None:
+                layers = layers.union(*chain.of_all(layers))
             self._chooser = chooser_of(
                 self._base, layers, judge=self._judge, originals=self._originals, **self._options
             )
@@ -176,7 +197,7 @@ class BoundedWriter:
         CheckFailedError
             The frame on disk does not decode to what was measured, and breaks the bounds.
         """
-        chooser, promises = self.begin(checkpoint), self.promises
+        chooser, promises = self.begin(checkpoint, chain), self.promises
         judged = self._follows or not promises.are_known
         if not judged and (why := promises.why_not_judged(checkpoint.step)):
             self.appended = self.append_exactly(chain, checkpoint, done, why)
@@ -188,7 +209,7 @@ class BoundedWriter:
         based = chain.base is not None and chain.parent is None
         appended = self.appended = self._write(chain, checkpoint, decision, chooser, done)
         chooser.wrote(decision, appended.info.frame_id, based=based)
-        self._figures, verdict = self._check.judged(chain, decision, appended, promises.bounds)
+        self._figures, verdict = self._check.judged(chain, checkpoint, decision, appended, promises.bounds)
         record, exact = chain.config.record(), decision.trial is None
         promises.note(
             checkpoint.step, record, self._figures, verdict, informative=wanted.informative, exact=exact
@@ -226,7 +247,7 @@ class BoundedWriter:
         self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None, why: str
     ) -> Appended:
         """Write a step bit for bit, since nothing tells whether a smaller frame keeps the bounds."""
-        chooser = self.begin(checkpoint)
+        chooser = self.begin(checkpoint, chain)
         chooser.usage = None  # nothing was measured that the next step could be written alike
         chain.config, chain.unchanged = chooser.exact(), frozenset()
         return chain.append(checkpoint, done=done, quality={"how": "exact", "why": why})

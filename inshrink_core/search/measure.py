@@ -130,13 +130,17 @@ class EncodedStep:
 
     def restored(self) -> Checkpoint:
         """Return the step as it would be restored: weights, buffers and what the codec stores beside them."""
-        kept = {spec.key for spec in self.checkpoint.specs if spec.key in self.references}
-        return replace(
-            self.checkpoint,
-            specs=tuple(spec for spec in self.checkpoint.specs if spec.key in kept),
-            aliases={name: key for name, key in self.checkpoint.aliases.items() if key in kept},
-            source=_States(self.references),
-        )
+        return restored_from(self.checkpoint, self.references)
+
+
+def restored_from(checkpoint: Checkpoint, references: Mapping[str, TensorReference]) -> Checkpoint:
+    """Return as much of a checkpoint as there are states of, with their values."""
+    return replace(
+        checkpoint,
+        specs=tuple(spec for spec in checkpoint.specs if spec.key in references),
+        aliases={name: key for name, key in checkpoint.aliases.items() if key in references},
+        source=_States(references),
+    )
 
 
 @dataclass(frozen=True)
@@ -424,7 +428,10 @@ class RatioEstimate:
             keys = None if whole else self._keys
             encoded = encode_step(chain, self._checkpoint, self._state, self._index, keys)
             nbytes = encoded.weights_nbytes if whole else scaled_nbytes(encoded, self._checkpoint)
-            self._known[candidate.digest] = self._raw / nbytes if nbytes else 0.0
+            raw: float = self._raw
+            if self._state.shards is not None:
+                raw, nbytes = map(sum, zip(*self._state.shards.gathered((raw, nbytes)), strict=True))
+            self._known[candidate.digest] = raw / nbytes if nbytes else 0.0
         return self._known[candidate.digest]
 
 

@@ -276,10 +276,17 @@ class TrialRunner:
         encoded = position.encode(step, candidate)
         restored = encoded.restored()
         figures = tried_as = None
+        raw_weights, weights_nbytes = encoded.raw_weights, 0
+        shards = position.state()[0].shards
         if self.sized:
+            weights_nbytes = encoded.weights_nbytes
+            if shards is not None:
+                rows = shards.gathered((raw_weights, weights_nbytes))
+                raw_weights, weights_nbytes = map(sum, zip(*rows, strict=True))
             tried = position.tried[candidate.digest] = TriedFrame(encoded.index, model_digests(restored))
             tried_as = step, tuple(tried.digests.values())
-            figures = self._figures.get(tried_as)
+            # What a rank has tried before, another one has not.
+            figures = self._figures.get(tried_as) if shards is None else None
         if figures is None:
             figures = self.judge.figures(step, restored, until_broken=True)
         if tried_as is not None:
@@ -294,8 +301,8 @@ class TrialRunner:
         return Trial(
             step=step,
             config=self.document(candidate),
-            raw_weights=encoded.raw_weights,
-            weights_nbytes=encoded.weights_nbytes if self.sized else 0,
+            raw_weights=raw_weights,
+            weights_nbytes=weights_nbytes,
             restore_gain=gain[0],
             restore_noise=gain[1],
             damage=None if self.log is None else damage_of(encoded.squared_errors, self.h(step)),

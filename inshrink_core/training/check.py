@@ -111,6 +111,10 @@ class ModelEvaluator:
         """
         begun = time.perf_counter()
         self._load(state_dict.state_dict() if isinstance(state_dict, Checkpoint) else state_dict)
+        return self._answered(begun)
+
+    def _answered(self, begun: float) -> Evaluation:
+        """Ask about the model as it is."""
         try:
             with torch.no_grad(), _Predictions() as seen:
                 answer = self._check(self._model)
@@ -299,10 +303,8 @@ class CheckedWriter:
             The model cannot be copied, or the check is of no use.
         """
         space_of(base.codec)  # refuses a codec without anything to search
-        bounds = Bounds(
-            max_restore_cost=DEFAULT_MAX_RESTORE_COST if max_restore_cost is None else max_restore_cost
-        )
         evaluator = ModelEvaluator(copied_model(model), check, metric=None, direction=None)
+        bounds = bounds_of(max_restore_cost)
         bounds.completed(require_check(evaluator, model))
         return cls(base, evaluator, bounds, follows=True, every=every, resumed=resumed, forgiving=True)
 
@@ -354,6 +356,25 @@ class CheckedWriter:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def bounds_of(max_restore_cost: float | None) -> Bounds:
+    """Return what a training's saves are promised, by default."""
+    return Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST if max_restore_cost is None else max_restore_cost)
+
+
+def require_check_options(check: Check | None, max_restore_cost: float | None, check_every: int) -> None:
+    """Refuse options of a check that are none, or without one.
+
+    Raises
+    ------
+    InputError
+        As said.
+    """
+    if type(check_every) is not int or check_every < 1:
+        raise InputError("check_every is a number of saves", expected="≥ 1", found=repr(check_every))
+    if check is None and (max_restore_cost is not None or check_every != 1):
+        raise InputError("there is no check", remedy="give the saver `check`, a function of the model")
 
 
 def _held(checkpoint: Checkpoint) -> Checkpoint:

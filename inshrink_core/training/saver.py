@@ -192,15 +192,10 @@ class Saver(Holding):
         self, check: Check | None, max_restore_cost: float | None, check_every: int
     ) -> CheckedWriter | None:
         """Return what writes saves under a check, which is tried on the model as it is."""
-        from inshrink_core.training.check import CheckedWriter
+        from inshrink_core.training.check import CheckedWriter, require_check_options
 
-        if type(check_every) is not int or check_every < 1:
-            raise InputError("check_every is a number of saves", expected="≥ 1", found=repr(check_every))
+        require_check_options(check, max_restore_cost, check_every)
         if check is None:
-            if max_restore_cost is not None or check_every != 1:
-                raise InputError(
-                    "there is no check", remedy="give the saver `check`, a function of the model"
-                )
             return None
         return CheckedWriter.beside(
             self._model,
