@@ -349,17 +349,14 @@ class ChainWriter:
         with self.writer.begin(
             step=stored.step, kind=kind, parent_id=parent_id, branch=self.branch, external=bool(based)
         ) as frame:
-            states = self._handed_over()
             unchanged = self.unchanged if delta else frozenset()
-            state = self._state(states if delta else based, unchanged)
-            if (observed := self._observed()) is not None:
-                state = replace(state, observed=observed if delta else {})
             own = replace(stored, specs=tuple(filter(self._owns, stored.specs)))
             if isinstance(self.split, Shards):
-                state, places = replace(state, shards=self.split), self.split.places
+                places = self.split.places
             else:
                 places = {spec.key: place for place, spec in enumerate(stored.specs)}
-            plan, ready = self._planned(wanted, state)
+            # Nothing here holds the states before: each is dropped when its successor is made.
+            plan, ready = self._planned(wanted, self._state_before(based, unchanged, delta=delta))
             for result in plan.encode(own.specs, ready):
                 block = result.block
                 frame.add(
@@ -408,6 +405,16 @@ class ChainWriter:
         self.parent, self._meta, self._references, self._attachments = info, meta, references, attachments
         self.unchanged, self.metrics = frozenset(), {}
         return Appended(info, squared_error, squared_norm, bool(ready))
+
+    def _state_before(
+        self, based: Mapping[str, TensorReference], unchanged: frozenset[str], *, delta: bool
+    ) -> ChainState:
+        """Return what the frame that is being written is encoded relative to; this writer forgets it."""
+        states = self._handed_over()
+        state = self._state(states if delta else based, unchanged)
+        if (observed := self._observed()) is not None:
+            state = replace(state, observed=observed if delta else {})
+        return replace(state, shards=self.split) if isinstance(self.split, Shards) else state
 
     def _planned(self, wanted: _Wanted, state: ChainState) -> tuple[FramePlan, Mapping[str, TensorResult]]:
         """Return the frame's plan, and what is encoded by it already."""
