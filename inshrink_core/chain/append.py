@@ -359,17 +359,14 @@ class ChainWriter:
         with self.writer.begin(
             step=stored.step, kind=kind, parent_id=parent_id, branch=self.branch, external=bool(based)
         ) as frame:
-            states = self._handed_over()
             unchanged = self.unchanged if delta else frozenset()
-            state = self._state(states if delta else based, unchanged)
-            if (observed := self._observed()) is not None:
-                state = replace(state, observed=observed if delta else {})
             own = replace(stored, specs=tuple(filter(self._owns, stored.specs)))
             if isinstance(self.split, Shards):
                 places = self.split.places
             else:
                 places = {spec.key: place for place, spec in enumerate(stored.specs)}
-            plan, ready = self._planned(wanted, state)
+            # Nothing here holds the states before: each is dropped when its successor is made.
+            plan, ready = self._planned(wanted, self._state_before(based, unchanged, delta=delta))
             for result in plan.encode(own.specs, ready):
                 block = result.block
                 frame.add(
@@ -419,6 +416,16 @@ class ChainWriter:
         self.unchanged, self.metrics = frozenset(), {}
         as_prepared = wanted.prepared is not None and plan is wanted.prepared.plan
         return Appended(info, squared_error, squared_norm, as_prepared)
+
+    def _state_before(
+        self, based: Mapping[str, TensorReference], unchanged: frozenset[str], *, delta: bool
+    ) -> ChainState:
+        """Return what the frame that is being written is encoded relative to; this writer forgets it."""
+        states = self._handed_over()
+        state = self._state(states if delta else based, unchanged)
+        if (observed := self._observed()) is not None:
+            state = replace(state, observed=observed if delta else {})
+        return replace(state, shards=self.split) if isinstance(self.split, Shards) else state
 
     def _planned(self, wanted: _Wanted, state: ChainState) -> tuple[FramePlan, Mapping[str, TensorResult]]:
         """Return the frame's plan, and what is encoded by it already."""

@@ -7,7 +7,7 @@ import mmap
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,6 +24,14 @@ _MAX_SPARE_NBYTES = 1 << 28
 """Spare memory beyond it goes back to the system: a few tensors of some ten million elements."""
 
 _spare: dict[int, list[mmap.mmap]] = {}
+"""By size, that which was given back last at the end."""
+
+_used: dict[int, int] = {}
+"""Sizes of what is lent, by the lender's identity."""
+
+_most_used = 0
+"""Most that was lent at a time since recycling began."""
+
 _lock = threading.Lock()
 _n_recycling = 0
 
@@ -36,10 +44,13 @@ def recycling() -> Iterator[None]:
     -----
     The system fills fresh memory with zeros, one thread after the other where they share a process: a
     quarter of the time of decoding a large tensor. At most 256 MB wait for another use, and none once the
-    last context is closed.
+    last context is closed. With what is in use they are never more than were in use at a time, so that
+    recycling raises no peak.
     """
-    global _n_recycling
+    global _n_recycling, _most_used
     with _lock:
+        if not _n_recycling:
+            _most_used = sum(_used.values())
         _n_recycling += 1
     try:
         yield
@@ -99,17 +110,38 @@ def _lent(nbytes: int) -> Any:
     try:
         mapping = _spare[size].pop()
     except (KeyError, IndexError):
+        _make_room(size)
         mapping = _mapped(size)
     # What is made of it refers to this object, and nothing to the mapping itself.
     lender = (ctypes.c_char * size).from_buffer(mapping)
-    weakref.finalize(lender, _give_back, size, mapping).atexit = False
+    _used[id(lender)] = size
+    weakref.finalize(lender, _give_back, id(lender), size, mapping).atexit = False
     return lender
 
 
-def _give_back(size: int, mapping: mmap.mmap) -> None:
+def _make_room(nbytes: int) -> None:
+    """Drop what has waited longest, as far as memory would come to be more than was in use at a time."""
+    global _most_used
+    used = sum(_used.values()) + nbytes
+    _most_used = max(_most_used, used)
+    for size in list(_spare):
+        kept = _spare.get(size)
+        while kept and _spare_nbytes() > _most_used - used:
+            with suppress(IndexError):  # another thread took it
+                kept.pop()
+
+
+def _spare_nbytes() -> int:
+    return sum(n * len(kept) for n, kept in list(_spare.items()))
+
+
+def _give_back(lender: int, size: int, mapping: mmap.mmap) -> None:
     """Keep a mapping for another use; called wherever the last reference goes, so without a lock."""
-    if _n_recycling and sum(n * len(kept) for n, kept in list(_spare.items())) + size <= _MAX_SPARE_NBYTES:
-        _spare.setdefault(size, []).append(mapping)
+    _used.pop(lender, None)
+    if _n_recycling and _spare_nbytes() + size <= _MAX_SPARE_NBYTES:
+        kept = _spare.pop(size, [])  # what another thread gives back meanwhile is lost, which is no harm
+        kept.append(mapping)
+        _spare[size] = kept
 
 
 def _mapped(nbytes: int) -> mmap.mmap:

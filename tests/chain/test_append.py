@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import inshrink_core
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain import Archive, ChainConfig, ChainWriter, archive_size
 from inshrink_core.codec import get_codec
+from inshrink_core.codecs.lattice.block import LatticeReference
+from inshrink_core.codecs.moments.block import MomentsReference
 from inshrink_core.errors import InputError, StepConflictError
 from inshrink_core.frame import FrameKind
 from tests.runs import load, train, write_run
@@ -221,6 +224,20 @@ def test_a_cancelled_append_leaves_the_archive_and_the_writer_usable(run_path: P
     inshrink_core.compress(run_path, tmp_path / "b.inshrink", codec="inshrinkerator", steps=[5, 10, 15])
     one, two = Archive.open(tmp_path / "a.inshrink"), Archive.open(tmp_path / "b.inshrink")
     assert all(torch.equal(one[15][key], two[15][key]) for key in one[15])
+
+
+def test_a_state_is_dropped_when_its_successor_is_made(run_path: Path, tmp_path: Path) -> None:
+    def n_states(_: object = None) -> int:
+        return sum(type(one) in (LatticeReference, MomentsReference) for one in gc.get_objects())
+
+    run, before, held = inshrink_core.open(run_path), n_states(), list[int]()
+    with ArchiveWriter(tmp_path / "a.inshrink", create=True) as writer:
+        chain = ChainWriter(writer, ChainConfig(config=get_codec("lattice")(), optimizer="compressed"))
+        chain.append(run[5])
+        chain.append(run[10], done=lambda spec: held.append(n_states(spec) - before))
+        after = n_states() - before
+    assert after > 4
+    assert max(held) <= after + 1
 
 
 def test_config_may_change_from_frame_to_frame(run_path: Path, tmp_path: Path) -> None:

@@ -58,6 +58,18 @@ def test_nothing_is_kept_for_another_use_when_no_one_recycles_any_more() -> None
     assert spare_nbytes() == 0
 
 
+def test_with_what_waits_no_more_is_held_than_was_in_use_at_a_time() -> None:
+    mib = 1 << 20
+    with recycling():
+        held = [new_array(16 * mib, "u1") for _ in range(2)]
+        del held
+        for size in (2, 3, 4, 5, 6, 7):
+            held = [new_array(size * mib, "u1") for _ in range(3)]
+            assert 3 * size * mib + spare_nbytes() <= 32 * mib
+            del held
+        assert spare_nbytes() > 16 * mib
+
+
 def test_threads_never_share_recycled_memory() -> None:
     def fill_and_look(value: int) -> bool:
         array = new_array(1 << 20, "u1")

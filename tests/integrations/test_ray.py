@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,64 @@ def test_ray_restores_and_verifies_and_an_error_comes_back_as_it_was(tmp_path, e
     done = subprocess.run(**command(*words), capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 2
     assert "--force" in done.stderr
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """A cluster of one machine with one processor, to which others can be added."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("PYTHONPATH", str(Path(inshrink_core.__file__).parents[1]))
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    ray.init(address=started.address, log_to_driver=False, logging_level="ERROR")
+    yield started
+    ray.shutdown()
+    started.shutdown()
+
+
+def workers_on(node):
+    """Return the processes that work on parts on a machine of a cluster."""
+    raylet = node.all_processes["raylet"][0].process.pid
+    return [pid for pid, line in descendants(raylet).items() if WORKERS["ray"] in line]
+
+
+def in_parts_on_ray(target):
+    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    return inshrink_core.compress(
+        run.path, target, codec="lattice", steps=run.steps[:N_STEPS], engine="ray", workers=2
+    )
+
+
+@pytest.mark.integration
+def test_a_machine_that_joins_gets_work_and_one_that_dies_is_done_without(tmp_path, expected, cluster):
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(in_parts_on_ray, tmp_path / "x")
+        try:
+            [first] = wait_until(lambda: work.done() or workers_on(cluster.head_node))
+            os.kill(first, signal.SIGSTOP)  # so that the other part is there still when somebody joins
+            node = cluster.add_node(num_cpus=1)
+            [second] = wait_until(lambda: workers_on(node))
+            wait_until(lambda: [*tmp_path.glob("x/frames/*.00001.frame")])
+            os.kill(second, signal.SIGSTOP)
+            assert not work.done()
+            os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+            os.kill(second, signal.SIGKILL)
+        finally:
+            os.kill(first, signal.SIGCONT)
+        work.result(200)
+    cluster.remove_node(node, allow_graceful=False)
+    assert content(tmp_path / "x") == content(expected)
+
+
+@pytest.mark.integration
+def test_a_second_work_on_ray_starts_no_process(tmp_path, cluster):
+    cluster.add_node(num_cpus=1)
+    logs = Path(cluster.head_node.get_logs_dir_path())  # a file for each process that there ever was
+    in_parts_on_ray(tmp_path / "x")
+    before = {file.name for file in logs.glob("worker-*.err")}
+    in_parts_on_ray(tmp_path / "y")
+    assert content(tmp_path / "y") == content(tmp_path / "x")
+    assert {file.name for file in logs.glob("worker-*.err")} == before != set()
