@@ -58,7 +58,7 @@ def test_overview_of_the_sample_has_facts_curves_and_sizes(root: Path) -> None:
         "Parameters",
         "Size on disk",
         "Last checkpoint",
-        "Read so far",
+        "Read to open",
     ]
     assert app.metric[4].value == "44.8 k"
     assert charts(app) == 3

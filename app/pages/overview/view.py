@@ -126,7 +126,7 @@ def _of_run(shown: Subject) -> list[layout.Fact]:
         ("Size on disk", fmt.size(shown.total_bytes), "all checkpoints"),
         ("Last checkpoint", fmt.size(last), f"{fmt.counted(len(shown.tensors), 'tensor')} in total"),
         (
-            "Read so far",
+            "Read to open",
             fmt.size(shown.bytes_read),
             "headers only" if is_all else f"of {fmt.size(shown.total_bytes)}",
             "Opening reads headers only; a page reads weights when it needs them.",
