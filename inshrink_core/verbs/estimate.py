@@ -751,7 +751,7 @@ def _judged(asked: _Asked, judging: EvaluatorRequest, bounds: Bounds) -> _Judged
 def _with_judged(found: GoalEstimate, judged: _Judged, asked: _Asked) -> GoalEstimate:
     """Return what a goal takes where its weights are written as they were judged.
 
-    How coarse weights are decides how coarse the optimizer's state is: what the judged frames hold of it counts.
+    How coarse weights are decides how coarse optimizer state is: what the judged frames hold of it counts.
     """
     from inshrink_core.metrics import bits_per_parameter
     from inshrink_core.search.measure import Rest, in_proportion
