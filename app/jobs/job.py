@@ -141,7 +141,7 @@ class Job:
         if self._pace_from is None:
             return None if self.fraction < _SURE else self.seconds * (1 - self.fraction) / self.fraction
         begun, before = self._pace_from
-        if self.done <= before or self.fraction < _SURE:
+        if self.done - before < _SURE * self.total:
             return None
         return (time.time() - begun) * max(0, self.total - self.done) / (self.done - before)
 

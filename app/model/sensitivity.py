@@ -124,6 +124,8 @@ class Sensitivity:
         or the metric is not defined.
     note
         How it was measured, where that needs saying; empty otherwise.
+    sizes
+        Parameters that a mean is of, ``[rows, steps]``; None where it is of all that a row has.
     """
 
     metric: str
@@ -132,3 +134,16 @@ class Sensitivity:
     steps: tuple[int, ...]
     values: Mapping[str, NDArray[np.float32]]
     note: str = ""
+    sizes: NDArray[np.float64] | None = None
+
+    def carried(self) -> NDArray[np.float64]:
+        """Return what the parameters of a row carry together: mean times size, NaN where not measured."""
+        from inshrink_core.analysis.findings import weighted
+
+        return weighted(self.values["mean"], self.extents())
+
+    def extents(self) -> NDArray[np.float64]:
+        """Return the parameters that each mean is of."""
+        if self.sizes is not None:
+            return self.sizes
+        return np.asarray([[row.numel] for row in self.rows], np.float64).reshape(-1, 1)

@@ -28,6 +28,7 @@ __all__ = [
     "evaluator_trial",
     "given_evaluator",
     "guessed_task",
+    "likely_evaluator",
     "make_evaluator",
     "start_evaluator_trial",
     "suggested_evaluator",
@@ -151,6 +152,21 @@ def suggested_evaluator(shown: Subject) -> str:
     """Return where an evaluator is written by default: beside the checkpoints, where that is allowed."""
     folder = shown.folder
     return str((folder if settings().allows(folder) else settings().roots[0]) / "evaluator.py")
+
+
+def likely_evaluator(shown: Subject) -> str:
+    """Return what evaluates a run that names nothing: a file beside it, or ``auto`` where that can; or ""."""
+    from inshrink_core.errors import InshrinkError
+    from inshrink_core.evaluate import own_samples
+
+    beside = suggested_evaluator(shown)
+    if Path(beside).is_file():
+        return beside
+    try:
+        own_samples.prepare(engine_of(shown)[0])  # type: ignore[arg-type]
+    except (InshrinkError, ServiceError):
+        return ""
+    return own_samples.AUTO
 
 
 def evaluator_template(shown: Subject, target: str, task: str, model: str, *, replace: bool) -> MakeEvaluator:

@@ -59,14 +59,12 @@ def known_shares(subject: Subject) -> tuple[str, dict[str, float]]:
 
     Both are empty where none was measured.
     """
-    from inshrink_core.analysis.findings import weighted
-
     found = {metric: tables for metric in told_metrics(subject) if (tables := measured(subject, metric))}
     if not found:
         return "", {}
     metric = next(iter(found))
     table = found[metric]["tensor"]
-    carried = weighted(table.values["mean"], [row.numel for row in table.rows])[:, -1]
+    carried = table.carried()[:, -1]
     total = float(np.nansum(carried)) or 1.0
     return metric, {
         row.name: float(one) / total for row, one in zip(table.rows, carried, strict=True) if np.isfinite(one)

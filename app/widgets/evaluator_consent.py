@@ -15,6 +15,7 @@ from inshrink_app.widgets import fmt, job_card, problem
 from inshrink_app.widgets.layout import answer, facts
 
 _OTHER = "evaluator.other"
+_OF = "evaluator.of"
 _MADE = "evaluator.made"
 _PANEL = "evaluator.make"
 _MOST_FIGURES = 6
@@ -70,12 +71,16 @@ def _find(original: Subject) -> EvaluatorCode | None:
     """Return the run's evaluator, or the one that the reader names instead."""
     if _MADE in st.session_state:  # A widget's value may be set before it is drawn alone.
         st.session_state[_OTHER], st.session_state[_PANEL] = st.session_state.pop(_MADE), False
+    kept = f"evaluator.of.{original.path}"  # A widget's value ends with its page.
     own: EvaluatorCode | None = None
     try:
         own = services.evaluator_of(original)
     except ServiceError as error:
         problem.show(error.problem)
-    typed = st.session_state.get(_OTHER, "")
+    if _OTHER not in st.session_state or st.session_state.get(_OF) != kept:
+        likely = "" if own is not None else services.likely_evaluator(original)
+        st.session_state[_OTHER] = st.session_state.get(kept, likely)
+    typed = str(st.session_state[_OTHER])
     if own is None and not typed:
         st.write(
             "The run names no evaluator. Name a Python file with a function that takes a state dict and "
@@ -88,6 +93,7 @@ def _find(original: Subject) -> EvaluatorCode | None:
             key=_OTHER,
             placeholder="judge.py:evaluate, or auto",
         )
+    st.session_state.update({kept: typed, _OF: kept})
     if own is None:
         _make(original)
     if not typed.strip():

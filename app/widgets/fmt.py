@@ -17,6 +17,7 @@ __all__ = [
     "count",
     "counted",
     "d3_format",
+    "device",
     "duration",
     "elided",
     "elided_all",
@@ -116,6 +117,11 @@ def fixed_format(values: Sequence[float]) -> str:
     """
     largest = max((abs(value) for value in values if math.isfinite(value) and value), default=0.5)
     return f"%.{min(9, max(0, 3 - math.floor(math.log10(largest))))}f"
+
+
+def device(name: object) -> str:
+    """Return where something was computed, as devices are written: ``CPU``. Safe for markdown."""
+    return markdown(str(name).upper())
 
 
 def sentence(clause: str) -> str:

@@ -298,6 +298,7 @@ def take(table: Sensitivity, places: Sequence[int]) -> Sensitivity:
         table,
         rows=tuple(table.rows[i] for i in places),
         values={name: values[index] for name, values in table.values.items()},
+        sizes=None if table.sizes is None else table.sizes[index],
     )
 
 
@@ -316,9 +317,12 @@ def aggregate(table: Sensitivity, groups: Sequence[Node], exact: Sensitivity | N
     """
     known = {row.name: i for i, row in enumerate(exact.rows)} if exact is not None else {}
     rows, columns = [], {name: np.empty((len(groups), len(table.steps)), np.float32) for name in table.values}
+    measured = np.where(np.isfinite(table.values["mean"]), table.extents(), 0.0)
+    sizes = np.empty((len(groups), len(table.steps)))
     for place, group in enumerate(groups):
         row = _row_of(table, group)
         rows.append(row)
+        sizes[place] = measured[list(group.members)].sum(axis=0)
         at = known.get(group.name)
         same = exact is not None and at is not None and exact.rows[at].n_tensors == row.n_tensors
         for name, column in columns.items():
@@ -328,7 +332,7 @@ def aggregate(table: Sensitivity, groups: Sequence[Node], exact: Sensitivity | N
                 column[place] = exact.values[name][at]
             else:
                 column[place] = _mean(table, name, group)
-    return dataclasses.replace(table, by="block", rows=tuple(rows), values=columns)
+    return dataclasses.replace(table, by="block", rows=tuple(rows), values=columns, sizes=sizes)
 
 
 def _row_of(table: Sensitivity, group: Node) -> Row:

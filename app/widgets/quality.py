@@ -70,7 +70,7 @@ def known_facts(one: Known, n_steps: int | None = None) -> list[Fact]:
     found, dearest, worst = one.comparison, one.costliest, one.worst
     n = len(found.steps)
     on = fmt.all_steps(n) if n == n_steps else fmt.counted(n, "step")
-    about = f"Measured on {on}, {when(one.at)}, on {fmt.markdown(found.device)}."
+    about = f"Measured on {on}, {when(one.at)}, on {fmt.device(found.device)}."
     if not one.is_current:
         about = f"Measured before the last change, {when(one.at)}: measure it again."
     old = "" if one.is_current else "before the last change"
@@ -91,7 +91,10 @@ def known_facts(one: Known, n_steps: int | None = None) -> list[Fact]:
 
 def size_facts(chain: ChainReport, device: str = "") -> list[Fact]:
     """Return size, ratios and bits of an archive; `device` is where it was written, where that is known."""
-    bits, where = chain.bits_per_weight, f"written on {device}" if device else "of one step, in mean"
+    bits, where = (
+        chain.bits_per_weight,
+        f"written on {fmt.device(device)}" if device else "of one step, in mean",
+    )
     is_partial = any(frame.damage for frame in chain.frames)
     return [
         (
@@ -101,10 +104,10 @@ def size_facts(chain: ChainReport, device: str = "") -> list[Fact]:
             "One packed file." if chain.is_packed else "A folder of frames and a manifest.",
         ),
         (
-            "Ratio with base" if chain.base else "Ratio in all",
+            "Ratio with base" if chain.base else "Compression ratio",
             fmt.ratio(chain.ratio_total),
             "of the readable frames" if is_partial else f"weights {fmt.ratio(chain.ratio_weights)}",
-            "Raw over stored bytes. Headers, tables and the manifest count wholly to the weights.",
+            f"{RATIO} Headers, tables and the manifest count wholly to the weights.",
         ),
         (
             "Bits per weight",

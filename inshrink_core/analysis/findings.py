@@ -174,7 +174,9 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def weighted(values: NDArray[np.floating], sizes: Sequence[int]) -> NDArray[np.float64]:
+def weighted(
+    values: NDArray[np.floating], sizes: Sequence[int] | NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return the sums of sensitivities from their means: what rows carry, whatever their sizes.
 
     Parameters
@@ -182,11 +184,11 @@ def weighted(values: NDArray[np.floating], sizes: Sequence[int]) -> NDArray[np.f
     values : Float[ndarray, "rows steps"]
         Means; what is not finite becomes NaN.
     sizes
-        Parameters of each row.
+        Parameters of each row, or of each row at each step, where not all that a row has were measured.
     """
     import numpy as np
 
-    sums = np.asarray(values, np.float64) * np.asarray(sizes, np.float64)[:, None]
+    sums = np.asarray(values, np.float64) * np.atleast_2d(np.asarray(sizes, np.float64).T).T
     return np.where(np.isfinite(sums), sums, np.nan)
 
 
@@ -232,7 +234,7 @@ def findings(
     metric: str,
     by: str,
     names: Sequence[str],
-    sizes: Sequence[int],
+    sizes: Sequence[int] | NDArray[np.float64],
     steps: Sequence[int],
     means: NDArray[np.floating],
     rates: NDArray[np.float64] | None = None,

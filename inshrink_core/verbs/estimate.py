@@ -619,7 +619,7 @@ class EstimateGoals(Asking, EvaluatorRequest, Estimating, Request[GoalsReport]):
         within, not_judged = None, ""
         if judged:
             try:  # Weights are written alike, whatever becomes of the optimizer's state.
-                within = _judged(asked_of[judged[-1].name], self, Bounds(max_restore_cost=bound))
+                within = _judged(asked_of[judged[0].name], self, Bounds(max_restore_cost=bound))
             except InputError as error:  # What it returns tells no cost.
                 bound, not_judged = None, str(error)
         if within is not None:
@@ -702,12 +702,13 @@ def _goal(goal: Goal, asked: _Asked) -> GoalEstimate:
 
 
 class _Judged(NamedTuple):
-    """The steps that were tried, written as small as keeps a bound: bytes of their weights, and the worst.
+    """The steps that were tried, written as small as keeps a bound: their bytes, and the worst.
 
-    `weights` has the bytes of the keyframe and of the deltas after it.
+    `weights` and `rest` have those of the keyframe and of the deltas after it.
     """
 
     weights: tuple[list[int], list[int]]
+    rest: tuple[list[int], list[int]]
     drop: float | None
     divergence: float | None
     restore_cost: float | None
@@ -738,21 +739,29 @@ def _judged(asked: _Asked, judging: EvaluatorRequest, bounds: Bounds) -> _Judged
         sizes = archive_size(chain.archive)
         told = bounded.promise.to_json()
     weights: tuple[list[int], list[int]] = [], []
+    rest: tuple[list[int], list[int]] = [], []
     for frame in sizes.frames:
-        weights[frame.info.kind is not FrameKind.KEYFRAME].append(frame.weights_nbytes)
+        is_delta = frame.info.kind is not FrameKind.KEYFRAME
+        weights[is_delta].append(frame.weights_nbytes)
+        rest[is_delta].append(frame.info.nbytes - frame.weights_nbytes)
     largest = {name: told[f"max_{name}"] for name in ("drop", "divergence", "restore_cost")}
-    return _Judged(weights, n_weights=sizes.frames[0].n_weights, **largest)
+    return _Judged(weights, rest, n_weights=sizes.frames[0].n_weights, **largest)
 
 
 def _with_judged(found: GoalEstimate, judged: _Judged, asked: _Asked) -> GoalEstimate:
-    """Return what a goal takes where its weights are written as they were judged."""
+    """Return what a goal takes where its weights are written as they were judged.
+
+    How coarse weights are decides how coarse optimizer state is: what the judged frames hold of it counts.
+    """
     from inshrink_core.metrics import bits_per_parameter
-    from inshrink_core.search.measure import in_proportion
+    from inshrink_core.search.measure import Rest, in_proportion
 
     n_steps = len(asked.steps)
     nbytes = in_proportion(*judged.weights, n_steps, asked.chain.keyframe_every)
     raw = sum(one.nbytes for one in asked.run[asked.steps[0]].specs if one.role in MODEL_ROLES) * n_steps
-    rest = _rest(asked, _N_TRIED)
+    without = 0.0 if found.ratio_weights is None else found.archive_bytes - raw / found.ratio_weights
+    stored = in_proportion(*judged.rest, n_steps, asked.chain.keyframe_every)
+    rest = Rest(found.raw_bytes - raw, without if found.optimizer == "drop" else stored)
     return replace(
         found,
         archive_bytes=round(nbytes + rest.nbytes),

@@ -272,7 +272,7 @@ def test_what_was_found_is_drawn_and_listed(archived: Path, jobs: StubJobs) -> N
     assert charts(app) == 4
     values = {metric.label: metric for metric in app.metric}
     assert (values["Largest drop"].value, values["Restore cost"].value) == ("5 %", "0.6 %")
-    assert values["Ratio in all"].value == fmt.ratio(services.chain_of(str(archive)).ratio_total)
+    assert values["Compression ratio"].value == fmt.ratio(services.chain_of(str(archive)).ratio_total)
     assert list(app.dataframe[0].value["bound"]) == ["above", "within", "above", "–"]
 
 
@@ -292,7 +292,7 @@ def test_several_archives_are_a_table_and_a_picture_of_size_against_cost(
     table = app.dataframe[0].value
     assert list(table["archive"]) == ["run.inshrink", "run-other.inshrink"]
     assert list(table["bound"]) == ["within", "above"]
-    assert table["ratio in all"][1] == services.chain_of(str(other)).ratio_total
+    assert table["ratio"][1] == services.chain_of(str(other)).ratio_total
     assert charts(app) == 5
 
 

@@ -58,7 +58,7 @@ def test_overview_of_the_sample_has_facts_curves_and_sizes(root: Path) -> None:
         "Parameters",
         "Size on disk",
         "Last checkpoint",
-        "Read so far",
+        "Read to open",
     ]
     assert app.metric[4].value == "44.8 k"
     assert charts(app) == 3
@@ -97,7 +97,7 @@ def test_overview_of_an_archive_shows_its_ratio_and_frames(
     monkeypatch.setattr(services, "load_subject", lambda _: shown)
     app = explorer("overview", run="/runs/huge.inshrink")
     assert not app.exception
-    assert {metric.label: metric.value for metric in app.metric}["Ratio in all"] == "3.00×"
+    assert {metric.label: metric.value for metric in app.metric}["Compression ratio"] == "3.00×"
     assert "Frames" in texts(app)
     assert charts(app) == 3
 
@@ -106,7 +106,7 @@ def test_overview_of_an_archived_run_shows_the_ratio(root: Path, monkeypatch: py
     monkeypatch.setattr(services, "load_subject", lambda _: subject(archive=small_chain()))
     app = explorer("overview", run="/runs/huge")
     assert not app.exception
-    assert {metric.label: metric.value for metric in app.metric}["Ratio in all"] == "3.00×"
+    assert {metric.label: metric.value for metric in app.metric}["Compression ratio"] == "3.00×"
 
 
 def test_overview_tells_the_disk_saved_and_that_an_exact_archive_costs_nothing(
@@ -131,7 +131,7 @@ def test_a_run_finds_its_archive_beside_it_and_both_tell_the_same_ratio(root: Pa
     run = write_run(root / "run")
     inshrink_core.compress(run, root / "run.inshrink", codec="lossless")
     found = [explorer("overview", run=str(root / name)) for name in ("run", "run.inshrink")]
-    ratios = [{metric.label: metric.value for metric in app.metric}["Ratio in all"] for app in found]
+    ratios = [{metric.label: metric.value for metric in app.metric}["Compression ratio"] for app in found]
     assert not any(app.exception for app in found)
     assert ratios[0] == ratios[1]
     assert ratios[0].endswith("×")
@@ -146,7 +146,7 @@ def test_an_archive_that_is_written_or_grows_while_its_run_is_open_is_seen(root:
 
     run = write_run(root / "run", (1, 2, 3))
     app = explorer("overview", run=str(run))
-    assert "Ratio in all" not in told(app)
+    assert "Compression ratio" not in told(app)
     inshrink_core.compress(run, root / "run.inshrink", codec="lossless", steps=[1])
     first = told(app.run())["Archive"]
     inshrink_core.compress(run, root / "run.inshrink", codec="lossless")

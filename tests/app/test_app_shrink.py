@@ -95,12 +95,12 @@ def test_each_goal_tells_before_and_after_ratio_bits_and_how_the_loss_is_known(
     jobs.answers["estimate"] = goals()
     app = explorer("overview", run=str(archived))
     told = {metric.value: (metric.label, metric.delta) for metric in app.metric}
-    assert told["500 kB"] == ("10.0 MB become about", "20.0× smaller in all")
+    assert told["500 kB"] == ("10.0 MB become about", "20.0× smaller")
     said = texts(app)
     assert "**2.5** bits per weight" in said
     assert "Restore cost: **none**, exact" in said
     assert "Restore cost: not known without an evaluator. Weights are off by 0.4 %" in said
-    assert "Estimated from steps 20 and 30, tried in 3 s on cpu" in said
+    assert "Estimated from steps 20 and 30, tried in 3 s on CPU" in said
     assert primary(app) == ["Shrink it"]
 
 

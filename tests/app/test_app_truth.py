@@ -53,7 +53,7 @@ def wanted(run: Path) -> dict[str, str]:
     return {
         "Archive": fmt.size(chain.nbytes),
         "Size": fmt.size(chain.nbytes),
-        "Ratio in all": fmt.ratio(chain.ratio_total),
+        "Compression ratio": fmt.ratio(chain.ratio_total),
         "Bits per weight": fmt.value(chain.bits_per_weight or 0.0),
         "Restore cost": fmt.percent(found.max_restore_cost),
         "Largest drop": fmt.percent(found.max_drop),
@@ -78,7 +78,7 @@ def test_every_page_shows_the_figures_that_are_kept(measured: Path, page: str, k
     found = shown(app, truth)
     assert found == {name: truth[name] for name in found}
     if page in ("overview", "compare", "archive"):
-        assert {"Ratio in all", "Restore cost", "Largest drop"} <= set(found)
+        assert {"Compression ratio", "Restore cost", "Largest drop"} <= set(found)
     # In words, too: whatever a page calls a restore cost is the one that was measured, or the bound.
     said = re.findall(r"restore costs? (?:is |of )?(\d[\d.e-]* %)", texts(app), re.IGNORECASE)
     assert set(said) <= {truth["Restore cost"], "0.3 %"}

@@ -130,12 +130,17 @@ def numbers_of(board: Board) -> Numbers | None:
     return Numbers(basis, guess.ratio_weights, guess.ratio_total, guess.drop, guess.divergence)
 
 
-def calibration(rates: Rates) -> str:
+def calibration(board: Board, rates: Rates) -> str:
     """Say what calibrates the quality that rates tell."""
     if rates.n_measured:
         return f"calibrated by {fmt.counted(rates.n_measured, 'measurement')} of this run"
     if rates.is_calibrated:
         return "calibrated by trials of this run"
+    if any(one.archive for one in board.points):
+        return (
+            "not calibrated, so right to an order of magnitude at best: archives that keep a bound have "
+            "settings of their own at each step, and none of this curve's"
+        )
     return "not calibrated: nothing was measured of this run, so right to an order of magnitude at best"
 
 

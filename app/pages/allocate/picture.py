@@ -119,7 +119,7 @@ def _said(board: Board, figure: str) -> list[str]:
     if any((one.figure(figure) or 1) <= 0 and one.whole for one in board.points):
         said.append("At the lower edge: zero, or better than the original.")
     if board.rates is not None:
-        said.append(f"The curve is estimated, {calibration(board.rates)}.")
+        said.append(f"The curve is estimated, {calibration(board, board.rates)}.")
     return said + _not_drawn(board)
 
 

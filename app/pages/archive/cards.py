@@ -83,7 +83,7 @@ def verify(chain: ChainReport) -> None:
         known = next(verified(chain), None)
         if known is not None and (newest is None or newest.state == "finished"):
             _verdict(known.document)
-            st.caption(fmt.markdown(f"Verified {when(known.at)}, on {known.document.get('device', '')}."))
+            st.caption(f"Verified {when(known.at)}, on {fmt.device(known.document.get('device', ''))}.")
         elif newest is None:
             st.write(
                 f"Verifying checks the structure and every checksum; it reads {fmt.size(chain.nbytes)}. A "

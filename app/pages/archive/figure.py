@@ -131,7 +131,7 @@ def _draw_frames(
                 for row, note in zip(rows, notes, strict=True)
             ],
             hovertemplate=(
-                f"{label} of step %{{customdata[0]}}<br>%{{customdata[1]}}, %{{customdata[2]}} in all<br>"
+                f"{label} of step %{{customdata[0]}}<br>%{{customdata[1]}}, %{{customdata[2]}}<br>"
                 "%{customdata[3]}<extra></extra>"
             ),
         )

@@ -208,7 +208,7 @@ def _facts(found: Mapping[str, Any]) -> None:
             ("Excess at the end", fmt.percent(found["excess"]), certainty),
             ("Noise of the seeds", fmt.percent(found["noise"]), f"{metric}, uninterrupted"),
             ("Failures", fmt.count(len(found["restored_at"])), "each restored from the archive"),
-            ("Ratio in all", fmt.ratio(found["ratio_total"]), f"weights {weights}"),
+            ("Compression ratio", fmt.ratio(found["ratio_total"]), f"weights {weights}"),
         ]
     )
 

@@ -31,7 +31,7 @@ from inshrink_app.widgets import (
     subject,
 )
 from inshrink_app.widgets.choices import one_of_few
-from inshrink_app.widgets.layout import Fact, chart, facts, section
+from inshrink_app.widgets.layout import chart, facts, section
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
@@ -298,11 +298,7 @@ def _found(archives: Sequence[ChainReport], known: Mapping[Path, Known], bound: 
         )
     if len(archives) == 1:
         (chain,), (one,) = archives, found
-        sizes: list[Fact] = [
-            ("Size", fmt.size(chain.nbytes), f"of {fmt.size(chain.raw_bytes)} raw"),
-            ("Ratio in all", fmt.ratio(chain.ratio_total), f"weights {fmt.ratio(chain.ratio_weights)}"),
-        ]
-        facts([*sizes, *quality.known_facts(one, len(chain.steps))])
+        facts([*quality.size_facts(chain), *quality.known_facts(one, len(chain.steps))])
     else:
         _archives(archives, known, bound)
     st.caption(_about(found))
@@ -323,7 +319,7 @@ def _about(found: Sequence[Known]) -> str:
     n = "" if one.n_samples is None else f" on {fmt.counted(one.n_samples, 'sample')}"
     metric = f"{one.comparison.metric}, {one.comparison.direction} is better{n}"
     grain = "" if one.granularity is None else f"; one sample is {fmt.percent(one.granularity)} of it"
-    where = f"{when(one.at)}, on {one.comparison.device}"
+    where = f"{when(one.at)}, on {one.comparison.device.upper()}"
     return fmt.markdown(f"{metric}{grain}. Measured {where}. {_stale_note(found)}")
 
 
@@ -337,7 +333,7 @@ def _archives(archives: Sequence[ChainReport], known: Mapping[Path, Known], boun
             {
                 "archive": chain.name,
                 "bytes": chain.nbytes,
-                "ratio in all": chain.ratio_total,
+                "ratio": chain.ratio_total,
                 "bits per weight": chain.bits_per_weight,
                 "restore cost": cost,
                 "bound": "–" if cost is None else "within" if cost <= bound else "above",
@@ -351,7 +347,7 @@ def _archives(archives: Sequence[ChainReport], known: Mapping[Path, Known], boun
         "compared",
         alt="Size, ratio, bits per weight, restore cost, drop and divergence of each archive",
         formats={
-            "ratio in all": listing.RATIO,
+            "ratio": listing.RATIO,
             "bits per weight": "%.2f",
             "restore cost": listing.SHARE,
             "largest drop": listing.SHARE,

@@ -173,8 +173,8 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
                 format_func=_OPTIMIZERS.__getitem__,
                 # What is the default depends on it: weights that stay exact have exact state beside them.
                 key=f"export.optimizer.{default}",
-                help="Compressed keeps each second moment to an octave, compact only factors of its rows and "
-                "columns: both are much smaller. Training goes on from them, not bit for bit.",
+                help="Compressed rounds each second moment to a power of two, compact keeps only factors of "
+                "its rows and columns: both are much smaller. Training goes on from them, not bit for bit.",
             )
         )
         if optimizer != "exact":

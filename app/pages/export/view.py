@@ -193,7 +193,7 @@ def _chain_plan(shown: Subject, request: ExportRequest) -> None:
         n_keyframes = sum(frame.kind == "keyframe" for frame in plan.frames)
         estimated = plan.nbytes
         ratio = plan.raw_bytes / estimated if estimated else None
-        said = "not known yet" if estimated is None else f"estimated, {fmt.ratio(ratio)} in all"
+        said = "not known yet" if estimated is None else f"estimated, {fmt.ratio(ratio)}"
         facts(
             [
                 ("Frames", fmt.count(len(plan.frames)), fmt.counted(n_keyframes, "keyframe")),

@@ -10,7 +10,7 @@ from inshrink_app import services, state
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.work import Requests
 from inshrink_app.model.measured import known_of, when
-from inshrink_app.model.problem import Problem, ServiceError
+from inshrink_app.model.problem import Problem
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.overview import shrinking
 from inshrink_app.pages.overview.shrinking import Shrunk
@@ -59,7 +59,19 @@ _BASES = {
     "measured": "measured by trials",
     "predicted": "predicted from trials",
     "judged": "measured on the steps tried",
+    "written": "measured on all steps",
 }
+_BECOME = {
+    "": ("become about", "", ""),
+    "written": ("became", "", "As it was written."),
+    "judged": (
+        "become at most about",
+        " or more",
+        "Of the two steps that were tried the first was written alone; with more steps before them, frames "
+        "take less.",
+    ),
+}
+"""What a size is, how its ratio goes on and what stands behind it, by what it rests on."""
 
 
 def chosen_goal() -> str:
@@ -75,8 +87,11 @@ def show(shown: Subject) -> Requests:
             _at_work(job)
             return job.requests
         is_made = job is not None and job.state == "finished"
-        if job is not None and is_made:
-            _made(job)
+        made = answer(lambda: shrinking.shrunk_by(job)) if job is not None and is_made else None
+        if made is not None:
+            _made(made)
+        elif is_made:
+            st.warning("The archive is not there any more.", icon=":material/warning:")
         elif job is not None:
             job_card.stopped(job, primary=False)
         names = shrinking.goal_names()
@@ -87,7 +102,7 @@ def show(shown: Subject) -> Requests:
         with right:
             judge, device = _judge(shown)
         with cards:
-            is_bound = _goals(shown, goal, judge, device)
+            is_bound = _goals(shown, goal, judge, device, {} if made is None else {made.goal: made.row()})
         tried = shrinking.goals_request(shown, judge, device)
         return [tried, *_launch(shown, left, goal, judge, device, bound=is_bound, again=is_made)]
 
@@ -107,8 +122,17 @@ def _progress(job: Job) -> None:
         job_card.cancel_button(now)
 
 
-def _goals(shown: Subject, goal: str, judge: EvaluatorCode | None, device: str) -> bool:
-    """Draw what is known of the goals, or how far the trial is; return whether a bound can be kept."""
+def _goals(
+    shown: Subject,
+    goal: str,
+    judge: EvaluatorCode | None,
+    device: str,
+    written: Mapping[str, Mapping[str, Any]],
+) -> bool:
+    """Draw what is known of the goals, or how far the trial is; return whether a bound can be kept.
+
+    What was `written` for a goal takes the place of what was estimated of it.
+    """
     trial = answer(lambda: shrinking.goals_job(shown, judge, device))
     known = shrinking.known_goals(shown, judge)
     is_known = known is not None and known.is_current
@@ -122,7 +146,7 @@ def _goals(shown: Subject, goal: str, judge: EvaluatorCode | None, device: str) 
     found = services.read_result(trial) if trial is not None and trial.state == "finished" else None
     found = found or (known.document if known is not None else None)
     rows = {str(row["goal"]): row for row in found["goals"]} if found else {}
-    _cards(rows, int(found["run_bytes"]) if found else None, goal)
+    _cards(rows | written if rows else rows, int(found["run_bytes"]) if found else None, goal)
     if found:
         st.caption(_basis(found, None if known is None else known.at))
         if not is_known and known is not None and found is known.document:
@@ -182,7 +206,7 @@ def _basis(found: Mapping[str, Any], at: float | None) -> str:
     safe = ", and no code of the run was executed" if bound is None and not why else ""
     return (
         f"Estimated from {steps}, tried in {fmt.duration(found['seconds'])} on "
-        f"{fmt.markdown(str(found['device']))}{part}{day}, {how}.{told} Nothing was written{safe}."
+        f"{fmt.device(found['device'])}{part}{day}, {how}.{told} Nothing was written{safe}."
     )
 
 
@@ -208,15 +232,15 @@ def _goal(name: str, row: Mapping[str, Any] | None, before: int | None, *, chose
     if row is None or not before:
         st.metric("Size of the archive", "…", "not known yet", delta_color="off", delta_arrow="off")
     else:
-        after = int(row["archive_bytes"])
-        smaller = before / after if after else None
+        after, basis = int(row["archive_bytes"]), row["basis"]
+        become, or_more, tip = _BECOME.get(basis, _BECOME[""])
         st.metric(
-            f"{fmt.size(before)} become about",
+            f"{fmt.size(before)} {become}",
             fmt.size(after),
-            f"{fmt.ratio(smaller)} smaller in all",
+            f"{fmt.ratio(before / after if after else None)} smaller{or_more}",
             delta_color="off",
             delta_arrow="off",
-            help="Raw bytes of every tensor of the run, over the bytes of the archive with all its tables.",
+            help=f"{quality.RATIO} {tip}",
         )
         bits = row["bits_per_weight"]
         kept = "" if name != "weights" else f" ({fmt.ratio(row['ratio_total'])} of the weights alone)"
@@ -303,16 +327,8 @@ def _judge(shown: Subject) -> tuple[EvaluatorCode | None, str]:
     return judge if trusted else None, choices.device("overview")
 
 
-def _made(job: Job) -> None:
+def _made(made: Shrunk) -> None:
     """Draw the result."""
-    try:
-        made = shrinking.shrunk_by(job)
-    except ServiceError as error:
-        problem.show(error.problem)
-        return
-    if made is None:
-        st.warning("The archive is not there any more.", icon=":material/warning:")
-        return
     known = known_of(made.chain)
     _verdict(made, known)
     facts(_figures(made))

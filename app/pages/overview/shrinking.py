@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.work import Work
+from inshrink_app.model.measured import known_of
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import ASK_ABOVE_BYTES, Subject
 from inshrink_app.services.comparing import comparison, spread_of
@@ -208,6 +209,22 @@ class Shrunk(NamedTuple):
     bound: float | None
     decided: Mapping[str, Any] | None
     unreadable: tuple[tuple[str, str], ...] = ()
+    goal: str = ""
+
+    def row(self) -> dict[str, Any]:
+        """Return what the archive is, as an estimate of its goal would tell it."""
+        known, chain = known_of(self.chain), self.chain
+        found = None if known is None else known.comparison
+        is_exact = chain.optimizer == "exact"
+        return {
+            "archive_bytes": chain.nbytes,
+            "bits_per_weight": chain.bits_per_weight,
+            "ratio_total": chain.ratio_total,
+            "restore_cost": None if found is None else found.max_restore_cost,
+            "drop": None if found is None else found.max_drop,
+            "relative_error": self.relative_error,
+            "basis": "exact" if is_exact else "written",
+        }
 
 
 def shrunk_by(job: Job) -> Shrunk | None:
@@ -234,4 +251,13 @@ def shrunk_by(job: Job) -> Shrunk | None:
         device=str(written.get("device", "")),
         bound=written.get("bounds", {}).get("restore_cost"),
         decided=written.get("decided"),
+        goal=_goal_of(job.requests[0]),
     )
+
+
+def _goal_of(asked: Any) -> str:
+    """Return the goal that a request writes for."""
+    from inshrink_core.verbs.estimate import GOALS
+
+    fields = (asked.codec, asked.optimizer)
+    return next((goal.name for goal in GOALS if (goal.codec, goal.optimizer) == fields), "")

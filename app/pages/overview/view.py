@@ -126,7 +126,7 @@ def _of_run(shown: Subject) -> list[layout.Fact]:
         ("Size on disk", fmt.size(shown.total_bytes), "all checkpoints"),
         ("Last checkpoint", fmt.size(last), f"{fmt.counted(len(shown.tensors), 'tensor')} in total"),
         (
-            "Read so far",
+            "Read to open",
             fmt.size(shown.bytes_read),
             "headers only" if is_all else f"of {fmt.size(shown.total_bytes)}",
             "Opening reads headers only; a page reads weights when it needs them.",
@@ -150,12 +150,7 @@ def _of_archive(shown: Subject, archive: ChainReport) -> list[layout.Fact]:
             f"{fmt.markdown(held)}What it saves is their raw size minus its own; the space is free once the "
             "checkpoints are deleted.",
         ),
-        (
-            "Ratio with base" if archive.base else "Ratio in all",
-            fmt.ratio(archive.ratio_total),
-            f"weights {fmt.ratio(archive.ratio_weights)}",
-            "Raw bytes divided by stored bytes. Headers, tables and the manifest count with the weights.",
-        ),
+        *quality.size_facts(archive)[1:],
         *quality.archive_facts(archive),
     ]
 
@@ -273,7 +268,7 @@ def _frames(archive: ChainReport) -> None:
         n_keyframes = sum(frame.kind == "keyframe" for frame in archive.line)
         layout.chart(
             figures.frames_figure(
-                [(f.step, f.kind, f.nbytes, f", {fmt.ratio(f.ratio_total)} in all") for f in archive.line]
+                [(f.step, f.kind, f.nbytes, f", {fmt.ratio(f.ratio_total)}") for f in archive.line]
             ),
             "frames",
             f"Bytes of each of {len(archive.line)} frames, {n_keyframes} of them keyframes",

@@ -65,10 +65,8 @@ def normalised(
     elif how == "rate" and rates is not None:
         values = {name: (one / rates).astype(np.float32) for name, one in table.values.items()}
     elif how == "share":
-        from inshrink_core.analysis.findings import weighted
-
-        sums = weighted(table.values["mean"], [row.numel for row in table.rows])
-        every = sums if whole is None else weighted(whole.values["mean"], [row.numel for row in whole.rows])
+        sums = table.carried()
+        every = sums if whole is None else whole.carried()
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             totals = np.nansum(every, axis=0)
             shares = np.where(totals > 0, sums / totals, np.nan).astype(np.float32)
@@ -113,9 +111,7 @@ def ordered(table: Sensitivity, by: str, statistic: str, bits: Mapping[str, floa
     elif by == "bits":
         keys = [bits.get(row.name, -np.inf) for row in table.rows]
     else:
-        weights = [row.numel if by == "share" else 1 for row in table.rows]
-        values = table.values["mean" if by == "share" else statistic]
-        keys = [_last(one) * weight for one, weight in zip(values, weights, strict=True)]
+        keys = list(map(_last, table.carried() if by == "share" else table.values[statistic]))
     return tuple(sorted(range(len(keys)), key=lambda place: -keys[place]))
 
 

@@ -112,10 +112,10 @@ def _say(shown: Subject, table: Sensitivity) -> None:
     def said() -> str:
         from inshrink_core.analysis.findings import findings
 
-        sizes = [row.numel for row in table.rows]
         names = [row.name for row in table.rows]
         rates = rows.learning_rates_of(shown, table)
-        told = findings(table.metric, table.by, names, sizes, table.steps, table.values["mean"], rates)
+        means, extents = table.values["mean"], table.extents()
+        told = findings(table.metric, table.by, names, extents, table.steps, means, rates)
         return told.sentence()
 
     sentence = _kept("sensitivity.said", table, str(shown.path), said)
@@ -306,7 +306,7 @@ def _grey(view: View) -> list[str]:
     if not np.isnan(view.table.values[view.statistic]).any():
         return []
     lost = int((~np.isfinite(view.tensors.values["mean"])).all(axis=1).sum())
-    if lost and any(row.is_unattributed for row in view.shown.tensors):
+    if lost and (view.table.metric == "fisher" or any(row.is_unattributed for row in view.shown.tensors)):
         return [
             f"Grey: {fmt.counted(lost, 'tensor')} whose optimizer state is unattributed, as neither names, "
             "values nor order tell whose it is; or that is absent at the step."

@@ -93,7 +93,10 @@ def heatmap_figure(
     shown = few_ticks(columns.labels, columns.labels, _MAX_STEP_LABELS)
     figure.update_xaxes(range=[-0.5, len(columns.labels) - 0.5], **shown)
     figure.update_yaxes(autorange=None, range=[len(drawn.rows) - 0.5, -0.5], showticklabels=False, ticks="")
-    if loss is not None:
+    if loss is not None:  # One cursor for both: a line at the step, through the curve and the cells.
+        figure.update_xaxes(
+            showspikes=True, spikemode="across", spikesnap="data", spikethickness=1, spikecolor=GAP
+        )
         _add_loss(figure, loss, table.steps, columns.labels)
     return figure
 

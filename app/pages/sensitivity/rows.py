@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -107,11 +108,13 @@ def tensors_of(tensors: Sensitivity, layer: str) -> tuple[int, ...]:
 
 def at_level(tables: Mapping[str, Sensitivity], level: str) -> Sensitivity:
     """Return a measurement with all rows of a level."""
-    if level in tables:
-        return tables[level]
     tensors = tables[modules.TENSOR]
-    nodes = modules.rows_at([row.name for row in tensors.rows], (), level)
-    return heatmap.aggregate(tensors, nodes, tables[modules.BLOCK])
+    if level == modules.TENSOR:
+        return tensors
+    layers = [row.layer_type for row in tensors.rows]
+    nodes = modules.rows_at([row.name for row in tensors.rows], layers, level)
+    by = level if level == modules.LAYER_TYPE else modules.BLOCK
+    return dataclasses.replace(heatmap.aggregate(tensors, nodes, tables[by]), by=by)
 
 
 def narrowed(
