@@ -316,7 +316,14 @@ def _reconcile(
     named = {path for frame in listed for path in frame.paths}
     removed = set(manifest.tombstones) if manifest else set()
     buried = {path for path in files if _frame_generation(path) in removed}
-    scans = {path: _scan(storage, path) for path in files.keys() - named - buried}
+    if manifest is not None and not storage.exclusive:
+        # Committed is what the manifest lists: others are on their way, or will never be listed any more.
+        strays = {path for path in files if path not in named}
+        buried |= {path for path in strays if file_number(path) < manifest.next_generation}
+        ignored = strays - buried
+    else:
+        ignored = set()
+    scans = {path: _scan(storage, path) for path in files.keys() - named - buried - ignored}
     scanned = [found for path in sorted(scans) for found in scans[path].frames]
     if manifest is None:
         manifest = Manifest(archive_id=_commonest_archive(storage, scanned, problem))

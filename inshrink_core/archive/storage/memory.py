@@ -168,6 +168,7 @@ class OverlaidStorage(Storage):
     def __init__(self, under: Storage, held: MutableMapping[str, bytes]) -> None:
         super().__init__(under.name)
         self._under, self.held = under, held
+        self.exclusive = under.exclusive
 
     @property
     def bytes_read(self) -> int:
