@@ -129,7 +129,7 @@ class BehindStorage(Storage):
         self._local = LocalStorage(self._folder)
         self._names: dict[str, set[str]] = {}
         self._replaced: dict[str, tuple[bytes, Tag] | None] = {}
-        """What objects that are replaced have in the bucket, as this writer knows; nobody else may change them."""
+        """What replaced objects have in the bucket, as this writer knows; nobody else may change them."""
         self._changed = threading.Condition()
         self._queued: list[str] = []
         self._created: set[str] = set()
@@ -394,11 +394,19 @@ class BehindStorage(Storage):
             self._refused = None
             self._changed.notify_all()
             self._changed.wait_for(
-                lambda: self._is_done() or self._refused is not None or self._conflict is not None
+                lambda: (
+                    self._is_done()
+                    or self._refused is not None
+                    or self._conflict is not None
+                    or not self._is_at_work()
+                )
             )
         self._require()
         if not self._is_done():
             raise self._told()
+
+    def _is_at_work(self) -> bool:
+        return self._thread is not None and self._thread.is_alive() and not self._closing
 
     def _is_done(self) -> bool:
         return not self._queued and self._waiting is None and not self._busy

@@ -71,6 +71,12 @@ def storage_at(place: str | os.PathLike[str]) -> Storage:
     return LocalStorage(Path(place)) if url is None else _opened(url)
 
 
+def place_of(place: str | os.PathLike[str]) -> Path | str:
+    """Return a path, or the URL that it is or was."""
+    url = _url(place)
+    return Path(place) if url is None else url
+
+
 def sole_writer(place: str | os.PathLike[str]) -> None:
     """Say that nobody but this process writes to a URL, so that its store need not be one that compares."""
     url = _url(place)
