@@ -326,7 +326,12 @@ def _reconcile(
     others = {path: number for path in found_files - named if (number := file_number(path))}
     present = (found_files & named).union(others)
     buried = {path for path in others if _frame_generation(path) in removed}
-    scans = {path: _scan(storage, path) for path in others.keys() - buried}
+    ignored: set[str] = set()
+    if manifest is not None and not storage.exclusive:
+        # Committed is what the manifest lists: others are on their way, or will never be listed any more.
+        buried |= {path for path, number in others.items() if number < manifest.next_generation}
+        ignored = others.keys() - buried
+    scans = {path: _scan(storage, path) for path in others.keys() - buried - ignored}
     scanned = [found for path in sorted(scans) for found in scans[path].frames]
     if manifest is None:
         manifest = Manifest(archive_id=_commonest_archive(storage, scanned, problem))

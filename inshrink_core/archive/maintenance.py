@@ -104,7 +104,7 @@ class Rewrite:
         self._made: tuple[FrameInfo, ...] = ()
         self._open: FrameSink | None = None
         self._switched = False
-        writer.flush()
+        writer.flush(remote=False)
         first = writer.manifest.next_generation
         self._generations = {frame_id: first + i for i, frame_id in enumerate(self._old)}
         reserved = self._generations.values()

@@ -242,7 +242,7 @@ class PartReader(ArchiveReader):
 
 def _shared(storage: Storage, path: str | os.PathLike[str]) -> Lock:
     """Return the shared lock of an archive, which is made where there is none."""
-    if not is_archive(path):
+    if storage.exclusive and not is_archive(path):
         ArchiveWriter(path, create=True).close()
     return storage.share()
 

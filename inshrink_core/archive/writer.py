@@ -146,7 +146,8 @@ class ArchiveWriter:
         self.discarded: tuple[FrameInfo, ...] = ()
         where = os.fspath(path)
         with storage_errors("the archive cannot be opened for writing", where):
-            self.storage, new = _writable(path, create=create)
+            found, new = _writable(path, create=create)
+            self.storage = found.written()
             with self.storage.made() if new else contextlib.nullcontext():
                 self._lock = self.storage.lock()
                 try:
@@ -172,7 +173,11 @@ class ArchiveWriter:
         if archive_id not in (None, catalog.manifest.archive_id):
             raise InputError("the archive has another id than the one asked for", where=where)
         self._manifest = self._repaired(catalog)
-        if catalog.manifest_problem or catalog.unlisted or catalog.moved:
+        # Where no lock keeps others out, what is deleted may be in work: its writer must be refused.
+        fenced = bool(catalog.buried) and not storage.exclusive
+        if fenced:
+            self._manifest = replace(self._manifest, next_generation=self._manifest.next_generation + 1)
+        if catalog.manifest_problem or catalog.unlisted or catalog.moved or fenced:
             self._write_manifest(self._manifest)
         for path in catalog.buried:
             storage.delete(path)
@@ -295,7 +300,7 @@ class ArchiveWriter:
         if isinstance(first, _GroupedFile) and first.held is not None:
             self._add_to_group(bytes(first.held), info)
             return
-        self.flush()
+        self._flush_group()
         manifest = self._manifest.with_frame(info)
         with self._undone(manifest, info.paths):
             for file in files:
@@ -326,21 +331,34 @@ class ArchiveWriter:
     def _add_to_group(self, content: bytes, info: FrameInfo) -> None:
         """Hold a frame in memory, where this writer's reader finds it, until its group is written."""
         if sum(frame.nbytes for frame in self._group) + info.nbytes > MAX_SEGMENT_NBYTES:
-            self.flush()
+            self._flush_group()
         self._group.append(info)
         self._held[info.path] = content
         self.reader.see(info)
         if len(self._group) >= _GROUP_FRAMES or time.monotonic() - self._flushed_at > _GROUP_S:
-            self.flush()
+            self._flush_group()
 
-    def flush(self) -> None:
+    def flush(self, *, remote: bool = True) -> None:
         """Make the frames of a group durable, and list them.
+
+        Parameters
+        ----------
+        remote
+            Wait until they are where others read them, too: in a bucket, and not on this machine alone.
 
         Raises
         ------
         StorageError
-            The system refused; none of them is in the archive.
+            The system refused; none of the group is in the archive. Or a bucket did: what is not there yet is
+            kept on this machine, and uploaded by the next writer.
+        ConflictError
+            Another writer has changed the archive in the bucket.
         """
+        self._flush_group()
+        if remote:
+            self.storage.flush()
+
+    def _flush_group(self) -> None:
         if not self._group:
             return
         contents = [self._held[frame.path] for frame in self._group]
@@ -460,7 +478,7 @@ class ArchiveWriter:
         """
         gone = tuple(frames)
         with storage_errors("the frames cannot be removed", self.storage.name):
-            self.flush()
+            self._flush_group()
             manifest = self._manifest.without_frames(frozenset(frame.generation for frame in gone))
             try:
                 self._replace_files(self.without_remains(manifest, gone))
@@ -489,7 +507,7 @@ class ArchiveWriter:
     def relist(self) -> None:
         """Write the manifest anew from what the frame files say."""
         with storage_errors("the manifest cannot be rebuilt", self.storage.name):
-            self.flush()
+            self._flush_group()
             catalog = load_catalog(self.storage)
             manifest = replace(catalog.manifest, frames=(), next_generation=catalog.next_generation)
             for frame in sorted(catalog.by_id.values(), key=lambda frame: frame.generation):

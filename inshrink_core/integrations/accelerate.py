@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.archive import is_archive
+from inshrink_core.archive.storage.registry import local_beside
 from inshrink_core.chain import Archive
 from inshrink_core.errors import NotFoundError
 from inshrink_core.integrations.ranks import FirstRankSaver
@@ -116,7 +117,7 @@ class AcceleratorSaver(FirstRankSaver):
             The archive has no such step, or its file is missing.
         """
         if self._saver is not None:
-            self._saver.flush()
+            self._saver.flush(remote=True)
         self._accelerator.wait_for_everyone()
         opened = Archive.open(self.path) if is_archive(self.path) else None
         if opened is None or (step is None and not opened.listed_steps):
@@ -148,4 +149,5 @@ class AcceleratorSaver(FirstRankSaver):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _folder(self, suffix: str) -> Path:
-        return self.path.with_name(f".{self.path.name}.{suffix}.tmp")
+        beside = local_beside(self.path, f".{suffix}.tmp")
+        return beside.with_name(f".{beside.name}")

@@ -299,6 +299,8 @@ class InshrinkWriter(StorageWriter):
                 remedy="give process_group and no_dist to the writer, too",
             )
         self._release()
+        if not storage_at(self.archive).exclusive:
+            storage_at(self.archive).share()  # refuses
         if not is_archive(self.archive):
             ArchiveWriter(self.archive, create=True).close()
         commit_parts(self.archive, discard=True)

@@ -201,7 +201,7 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
             return loaded
         record = torch.load(io.BytesIO(body), map_location=map_location, weights_only=weights_only)
         if self._saver is not None:
-            self._saver.flush()
+            self._saver.flush(remote=True)
         archive = Archive.open(self.path)
         info = _find(archive, record["step"], record["save"])
         content = _content(archive, info, map_location, weights_only)
@@ -369,7 +369,7 @@ def _is_plain(value: Any) -> bool:
     return False
 
 
-def _write_pointer(path: Path, archive: Path, record: Mapping[str, Any]) -> None:
+def _write_pointer(path: Path, archive: Path | str, record: Mapping[str, Any]) -> None:
     import torch
 
     first = f"step {record['step']}, save {record['save']} of {archive}"
@@ -407,7 +407,7 @@ def _pointed_from(paths: Iterable[Path]) -> set[_Pointed]:
     return found
 
 
-def _prune(path: Path, dropped: Iterable[_Pointed]) -> None:
+def _prune(path: Path | str, dropped: Iterable[_Pointed]) -> None:
     """Remove the frames of saves from an archive."""
     archive = Archive.open(path)
     gone = set()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Self
 
+from inshrink_core.archive.storage.registry import place_of
 from inshrink_core.training.closing import Forgiving
 from inshrink_core.training.folder_saver import FolderSaver
 from inshrink_core.training.spool import SetAside, Spool, spool_folder
@@ -17,7 +17,7 @@ class FirstRankSaver(Forgiving):
 
     def _archive_to(self, archive: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
         """Open an archive, with options of `FolderSaver`; misuse is refused now."""
-        self.path, self._options = Path(archive), options
+        self.path, self._options = place_of(archive), options
         self._failures: Mapping[int, str] = {}
         self._saver: FolderSaver | None = None
         self._reopen()

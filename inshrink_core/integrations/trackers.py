@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from inshrink_core.archive import is_archive
+from inshrink_core.archive.storage.registry import is_url, place_of
 from inshrink_core.chain import Archive, archive_size
 from inshrink_core.chain.meta import QUALITY
 from inshrink_core.chain.sizes import frame_size
@@ -47,7 +48,7 @@ class ArchiveTracker(ABC):
     """
 
     def __init__(self, archive: str | os.PathLike[str]) -> None:
-        self.archive = Path(archive)
+        self.archive = place_of(archive)
         self._logged: set[bytes] = set()
 
     @abstractmethod
@@ -126,7 +127,7 @@ def _about(archive: Archive) -> dict[str, Any]:
     """Return what a reference says of an archive."""
     size = archive_size(archive)
     return {
-        "uri": Path(archive.path).absolute().as_uri(),
+        "uri": archive.path if is_url(archive.path) else Path(archive.path).absolute().as_uri(),
         "name": Path(archive.path).name,
         "archive_id": archive.reader.archive_id.hex(),
         "steps": list(archive.steps),

@@ -87,7 +87,7 @@ class Promise:
         """Steps that break the bounds: they were archived before, without them or with others."""
         return tuple(sorted(step for step, promise in self.steps.items() if not promise.kept))
 
-    def failure(self, archive: Path) -> CheckFailedError | None:
+    def failure(self, archive: Path | str) -> CheckFailedError | None:
         """Return why the chain does not keep what was asked of it; None where it does."""
         if not self.broken:
             return None

@@ -140,6 +140,16 @@ class ArchiveMachine(RuleBasedStateMachine):
         self.append_to_head(kind="delta", codec="raw/1", blocks=blocks, meta={"crash": True})
         self.writer.close()
         storage.replace(MANIFEST_NAME, before, storage.load(MANIFEST_NAME)[1])
+        if not storage.exclusive:
+            # It may be another writer's, and is no frame of the archive.
+            self.ever.discard(self.model.popitem()[0])
+            self.writer = ArchiveWriter(self.path)
+            self.agrees()
+            listed = {path for frame in self.writer.reader.frames for path in frame.paths}
+            for name in storage.list("frames"):
+                if f"frames/{name}" not in listed:
+                    storage.delete(f"frames/{name}")
+            return
         with storage.create("frames/00000099-1.frame") as left:
             left.write(b"half a frame")
             self.agrees()

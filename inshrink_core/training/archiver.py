@@ -166,6 +166,16 @@ class Archiver:
         """Return when the archive holds every save."""
         self._wait(0)
 
+    def upload(self) -> None:
+        """Return when the archive is where others read it; to be used after `flush` alone.
+
+        Raises
+        ------
+        StorageError, ConflictError
+            As of `ArchiveWriter.flush`.
+        """
+        self._writer.flush()
+
     def _wait(self, n_pending: int) -> None:
         if self._process != os.getpid():
             return

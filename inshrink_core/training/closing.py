@@ -66,7 +66,7 @@ class Holding(Closing):
     error that says so. A forked child takes nothing over: the lock is its parent's.
     """
 
-    path: Path
+    path: Path | str
     last_step: int | None
     _entered = False
     _taken_over = False
@@ -197,11 +197,13 @@ class Holding(Closing):
         super().__exit__(*error)
 
 
-_HOLDING: Final[WeakValueDictionary[tuple[int, int], Holding]] = WeakValueDictionary()
+_HOLDING: Final[WeakValueDictionary[str | tuple[int, int], Holding]] = WeakValueDictionary()
 """Who opened an archive last in this process, by what the archive's folder is, however it is spelled."""
 
 
-def _identity(archive: Path) -> tuple[int, int]:
+def _identity(archive: Path | str) -> str | tuple[int, int]:
+    if isinstance(archive, str):
+        return archive.rstrip("/")
     found = archive.stat()
     return found.st_dev, found.st_ino
 
@@ -215,7 +217,7 @@ class Forgiving(Closing):
         The archive.
     """
 
-    path: Path
+    path: Path | str
 
     @property
     @abstractmethod

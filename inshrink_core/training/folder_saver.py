@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from inshrink_core.archive.storage.registry import place_of, sole_writer
 from inshrink_core.chain import Archive
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.errors import ExistsError, StepConflictError, StorageError
@@ -54,13 +55,13 @@ class FolderSaver(Holding, Forgiving):
     ----------
     archive
         The archive to make or to go on with. Locked against other writers until `close`.
-    codec, config, optimizer_state, keyframe_every, device, threads, base, retention
+    codec, config, optimizer_state, keyframe_every, device, threads, base, retention, single_writer
         As for `Saver`.
 
     Attributes
     ----------
     path
-        The archive.
+        The archive: its path, or its URL.
     last_step
         The step of the last save, or the archive's last; None where there is none.
 
@@ -106,8 +107,11 @@ class FolderSaver(Holding, Forgiving):
         threads: int | None = None,
         base: BaseLike | None = None,
         retention: Retention | None = None,
+        single_writer: bool = False,
     ) -> None:
-        self.path = Path(archive)
+        if single_writer:
+            sole_writer(archive)
+        self.path = place_of(archive)
         self._failures: dict[int, str] = {}
         self._checked: CheckedWriter | None = None
         made = make_chain_config(
@@ -301,18 +305,20 @@ class FolderSaver(Holding, Forgiving):
         with contextlib.suppress(Exception):
             self._archiver.flush()
 
-    def flush(self, *, strict: bool = False) -> None:
+    def flush(self, *, strict: bool = False, remote: bool = False) -> None:
         """Return when the archive holds every save that it can hold.
 
         Parameters
         ----------
         strict
             Whether to raise where it does not hold all of them.
+        remote
+            Of an archive in a bucket, wait until the last frame is uploaded, too.
 
         Raises
         ------
         StorageError
-            Saves are not in the archive, with `strict`.
+            Saves are not in the archive, with `strict`, or not in the bucket, with `remote`.
         LockedError
             A later saver of this process has taken over.
         """
@@ -321,6 +327,8 @@ class FolderSaver(Holding, Forgiving):
         self._forgive()
         if strict:
             self._require_none()
+        if remote:
+            self._archiver.upload()
 
     def _forgive(self) -> None:
         """Forget failures of steps that came to be archived after all; note those that wait behind one."""
@@ -335,6 +343,10 @@ class FolderSaver(Holding, Forgiving):
         if self._finalizer.detach() is not None:
             self._drain()
             self._forgive()
+            try:
+                self._archiver.upload()
+            except Exception as error:  # it waits on this machine
+                self.note(self.last_step or 0, error)
         self._archiver.close_quietly()
         if self._checked is not None:
             self._checked.close()

@@ -6,11 +6,11 @@ import logging
 import os
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from inshrink_core.archive import is_archive
 from inshrink_core.archive.storage import storage_error
+from inshrink_core.archive.storage.registry import place_of, sole_writer
 from inshrink_core.chain import WRITTEN, Archive, BaseFinder, Budget, changed_nbytes
 from inshrink_core.chain.archive import open_base_at
 from inshrink_core.chain.attachments import dropped_of
@@ -24,7 +24,7 @@ from inshrink_core.search.bounded import StepWriter
 from inshrink_core.training.closing import Holding, opened_base
 from inshrink_core.training.extra import pack, unpack
 from inshrink_core.training.gradients import N_RECORDED, GradientAverage, finite
-from inshrink_core.training.spool import GRADIENTS_NAME, OPTIMIZER_NAME, Notes, load_save
+from inshrink_core.training.spool import GRADIENTS_NAME, OPTIMIZER_NAME, Notes, load_save, spool_folder
 from inshrink_core.training.staging import Staging, address
 from inshrink_core.training.state import TrainingState, memory, parts_of, states_of, tensors_in
 from inshrink_core.verbs.history.retention import Retention, metrics_of
@@ -93,11 +93,13 @@ class Saver(Holding):
     retention
         What stays of the archive: looked at after every eighth save, and when the saver is closed. What
         `keep_best` goes by are numbers of a save's `extra`, or of the dict ``metrics`` in it.
+    single_writer
+        Of an archive in a bucket whose store ignores the conditions of requests: nobody else writes it.
 
     Attributes
     ----------
     path
-        The archive.
+        The archive: its path, or its URL.
     last_step
         The step of the last save or restore, or the archive's last; None where there is none.
     extra
@@ -170,8 +172,11 @@ class Saver(Holding):
         base: BaseLike | None = None,
         also: Mapping[str, Also] | None = None,
         retention: Retention | None = None,
+        single_writer: bool = False,
     ) -> None:
-        self.path = Path(archive)
+        if single_writer:
+            sole_writer(archive)
+        self.path = place_of(archive)
         self.extra: dict[str, Any] = {}
         self.older: dict[str, int] = {}
         self._model = model
@@ -494,7 +499,7 @@ class Saver(Holding):
         if {file.kind for file in checkpoint.files} == {"torch"} and len(checkpoint.files) <= 2:
             # Beside the archive: where that has room, one checkpoint does; /tmp may be too small.
             try:
-                with working_folder(self.path.absolute().parent) as folder:
+                with working_folder(spool_folder(self.path).absolute().parent) as folder:
                     files = write_checkpoint(checkpoint, folder)
                     try:
                         contents = {file.name: load_save(file) for file in files}
@@ -530,8 +535,14 @@ class Saver(Holding):
             remedy="write it to a file with `inshrink restore`, and load that",
         )
 
-    def flush(self) -> None:
+    def flush(self, *, remote: bool = False) -> None:
         """Return when the archive holds every save.
+
+        Parameters
+        ----------
+        remote
+            Of an archive in a bucket, wait until the last frame is uploaded, too. Else it is on its way, and
+            on this machine's disk.
 
         Raises
         ------
@@ -540,6 +551,8 @@ class Saver(Holding):
         """
         self._drain()
         self._archiver.require_archived()
+        if remote:
+            self._archiver.upload()
 
     def _drain(self) -> None:
         """Wait until nothing is being archived any more."""

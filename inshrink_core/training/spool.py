@@ -1,6 +1,7 @@
 """Checkpoints on their way into an archive: whole on disk before training goes on.
 
-A spool is a folder beside the archive with one folder for each save, numbered in order::
+A spool is a folder beside the archive, or on this machine where that lies in a bucket, with one folder for
+each save, numbered in order::
 
     run.inshrink.spool/
       00000012/
@@ -41,6 +42,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeGuard
 
+from inshrink_core.archive.storage.registry import local_beside
 from inshrink_core.chain import Budget
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, StorageError, clipped, named
@@ -73,9 +75,9 @@ _ID_NBYTES: Final = 16
 _logger = logging.getLogger(__name__)
 
 
-def spool_folder(archive: Path) -> Path:
-    """Return where the saves of an archive are spooled."""
-    return archive.with_name(f"{archive.name}.spool")
+def spool_folder(archive: Path | str) -> Path:
+    """Return where the saves of an archive are spooled: beside it, of one at a URL on this machine."""
+    return local_beside(archive, ".spool")
 
 
 def load_save(path: Path, *, mmap: bool = False) -> Any:

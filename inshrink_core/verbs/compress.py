@@ -46,6 +46,7 @@ from inshrink_core.verbs.shared.groups import (
     RunLike,
     Sparing,
     Steps,
+    ToStorage,
     Writing,
     steps_of,
 )
@@ -85,7 +86,7 @@ __all__ = ["Compress", "CompressReport", "Compressing", "compress"]
 
 
 @dataclass(frozen=True)
-class Compressing(Writing, Bounding, EvaluatorRequest, Computing, Reading, Sparing):
+class Compressing(ToStorage, Writing, Bounding, EvaluatorRequest, Computing, Reading, Sparing):
     """How a run is written into an archive, once or as it grows.
 
     Parameters
@@ -212,11 +213,13 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
 
     def perform(self) -> CompressReport:
         """Write what is not there."""
+        self.declare(self.archive)
         if self.part is not None or self.is_shared_out:
             from inshrink_core.verbs.modes.parts import compress_in_parts
 
             return CompressReport(**compress_in_parts(self))
         from inshrink_core.archive import MAX_SMALL_FILES, ArchiveWriter, is_archive
+        from inshrink_core.archive.storage.registry import place_of
         from inshrink_core.chain import (
             Archive,
             ChainWriter,
@@ -272,7 +275,7 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
         finished = Archive.open(self.archive)
         error = (session.squared_error / session.squared_norm) ** 0.5 if session.squared_norm else None
         report = CompressReport(
-            path=Path(self.archive),
+            path=place_of(self.archive),
             size=archive_size(finished),
             appended=tuple(session.appended),
             skipped=tuple(session.skipped),
@@ -579,7 +582,7 @@ class CompressReport(Report):
         Steps that wait for other parts: they are not in the archive yet.
     """
 
-    path: Path
+    path: Path | str
     size: ArchiveSize
     appended: tuple[int, ...]
     skipped: tuple[int, ...]

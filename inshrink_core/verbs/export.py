@@ -20,7 +20,17 @@ from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import count, duration, error_size, ratio, size, steps_in_short
 from inshrink_core.verbs.modes.pack import PackReport, pack, unpack
-from inshrink_core.verbs.shared.groups import ArchiveLike, Based, Globs, Limiting, OnDevice, PathLike, Size
+from inshrink_core.verbs.shared.groups import (
+    ArchiveLike,
+    Based,
+    Globs,
+    Limiting,
+    OnDevice,
+    PathLike,
+    Size,
+    ToStorage,
+    local_target,
+)
 from inshrink_core.verbs.shared.showing import show_facts
 
 if TYPE_CHECKING:
@@ -171,7 +181,7 @@ class ExportReport(Report):
 
 
 @dataclass(frozen=True)
-class Export(OnDevice, Limiting, Based, Request[ExportReport | PackReport]):
+class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackReport]):
     """Write one step, or a whole archive, as one file that needs nothing else.
 
     Parameters
@@ -272,6 +282,7 @@ class Export(OnDevice, Limiting, Based, Request[ExportReport | PackReport]):
 
         tensors, without = _listed(self.tensors), _listed(self.without)
         self._check(is_chosen=bool(tensors or without))
+        self.declare(self.pack, self.unpack)
         if self.pack is not None:
             return pack(self.archive, self.pack, force=self.force, progress=self.progress)
         if self.unpack is not None:
@@ -279,7 +290,7 @@ class Export(OnDevice, Limiting, Based, Request[ExportReport | PackReport]):
         begun = time.perf_counter()
         wanted = DEFAULT_RATIO if self.ratio is None else self.ratio
         plain = self.layout == "safetensors"
-        target = Path(self.output or "")
+        target = local_target(self.output or "")
         require_free(target, self.force)
         source = self.opened_archive(self.archive)
         info = source.last if self.step is None else source.reader.find(self.step)

@@ -16,7 +16,7 @@ from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.text import duration, size, steps_in_short
 from inshrink_core.verbs.history.retention import Retention
-from inshrink_core.verbs.shared.groups import AnyLog, Based, OnDevice, PathLike, chosen_steps
+from inshrink_core.verbs.shared.groups import AnyLog, Based, OnDevice, PathLike, ToStorage, chosen_steps
 from inshrink_core.verbs.shared.showing import show_facts
 
 if TYPE_CHECKING:
@@ -225,13 +225,13 @@ def _steps(frames: Sequence[FrameInfo]) -> str:
 
 
 @dataclass(frozen=True)
-class _InPlace:
+class _InPlace(ToStorage):
     """A folder that changes once that is said.
 
     Parameters
     ----------
     archive
-        The archive: a folder.
+        The archive: a folder, or a URL.
     apply
         Do it. Otherwise nothing is changed, and the report says what would be done.
     """
@@ -333,10 +333,12 @@ class Prune(_InPlace, Retention, OnDevice, Based, Request[PruneReport]):
         plan = make_plan(opened, rules, estimate.key_size)
         if not (self.apply and plan.changes):
             after = before + estimate.growth(plan)
+            self.declare(self.archive)
             if self.apply:
                 # Opening repairs: what a prune that was cut off had still to delete goes now.
                 ArchiveWriter(self.archive).close()
         else:
+            self.declare(opened.reader.path)
             with ArchiveWriter(opened.reader.path) as writer:
                 plan = carry_out(writer, rules, opened.device, opened.bases)
                 after = writer.reader.nbytes
@@ -896,6 +898,7 @@ class ForgetMissing(_InPlace, Request[ForgetReport]):
         """Tell what goes, and remove it where that is said."""
         from inshrink_core.archive import ArchiveReader, ArchiveWriter, remove_frames
 
+        self.declare(self.archive)
         problem = ArchiveReader.open(self.archive).catalog.manifest_problem
         with ArchiveWriter(self.archive, rebuild=True) if self.apply else nullcontext() as writer:
             reader = ArchiveReader.open(self.archive) if writer is None else writer.reader

@@ -28,6 +28,7 @@ from inshrink_core.verbs.shared.groups import (
     PathLike,
     Steps,
     chosen_steps,
+    local_target,
 )
 from inshrink_core.verbs.shared.showing import show_originals, stored_text
 
@@ -217,7 +218,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         opened = self.opened_archive(self.archive)
         if not opened.reader.listed:
             raise NotFoundError("the archive holds no steps yet", where=str(opened.path))
-        directory, tensors, layout = Path(self.output), self.tensors, self.layout
+        directory, tensors, layout = local_target(self.output), self.tensors, self.layout
         every = self._frames(opened)
         infos = self._own(every)
         chosen = tuple(info.step for info in infos)

@@ -254,6 +254,17 @@ class Storage(ABC):
     writable: bool = True
     """Whether it has the methods that write."""
 
+    exclusive: bool = True
+    """Whether `lock` keeps others out. Where it does not, an object that the manifest does not list may be
+    another writer's, and is taken for nothing."""
+
+    def written(self) -> Storage:
+        """Return the storage through which a writer sees this one; refuse a place that cannot be trusted."""
+        return self
+
+    def flush(self) -> None:  # noqa: B027 - most have nothing to do
+        """Return when all that was written is where others read it, for a storage that writes behind."""
+
     def refuse(self) -> NoReturn:
         """Raise InputError: it can be read only."""
         raise InputError(

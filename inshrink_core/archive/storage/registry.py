@@ -71,6 +71,32 @@ def storage_at(place: str | os.PathLike[str]) -> Storage:
     return LocalStorage(Path(place)) if url is None else _opened(url)
 
 
+def place_of(place: str | os.PathLike[str]) -> Path | str:
+    """Return a path, or the URL that it is or was."""
+    url = _url(place)
+    return Path(place) if url is None else url
+
+
+def sole_writer(place: str | os.PathLike[str]) -> None:
+    """Say that nobody but this process writes to a URL, so that its store need not be one that compares."""
+    url = _url(place)
+    if url is not None:
+        from inshrink_core.archive.storage.objects import declare_single_writer
+
+        declare_single_writer(url)
+
+
+def local_beside(place: str | os.PathLike[str], suffix: str) -> Path:
+    """Return the local folder beside an archive; of one at a URL, one of this machine."""
+    url = _url(place)
+    if url is None:
+        return Path(place).with_name(f"{Path(place).name}{suffix}")
+    from inshrink_core.archive.storage.behind import waiting_folder
+
+    folder = waiting_folder(url)
+    return folder.with_name(f"{folder.name}{suffix}")
+
+
 def object_at(place: str | os.PathLike[str]) -> tuple[Storage, str]:
     """Return the storage of the folder around a path or URL, and the name in it."""
     url = _url(place)

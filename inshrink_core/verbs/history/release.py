@@ -26,6 +26,7 @@ from inshrink_core.verbs.shared.groups import (
     OnDevice,
     Reading,
     Steps,
+    ToStorage,
     chosen_steps,
 )
 from inshrink_core.verbs.shared.showing import show_facts
@@ -185,7 +186,7 @@ def _errors_text(rows: Sequence[OriginalStep]) -> str:
 
 
 @dataclass(frozen=True)
-class Release(Reading, OnDevice, Limiting, Based, Request[ReleaseReport]):
+class Release(ToStorage, Reading, OnDevice, Limiting, Based, Request[ReleaseReport]):
     """Delete original checkpoints that an archive holds. Shows a plan unless told to apply it.
 
     Parameters
@@ -277,6 +278,7 @@ class Release(Reading, OnDevice, Limiting, Based, Request[ReleaseReport]):
         """Hold the archive's lock, so that nobody prunes what is about to be the only copy."""
         from inshrink_core.archive import ArchiveWriter
 
+        self.declare(archive.reader.path)
         if self.apply and archive.reader.storage.writable:
             with ArchiveWriter(archive.reader.path):
                 yield

@@ -1,0 +1,440 @@
+"""Archives in buckets, in obstore's memory store: the suite, the uploads behind a writer, what is refused."""
+
+import contextlib
+import logging
+import shutil
+import threading
+import uuid
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+import inshrink_core
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, pack_archive
+from inshrink_core.archive.manifest import MANIFEST_NAME
+from inshrink_core.archive.storage import behind, objects, storage_at
+from inshrink_core.archive.storage.behind import waiting_folder
+from inshrink_core.archive.storage.registry import sole_writer
+from inshrink_core.errors import ConflictError, InputError, LockedError, NotFoundError, StorageError
+from inshrink_core.testing.archives import ArchiveMachine
+from inshrink_core.testing.storages import StorageSuite
+from tests.archive.building import append, build
+
+pytest.importorskip("obstore", reason="the extra 'remote' is not installed")
+from obstore.exceptions import GenericError
+from obstore.store import MemoryStore
+
+STORES = {}
+
+
+class Wrapped:
+    """A store in memory that can be told to fail, to lie and to lose answers."""
+
+    def __init__(self):
+        self.inner, self.asked = MemoryStore(), []
+        self.before = self.after = lambda verb, key: None
+        self.blind = False
+
+    def __getattr__(self, verb):
+        act = getattr(self.inner, verb)
+
+        def ask(key, *args, **options):
+            self.asked.append((verb, key))
+            self.before(verb, key)
+            if self.blind and "mode" in options:
+                options["mode"] = "overwrite"
+            result = act(key, *args, **options)
+            self.after(verb, key)
+            return result
+
+        return ask
+
+
+def registered(monkeypatch, waiting):
+    """Let ``s3://`` be stores in memory, one a bucket, and keep what waits in a folder."""
+    monkeypatch.setattr(objects, "_store_of", lambda scheme, bucket: STORES.setdefault(bucket, Wrapped()))
+    monkeypatch.setattr(objects, "_PROVEN", set())
+    monkeypatch.setattr(objects, "_ALONE", set())
+    monkeypatch.setattr(objects.time, "sleep", lambda seconds: None)
+    monkeypatch.setenv(behind.WAITING_VARIABLE, str(waiting))
+
+
+@pytest.fixture(autouse=True)
+def bucket(monkeypatch, tmp_path):
+    """A bucket of the test's own."""
+    registered(monkeypatch, tmp_path / "waiting")
+    name = uuid.uuid4().hex
+    yield name
+    STORES.pop(name, None)
+
+
+@pytest.fixture
+def url(bucket):
+    return f"s3://{bucket}/runs/a.inshrink"
+
+
+@pytest.fixture
+def store(bucket):
+    return STORES.setdefault(bucket, Wrapped())
+
+
+def on_another_machine(monkeypatch, tmp_path):
+    """Let what follows wait elsewhere."""
+    monkeypatch.setenv(behind.WAITING_VARIABLE, str(tmp_path / uuid.uuid4().hex))
+
+
+class TestObjects(StorageSuite):
+    def place(self, folder):
+        return f"s3://{folder.name}{folder.parent.name}/some runs/é?#%25+&*~'/a"
+
+
+class InBucket(ArchiveMachine):
+    """The archive against a dictionary, uploaded behind."""
+
+    def new_place(self):
+        self._patched = pytest.MonkeyPatch()
+        self._waiting = Path("/tmp") / f"inshrink-test-{uuid.uuid4().hex}"
+        registered(self._patched, self._waiting)
+        return f"s3://machine/{uuid.uuid4().hex}"
+
+    def remove_place(self):
+        self._patched.undo()
+        shutil.rmtree(self._waiting, ignore_errors=True)
+
+
+TestArchiveInBucket = InBucket.TestCase
+TestArchiveInBucket.settings = settings(
+    max_examples=6,
+    stateful_step_count=10,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+def steps_of(url):
+    return [frame.step for frame in ArchiveReader.open(url).frames]
+
+
+def put(storage, path, content):
+    with storage.create(path) as creation:
+        creation.write(content)
+        creation.commit()
+
+
+def waits(url):
+    """What lies on this machine on its way to a bucket."""
+    folder = waiting_folder(url)
+    return (
+        sorted(p.name for p in folder.rglob("*") if p.is_file() and p.name != "lock")
+        if folder.exists()
+        else []
+    )
+
+
+# ---- uploads behind the writer -------------------------------------------------------------------
+
+
+def test_a_commit_returns_before_its_upload_and_flush_when_others_see_it(url, store):
+    gate = threading.Event()
+    with ArchiveWriter(url, create=True) as writer:
+        writer.flush()
+        store.before = lambda verb, key: gate.wait(20) if verb == "put" else None
+        append(writer, 0)
+        append(writer, 100)
+        assert [frame.step for frame in writer.reader.frames] == [0, 100]
+        assert steps_of(url) == []
+        gate.set()
+        writer.flush()
+        assert steps_of(url) == [0, 100]
+    assert waits(url) == []
+    assert check_archive(url) == ()
+
+
+def test_commits_take_two_requests_each_and_none_that_lists(url, store):
+    with ArchiveWriter(url, create=True) as writer:
+        append(writer, 0)
+        writer.flush()
+        for step in range(100, 600, 100):
+            store.asked.clear()
+            append(writer, step)
+            writer.flush()
+            assert [verb for verb, _ in store.asked] == ["put", "put"]
+
+
+@pytest.mark.parametrize("n", range(1, 13))
+def test_a_request_that_fails_or_whose_answer_is_lost_changes_nothing(url, store, n):
+    """Of every request in turn: refused once, then carried out with its answer cut off."""
+    for when in ("before", "after"):
+        count = 0
+
+        def fail(verb, key):
+            nonlocal count
+            count += 1
+            if count % n == n - 1:
+                raise GenericError("HTTP error: error sending request")
+
+        place = f"{url}-{when}"
+        setattr(store, when, fail if n > 1 else lambda verb, key: None)
+        build(place)
+        setattr(store, when, lambda verb, key: None)
+        assert steps_of(place) == [0, 100, 200]
+        assert check_archive(place) == ()
+        assert waits(place) == []
+
+
+def test_what_was_not_uploaded_is_uploaded_by_the_next_writer(url, store):
+    build(url, (0,))
+
+    def refuse(verb, key):
+        if verb == "put":
+            raise GenericError("HTTP error: error sending request")
+
+    writer = ArchiveWriter(url)
+    store.before = refuse
+    append(writer, 100)
+    append(writer, 200)
+    with pytest.raises(StorageError, match=r"not everything is uploaded yet: .* cannot be reached"):
+        writer.close()
+    assert len(waits(url)) == 4
+    assert steps_of(url) == [0]
+    store.before = lambda verb, key: None
+    with ArchiveWriter(url) as writer:
+        assert [frame.step for frame in writer.reader.frames] == [0, 100, 200]
+        append(writer, 300)
+    assert steps_of(url) == [0, 100, 200, 300]
+    assert (check_archive(url), waits(url)) == ((), [])
+
+
+def test_a_store_that_is_well_again_gets_everything_without_being_asked(url, store):
+    with ArchiveWriter(url, create=True) as writer:
+        writer.flush()
+        store.before = lambda verb, key: (_ for _ in ()).throw(GenericError("status code: 503"))
+        append(writer, 0)
+        with pytest.raises(StorageError, match="overloaded"):
+            writer.flush()
+        store.before = lambda verb, key: None
+    assert steps_of(url) == [0]
+
+
+# ---- two writers ---------------------------------------------------------------------------------
+
+
+def test_a_second_writer_on_this_machine_is_refused_when_it_begins(url):
+    with ArchiveWriter(url, create=True), pytest.raises(LockedError) as raised:
+        ArchiveWriter(url)
+    assert raised.value.where == url
+
+
+def test_of_writers_on_two_machines_the_second_to_commit_stops_and_leaves_nothing(
+    url, monkeypatch, tmp_path, caplog
+):
+    build(url)
+    first = ArchiveWriter(url)
+    with monkeypatch.context() as patched:
+        on_another_machine(patched, tmp_path)
+        second = ArchiveWriter(url)
+    append(first, 300)
+    first.flush()
+    append(second, 400)
+    with pytest.raises(ConflictError, match="another writer"):
+        second.flush()
+    with pytest.raises(ConflictError):
+        append(second, 500)
+    with pytest.raises(ConflictError):
+        second.close()
+    append(first, 600)
+    first.close()
+    assert steps_of(url) == [0, 100, 200, 300, 600]
+    assert check_archive(url) == ()
+    assert len(storage_at(url).list("frames")) == 5
+
+
+def test_what_a_refused_writer_had_left_is_set_aside_and_told(url, monkeypatch, tmp_path, caplog):
+    build(url)
+    with monkeypatch.context() as patched:
+        patched.setenv(behind.WAITING_VARIABLE, str(tmp_path / "other"))
+        late = ArchiveWriter(url)
+    build_on = ArchiveWriter(url)
+    append(build_on, 300)
+    build_on.close()
+    append(late, 400)
+    with pytest.raises(ConflictError):
+        late.close()
+    monkeypatch.setenv(behind.WAITING_VARIABLE, str(tmp_path / "other"))
+    with caplog.at_level(logging.WARNING), ArchiveWriter(url) as writer:
+        append(writer, 500)
+    assert "is not in the archive, and lies in" in caplog.text
+    aside = waiting_folder(url).with_name(f"{waiting_folder(url).name}.set-aside-1")
+    assert [path.name for path in (aside / "frames").iterdir()] == ["00000004-400.frame"]
+    assert steps_of(url) == [0, 100, 200, 300, 500]
+    assert check_archive(url) == ()
+
+
+def test_racing_writers_leave_a_sound_archive(url, monkeypatch, tmp_path):
+    """Four, each on a machine of its own, who open the archive anew when they are refused."""
+    build(url, (0,))
+    folders, committed = threading.local(), []
+    monkeypatch.setattr(behind, "waiting_folder", lambda url: tmp_path / getattr(folders, "name", "last"))
+
+    def work(i):
+        folders.name = f"machine{i}"
+        done = 0
+        while done < 3:
+            step = 1000 * (i + 1) + done
+            try:
+                with ArchiveWriter(url) as writer, contextlib.suppress(LockedError):
+                    append(writer, step, kind="keyframe")
+                    writer.flush()
+                    committed.append(step)
+                    done += 1
+            except LockedError:
+                continue
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(steps_of(url)) == sorted([0, *committed])
+    assert len(committed) == 12
+    with ArchiveWriter(url) as writer:
+        append(writer, 10_000)
+    assert check_archive(url) == ()
+
+
+def test_a_frame_that_the_manifest_does_not_list_is_nobodys(url, store, tmp_path):
+    """It may be on its way. When it cannot be listed any more, the next writer deletes it."""
+    build(url)
+    path = build(tmp_path / "local", (0, 100, 200, 300))
+    (name,) = [p.name for p in (path / "frames").iterdir() if "-300" in p.name]
+    put(storage_at(url), f"frames/{name}", (path / "frames" / name).read_bytes())
+    assert steps_of(url) == [0, 100, 200]
+    with ArchiveWriter(url) as writer:
+        append(writer, 300)
+    assert steps_of(url) == [0, 100, 200, 300]
+    assert name in storage_at(url).list("frames")
+    before = storage_at(url).load(MANIFEST_NAME)[1]
+    ArchiveWriter(url).close()
+    assert name not in storage_at(url).list("frames")
+    # Whoever was at work meanwhile is refused.
+    assert storage_at(url).load(MANIFEST_NAME)[1] != before
+    assert check_archive(url) == ()
+
+
+# ---- stores that lie, and what is refused --------------------------------------------------------
+
+
+def test_a_store_that_does_not_compare_is_refused_before_anything_is_written(url, store):
+    store.blind = True
+    with pytest.raises(StorageError, match="does not compare") as raised:
+        ArchiveWriter(url, create=True)
+    assert "--single-writer" in raised.value.remedy
+    with pytest.raises(StorageError, match="does not compare"):
+        put(storage_at(url), "a", b"x")
+    assert store.inner.list().collect() == []
+
+
+def test_a_store_that_does_not_compare_serves_whoever_says_to_be_alone(url, store):
+    store.blind = True
+    sole_writer(url)
+    build(url)
+    with ArchiveWriter(url) as writer:
+        append(writer, 300)
+    assert steps_of(url) == [0, 100, 200, 300]
+    with pytest.raises(FileExistsError):
+        put(storage_at(url), "frames/00000001-0.frame", b"x")
+    with pytest.raises(StorageError, match="does not compare"):
+        ArchiveWriter(f"{url}-other", create=True)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "s3://AKIA:hushhush@bucket/a",
+        "az://container/a?sv=2024&sig=hushhush",
+        "s3://bucket/a?X-Amz-Signature=hushhush",
+        "gs://bucket/a?token=hushhush",
+    ],
+)
+def test_credentials_in_an_address_are_refused_and_not_repeated(address):
+    for ask in (storage_at, ArchiveReader.open, lambda url: ArchiveWriter(url, create=True)):
+        with pytest.raises(InputError, match="must not hold credentials") as raised:
+            ask(address)
+        assert "hushhush" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ("404 <Code>NoSuchBucket</Code>", "there is no such bucket"),
+        ("status code: 403 <Code>AccessDenied</Code>", "denies it"),
+        ("status code: 403 <Code>InvalidAccessKeyId</Code>", "does not accept the credentials"),
+        ("status code: 403 <Code>SignatureDoesNotMatch</Code>", "does not accept the credentials"),
+        ("status code: 403 <Code>RequestTimeTooSkewed</Code>", "clock"),
+        ("status code: 301 <Code>PermanentRedirect</Code>", "another region"),
+        ("PUT http://169.254.169.254/latest/api/token", "no credentials were found"),
+        ("status code: 503 <Code>SlowDown</Code>", "overloaded"),
+        ("HTTP error: error sending request kind: Connect", "cannot be reached"),
+        ("status code: 418 <Code>Teapot</Code>", "refused: 418 Teapot"),
+        ("https://account/?sig=hushhush went wrong", "… went wrong"),
+    ],
+)
+def test_a_refusal_is_one_clear_line_without_secrets(url, store, said, what):
+    def refuse(verb, key):
+        raise GenericError(f"Generic S3 error: {said}\nDebug source: hushhush")
+
+    store.before = refuse
+    for ask in (ArchiveReader.open, lambda url: ArchiveWriter(url, create=True)):
+        with pytest.raises(StorageError, match=what) as raised:
+            ask(url)
+        assert "\n" not in str(raised.value)
+        assert "hushhush" not in str(raised.value)
+        assert raised.value.__cause__ is None
+        assert raised.value.remedy
+
+
+def test_a_large_object_is_uploaded_in_pieces_and_takes_nobodys_place(url, store, monkeypatch):
+    monkeypatch.setattr(objects, "LARGE_NBYTES", 10_000)
+    storage = storage_at(url)
+    put(storage, "frames/a", b"x" * 30_000)
+    assert any(".a." in key and key.endswith(".tmp") for verb, key in store.asked if verb == "put")
+    with pytest.raises(FileExistsError):
+        put(storage, "frames/a", b"y" * 30_000)
+    assert storage.read("frames/a", 29_999, 9) == b"x"
+    assert (storage.list("frames"), storage.remains("frames")) == (("a",), ())
+
+
+def test_objects_that_others_deleted_are_missing_and_named(url, store):
+    build(url)
+    storage_at(url).delete("frames/00000002-100.frame")
+    reader = ArchiveReader.open(url)
+    assert [frame.step for frame in reader.missing] == [100]
+    problem = check_archive(url)[0]
+    assert "the frame of step 100 is missing" in problem.what
+
+
+# ---- the verbs -----------------------------------------------------------------------------------
+
+
+def test_every_verb_works_on_an_archive_in_a_bucket(url, tmp_path):
+    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    chosen = run.steps[:4]
+    for place in (tmp_path / "local", url):
+        inshrink_core.compress(run, place, steps=chosen[:2])
+        assert inshrink_core.compress(run, place, steps=chosen).appended == chosen[2:]
+    assert inshrink_core.open(url).steps == chosen
+    assert inshrink_core.verify(url, deep=True).problems == ()
+    inshrink_core.verbs.prune(url, keep_last=2, apply=True)
+    assert inshrink_core.open(url).steps == chosen[2:]
+    inshrink_core.verbs.pack(url, f"{url}.packed")
+    inshrink_core.verbs.unpack(f"{url}.packed", f"{url}.again")
+    pack_archive(ArchiveReader.open(url), tmp_path / "packed")
+    for place in (url, f"{url}.packed", f"{url}.again", tmp_path / "local"):
+        inshrink_core.restore(place, tmp_path / "out" / str(place)[-5:], steps=chosen[-1:])
+    expected = {path.name: path.read_bytes() for path in (tmp_path / "out" / "local").iterdir()}
+    for folder in (tmp_path / "out").iterdir():
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected
+    with pytest.raises(NotFoundError):
+        inshrink_core.verbs.prune(f"{url}.none", keep_last=2, apply=True)

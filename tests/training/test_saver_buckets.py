@@ -1,0 +1,167 @@
+"""Savers whose archive lies in a bucket: spooled and made here, uploaded behind the training."""
+
+import threading
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.archive.storage import behind
+from inshrink_core.errors import ConflictError, InputError, StorageError
+from inshrink_core.training import FolderSaver
+from inshrink_core.training.spool import spool_folder
+
+pytest.importorskip("obstore", reason="the extra 'remote' is not installed")
+from obstore.exceptions import GenericError
+
+from tests.archive.test_objects import bucket, on_another_machine, store, url  # noqa: F401 - fixtures
+
+
+def training():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(16, 16)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def train(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.ones(4, 16)).square().mean().backward()
+    optimizer.step()
+
+
+def offline(verb, key):
+    raise GenericError("HTTP error: error sending request")
+
+
+def test_a_saver_saves_into_a_bucket_and_restores_from_it(url):  # noqa: F811
+    model, optimizer = training()
+    with inshrink_core.Saver(url, model, optimizer, codec="lossless", optimizer_state="exact") as saver:
+        for step in (1, 2, 3):
+            train(model, optimizer)
+            saver.save(step, {"loss": 1.0})
+        saver.flush(remote=True)
+        assert inshrink_core.open(url).steps == (1, 2, 3)
+        assert saver.path == url
+    again, other = training()
+    with inshrink_core.Saver(url, again, other, codec="lossless", optimizer_state="exact") as saver:
+        assert saver.restore() == 3
+        assert saver.extra == {"loss": 1.0}
+        train(again, other)
+        saver.save(4)
+    assert torch.equal(again.weight, (train(model, optimizer), model.weight)[1])
+    assert inshrink_core.open(url).steps == (1, 2, 3, 4)
+    assert not spool_folder(url).exists()
+
+
+def test_training_goes_on_while_the_bucket_cannot_be_reached(url, store):  # noqa: F811
+    model, optimizer = training()
+    with inshrink_core.Saver(url, model, optimizer) as saver:
+        saver.save(0)
+        saver.flush(remote=True)
+        store.before = offline
+        for step in range(1, 6):
+            train(model, optimizer)
+            saver.save(step)
+        saver.flush()
+        assert saver.n_pending == 0
+        with pytest.raises(StorageError, match="not everything is uploaded yet"):
+            saver.flush(remote=True)
+        store.before = lambda verb, key: None
+        saver.flush(remote=True)
+    assert inshrink_core.open(url).steps == (0, 1, 2, 3, 4, 5)
+
+
+def test_what_a_saver_could_not_upload_the_next_one_does(url, store):  # noqa: F811
+    model, optimizer = training()
+    saver = inshrink_core.Saver(url, model, optimizer)
+    saver.save(1)
+    saver.flush(remote=True)
+    store.before = offline
+    saver.save(2)
+    with pytest.raises(StorageError, match="not everything is uploaded yet"):
+        saver.close()
+    store.before = lambda verb, key: None
+    assert inshrink_core.open(url).steps == (1,)
+    with inshrink_core.Saver(url, model, optimizer) as saver:
+        assert saver.last_step == 2
+    assert inshrink_core.open(url).steps == (1, 2)
+
+
+def test_a_saver_that_another_machine_overtook_stops(url, monkeypatch, tmp_path):  # noqa: F811
+    model, optimizer = training()
+    saver = inshrink_core.Saver(url, model, optimizer)
+    saver.save(1)
+    saver.flush(remote=True)
+    with monkeypatch.context() as patched:
+        on_another_machine(patched, tmp_path)
+        with inshrink_core.Saver(url, model, optimizer) as other:
+            other.save(2)
+    saver.save(3)
+    with pytest.raises(ConflictError):
+        saver.flush(remote=True)
+    saver.save(4)
+    with pytest.raises(ConflictError):
+        saver.flush()
+    with pytest.raises(ConflictError):
+        saver.close()
+    assert inshrink_core.open(url).steps == (1, 2)
+
+
+def test_a_folder_saver_counts_what_is_not_in_the_bucket_as_failed(url, store, tmp_path):  # noqa: F811
+    def save(saver, step):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        torch.save({"weight": torch.full((8, 8), float(step))}, folder / "pytorch_model.bin")
+        saver.save(folder, step)
+
+    saver = FolderSaver(url)
+    save(saver, 1)
+    saver.flush(remote=True)
+    store.before = offline
+    save(saver, 2)
+    with pytest.raises(StorageError, match="saves are not in the archive"):
+        saver.close(strict=True)
+    assert list(saver.failures) == [2]
+    store.before = lambda verb, key: None
+    FolderSaver(url).close(strict=True)
+    assert inshrink_core.open(url).steps == (1, 2)
+
+
+def test_a_store_that_does_not_compare_takes_saves_of_one_who_says_to_be_alone(url, store):  # noqa: F811
+    model, optimizer = training()
+    store.blind = True
+    with pytest.raises(StorageError, match="does not compare"):
+        inshrink_core.Saver(url, model, optimizer)
+    with inshrink_core.Saver(url, model, optimizer, single_writer=True) as saver:
+        saver.save(1)
+    assert inshrink_core.open(url).steps == (1,)
+
+
+def test_saving_does_not_wait_for_uploads(url, store):  # noqa: F811
+    model, optimizer = training()
+    gate = threading.Event()
+    with inshrink_core.Saver(url, model, optimizer) as saver:
+        saver.save(0)
+        saver.flush(remote=True)
+        store.before = lambda verb, key: gate.wait(20) if verb == "put" else None
+        for step in range(1, 8):
+            saver.save(step)
+        saver.flush()
+        assert inshrink_core.open(url).steps == (0,)
+        gate.set()
+    assert len(inshrink_core.open(url).steps) == 8
+
+
+def test_files_are_not_written_to_an_address_as_to_a_folder(url, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    model, optimizer = training()
+    with inshrink_core.Saver(url, model, optimizer) as saver:
+        saver.save(1)
+    for write in (
+        lambda: inshrink_core.restore(url, "s3://bucket/out"),
+        lambda: inshrink_core.verbs.export(url, "s3://bucket/model.inshrink"),
+    ):
+        with pytest.raises(InputError, match="local or mounted"):
+            write()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("s3")]
+    assert behind.waiting_folder(url).is_relative_to(tmp_path)
