@@ -20,6 +20,7 @@ from inshrink_core.errors import (
     StorageError,
 )
 from inshrink_core.evaluate import EvaluatorRequest
+from inshrink_core.execution import recycling
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.report import Report, plain_value
 from inshrink_core.request import Option, Request, python_call
@@ -254,6 +255,7 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
             opened = opened.readable(chosen)
             chosen = tuple(step for step in chosen if step in opened)
         with ExitStack() as stack:
+            stack.enter_context(recycling())  # the next frame takes the memory of the one before
             if bounds is not None and chosen:
                 resumed = is_archive(self.archive)
                 bounded = stack.enter_context(

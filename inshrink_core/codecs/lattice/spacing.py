@@ -45,6 +45,10 @@ _FACTOR_BOUND = 1e4
 """Sensitivities further apart than this are as good as dead or exploding tensors."""
 
 
+_OF_EXPONENTS = np.ldexp(1.0, np.maximum(np.arange(257), 1) - 150)
+"""What the last bit of a float32 number is worth, by its exponent's bits."""
+
+
 class Spacing(NamedTuple):
     """A spacing of ``units * 2**exponent``."""
 
@@ -75,9 +79,9 @@ def exact_mean(sums: NDArray[np.int64], n: int) -> float:
     """
     if sums[256] > 0:
         return math.nan
-    there = sums.nonzero()[0].tolist()
-    terms = (math.ldexp(int(sums[exponent]), max(exponent, 1) - 150) for exponent in there)
-    return math.fsum(terms) / max(n, 1)
+    there = sums.nonzero()[0]
+    # Sums of 2**14 mantissas are float64 numbers, and so are these times powers of two.
+    return math.fsum((sums[there] * _OF_EXPONENTS[there]).tolist()) / max(n, 1)
 
 
 def geometric_mean(means: Sequence[float]) -> float:

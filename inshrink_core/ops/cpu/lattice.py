@@ -40,6 +40,9 @@ _NOTHING, _UNKNOWN = np.zeros(_CHUNK, np.int32), np.zeros(_CHUNK, np.uint8)
 _I32, _U8, _F32 = np.int32, np.uint8, np.float32
 
 
+_FIRST_LEADING = (np.float32(FIRST_LARGE).view(np.int32) >> 21) - FIRST_LARGE
+"""What the leading bits of a number are more than its token."""
+
 _AGING = np.uint8(OLDEST_CONTEXT)
 _CONTEXT = np.uint8(CONTEXT_BITS)
 _SIGN = np.uint8(NEGATIVE)
@@ -172,8 +175,31 @@ def take_changes(
         this = _I32(_I32(change << _I32(1)) ^ _I32(change >> _I32(31)))
         furthest = _I32(furthest | this)
         after[i] = reached
-        z[i] = _U8(this & _I32(255))
+        # Of what is no byte the sign counts, which is the last bit, and that it is not 0.
+        z[i] = _U8(this if this <= _I32(255) else _I32(_I32(254) | _I32(this & _I32(1))))
     return furthest, outside
+
+
+@part
+def enlarge(
+    changes: NDArray[np.float32], history: NDArray[np.uint8], tokens: NDArray[np.uint8]
+) -> tuple[np.int64, np.int64]:  # pragma: no cover - compiled
+    """Find all tokens of a chunk, in which some are large; return how many those are, and the largest.
+
+    The place of the highest bit and the two bits below it are the first bits of a float32 number.
+    """
+    n_large, largest = _I32(0), _I32(0)
+    for i in range(tokens.size):
+        change = _I32(changes[i])
+        turned = _I32(-change) if _U8(history[i] & _SIGN) != _U8(0) else change
+        z = _I32(_I32(turned << _I32(1)) ^ _I32(turned >> _I32(31)))
+        # Of 26 bits, 24 are a float's; the last two are none of those that count.
+        leading = _I32(_F32(_I32(z & _I32(-4))).view(np.int32) >> _I32(21))
+        token = _I32(leading - _I32(_FIRST_LEADING)) if z >= _I32(FIRST_LARGE) else z
+        n_large = _I32(n_large + (_I32(1) if z >= _I32(FIRST_LARGE) else _I32(0)))
+        largest = token if token > largest else largest
+        tokens[i] = _U8(token)
+    return np.int64(n_large), np.int64(largest)
 
 
 @part
@@ -187,7 +213,7 @@ def mend(
     after: NDArray[np.int32],
     new: NDArray[np.uint8],
 ) -> tuple[int, int, np.int64]:  # pragma: no cover - compiled
-    """Do over a chunk that has large or exact changes; return how many of either, and the largest token."""
+    """Do over a chunk that has exact changes; return how many are large or exact, and the largest token."""
     limit = _F32(MAX_PRODUCT // spacing)
     n_large, n_exact, largest = 0, 0, np.int64(0)
     for i in range(tokens.size):
@@ -299,10 +325,12 @@ def _round(
             find_changes(values[begin:end], x, unit, reciprocal, found)
         furthest, outside = take_changes(found, x, m, top, limit, fresh, z)
         most = turn(z[: end - begin], old, True, part, new[begin:end])
-        # One less, because turning may make one more of it; less than 0 where a change is too far.
-        if outside < _I32(0) or furthest >= _I32(FIRST_LARGE - 1):
+        if outside < _I32(0):
             large, exact, most = mend(found, x, old, spacing, bound, part, fresh, new[begin:end])
             n_large, n_exact = n_large + large, n_exact + exact
+        elif furthest >= _I32(FIRST_LARGE - 1):  # one less, because turning may make one more of it
+            large, most = enlarge(found, old, part)
+            n_large += large
         largest = most if most > largest else largest
     return n_large, n_exact, largest
 
@@ -517,19 +545,18 @@ def _take_large(
     spacing: int,
     z: NDArray[np.int64],
 ) -> None:  # pragma: no cover - compiled
-    """Fill in z; `tracked` is 1, or 0 where the history has one element."""
-    at = 0
+    """Fill in z, and one more; `tracked` is 1, or 0 where the history has one element."""
+    # A whole quotient below 2**26, which float64 has at hand: integers take five times as long to divide.
+    at, share = 0, 1.0 / spacing
     for begin in range(0, tokens.size, _NEIGHBOURS):
         if not any_large(tokens[begin : begin + _NEIGHBOURS]):
             continue
         for i in range(begin, min(begin + _NEIGHBOURS, tokens.size)):
-            if not FIRST_LARGE <= tokens[i] < EXACT:
-                continue
-            change = (np.int64(after[i]) - np.int64(before[i])) // spacing
-            if history[i * tracked] & _SIGN:
-                change = -change
+            change = np.int64(np.rint((after[i] - before[i]) * share))
+            change = -change if history[i * tracked] & _SIGN else change
+            # What does not count is written over: a branch that cannot be foreseen takes longer.
             z[at] = (change << 1) ^ (change >> 63)
-            at += 1
+            at += _U8(FIRST_LARGE) <= tokens[i] < _U8(EXACT)
 
 
 def large_changes(
@@ -537,10 +564,10 @@ def large_changes(
 ) -> NDArray[np.int64]:
     """See `lattice.large_changes`."""
     n_large, _ = _count_large(tokens.numpy())
-    z = np.empty(n_large, np.int64)
+    z = np.empty(n_large + 1, np.int64)
     known = _UNKNOWN if history is None else history.numpy()
     _take_large(tokens.numpy(), before.numpy(), after.numpy(), known, int(history is not None), spacing, z)
-    return z
+    return z[:n_large]
 
 
 @kernel

@@ -141,13 +141,38 @@ def sum_sides(values: Tensor, n_rows: int, squared: bool) -> Sums:
 
 
 @part
-def _unit(row: np.int64, column: np.int64, units: NDArray[np.float32]) -> np.float32:  # pragma: no cover
-    """Look the unit of an element up."""
-    k = row + column
-    k = k if k > LOWEST else np.int64(LOWEST)
-    k = k if k < HIGHEST else np.int64(HIGHEST)
-    unit: np.float32 = units[k - LOWEST]
-    return unit
+def _prepare(
+    columns: NDArray[np.int64], units: NDArray[np.float32], by_row: NDArray[np.float32]
+) -> tuple[np.int64, np.int64]:  # pragma: no cover - compiled
+    """Look the columns' units up for even and for odd rows; return the least and the largest column."""
+    low, high = columns[0], columns[0]
+    for i in range(columns.size):
+        low, high = min(low, columns[i]), max(high, columns[i])
+        by_row[0, i] = units[columns[i] - LOWEST]
+        by_row[1, i] = units[columns[i] + 1 - LOWEST]
+    return low, high
+
+
+@part
+def _find_units(
+    row: np.int64,
+    columns: NDArray[np.int64],
+    bounds: tuple[np.int64, np.int64],
+    units: NDArray[np.float32],
+    by_row: NDArray[np.float32],
+) -> tuple[np.int64, np.float32]:  # pragma: no cover - compiled
+    """Return which line of `by_row` has a row's units, and a power of two that they are short of.
+
+    Where the clipping of exponents counts, units are looked up one by one.
+    """
+    if LOWEST <= row <= HIGHEST and row + bounds[0] >= LOWEST and row + bounds[1] <= HIGHEST:
+        odd = row & 1
+        return odd, units[row - odd - LOWEST]
+    for i in range(columns.size):
+        k = row + columns[i]
+        k = k if k > LOWEST else np.int64(LOWEST)
+        by_row[2, i] = units[(k if k < HIGHEST else np.int64(HIGHEST)) - LOWEST]
+    return np.int64(2), _F32(1.0)
 
 
 @kernel
@@ -156,44 +181,52 @@ def _relative_squares(
     rows: NDArray[np.int64],
     columns: NDArray[np.int64],
     units: NDArray[np.float32],
+    by_row: NDArray[np.float32],
     sums: NDArray[np.float64],
     squares: NDArray[np.float64],
 ) -> None:  # pragma: no cover - compiled
     """Add up the squares of values in units by rows; `sums` and `squares` are zeros."""
-    n = columns.size
+    n, bounds = columns.size, _prepare(columns, units, by_row)
     for row in range(rows.size):
         line = values[row * n : (row + 1) * n]
+        which, scale = _find_units(rows[row], columns, bounds, units, by_row)
+        found = by_row[which]
         for begin in range(0, n, LINE):
             end = min(begin + LINE, n)
             whole = end - (end - begin) % N_SUMS
             for first in range(begin, whole, N_SUMS):
                 for k in range(N_SUMS):
-                    unit = _unit(rows[row], columns[first + k], units)
-                    relative = _F64(line[first + k]) / _F64(unit)
+                    relative = _F64(line[first + k]) / _F64(_F32(found[first + k] * scale))
                     sums[k] += relative * relative
             for i in range(whole, end):
-                relative = _F64(line[i]) / _F64(_unit(rows[row], columns[i], units))
+                relative = _F64(line[i]) / _F64(_F32(found[i] * scale))
                 sums[i - whole] += relative * relative
             squares[row] += _sum_up(sums)
+
+
+def _room(units: Units) -> NDArray[np.float32]:
+    """Return where units of even rows, of odd ones and of any other are looked up."""
+    return np.empty((3, units.columns.size), np.float32)
 
 
 def relative_square(values: Tensor, units: Units) -> float:
     """See `moments.relative_square`."""
     squares = np.zeros(units.rows.size)
-    _relative_squares(values.numpy(), *units, _UNITS, np.zeros(N_SUMS), squares)
+    _relative_squares(values.numpy(), *units, _UNITS, _room(units), np.zeros(N_SUMS), squares)
     return math.fsum(squares.tolist())
 
 
 @kernel
 def _reaches(
-    values: NDArray[np.float32], units: NDArray[np.float64], reaches: NDArray[np.float64]
+    values: NDArray[np.float32], units: NDArray[np.float64], reaches: NDArray[np.int64]
 ) -> None:  # pragma: no cover - compiled
-    """Fill in the largest magnitude of each row."""
+    """Fill in the bits of the largest magnitude of each row."""
     n = units.size
     for row in range(reaches.size):
-        line, largest = values[row * n : (row + 1) * n], _F64(0.0)
+        line, largest = values[row * n : (row + 1) * n], np.int64(0)
         for i in range(n):
-            reach = np.abs(_F64(line[i])) / units[i]
+            # As integers: of floats, whose order NaN spoils, no vector takes the largest.
+            reach = _F64(np.abs(_F64(line[i])) / units[i]).view(np.int64)
             largest = reach if reach > largest else largest
         reaches[row] = largest
 
@@ -201,7 +234,7 @@ def _reaches(
 def row_reaches(values: Tensor, n_rows: int, columns: NDArray[np.int64]) -> NDArray[np.float64]:
     """See `moments.row_reaches`."""
     reaches = np.empty(n_rows)
-    _reaches(values.numpy(), half_octave_values(columns).astype(np.float64), reaches)
+    _reaches(values.numpy(), half_octave_values(columns).astype(np.float64), reaches.view(np.int64))
     return reaches
 
 
@@ -218,20 +251,28 @@ def _count_magnitudes(
     rows: NDArray[np.int64],
     columns: NDArray[np.int64],
     units: NDArray[np.float32],
+    by_row: NDArray[np.float32],
+    places: NDArray[np.int32],
     counts: NDArray[np.int64],
 ) -> None:  # pragma: no cover - compiled
     """Count magnitudes."""
-    n = columns.size
+    n, bounds = columns.size, _prepare(columns, units, by_row)
     for row in range(rows.size):
         line = values[row * n : (row + 1) * n]
+        which, scale = _find_units(rows[row], columns, bounds, units, by_row)
+        found = by_row[which]
         for i in range(n):
-            counts[_magnitude(line[i], _unit(rows[row], columns[i], units))] += 1
+            places[i] = _magnitude(line[i], _F32(found[i] * scale))
+        for i in range(n):
+            counts[places[i]] += 1
 
 
 def count_magnitudes(values: Tensor, units: Units) -> NDArray[np.int64]:
     """See `moments.count_magnitudes`."""
     counts = np.zeros(MAX_MAGNITUDE + 1, np.int64)
-    _count_magnitudes(values.numpy(), *units, _UNITS, counts)
+    _count_magnitudes(
+        values.numpy(), *units, _UNITS, _room(units), np.empty(units.columns.size, np.int32), counts
+    )
     return counts
 
 
@@ -241,25 +282,28 @@ def _round_in_units(
     rows: NDArray[np.int64],
     columns: NDArray[np.int64],
     units: NDArray[np.float32],
+    by_row: NDArray[np.float32],
     threshold: int,
     elements: NDArray[np.uint8],
 ) -> None:  # pragma: no cover - compiled
     """Round values to integers in their units."""
-    n = columns.size
+    n, bounds = columns.size, _prepare(columns, units, by_row)
     more, top, zero = _I32((1 << FRACTION_BITS) - threshold), _I32(LARGEST_INTEGER), _I32(ZERO_POINT)
     for row in range(rows.size):
-        line, found = values[row * n : (row + 1) * n], elements[row * n : (row + 1) * n]
+        line, rounded = values[row * n : (row + 1) * n], elements[row * n : (row + 1) * n]
+        which, scale = _find_units(rows[row], columns, bounds, units, by_row)
+        found = by_row[which]
         for i in range(n):
-            magnitude = _magnitude(line[i], _unit(rows[row], columns[i], units))
+            magnitude = _magnitude(line[i], _F32(found[i] * scale))
             whole = _I32(_I32(magnitude + more) >> _I32(FRACTION_BITS))
             whole = whole if whole < top else top
-            found[i] = _U8(zero - whole if line[i] < _F32(0.0) else zero + whole)
+            rounded[i] = _U8(zero - whole if line[i] < _F32(0.0) else zero + whole)
 
 
 def round_in_units(values: Tensor, units: Units, threshold: int) -> Tensor:
     """See `moments.round_in_units`."""
     elements = new_array(values.numel(), np.uint8)
-    _round_in_units(values.numpy(), *units, _UNITS, threshold, elements)
+    _round_in_units(values.numpy(), *units, _UNITS, _room(units), threshold, elements)
     return torch.from_numpy(elements)
 
 
