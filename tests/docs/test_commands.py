@@ -68,6 +68,20 @@ NOT_RUN = {
     ("docs/archives.md", "inshrink compress runs/digits -o digits.inshrink --watch"): ENDLESS,
     ("docs/archives.md", "inshrink compress runs/digits -o digits.inshrink --watch --release"): ENDLESS,
     ("docs/archives.md", "inshrink inspect s3://bucket/run.inshrink"): REMOTE,
+    ("docs/buckets.md", "inshrink compress runs/digits -o s3://bucket/digits.inshrink"): REMOTE,
+    ("docs/buckets.md", "inshrink compress runs/digits -o s3://bucket/digits.inshrink --watch"): REMOTE,
+    ("docs/buckets.md", "inshrink inspect s3://bucket/digits.inshrink"): REMOTE,
+    ("docs/buckets.md", "inshrink verify s3://bucket/digits.inshrink --deep"): REMOTE,
+    ("docs/buckets.md", "inshrink prune s3://bucket/digits.inshrink --keep-last 5 --apply"): REMOTE,
+    ("docs/buckets.md", "inshrink restore s3://bucket/digits.inshrink --step 400 -o out/"): REMOTE,
+    (
+        "docs/buckets.md",
+        "inshrink export s3://bucket/digits.inshrink --pack s3://bucket/run.packed",
+    ): REMOTE,
+    (
+        "docs/buckets.md",
+        "inshrink compress runs/digits -o s3://bucket/digits.inshrink --single-writer",
+    ): REMOTE,
     (
         "docs/archives.md",
         "inshrink restore s3://bucket/run.inshrink --step 400 --tensors 'fc1*' -o out/",

@@ -5,8 +5,8 @@ What is on its way into an archive lies in a folder of its own in `waiting_folde
     run.inshrink-5c1f0a9e4b7d2c36/
       lock               held by the one process of this machine that writes the archive
       frames/…           frames that are finished, under their own names
-      replaced-<digest>  content that an object (the manifest) gets when the frames are uploaded
-      waiting.json       which object that is, what it takes the place of, and the frames it speaks of
+      waiting            a line of JSON: which object (the manifest) is replaced when the frames are uploaded,
+                         what it takes the place of, and the frames it speaks of; then its content
 
 An object that is replaced is uploaded after all that were created before it, and only over content that it
 was made from. So whoever dies at any moment leaves an archive that is whole, and the next writer on this
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked
-from inshrink_core.archive.storage.local import LocalStorage
+from inshrink_core.archive.storage.local import LOCK_NAME, LocalStorage
 from inshrink_core.errors import ConflictError, InshrinkError, LockedError, StorageError
 from inshrink_core.execution import make_folders, read_regular, write_durably
 
@@ -44,9 +44,8 @@ _KEPT_NBYTES: Final = 256 << 20
 
 _N_UPLOADS: Final = 4
 _MAX_PAUSE_S: Final = 60.0
-_RECORD_NAME: Final = "waiting.json"
-_MAX_RECORD_NBYTES: Final = 1 << 26
-_REPLACED: Final = "replaced-"
+_RECORD_NAME: Final = "waiting"
+_MAX_RECORD_NBYTES: Final = 1 << 30
 _PIECE_NBYTES: Final = 4 << 20
 
 
@@ -134,8 +133,6 @@ class BehindStorage(Storage):
         self._queued: list[str] = []
         self._created: set[str] = set()
         """What was created and that nothing which was replaced since speaks of."""
-        self._uploaded: set[str] = set()
-        self._own: set[str] = set()
         self._kept: OrderedDict[str, int] = OrderedDict()
         self._waiting: _Waiting | None = None
         self._bases: set[str | None] = set()
@@ -248,9 +245,9 @@ class BehindStorage(Storage):
     def _take_over(self) -> None:
         """Read what waits, and whether it still follows what is in the bucket."""
         try:
-            record = json.loads(read_regular(self._folder / _RECORD_NAME, _MAX_RECORD_NBYTES))
+            line, _, content = read_regular(self._folder / _RECORD_NAME, _MAX_RECORD_NBYTES).partition(b"\n")
+            record = json.loads(line)
             path, after, bases = record["path"], tuple(record["after"]), set(record["bases"])
-            content = read_regular(self._folder / f"{_REPLACED}{record['content']}")
         except FileNotFoundError:
             self._forget()
             return
@@ -269,7 +266,6 @@ class BehindStorage(Storage):
         elif now in bases:
             self._waiting, self._bases = _Waiting(path, content, after), bases
             self._queued = [one for one in after if self._is_here(one)]
-            self._uploaded = set(after) - set(self._queued)
             _logger.info("%d frames that were not uploaded yet are uploaded now", len(self._queued))
         else:
             raise ConflictError("another writer changed the archive", where=self.name)
@@ -280,8 +276,9 @@ class BehindStorage(Storage):
         while (target := self._folder.with_name(f"{self._folder.name}.set-aside-{number}")).exists():
             number += 1
         target.mkdir()
-        for path in self._folder.iterdir():
-            if path.name != "lock":
+        # The record last: cut off, this is done again.
+        for path in sorted(self._folder.iterdir(), key=lambda path: path.name == _RECORD_NAME):
+            if path.name != LOCK_NAME:
                 path.rename(target / path.name)
         _logger.warning(
             "what this machine wrote last and did not upload is not in the archive, and lies in %s: %s",
@@ -327,18 +324,12 @@ class BehindStorage(Storage):
             after = sorted({*self._created, *(before.after if before else ())})
             self._bases = {found} if before is None else {*self._bases, found}
             record = {"path": path, "content": new, "after": after, "bases": sorted(self._bases, key=str)}
-            make_folders(self._folder)
-            write_durably(self._folder / f"{_REPLACED}{new}", content)
-            write_durably(self._folder / _RECORD_NAME, json.dumps(record).encode())
-            self._local.sync("")
+            write_durably(self._folder / _RECORD_NAME, json.dumps(record).encode() + b"\n" + content)
             self._created.clear()
             self._waiting = _Waiting(path, content, tuple(after))
             if "" in self._names:
                 self._names[""].add(path)
             self._changed.notify_all()
-        for old in self._folder.glob(f"{_REPLACED}*"):
-            if old.name != f"{_REPLACED}{new}":
-                old.unlink(missing_ok=True)
         return Tag(new)
 
     def delete(self, path: str) -> None:
@@ -369,8 +360,6 @@ class BehindStorage(Storage):
         self._names.get(folder, set()).discard(name)
         self._kept.pop(path, None)
         self._replaced.pop(path, None)
-        self._uploaded.discard(path)
-        self._own.discard(path)
         self._local.delete(path)
 
     def sync(self, folder: str) -> None:
@@ -484,23 +473,19 @@ class BehindStorage(Storage):
                     self._changed.notify_all()
 
     def _upload(self, paths: tuple[str, ...], waiting: _Waiting | None) -> None:
-        """Upload objects, then what speaks of them."""
-        try:
-            with ThreadPoolExecutor(min(_N_UPLOADS, max(1, len(paths)))) as pool:
-                list(pool.map(self._upload_one, paths))
-            if waiting is None or not set(waiting.after) <= self._uploaded:
+        """Upload objects, then what speaks of them.
+
+        After a conflict, objects stay that nothing lists: whether a request came through whose answer was
+        lost is not known, and the next writer deletes what cannot be listed any more.
+        """
+        with ThreadPoolExecutor(min(_N_UPLOADS, max(1, len(paths)))) as pool:
+            list(pool.map(self._upload_one, paths))
+        with self._changed:
+            if waiting is None or not set(waiting.after).isdisjoint(self._queued):
                 return
-            tag = self._replace(waiting)
-        except ConflictError:
-            # Nothing lists them, and nothing will.
-            for path in self._own:
-                with contextlib.suppress(InshrinkError, OSError):
-                    self._remote.delete(path)
-            raise
+        tag = self._replace(waiting)
         with self._changed:
             self._replaced[waiting.path] = (waiting.content, tag)
-            self._own -= set(waiting.after)
-            self._uploaded -= set(waiting.after)
             if self._waiting is waiting:
                 self._forget()
             for path in waiting.after:
@@ -529,7 +514,6 @@ class BehindStorage(Storage):
         with (self._folder / path).open("rb") as file:
             try:
                 self._remote.upload(path, file)
-                self._own.add(path)
             except FileExistsError:
                 # One that was uploaded before its process died, or another writer's of the same name.
                 if not self._is_same(path):
@@ -539,7 +523,6 @@ class BehindStorage(Storage):
         with self._changed:
             if path in self._queued:
                 self._queued.remove(path)
-            self._uploaded.add(path)
 
     def _is_same(self, path: str) -> bool:
         """Tell whether an object in the bucket is, byte for byte, the file that is to be uploaded."""
@@ -553,8 +536,6 @@ class BehindStorage(Storage):
         """Note that nothing waits."""
         self._waiting, self._bases = None, set()
         (self._folder / _RECORD_NAME).unlink(missing_ok=True)
-        for old in self._folder.glob(f"{_REPLACED}*"):
-            old.unlink(missing_ok=True)
 
     def end(self) -> None:
         """End the thread; what is not uploaded stays on the disk."""

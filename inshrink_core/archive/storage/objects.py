@@ -39,7 +39,11 @@ _MAX_PIECES: Final = 9_000
 _HELD_NBYTES: Final = 8 << 20
 """What is being written is held in memory up to here, and on the disk beyond."""
 
-_N_ATTEMPTS: Final = 4
+_N_ATTEMPTS: Final = 6
+_PAUSE_S: Final = 0.1
+_PATIENCE_S: Final = 10.0
+"""What took longer, obstore has repeated."""
+
 _RETRY: Final[Any] = {
     "max_retries": 6,
     "retry_timeout": timedelta(seconds=60),
@@ -275,7 +279,7 @@ class ObjectStorage(UploadedStorage):
                 refused = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.name)
             else:
                 refused = _refused(error, self.scheme, self.name)
-        except (InshrinkError, OSError, KeyboardInterrupt):
+        except (InshrinkError, KeyboardInterrupt):
             raise
         except Exception as error:
             if type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
@@ -285,15 +289,17 @@ class ObjectStorage(UploadedStorage):
             raise refused
 
     def _patiently(self, act: Callable[[], _T]) -> _T:
-        """Do what may be repeated, again after what may pass; obstore has repeated most of it by itself."""
+        """Do what may be repeated, again after what may pass: what obstore has not repeated by itself."""
+        begun = time.monotonic()
         for attempt in range(_N_ATTEMPTS):
             try:
                 with self._told():
                     return act()
             except ObjectRefusedError as error:
-                if not error.passing or attempt == _N_ATTEMPTS - 1:
+                late = attempt == _N_ATTEMPTS - 1 or time.monotonic() - begun > _PATIENCE_S
+                if late or not error.passing:
                     raise
-            time.sleep(random.uniform(0.5, 1) * 0.2 * 4**attempt)
+            time.sleep(random.uniform(0.5, 1) * _PAUSE_S * 3**attempt)
         raise AssertionError
 
     # ---- reading ---------------------------------------------------------------------------------
@@ -332,7 +338,12 @@ class ObjectStorage(UploadedStorage):
     def size(self, path: str) -> int:
         """Return the size of an object in bytes."""
         key = self.key(path)
-        return int(self._patiently(lambda: self.store.head(key))["size"])
+        try:
+            return int(self._patiently(lambda: self.store.head(key))["size"])
+        except ObjectRefusedError:
+            # An answer to HEAD has no body, which would say why.
+            self._patiently(lambda: self.store.get_range(key, start=0, length=1))
+            raise
 
     def names(self, folder: str) -> tuple[str, ...]:
         """Return every name in a folder."""
@@ -402,7 +413,7 @@ class ObjectStorage(UploadedStorage):
             file.seek(0)
             self.store.put(key, file, chunk_size=max(_PIECE_NBYTES, -(-nbytes // _MAX_PIECES)))
 
-        self._patiently(send)
+        self._patiently(lambda: _completed(send))
 
     def _create(self, key: str, content: Any) -> None:
         """Create an object by one request; one whose answer was lost is known by its owner."""
@@ -426,7 +437,9 @@ class ObjectStorage(UploadedStorage):
         )
         try:
             self._send(unfinished, file, nbytes)
-            self._patiently(lambda: self.store.copy(unfinished, self.key(path), overwrite=False))
+            self._patiently(
+                lambda: _completed(lambda: self.store.copy(unfinished, self.key(path), overwrite=False))
+            )
         except Exception as error:
             if type(error).__name__ != "AlreadyExistsError":
                 raise
@@ -529,6 +542,16 @@ class ObjectStorage(UploadedStorage):
                 raise
             return False
         return True
+
+
+def _completed(upload: Callable[[], None]) -> None:
+    """Upload in pieces; where it was completed and the answer lost, S3 does not know the upload any more."""
+    try:
+        upload()
+    except FileNotFoundError as error:
+        if "NoSuchUpload" in str(error):
+            raise ConnectionError("error sending request: the upload was completed already") from None
+        raise
 
 
 def _tag(meta: Any) -> Tag:

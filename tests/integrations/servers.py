@@ -1,0 +1,166 @@
+"""Servers of buckets that tests start: moto for S3, azurite for Azure; and a proxy that cuts answers."""
+
+import contextlib
+import http.client
+import itertools
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+_SIGNED = (
+    "AWS4-HMAC-SHA256 Credential=test/20300101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=x"
+)
+AZURITE_ACCOUNT = "devstoreaccount1"
+AZURITE_KEY = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # everybody's
+)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def running(command, port, **environment):
+    """Run a server until it is no longer needed."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **environment},
+    )
+    try:
+        until = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            assert process.poll() is None, "the server ended"
+            assert time.monotonic() < until, "the server does not answer"
+            time.sleep(0.1)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def moto():
+    """Run a server of S3, and return its address."""
+    port = free_port()
+    program = f"from moto.server import main; main(['-H', '127.0.0.1', '-p', '{port}'])"
+    with running([sys.executable, "-W", "ignore", "-c", program], port):
+        yield f"http://127.0.0.1:{port}"
+
+
+def make_bucket(address, name):
+    """Make a bucket of a server of S3."""
+    request = urllib.request.Request(f"{address}/{name}", method="PUT", headers={"Authorization": _SIGNED})
+    urllib.request.urlopen(request).read()
+
+
+def azurite_command():
+    """Return how azurite is run; None where it is not installed."""
+    found = shutil.which("azurite-blob") or os.environ.get("AZURITE_BLOB")
+    return found if found and Path(found).exists() else None
+
+
+@contextlib.contextmanager
+def azurite(folder):
+    """Run a server of Azure's blobs, and return its address."""
+    port = free_port()
+    command = [azurite_command(), "--silent", "--skipApiVersionCheck", "--location", str(folder)]
+    with running([*command, "--blobHost", "127.0.0.1", "--blobPort", str(port)], port):
+        yield f"http://127.0.0.1:{port}/{AZURITE_ACCOUNT}"
+
+
+class Proxy:
+    """Stands before a server, and looks at every request before and after it is carried out.
+
+    Parameters
+    ----------
+    address
+        The server.
+    rule
+        Called with the number of each request from 0, its method and path. Says what becomes of it: None, or
+        ``refuse`` (503), ``drop`` (the connection ends before it is carried out), ``lose`` (it is carried
+        out, and the connection ends), ``cut`` (half of the answer comes), ``blind`` (its conditions are
+        taken away).
+    """
+
+    def __init__(self, address, rule):
+        self.rule, self.requests = rule, []
+        number = itertools.count()
+        host = address.removeprefix("http://").partition("/")[0]
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *args):
+                pass
+
+            def handle_one(self):
+                n = next(number)
+                outer.requests.append((self.command, self.path))
+                fate = outer.rule(n, self.command, self.path)
+                length = int(self.headers.get("Content-Length") or 0)
+                body = self.rfile.read(length)
+                if fate == "drop":
+                    self.close_connection = True
+                    return
+                if fate == "refuse":
+                    self.send_response(503)
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
+                headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+                headers["Host"] = self.headers["Host"]  # it is signed
+                if fate == "blind":
+                    headers = {k: v for k, v in headers.items() if not k.lower().startswith("if-")}
+                connection = http.client.HTTPConnection(host, timeout=60)
+                connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+                for name, value in headers.items():
+                    connection.putheader(name, value)
+                connection.endheaders(body)
+                answer = connection.getresponse()
+                content = answer.read()
+                connection.close()
+                if fate == "lose":
+                    self.close_connection = True
+                    return
+                self.send_response_only(answer.status)
+                for name, value in answer.getheaders():
+                    if name.lower() not in ("transfer-encoding", "connection", "content-length"):
+                        self.send_header(name, value)
+                said = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(content))
+                self.send_header("Content-Length", said or "0")
+                self.end_headers()
+                if fate == "cut" and content:
+                    self.wfile.write(content[: len(content) // 2])
+                    self.close_connection = True
+                    return
+                self.wfile.write(content)
+
+            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_one  # noqa: N815
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._server.shutdown()
+        self._server.server_close()

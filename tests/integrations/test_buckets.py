@@ -1,0 +1,421 @@
+"""Archives in buckets of real servers: rivals, lies, lost answers, and deaths between requests."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import uuid
+from datetime import timedelta
+
+import pytest
+
+pytest.importorskip("obstore", reason="the extra 'remote' is not installed")
+pytest.importorskip("moto", reason="moto[server] is not installed")
+
+import inshrink_core
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive
+from inshrink_core.archive.storage import behind, objects, storage_at
+from inshrink_core.errors import InputError, InshrinkError, StorageError
+from inshrink_core.testing.storages import StorageSuite
+from tests.integrations.servers import (
+    AZURITE_ACCOUNT,
+    AZURITE_KEY,
+    Proxy,
+    azurite,
+    azurite_command,
+    make_bucket,
+    moto,
+)
+
+pytestmark = pytest.mark.integration
+
+KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "hushhush", "AWS_REGION": "us-east-1"}
+
+
+@pytest.fixture(scope="session")
+def server():
+    with moto() as address:
+        yield address
+
+
+def connect(monkeypatch, address):
+    """Speak to a server of S3 from now on."""
+    for name, value in {**KEYS, "AWS_ENDPOINT_URL": address}.items():
+        monkeypatch.setenv(name, value)
+    objects._store_of.cache_clear()
+    objects._PROVEN.clear()
+
+
+@pytest.fixture(autouse=True)
+def waiting(monkeypatch, tmp_path):
+    hasty = {"init_backoff": timedelta(seconds=0.01), "max_backoff": timedelta(seconds=0.1), "base": 2.0}
+    monkeypatch.setattr(objects, "_RETRY", {**objects._RETRY, "backoff": hasty})
+    monkeypatch.setattr(objects, "_PAUSE_S", 0.01)
+    monkeypatch.setenv(behind.WAITING_VARIABLE, str(tmp_path / "waiting"))
+    yield
+    objects._store_of.cache_clear()
+    objects._PROVEN.clear()
+    objects._ALONE.clear()
+
+
+@pytest.fixture
+def url(server, monkeypatch):
+    connect(monkeypatch, server)
+    name = f"b{uuid.uuid4().hex}"
+    make_bucket(server, name)
+    return f"s3://{name}/runs/a.inshrink"
+
+
+class TestS3(StorageSuite):
+    @pytest.fixture(autouse=True)
+    def bucket(self, url):
+        self.bucket_name = url.split("/")[2]
+
+    def place(self, folder):
+        return f"s3://{self.bucket_name}/some runs/é?#%25+&*~'(1)/a"
+
+
+@pytest.mark.skipif(azurite_command() is None, reason="azurite is not installed (npm install azurite)")
+class TestAzure(StorageSuite):
+    @pytest.fixture(autouse=True)
+    def container(self, tmp_path_factory, monkeypatch):
+        with contextlib.ExitStack() as stack:
+            address = stack.enter_context(azurite(tmp_path_factory.mktemp("azurite")))
+            for name, value in {
+                "AZURE_STORAGE_ACCOUNT_NAME": AZURITE_ACCOUNT,
+                "AZURE_STORAGE_ACCOUNT_KEY": AZURITE_KEY,
+                "AZURE_STORAGE_ENDPOINT": address,
+            }.items():
+                monkeypatch.setenv(name, value)
+            make_container(address)
+            objects._store_of.cache_clear()
+            objects._PROVEN.clear()
+            yield
+
+    def place(self, folder):
+        return "az://tests/some runs/é#%25+&~'(1)/a"
+
+
+def make_container(address):
+    """Make a container by a request that is signed with the key everybody knows."""
+    import base64
+    import hashlib
+    import hmac
+    import urllib.request
+    from email.utils import formatdate
+
+    date = formatdate(usegmt=True)
+    canonical = f"x-ms-date:{date}\nx-ms-version:2021-08-06\n"
+    resource = f"/{AZURITE_ACCOUNT}/{AZURITE_ACCOUNT}/tests\nrestype:container"
+    text = "PUT\n\n\n\n\n\n\n\n\n\n\n\n" + canonical + resource
+    digest = hmac.new(base64.b64decode(AZURITE_KEY), text.encode(), hashlib.sha256).digest()
+    request = urllib.request.Request(
+        f"{address}/tests?restype=container",
+        method="PUT",
+        headers={
+            "x-ms-date": date,
+            "x-ms-version": "2021-08-06",
+            "Authorization": f"SharedKey {AZURITE_ACCOUNT}:{base64.b64encode(digest).decode()}",
+        },
+    )
+    urllib.request.urlopen(request).read()
+
+
+def append(writer, step):
+    head = writer.reader.head
+    parent = None if head is None else head.frame_id
+    kind = "keyframe" if parent is None else "delta"
+    with writer.begin(step=step, kind=kind, parent_id=parent) as frame:
+        frame.add("w", "raw/1", bytes([step % 256]) * 5000, attributes=("weight", "uint8", [5000], False))
+        frame.commit({"step": step})
+
+
+def steps_of(url):
+    return [frame.step for frame in ArchiveReader.open(url).frames]
+
+
+def is_sound(url):
+    """Every frame says what it should, and nothing is wrong that the next writer does not mend."""
+    reader = ArchiveReader.open(url)
+    for info in reader.frames:
+        frame = reader.frame(info.frame_id)
+        assert frame.read(frame.entry("w")) == bytes([info.step % 256]) * 5000
+    assert [problem for problem in check_archive(url) if not problem.leftover] == []
+    return True
+
+
+# ---- answers that are lost, cut off, refused -----------------------------------------------------
+
+
+@pytest.mark.parametrize("fate", ["refuse", "drop", "lose", "cut"])
+@pytest.mark.parametrize("every", [2, 3, 5])
+def test_requests_that_fail_change_nothing_of_what_is_written(server, url, monkeypatch, fate, every):
+    with Proxy(server, lambda n, method, path: fate if n % every == every - 1 else None) as proxy:
+        connect(monkeypatch, proxy.address)
+        with ArchiveWriter(url, create=True) as writer:
+            for step in range(4):
+                append(writer, step)
+        assert steps_of(url) == [0, 1, 2, 3]
+        assert is_sound(url)
+        assert len(proxy.requests) > 10
+    connect(monkeypatch, server)
+    assert len(storage_at(url).list("frames")) == 4
+    assert storage_at(url).remains("frames") == ()
+
+
+@pytest.mark.parametrize("fate", ["refuse", "drop", "lose", "cut"])
+def test_large_frames_arrive_whole_through_failures(server, url, monkeypatch, fate):
+    monkeypatch.setattr(objects, "LARGE_NBYTES", 6 << 20)
+    monkeypatch.setattr(objects, "_PIECE_NBYTES", 5 << 20)
+    content = os.urandom(12 << 20)
+    with Proxy(server, lambda n, method, path: fate if n % 5 in (1, 3) else None) as proxy:
+        connect(monkeypatch, proxy.address)
+        with storage_at(url).create("frames/large") as creation:
+            creation.write(content)
+            creation.commit()
+        assert any("uploadId" in path for _, path in proxy.requests)
+    connect(monkeypatch, server)
+    assert storage_at(url).load("frames/large")[0] == content
+    assert storage_at(url).remains("frames") == ()
+
+
+def test_a_server_that_ignores_conditions_is_refused_unless_one_is_alone(server, url, monkeypatch, tmp_path):
+    with Proxy(server, lambda n, method, path: "blind") as proxy:
+        connect(monkeypatch, proxy.address)
+        run = inshrink_core.sample("digits-cnn")
+        with pytest.raises(StorageError, match="does not compare before it writes"):
+            inshrink_core.compress(run, url, steps=[10])
+        assert storage_at(url).names("") == ()
+        inshrink_core.compress(run, url, steps=[10], single_writer=True)
+        assert inshrink_core.open(url).steps == (10,)
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def said(act):
+    with pytest.raises(InshrinkError) as raised:
+        act()
+    text = str(raised.value)
+    assert "\n" not in text
+    assert "hushhush" not in text
+    return text
+
+
+def test_what_cannot_be_done_is_said_in_one_clear_line(server, url, monkeypatch):
+    def write():
+        ArchiveWriter(url, create=True)
+
+    nowhere = url.replace("s3://b", "s3://none")
+    assert "there is no such bucket" in said(lambda: ArchiveWriter(nowhere, create=True))
+    assert "there is no such bucket" in said(lambda: ArchiveReader.open(nowhere))
+    for code, status, words in (
+        ("AccessDenied", 403, "denies it"),
+        ("InvalidAccessKeyId", 403, "does not accept the credentials"),
+        ("RequestTimeTooSkewed", 403, "the clock of this machine"),
+    ):
+        with Refusing(code, status) as address:
+            connect(monkeypatch, address)
+            assert words in said(write)
+    connect(monkeypatch, "http://127.0.0.1:9")
+    monkeypatch.setattr(objects, "_RETRY", {**objects._RETRY, "max_retries": 0})
+    assert "cannot be reached" in said(write)
+    with pytest.raises(InputError, match="must not hold credentials"):
+        ArchiveReader.open("s3://me:hushhush@bucket/a")
+
+
+@contextlib.contextmanager
+def Refusing(code, status):  # noqa: N802 - stands for a server
+    """A server that answers everything with an error of S3."""
+    import threading
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self):
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+        do_GET = do_PUT = do_POST = do_DELETE = answer  # noqa: N815
+
+        def do_HEAD(self):
+            self.send_response(status)
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+# ---- rivals --------------------------------------------------------------------------------------
+
+RIVAL = """
+import os, sys
+from inshrink_core.archive import ArchiveWriter
+from inshrink_core.errors import LockedError
+url, first, n = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+done = 0
+while done < n:
+    try:
+        with ArchiveWriter(url) as writer:
+            with writer.begin(step=first + done, kind="keyframe", parent_id=None) as frame:
+                content = bytes([(first + done) % 256]) * 5000
+                frame.add("w", "raw/1", content, attributes=("weight", "uint8", [5000], False))
+                frame.commit({})
+            writer.flush()
+            done += 1
+            print(first + done - 1, flush=True)
+    except LockedError:
+        pass
+"""
+
+
+def test_racing_processes_on_machines_of_their_own_lose_nothing_that_was_committed(url, tmp_path):
+    ArchiveWriter(url, create=True).close()
+    rivals = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", RIVAL, url, str(1000 * (i + 1)), "4"],
+            env={**os.environ, behind.WAITING_VARIABLE: str(tmp_path / f"machine{i}")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for i in range(3)
+    ]
+    committed = [int(line) for rival in rivals for line in rival.communicate(timeout=240)[0].split()]
+    assert len(committed) == 12
+    assert set(committed) <= set(steps_of(url))
+    assert is_sound(url)
+
+
+# ---- deaths --------------------------------------------------------------------------------------
+
+MORTAL = """
+import sys
+from inshrink_core.archive import ArchiveWriter, remove_frames
+url = sys.argv[1]
+def append(writer, step):
+    head = writer.reader.head
+    with writer.begin(step=step, kind="delta" if head else "keyframe",
+                      parent_id=head.frame_id if head else None) as frame:
+        frame.add("w", "raw/1", bytes([step]) * 5000, attributes=("weight", "uint8", [5000], False))
+        frame.commit({})
+with ArchiveWriter(url, create=True) as writer:
+    last = writer.reader.head.step if writer.reader.head else -1
+    for step in range(last + 1, 4):
+        append(writer, step)
+        print(step, flush=True)
+    writer.flush()
+    if len(writer.reader.frames) == 4:
+        remove_frames(writer, [writer.reader.find(3).frame_id])
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_writer_killed_at_any_request_loses_nothing_and_shows_nothing_half(
+    server, url, monkeypatch, tmp_path, when
+):
+    """Whoever goes on where it died uploads what it had made; readers see whole steps at every moment."""
+    for n in range(1, 40):
+        place, victims = f"{url}-{n}", []
+
+        def kill(number, method, path, n=n, victims=victims):
+            if number == n and victims:
+                victims[0].kill()
+                return "drop" if when == "before" else "lose"
+            return None
+
+        with Proxy(server, kill) as proxy:
+            environment = {**os.environ, "AWS_ENDPOINT_URL": proxy.address}
+            victims.append(
+                subprocess.Popen(
+                    [sys.executable, "-W", "ignore", "-c", MORTAL, place],
+                    env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                )
+            )  # fmt: skip
+            made = victims[0].communicate(timeout=120)[0].split()
+        if inshrink_core.archive.is_archive(place):
+            seen = steps_of(place)
+            assert seen == list(range(len(seen)))
+            assert is_sound(place)
+        if made[-1:] == ["done"]:
+            break
+        again = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", MORTAL, place],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        # What it had made is not made again.
+        assert not set(made) & set(again.stdout.split())
+        assert steps_of(place) == [0, 1, 2]
+        assert is_sound(place)
+        with ArchiveWriter(place) as writer:
+            append(writer, 9)
+        assert check_archive(place) == ()
+    else:
+        pytest.fail("it never came to its end")
+
+
+def test_what_died_on_one_machine_does_not_keep_another_from_writing(server, url, monkeypatch, tmp_path):
+    """Its frame lies in the bucket, under the very name that comes next, and is nobody's."""
+    with ArchiveWriter(url, create=True) as writer:
+        append(writer, 0)
+        append(writer, 1)
+    with Proxy(
+        server, lambda n, method, path: "refuse" if "manifest" in path and method == "PUT" else None
+    ) as proxy:
+        connect(monkeypatch, proxy.address)
+        monkeypatch.setattr(objects, "_RETRY", {**objects._RETRY, "max_retries": 0})
+        monkeypatch.setattr(objects, "_N_ATTEMPTS", 1)
+        dead = ArchiveWriter(url)
+        append(dead, 2)
+        with pytest.raises(StorageError, match="not everything is uploaded"):
+            dead.close()
+    connect(monkeypatch, server)
+    assert len(storage_at(url).list("frames")) == 3
+    monkeypatch.setenv(behind.WAITING_VARIABLE, str(tmp_path / "other"))
+    with ArchiveWriter(url) as writer:
+        append(writer, 2)
+    assert steps_of(url) == [0, 1, 2]
+    ArchiveWriter(url).close()
+    assert check_archive(url) == ()
+
+
+# ---- the whole -----------------------------------------------------------------------------------
+
+
+def test_the_command_line_works_with_a_bucket(url, tmp_path):
+    run = inshrink_core.sample("digits-cnn")
+
+    def inshrink(*words, status=0):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "inshrink_core", *map(str, words)],
+            capture_output=True,
+            text=True,
+            timeout=250,
+        )
+        assert done.returncode == status, done.stderr
+        assert "hushhush" not in done.stdout + done.stderr
+        return done.stdout
+
+    inshrink("compress", run, "-o", url, "--steps", "10,25")
+    inshrink("compress", run, "-o", url, "--watch", "--poll", "0.1", "--until", "50")
+    assert url in inshrink("inspect", url)
+    inshrink("verify", url, "--deep")
+    inshrink("prune", url, "--keep-last", "2", "--apply")
+    inshrink("export", url, "--pack", f"{url}.packed")
+    inshrink("export", f"{url}.packed", "--unpack", f"{url}.again")
+    inshrink("restore", f"{url}.again", "--step", "50", "-o", tmp_path / "out")
+    inshrink("restore", url, "-o", "s3://bucket/out", status=2)
+    assert inshrink_core.open(f"{url}.again").steps == (25, 50)
+    assert any((tmp_path / "out").iterdir())
