@@ -7,11 +7,17 @@ Rows of ``results/sharded.csv``:
 - *resharded*: bytes of the first save of another number of ranks over those of a delta of theirs. On 4
   ranks, shards are whole cells; on 3 they are not.
 - *read*: bytes that a rank reads to load its shards over those of the blocks that hold them, along the chain.
+- *meta*: bytes of a part's meta, where each rank has as many cells, over those with one rank.
+- *exchanges*, *checked*: how often ranks exchange something in a save, beside what DCP does, without a check
+  and with one whose coarseness stays; and the bytes that the first rank gives.
+- *observed*: of each cell of all ranks, the bytes that every rank is told of it, and the seconds of a
+  processor to read that and to plan.
 - *async*: seconds until ``async_save`` (on a thread) returns over those of ``save``; medians, interleaved.
 """
 
 from __future__ import annotations
 
+import pickle
 import statistics
 import tempfile
 import time
@@ -27,12 +33,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from benchmarks.results import write
+from inshrink_core.archive.document import pack_value
 from inshrink_core.chain import Archive, parts
+from inshrink_core.checkpoint import Box, TensorRole, TensorSpec
+from inshrink_core.codec import FrameContext, TensorInput, get_codec
 from inshrink_core.integrations.dcp import InshrinkReader, InshrinkWriter
+from inshrink_core.integrations.dcp_ranks import Ranks
 
 LAYERS, WIDTH = 4, 1024
+N_CELLS = 1024
 STEPS, MORE, ROUNDS = 4, 2, 5
-TARGETS = {"cells": 1.01, "resharded": 1.5, "read": 1.1, "async": 0.1}
+TARGETS = {"cells": 1.01, "resharded": 1.5, "read": 1.1, "async": 0.1, "meta": 1.1}
 
 
 def state_at(step: int) -> dict[str, Any]:
@@ -111,6 +122,56 @@ def wait(archive: Path, found: Path) -> None:
         torch.save({name: statistics.median(seconds[1:]) for name, seconds in waits.items()}, found / "w.pt")
 
 
+def grow(folder: Path) -> None:
+    """Save a model that has as many cells a rank however many ranks there are; note what is exchanged."""
+    world, mesh = dist.get_world_size(), init_device_mesh("cpu", (dist.get_world_size(),))
+    model = torch.nn.Module()
+    weight = torch.randn(WIDTH * world, WIDTH, generator=torch.Generator().manual_seed(0)) * 0.02
+    model.weight = torch.nn.Parameter(distribute_tensor(weight, mesh, [Shard(0)]))
+    given: list[int] = []
+    gathered = Ranks.gathered
+
+    def counted(ranks: Ranks, make: Callable[[], Any]) -> Any:
+        def made() -> Any:
+            given.append(0)
+            value = make()
+            given[-1] = len(pickle.dumps(value))
+            return value
+
+        return gathered(ranks, made)
+
+    Ranks.gathered = counted  # type: ignore[method-assign]
+
+    def check(asked: torch.nn.Module) -> torch.Tensor:
+        rows = asked.weight.to_local()[:64]
+        return torch.nn.functional.mse_loss(rows, torch.zeros_like(rows))
+
+    found = {}
+    for name, options in (("exchanges", {}), ("checked", {"model": model, "check": check})):
+        writer = InshrinkWriter(folder / name, **options)
+        for step in range(STEPS):
+            move = torch.randn(weight.shape, generator=torch.Generator().manual_seed(step)) * 2e-3
+            with torch.no_grad():
+                model.weight += distribute_tensor(move, mesh, [Shard(0)])
+            given.clear()
+            moments = {
+                "step": torch.tensor(float(step)),
+                "exp_avg": distribute_tensor(move, mesh, [Shard(0)]),
+                "exp_avg_sq": distribute_tensor(move.square(), mesh, [Shard(0)]),
+            }
+            groups = [{"lr": 2e-3, "betas": (0.9, 0.999), "params": ["weight"]}]
+            optimizer = {"state": {"weight": moments}, "param_groups": groups}
+            state = {"model": {"weight": model.weight}, "optim": optimizer}
+            dcp.save(state, storage_writer=writer, checkpoint_id=f"step-{step}")
+        found[name] = (len(given), sum(given))
+    Ranks.gathered = gathered  # type: ignore[method-assign]
+    if dist.get_rank() == 0:
+        reader = Archive.open(folder / "exchanges").reader
+        meta = reader.frame(reader.find(STEPS - 1).frame_id).meta_of(world - 1)
+        found["meta"] = (len(pack_value(meta)), 0)
+        torch.save(found, folder / "found.pt")
+
+
 def _rank(rank: int, world: int, store: Path, act: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -133,6 +194,49 @@ def blocks(archive: Path, step: int) -> int:
     return int(Archive.open(archive).reader.find(step).nbytes)
 
 
+def grown(folder: Path, add: Callable[[str, str, float, float, str], None]) -> None:
+    """Measure what grows with the ranks, and what does not."""
+    first = {}
+    for world in (1, 2, 4, 8):
+        (folder / f"grow-{world}").mkdir()
+        on_ranks(world, folder, grow, folder / f"grow-{world}")
+        found = torch.load(folder / f"grow-{world}" / "found.pt")
+        meta, _ = found.pop("meta")
+        first.setdefault("meta", meta)
+        add("meta", str(world), meta, first["meta"], "bytes")
+        for name, (n_exchanges, nbytes) in found.items():
+            add(name, str(world), n_exchanges, 1, "times")
+            add(f"{name}, bytes", str(world), nbytes, 1, "bytes")
+
+
+def planned(add: Callable[[str, str, float, float, str], None]) -> None:
+    """Measure what a rank does for each cell of all ranks: it reads what was observed of it, and plans."""
+    whole = TensorSpec(
+        name="layers.0.attention.weight",
+        role=TensorRole.WEIGHT,
+        dtype="float32",
+        shape=(N_CELLS * parts.CELL_NUMEL // WIDTH, WIDTH),
+    )
+    specs = [cell for cell, _ in parts.cells_of(whole, Box((0, 0), whole.shape))]
+    codec = get_codec("lattice")()
+    tensor = torch.randn(specs[0].shape, generator=torch.Generator().manual_seed(0))
+    seen = codec.observe(TensorInput(spec=specs[0], tensor=tensor), None)
+    rows = pickle.dumps(
+        [(spec, seen._replace(probe=seen.probe[:-1] + bytes([at % 256]))) for at, spec in enumerate(specs)]
+    )
+    seconds: dict[str, list[float]] = {"read": [], "planned": []}
+    for _ in range(ROUNDS):
+        begun = time.process_time()
+        told = pickle.loads(rows)
+        read = time.process_time()
+        codec.plan(*zip(*told, strict=True), FrameContext())
+        seconds["planned"].append(time.process_time() - read)
+        seconds["read"].append(read - begun)
+    add("observed, bytes", "", len(rows), len(specs), "bytes")
+    for name, found in seconds.items():
+        add(f"observed, {name}", "", statistics.median(found), len(specs), "seconds")
+
+
 def measure(folder: Path) -> list[dict[str, object]]:
     """Return the rows."""
     rows: list[dict[str, object]] = []
@@ -140,7 +244,7 @@ def measure(folder: Path) -> list[dict[str, object]]:
     def add(what: str, ranks: str, value: float, base: float, unit: str) -> None:
         rows.append(
             {"what": what, "ranks": ranks, "unit": unit, "value": value, "of": base, "ratio": value / base}
-            | {"target": TARGETS[what] if (what, ranks) != ("resharded", "2 to 3") else ""}
+            | {"target": TARGETS.get(what, "") if (what, ranks) != ("resharded", "2 to 3") else ""}
         )
         print(rows[-1], flush=True)
 
@@ -157,6 +261,8 @@ def measure(folder: Path) -> list[dict[str, object]]:
         on_ranks(2, folder, save, archive, 0, STEPS)
         on_ranks(world, folder, save, archive, STEPS, MORE)
         add("resharded", f"2 to {world}", blocks(archive, STEPS), blocks(archive, STEPS + 1), "bytes")
+    grown(folder, add)
+    planned(add)
     (folder / "wait").mkdir()
     on_ranks(2, folder, wait, folder / "wait", folder)
     waits = torch.load(folder / "w.pt")

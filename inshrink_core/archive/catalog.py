@@ -35,9 +35,6 @@ from inshrink_core.errors import ConflictError, DamagedError, InshrinkError, Not
 from inshrink_core.execution import NotRegularError
 from inshrink_core.frame import FrameInfo, FramePart
 
-PART_META: Final = frozenset({"content"})
-"""Keys of meta by which the parts of a frame differ."""
-
 _N_ATTEMPTS: Final = 5
 """Reloads while a writer removes frames between our reading of the manifest and of the folder."""
 

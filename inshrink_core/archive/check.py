@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from inshrink_core.archive.catalog import PART_META, Catalog, parts_in_words
+from inshrink_core.archive.catalog import Catalog, parts_in_words
 from inshrink_core.archive.digest import frame_digest
 from inshrink_core.archive.frame_reader import FrameReader
 from inshrink_core.archive.layout import FRAME_FOLDER, REBUILD_REMEDY, file_number
@@ -155,7 +155,7 @@ def _check_frame(reader: ArchiveReader, storage: Storage, frame: FrameInfo) -> l
 def _check_parts(frame: FrameReader, where: str) -> Iterator[Problem]:
     """Compare what the parts of a frame say of it."""
     for part in frame.info.files:
-        if frame.own_meta_of(part.number) - PART_META:
+        if frame.contradictions(part.number):
             which = parts_in_words([part.number], frame.info.n_parts)
             yield Problem(where, f"{which} was written with other settings than the first", _RESTORE)
 

@@ -219,6 +219,27 @@ def read_index(file: FrameFile, envelope: FrameEnvelope, parent: FrameIndex | No
     return parse_index(raw, parent, trailer.offset, envelope.small, where, several=several)
 
 
+_CONTENT: Final = "content"
+_MEMORY: Final = "memory"
+
+
+def joined_memory(memories: Iterable[Any]) -> Any:
+    """Return what parts remember together: maps with the entries of all, else what the first one says.
+
+    Examples
+    --------
+    >>> joined_memory([None, {"rate": 0.1, "held": {"a": 1}}, {"rate": 0.1, "held": {"b": 2}}])
+    {'rate': 0.1, 'held': {'a': 1, 'b': 2}}
+    """
+    joined: dict[Any, Any] = {}
+    for memory in memories:
+        for name, value in memory.items() if isinstance(memory, dict) else ():
+            before = joined.setdefault(name, value)
+            if isinstance(before, dict) and isinstance(value, dict):
+                joined[name] = before | value
+    return joined or None
+
+
 class FrameReader:
     """The blocks of one frame. Holds no open file; safe to share between threads.
 
@@ -255,7 +276,10 @@ class FrameReader:
         Of several parts, what they have in common.
         """
         apart = self.apart
-        return {key: value for key, value in self.meta_of(min(self._parts)).items() if key not in apart}
+        meta = {key: value for key, value in self.meta_of(min(self._parts)).items() if key not in apart}
+        if _MEMORY in apart:
+            meta[_MEMORY] = joined_memory(self.meta_of(part).get(_MEMORY) for part in sorted(self._parts))
+        return meta
 
     @property
     def apart(self) -> frozenset[str]:
@@ -273,6 +297,14 @@ class FrameReader:
         """Return the keys of meta by which a part differs from the first."""
         first, own = self._parts[min(self._parts)].index.meta, self._parts[part].index.meta
         return frozenset(key for key in first.keys() | own.keys() if first.get(key) != own.get(key))
+
+    def contradictions(self, part: int) -> frozenset[str]:
+        """Return the keys of meta by which a part contradicts the first; it may remember other tensors."""
+        apart = self.own_meta_of(part) - {_CONTENT}
+        if _MEMORY in apart:
+            first, own = (self.meta_of(one).get(_MEMORY) for one in (min(self._parts), part))
+            apart -= {_MEMORY} if joined_memory([first, own]) == joined_memory([own, first]) else set()
+        return apart
 
     def place_of(self, entry: BlockEntry) -> int:
         """Return which of the frame's tensors a tensor is."""

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any, Final, Self
 
 from inshrink_core.archive.catalog import (
-    PART_META,
     Catalog,
     is_archive_storage,
     load_catalog,
@@ -550,7 +549,7 @@ def contradictory(reader: ArchiveReader, frames: Iterable[FrameInfo]) -> dict[Fr
             found[frame] = error
             continue
         for part in frame.files:
-            apart = sorted(opened.own_meta_of(part.number) - PART_META)
+            apart = sorted(opened.contradictions(part.number))
             if apart:
                 found[frame] = ConflictError(
                     f"{parts_in_words([part.number], frame.n_parts)} of the frame of step {frame.step} was "

@@ -22,7 +22,7 @@ from inshrink_core.chain.budget import Budget, unchanged_keys
 from inshrink_core.chain.config import ChainConfig, settings_of
 from inshrink_core.chain.encoder import ChainState, FrameEncoder, FramePlan, PreparedFrame, TensorResult
 from inshrink_core.chain.meta import METRICS, ORIGINALS, QUALITY, WRITTEN, pack_attributes, spec_of
-from inshrink_core.chain.parts import Shards, Split, box_of
+from inshrink_core.chain.parts import Shards, Split, box_of, memory_of
 from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
@@ -395,7 +395,8 @@ class ChainWriter:
             if isinstance(whole.source, FileSource):
                 meta[ORIGINALS] = whole.source.vouched(whole.files)
             if plan.memory is not None:
-                meta["memory"] = plan.memory
+                shared = isinstance(self.split, Shards)
+                meta["memory"] = memory_of(plan.memory, frozenset(references)) if shared else plan.memory
             if self.parent is not None and unchanged:
                 before, at = self._meta.get(WRITTEN, {}), self.parent.step
                 names = dict.fromkeys(spec.parameter for spec in stored.specs if spec.key in unchanged)

@@ -231,7 +231,8 @@ class FrameEncoder:
             statistics = list(ordered_map(observe, members, threads=chain.threads, weight=_weight))
         of_all: tuple[Sequence[TensorSpec], Sequence[Any]] = (members, statistics)
         if state.shards is not None:
-            of_all = state.shards.observations(members, statistics)
+            specs_of_all, seen, memory = state.shards.observations(members, statistics, state.memory)
+            of_all, context = (specs_of_all, seen), replace(context, memory=memory)
         plans = [own.codec.plan(*of_all, context)]
         # An override has a plan of its own, from what was seen of all tensors: pools stay whole.
         plan_of: dict[int, Any] = {id(own.codec): plans[0]}

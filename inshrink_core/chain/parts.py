@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Self
 
+from inshrink_core.archive.frame_reader import joined_memory
 from inshrink_core.checkpoint import Box, Cell, TensorSpec
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.formats.distributed import flaw_of_cover
@@ -183,12 +184,32 @@ class Shards:
         return spec.key in self.places
 
     def observations(
-        self, specs: Sequence[TensorSpec], statistics: Sequence[Any]
-    ) -> tuple[list[TensorSpec], list[Any]]:
-        """Return what all ranks observed, by key: the order does not depend on who holds what."""
-        rows = [row for rows in self.gathered(list(zip(specs, statistics, strict=True))) for row in rows]
-        rows.sort(key=lambda row: row[0].key)
-        return [spec for spec, _ in rows], [seen for _, seen in rows]
+        self, specs: Sequence[TensorSpec], statistics: Sequence[Any], memory: Any
+    ) -> tuple[list[TensorSpec], list[Any], Any]:
+        """Return what all ranks observed, by key, and remember of that.
+
+        The order does not depend on who holds what. Each rank remembers its own alone (`memory_of`).
+        """
+        own = memory_of(memory, frozenset(spec.key for spec in specs))
+        given = self.gathered((list(zip(specs, statistics, strict=True)), own))
+        rows = sorted((row for rows, _ in given for row in rows), key=lambda row: row[0].key)
+        return [spec for spec, _ in rows], [seen for _, seen in rows], joined_memory(m for _, m in given)
+
+
+def memory_of(memory: Any, keys: frozenset[str]) -> Any:
+    """Return what is remembered of some tensors, and of all together.
+
+    Examples
+    --------
+    >>> memory_of({"rate": 0.1, "held": {"a": 1, "b": 2}}, frozenset({"b"}))
+    {'rate': 0.1, 'held': {'b': 2}}
+    """
+    if not isinstance(memory, dict):
+        return memory
+    return {
+        name: {key: one for key, one in value.items() if key in keys} if isinstance(value, dict) else value
+        for name, value in memory.items()
+    }
 
 
 def cell_spec(spec: TensorSpec, box: Box) -> TensorSpec:

@@ -23,7 +23,7 @@ from inshrink_core.chain.meta import spec_of
 from inshrink_core.chain.parts import Shards, box_of, cell_spec, cells_of
 from inshrink_core.checkpoint import Box, Checkpoint, TensorRole, TensorsInMemory, TensorSpec
 from inshrink_core.codec import make_codec
-from inshrink_core.errors import DamagedError, MissingFrameError
+from inshrink_core.errors import ConflictError, DamagedError, MissingFrameError
 from inshrink_core.frame import BlockEntry
 from inshrink_core.verbs import diff, inspect, pack, prune, restore, unpack, verify
 
@@ -282,3 +282,41 @@ def test_cells_that_do_not_make_up_a_tensor_are_damage(tmp_path, cells):
     with pytest.raises(DamagedError, match=r"cells|damaged"):
         Archive.open(path)[1].specs  # noqa: B018
     assert ArchiveReader.open(path).frames
+
+
+def test_a_part_remembers_its_own_cells_alone_and_a_frame_all_of_them(tmp_path):
+    alone = Archive.open(write(tmp_path / "alone", 1, codec="lattice"))
+    write(tmp_path / "changing", 5, STEPS[:1], codec="lattice")
+    changing = Archive.open(write(tmp_path / "changing", 1, STEPS[1:], codec="lattice"))
+    first, second = changing.frames[0], alone.frames[0]
+    reader = changing.reader.frame(first.frame_id)
+    for part in range(5):
+        held = {entry.key for entry in reader.entries if entry.part == part}
+        memory = reader.meta_of(part)["memory"]
+        remembered = {key for one in memory.values() if isinstance(one, dict) for key in one}
+        assert remembered
+        assert remembered <= held
+    assert reader.meta["memory"] == alone.reader.frame(second.frame_id).meta["memory"]
+    # What follows plans with all of it, on whatever number of ranks.
+    for one, other in zip(alone.frames, changing.frames, strict=True):
+        assert blocks(alone, one) == blocks(changing, other)
+    assert not check_archive(tmp_path / "changing")
+
+
+def blocks(archive: Archive, info) -> dict[str, bytes]:
+    frame = archive.frame(info)
+    return {entry.key: frame.read(entry) for entry in frame.entries if not entry.attachment}
+
+
+def test_parts_that_remember_otherwise_of_the_same_are_named(tmp_path, monkeypatch):
+    from inshrink_core.chain import append
+
+    calls = []
+
+    def otherwise(memory, keys):
+        calls.append(keys)
+        return memory | {"rate": float(len(calls))}
+
+    monkeypatch.setattr(append, "memory_of", otherwise)
+    with pytest.raises(ConflictError, match="memory"):
+        write(tmp_path / "a", 2, STEPS[:1], codec="lattice")
