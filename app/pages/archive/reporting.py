@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
     from inshrink_core.verbs.report import Report
 
-__all__ = ["report_job", "report_request", "report_target", "start_report", "suggested_report"]
-
 _SUFFIX = ".html"
 
 

@@ -146,7 +146,7 @@ def _plain_figures(made: Made) -> list[Fact]:
 
 
 def _error_text(error: float | None) -> str:
-    return "none" if error == 0 else "–" if error is None else fmt.value(float(error))
+    return "none" if error == 0 else fmt.percent(error)
 
 
 def _figures(made: Made, chain: ChainReport) -> list[Fact]:
