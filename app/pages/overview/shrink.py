@@ -28,6 +28,7 @@ RECOMMENDED = "resume"
 
 _GOAL = "goal"
 _DIGITS = 3
+_PENDING = "pending"
 
 
 class _Words(NamedTuple):
@@ -170,7 +171,9 @@ def _goals(
 def _trying(shown: Subject, trial: Job, goal: str, is_judged: bool) -> None:
     """Draw a trial while it runs, each number as it arrives."""
     now = job_card.current(trial)
-    rows = {str(row["goal"]): row for row in now.told()}
+    rows = {str(row["goal"]): dict(row) for row in now.told()}
+    for row in rows.values() if is_judged else ():
+        row["basis"] = _PENDING if row["basis"] == "unknown" else row["basis"]
     _cards(rows, len(shown.steps) * sum(row.nbytes for row in shown.tensors), goal)
     judged = "; then the evaluator judges them, written within the bound" if is_judged else ""
     st.caption(
@@ -257,6 +260,8 @@ def _loss(row: Mapping[str, Any]) -> str:
     """Say what a restore costs, and how that is known."""
     if row["basis"] == "exact":
         return "Restore cost: **none**, exact"
+    if row["basis"] == _PENDING:
+        return "Restore cost: the evaluator has not judged this yet"
     drop = row.get("drop")
     beside = "" if drop is None else f"; drop {fmt.percent(float(drop))}"
     cost = row["restore_cost"]
