@@ -26,8 +26,6 @@ from inshrink_core.execution.process import empty_directory, start_python, user_
 if TYPE_CHECKING:
     from streamlit import App
 
-__all__ = ["explorer", "run", "server_config"]
-
 _SCRIPT = Path(__file__).with_name("main.py")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
 _BROWSER_DELAY_SECONDS = 1.5

@@ -15,32 +15,6 @@ from inshrink_app.server.roots import settings
 if TYPE_CHECKING:
     from streamlit.navigation.page import StreamlitPage
 
-__all__ = [
-    "BY",
-    "CARRIED",
-    "LAYERS",
-    "METRIC",
-    "RUN",
-    "STATISTIC",
-    "arrive",
-    "choice",
-    "choice_text",
-    "choose_log",
-    "clicked",
-    "lead_to",
-    "log_choice",
-    "publish",
-    "remember",
-    "remember_link",
-    "retract",
-    "run_path",
-    "set_run",
-    "takes_given",
-    "wants_given_run",
-    "was_asked_for",
-    "was_clicked",
-]
-
 RUN = "run"
 METRIC = "metric"
 BY = "by"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CATEGORICAL", "DIVERGING", "GAP", "MARK", "PRIMARY", "SEQUENTIAL", "theme_config"]
-
 PRIMARY: Final = "#0072B2"
 """White text on it, and it on white, have a contrast of 5.2 (WCAG AA asks 4.5)."""
 

@@ -11,8 +11,6 @@ import logging
 import sys
 import threading
 
-__all__ = ["READY", "main"]
-
 READY = "ready\n"
 _SIZE = (1440, 960)
 

@@ -98,7 +98,7 @@ def text() -> Tensor:
 def network(source: str, name: str) -> nn.Module:
     """Return the model that an evaluator's source defines."""
     names: dict[str, Any] = {"__file__": "", "__name__": "run"}
-    exec(compile(source, "evaluator", "exec"), names)  # noqa: S102 - the text above
+    exec(compile(source, "evaluator", "exec"), names)
     model: nn.Module = names[name]()
     return model
 
@@ -131,9 +131,9 @@ def trainer_gpt(run: Path) -> None:
     lines = [{"input_ids": one[:64], "labels": one[:64]} for one in text()[:2000]]
     arguments = TrainingArguments(
         output_dir=str(run),
-        max_steps=240,
-        save_steps=30,
-        logging_steps=10,
+        max_steps=80,
+        save_steps=10,
+        logging_steps=5,
         per_device_train_batch_size=16,
         learning_rate=2e-3,
         report_to=[],

@@ -27,14 +27,6 @@ from inshrink_app.server.recent import recent_file
 if TYPE_CHECKING:
     from inshrink_core.request import Request
 
-__all__ = [
-    "JOB_STATES",
-    "JobFolder",
-    "JobRecord",
-    "job_folders",
-    "jobs_folder",
-]
-
 JOB_STATES = ("queued", "running", "finished", "failed", "cancelled", "interrupted")
 
 _RECORD_NAME = "job.json"

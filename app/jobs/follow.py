@@ -20,16 +20,6 @@ from inshrink_app.model.problem import Problem
 if TYPE_CHECKING:
     pass
 
-__all__ = [
-    "StartRequest",
-    "end_process",
-    "follow",
-    "not_kept",
-    "problem_of",
-    "remove_scratch",
-    "start_next",
-]
-
 StartRequest = Callable[[Path, str], "subprocess.Popen[str]"]
 """Starts `inshrink run` with a file; and the SHA-256 of the code that the reader has trusted, if any."""
 

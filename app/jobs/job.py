@@ -18,8 +18,6 @@ from inshrink_app.model.problem import Problem
 if TYPE_CHECKING:
     from inshrink_core.request import Request
 
-__all__ = ["Job", "Load", "load_kept", "load_last", "refresh_job", "revive"]
-
 _log = logging.getLogger(__name__)
 
 _SURE = 0.02

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from inshrink_core.request import Request
 
-__all__ = ["python_text", "shell_text"]
-
 _SHOWN = {
     "average": "print(found.coefficients, found.judged)",
     "compare_archives": (
@@ -21,6 +19,7 @@ _SHOWN = {
         "    for row in one.steps:\n        print(row.step, row.original, row.restored, row.drop)"
     ),
     "compress": "print(found.size.ratio_total)",
+    "diff": "for row in found.rows()[:10]:\n    print(row['key'], row['relative'], row['cosine'])",
     "estimate": "print(found.ratio_weights, found.drop)",
     "estimate_goals": (
         "for goal in found.goals:\n    print(goal.goal, goal.archive_bytes, goal.bits_per_weight)"
@@ -30,6 +29,7 @@ _SHOWN = {
     "report": "print(found.output, found.digest)",
     "restore": "print(found.paths)",
     "search": "print(found.best and found.best.to_json())",
+    "sensitivity": "print(found.table.rows, found.table.mean[:, -1])",
     "verify": "print('sound' if found.ok else found.problems)",
     "watch": "print(found.ended, found.appended)",
 }

@@ -23,8 +23,6 @@ from inshrink_app.jobs.job import Job, Load, load_kept, load_last, refresh_job, 
 from inshrink_app.jobs.work import Work
 from inshrink_app.model.problem import Problem
 
-__all__ = ["MOST_AT_WORK", "Job", "JobRegistry"]
-
 MOST_AT_WORK = min(2, os.cpu_count() or 1)
 """Jobs that are worked on at a time: one uses every core, and the memory that its work takes."""
 

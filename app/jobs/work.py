@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from inshrink_core.request import Request
 
-__all__ = ["Own", "Requests", "Work", "report_of", "subject_of", "subjects_of"]
-
 Requests = Sequence["Request[Any]"]
 
 _OWN = "own"

@@ -7,18 +7,6 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "OVERRIDE_COLUMNS",
-    "config_words",
-    "edited",
-    "engine_settings",
-    "loaded",
-    "override_rows",
-    "plain",
-    "setting_rows",
-    "toml_text",
-]
-
 OVERRIDE_COLUMNS = ("layer type", "names", "setting", "value")
 """Columns of the table of overrides; ``names`` is a pattern of parameter names."""
 

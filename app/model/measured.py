@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
     from inshrink_core.verbs.shared.measured import Known, Measurement
 
-__all__ = ["known_of", "verified", "when"]
-
 
 def known_of(chain: ChainReport) -> Known | None:
     """Return what is known of an archive beside its run, step by step; None where nothing was measured.

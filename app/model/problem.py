@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Problem", "ServiceError"]
-
 
 class Problem(NamedTuple):
     """An error a reader can act on: what is wrong, where, and what to do; `detail` is for the curious."""

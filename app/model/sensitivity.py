@@ -14,8 +14,6 @@ from inshrink_core.sensitivity import SensitivityMetric
 if TYPE_CHECKING:
     from inshrink_core.analysis.profile import Row
 
-__all__ = ["METRICS", "Metric", "Sensitivity"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:

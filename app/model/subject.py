@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
     from inshrink_core.checkpoint import TensorSpec
 
-__all__ = ["ASK_ABOVE_BYTES", "Subject"]
-
 ASK_ABOVE_BYTES = 200_000_000
 """Reading more than this takes long enough that the reader is asked first."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.routing import Route
 
-__all__ = ["DOWNLOAD_PREFIX", "Downloads", "downloads", "routes"]
-
 DOWNLOAD_PREFIX = "/inshrink/download"
 
 _SECONDS_VALID = 3600.0

@@ -10,16 +10,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = [
-    "Recent",
-    "forget_recent",
-    "is_trusted",
-    "load_recent",
-    "recent_file",
-    "remember_recent",
-    "trust",
-]
-
 _KEPT = 8
 _MAX_BYTES = 64_000
 """A larger file was not written by us."""

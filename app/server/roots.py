@@ -10,17 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = [
-    "Entry",
-    "Listing",
-    "OutsideRootsError",
-    "Settings",
-    "configure",
-    "links_below",
-    "list_folder",
-    "settings",
-]
-
 MAX_ENTRIES = 200
 """Entries of a folder that are shown; more make a list nobody reads. A filter finds the rest."""
 

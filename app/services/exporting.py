@@ -43,8 +43,8 @@ __all__ = [
     "start_export",
     "start_pack",
     "start_trial",
-    "suggested_folder",
     "suggested_name",
+    "suggested_path",
     "trial_job",
 ]
 
@@ -489,11 +489,11 @@ def download_url(path: Path) -> tuple[str, int] | None:
         return None
 
 
-def suggested_folder(shown: Subject, name: str, what: str) -> str:
-    """Return a folder that does not exist yet: beside the run, or in the first root for a sample."""
+def suggested_path(shown: Subject, name: str, what: str, suffix: str = "") -> str:
+    """Return a path at which there is nothing yet: beside the run, or in the first root for a sample."""
     base, stem = default_folder(shown), f"{name.removesuffix(_SUFFIX)}-{what}"
-    names = [stem, *(f"{stem}-{i}" for i in range(2, 100))]
-    return str(next((base / name for name in names if not os.path.lexists(base / name)), base / stem))
+    names = [f"{stem}{suffix}", *(f"{stem}-{i}{suffix}" for i in range(2, 100))]
+    return str(next((base / one for one in names if not os.path.lexists(base / one)), base / names[0]))
 
 
 def restore_target(text: str) -> Path:

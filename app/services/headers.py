@@ -19,8 +19,6 @@ from inshrink_app.server.recent import recent_file
 if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
 
-__all__ = ["files_stamp", "forget_headers", "keep_headers", "kept_headers"]
-
 _VERSION = 6
 """Raised when what is kept changes."""
 

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain import Archive
     from inshrink_core.formats import Run
 
-__all__ = ["dropped_folder", "is_dropped", "is_inside", "is_own", "keep_inside", "reported", "require_inside"]
-
-
 _Engine = TypeVar("_Engine", "Run", "Archive", "Run | Archive")
 
 

@@ -26,6 +26,7 @@ from inshrink_core.sensitivity import STATISTICS, Grouping
 if TYPE_CHECKING:
     from inshrink_core.analysis.profile import Row
     from inshrink_core.chain import TensorGain
+    from inshrink_core.request import Request
 
 __all__ = [
     "known_shares",
@@ -33,6 +34,7 @@ __all__ = [
     "measuring_cost",
     "optimizer_state",
     "sensitivity_job",
+    "sensitivity_request",
     "start_sensitivity",
     "tells_order",
     "told_metrics",
@@ -112,23 +114,25 @@ def measuring_cost(subject: Subject, metric: str) -> int:
     return readings * len(subject.steps) * sum(row.nbytes for row in subject.tensors if row.role in roles)
 
 
-def _work(text: str, metric: str) -> Work:
-    """Return the measurement that a page asks for: another question when the run has changed.
-
-    Gain and noise come of one measurement.
-    """
-    from inshrink_core.request import Request
+def sensitivity_request(subject: Subject, metric: str, by: str, statistic: str = "mean") -> Request[Any]:
+    """Return the request that measures a metric; gain and noise come of one measurement, of all tensors."""
     from inshrink_core.verbs.inspect import Inspect
     from inshrink_core.verbs.sensitivity import Sensitivity as Measure
 
+    path = str(subject.path)
+    if not METRICS[metric].pooled:
+        return Measure(path, metric=metric, by=by, statistic=statistic)
+    partner = gain_partner(subject)
+    run, archive = (path, partner) if subject.kind == "run" else (partner, path)
+    return Inspect(archive, gain=True, against=run) if run and archive else Inspect(path, gain=True)
+
+
+def _work(text: str, metric: str) -> Work:
+    """Return the measurement that a page asks for: another question when the run has changed."""
     found = opened(text)
-    subject, path = found.subject, str(found.subject.path)
-    request: Request[Any] = Measure(path, metric=metric, by=",".join(Grouping))
-    if METRICS[metric].pooled:
-        metric, partner = "gain", gain_partner(subject)
-        run, archive = (path, partner) if subject.kind == "run" else (partner, path)
-        request = Inspect(archive, gain=True, against=run) if run and archive else Inspect(path, gain=True)
-    return Work.asking([request], shown=path, page="sensitivity", topic=metric, of=(found.token,))
+    subject, topic = found.subject, "gain" if METRICS[metric].pooled else metric
+    request = sensitivity_request(subject, metric, ",".join(Grouping))
+    return Work.asking([request], shown=subject.path, page="sensitivity", topic=topic, of=(found.token,))
 
 
 def sensitivity_job(text: str, metric: str) -> Job | None:

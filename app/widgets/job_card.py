@@ -18,7 +18,7 @@ POLL_SECONDS = 0.5
 _ITEM_WIDTH = 60
 _TITLE_WIDTH = 72
 _MOST_OF_PAGE = 12
-_TRIALS = ("estimate", "evaluate")
+_TRIALS = ("estimate", "evaluate", "sensitivity", "inspect")
 """Verbs that begin anew: nothing of what they had done is kept."""
 
 Colour = Literal["blue", "green", "red", "gray", "orange"]
@@ -46,6 +46,15 @@ def running(job: Job, title: str) -> None:
     """Draw a job that runs; the page is drawn anew once it has ended."""
     now = current(job)
     with section(title):
+        progress(now)
+        cancel_button(now)
+
+
+@st.fragment(run_every=POLL_SECONDS)
+def line(job: Job) -> None:
+    """Draw a job that runs in one line; the page is drawn anew once it has ended."""
+    now = current(job)
+    with st.container(horizontal=True, vertical_alignment="center"):
         progress(now)
         cancel_button(now)
 

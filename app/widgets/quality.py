@@ -31,7 +31,7 @@ PROXY: Final = (
 DAMAGE: Final = "What rounding is expected to cost, by the proxy: the weighted squared error, of all layers."
 RATIO: Final = "Raw bytes of everything that is stored, optimizer state included, over bytes of the archive."
 
-NOT_KNOWN = "not known without an evaluator"
+NOT_KNOWN = "not known without an evaluator that runs"
 
 
 def is_over(cost: float | None) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 import streamlit as st
+from inshrink_app import services
 from inshrink_app.model.sensitivity import METRICS, Sensitivity
 from inshrink_app.model.subject import Subject
 from inshrink_app.widgets import ending, fmt, heatmap
@@ -50,17 +50,8 @@ def _caption(sides: heatmap.Sides, names: Sequence[str]) -> str:
 
 
 def runs_snippet(shown: Subject, other: Subject, metric: str, statistic: str, key: str = "snippets") -> None:
-    """Show the command and the lines that tell the values of two runs."""
-    path = str(other.path)
+    """Show the commands and the lines that tell the values of two runs."""
     told = "update" if METRICS[metric].pooled else metric
-    ending.snippets(
-        f"inshrink sensitivity {shlex.quote(path)} --metric {told} --by tensor --statistic {statistic}",
-        "import inshrink_core\n\n"
-        "mine, other = (\n"
-        f"    inshrink_core.analysis.sensitivity(inshrink_core.open(path), {told!r}).by('tensor')\n"
-        f"    for path in ({str(shown.path)!r}, {path!r})\n)\n"
-        "for name in set(mine.rows) & set(other.rows):\n"
-        f"    print(name, mine.{statistic}[mine.rows.index(name), -1], "
-        f"other.{statistic}[other.rows.index(name), -1])",
-        key,
+    ending.requests(
+        [services.sensitivity_request(one, told, "tensor", statistic) for one in (shown, other)], key
     )

@@ -174,9 +174,7 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def weighted(
-    values: NDArray[np.floating], sizes: Sequence[int] | NDArray[np.float64]
-) -> NDArray[np.float64]:
+def weighted(values: NDArray[np.floating], sizes: Sequence[int] | NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the sums of sensitivities from their means: what rows carry, whatever their sizes.
 
     Parameters

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.checkpoint import MODEL_ROLES, Unseen
 from inshrink_core.codec import DEFAULT_CODEC
-from inshrink_core.errors import InputError
+from inshrink_core.errors import EvaluatorError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.report import UNSAID, Report
@@ -316,6 +316,8 @@ class GoalsReport(Report):
         settings.
     not_judged
         Why the evaluator's word says nothing of a restore's cost; empty where it does, or was not asked.
+    evaluator_failed
+        Whether that is because the evaluator itself failed, and not because of what it returns.
     measured_at
         When it was estimated (Unix time), where that was known already.
     """
@@ -329,6 +331,7 @@ class GoalsReport(Report):
     device: str
     bound: float | None = None
     not_judged: str = ""
+    evaluator_failed: bool = False
     measured_at: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -616,12 +619,12 @@ class EstimateGoals(Asking, EvaluatorRequest, Estimating, Request[GoalsReport]):
             asked_of[goal.name] = _Asked(chain, opened, chosen, [tried], keys, known, foreseen)
             found[goal.name] = _goal(goal, asked_of[goal.name])
             self._tell(found[goal.name], len(found), total, tried[-1])
-        within, not_judged = None, ""
+        within, not_judged, has_failed = None, "", False
         if judged:
             try:  # Weights are written alike, whatever becomes of the optimizer's state.
                 within = _judged(asked_of[judged[0].name], self, Bounds(max_restore_cost=bound))
             except InputError as error:  # What it returns tells no cost.
-                bound, not_judged = None, str(error)
+                bound, not_judged, has_failed = None, str(error), isinstance(error, EvaluatorError)
         if within is not None:
             for done, goal in enumerate(reversed(judged), start=len(GOALS) + 1):
                 found[goal.name] = _with_judged(found[goal.name], within, asked_of[goal.name])
@@ -636,6 +639,7 @@ class EstimateGoals(Asking, EvaluatorRequest, Estimating, Request[GoalsReport]):
             device=chain.device,
             bound=bound,
             not_judged=not_judged,
+            evaluator_failed=has_failed,
         )
         store.add("goals", question, report.to_json())
         return report

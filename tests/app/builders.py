@@ -205,6 +205,10 @@ class FakeJobs:
     def stop(self, job: Job) -> None:
         job.state = "cancelled"
 
+    def resume(self, job_id: str) -> None:
+        assert self.job is not None
+        self.start(self.job.work)
+
     def remove(self, job_id: str) -> None:
         self.job = None
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from inshrink_app import services
 from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.pages.archive.cards import PruneRules
 from inshrink_app.pages.archive.figure import MAX_COLUMNS, chain_figure
 from inshrink_app.widgets.archive_picker import choice_text
 from inshrink_app.widgets.figures import TOOLBAR
 
 import inshrink_core
+from inshrink_core.verbs.prune import Prune
 from tests.app.builders import button, chain, charts, explorer, open_panel, texts, write_run
 from tests.app.builders import chain_frame as frame
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, work
@@ -249,10 +250,10 @@ def test_pruning_and_verifying_do_what_the_page_says(archived: Path, tmp_path: P
     import inshrink_core
 
     archive = archived.with_name("run.inshrink")
-    rules, chain = PruneRules(keep_last=2), services.chain_of(str(archive))
-    assert work(tmp_path / "a", rules.request(chain)).result["removed"] == [10, 20]
+    rules = Prune(str(archive), keep_last=2)
+    assert work(tmp_path / "a", rules).result["removed"] == [10, 20]
     assert inshrink_core.open(archive).steps == STEPS
-    assert work(tmp_path / "b", rules.request(chain, apply=True)).result["applied"]
+    assert work(tmp_path / "b", replace(rules, apply=True)).result["applied"]
     assert inshrink_core.open(archive).steps == (30, 40)
     assert work(tmp_path / "c", ["verify", str(archive), "--deep"]).result["ok"]
     (archive / "inshrink-manifest").write_bytes(b"damaged")

@@ -263,6 +263,8 @@ def test_layers_are_chosen_with_what_they_match_in_view(archived: Path, jobs: St
     app.run()
     assert not app.exception
     assert "No layer is left" in texts(app)
+    app.session_state["export.values_packed"] = "ratio"
+    assert not app.run().exception
 
 
 def test_layers_that_are_picked_in_the_tree_are_kept_or_left_out(archived: Path, jobs: StubJobs) -> None:

@@ -132,7 +132,7 @@ def test_a_measurement_under_way_shows_progress_and_can_be_cancelled(
     assert jobs.job.state == "cancelled"
     assert "cancelled" in texts(app)
     jobs.state, jobs.tables = "finished", tables()
-    button(app, "Measure again").click().run()
+    button(app, "Try again").click().run()
     assert charts(app) == 1
 
 
@@ -143,7 +143,7 @@ def test_a_failed_measurement_shows_the_problem(root: Path, monkeypatch: pytest.
     assert not app.exception
     assert len(app.error) == 1
     assert PROBLEM.where in texts(app)
-    assert button(app, "Measure again")
+    assert button(app, "Try again")
 
 
 def test_a_cheap_measurement_that_an_ended_explorer_left_goes_on_by_itself(
@@ -174,7 +174,7 @@ def test_a_link_starts_no_measurement_until_its_reader_asks(
     jobs.job = Job(MEASURING, state="interrupted")
     app.run()
     assert jobs.started == []
-    assert button(app, "Measure again")
+    assert button(app, "Try again")
     # What was measured before is shown; the tensor that the link names is not looked into.
     jobs.job = Job(MEASURING, state="finished", result=tables())
     app.run()

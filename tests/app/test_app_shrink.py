@@ -99,7 +99,7 @@ def test_each_goal_tells_before_and_after_ratio_bits_and_how_the_loss_is_known(
     said = texts(app)
     assert "**2.5** bits per weight" in said
     assert "Restore cost: **none**, exact" in said
-    assert "Restore cost: not known without an evaluator. Weights are off by 0.4 %" in said
+    assert "Restore cost: not known without an evaluator that runs. Weights are off by 0.4 %" in said
     assert "Estimated from steps 20 and 30, tried in 3 s on CPU" in said
     assert primary(app) == ["Shrink it"]
 
@@ -208,6 +208,27 @@ def test_an_evaluator_that_tells_no_loss_bounds_nothing_and_that_is_said(
 
 
 @pytest.mark.usefixtures("asked_for")
+def test_an_evaluator_that_does_not_run_is_not_asked_again(archived: Path, jobs: StubJobs) -> None:
+    why = {"not_judged": "it raised ModuleNotFoundError", "evaluator_failed": True}
+    jobs.answers["estimate"] = goals() | why
+    app = explorer("overview", run=str(SAMPLE))
+    assert "The evaluator does not run: it raised ModuleNotFoundError" in texts(app)
+    button(app, "Shrink it").click().run()
+    assert not app.exception
+    compress, verify = jobs.words(-1)
+    assert "--max-restore-cost" not in compress
+    assert {"--deep", "--against"} < set(verify)
+
+
+@pytest.mark.usefixtures("asked_for")
+def test_sizes_that_were_judged_are_told_as_the_most_it_takes(archived: Path, jobs: StubJobs) -> None:
+    jobs.answers["estimate"] = goals(basis="judged", restore_cost=0.0012)
+    app = explorer("overview", run=str(archived))
+    told = {metric.value: (metric.label, metric.delta) for metric in app.metric}
+    assert told["500 kB"] == ("10.0 MB become at most about", "20.0× smaller or more")
+
+
+@pytest.mark.usefixtures("asked_for")
 def test_a_trial_that_was_interrupted_begins_again_by_itself(archived: Path, jobs: StubJobs) -> None:
     shown = services.load_subject(str(archived))
     trial = jobs.put(shrinking.goals_request(shown, None), shown=str(archived), state="interrupted",
@@ -284,7 +305,9 @@ def test_a_target_outside_of_the_roots_is_refused_in_words(
     assert "outside of the folders that the explorer may see" in texts(app)
 
 
+@pytest.mark.usefixtures("asked_for")
 def test_what_a_real_job_made_is_told_with_its_proof(archived: Path, jobs: StubJobs) -> None:
+    jobs.answers["estimate"] = goals()
     shown = services.load_subject(str(archived))
     target = archived.parent / "made.inshrink"
     commands = shrinking.shrink_requests(shown, "exact", str(target), None)
@@ -297,6 +320,10 @@ def test_what_a_real_job_made_is_told_with_its_proof(archived: Path, jobs: StubJ
     told = {metric.label: (metric.value, metric.delta) for metric in app.metric}
     assert told["Bit-exact"] == ("all", "tensors of all steps")
     assert "Done: written, decoded again and compared" in texts(app)
+    # The card of the goal says what was written, and no longer what was estimated.
+    cards = [metric.label for metric in app.metric]
+    assert "10.0 MB became" in cards
+    assert cards.count("10.0 MB become about") == 2
     assert real.requests[0].codec == "lossless"
     # Jobs leads to where it belongs.
     assert services.describe(job).page == "overview"

@@ -70,10 +70,23 @@ def test_goals_that_lose_something_are_judged_at_the_steps_that_are_tried(run):
         assert 0 < one.restore_cost <= 0.003
         assert one.drop is not None
     written = inshrink_core.compress(
-        run, tempfile.mkdtemp() + "/made.inshrink", steps=STEPS[:2], optimizer="drop", max_restore_cost=0.003
+        run, tempfile.mkdtemp() + "/made.inshrink", steps=STEPS[:2], max_restore_cost=0.003
     )
+    # Both steps of the chain were tried, so that it takes what was told, optimizer state included.
+    assert report.goals[1].ratio_total == pytest.approx(written.size.ratio_total, rel=0.05)
     assert report.goals[2].ratio_weights == pytest.approx(written.size.ratio_weights, rel=0.05)
     assert written.to_json()["decided"]["step"] == STEPS[1]
+
+
+def test_an_evaluator_that_does_not_run_leaves_the_goals_as_they_are_by_default(run, report, tmp_path):
+    (tmp_path / "judge.py").write_text("import metrics_of_our_lab\n\n\ndef evaluate(state): ...\n")
+    told = estimate_goals(
+        run, steps=STEPS[:2], evaluator=f"{tmp_path}/judge.py:evaluate", max_restore_cost=0.003
+    )
+    assert told.evaluator_failed
+    assert "metrics_of_our_lab" in told.not_judged
+    assert told.bound is None
+    assert [one.basis for one in told.goals] == [one.basis for one in report.goals]
 
 
 def test_a_run_of_one_step_is_told_from_it(run):

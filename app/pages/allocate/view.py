@@ -89,17 +89,8 @@ def _controls(shown: Subject, job: Job | None) -> tuple[SearchRequest, Evaluator
             state.publish(job=services.start_search(shown, request, judge).job_id)  # type: ignore[arg-type]
             st.rerun()
     if job is not None and is_running:
-        _running(job)
+        job_card.line(job)
     return request, judge, trusted
-
-
-@st.fragment(run_every=job_card.POLL_SECONDS)
-def _running(job: Job) -> None:
-    """Draw how far a search is, or the estimates."""
-    now = job_card.current(job)
-    with st.container(horizontal=True, vertical_alignment="center"):
-        job_card.progress(now)
-        job_card.cancel_button(now)
 
 
 def _board(
@@ -179,7 +170,7 @@ def _estimates(shown: Subject, request: SearchRequest, *, is_calibrated: bool) -
         services.start_estimates(shown, request.steps, request.codec, is_calibrated=is_calibrated)
         st.rerun()
     if job is not None and job.is_running:
-        _running(job)
+        job_card.line(job)
     else:
         job_card.settled(job, "")
 
@@ -227,7 +218,7 @@ def _said(board: Board, found: Searched, job: Job | None) -> None:
         if best.restore_cost is not None:
             figures.append(f"restore cost {fmt.percent(best.restore_cost)}")
         st.caption(fmt.markdown(f"Best of the search: {best.label} · {', '.join(figures)} · {took}."))
-    notes = list(found.notes)
+    notes = [*found.notes, *_larger(board, found)]
     if found.uninformative:
         few, every = fmt.counted(len(found.uninformative), "step"), fmt.count(len(found.steps))
         notes.append(
@@ -235,6 +226,18 @@ def _said(board: Board, found: Searched, job: Job | None) -> None:
         )
     for note in notes:
         st.caption(fmt.markdown(fmt.sentence(note)))
+
+
+def _larger(board: Board, found: Searched) -> list[str]:
+    """Say which archive stores more than what was found, within the same bound, and why it can."""
+    limit, best = found.max_restore_cost, found.best
+    return [
+        f"{one.archive} stores more within the bound, {fmt.ratio(one.ratio)} of the weights: it has settings "
+        "of its own for each step, and a search looks for those that serve all steps"
+        for one in board.points
+        if limit is not None and best is not None and one.archive and one.whole and not one.config
+        if one.restore_cost is not None and one.restore_cost <= limit and one.ratio > best.ratio
+    ]
 
 
 def _measure(board: Board) -> None:
@@ -254,9 +257,9 @@ def _measure(board: Board) -> None:
         if job is not None and job.is_running:
             services.stop_job(job)
     elif job is None or job.state == "cancelled":
-        _measuring(services.start_measuring(shown, steps, judge, config))
+        job_card.line(services.start_measuring(shown, steps, judge, config))
     elif job.is_running:
-        _measuring(job)
+        job_card.line(job)
     elif job.state != "finished":
         job_card.stopped(job, primary=False)
     published = services.baselines_job(shown, steps, judge)
@@ -271,12 +274,6 @@ def _measure(board: Board) -> None:
             st.rerun()
     else:
         job_card.settled(published, "Measuring published codecs")
-
-
-@st.fragment(run_every=job_card.POLL_SECONDS)
-def _measuring(job: Job) -> None:
-    """Draw how far that is."""
-    job_card.progress(job_card.current(job))
 
 
 def _snippet(shown: Subject, request: SearchRequest, judge: EvaluatorCode | None) -> None:

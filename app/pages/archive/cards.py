@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import streamlit as st
@@ -16,42 +17,22 @@ from inshrink_app.widgets.layout import facts, section
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
     from inshrink_core.request import Request
+    from inshrink_core.verbs.prune import Prune
 
 
 _FATES = {"kept": "kept", "reference": "kept, others need it", "removed": "removed"}
 _WRITTEN = {"rekeyed": ", becomes a keyframe", "rewritten": ", written anew"}
 
 
-class PruneRules(NamedTuple):
-    """What stays. The last step of each branch, and where its training was restored from, always do."""
+def says_something(rules: Prune) -> bool:
+    """Whether any rule says what to keep; the last step of each branch, and its start, always stay."""
+    return bool(rules.keep_every or rules.keep_last or rules.keep)
 
-    keep_every: int | None = None
-    keep_last: int | None = None
-    keep: tuple[int, ...] = ()
-    drop_branches: bool = False
-    smallest: bool = False
 
-    @property
-    def says_something(self) -> bool:
-        """Whether any rule says what to keep."""
-        return bool(self.keep_every or self.keep_last or self.keep)
-
-    def request(self, chain: ChainReport, *, apply: bool = False) -> Request[Any]:
-        """Return the request that plans by these rules, or prunes by them."""
-        from inshrink_core.verbs.prune import Prune
-
-        rules = {name: value for name, value in self._asdict().items() if value}
-        return Prune(str(chain.path), apply=apply, **rules)
-
-    def work(self, chain: ChainReport, *, apply: bool = False) -> Work:
-        """Return what plans by these rules, for the archive as it is; or prunes by them."""
-        return Work.asking(
-            [self.request(chain, apply=apply)],
-            shown=chain.path,
-            page="archive",
-            topic="prune" if apply else "plan",
-            of=() if apply else tuple(chain.state),
-        )
+def _work(rules: Prune, chain: ChainReport) -> Work:
+    """Return what plans by rules, for the archive as it is; or prunes by them."""
+    topic, of = ("prune", ()) if rules.apply else ("plan", tuple(chain.state))
+    return Work.asking([rules], shown=chain.path, page="archive", topic=topic, of=of)
 
 
 def verifying(chain: ChainReport, *, deep: bool) -> Request[Any]:
@@ -120,22 +101,24 @@ def _findings(findings: list[dict[str, Any]], name: str) -> None:
     listing.show(table, name, alt=f"What a verification found: {name}")
 
 
-def prune(chain: ChainReport) -> PruneRules:
+def prune(chain: ChainReport) -> Prune:
     """Draw the card and return the rules on screen."""
+    from inshrink_core.verbs.prune import Prune
+
     with section("Prune"):
         if chain.is_packed:
             st.write("A packed archive is read and copied, not changed. Unpack it to prune it.")
-            return PruneRules()
+            return Prune(str(chain.path))
         if len(chain.frames) < 2:
             st.write("There is one frame, and the last step of each line of training always stays.")
-            return PruneRules()
+            return Prune(str(chain.path))
         st.write(
             "Removes steps that you do not need; the others keep every bit. A dry run shows what would "
             "happen, and changes nothing."
         )
         rules = _rules(chain)
         done = services.newest_job("archive", "prune", chain.path)
-        plan = services.job_of(rules.work(chain))
+        plan = services.job_of(_work(rules, chain))
         at_work = next((job for job in (done, plan) if job is not None and job.is_running), None)
         if at_work is not None:
             job_card.running(at_work, "Pruning" if at_work is done else "Planning")
@@ -149,16 +132,18 @@ def prune(chain: ChainReport) -> PruneRules:
         elif st.button(
             "Dry run",
             icon=":material/rule:",
-            disabled=not rules.says_something,
-            help="Choose first what to keep." if not rules.says_something else None,
+            disabled=not says_something(rules),
+            help="Choose first what to keep." if not says_something(rules) else None,
         ):
-            services.start_job(rules.work(chain), again=False)
+            services.start_job(_work(rules, chain), again=False)
             st.rerun()
     return rules
 
 
-def _rules(chain: ChainReport) -> PruneRules:
+def _rules(chain: ChainReport) -> Prune:
     """Draw the rules; a link or the session does not carry them: pruning is never one click away."""
+    from inshrink_core.verbs.prune import Prune
+
     first, second, third = st.columns(3)
     last = first.number_input(
         "Keep the last", 0, len(chain.frames), 0, key="prune.last", help="0: no such rule"
@@ -180,10 +165,17 @@ def _rules(chain: ChainReport) -> PruneRules:
             key="prune.smallest",
             help="Keeps further steps where making keyframes of those that need them would take more space.",
         )
-    return PruneRules(int(every) or None, int(last) or None, tuple(keep), bool(drop), bool(smallest))
+    return Prune(
+        str(chain.path),
+        keep_every=int(every) or None,
+        keep_last=int(last) or None,
+        keep=tuple(keep),
+        drop_branches=bool(drop),
+        smallest=bool(smallest),
+    )
 
 
-def _show_plan(chain: ChainReport, rules: PruneRules, document: dict[str, Any]) -> None:
+def _show_plan(chain: ChainReport, rules: Prune, document: dict[str, Any]) -> None:
     """Say what pruning would do, and ask for the word."""
     n_removed = len(document["removed"])
     if not n_removed:
@@ -205,10 +197,10 @@ def _show_plan(chain: ChainReport, rules: PruneRules, document: dict[str, Any]) 
         listing.show(table, "prune-plan", alt="Frames with what pruning would do to each")
     with st.container(horizontal=True, vertical_alignment="center"):
         sure = st.checkbox(
-            f"Remove {fmt.counted(n_removed, 'step')} for good", key=f"prune.sure.{hash(rules)}"
+            f"Remove {fmt.counted(n_removed, 'step')} for good", key=f"prune.sure.{rules.words()}"
         )
         if st.button("Prune", icon=":material/content_cut:", disabled=not sure):
-            services.start_job(rules.work(chain, apply=True))
+            services.start_job(_work(dataclasses.replace(rules, apply=True), chain))
             st.rerun()
 
 

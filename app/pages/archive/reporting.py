@@ -10,15 +10,13 @@ from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.work import Work
 from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.model.subject import Subject
-from inshrink_app.services.exporting import default_folder, own_path
+from inshrink_app.services.exporting import own_path, suggested_path
 from inshrink_app.services.jobs import all_jobs, newest_job, start_job
 from inshrink_app.services.logs import LogChoice
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
     from inshrink_core.verbs.report import Report
-
-__all__ = ["report_job", "report_request", "report_target", "start_report", "suggested_report"]
 
 _SUFFIX = ".html"
 
@@ -56,11 +54,7 @@ def _rehearsal(original: Subject) -> Job | None:
 
 def suggested_report(chain: ChainReport, shown: Subject) -> str:
     """Return a name for a report that nothing has yet."""
-    folder, stem = default_folder(shown), chain.name.removesuffix(".inshrink")
-    names = [f"{stem}-report{_SUFFIX}", *(f"{stem}-report-{i}{_SUFFIX}" for i in range(2, 100))]
-    return str(
-        next((folder / name for name in names if not os.path.lexists(folder / name)), folder / names[0])
-    )
+    return suggested_path(shown, chain.name, "report", _SUFFIX)
 
 
 def report_target(text: str) -> Path:

@@ -71,7 +71,7 @@ def _sections(chain: ChainReport, shown: Subject | None = None) -> None:
     rules = cards.prune(chain)
     _frames(chain)
     requests = [cards.verifying(chain, deep=True)]
-    requests += [rules.request(chain)] if rules.says_something else []
+    requests += [rules] if cards.says_something(rules) else []
     if shown is not None:
         requests += [report.show(chain, shown, services.original_of(shown))]
     ending.requests(requests)

@@ -196,7 +196,7 @@ def _form(shown: Subject, archive: ChainReport, step: int, layout: str, *, is_ru
     """Ask for the folder, and begin."""
     from inshrink_core.verbs.restore import Restore
 
-    suggested = services.suggested_folder(shown, archive.path.name, f"step-{step}")
+    suggested = services.suggested_path(shown, archive.path.name, f"step-{step}")
     if st.session_state.get("restore.suggested") != suggested and not is_running:
         st.session_state["restore.suggested"] = suggested
         st.session_state["restore.target"] = suggested

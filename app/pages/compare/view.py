@@ -99,8 +99,7 @@ def _follow_link(original: Subject, there: tuple[ChainReport, ...]) -> None:
         return
     st.session_state["compare.followed"] = job.job_id
     known = {str(one.path) for one in there}
-    compared = [path for request in job.requests for path in subjects_of(request)]
-    st.session_state["compare.archives"] = [path for path in compared if path in known]
+    st.session_state["compare.archives"] = [path for path in _of(job) if path in known]
     st.session_state["compare.which"] = "chosen"
     asked = {step for request in job.requests for step in getattr(request, "steps", None) or ()}
     st.session_state["compare.steps"] = [step for step in original.steps if step in asked]

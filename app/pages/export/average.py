@@ -82,7 +82,7 @@ def _fields(shown: Subject) -> tuple[dict[str, Any], EvaluatorCode | None, bool]
         ready = ready and judge is not None and trusted
     elif kind == "ema":
         fields["weights"] = "ema"
-    free = services.suggested_folder(shown, shown.place.name, "average")
+    free = services.suggested_path(shown, shown.place.name, "average")
     typed = st.text_input("Write into the folder", free, key=f"average.{free}")
     return {"source": str(shown.path), "output": typed, **fields}, judge, ready
 

@@ -146,7 +146,7 @@ def _plain_figures(made: Made) -> list[Fact]:
 
 
 def _error_text(error: float | None) -> str:
-    return "none" if error == 0 else "–" if error is None else fmt.value(float(error))
+    return "none" if error == 0 else fmt.percent(error)
 
 
 def _figures(made: Made, chain: ChainReport) -> list[Fact]:
@@ -281,7 +281,7 @@ def _weights_plan(shown: Subject, request: ExportRequest) -> None:
         wide = DTYPE_SIZES.get(DTYPES[request.dtype])
         sizes = (row.numel * wide if wide and row.dtype in CASTABLE else row.nbytes for row in kept)
         told.append(("About", fmt.size(sum(sizes)), "plain safetensors"))
-    elif not request.exact:
+    elif kept and not request.exact:
         at_most = 4 * weights / request.ratio if request.size is None else request.size
         told.append(("At most", fmt.size(at_most), f"{4 * weights / at_most:.3g}× below float32"))
     facts(told)

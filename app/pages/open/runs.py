@@ -74,14 +74,7 @@ def _table(rows: list[Listed]) -> None:
     """List them; a click on a heading sorts."""
     table = pd.DataFrame(rows)[list(_COLUMNS)].rename(columns=_COLUMNS)
     table.insert(0, "name", fmt.elided_all([services.path_in_roots(row.path) for row in rows], _WIDTH))
-    for name in (
-        "steps",
-        "last step",
-        "parameters",
-        "bytes on disk",
-        "bytes of the archive",
-        "steps not archived",
-    ):
+    for name in _WHOLE:
         table[name] = table[name].astype("Int64")
     listing.show(
         table,

@@ -13,8 +13,6 @@ from inshrink_app.model.subject import Subject
 from inshrink_app.server.roots import list_folder, settings
 from inshrink_app.services.opening import load_subject
 
-__all__ = ["Listed", "Shelf", "last_metric", "shelf"]
-
 _DEEPEST = 2
 """Folders below a root that are looked into."""
 

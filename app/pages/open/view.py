@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,10 +53,9 @@ def render() -> None:
         _recent_card()
     with right:
         _browser_card()
-    ending.snippets(
-        f"inshrink inspect {shlex.quote(current or 'RUN')}",
-        f"import inshrink_core\n\nrun = inshrink_core.open({current or 'RUN'!r})\nprint(run.steps)",
-    )
+    from inshrink_core.verbs.inspect import Inspect
+
+    ending.requests([Inspect(current or "RUN")])
 
 
 def _open(path: Path | str) -> None:

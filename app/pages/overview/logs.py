@@ -7,7 +7,6 @@ from pathlib import Path
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.printed import shell_text
 from inshrink_app.model.subject import Subject
 from inshrink_app.services import LogChoice
 from inshrink_app.widgets import ending, figures, fmt
@@ -53,7 +52,10 @@ def show(shown: Subject) -> None:
                 _choose(choice.text)
             if used is not None and st.button("Use the run's own", icon=":material/undo:", key="log.own"):
                 _choose("")
-        _snippets(shown, choice)
+        from inshrink_core.verbs.report import Report
+
+        asked = Report(str(shown.path), output="report.html", **choice.fields)
+        ending.requests([asked], "log.snippets")
 
 
 def _choose(said: str) -> None:
@@ -128,16 +130,3 @@ def _preview(log: dict[str, tuple[tuple[int, float], ...]]) -> None:
     steps = sorted({step for series in log.values() for step, _ in series})
     n_values = sum(len(series) for series in log.values())
     st.caption(f"{fmt.counted(n_values, 'value')} at {fmt.steps(steps)}.")
-
-
-def _snippets(shown: Subject, choice: LogChoice) -> None:
-    """Show the same without the explorer."""
-    from inshrink_core.verbs.report import Report
-
-    ending.snippets(
-        shell_text([Report(str(shown.path), output="report.html", **choice.fields)]),
-        "from inshrink_core.formats import read_metrics\n\n"
-        f"log = read_metrics({choice.file!r}).log({choice.step_column!r}, {list(choice.columns)!r})\n"
-        "print({name: series[-1] for name, series in log.items()})",
-        "log.snippets",
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.printed import shell_text
 from inshrink_app.model.subject import Subject
 from inshrink_app.widgets import ending, fmt, listing
 from inshrink_app.widgets.layout import answer
@@ -57,11 +56,7 @@ def show(shown: Subject) -> None:
                 _open(str(shown.place))
         from inshrink_core.verbs.inspect import Inspect
 
-        ending.snippets(
-            shell_text([Inspect(path)]),
-            f"import inshrink_core\n\nrun = inshrink_core.open({path!r})\nprint(run.steps, run.skipped)",
-            "names.snippets",
-        )
+        ending.requests([Inspect(path)], "names.snippets")
 
 
 def _open(path: str) -> None:

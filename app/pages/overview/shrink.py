@@ -28,6 +28,7 @@ RECOMMENDED = "resume"
 
 _GOAL = "goal"
 _DIGITS = 3
+_PENDING = "pending"
 
 
 class _Words(NamedTuple):
@@ -102,24 +103,18 @@ def show(shown: Subject) -> Requests:
         with right:
             judge, device = _judge(shown)
         with cards:
-            is_bound = _goals(shown, goal, judge, device, {} if made is None else {made.goal: made.row()})
+            is_bound, has_failed = _goals(
+                shown, goal, judge, device, {} if made is None else {made.goal: made.row()}
+            )
         tried = shrinking.goals_request(shown, judge, device)
+        judge = None if has_failed else judge
         return [tried, *_launch(shown, left, goal, judge, device, bound=is_bound, again=is_made)]
 
 
 def _at_work(job: Job) -> None:
     """Draw the one line of progress."""
     st.write("Exports, then decodes every tensor again, then compares with the run. You may leave this page.")
-    _progress(job)
-
-
-@st.fragment(run_every=job_card.POLL_SECONDS)
-def _progress(job: Job) -> None:
-    """Draw how far a job is; the page is drawn anew once it has ended."""
-    now = job_card.current(job)
-    with st.container(horizontal=True, vertical_alignment="center"):
-        job_card.progress(now)
-        job_card.cancel_button(now)
+    job_card.line(job)
 
 
 def _goals(
@@ -128,9 +123,16 @@ def _goals(
     judge: EvaluatorCode | None,
     device: str,
     written: Mapping[str, Mapping[str, Any]],
-) -> bool:
-    """Draw what is known of the goals, or how far the trial is; return whether a bound can be kept.
+) -> tuple[bool, bool]:
+    """Draw what is known of the goals, or how far the trial is.
 
+    Returns
+    -------
+    bool, bool
+        Whether a bound can be kept, and whether the evaluator was seen to fail.
+
+    Notes
+    -----
     What was `written` for a goal takes the place of what was estimated of it.
     """
     trial = answer(lambda: shrinking.goals_job(shown, judge, device))
@@ -142,11 +144,11 @@ def _goals(
         trial = answer(lambda: shrinking.start_goals(shown, judge, device))
     if trial is not None and trial.is_running:
         _trying(shown, trial, goal, judge is not None)
-        return judge is not None
+        return judge is not None, False
     found = services.read_result(trial) if trial is not None and trial.state == "finished" else None
     found = found or (known.document if known is not None else None)
     rows = {str(row["goal"]): row for row in found["goals"]} if found else {}
-    _cards(rows | written if rows else rows, int(found["run_bytes"]) if found else None, goal)
+    _cards({**rows, **written} if rows else rows, int(found["run_bytes"]) if found else None, goal)
     if found:
         st.caption(_basis(found, None if known is None else known.at))
         if not is_known and known is not None and found is known.document:
@@ -161,14 +163,17 @@ def _goals(
             "This page was opened by a link, so nothing was tried yet. Two steps are enough to estimate the "
             "sizes.",
         )
-    return judge is not None and not (found or {}).get("not_judged")
+    told = found or {}
+    return judge is not None and not told.get("not_judged"), bool(told.get("evaluator_failed"))
 
 
 @st.fragment(run_every=job_card.POLL_SECONDS)
 def _trying(shown: Subject, trial: Job, goal: str, is_judged: bool) -> None:
     """Draw a trial while it runs, each number as it arrives."""
     now = job_card.current(trial)
-    rows = {str(row["goal"]): row for row in now.told()}
+    rows = {str(row["goal"]): dict(row) for row in now.told()}
+    for row in rows.values() if is_judged else ():
+        row["basis"] = _PENDING if row["basis"] == "unknown" else row["basis"]
     _cards(rows, len(shown.steps) * sum(row.nbytes for row in shown.tensors), goal)
     judged = "; then the evaluator judges them, written within the bound" if is_judged else ""
     st.caption(
@@ -201,7 +206,8 @@ def _basis(found: Mapping[str, Any], at: float | None) -> str:
         else f"each as small as a restore cost of {fmt.percent(bound)} of the loss allows"
     )
     why = found.get("not_judged")
-    told = f" The evaluator tells no restore cost: {fmt.markdown(str(why))}." if why else ""
+    what = "does not run" if found.get("evaluator_failed") else "tells no restore cost"
+    told = f" The evaluator {what}: {fmt.markdown(str(why))}." if why else ""
     day = "" if at is None else f", {when(at)}"
     safe = ", and no code of the run was executed" if bound is None and not why else ""
     return (
@@ -232,8 +238,8 @@ def _goal(name: str, row: Mapping[str, Any] | None, before: int | None, *, chose
     if row is None or not before:
         st.metric("Size of the archive", "…", "not known yet", delta_color="off", delta_arrow="off")
     else:
-        after, basis = int(row["archive_bytes"]), row["basis"]
-        become, or_more, tip = _BECOME.get(basis, _BECOME[""])
+        after, what = int(row["archive_bytes"]), "written" if "written" in row else row["basis"]
+        become, or_more, tip = _BECOME.get(what, _BECOME[""])
         st.metric(
             f"{fmt.size(before)} {become}",
             fmt.size(after),
@@ -254,6 +260,8 @@ def _loss(row: Mapping[str, Any]) -> str:
     """Say what a restore costs, and how that is known."""
     if row["basis"] == "exact":
         return "Restore cost: **none**, exact"
+    if row["basis"] == _PENDING:
+        return "Restore cost: the evaluator has not judged this yet"
     drop = row.get("drop")
     beside = "" if drop is None else f"; drop {fmt.percent(float(drop))}"
     cost = row["restore_cost"]

@@ -22,21 +22,6 @@ if TYPE_CHECKING:
     from inshrink_core.request import Request
     from inshrink_core.verbs.estimate import EstimateGoals
 
-__all__ = [
-    "KnownGoals",
-    "Shrunk",
-    "goal_names",
-    "goal_request",
-    "goals_job",
-    "goals_request",
-    "known_goals",
-    "shrink_job",
-    "shrink_requests",
-    "shrunk_by",
-    "start_goals",
-    "start_shrink",
-]
-
 
 def goal_names() -> tuple[str, ...]:
     """Return what an archive may be for, in the engine's words."""
@@ -224,6 +209,7 @@ class Shrunk(NamedTuple):
             "drop": None if found is None else found.max_drop,
             "relative_error": self.relative_error,
             "basis": "exact" if is_exact else "written",
+            "written": True,
         }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
@@ -12,8 +11,6 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.jobs.printed import python_text, shell_text
-from inshrink_app.jobs.work import Requests
 from inshrink_app.model.page import Page
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.overview import logs, naming, shrink, shrinking
@@ -35,6 +32,8 @@ def render() -> None:
     shown = subject.require("Overview", watched=True)
     if shown is None:
         return
+    from inshrink_core.verbs.inspect import Inspect
+
     did = shrink.show(shown) if shown.kind == "run" else []
     _facts(shown)
     if services.is_dropped(shown.path):
@@ -53,20 +52,8 @@ def render() -> None:
     logs.show(shown)
     layout.below("charts", partial(_charts, shown), height=_CHARTS)
     _tensors(shown)
-    path = str(shown.path)
-    _snippets(shown, path, did)
+    ending.requests([Inspect(str(shown.path)), *did])
     _next(shown)
-
-
-def _snippets(shown: Subject, path: str, did: Requests) -> None:
-    """Show the same without the explorer: what the page tells, and what its first card does."""
-    ending.snippets(
-        "\n".join([f"inshrink inspect {shlex.quote(path)}", *([shell_text(did)] if did else [])]),
-        f"import inshrink_core\n\n{shown.kind} = inshrink_core.open({path!r})\n"
-        f"checkpoint = {shown.kind}[{shown.steps[-1]}]\n"
-        "for spec in checkpoint.specs:\n    print(spec.key, spec.dtype, spec.shape, spec.nbytes)"
-        + ("\n\n" + python_text(did).removeprefix("import inshrink_core\n\n") if did else ""),
-    )
 
 
 def _next(shown: Subject) -> None:

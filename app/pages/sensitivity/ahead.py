@@ -11,8 +11,6 @@ from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import Subject
 from inshrink_app.services.opening import engine_of, samples
 
-__all__ = ["warm_up"]
-
 _log = logging.getLogger(__name__)
 
 _WARM_UP_DELAY_SECONDS = 1.5

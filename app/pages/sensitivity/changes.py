@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -258,13 +257,9 @@ def two_steps(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str)
     _steps_table(found, moved, (first, second), label)
     if moved is not None:
         _list_names(moved.reshaped, "With another shape or dtype")
-    path = str(shown.path)
-    ending.snippets(
-        f"inshrink diff {shlex.quote(path)} --steps {first} {second}",
-        "import inshrink_core\n\n"
-        f"moved = inshrink_core.verbs.diff({path!r}, steps=({first}, {second}))\n"
-        "for row in moved.rows()[:10]:\n    print(row['key'], row['relative'], row['cosine'])",
-    )
+    from inshrink_core.verbs.diff import Diff
+
+    ending.requests([Diff(str(shown.path), steps=(first, second))])
 
 
 def _steps(steps: Sequence[int]) -> tuple[int, int]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import shlex
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.registry import Job
+from inshrink_app.jobs.job import Job
 from inshrink_app.model.page import Page
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.sensitivity import METRICS, Sensitivity
@@ -25,7 +24,6 @@ _STATISTICS = {"mean": "Mean", "p50": "Median", "p99": "99th percentile"}
 _VIEW = "view"
 _METRIC_OF = "sensitivity.run"
 _BEFORE = "sensitivity.before"
-_POLL_SECONDS = 0.5
 
 _control = functools.partial(one_of_few, "control", required=True)
 
@@ -141,10 +139,8 @@ def _measured(shown: Subject, metric: str, key: str = "") -> Mapping[str, Sensit
         return tables
     if job is None:
         _ask(shown, metric, key)
-    elif job.is_running:
-        _progress(path, metric, key)
     else:
-        _stopped(path, metric, job, key)
+        job_card.settled(job, f"Measuring {METRICS[metric].label.lower()}")
     return None if before is None else before.tables
 
 
@@ -193,26 +189,6 @@ def _ask(shown: Subject, metric: str, key: str) -> None:
             st.rerun()
 
 
-@st.fragment(run_every=_POLL_SECONDS)
-def _progress(path: str, metric: str, key: str) -> None:
-    """Look at the job; the page is drawn anew once it has ended."""
-    job = services.sensitivity_job(path, metric)
-    if job is None or not job.is_running:
-        st.rerun()
-    with section(f"Measuring {METRICS[metric].label.lower()}"):
-        if job.state == "queued":
-            job_card.progress(job)
-            _cancel(job, key)
-            return
-        unit = "steps" if METRICS[metric].pooled else "checkpoints"
-        how_far = f"{job.done:,} of {job.total:,} {unit}"
-        if "compress" in job.item:
-            how_far = "Compressing the run first"
-        text = f"{how_far} · {fmt.remaining(job.seconds, job.seconds_left)}"
-        st.progress(job.fraction, text=text if job.total else "Starting…")
-        _cancel(job, key)
-
-
 def _begun_anew(job: Job | None, path: str, metric: str) -> Job:
     """Drop a measurement that did not finish, and measure."""
     if job is not None and not job.is_running and job.state != "finished":
@@ -220,60 +196,10 @@ def _begun_anew(job: Job | None, path: str, metric: str) -> Job:
     return services.start_sensitivity(path, metric)
 
 
-def _cancel(job: Job, key: str) -> None:
-    """Offer to end it."""
-    if st.button("Cancel", icon=":material/close:", key=f"cancel{key}"):
-        services.stop_job(job)
-        st.rerun()
-
-
-def _stopped(path: str, metric: str, job: Job, key: str) -> None:
-    """Say that there is no measurement, why, and offer to try again."""
-    if job.problem is not None:
-        problem.show(job.problem)
-    elif job.state == "interrupted":
-        st.info("The explorer was closed during this measurement.", icon=":material/info:")
-    else:
-        st.info("The measurement was cancelled. Nothing was changed.", icon=":material/info:")
-    if st.button("Measure again", type="primary", icon=":material/refresh:", key=f"again{key}"):
-        state.clicked()
-        _begun_anew(job, path, metric)
-        st.rerun()
-
-
 def _snippets(shown: Subject, metric: str, level: str, statistic: str) -> None:
     """Show the command and the lines that give the same figures; those of modules are means of tensors."""
-    path = str(shown.path)
     by = modules.TENSOR if level.isdigit() else level
-    if METRICS[metric].pooled:
-        _gain_snippets(shown, metric)
-        return
-    ending.snippets(
-        f"inshrink sensitivity {shlex.quote(path)} --metric {metric} --by {by} --statistic {statistic}",
-        f"import inshrink_core\n\nrun = inshrink_core.open({path!r})\n"
-        f"measured = inshrink_core.analysis.sensitivity(run, {metric!r}).by({by!r})\n"
-        f"print(measured.rows, measured.{statistic}[:, -1])",
-    )
-
-
-def _gain_snippets(shown: Subject, metric: str) -> None:
-    """Show how gain and noise are measured elsewhere: of an archive against its run, or of a run."""
-    path = str(shown.path)
-    lines = f"print({{key: row.{metric} for key, row in measured.by_tensor.items()}})"
-    if shown.kind == "run" and shown.archive is None:
-        ending.snippets(
-            f"inshrink inspect {shlex.quote(path)} --gain",
-            "import inshrink_core\nfrom inshrink_core.analysis.gain import restore_gain_of_run\n\n"
-            f"measured = restore_gain_of_run(inshrink_core.open({path!r}))\n{lines}",
-        )
-        return
-    archive = path if shown.kind == "archive" or shown.archive is None else str(shown.archive.path)
-    run = path.removesuffix(".inshrink") if shown.kind == "archive" else path
-    ending.snippets(
-        f"inshrink inspect {shlex.quote(archive)} --gain --against {shlex.quote(run)}",
-        "import inshrink_core\n\n"
-        f"measured = inshrink_core.analysis.restore_gain({archive!r}, {run!r})\n{lines}",
-    )
+    ending.requests([services.sensitivity_request(shown, metric, by, statistic)])
 
 
 PAGE = Page("Sensitivity", ":material/grid_on:", render)
