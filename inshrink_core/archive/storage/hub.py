@@ -81,6 +81,9 @@ class HubStorage(Storage):
     Who may read and write, `huggingface_hub` knows: by HF_TOKEN, or a login.
     """
 
+    exclusive = False
+    """Its lock keeps nobody out."""
+
     absent = "check the name; a private repository needs `hf auth login`, or HF_TOKEN"
 
     @functools.cached_property

@@ -170,7 +170,8 @@ class OverlaidStorage(Storage):
 
     def __init__(self, under: Storage, held: MutableMapping[str, bytes]) -> None:
         super().__init__(under.name)
-        self._under, self.held, self.n_at_once = under, held, under.n_at_once
+        self.n_at_once = under.n_at_once
+        self._under, self.held = under, held
 
     @property
     def bytes_read(self) -> int:
