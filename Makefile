@@ -48,7 +48,7 @@ test-browser: $(STAMP)  ## Drive the explorer in headless Chromium
 test-integrations: wheel  ## Test the adapters with the real libraries, installed with the wheel's extras in build/integrations
 	$(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --constraint requirements.lock \
-		"$$(ls -t dist/inshrink-*.whl | head -1)[hf,lightning,mlflow,ray,wandb]" peft pytest pytest-timeout
+		"$$(ls -t dist/inshrink-*.whl | head -1)[hf,hub,lightning,mlflow,ray,wandb]" peft pytest pytest-timeout
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --no-deps --force-reinstall "$$(ls -t dist/inshrink-*.whl | head -1)"
 	$(INTEGRATIONS)/bin/pytest -o pythonpath= -m integration tests/integrations
 

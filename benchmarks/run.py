@@ -23,6 +23,7 @@ BENCHMARKS = (
     "sample",
     "footprint",
     "small_frames",
+    "requests",
     "explorer",
     "explorer_tasks",
     "speed",

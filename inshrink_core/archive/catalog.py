@@ -291,9 +291,9 @@ def _load(storage: Storage) -> Catalog:
     content, names = storage.together(
         [partial(storage.whole, MANIFEST_NAME), partial(storage.list, FRAME_FOLDER)]
     )
+    if isinstance(names, Exception):
+        raise names
     try:
-        if isinstance(names, Exception):
-            raise names
         if isinstance(content, Exception):
             raise content
         nbytes = len(content)

@@ -121,7 +121,12 @@ class ArchiveReader:
         if far.n_at_once > 1:
             with contextlib.suppress(NotFoundError):  # perhaps it is packed
                 return cls(far)
-        return cls(open_storage(path))
+        try:
+            return cls(open_storage(path))
+        except NotFoundError as error:
+            if error.remedy or not far.absent:
+                raise
+            raise NotFoundError(error.what, where=error.where, remedy=far.absent) from error
 
     @property
     def catalog(self) -> Catalog:

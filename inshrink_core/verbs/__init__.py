@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.history.patch import PatchReport as PatchReport
     from inshrink_core.verbs.history.patch import apply as apply
     from inshrink_core.verbs.history.patch import export_patch as export_patch
+    from inshrink_core.verbs.history.push import PushReport as PushReport
+    from inshrink_core.verbs.history.push import push as push
     from inshrink_core.verbs.history.release import ReleaseReport as ReleaseReport
     from inshrink_core.verbs.history.release import release as release
     from inshrink_core.verbs.inspect import Inventory as Inventory
@@ -93,6 +95,7 @@ __all__ = index(
         "inshrink_core.verbs.evaluate": ["EvaluateReport", "EvaluatorReport", "evaluate", "make_evaluator"],
         "inshrink_core.verbs.export": ["ExportReport", "export"],
         "inshrink_core.verbs.history.patch": ["ApplyReport", "PatchReport", "apply", "export_patch"],
+        "inshrink_core.verbs.history.push": ["PushReport", "push"],
         "inshrink_core.verbs.history.release": ["ReleaseReport", "release"],
         "inshrink_core.verbs.inspect": ["Inventory", "inspect"],
         "inshrink_core.verbs.modes.pack": ["PackReport", "pack", "unpack"],

@@ -15,8 +15,8 @@ from inshrink_core.request import request_of
 DOCS = Path(__file__).parents[2] / "docs"
 VERBS = (
     "inspect", "compress", "restore", "verify", "commit", "compare", "diff", "average", "estimate",
-    "evaluate", "export", "apply", "prune", "release", "sensitivity", "bench", "rehearse", "report", "run",
-    "search", "ui",
+    "evaluate", "export", "apply", "prune", "push", "release", "sensitivity", "bench", "rehearse", "report",
+    "run", "search", "ui",
 )  # fmt: skip
 SCHEMA = json.loads((DOCS / "documents.schema.json").read_text())
 TABLES = {"roles", "layers", "from_last", "metrics", "standard_errors", "steps[].errors"}
@@ -57,6 +57,7 @@ def keys_of(value, prefix=""):
         ("inspect", ("{archive}",)),
         ("inspect", ("{junk}",)),
         ("inspect", ("{archive}", "--gain", "--against", "{run}")),
+        ("inspect", ("{archive}", "--requests")),
         ("compress", ("{run}", "-o", "{archive}")),
         ("compress", ("{run}", "-o", "{out}", "--steps", "50", "--base", "{run}@25")),
         ("compress", ("{run}", "-o", "{out}", "--steps", "25,50", "--part", "1/2")),

@@ -49,6 +49,7 @@ NO_SHELL = {
 
 ENDLESS = "does not end by itself; tests of the explorer and of the watch run it"
 REMOTE = "needs a bucket; tests/archive/test_remote.py reads one in memory"
+HUB = "needs the Hub; tests/integrations/test_hub.py pushes to a server of its own"
 HOURS = "trains for minutes to hours; tests/lab has small ones"
 
 NOT_RUN = {
@@ -86,6 +87,12 @@ NOT_RUN = {
         "docs/archives.md",
         "inshrink restore s3://bucket/run.inshrink --step 400 --tensors 'fc1*' -o out/",
     ): REMOTE,
+    ("docs/cli.md", "inshrink push digits.inshrink hf://me/digits"): HUB,
+    ("docs/cli.md", "inshrink push digits.inshrink hf://datasets/me/runs/digits --public"): HUB,
+    ("docs/integrations/hub.md", "inshrink push digits.inshrink hf://me/digits"): HUB,
+    ("docs/integrations/hub.md", "inshrink restore hf://me/digits --step 400 -o restored/"): HUB,
+    ("docs/integrations/hub.md", "inshrink restore hf://me/digits --step 400 --tensors 'fc1*' -o some/"): HUB,
+    ("docs/integrations/hub.md", "inshrink inspect hf://me/digits --requests"): HUB,
     (
         "docs/cli.md",
         "inshrink bench runs/digits --trust-run -o bench",
@@ -134,6 +141,7 @@ NOT_EXECUTED = {
     ("docs/integrations/huggingface.md", "from transformers import Trainer"): EXTRA,
     ("docs/integrations/lightning.md", "from lightning.pytorch import Trainer"): EXTRA,
     ("docs/integrations/trackers.md", "import wandb"): EXTRA,
+    ("docs/integrations/hub.md", "import inshrink_core"): EXTRA,
     ("docs/integrations/lightning.md", "from inshrink_core.integrations.lightning import"): EXTRA,
     ("docs/integrations/lightning.md", "from inshrink_core.integrations.lightning_sharded"): EXTRA,
     ("docs/guides/codec.md", '"""Weights with a short mantissa'): GUIDE,

@@ -122,6 +122,12 @@ class Held:
             with self._lock:
                 self._spans, self._nbytes = kept
 
+    def clear(self) -> None:
+        """Forget all of it."""
+        with self._lock:
+            self._spans.clear()
+            self._nbytes = 0
+
     def drop(self, digest: bytes) -> None:
         """Forget a frame, whose bytes are not what they should be."""
         with self._lock:
@@ -151,6 +157,12 @@ def nothing_held() -> Iterator[None]:
     """Read as a process does that has just begun."""
     with ENDS.aside(), BLOCKS.aside():
         yield
+
+
+def forget_all() -> None:
+    """Hold nothing: what is read from now on is what lies there."""
+    ENDS.clear()
+    BLOCKS.clear()
 
 
 def forget(digest: bytes) -> None:

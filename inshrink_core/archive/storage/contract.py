@@ -249,6 +249,9 @@ class Storage(ABC):
         """Tell whether a writer holds the lock. One that starts at this very moment may be refused."""
         return False
 
+    absent: str = ""
+    """What to do where nothing is found at an address."""
+
     # ---- writing ---------------------------------------------------------------------------------
 
     writable: bool = True
