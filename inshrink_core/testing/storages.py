@@ -20,6 +20,7 @@ from inshrink_core.archive import (
     unpack_archive,
 )
 from inshrink_core.archive.storage import Storage, Tag, object_at, storage_at
+from inshrink_core.archive.storage.contract import Range
 from inshrink_core.errors import ConflictError, InshrinkError, LockedError, UnsafePathError
 
 __all__ = ["StorageSuite"]
@@ -227,6 +228,22 @@ class StorageSuite(ABC):
         assert storage.read("empty", 0, 5) == b""
         with pytest.raises(FileNotFoundError):
             storage.suffix("nothing", 5)
+
+    def test_many_ranges_come_in_the_order_in_which_they_are_asked_for(self, tmp_path: Path) -> None:
+        """Of several objects; in the place of one that is not there is the error, and the others come."""
+        storage = self.storage(tmp_path)
+        contents = {f"frames/{name}": name.encode() * 1000 for name in "abc"}
+        for name, content in contents.items():
+            _put(storage, name, content)
+        asked = [Range(name, 7 * i, 40 + i) for i in range(12) for name in contents]
+        before = storage.requests
+        found = list(storage.ranges([*asked, Range("frames/none", 0, 5), Range("frames/a", 990, 50)]))
+        assert storage.requests > before
+        assert found[: len(asked)] == [contents[one.path][one.offset :][: one.nbytes] for one in asked]
+        assert isinstance(found[-2], FileNotFoundError)
+        assert found[-1] == b"a" * 10
+        assert not storage.ranges([])
+        assert storage.whole("frames/b") == contents["frames/b"]
 
     @pytest.mark.parametrize("name", _NAMES)
     def test_a_name_of_no_object_is_refused(self, tmp_path: Path, name: str) -> None:

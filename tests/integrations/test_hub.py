@@ -44,7 +44,7 @@ def hub():
         patch.setattr(constants, "ENDPOINT", server.url)
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants_endpoint)
         patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + template)
-        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True, raising=False)
         patch.setenv("HF_TOKEN", TOKEN)
         yield server
     server.shutdown()

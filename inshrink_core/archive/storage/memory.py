@@ -178,6 +178,11 @@ class OverlaidStorage(Storage):
         """Bytes read from where the others lie."""
         return self._under.bytes_read
 
+    @property
+    def requests(self) -> int:
+        """How often the place where the others lie was asked."""
+        return self._under.requests
+
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
         content = self.held.get(path)
