@@ -6,6 +6,9 @@ power loss may leave after every call, where only what was synced is certain. *b
 in the next run. After each case the archive and the outputs are judged by what an undisturbed run gives, the
 verb is run again, and its end is judged.
 
+Before these, *ranks*: two ranks of a training that save into one archive, each killed at every point of a
+save (`benchmarks.crash.ranks`), whatever the time.
+
 Apart from these, ``--schedules N``: so many schedules of writers in parts, killed anywhere
 (`benchmarks.crash.schedules`).
 
@@ -108,6 +111,8 @@ def _work(folder: Path, arguments: argparse.Namespace) -> int:
             return 0 if prove(shim, folder, arguments.seed) else EXIT_FOUND
         work = Work(shim, folder, arguments.seed, arguments.verb, arguments.mode)
         cases = WHOLE if arguments.whole else dict.fromkeys(WHOLE, arguments.cases)
+        # In this order: no thread of a verb's is copied into the ranks.
+        work.run_ranks(None if arguments.whole else arguments.cases)
         work.run(math.inf if arguments.whole else 3600.0 if arguments.cases else arguments.seconds, cases)
     work.show()
     if arguments.write:

@@ -7,8 +7,9 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.crash.cases import Stage
-from benchmarks.crash.modes import CASES, replays
+from benchmarks.crash.modes import CASES, Case, replays
 from benchmarks.crash.plants import PLANTS
+from benchmarks.crash.ranks import RANK_PLANTS, RankStage
 from benchmarks.crash.shim import Shim
 from benchmarks.crash.verbs import VERBS
 
@@ -27,7 +28,19 @@ def prove(shim: Shim, folder: Path, seed: int) -> bool:
                 raise RuntimeError(f"the log of {verb} does not tell all that it did")
             cases = islice(CASES[mode](stage, Random(f"{seed} {name}")), N_CASES)
             found = next((case for case in cases if case.outcome.problems), None)
-        missed += found is None
-        told = "NOT FOUND" if found is None else f"{found.name}: {found.outcome.problems[0]}"
-        print(f"{name:>18} {verb:>8} {mode:>6}  {told}", flush=True)
+        missed += _tell(name, verb, mode, found)
+    for name, plant_in_ranks in RANK_PLANTS.items():
+        with plant_in_ranks():
+            ranks = RankStage(folder / "ranks")
+            ranks.open()
+            kills = ranks.kills(Random(f"{seed} {name}"))
+            found = next((case for case in kills if case.outcome.problems), None)
+        missed += _tell(name, "ranks", "kill", found)
     return not missed
+
+
+def _tell(name: str, verb: str, mode: str, found: Case | None) -> bool:
+    """Print which case found a defect, and return whether none did."""
+    told = "NOT FOUND" if found is None else f"{found.name}: {found.outcome.problems[0]}"
+    print(f"{name:>18} {verb:>8} {mode:>6}  {told}", flush=True)
+    return found is None

@@ -10,12 +10,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
+from typing import Final
 
 from benchmarks.crash.cases import CLASSES, Stage
 from benchmarks.crash.modes import CASES, MODES, Case
 from benchmarks.crash.shim import Shim
 from benchmarks.crash.verbs import VERBS
 from benchmarks.results import renew
+
+RANKS: Final = "ranks"
+"""What is no verb: a training whose ranks save themselves."""
 
 _SHOWN = 3
 """Examples of a problem that are shown of each verb and mode: the first ones tell the cause."""
@@ -30,11 +34,14 @@ class Work:
     def __init__(
         self, shim: Shim, folder: Path, seed: int, verbs: Sequence[str] | None, modes: Sequence[str] | None
     ) -> None:
+        known = (*VERBS, RANKS)
         for name in verbs or ():
-            if name not in VERBS:
-                raise SystemExit(f"there is no verb '{name}': choose of {', '.join(VERBS)}")
+            if name not in known:
+                raise SystemExit(f"there is no verb '{name}': choose of {', '.join(known)}")
         self._shim, self._folder, self._seed = shim, folder, seed
-        self._verbs, self._modes = tuple(verbs or VERBS), tuple(modes or MODES)
+        wanted = tuple(verbs or known)
+        self._verbs, self._modes = tuple(name for name in wanted if name != RANKS), tuple(modes or MODES)
+        self._has_ranks = RANKS in wanted and "kill" in self._modes
         self._cases: Counter[tuple[str, str]] = Counter()
         self._problems: Counter[tuple[str, str, str]] = Counter()
         self._examples: dict[tuple[str, str, str], list[str]] = {}
@@ -63,18 +70,34 @@ class Work:
                     told = f"{verb} {mode}: {self._cases[verb, mode]} cases, {self.found} bad so far"
                     print(told, file=sys.stderr, flush=True)
 
+    def run_ranks(self, n_cases: int | None) -> None:
+        """Kill ranks at every point of a save, or at so many: they take their own time."""
+        if not self._has_ranks:
+            return
+        from benchmarks.crash.ranks import RankStage
+
+        stage = RankStage(self._folder / RANKS)
+        stage.open()
+        self._operations[RANKS] = stage.n_operations
+        cases = stage.kills(Random(f"{self._seed} {RANKS}"))
+        for case in self._limited(cases, math.inf, n_cases):
+            self._count(RANKS, "kill", case)
+
     def _run_mode(self, stage: Stage, mode: str, seconds: float, n_cases: int | None) -> None:
         until, verb = time.monotonic() + seconds, stage.verb.name
         for case in self._limited(CASES[mode](stage, Random(f"{self._seed} {verb} {mode}")), until, n_cases):
-            self._cases[verb, mode] += 1
-            for problem in set(one.partition(":")[0] for one in case.outcome.problems):
-                self._problems[verb, mode, problem] += 1
-            for problem in case.outcome.problems[:1]:
-                shown = self._examples.setdefault((verb, mode, problem.partition(":")[0]), [])
-                if len(shown) < _SHOWN:
-                    shown.append(f"{case.name}: {problem} [{case.outcome.ended or 'killed'}]")
-                    sys.stderr.write(f"{verb}, {mode}: {shown[-1]}\n")
-            self._tell(verb, mode)
+            self._count(verb, mode, case)
+
+    def _count(self, verb: str, mode: str, case: Case) -> None:
+        self._cases[verb, mode] += 1
+        for problem in set(one.partition(":")[0] for one in case.outcome.problems):
+            self._problems[verb, mode, problem] += 1
+        for problem in case.outcome.problems[:1]:
+            shown = self._examples.setdefault((verb, mode, problem.partition(":")[0]), [])
+            if len(shown) < _SHOWN:
+                shown.append(f"{case.name}: {problem} [{case.outcome.ended or 'killed'}]")
+                sys.stderr.write(f"{verb}, {mode}: {shown[-1]}\n")
+        self._tell(verb, mode)
 
     def _limited(self, cases: Iterator[Case], until: float, n_cases: int | None) -> Iterator[Case]:
         """Take cases while there is time, one at least, and at most so many."""
@@ -100,8 +123,10 @@ class Work:
                 **{problem: self._problems[verb, mode, problem] for problem in CLASSES},
                 "seed": self._seed,
             }
-            for verb in self._verbs
-            for mode in self._modes
+            for verb, mode in [
+                *((verb, mode) for verb in self._verbs for mode in self._modes),
+                *([(RANKS, "kill")] if self._has_ranks else ()),
+            ]
         ]
 
     def write(self) -> Path:

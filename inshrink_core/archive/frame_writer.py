@@ -169,7 +169,8 @@ class FrameWriter(FrameSink):
         Raises
         ------
         InputError
-            There is such a key already, a value cannot be stored, or the frame is closed.
+            There is such a key already, or its place is not above the last, a value cannot be stored, or the
+            frame is closed.
         StorageError
             The system refused, as on a full disk; the frame is aborted.
         """
@@ -185,6 +186,14 @@ class FrameWriter(FrameSink):
             )
         if not (isinstance(key, str) and isinstance(codec, str)):
             raise InputError("key and codec of a block are text", where=self.where)
+        following = self._places[-1] + 1 if self._places else 0
+        if place is not None and place < following:
+            raise InputError(
+                f"block '{key}' is not in the frame's order",
+                where=self.where,
+                expected=f"a place from {following} on",
+                found=f"{place}",
+            )
         pack_value([key, codec, attributes])
         content = _as_bytes(payload)
         back = self._small.add(len(self._nbytes), content)
@@ -198,7 +207,6 @@ class FrameWriter(FrameSink):
         self._runs[-1] += 1
         self._seen.add((key, attachment))
         if not attachment:
-            following = self._places[-1] + 1 if self._places else 0
             self._places.append(following if place is None else place)
         self._columns[attachment].append((key, codec, attributes))
         self._nbytes.append(len(content))

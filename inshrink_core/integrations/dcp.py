@@ -428,7 +428,8 @@ class InshrinkWriter(StorageWriter):
 
         def opened() -> tuple[list[_Row], bool]:
             before, chain = self._chain, self._chain_for(told, ranks)
-            whole = _checkpoint(told.step, _cut(held, named), named, state, self.archive)
+            own = sorted(_cut(held, named).items(), key=lambda one: _row(one[0], order))
+            whole = _checkpoint(told.step, dict(own), named, state, self.archive)
             made.append((chain, stored_view(whole, chain.config.optimizer)))
             return [_row(spec, order) for spec in made[0][1].specs], chain is before
 

@@ -90,7 +90,8 @@ class Training:
 
     def state(self) -> dict:
         weights, moments = get_state_dict(self.model, self.optimizer)
-        return {"model": weights, "optim": moments, "step": self.step, "name": "run"}
+        # Not in the order of an archive:
+        return {"optim": moments, "model": weights, "step": self.step, "name": "run"}
 
     def load(self, **options) -> None:
         state = self.state()

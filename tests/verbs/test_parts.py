@@ -541,3 +541,11 @@ def test_the_documented_job_of_slurm_compresses_and_commits(tmp_path, run, templ
     compress(few, tmp_path / "whole")
     assert content(tmp_path / "x") == content(tmp_path / "whole")
     assert {frame.n_parts for frame in Archive.open(tmp_path / "x").frames} == {8}
+
+
+def test_tensors_of_a_part_that_are_not_in_the_frames_order_are_refused(tmp_path):
+    path = tmp_path / "a"
+    with PartWriter(path, 0, 2) as writer, writer.begin(step=1, kind="keyframe", parent_id=None) as frame:
+        frame.add("b", "raw", b"2", place=1)
+        with pytest.raises(InputError, match="not in the frame's order"):
+            frame.add("a", "raw", b"1", place=0)
