@@ -101,7 +101,10 @@ def shrink_under_a_bound(hand: Hand) -> None:
     """Write, verify and compare an archive that training resumes from, at the default restore cost."""
     hand.consent()
     hand.press("Shrink it")
-    hand.page.get_by_role("button", name="Open the archive").wait_for()
+    if hand.see(re.compile("^(Open the archive|Try again)$")) == "Try again":  # The evaluator does not run.
+        hand.see("The evaluator does not run")
+        hand.press("Shrink it")
+        hand.see("Open the archive")
 
 
 def one_block_finer(hand: Hand) -> None:

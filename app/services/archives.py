@@ -32,6 +32,8 @@ _SETTING_NAMES = ("coarseness", "bins", "bits", "prune", "exact")
 
 def told_apart_by(chain: ChainReport) -> str:
     """Return the settings, in a few words, that tell archives of one run apart."""
+    if not chain.is_uniform:
+        return "settings by step"
     shown = {name: chain.config[name] for name in _SETTING_NAMES if chain.config.get(name, False)}
     return config_words({"settings": shown, "override": chain.overrides})
 

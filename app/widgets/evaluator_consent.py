@@ -77,10 +77,11 @@ def _find(original: Subject) -> EvaluatorCode | None:
         own = services.evaluator_of(original)
     except ServiceError as error:
         problem.show(error.problem)
-    if _OTHER not in st.session_state or st.session_state.get(_OF) != kept:
+    typed = st.session_state.get(_OTHER) if st.session_state.get(_OF) == kept else None
+    if typed is None:
         likely = "" if own is not None else services.likely_evaluator(original)
-        st.session_state[_OTHER] = st.session_state.get(kept, likely)
-    typed = str(st.session_state[_OTHER])
+        typed = st.session_state.get(kept, likely)
+    st.session_state[_OTHER] = typed  # Also where it stands there: the field of another page is another one.
     if own is None and not typed:
         st.write(
             "The run names no evaluator. Name a Python file with a function that takes a state dict and "

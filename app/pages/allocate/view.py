@@ -232,8 +232,8 @@ def _larger(board: Board, found: Searched) -> list[str]:
     """Say which archive stores more than what was found, within the same bound, and why it can."""
     limit, best = found.max_restore_cost, found.best
     return [
-        f"{one.archive} stores more within the bound, {fmt.ratio(one.ratio)} of the weights: it has settings "
-        "of its own for each step, and a search looks for those that serve all steps"
+        f"the archive {one.archive} stores more within the bound, {fmt.ratio(one.ratio)} of the weights: it "
+        "has settings of its own for each step, and a search looks for those that serve all steps"
         for one in board.points
         if limit is not None and best is not None and one.archive and one.whole and not one.config
         if one.restore_cost is not None and one.restore_cost <= limit and one.ratio > best.ratio

@@ -110,7 +110,9 @@ def _facts(chain: ChainReport) -> None:
     )
     parts = [f"Codec {chain.codec}; optimizer state: {_optimizer(chain)}"]
     parts += [f"first frame encoded relative to the base model {chain.base}"] if chain.base else []
-    parts += [", ".join(f"{name}={value}" for name, value in chain.config.items())] if chain.config else []
+    settings = ", ".join(f"{name}={value}" for name, value in chain.config.items())
+    whose = "" if chain.is_uniform else "settings by step, of the last: "
+    parts += [f"{whose}{settings}"] if settings else []
     st.caption(fmt.markdown(" · ".join(parts)))
     if chain.overrides:
         words = config_words({"override": chain.overrides})

@@ -309,6 +309,7 @@ def _launch(
         )
         st.caption(f"Writes {steps}{small}; then decodes every tensor again, and compares {how}.")
     if pressed:
+        state.clicked()
         target = answer(lambda: services.export_target(typed, request))
         started = target and answer(
             lambda: shrinking.start_shrink(
