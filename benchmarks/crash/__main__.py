@@ -7,7 +7,7 @@ in the next run. After each case the archive and the outputs are judged by what 
 verb is run again, and its end is judged.
 
 Apart from these, ``--schedules N``: so many schedules of writers in parts, killed anywhere
-(`benchmarks.crash.schedules`).
+(`benchmarks.crash.schedules`), the row of verb *parts* and mode *schedule*.
 
 Exit code 1 where anything was lost, wrong, untyped, refused or left over. ``benchmarks/results/crash.csv``
 is written where ``--write`` asks for it.
@@ -22,6 +22,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from benchmarks.crash.shim import NoShimError, build
@@ -119,10 +120,14 @@ def main() -> int:
     """Run the harness and return its exit code."""
     arguments = _arguments()
     if arguments.schedules is not None:
+        from benchmarks.crash.report import write_schedules
         from benchmarks.crash.schedules import run_schedules
 
+        begun = time.monotonic()
         run_schedules(arguments.schedules)
         sys.stdout.write(f"{arguments.schedules:,} schedules: nothing was lost, doubled or revived\n")
+        if arguments.write:
+            sys.stderr.write(f"{write_schedules(arguments.schedules, time.monotonic() - begun)}\n")
         return 0
     folder = os.environ.get("INSHRINK_CRASH_FOLDER")
     try:
