@@ -14,6 +14,7 @@ import pytest
 
 import inshrink_core
 from inshrink_core.chain import Archive
+from tests.processes import descendants, is_at_work
 
 N_STEPS = 4
 
@@ -43,27 +44,6 @@ def compressing(target, *options):
     steps = inshrink_core.open(inshrink_core.sample("digits-cnn")).steps[:N_STEPS]
     words = ["compress", inshrink_core.sample("digits-cnn"), "-o", target, "--codec", "lattice"]
     return command(*words, "--steps", ",".join(map(str, steps)), *options)
-
-
-def descendants(pid):
-    """Return the processes that a process has started, and those that they have, by their command lines."""
-    parents, found = {}, {}
-    for one in Path("/proc").iterdir():
-        try:
-            stat = (one / "stat").read_text()
-            parents[int(one.name)] = int(stat.rpartition(") ")[2].split()[1])
-        except (OSError, ValueError):
-            continue
-    for one in parents:
-        above = one
-        while above in parents and above != pid:
-            above = parents[above]
-        if above == pid and one != pid:
-            try:
-                found[one] = Path(f"/proc/{one}/cmdline").read_text().replace("\0", " ")
-            except OSError:
-                continue
-    return found
 
 
 def wait_until(condition, seconds=90):
@@ -113,15 +93,6 @@ def test_nobody_is_left_when_the_command_ends_and_the_same_command_goes_on(tmp_p
     done = subprocess.run(**asked, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert content(tmp_path / "x") == content(expected)
-
-
-def is_at_work(pid, line):
-    """Whether a process that was seen is there still: the same, and no zombie."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
-        return state != "Z" and Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") == line
-    except OSError:
-        return False
 
 
 @pytest.mark.integration
