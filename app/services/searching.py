@@ -93,6 +93,8 @@ class SearchRequest:
         Steps of the chain, ascending.
     device
         Where it is computed.
+    engine, workers
+        Who measures trials, and with how many workers.
     """
 
     goal: str = "restore_cost"
@@ -106,6 +108,8 @@ class SearchRequest:
     budget: int | None = None
     steps: tuple[int, ...] = ()
     device: str = "auto"
+    engine: str = "threads"
+    workers: int | None = None
 
     def limits(self) -> dict[str, float]:
         """Return the limits that count, under the names that the engine has for them."""
@@ -268,6 +272,8 @@ def search_request(
         codec=asked.codec,
         strategy=asked.strategy,
         device=asked.device,
+        engine=asked.engine,
+        workers=asked.workers,
         budget=asked.budget,
         steps=chosen_steps(asked.steps, shown.steps),
         output=output or None,

@@ -70,6 +70,18 @@ def device(page: str) -> str:
     return chosen
 
 
+def engine(page: str, tip: str) -> tuple[str, int | None]:
+    """Draw who does the work, and with how many workers, of which each does what the tip says."""
+    names = services.engines()
+    labels = {"threads": "Threads of one process", "processes": "Several processes", "ray": "Ray"}
+    chosen = str(
+        st.selectbox("Engine", names, format_func=lambda name: labels.get(name, name), key=f"{page}.engine")
+    )
+    if chosen == names[0]:
+        return chosen, None
+    return chosen, int(st.number_input("Workers", 1, 1024, 2, key=f"{page}.workers", help=tip))
+
+
 def ends_of_range(page: str, steps: Sequence[int], usual: Sequence[int] = ()) -> tuple[int, int]:
     """Draw the first and the last of a range of steps; to begin with those of the usual ones, else all."""
     known = [step for step in usual if step in steps] or steps

@@ -10,7 +10,7 @@ Before these, *ranks*: two ranks of a training that save into one archive, each 
 save (`benchmarks.crash.ranks`), whatever the time.
 
 Apart from these, ``--schedules N``: so many schedules of writers in parts, killed anywhere
-(`benchmarks.crash.schedules`).
+(`benchmarks.crash.schedules`), the row of verb *parts* and mode *schedule*.
 
 Exit code 1 where anything was lost, wrong, untyped, refused or left over. ``benchmarks/results/crash.csv``
 is written where ``--write`` asks for it.
@@ -25,6 +25,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from benchmarks.crash.shim import NoShimError, build
@@ -124,10 +125,14 @@ def main() -> int:
     """Run the harness and return its exit code."""
     arguments = _arguments()
     if arguments.schedules is not None:
+        from benchmarks.crash.report import write_schedules
         from benchmarks.crash.schedules import run_schedules
 
+        begun = time.monotonic()
         run_schedules(arguments.schedules)
         sys.stdout.write(f"{arguments.schedules:,} schedules: nothing was lost, doubled or revived\n")
+        if arguments.write:
+            sys.stderr.write(f"{write_schedules(arguments.schedules, time.monotonic() - begun)}\n")
         return 0
     folder = os.environ.get("INSHRINK_CRASH_FOLDER")
     try:

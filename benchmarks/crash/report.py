@@ -142,3 +142,9 @@ class Work:
         for row in self.rows():
             print(" ".join(f"{row[column]!s:>10}" for column in columns))
         print(f"{self._cases.total()} cases, {self.found} bad")
+
+
+def write_schedules(n: int, seconds: float) -> Path:
+    """Write the row of so many schedules that found nothing (`benchmarks.crash.schedules`)."""
+    row = {"verb": "parts", "mode": "schedule", "cases": n, **dict.fromkeys(CLASSES, 0), "seconds": seconds}
+    return renew("crash", [row], ("verb", "mode"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import queue
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import IO, Any, Final, cast
@@ -32,6 +34,8 @@ THREADS: Final = "threads"
 
 _WORKER: Final = "inshrink_core.execution.worker"
 
+Perform = Callable[[Work], list[Any]]
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -41,13 +45,19 @@ class Engine:
     ----------
     package
         What must be installed for it; the extra has the same name. Empty for nothing.
-    perform
-        Performs a `Work` and returns the results of its tasks in order. Whatever is raised, by a task or by
-        who is told of progress, ends all workers before it is raised.
+    opened
+        Gives what performs one `Work` after the other, with workers that stay until the context ends, and
+        returns the results of its tasks in order. Whatever is raised, by a task or by who is told of
+        progress, ends all workers before it is raised; then there is no work after it.
     """
 
     package: str
-    perform: Callable[[Work], list[Any]]
+    opened: Callable[[], AbstractContextManager[Perform]]
+
+    def perform(self, work: Work) -> list[Any]:
+        """Perform a work with workers of its own."""
+        with self.opened() as perform:
+            return perform(work)
 
     @property
     def is_installed(self) -> bool:
@@ -153,14 +163,23 @@ class _Team:
             cast("IO[str]", process.stdout).close()
 
 
-def _on_processes(work: Work) -> list[Any]:
-    """Perform tasks in processes of this machine."""
+@contextlib.contextmanager
+def _on_processes() -> Iterator[Perform]:
+    """Give what performs tasks in processes of this machine."""
+    team = _Team()
+    try:
+        yield functools.partial(_performed_by, team)
+    finally:
+        team.end()
+        team.close()
+
+
+def _performed_by(team: _Team, work: Work) -> list[Any]:
     workers = work.workers or max(1, default_threads() // (work.threads or 1))
     tasks = work.tasks(workers, work.threads or max(1, default_threads() // workers))
     told = Told(len(tasks), work.progress)
     said: queue.SimpleQueue[Heard] = queue.SimpleQueue()
     results: dict[int, Any] = {}
-    team = _Team()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="inshrink-engine")
     try:
         for at, task in enumerate(tasks):
@@ -173,16 +192,16 @@ def _on_processes(work: Work) -> list[Any]:
                 results[heard.at] = heard.value
             told.hear(heard)
     finally:
-        team.end()
+        if len(results) < len(tasks):
+            team.end()
         pool.shutdown(cancel_futures=True)
-        team.close()
     return [results[at] for at in range(len(tasks))]
 
 
-def _on_ray(work: Work) -> list[Any]:
-    from inshrink_core.execution.ray_engine import perform
+def _on_ray() -> AbstractContextManager[Perform]:
+    from inshrink_core.execution.ray_engine import opened
 
-    return perform(work)
+    return opened()
 
 
 ENGINES: Final = {"processes": Engine("", _on_processes), "ray": Engine("ray", _on_ray)}

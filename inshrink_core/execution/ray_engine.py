@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -125,8 +126,9 @@ def _board(ray: Any) -> Any:
     return _boards[key]
 
 
-def perform(work: Work) -> list[Any]:
-    """Perform tasks on a cluster (`inshrink_core.execution.engines.Engine`).
+@contextlib.contextmanager
+def opened() -> Iterator[Callable[[Work], list[Any]]]:
+    """Give what performs tasks on a cluster (`inshrink_core.execution.engines.Engine`).
 
     Raises
     ------
@@ -136,34 +138,38 @@ def perform(work: Work) -> list[Any]:
         Ray is not installed.
     """
     with _connected() as ray:
-        threads = work.threads or 1
-        slots = max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
-        tasks = work.tasks(work.workers or _TASKS_PER_WORKER * slots, threads)
-        told = Told(len(tasks), work.progress)
-        remote = ray.remote(num_cpus=threads, max_retries=N_ATTEMPTS - 1)(_work)
-        name, board = uuid.uuid4().hex, _board(ray)
-        waiting = list(enumerate(tasks))[::-1]
-        at_work: dict[Any, int] = {}
-        results: dict[int, Any] = {}
-        news = [board.read.remote(name)]
-        try:
-            while waiting or at_work:
-                # What there is no room for waits in the cluster, where a machine that joins finds it.
-                while waiting and len(at_work) < (work.workers or len(tasks)):
-                    at, task = waiting.pop()
-                    at_work[remote.remote(version("inshrink"), at, task, name, board)] = at
-                [one], _ = ray.wait([*at_work, *news])
-                if one in at_work:
-                    results[at_work[one]] = _result(ray, one, at_work[one])
-                    del at_work[one]
-                    continue
-                news.clear()
-                with contextlib.suppress(ray.exceptions.RayError):  # without a board nobody is told
-                    for at, now in ray.get(one).items():
-                        told.hear(Heard(at, "now", now))
-                    news.append(board.read.remote(name))
-        finally:
-            _end(ray, list(at_work))
+        yield functools.partial(_perform, ray)
+
+
+def _perform(ray: Any, work: Work) -> list[Any]:
+    threads = work.threads or 1
+    slots = max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
+    tasks = work.tasks(work.workers or _TASKS_PER_WORKER * slots, threads)
+    told = Told(len(tasks), work.progress)
+    remote = ray.remote(num_cpus=threads, max_retries=N_ATTEMPTS - 1)(_work)
+    name, board = uuid.uuid4().hex, _board(ray)
+    waiting = list(enumerate(tasks))[::-1]
+    at_work: dict[Any, int] = {}
+    results: dict[int, Any] = {}
+    news = [board.read.remote(name)]
+    try:
+        while waiting or at_work:
+            # What there is no room for waits in the cluster, where a machine that joins finds it.
+            while waiting and len(at_work) < (work.workers or len(tasks)):
+                at, task = waiting.pop()
+                at_work[remote.remote(version("inshrink"), at, task, name, board)] = at
+            [one], _ = ray.wait([*at_work, *news])
+            if one in at_work:
+                results[at_work[one]] = _result(ray, one, at_work[one])
+                del at_work[one]
+                continue
+            news.clear()
+            with contextlib.suppress(ray.exceptions.RayError):  # without a board nobody is told
+                for at, now in ray.get(one).items():
+                    told.hear(Heard(at, "now", now))
+                news.append(board.read.remote(name))
+    finally:
+        _end(ray, list(at_work))
     return [results[at] for at in range(len(tasks))]
 
 

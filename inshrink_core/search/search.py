@@ -237,6 +237,14 @@ class Chain:
         }
 
 
+Ahead = Callable[[Sequence[Candidate], bool], None]
+"""Has candidates measured where their trials are not known: to the end, or until a bound is broken."""
+
+
+def _by_nobody(candidates: Sequence[Candidate], to_the_end: bool) -> None:
+    """Leave all of it to the runner."""
+
+
 @dataclass(kw_only=True)
 class ChainTrials:
     """Measures points of a space by whole chains.
@@ -249,6 +257,9 @@ class ChainTrials:
         What is promised of every step.
     progress
         Called after each trial.
+    ahead
+        Called before candidates are measured, and whether to the end: gives `runner` trials that others
+        measure, so that what is left for it costs nothing.
 
     Attributes
     ----------
@@ -261,6 +272,7 @@ class ChainTrials:
     runner: TrialRunner
     bounds: Bounds
     progress: OnSearch | None = None
+    ahead: Ahead = _by_nobody
     known: dict[str, Chain] = field(default_factory=dict)
     remaining: Remaining = field(init=False)
     _ratios: dict[str, float] = field(default_factory=dict)
@@ -304,6 +316,7 @@ class ChainTrials:
 
         def measure(points: Sequence[Any]) -> list[Outcome[Any]]:
             candidates = [space.candidate(point) for point in points]
+            self.ahead([one for one in candidates if one.digest not in self.known], False)
             chains = ordered_map(self.chain, candidates, threads=self.runner.judge.replicas)
             return [self._outcome(point, chain) for point, chain in zip(points, chains, strict=True)]
 
@@ -322,16 +335,21 @@ class ChainTrials:
         def goes_on(trial: Trial) -> bool:
             with self._reporting:
                 self._report(candidate, trial)
-            return to_the_end or self.bounds.judge(trial.figures).kept
+            return to_the_end or self._keeps_on(trial)
 
+        if to_the_end:
+            self.ahead([candidate], True)
         trials = self.runner.walk(candidate, goes_on)
         chain = Chain(candidate=candidate, trials=tuple(trials), whole=len(trials) == len(self.runner.steps))
         self.known[candidate.digest] = chain
         return chain
 
+    def _keeps_on(self, trial: Trial) -> bool:
+        return self.bounds.judge(trial.figures).kept
+
     def keeps(self, chain: Chain) -> bool:
         """Whether every step is there, and keeps the bounds."""
-        return chain.whole and all(self.bounds.judge(trial.figures).kept for trial in chain.trials)
+        return chain.whole and all(map(self._keeps_on, chain.trials))
 
     def ratio(self, candidate: Candidate) -> float:
         """Estimate a chain's ratio from a sample of tensors at a few steps, without the evaluator."""
@@ -451,7 +469,9 @@ class ChainSearch(ABC, Generic[Point]):
         """Return the chain of the smallest divergence, else drop, whose ratio is at least the target's."""
         chosen = self._reaching(target)
         self.chains.remaining.plan(lambda measure: measure(chosen), self.space)
-        chains = [self.chains.chain(self.space.candidate(point), to_the_end=True) for point in chosen]
+        candidates = [self.space.candidate(point) for point in chosen]
+        self.chains.ahead(candidates, True)
+        chains = [self.chains.chain(one, to_the_end=True) for one in candidates]
         return min((one for one in chains if one.ratio_weights >= target), key=_faithfulness, default=None)
 
     @abstractmethod

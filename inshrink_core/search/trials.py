@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -189,6 +189,11 @@ class TrialRunner:
         Called after each trial.
     foreseen
         What the chain's first frame is planned with (`inshrink_core.chain.FrameEncoder.look_ahead`).
+
+    Attributes
+    ----------
+    measured
+        Trials that others have measured for this one, by key: as good as its own.
     """
 
     checkpoints: Callable[[int], Checkpoint]
@@ -200,6 +205,7 @@ class TrialRunner:
     with_gain: bool = False
     on_trial: OnTrial | None = None
     foreseen: Any = None
+    measured: dict[str, Trial] = field(default_factory=dict)
     _digests: dict[int, str] = field(default_factory=dict)
     _h: dict[int, Mapping[str, float]] = field(default_factory=dict)
     _figures: dict[tuple[int, tuple[bytes, ...]], Figures] = field(default_factory=dict)
@@ -247,19 +253,26 @@ class TrialRunner:
 
     def trial(self, step: int, candidate: Candidate, position: Position) -> Trial:
         """Return what a candidate does at a step of a chain, from the log or measured now."""
-        key = ""
-        if self.log is not None:
-            config = self.config_digest(candidate)
-            key = trial_key(self.digest(step), position.history, config, self.judge.digest)
-            known = self.log.get(key)
-            if known is not None and self._still_holds(known):
-                return replace(known, config=self.document(candidate), cached=True)
-        trial = self._measure(step, candidate, position)
+        key = "" if self.log is None else self.key(step, candidate, position)
+        known = self.known(key)
+        if known is not None:
+            return replace(known, config=self.document(candidate))
+        trial = self.measured.pop(key, None) or self._measure(step, candidate, position)
         if self.log is not None:
             self.log.add(key, trial)
         if self.on_trial is not None:
             self.on_trial(trial)
         return trial
+
+    def key(self, step: int, candidate: Candidate, position: Position) -> str:
+        """Return the key of a trial (`trial_key`), without measuring anything."""
+        config = self.config_digest(candidate)
+        return trial_key(self.digest(step), position.history, config, self.judge.digest)
+
+    def known(self, key: str) -> Trial | None:
+        """Return a trial of the log that answers what is asked now; None where there is none."""
+        known = None if self.log is None else self.log.get(key)
+        return replace(known, cached=True) if known is not None and self._still_holds(known) else None
 
     def _still_holds(self, known: Trial) -> bool:
         """Whether a trial of the log answers what is asked now: one given up does only under its bounds."""
@@ -319,6 +332,34 @@ class TrialRunner:
                 break
             position = position.after(step, candidate)
         return trials
+
+    def unknown(self, candidate: Candidate, *, to_the_end: bool) -> list[int]:
+        """Return the steps that `walk` would measure, up to a known one that breaks the bounds."""
+        position, steps = Position(self), []
+        for step in self.steps:
+            key = self.key(step, candidate, position)
+            known = self.measured.get(key) or self.known(key)
+            if known is None:
+                steps.append(step)
+            elif self._ends(known, to_the_end):
+                break
+            position = position.after(step, candidate)
+        return steps
+
+    def some(self, candidate: Candidate, steps: Collection[int], *, to_the_end: bool) -> dict[str, Trial]:
+        """Return what `walk` would measure at some of its steps, by key, for the `measured` of another."""
+        position, found = Position(self), {}
+        for step in self.steps[: self.steps.index(max(steps)) + 1]:
+            if step in steps:
+                key = self.key(step, candidate, position)
+                found[key] = replace(self.trial(step, candidate, position), cached=False)
+                if self._ends(found[key], to_the_end):
+                    break
+            position = position.after(step, candidate)
+        return found
+
+    def _ends(self, trial: Trial, to_the_end: bool) -> bool:
+        return not (to_the_end or self.judge.bounds(self.steps[0]).judge(trial.figures).kept)
 
 
 class Position:

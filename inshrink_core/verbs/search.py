@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
@@ -28,6 +29,7 @@ from inshrink_core.text import (
 from inshrink_core.verbs.shared.groups import (
     Bounding,
     Computing,
+    OnEngine,
     PathLike,
     Reading,
     RunLike,
@@ -42,10 +44,11 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from inshrink_core.chain import ChainConfig
+    from inshrink_core.formats import Run
     from inshrink_core.search.bounds import Bounds
     from inshrink_core.search.search import Chain, SearchProgress
-    from inshrink_core.search.space import Candidate, Space
-    from inshrink_core.search.trials import Trial
+    from inshrink_core.search.space import Candidate, Cube, Line, Space
+    from inshrink_core.search.trials import Trial, TrialRunner
 
 __all__ = ["Search", "SearchReport", "describe", "search"]
 
@@ -294,7 +297,7 @@ def _table(seen: Sequence[SearchProgress]) -> RenderableType:
 
 
 @dataclass(frozen=True)
-class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[SearchReport]):
+class Search(Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, Request[SearchReport]):
     """Find the configuration of largest ratio whose restored steps keep a bound.
 
     Parameters
@@ -370,45 +373,21 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
 
     def perform(self) -> SearchReport:
         """Search."""
-        from inshrink_core.chain import FrameEncoder
-        from inshrink_core.chain.defaults import factors_of
-        from inshrink_core.checkpoint import MODEL_ROLES
         from inshrink_core.execution import write_whole
         from inshrink_core.search.calibration import calibrate
-        from inshrink_core.search.judge import Judge
-        from inshrink_core.search.search import (
-            ChainTrials,
-            chain_search,
-            choose_steps,
-            strategy_for,
-            trial_log_of,
-        )
-        from inshrink_core.search.space import space_of
-        from inshrink_core.search.trials import TrialLog, TrialRunner, checkpoint_digest
+        from inshrink_core.search.search import ChainTrials, chain_search, strategy_for
+        from inshrink_core.verbs.modes.trials import measured_by_workers
 
-        begun = time.perf_counter()
+        started = time.perf_counter()
         self._check()
-        opened = self.opened_run(self.run).attributed()
-        chosen = choose_steps(opened, steps_of(opened, self.steps))
-        base = self.chain_config(device=self.device, threads=self.threads)
-        factors, bare = factors_of(base)
-        layers = {one.layer for one in opened[chosen[0]].specs if one.role in MODEL_ROLES}
-        space = space_of(base.codec, layers, factors)
-        judges = [self.resolve(opened) for _ in range(self.replicas)]
-        evaluator = EvaluatorId.of(judges[0])
         target = None if self.output is None else Path(self.output)
-        log = TrialLog(trial_log_of(opened, target), checkpoint_digest(opened[opened.steps[0]]))
-        with Judge(judges, opened.__getitem__, self.bounds) as judge:
-            runner = TrialRunner(
-                checkpoints=opened.__getitem__,
-                steps=chosen,
-                base=bare,
-                judge=judge,
-                log=log,
-                with_gain=self.gain,
-                foreseen=FrameEncoder(bare).look_ahead(chosen, opened.__getitem__),
-            )
+        with contextlib.ExitStack() as stack:
+            opened, space, base, runner = stack.enter_context(self.begun())
+            chosen, judge = runner.steps, runner.judge
+            evaluator = EvaluatorId(judge.spec, judge.digest)
             chains = ChainTrials(runner=runner, bounds=judge.bounds(chosen[0]), progress=self.progress)
+            if self.is_shared_out:
+                chains.ahead = stack.enter_context(measured_by_workers(self, runner))
             uninformative = tuple(step for step in chosen if chains.says_nothing_at(step))
             informative = len(uninformative) + 1 < len(chosen) or len(chosen) == 1
             looked = chain_search(chains, space, base.config)
@@ -443,8 +422,8 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
                 trials=trials,
                 rank_correlation=calibration.rank_correlation,
                 drop_rank_correlation=calibration.drop_rank_correlation,
-                seconds=time.perf_counter() - begun,
-                log=log.path,
+                seconds=time.perf_counter() - started,
+                log=runner.log.path if runner.log else None,
                 notes=tuple(notes),
                 device=base.device,
                 output=target,
@@ -453,11 +432,43 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
         if target is not None:
             write_whole(target, json.dumps(document, indent=1) + "\n")
         # The trials are in a log of their own, by which the next search goes on.
-        asked = {"codec": base.codec, "config": bare.record()["config"], "steps": list(chosen)}
+        asked = {"codec": base.codec, "config": runner.base.record()["config"], "steps": list(chosen)}
         asked |= {"bounds": document["bounds"], "target_ratio": self.target_ratio, "strategy": name}
         question = {**asked, "evaluator": evaluator.digest, "name": evaluator.name}
         Measurements.of_run(opened, make=True).add("search", question, document | {"trials": []})
         return report
+
+    @contextlib.contextmanager
+    def begun(self, *, keeps: bool = True) -> Iterator[_Begun]:
+        """Open the run and its evaluators; trials are kept in a file where it `keeps` them."""
+        from inshrink_core.chain import FrameEncoder
+        from inshrink_core.chain.defaults import factors_of
+        from inshrink_core.checkpoint import MODEL_ROLES
+        from inshrink_core.search.judge import Judge
+        from inshrink_core.search.search import choose_steps, trial_log_of
+        from inshrink_core.search.space import space_of
+        from inshrink_core.search.trials import TrialLog, TrialRunner, checkpoint_digest
+
+        opened = self.opened_run(self.run).attributed()
+        chosen = choose_steps(opened, steps_of(opened, self.steps))
+        base = self.chain_config(device=self.device, threads=self.threads)
+        factors, bare = factors_of(base)
+        layers = {one.layer for one in opened[chosen[0]].specs if one.role in MODEL_ROLES}
+        space = space_of(base.codec, layers, factors)
+        judges = [self.resolve(opened) for _ in range(self.replicas)]
+        path = trial_log_of(opened, None if self.output is None else Path(self.output)) if keeps else None
+        log = TrialLog(path, checkpoint_digest(opened[opened.steps[0]]))
+        with Judge(judges, opened.__getitem__, self.bounds) as judge:
+            runner = TrialRunner(
+                checkpoints=opened.__getitem__,
+                steps=chosen,
+                base=bare,
+                judge=judge,
+                log=log,
+                with_gain=self.gain,
+                foreseen=FrameEncoder(bare).look_ahead(chosen, opened.__getitem__),
+            )
+            yield _Begun(opened, space, base, runner)
 
     @property
     def bounds(self) -> Bounds:
@@ -486,6 +497,15 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[Se
             )
         if target is not None and not 1 <= target < float("inf"):
             raise InputError("--target-ratio is no ratio", expected="a number from 1", found=str(target))
+
+
+class _Begun(NamedTuple):
+    """A search that is open: of what, over what, from which configuration, and what measures."""
+
+    run: Run
+    space: Cube | Line
+    base: ChainConfig
+    runner: TrialRunner
 
 
 def _default(space: Space[Any], base: ChainConfig) -> Candidate:

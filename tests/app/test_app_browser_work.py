@@ -6,17 +6,22 @@ import contextlib
 import hashlib
 import http.client
 import json
+import os
 import shutil
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.app.browser import Server, browser_marks, new_page, wait_for
+import inshrink_core
+from inshrink_core.archive import ArchiveReader
+from tests.app.browser import MILLISECONDS, Server, browser_marks, new_page, wait_for
 from tests.app.job_stubs import archived_template, work_of
+from tests.processes import descendants, is_at_work
 
 __all__ = ["archived_template"]
 
@@ -162,6 +167,59 @@ def test_a_run_is_exported_and_the_file_is_the_one_its_digest_names(server: Serv
     told(other, "Finished")
 
 
+def test_an_export_by_several_processes_is_cancelled_and_nothing_of_it_is_left_but_whole_steps(
+    server: Server, page: Any
+) -> None:
+    target = server.folder / "out.inshrink"
+    server.start()
+    page.goto(server.link("export", codec="lattice"))
+    page.get_by_role("combobox", name="Engine").click()
+    page.get_by_role("option", name="Several processes").click()
+    page.get_by_role("spinbutton", name="Workers").wait_for()
+    box = page.get_by_label("Write to")
+    box.fill(str(target))
+    box.press("Enter")
+    page.get_by_role("button", name="Export", exact=True).click()
+    with contextlib.ExitStack() as stack:
+        # One of the two goes no further, so that the work is not over when it is cancelled.
+        at_work = until(lambda: workers_of(server) or None)
+        stopped = min(at_work)
+        os.kill(stopped, signal.SIGSTOP)
+        stack.callback(resume, stopped)
+        at_work = until(lambda: found if len(found := workers_of(server)) == 2 else None)
+        page.get_by_role("button", name="Cancel").first.click()
+        page.get_by_text("This was cancelled").wait_for()
+        until(lambda: not [pid for pid, line in at_work.items() if is_at_work(pid, line)])
+    assert not workers_of(server)
+    if target.exists():
+        assert not ArchiveReader.open(target).frames
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_text("Exported", exact=True).wait_for()
+    assert inshrink_core.verify(target, deep=True, against=server.folder / "run").ok
+    assert not workers_of(server)
+
+
+def workers_of(server: Server) -> dict[int, str]:
+    """Return the workers of engines that jobs of the explorer have."""
+    assert server.process is not None
+    below = descendants(server.process.pid)
+    return {pid: line for pid, line in below.items() if "inshrink_core.execution.worker" in line}
+
+
+def resume(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Wait until a condition holds; return what it gives."""
+    deadline = time.monotonic() + MILLISECONDS / 1000
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
 def test_a_job_survives_reload_is_interrupted_by_a_restart_and_goes_on(server: Server, page: Any) -> None:
     judge = server.folder / "run" / "judge.py"
     judge.write_text(JUDGE)
@@ -186,8 +244,6 @@ def test_a_job_survives_reload_is_interrupted_by_a_restart_and_goes_on(server: S
     (server.folder / "slow").unlink()
     page.get_by_role("button", name="Resume").click()
     page.get_by_role("button", name="Show the result").wait_for()
-
-    import inshrink_core
 
     page.goto(server.link("jobs"))
     page.get_by_role("button", name="Show the result").click()

@@ -330,6 +330,19 @@ def test_a_search_and_its_baselines_are_measured_and_what_they_leave_is_read(
     assert all(one.ratio > 0 and one.n_steps == 2 for one in found)
 
 
+def test_a_search_can_name_an_engine_and_a_number_of_workers(archived: Path, jobs: StubJobs) -> None:
+    app = explorer("allocate", run=str(archived))
+    assert not [box for box in app.number_input if box.label == "Workers"]
+    app.selectbox(key="search.engine").select("processes").run()
+    app.number_input(key="search.workers").set_value(3).run()
+    assert not app.exception
+    asked = services.search_request(
+        services.load_subject(str(archived)), SearchRequest(engine="processes", workers=3), None
+    )
+    assert "--engine processes --workers 3" in " ".join(asked.words())
+    assert "--engine processes --workers 3" in " ".join(" ".join(words) for words in snippets(app)[0])
+
+
 def test_the_limits_go_to_the_engine_under_its_own_names() -> None:
     request = SearchRequest(goal="ratio", target_ratio=12.0)
     assert request.limits() == {"target_ratio": 12.0}

@@ -1,5 +1,6 @@
 """Engines: tasks are done whatever becomes of workers, and nobody is left when it is over."""
 
+import asyncio
 import inspect
 import os
 import pickle
@@ -21,6 +22,7 @@ from inshrink_core.errors import (
     TooLargeError,
     UnsafePickleError,
 )
+from inshrink_core.execution import ray_engine
 from inshrink_core.execution.engines import ENGINES, engine_of, installed_engines
 from inshrink_core.execution.tasks import Task, Work
 
@@ -138,8 +140,8 @@ class Refs:
         made = self._function(*arguments)
         if isinstance(self._function, type):
             self._ray.at_work -= 1
-            names = [name for name in dir(made) if not name.startswith("_")]
-            return types.SimpleNamespace(**{name: Actor(getattr(made, name)) for name in names})
+            self._ray.board = made
+            return types.SimpleNamespace(write=Actor(made.write), read=Later(made.read))
         return Ref(made)
 
 
@@ -153,7 +155,14 @@ class Actor:
         self._method = method
 
     def remote(self, *arguments):
-        return Ref(self._method(*arguments))
+        return Ref(asyncio.run(self._method(*arguments)))
+
+
+class Later(Actor):
+    """What is not known yet: asked when somebody wants it."""
+
+    def remote(self, *arguments):
+        return Ref(lambda: asyncio.run(self._method(*arguments)))
 
 
 @pytest.fixture
@@ -163,6 +172,8 @@ def ray(monkeypatch):
     fake.options = []
 
     def wait(refs, timeout=None, num_returns=1):
+        if fake.board._news:
+            return refs[-1:], refs[:-1]
         fake.at_work -= 1
         return refs[:1], refs[1:]
 
@@ -171,14 +182,20 @@ def ray(monkeypatch):
         return lambda function: Refs(fake, function)
 
     fake.remote, fake.wait = remote, wait
-    fake.get = lambda ref, timeout=None: ref.value
+    fake.get = lambda ref, timeout=None: ref.value() if callable(ref.value) else ref.value
+    here = types.SimpleNamespace(get_node_id=lambda: "node", get_job_id=lambda: "job")
+    fake.get_runtime_context = lambda: here
     fake.is_initialized = lambda: True
     fake.cluster_resources = lambda: {"CPU": 4.0}
     fake.kill = fake.cancel = lambda one, **_: None
     kinds = {name: type(name, (Exception,), {}) for name in ("RayError", "RayTaskError")}
     fake.exceptions = types.SimpleNamespace(**kinds)
-    monkeypatch.setitem(sys.modules, "ray", fake)
-    return fake
+    places = types.ModuleType("ray.util.scheduling_strategies")
+    places.NodeAffinitySchedulingStrategy = lambda node_id, soft: node_id
+    for module in (fake, types.ModuleType("ray.util"), places):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    yield fake
+    ray_engine._boards.clear()
 
 
 def test_ray_gets_more_tasks_than_it_has_room_for_and_begins_those_of_a_worker_that_died_again(ray, tmp_path):
@@ -194,8 +211,10 @@ def test_ray_gets_more_tasks_than_it_has_room_for_and_begins_those_of_a_worker_t
     assert ray.most == 4
     assert (heard[-1].done, heard[-1].total) == (12, 12)
     assert {"num_cpus": 2, "max_retries": 2} in ray.options
+    assert [one["scheduling_strategy"] for one in ray.options if one["num_cpus"] == 0] == ["node"]
     assert perform(Work(tasks, 3)) == [0, 1, 4]
     assert asked == [(4, 2), (3, 1)]
+    assert sum(one["num_cpus"] == 0 for one in ray.options) == 1
 
 
 def test_without_ray_its_extra_is_named(monkeypatch):

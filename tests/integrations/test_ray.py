@@ -1,6 +1,8 @@
 """Parts as tasks of the real Ray, and as processes: the same archive, whoever dies, and nobody is left."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import pytest
 
 import inshrink_core
 from inshrink_core.chain import Archive
+from tests.processes import descendants, is_at_work
 
 N_STEPS = 4
 
@@ -41,27 +44,6 @@ def compressing(target, *options):
     steps = inshrink_core.open(inshrink_core.sample("digits-cnn")).steps[:N_STEPS]
     words = ["compress", inshrink_core.sample("digits-cnn"), "-o", target, "--codec", "lattice"]
     return command(*words, "--steps", ",".join(map(str, steps)), *options)
-
-
-def descendants(pid):
-    """Return the processes that a process has started, and those that they have, by their command lines."""
-    parents, found = {}, {}
-    for one in Path("/proc").iterdir():
-        try:
-            stat = (one / "stat").read_text()
-            parents[int(one.name)] = int(stat.rpartition(") ")[2].split()[1])
-        except (OSError, ValueError):
-            continue
-    for one in parents:
-        above = one
-        while above in parents and above != pid:
-            above = parents[above]
-        if above == pid and one != pid:
-            try:
-                found[one] = Path(f"/proc/{one}/cmdline").read_text().replace("\0", " ")
-            except OSError:
-                continue
-    return found
 
 
 def wait_until(condition, seconds=90):
@@ -113,15 +95,6 @@ def test_nobody_is_left_when_the_command_ends_and_the_same_command_goes_on(tmp_p
     assert content(tmp_path / "x") == content(expected)
 
 
-def is_at_work(pid, line):
-    """Whether a process that was seen is there still: the same, and no zombie."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
-        return state != "Z" and Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") == line
-    except OSError:
-        return False
-
-
 @pytest.mark.integration
 def test_ray_restores_and_verifies_and_an_error_comes_back_as_it_was(tmp_path, expected):
     words = ["restore", expected, "--all", "-o", tmp_path / "out", "--engine", "ray"]
@@ -141,6 +114,45 @@ def test_ray_restores_and_verifies_and_an_error_comes_back_as_it_was(tmp_path, e
     done = subprocess.run(**command(*words), capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 2
     assert "--force" in done.stderr
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("engine", WORKERS)
+def test_a_search_finds_the_same_though_a_worker_is_killed_and_leaves_no_evaluator(tmp_path, engine):
+    folder = Path(shutil.copytree(inshrink_core.sample("digits-cnn"), tmp_path / "run"))
+    slow = folder / "slow.py"
+    slow.write_text(
+        "import time\nfrom evaluator import evaluate\n"
+        "def slowly(state):\n    time.sleep(0.3)\n    return evaluate(state)\n"
+    )
+    steps = inshrink_core.open(folder).steps[-3:]
+    words = ["search", folder, "--evaluator", f"{slow}:slowly", "--eval-metric", "accuracy"]
+    words += ["--max-drop", "0.02", "--codec", "lattice", "--steps", ",".join(map(str, steps))]
+    alone = subprocess.run(
+        **command(*words, "-o", tmp_path / "alone.json"), capture_output=True, text=True, check=False
+    )
+    assert alone.returncode == 0, alone.stderr
+    words += ["-o", tmp_path / "shared.json", "--engine", engine, "--workers", "2"]
+    with subprocess.Popen(**command(*words), stdout=subprocess.PIPE, text=True) as started:
+        found = wait_until(lambda: evaluating(started.pid, engine) or started.poll() is not None)
+        os.kill(found[0], signal.SIGKILL)
+        all_of_them = descendants(started.pid)
+        told, _ = started.communicate(timeout=200)
+    assert started.returncode == 0, told
+    one, other = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("alone", "shared"))
+    for document in (one, other):
+        for name in ("seconds", "log", "output"):
+            document.pop(name, None)
+        for trial in document["trials"]:
+            del trial["seconds"]
+    assert one == other
+    wait_until(lambda: not [pid for pid, line in all_of_them.items() if is_at_work(pid, line)])
+
+
+def evaluating(pid, engine):
+    """Return the workers that have an evaluator at work."""
+    workers = [one for one, line in descendants(pid).items() if WORKERS[engine] in line]
+    return [one for one in workers if any("child.py" in line for line in descendants(one).values())]
 
 
 @pytest.fixture

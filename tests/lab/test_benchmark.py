@@ -2,15 +2,18 @@
 
 import csv
 import json
+import pkgutil
 import re
 import shutil
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from inshrink_core.errors import EvaluatorError, InputError, NotFoundError
 from inshrink_core.evaluate import Evaluation, Evaluator, EvaluatorRequest
+from inshrink_core.execution.engines import ENGINES, Engine
 from inshrink_core.formats import open_run
 from inshrink_core.lab.bench import bench
 from inshrink_core.lab.bench.measure import Measurer
@@ -132,6 +135,41 @@ def test_the_same_folder_measures_nothing_again(judged, tmp_path):
     assert {row.codec: row.point for row in again.rows} == {row.codec: row.point for row in first.rows}
     more = judged.bench("uniform:bits=7", output=tmp_path / "out")
     assert (more.measured, more.resumed) == (1, 1)
+
+
+def test_an_engine_measures_codecs_beside_each_other_with_the_same_points(judged, tmp_path, monkeypatch):
+    asked = []
+
+    def perform(work):
+        tasks = work.tasks(2, work.threads or 1)
+        asked.extend(argument["request"]["fields"]["part"] for _, argument, _ in tasks)
+        return [pkgutil.resolve_name(function)(argument, None) for function, argument, _ in tasks]
+
+    monkeypatch.setitem(ENGINES, "processes", Engine("", lambda: nullcontext(perform)))
+    monkeypatch.setattr("inshrink_core.verbs.shared.sharing.prepare_process", lambda: None)
+    codecs = "lossless,uniform:bits=8,uniform:bits=5"
+    alone = judged.bench(codecs, output=tmp_path / "alone")
+    judged.run = judged.run.path
+    first = judged.bench(codecs, output=tmp_path / "shared", part="2/3")
+    assert (first.measured, list(first.points)) == (2, ["repeat", "uniform:bits=8"])
+    assert [file.name for file in (tmp_path / "shared").iterdir()] == ["points"]
+    shared = judged.bench(codecs, output=tmp_path / "shared", engine="processes")
+    assert asked == ["1/3", "2/3", "3/3"]
+    assert (shared.measured, shared.resumed) == (2, 2)
+    assert "codecs were measured beside each other, which slows each of them" in shared.notes
+
+    def figures_of(report):
+        points = {label: [point.to_json() for point in found] for label, found in report.points.items()}
+        timed = ("encode_mb_per_s", "decode_mb_per_s", "restore_seconds", "peak_memory_bytes")
+        return {
+            label: [{k: v for k, v in p.items() if k not in timed} for p in points[label]] for label in points
+        }
+
+    assert figures_of(shared) == figures_of(alone)
+    assert (tmp_path / "shared" / "report.json").exists() == (tmp_path / "alone" / "report.json").exists()
+    for more in ({"engine": "processes"}, {"part": "1/2"}):
+        with pytest.raises(InputError, match="--output DIR"):
+            judged.bench(codecs, **more)
 
 
 @pytest.mark.parametrize("what", ["evaluator", "run", "steps", "optimizer", "keyframes"])

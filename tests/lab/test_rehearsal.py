@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pkgutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -335,7 +336,7 @@ def test_an_engine_trains_seeds_beside_each_other_with_the_same_results(task, tm
             assert len(made.restored) == 1
         return [None] * len(tasks)
 
-    monkeypatch.setitem(ENGINES, "processes", Engine("", perform))
+    monkeypatch.setitem(ENGINES, "processes", Engine("", lambda: nullcontext(perform)))
     monkeypatch.setattr("inshrink_core.verbs.shared.sharing.prepare_process", lambda: None)
     options = {"codec": "lossless", "seeds": 2}
     alone = inshrink_core.rehearse(task, tmp_path / "alone", **options)

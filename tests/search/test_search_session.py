@@ -3,6 +3,8 @@
 import io
 import json
 import math
+import pkgutil
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 
@@ -16,6 +18,8 @@ from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.errors import EvaluatorError, InputError, NotFoundError
 from inshrink_core.evaluate import EvaluatorRequest
+from inshrink_core.execution.engines import ENGINES, Engine
+from inshrink_core.execution.tasks import at_end
 from inshrink_core.formats import open_run
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.calibration import DROP_PER_NAT
@@ -25,6 +29,7 @@ from inshrink_core.search.space import Candidate
 from inshrink_core.search.trials import Position, TrialRunner
 from inshrink_core.verbs.compress import compress
 from inshrink_core.verbs.estimate import estimate, estimate_goals, estimate_levels
+from inshrink_core.verbs.modes import trials
 from inshrink_core.verbs.restore import restore
 from inshrink_core.verbs.search import search
 from inshrink_core.verbs.shared.measured import Measurements
@@ -298,6 +303,55 @@ def test_an_interrupted_search_goes_on_from_its_log(run, tmp_path, evaluator):
     assert rest.evaluations == whole.evaluations - 4
     assert rest.best.to_json() == whole.best.to_json()
     assert seen[-1].done == 4 < seen[-1].total
+
+
+@pytest.fixture
+def on_the_spot(monkeypatch):
+    """An engine of three workers that performs one task after the other here; returns the tasks."""
+    performed = []
+
+    def perform(work):
+        tasks = json.loads(json.dumps(work.tasks(3, work.threads or 1)))
+        performed.extend(tasks)
+        return [pkgutil.resolve_name(function)(argument, None) for function, argument, _ in tasks]
+
+    monkeypatch.setitem(ENGINES, "processes", Engine("", lambda: nullcontext(perform)))
+    monkeypatch.setattr("inshrink_core.verbs.shared.sharing.prepare_process", lambda: None)
+    yield performed
+    at_end.close()
+    trials._open.clear()
+
+
+def as_found(report):
+    """Return what a search found, whenever and in whatever order."""
+    found = [{**trial.to_json(), "seconds": 0} for trial in report.trials]
+    best = report.best and report.best.to_json()
+    return best, report.default.to_json(), report.evaluations, sorted(found, key=str)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"max_divergence": 1e-3},
+        {"max_divergence": 1e-3, "codec": "inshrinkerator", "replicas": 2, "budget": 4},
+        {"target_ratio": 20.0},
+    ],
+)
+def test_workers_measure_trials_for_a_search_that_finds_the_same(
+    run, tmp_path, evaluator, on_the_spot, asked
+):
+    alone = search(run.path, **asked, output=tmp_path / "alone.json")
+    shared = search(run.path, **asked, output=tmp_path / "shared.json", engine="processes")
+    assert as_found(shared) == as_found(alone)
+    logs = [(tmp_path / f"{name}.trials.jsonl").read_text() for name in ("alone", "shared")]
+    assert len({log.count("\n") for log in logs}) == 1
+    asked_for = [argument["steps"] for _, argument, _ in on_the_spot]
+    assert len(asked_for) > 3
+    assert max(map(len, asked_for)) < len(run.steps)
+    n_tasks = len(on_the_spot)
+    again = search(run.path, **asked, output=tmp_path / "shared.json", engine="processes")
+    assert (again.evaluations, len(on_the_spot)) == (0, n_tasks)
+    assert as_found(again)[0] == as_found(alone)[0]
 
 
 def test_a_target_ratio_is_reached_with_little_to_spare(run, tmp_path, evaluator):

@@ -11,6 +11,7 @@ from inshrink_app.widgets.choices import (
     codec_labels,
     device,
     ends_of_range,
+    engine,
     one_of_few,
     one_of_many,
     strategies,
@@ -54,6 +55,8 @@ def show(shown: Subject, before: tuple[int, ...]) -> SearchRequest:
             help="Each is measured on every step, until one breaks a bound. Without a limit the strategy "
             "says when it is enough.",
         )
+    tip = "Each measures some of the trials, with an evaluator of its own."
+    who, workers = engine("search", tip)
     return SearchRequest(
         goal=goal,
         beside=beside,
@@ -62,6 +65,8 @@ def show(shown: Subject, before: tuple[int, ...]) -> SearchRequest:
         budget=None if budget is None else int(budget),
         steps=steps,
         device=device("search"),
+        engine=who,
+        workers=workers,
         **limits,
     )
 

@@ -18,6 +18,7 @@ from inshrink_app.widgets.choices import (
     codec_labels,
     device,
     ends_of_range,
+    engine,
     one_of_few,
     one_of_many,
 )
@@ -201,7 +202,8 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
         key="export.keyframe_every",
         help="Restoring a step decodes at most so many frames; keyframes are larger than deltas.",
     )
-    engine, workers = ("threads", None) if watch else _engine()
+    tip = "Each compresses some of the tensors, one thread each."
+    who, workers = ("threads", None) if watch else engine("export", tip)
     return ExportRequest(
         kind="chain",
         steps=steps,
@@ -211,22 +213,9 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
         keyframe_every=int(keyframe_every),
         packed=packed,
         watch=watch,
-        engine=engine,
+        engine=who,
         workers=workers,
     )
-
-
-def _engine() -> tuple[str, int | None]:
-    """Draw who compresses, and with how many workers."""
-    names = services.engines()
-    labels = {"threads": "Threads of one process", "processes": "Several processes", "ray": "Ray"}
-    engine = str(
-        st.selectbox("Engine", names, format_func=lambda name: labels.get(name, name), key="export.engine")
-    )
-    if engine == names[0]:
-        return engine, None
-    tip = "Each compresses some of the tensors, one thread each."
-    return engine, int(st.number_input("Workers", 1, 1024, 2, key="export.workers", help=tip))
 
 
 def _is_dropped() -> bool:

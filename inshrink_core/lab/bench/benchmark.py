@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from inshrink_core.chain import OPTIMIZER_CHOICES
+from inshrink_core.chain.parts import Share, share_of
 from inshrink_core.codecs.variants import Variant, choose_variants
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest
@@ -23,7 +25,16 @@ from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.search import choose_steps
 from inshrink_core.search.strategies import Outcome, explore
-from inshrink_core.verbs.shared.groups import Computing, PathLike, Reading, RunLike, Steps, steps_of
+from inshrink_core.verbs.shared.groups import (
+    Computing,
+    OnEngine,
+    PathLike,
+    Reading,
+    RunLike,
+    Steps,
+    steps_of,
+)
+from inshrink_core.verbs.shared.sharing import shared_out
 
 __all__ = ["Bench", "bench", "sweep"]
 
@@ -31,7 +42,7 @@ _POINTS_FOLDER = "points"
 
 
 @dataclass(frozen=True)
-class Bench(EvaluatorRequest, Computing, Reading, Request[BenchReport]):
+class Bench(EvaluatorRequest, Computing, OnEngine, Reading, Request[BenchReport]):
     """Measure the largest ratio of each codec that keeps each bound.
 
     Parameters
@@ -54,6 +65,9 @@ class Bench(EvaluatorRequest, Computing, Reading, Request[BenchReport]):
         Frames from one keyframe to the next.
     steps
         Which steps, as 400, 100,200 or FIRST:LAST[:EVERY]; by default all.
+    part
+        Measure some of the codecs, beside other processes that measure the others: I/N, or auto for what
+        torchrun or Slurm tell this process. All keep points in `output`, where a call without it finds them.
 
     Raises
     ------
@@ -86,6 +100,7 @@ class Bench(EvaluatorRequest, Computing, Reading, Request[BenchReport]):
     refine: Annotated[int, Option(least=0)] = 2
     keyframe_every: Annotated[int, Option(least=1)] = 32
     steps: Steps = None
+    part: Annotated[str | None, Option(metavar="I/N|auto")] = None
 
     EXAMPLES: ClassVar = (
         "inshrink bench runs/digits --trust-run -o bench",
@@ -96,8 +111,32 @@ class Bench(EvaluatorRequest, Computing, Reading, Request[BenchReport]):
 
     def perform(self) -> BenchReport:
         """Measure the codecs."""
+        begun = time.perf_counter()
+        if self.output is None and (self.is_shared_out or self.part is not None):
+            raise InputError(
+                "points that others measure are kept in a folder", remedy="say which: --output DIR"
+            )
+        fresh: set[str] = set()
+        if self.is_shared_out:
+            n_codecs = len(choose_variants(self.codecs))
+            # A codec's next point follows from those before; another codec's does not.
+            fresh.update(*shared_out(self, lambda _: max(1, n_codecs)))
+        with self._session() as (session, variants, folder):
+            session.fresh, session.begun, session.is_shared_out = fresh, begun, self.is_shared_out
+            return session.run_all(variants, folder)
+
+    def perform_part(self) -> set[str]:
+        """Measure some of the codecs, and return the names of the points that were not there."""
+        with self._session() as (session, variants, _):
+            session.run_all(variants, None)
+            return session.fresh
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[tuple[_Session, Sequence[Variant], Path | None]]:
+        """Give what measures, what is measured, and where the report goes."""
         opened = self.opened_run(self.run).attributed()
-        variants = choose_variants(self.codecs)
+        share = share_of(self.part) or Share(0, 1)
+        variants = choose_variants(self.codecs)[share.part :: share.n_parts]
         asked = parse_bounds(self.bounds) if isinstance(self.bounds, str) else self.bounds
         chosen = choose_steps(opened, steps_of(opened, self.steps))
         if len(chosen) < 2:
@@ -131,7 +170,7 @@ class Bench(EvaluatorRequest, Computing, Reading, Request[BenchReport]):
                 refine=self.refine,
                 progress=self.progress,
             )
-            return session.run_all(variants, folder)
+            yield session, variants, folder if self.part is None else None
 
 
 bench = python_call(Bench)
@@ -144,7 +183,7 @@ def _store(folder: Path | None) -> ResultStore[Point]:
 
 @dataclass(kw_only=True)
 class _Session:
-    """One bench: what is measured already, and how far it is."""
+    """One bench: what is measured already, which points of that are its own, and how far it is."""
 
     measurer: Measurer
     store: ResultStore[Point]
@@ -155,10 +194,12 @@ class _Session:
     points: dict[str, list[Point]] = field(default_factory=dict)
     measured: int = 0
     resumed: int = 0
+    fresh: set[str] = field(default_factory=set)
+    is_shared_out: bool = False
+    begun: float = field(default_factory=time.perf_counter)
     _warm: set[str] = field(default_factory=set)
     _done: int = 0
     _total: int = 0
-    _begun: float = field(default_factory=time.perf_counter)
 
     def run_all(self, variants: Sequence[Variant], folder: Path | None) -> BenchReport:
         """Measure the previous checkpoint, then each codec; what was measured is written even if cut off."""
@@ -192,14 +233,14 @@ class _Session:
         self, label: str, key: dict[str, Any], measure: Callable[[Callable[[int], None]], Point]
     ) -> Point:
         """Return a point that was measured before, or measure and keep it."""
-        begun = self._done
+        begun, name = self._done, self.store.name_of(label, key)
         point = self.store.load(label, key)
         if point is None:
             point = measure(lambda done: self._advance(begun + done, label))
             self.store.keep(label, key, point.to_json())
-            self.measured += 1
-        else:
-            self.resumed += 1
+            self.fresh.add(name)
+        self.measured += name in self.fresh
+        self.resumed += name not in self.fresh
         self._advance(begun + len(self.measurer.steps), label, point)
         # Kept here as well as by the sweep, which an interruption may cut off.
         self.points.setdefault(label, []).append(point)
@@ -239,7 +280,7 @@ class _Session:
             optimizer=self.measurer.optimizer,
             bounds=self.bounds,
             points={label: tuple(points) for label, points in self.points.items()},
-            seconds=time.perf_counter() - self._begun,
+            seconds=time.perf_counter() - self.begun,
             measured=self.measured,
             resumed=self.resumed,
             notes=self._notes(variants),
@@ -251,6 +292,8 @@ class _Session:
         notes = []
         if self.measurer.optimizer == "drop":
             notes.append("the optimizer's state is left out (--optimizer drop), which makes sweeps fast")
+        if self.is_shared_out:
+            notes.append("codecs were measured beside each other, which slows each of them")
         own = [
             one.label for one in variants if one.optimizer(self.measurer.optimizer) != self.measurer.optimizer
         ]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import Executing
-from inshrink_core.execution.engines import engine_of
+from inshrink_core.execution.engines import Engine, engine_of
 from inshrink_core.execution.process import ignore_numba_file
 from inshrink_core.execution.progress import OnProgress
 from inshrink_core.execution.tasks import Task, Work
@@ -36,11 +36,31 @@ def shared_out(request: Any, n_parts: Callable[[int], int] = int) -> list[Any]:
     EngineError, MissingExtraError
         Workers died, or there are none.
     """
+    engine, asked = engine_for(request), sendable(request)
+    known = {field.name for field in fields_of(type(request))}
+
+    def tasks(about: int, threads: int) -> Sequence[Task]:
+        n = n_parts(about)
+        fields = {"threads": threads} if "threads" in known else {}
+        parts = (with_fields(asked, **fields, part=f"{at + 1}/{n}") for at in range(n))
+        return [Task(_PERFORM, one, str(Path.cwd())) for one in parts]
+
+    own = getattr(request, "threads", None)
+    return engine.perform(Work(tasks, request.workers, own, request.progress))
+
+
+def engine_for(request: Any) -> Engine:
+    """Return the engine that a request names (`shared_out`)."""
     engine = engine_of(request.engine)
     if engine is None:
         raise InputError("--workers goes with an engine", remedy="add --engine processes")
-    if request.part is not None:
+    if getattr(request, "part", None) is not None:
         raise InputError("an engine takes all parts, and --part one of them", remedy="leave one of them out")
+    return engine
+
+
+def sendable(request: Any) -> dict[str, Any]:
+    """Return a request as workers are given it, and what of its code is trusted (`shared_out`)."""
     given = request.to_json()
     for name in given["fields"]:
         value = getattr(request, name)
@@ -49,27 +69,29 @@ def shared_out(request: Any, n_parts: Callable[[int], int] = int) -> list[Any]:
                 f"workers cannot be given the object in '{name}'", remedy="say it by its path or its name"
             )
     trusted = getattr(request, "trusted", None)
-    trusted = None if trusted is None else sorted(trusted)
-    known = {field.name for field in fields_of(type(request))}
-
-    def tasks(about: int, threads: int) -> Sequence[Task]:
-        n = n_parts(about)
-        fields = {k: v for k, v in given["fields"].items() if k not in ("engine", "workers")}
-        if "threads" in known:
-            fields["threads"] = threads
-        documents = (given | {"fields": fields | {"part": f"{at + 1}/{n}"}} for at in range(n))
-        asked = ({"request": document, "trusted": trusted} for document in documents)
-        return [Task(_PERFORM, one, str(Path.cwd())) for one in asked]
-
-    own = getattr(request, "threads", None)
-    return engine.perform(Work(tasks, request.workers, own, request.progress))
+    fields = {name: value for name, value in given["fields"].items() if name not in ("engine", "workers")}
+    return {
+        "request": given | {"fields": fields},
+        "trusted": None if trusted is None else sorted(trusted),
+    }
 
 
-def perform_part(asked: Any, progress: OnProgress) -> Any:
-    """Perform a part, in a process that is there for it alone."""
+def with_fields(asked: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return what workers are given, with other values of some fields."""
+    request = asked["request"]
+    return asked | {"request": request | {"fields": request["fields"] | fields}}
+
+
+def received(asked: Any, progress: OnProgress | None = None) -> Any:
+    """Return the request that a worker was given, in a process that is there for it alone."""
     ignore_numba_file()
     prepare_process()
     request: Any = replace(request_from_json(asked["request"]), progress=progress)
     if isinstance(request, Executing) and asked["trusted"] is not None:
         request = replace(request, trusted=frozenset(asked["trusted"]))
-    return request.perform_part()
+    return request
+
+
+def perform_part(asked: Any, progress: OnProgress) -> Any:
+    """Perform a part."""
+    return received(asked, progress).perform_part()

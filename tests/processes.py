@@ -1,0 +1,36 @@
+"""Processes that a test has started, as /proc tells of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Return the processes that a process has started, and those that they have, by their command lines."""
+    parents: dict[int, int] = {}
+    found: dict[int, str] = {}
+    for one in Path("/proc").iterdir():
+        try:
+            stat = (one / "stat").read_text()
+            parents[int(one.name)] = int(stat.rpartition(") ")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+    for one in parents:
+        above = one
+        while above in parents and above != pid:
+            above = parents[above]
+        if above == pid and one != pid:
+            try:
+                found[one] = Path(f"/proc/{one}/cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue
+    return found
+
+
+def is_at_work(pid: int, line: str) -> bool:
+    """Whether a process that was seen is there still: the same, and no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+        return state != "Z" and Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") == line
+    except OSError:
+        return False
