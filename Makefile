@@ -48,9 +48,13 @@ test-browser: $(STAMP)  ## Drive the explorer in headless Chromium
 test-integrations: wheel  ## Test the adapters with the real libraries, installed with the wheel's extras in build/integrations
 	$(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --constraint requirements.lock \
-		"$$(ls -t dist/inshrink-*.whl | head -1)[hf,hub,lightning,mlflow,ray,wandb]" peft pytest pytest-timeout
+		"$$(ls -t dist/inshrink-*.whl | head -1)[hf,hub,lightning,mlflow,ray,remote,wandb]" peft pytest pytest-timeout \
+		"moto[server]"
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --no-deps --force-reinstall "$$(ls -t dist/inshrink-*.whl | head -1)"
-	$(INTEGRATIONS)/bin/pytest -o pythonpath= -m integration tests/integrations
+	# Azure's server is a package of npm; without npm its tests are skipped.
+	! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix $(INTEGRATIONS)/azurite azurite
+	AZURITE_BLOB=$(CURDIR)/$(INTEGRATIONS)/azurite/node_modules/.bin/azurite-blob \
+		$(INTEGRATIONS)/bin/pytest -o pythonpath= -m integration tests/integrations
 
 fuzz: $(STAMP)  ## Attack archives, inputs and decoders for a minute
 	$(BIN)/python -m benchmarks.fuzz $(SECONDS) --seed $(SEED)

@@ -180,6 +180,8 @@ class ArchiveWriter:
             self._write_manifest(self._manifest)
         for path in catalog.buried:
             storage.delete(path)
+        files = [file for frame in self._manifest.frames for file in frame.files if file.offset is None]
+        storage.trust({file.path: file.digest for file in files})
         self.reader: ArchiveReader = _GroupReader(OverlaidStorage(storage, self._held), self._group)
 
     def _repaired(self, catalog: Catalog) -> Manifest:

@@ -322,6 +322,7 @@ class StorageSuite(ABC):
         place = self.place(tmp_path)
         with ArchiveWriter(place, create=True) as writer:
             _append(writer, 0)
+            writer.flush()
             try:
                 rival = ArchiveWriter(place)
             except LockedError:

@@ -19,7 +19,7 @@ from inshrink_core.archive.storage.registry import sole_writer
 from inshrink_core.errors import ConflictError, InputError, LockedError, NotFoundError, StorageError
 from inshrink_core.testing.archives import ArchiveMachine
 from inshrink_core.testing.storages import StorageSuite
-from tests.archive.building import append, build
+from tests.archive.building import append, build, contents
 
 pytest.importorskip("obstore", reason="the extra 'remote' is not installed")
 from obstore.exceptions import GenericError
@@ -126,11 +126,8 @@ def put(storage, path, content):
 def waits(url):
     """What lies on this machine on its way to a bucket."""
     folder = waiting_folder(url)
-    return (
-        sorted(p.name for p in folder.rglob("*") if p.is_file() and p.name != "lock")
-        if folder.exists()
-        else []
-    )
+    found = [path for path in folder.rglob("*") if path.is_file()] if folder.exists() else []
+    return sorted(p.name for p in found if p.name != "lock" and p.parent.name != "kept")
 
 
 # ---- uploads behind the writer -------------------------------------------------------------------
@@ -216,6 +213,26 @@ def test_a_store_that_is_well_again_gets_everything_without_being_asked(url, sto
             writer.flush()
         store.before = lambda verb, key: None
     assert steps_of(url) == [0]
+
+
+def test_the_next_writer_reads_what_the_last_one_kept_if_it_is_the_same(url, store, monkeypatch):
+    build(url)
+    (kept,) = [path for path in waiting_folder(url).iterdir() if path.name == "kept"]
+    assert len(list(kept.iterdir())) == 3
+    damaged = min(kept.iterdir())
+    damaged.write_bytes(b"x" + damaged.read_bytes()[1:])
+    with ArchiveWriter(url) as writer:
+        store.asked.clear()
+        read = [contents(writer.reader, frame.frame_id) for frame in writer.reader.frames]
+        asked = {key for verb, key in store.asked if verb.startswith("get")}
+    assert len(asked) == 1
+    assert read == [
+        contents(ArchiveReader.open(url), frame.frame_id) for frame in ArchiveReader.open(url).frames
+    ]
+    monkeypatch.setattr(behind, "_KEPT_NBYTES", 5_000)
+    with ArchiveWriter(url) as writer:
+        append(writer, 300)
+    assert sum(path.stat().st_size for path in kept.iterdir()) <= 5_000
 
 
 # ---- two writers ---------------------------------------------------------------------------------

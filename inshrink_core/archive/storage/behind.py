@@ -5,6 +5,7 @@ What is on its way into an archive lies in a folder of its own in `waiting_folde
     run.inshrink-5c1f0a9e4b7d2c36/
       lock               held by the one process of this machine that writes the archive
       frames/…           frames that are finished, under their own names
+      kept/<digest>      frames that are uploaded and may be read again soon
       waiting            a line of JSON: which object (the manifest) is replaced when the frames are uploaded,
                          what it takes the place of, and the frames it speaks of; then its content
 
@@ -24,6 +25,7 @@ import re
 import threading
 from abc import abstractmethod
 from collections import OrderedDict
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Final, NamedTuple
@@ -40,11 +42,12 @@ MAX_WAITING_NBYTES: Final = 16 << 30
 """What may lie on the disk before it is uploaded; then whoever writes waits."""
 
 _KEPT_NBYTES: Final = 256 << 20
-"""Frames that are uploaded are kept up to here as long as the archive is open: they are read again soon."""
+"""Frames that are uploaded are kept up to here: the next one is encoded relative to them."""
 
 _N_UPLOADS: Final = 4
 _MAX_PAUSE_S: Final = 60.0
 _RECORD_NAME: Final = "waiting"
+_KEPT: Final = "kept"
 _MAX_RECORD_NBYTES: Final = 1 << 30
 _PIECE_NBYTES: Final = 4 << 20
 
@@ -495,6 +498,20 @@ class BehindStorage(Storage):
                 path, _ = self._kept.popitem(last=False)
                 self._local.delete(path)
 
+    def trust(self, digests: Mapping[str, bytes]) -> None:
+        """Read frames from here that the last writer kept, if they are those that the archive has."""
+        kept = {path.name: path for path in (self._folder / _KEPT).glob("*")}
+        for place, digest in digests.items():
+            path = kept.pop(digest.hex(), None)
+            if path is not None and not self._is_here(place):
+                if path.is_file() and hashlib.sha256(path.read_bytes()).digest() == digest:
+                    self._kept[place] = path.stat().st_size
+                    path.rename(self._folder / place)
+                else:
+                    path.unlink()
+        for path in kept.values():
+            path.unlink()
+
     def _replace(self, waiting: _Waiting) -> Tag:
         """Replace an object in the bucket, also over what an earlier attempt left whose answer was lost."""
         known = self._replaced.get(waiting.path)
@@ -544,9 +561,11 @@ class BehindStorage(Storage):
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
-        if self._is_done():
-            for path in self._kept:
-                self._local.delete(path)
+        (self._folder / _KEPT).mkdir(exist_ok=True)
+        for path in self._kept:
+            file = self._folder / path
+            with contextlib.suppress(FileNotFoundError):
+                file.rename(self._folder / _KEPT / hashlib.sha256(file.read_bytes()).hexdigest())
 
 
 class _Behind(Creation):

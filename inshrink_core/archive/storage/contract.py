@@ -6,7 +6,7 @@ import contextlib
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
@@ -264,6 +264,9 @@ class Storage(ABC):
     def written(self) -> Storage:
         """Return the storage through which a writer sees this one; refuse a place that cannot be trusted."""
         return self
+
+    def trust(self, digests: Mapping[str, bytes]) -> None:  # noqa: B027 - most keep nothing
+        """Take note of what objects hold, by SHA-256: what is kept of them here may be read if it is that."""
 
     def flush(self) -> None:  # noqa: B027 - most have nothing to do
         """Return when all that was written is where others read it, for a storage that writes behind."""
