@@ -90,9 +90,9 @@ def observed(note: Note, evaluator: Callable[[], Any]) -> Iterator[None]:
             note(f"committed {info.step}")
         return info
 
-    def flushed(self: ArchiveWriter) -> None:
+    def flushed(self: ArchiveWriter, *, remote: bool = True) -> None:
         group = tuple(self._group)
-        flush(self)
+        flush(self, remote=remote)
         for info in group:
             note(f"committed {info.step}")
 
