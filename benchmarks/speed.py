@@ -12,6 +12,11 @@ finds no compiled kernel, against the same with all of them. Processor time, the
 4,096 and 64 values, 32 frames long, decoded in order from disk. The least of several passes over codecs in
 turn, in wall time and in processor time; ``python -m benchmarks.speed blocks`` measures this alone.
 
+``models.csv`` has what each tensor of a small model takes: a GPT of .8 M parameters in 34 tensors and an LSTM
+of 1.1 M in 11, weights and both moments of Adam, the first frame, whose integers are large, and the second.
+Processor time, the least of several, and the ratio to zstd's on the same tensors in turn;
+``python -m benchmarks.speed models`` measures this alone.
+
 ``two_threads.csv`` has what a second thread is worth (`benchmarks.two_threads`).
 """
 
@@ -26,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +40,7 @@ import zstandard
 from safetensors.torch import save_file
 
 from benchmarks.results import write
-from benchmarks.two_threads import measure_all
+from benchmarks.two_threads import Model, gpt, measure_all
 from inshrink_core import compress
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import TensorRole, TensorSpec
@@ -66,7 +72,8 @@ def measure(codec_name: str, settings: dict[str, Any], movement: float) -> dict[
     """Time one codec against zstd."""
     torch.set_num_threads(1)
     codec = make_codec(codec_name, settings)
-    spec = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(ROWS, COLUMNS))
+    whole = TensorSpec(name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=(ROWS, COLUMNS))
+    spec = [dataclasses.replace(whole, name=f"layers.{i}.weight") for i in range(N_TENSORS)]
     *earlier, after = _states(movement)
     raw = [tensor.numpy().tobytes() for tensor in after]
     n_bytes = sum(map(len, raw))
@@ -81,9 +88,7 @@ def measure(codec_name: str, settings: dict[str, Any], movement: float) -> dict[
     for _ in range(REPETITIONS):
         times["zstd"].append(_timed(lambda: [compressor.compress(chunk) for chunk in raw]))
         times["encode"].append(_timed(lambda: _encode(codec, spec, after, previous, memory)))
-        times["decode"].append(
-            _timed(lambda: [codec.decode(spec, b, r) for b, r in zip(blocks, previous, strict=True)])
-        )
+        times["decode"].append(_timed(lambda: _decode(codec, spec, blocks, previous)))
     speed = {key: n_bytes / 1e6 / statistics.median(values) for key, values in times.items()}
     pairs = zip(times["zstd"], times["encode"], times["decode"], strict=True)
     ratios = [(zstd / encode, zstd / decode) for zstd, encode, decode in pairs]
@@ -105,20 +110,96 @@ def measure(codec_name: str, settings: dict[str, Any], movement: float) -> dict[
 
 def _encode(
     codec: Any,
-    spec: TensorSpec,
+    specs: list[TensorSpec],
     tensors: list[torch.Tensor],
     previous: list[TensorReference | None],
     memory: Any = None,
+    second: list[torch.Tensor] | None = None,
 ) -> tuple[list[Any], Any]:
     """Run the whole encoder of a frame (observe, plan, encode); return what it made and remembers."""
     items = [
-        TensorInput(spec=dataclasses.replace(spec, name=f"layers.{i}.weight"), tensor=tensor)
-        for i, tensor in enumerate(tensors)
+        TensorInput(spec=spec, tensor=tensor, second_moment=None if second is None else second[i])
+        for i, (spec, tensor) in enumerate(zip(specs, tensors, strict=True))
     ]
     statistics_ = [codec.observe(item, ref) for item, ref in zip(items, previous, strict=True)]
     plan = codec.plan([item.spec for item in items], statistics_, FrameContext(memory=memory))
     encoded = [codec.encode(item, plan, ref) for item, ref in zip(items, previous, strict=True)]
     return encoded, codec.remember(plan)
+
+
+def _decode(codec: Any, specs: list[TensorSpec], blocks: list[Any], previous: list[Any]) -> None:
+    for spec, block, reference in zip(specs, blocks, previous, strict=True):
+        codec.decode(spec, block, reference)
+
+
+def lstm(width: int = 256, n_layers: int = 2, n_tokens: int = 128) -> Model:
+    """Return weights with the shapes of a small LSTM."""
+    generator = torch.Generator().manual_seed(0)
+    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (n_tokens, width)}
+    for i in range(n_layers):
+        for side in ("ih", "hh"):
+            shapes |= {f"lstm.weight_{side}_l{i}": (4 * width, width), f"lstm.bias_{side}_l{i}": (4 * width,)}
+    shapes |= {"head.weight": (n_tokens, width), "head.bias": (n_tokens,)}
+    return {name: 0.02 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def small_models(quick: bool = False) -> list[dict[str, object]]:
+    """Time each frame and each part of small models."""
+    torch.set_num_threads(1)
+    rows = []
+    for name, model in {"gpt": gpt(128, 4, 128), "lstm": lstm()}.items():
+        for part in (TensorRole.WEIGHT, TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ):
+            rows += _of_model(name, model, part, 1 if quick else 3 * REPETITIONS)
+    return rows
+
+
+def _of_model(name: str, model: Model, part: TensorRole, repetitions: int) -> list[dict[str, object]]:
+    """Time the first two frames of a part of a model."""
+    generator = torch.Generator().manual_seed(1)
+    codec = make_codec("lattice" if part is TensorRole.WEIGHT else "moments", {})
+    specs = [
+        TensorSpec(name=key, role=part, dtype="float32", shape=tuple(tensor.shape))
+        for key, tensor in model.items()
+    ]
+    frames = []
+    for _ in range(2):
+        noise = [torch.randn(spec.shape, generator=generator) for spec in specs]
+        seconds = [1e-8 * (1 + 0.1 * one.square()) for one in noise]
+        if part is TensorRole.WEIGHT:
+            frames.append([tensor + 1e-3 * one for tensor, one in zip(model.values(), noise, strict=True)])
+        else:
+            first = [1e-4 * one for one in noise]
+            frames.append(first if part is TensorRole.EXP_AVG else seconds)
+    second = seconds if part is TensorRole.EXP_AVG else None
+    previous: list[Any] = [None] * len(specs)
+    memory, rows, compressor, counted = None, [], zstandard.ZstdCompressor(level=3), range(repetitions)
+    for frame, tensors in zip(("first", "second"), frames, strict=True):
+        raw = [tensor.numpy().tobytes() for tensor in tensors]
+        encoded, after = _encode(codec, specs, tensors, previous, memory, second)
+        blocks = [one.block for one in encoded]
+        calls: dict[str, Callable[[], object]] = {
+            "encode": partial(_encode, codec, specs, tensors, previous, memory, second),
+            "decode": partial(_decode, codec, specs, blocks, previous),
+        }
+        for call, action in calls.items():
+            pairs = [(_timed(partial(list, map(compressor.compress, raw))), _timed(action)) for _ in counted]
+            least = min(ours for _, ours in pairs)
+            rows.append(
+                {
+                    "model": name,
+                    "parameters": sum(spec.numel for spec in specs),
+                    "tensors": len(specs),
+                    "part": part.value,
+                    "frame": frame,
+                    "call": call,
+                    "ms_per_tensor": 1e3 * least / len(specs),
+                    "mb_per_s": sum(map(len, raw)) / 1e6 / least,
+                    "vs_zstd3": statistics.median(zstd / ours for zstd, ours in pairs),
+                    "pairs": len(pairs),
+                }
+            )
+        previous, memory = [one.reference for one in encoded], after
+    return rows
 
 
 def _timed(action: Callable[[], object]) -> float:
@@ -249,7 +330,10 @@ def _decode_all(path: Path) -> tuple[float, float]:
 
 
 def main(quick: bool = False) -> Path:
-    """Write ``results/blocks.csv``, ``first_call.csv``, ``two_threads.csv`` and ``speed.csv``."""
+    """Write ``models.csv``, ``blocks.csv``, ``first_call.csv``, ``two_threads.csv`` and ``speed.csv``."""
+    models = write("models_quick" if quick else "models", small_models(quick))
+    if sys.argv[1:] == ["models"]:
+        return models
     blocks = write("blocks_quick" if quick else "blocks", small_blocks(quick))
     if sys.argv[1:] == ["blocks"]:
         return blocks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import select
@@ -237,13 +238,29 @@ def progress_bar(verb: str, *, hidden: bool, in_bytes: bool = True) -> Iterator[
         Amounts(table_column=Column(no_wrap=True)),
     )
     console = Console(stderr=True)
-    with progress.Progress(*columns, console=console, transient=True, expand=True) as bar:
+    bar = progress.Progress(*columns, console=console, transient=True, expand=True)
+    with bar, _told_above(bar.console):
         shown = bar.add_task(verb, total=None)
 
         def advance(now: Progress) -> None:
             bar.update(shown, completed=now.done, total=now.total, description=f"{verb} step {now.step}")
 
         yield advance
+
+
+@contextmanager
+def _told_above(console: Console) -> Iterator[None]:
+    """Print above the bar that kernels are compiled, which those who wait for the first call should know."""
+    handler, logger = logging.Handler(logging.INFO), logging.getLogger("inshrink_core.ops.cpu.compiled")
+    handler.emit = lambda record: console.print(record.getMessage())  # type: ignore[method-assign]
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)
 
 
 @contextmanager

@@ -8,9 +8,12 @@ and `fastmath` is never used: the same bits everywhere.
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import Any
 
 from numba import njit
+from numba.core import event
 
 _njit: Any = njit
 
@@ -34,3 +37,34 @@ part = _njit(**_OPTIONS, no_cpython_wrapper=True, no_rewrites=True)
 
 inlined = _njit(**_OPTIONS, inline="always")
 """Decorates a function that one kernel calls at one place."""
+
+
+_TOLD_AFTER = 1.0
+"""Seconds of compiling from which on a user wonders what is going on."""
+
+
+class _Compiling(event.Listener):  # type: ignore[misc, unused-ignore]
+    """Says once, in the log, that kernels are being compiled, where that takes a second: the first use."""
+
+    def __init__(self) -> None:
+        self._seconds, self._began, self._depth, self._told = 0.0, 0.0, 0, False
+
+    def on_start(self, _event: Any) -> None:
+        """Begin with a kernel, perhaps on behalf of another."""
+        if self._depth == 0:
+            self._began = time.perf_counter()
+        self._depth += 1
+
+    def on_end(self, _event: Any) -> None:
+        """Be done with one."""
+        self._depth -= 1
+        so_far = self._seconds + time.perf_counter() - self._began
+        if self._depth == 0:
+            self._seconds = so_far
+        if so_far > _TOLD_AFTER and not self._told:
+            self._told = True
+            logging.getLogger(__name__).info("compiling kernels, once after an installation")
+
+
+_event: Any = event
+_event.register("numba:compile", _Compiling())
