@@ -561,10 +561,10 @@ class BehindStorage(Storage):
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
-        (self._folder / _KEPT).mkdir(exist_ok=True)
-        for path in self._kept:
-            file = self._folder / path
-            with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # what cannot be kept is read from the bucket
+            (self._folder / _KEPT).mkdir(exist_ok=True)
+            for path in filter(self._is_here, self._kept):
+                file = self._folder / path
                 file.rename(self._folder / _KEPT / hashlib.sha256(file.read_bytes()).hexdigest())
 
 
@@ -602,5 +602,7 @@ class _BehindLock(Lock):
     def release(self) -> None:
         """End the uploads, and let the next writer in."""
         if not self._held.released:
-            self._storage.end()
-            self._held.release()
+            try:
+                self._storage.end()
+            finally:
+                self._held.release()

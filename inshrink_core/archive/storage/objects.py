@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-LARGE_NBYTES: Final = 128 << 20
+LARGE_NBYTES: Final = 256 << 20
 """Larger objects are uploaded in pieces; what is smaller is one request, which is made again as a whole."""
 
 _PIECE_NBYTES: Final = 16 << 20
