@@ -48,7 +48,9 @@ test-browser: $(STAMP)  ## Drive the explorer in headless Chromium
 test-integrations: wheel  ## Test the adapters with the real libraries, installed with the wheel's extras in build/integrations
 	$(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --constraint requirements.lock \
-		"$$(ls -t dist/inshrink-*.whl | head -1)[hf,lightning,mlflow,ray,wandb]" peft pytest pytest-timeout
+		"$$(ls -t dist/inshrink-*.whl | head -1)[hf,lightning,mlflow,ray,wandb]" "ray[train]" peft pytest pytest-timeout tyro
+	# Of what torchtitan asks for, its checkpoint manager needs these.
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --no-deps torchtitan==0.3.0 spmd_types==0.2.3 torchdata==0.11.0
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --no-deps --force-reinstall "$$(ls -t dist/inshrink-*.whl | head -1)"
 	$(INTEGRATIONS)/bin/pytest -o pythonpath= -m integration tests/integrations
 
