@@ -48,8 +48,10 @@ test-browser: $(STAMP)  ## Drive the explorer in headless Chromium
 test-integrations: wheel  ## Test the adapters with the real libraries, installed with the wheel's extras in build/integrations
 	$(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --constraint requirements.lock \
-		"$$(ls -t dist/inshrink-*.whl | head -1)[hf,hub,lightning,mlflow,ray,remote,wandb]" peft pytest pytest-timeout \
-		"moto[server]"
+		"$$(ls -t dist/inshrink-*.whl | head -1)[hf,hub,lightning,mlflow,ray,remote,wandb]" "ray[train]" peft pytest \
+		pytest-timeout tyro "moto[server]"
+	# Of what torchtitan asks for, its checkpoint manager needs these.
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --no-deps torchtitan==0.3.0 spmd_types==0.2.3 torchdata==0.11.0
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --no-deps --force-reinstall "$$(ls -t dist/inshrink-*.whl | head -1)"
 	# Azure's server is a package of npm; without npm its tests are skipped.
 	! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix $(INTEGRATIONS)/azurite azurite

@@ -29,11 +29,11 @@ def prove(shim: Shim, folder: Path, seed: int) -> bool:
             cases = islice(CASES[mode](stage, Random(f"{seed} {name}")), N_CASES)
             found = next((case for case in cases if case.outcome.problems), None)
         missed += _tell(name, verb, mode, found)
-    for name, plant_in_ranks in RANK_PLANTS.items():
+    for name, (plant_in_ranks, point) in RANK_PLANTS.items():
         with plant_in_ranks():
             ranks = RankStage(folder / "ranks")
             ranks.open()
-            kills = ranks.kills(Random(f"{seed} {name}"))
+            kills = ranks.kills(Random(f"{seed} {name}"), point)
             found = next((case for case in kills if case.outcome.problems), None)
         missed += _tell(name, "ranks", "kill", found)
     return not missed

@@ -156,10 +156,11 @@ def _rank(rank: int, folder: Path, store: Path, at: int | None) -> dict[str, Any
             _watch(points, at, lambda: training.step == STRUCK)
         _train(training, folder / "a")
         dist.barrier()
-    except EXPECTED_ERRORS as error:
-        return {"ended": f"{type(error).__name__}: {error}"[:200]}
-    except BaseException as error:
-        return {"ended": "", "problem": f"untyped: rank {rank}: {type(error).__name__}: {error}"[:200]}
+    except BaseException as error:  # whatever it is, it is reported
+        ended = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        if not isinstance(error, EXPECTED_ERRORS):
+            return {"ended": "", "problem": f"untyped: rank {rank}: {ended}"}
+        return {"ended": ended}
     return {"ended": "done", "points": points}
 
 
@@ -234,10 +235,13 @@ class RankStage:
         self.root.mkdir(parents=True)
         return self.root
 
-    def kills(self, random: Random) -> Iterator[Case]:
-        """Kill each rank at each of its points of the second save, in random order."""
+    def kills(self, random: Random, point: str = "") -> Iterator[Case]:
+        """Kill each rank at each of its points of the second save, or at those of a name, in random order."""
         kills = [
-            Kill(rank, at) for rank, points in enumerate(self.points) for at in range(1, len(points) + 1)
+            Kill(rank, at)
+            for rank, points in enumerate(self.points)
+            for at, name in enumerate(points, 1)
+            if point in name
         ]
         random.shuffle(kills)
         for kill in kills:
@@ -287,5 +291,8 @@ def silent_failure() -> AbstractContextManager[Any]:
     return mock.patch.object(Ranks, "gathered", answered)
 
 
-RANK_PLANTS: Final = {"parts-kept": parts_kept, "silent-failure": silent_failure}
-"""Defects that killing ranks must find."""
+RANK_PLANTS: Final = {
+    "parts-kept": (parts_kept, "_publish begins"),
+    "silent-failure": (silent_failure, "gathered begins"),
+}
+"""Defects that killing ranks must find, and at which points."""

@@ -1,6 +1,10 @@
 """Lightning and accelerate with `InshrinkWriter`, as the page on DCP tells, on two processes."""
 
+import inspect
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,14 +23,19 @@ def same(path: Path) -> bool:
     return expected.keys() == found.keys() and all(torch.equal(expected[n], found[n]) for n in expected)
 
 
+def of_page(title: str, folder: Path, old: str, new: str) -> Path:
+    """Write the code of a block of the page, with something changed."""
+    block = re.search(rf'```python title="{title}"\n(.*?)```', PAGE.read_text(), re.DOTALL)[1]
+    text = "\n".join(line[2:] for line in block.splitlines())
+    assert old in text
+    (folder / "page.py").write_text(text.replace(old, new))
+    return folder / "page.py"
+
+
 def test_a_callback_of_lightning_archives_fsdp2(tmp_path, on_two_ranks):
     pytest.importorskip("lightning", reason="needs the extra 'lightning': make test-integrations")
-    block = re.search(r'```python title="lightning_callback.py"\n(.*?)```', PAGE.read_text(), re.DOTALL)[1]
-    page = tmp_path / "page.py"
     exact = "InshrinkWriter(archive, codec='lossless')"
-    page.write_text(
-        "\n".join(line[2:] for line in block.splitlines()).replace("InshrinkWriter(archive)", exact)
-    )
+    page = of_page("lightning_callback.py", tmp_path, "InshrinkWriter(archive)", exact)
     on_two_ranks(SCRIPT, "lightning", tmp_path, page)
     archive = inshrink_core.open(tmp_path / "a")
     assert archive.steps == (2, 4)
@@ -41,3 +50,58 @@ def test_what_accelerate_has_prepared_goes_back_to_a_step_of_the_archive(tmp_pat
     assert same(tmp_path / "0.pt")
     assert same(tmp_path / "1.pt")
     assert inshrink_core.open(tmp_path / "a").frames[0].n_parts == 2
+
+
+@pytest.mark.parametrize("mode", ["disabled", "async"])
+def test_a_checkpoint_manager_of_torchtitan_resumes_to_the_same_bits(tmp_path, on_two_ranks, mode):
+    pytest.importorskip("torchtitan", reason="needs torchtitan: make test-integrations")
+    old = "self.archive, resumed_from"
+    page = of_page(
+        "inshrink_torchtitan.py",
+        tmp_path,
+        old,
+        f"self.archive, codec='lossless', optimizer='exact', {old[14:]}",
+    )
+    on_two_ranks(SCRIPT.with_name("dcp_titan.py"), tmp_path, page, mode)
+    assert same(tmp_path / "0.pt")
+    assert same(tmp_path / "1.pt")
+    archive = inshrink_core.open(tmp_path / "checkpoint.inshrink")
+    assert archive.steps == (2, 4, 6, 8)
+    assert [frame.n_parts for frame in archive.frames] == [2] * 4
+    roles = {(spec.name, spec.role) for spec in archive[8].specs}
+    assert ("0.weight", "exp_avg_sq") in roles
+    assert ("0.weight", "weight") in roles
+
+
+def die_once(step, archive):
+    """End the process of the second rank at a step, the first time."""
+    import os
+    from pathlib import Path
+
+    import torch
+
+    died = Path(f"{archive}-died")
+    if step == 5 and torch.distributed.get_rank() == 1 and archive.endswith("broken") and not died.exists():
+        died.touch()
+        os._exit(9)
+
+
+def test_a_training_of_ray_goes_on_from_the_reported_step_after_a_worker_dies(tmp_path):
+    pytest.importorskip("ray.train.torch", reason="needs ray[train]: make test-integrations")
+    step = "        optimizer.step()\n"
+    page = of_page("ray_training.py", tmp_path, step, f"{step}        die_once(now, config['archive'])\n")
+    text = page.read_text()
+    text = text.replace(
+        "InshrinkWriter(archive,", "InshrinkWriter(archive, codec='lossless', optimizer='exact',"
+    )
+    page.write_text(f"{text}\n\n{inspect.getsource(die_once)}")
+    script = SCRIPT.with_name("dcp_ray.py")
+    run = [sys.executable, "-W", "ignore", str(script), str(page), str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    done = subprocess.run(run, capture_output=True, text=True, timeout=500, env=environment)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
+    whole, broken = (inshrink_core.open(tmp_path / name) for name in ("whole", "broken"))
+    assert whole.steps == broken.steps == (2, 4, 6)
+    assert (tmp_path / "broken-died").exists()
+    assert all(torch.equal(whole[6][spec.key], broken[6][spec.key]) for spec in whole[6].specs)
+    assert [frame.n_parts for frame in broken.frames] == [2] * 3
