@@ -283,14 +283,19 @@ class ShardedEvaluator(ModelEvaluator):
                 raise EvaluatorError(f"the save has no tensor '{name}' of the model", where=self.spec)
         written = {_place_of(spec) for spec in own if spec.role in MODEL_ROLES}
         held = {_place_of(cell) for cells in self._cells.values() for cell, _ in cells}
-        needed = sorted(held - written)
-        told = exchanges.gathered(lambda: (written, needed) if needed else (written, []))
-        owners = {place: rank for rank, (places, _) in enumerate(told) for place in places}
-        wanted = [(place, rank) for rank, (_, places) in enumerate(told) for place in places]
-        for place, _ in wanted:
-            if place not in owners:
-                raise EvaluatorError(f"no rank saves '{place[0]}' at {place[1]}", where=self.spec)
-        self._lent = [(place, owners[place], rank) for place, rank in wanted]
+        needed = [
+            (place, rank)
+            for rank, places in enumerate(exchanges.gathered(lambda: sorted(held - written)))
+            for place in places
+        ]
+        owners: dict[_Place, int] = {}
+        if needed:
+            asked = {place for place, _ in needed}
+            found = exchanges.gathered(lambda: written & asked)
+            owners = {place: rank for rank, places in enumerate(found) for place in places}
+        if lost := [place for place, _ in needed if place not in owners]:
+            raise EvaluatorError(f"no rank saves '{lost[0][0]}' at {lost[0][1]}", where=self.spec)
+        self._lent = [(place, owners[place], rank) for place, rank in needed]
 
     def evaluate(self, state_dict: Mapping[str, Tensor] | Checkpoint) -> Evaluation:
         """Return what all ranks say of a state, a `Checkpoint` of what this one writes; else of the model.
