@@ -14,9 +14,11 @@ from inshrink_app.model.sensitivity import METRICS, Sensitivity
 from inshrink_app.pages.sensitivity import ahead, cells, drill_figures, heatmap, selection
 from inshrink_app.pages.sensitivity.arranging import normalised, ordered
 from inshrink_app.pages.sensitivity.drilldown import half_in
-from inshrink_app.widgets.modules import outline
+from inshrink_app.widgets.heatmap import aggregate
+from inshrink_app.widgets.modules import Node, outline
 
 from inshrink_core.analysis.anatomy import Places
+from inshrink_core.analysis.profile import Row
 from inshrink_core.sensitivity import SensitivityMetric
 from tests.app.builders import (
     FakeJobs,
@@ -289,3 +291,12 @@ def test_what_is_most_sensitive_can_be_opened_without_a_mouse(
     first.click().run()
     assert app.query_params["layer"] == first.key.removeprefix("largest.")
     assert button(app, "Close")
+
+
+def test_a_module_carries_what_its_measured_tensors_carry() -> None:
+    rows = tuple(Row(name, "m", "linear", "weight", 1, n, (n,)) for name, n in (("m.a", 30), ("m.b", 10)))
+    values = {"mean": np.array([[2.0], [np.nan]], np.float32)}
+    table = Sensitivity(metric="fisher", by="tensor", rows=rows, steps=(1,), values=values)
+    module = aggregate(table, [Node("m", (0, 1))])
+    assert module.values["mean"].tolist() == [[2.0]]
+    assert normalised(module, "share", table).values["mean"].tolist() == [[1.0]]

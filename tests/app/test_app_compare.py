@@ -506,3 +506,12 @@ def test_an_evaluator_is_not_written_outside_of_the_roots(archived: Path, jobs: 
         services.make_evaluator(shown, "/etc/judge.py", "classifier", "", replace=False)
     with pytest.raises(ServiceError, match="folder of yours"):
         services.make_evaluator(shown, str(SAMPLE / "evaluator.py"), "classifier", "", replace=True)
+
+
+def test_an_evaluator_beside_the_checkpoints_is_offered_unasked(archived: Path, jobs: StubJobs) -> None:
+    (archived / "evaluator.py").write_text("def evaluate(state):\n    return {'loss': 0.0}\n")
+    (archived / "inshrink.toml").unlink(missing_ok=True)
+    app = explorer("compare", run=str(archived))
+    assert not app.exception
+    assert app.text_input(key="evaluator.other").value == str(archived / "evaluator.py")
+    assert not next(box for box in app.checkbox if box.label.startswith("Trust this run's code")).value

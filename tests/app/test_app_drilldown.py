@@ -390,11 +390,12 @@ def test_the_tensor_of_two_runs_stays_while_another_metric_is_measured(
     other = write_run(run.parent / "other")
     app = explorer("sensitivity", run=str(run), view="runs", other=str(other))
     app.selectbox(key="runs.tensor").set_value("fc2.weight").run()
-    job = services.sensitivity_job
-    monkeypatch.setattr(services, "sensitivity_job", lambda *_: Job(MEASURING, state="running"))
-    app.run()
+    running = {str(path): Job(MEASURING, state="running", job_id=str(path)) for path in (run, other)}
+    with monkeypatch.context() as measuring:
+        measuring.setattr(services, "sensitivity_job", lambda path, _: running[path])
+        measuring.setattr(services, "find_job", running.get)
+        app.run()
     assert "Measuring" in texts(app)
-    monkeypatch.setattr(services, "sensitivity_job", job)
     app.run()
     assert app.selectbox(key="runs.tensor").value == "fc2.weight"
     assert app.session_state["runs.tensor"] == "fc2.weight"
