@@ -77,7 +77,7 @@ def observed(note: Note, evaluator: Callable[[], Any]) -> Iterator[None]:
     A frame of a group is promised when the group was flushed, one in parts with its last part.
     """
     commit, resolve, urandom = FrameWriter.commit, EvaluatorRequest.resolve, os.urandom
-    flush, hold = ArchiveWriter.flush, ArchiveWriter._add_to_group
+    flush, hold = ArchiveWriter._flush_group, ArchiveWriter._add_to_group
     grouped: list[Any] = []
 
     def held(self: ArchiveWriter, content: bytes, info: Any) -> None:
@@ -97,7 +97,7 @@ def observed(note: Note, evaluator: Callable[[], Any]) -> Iterator[None]:
             note(f"committed {info.step}")
 
     FrameWriter.commit = committed  # type: ignore[method-assign]
-    ArchiveWriter.flush = flushed  # type: ignore[method-assign]
+    ArchiveWriter._flush_group = flushed  # type: ignore[method-assign]
     ArchiveWriter._add_to_group = held  # type: ignore[method-assign]
     EvaluatorRequest.resolve = lambda *_: evaluator()  # type: ignore[assignment,method-assign,return-value]
     # The same ids every time: equal states are then judged once.
@@ -107,7 +107,7 @@ def observed(note: Note, evaluator: Callable[[], Any]) -> Iterator[None]:
     finally:
         os.urandom = urandom
         FrameWriter.commit, EvaluatorRequest.resolve = commit, resolve  # type: ignore[method-assign]
-        ArchiveWriter.flush = flush  # type: ignore[method-assign]
+        ArchiveWriter._flush_group = flush  # type: ignore[method-assign]
         ArchiveWriter._add_to_group = hold  # type: ignore[method-assign]
 
 
