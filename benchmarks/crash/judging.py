@@ -90,9 +90,9 @@ def observed(note: Note, evaluator: Callable[[], Any]) -> Iterator[None]:
             note(f"committed {info.step}")
         return info
 
-    def flushed(self: ArchiveWriter, *, remote: bool = True) -> None:
+    def flushed(self: ArchiveWriter) -> None:
         group = tuple(self._group)
-        flush(self, remote=remote)
+        flush(self)
         for info in group:
             note(f"committed {info.step}")
 
