@@ -364,6 +364,14 @@ def _trained(kind, setup, chain, folder, unfinished, on_step=None):
     return getattr(training, f"train_{kind}")(setup, 3, unfinished=unfinished, on_step=on_step)
 
 
+def _same(one, other):
+    """Whether two trainings are alike; ids are drawn, and a compressed index is a byte longer with some."""
+    sizes = ("weights_nbytes", "nbytes")
+    assert all(getattr(one, name) == pytest.approx(getattr(other, name), abs=32) for name in sizes)
+    alike = {"seconds": 0, "save_seconds": 0} | dict.fromkeys(sizes, 0)
+    return replace(one, **alike) == replace(other, **alike)
+
+
 @pytest.mark.parametrize("lost", [5, 9, 12])
 @pytest.mark.parametrize("kind", ["uninterrupted", "perturbed", "restored", "restored lossy"])
 def test_a_training_that_is_cut_off_goes_on_from_its_last_save_to_the_same_bits(kind, lost, task, tmp_path):
@@ -384,7 +392,7 @@ def test_a_training_that_is_cut_off_goes_on_from_its_last_save_to_the_same_bits(
         steps = []
         resumed = _trained(kind, setup, chain, tmp_path, unfinished, steps.append)
     assert steps[0] == (lost - 1) // 2 * 2 + 1
-    assert replace(resumed, seconds=0, save_seconds=0) == replace(whole, seconds=0, save_seconds=0)
+    assert _same(resumed, whole)
 
 
 @pytest.mark.parametrize("lost", [9, 11])
@@ -407,7 +415,7 @@ def test_saves_after_the_training_was_last_kept_are_not_saved_again(lost, task, 
         assert inshrink_core.open(tmp_path / "a.inshrink").steps[-1] == lost - 1
         resumed = _trained("restored", setup, chain, tmp_path, unfinished)
     assert setup.schedule.restored_at == (2, 4, 8, 10)
-    assert replace(resumed, seconds=0, save_seconds=0) == replace(whole, seconds=0, save_seconds=0)
+    assert _same(resumed, whole)
 
 
 def test_a_kept_training_that_cannot_be_read_is_trained_anew(task, tmp_path):
