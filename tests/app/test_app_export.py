@@ -321,7 +321,7 @@ def test_the_result_has_ratio_digest_restore_command_and_a_link(archived: Path, 
     app = explorer("export", run=str(archived))
     assert not app.exception
     assert metrics(app)["Compression ratio"].endswith("×")
-    assert metrics(app)["Relative error"] == "0.0125"
+    assert metrics(app)["Relative error"] == "1.2 %"
     assert hashlib.sha256(target.read_bytes()).hexdigest() in texts(app)
     assert any(code.value.startswith("inshrink restore '") for code in app.code)
     (link,) = app.get("link_button")

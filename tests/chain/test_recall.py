@@ -190,7 +190,7 @@ def small_and_large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
 def test_the_peak_of_memory_stays_well_below_a_checkpoint(
     small_and_large: tuple[Path, Path], tmp_path: Path, threads: int, share: float
 ) -> None:
-    # The states of losslessly stored tensors are a whole checkpoint. On two threads it depends on their turns.
+    # The states of losslessly stored tensors are a whole checkpoint. Two threads hold more by chance.
     small, large = small_and_large
     command = [sys.executable, "-c", PEAK, str(small), str(large), str(tmp_path / "a"), str(threads)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
