@@ -53,6 +53,9 @@ _CHANGING = frozenset(
 )
 """Keys of documents that hold times, what depends on how often a file is looked at, or on the machine."""
 
+_DATES = frozenset({"measured_at"})
+"""Keys of documents that say when something was measured: the day is left out, that it was measured stays."""
+
 _DIGITS = 6
 _SEED = 7
 
@@ -157,7 +160,8 @@ class Parity:
     def _plain(self, value: Any) -> Any:
         """Return a document without times and places, its numbers rounded."""
         if isinstance(value, dict):
-            return {key: self._plain(one) for key, one in value.items() if key not in _CHANGING}
+            known = {key: one for key, one in value.items() if key not in _CHANGING}
+            return {key: key if key in _DATES and one else self._plain(one) for key, one in known.items()}
         if isinstance(value, list):
             return [self._plain(one) for one in value]
         if isinstance(value, str):
