@@ -29,7 +29,7 @@ from urllib.parse import urlencode
 
 import inshrink_core
 from benchmarks.explorer import ANY_PAGE, IDLE, any_page
-from benchmarks.results import write
+from benchmarks.results import RESULTS, renew, write
 from benchmarks.screenshots import CHROMIUM_ARGUMENTS, chromium, served
 from benchmarks.tab import launched
 
@@ -204,19 +204,20 @@ def main(quick: bool = False) -> Path:
 
 
 def unseen(folder: Path) -> Path:
-    """Do every task on every run of a folder, and write ``results/explorer_unseen.csv``."""
+    """Do every task on every run of a folder, and renew their rows of ``results/explorer_unseen.csv``."""
     from playwright.sync_api import sync_playwright
 
-    rows = []
+    path = RESULTS / "explorer_unseen.csv"
     with sync_playwright() as engine:
         browser = engine.chromium.launch(executable_path=chromium(), args=CHROMIUM_ARGUMENTS)
         for run in sorted(path for path in folder.iterdir() if path.is_dir()):
             for name, task in TASKS.items():
                 clicks, took = done(browser, task, run)
-                rows.append({"run": run.name, "task": name, "clicks": clicks, "seconds": took})
+                row = {"run": run.name, "task": name, "clicks": clicks, "seconds": took}
+                path = renew("explorer_unseen", [row], ["run", "task"])
                 sys.stderr.write(f"{run.name}, {name}: {clicks} clicks, {took:.1f} s\n")
         browser.close()
-    return write("explorer_unseen", rows)
+    return path
 
 
 if __name__ == "__main__":
