@@ -131,6 +131,7 @@ def export_for_transfer(hand: Hand) -> None:
 def prove_a_restored_step(hand: Hand) -> None:
     """Restore steps of the archive beside the run, evaluate them, and read what they cost."""
     hand.press("Restore & compare", "link")
+    hand.see("What to compare")  # The page before it asks for consent too.
     hand.consent()
     if hand.page.get_by_role("button", name="Compare", exact=True).count():
         hand.press("Compare")
@@ -212,8 +213,11 @@ def unseen(folder: Path) -> Path:
         browser = engine.chromium.launch(executable_path=chromium(), args=CHROMIUM_ARGUMENTS)
         for run in sorted(path for path in folder.iterdir() if path.is_dir()):
             for name, task in TASKS.items():
+                load = os.getloadavg()[
+                    0
+                ]  # Times are those of a quiet machine only where this is about nothing.
                 clicks, took = done(browser, task, run)
-                row = {"run": run.name, "task": name, "clicks": clicks, "seconds": took}
+                row = {"run": run.name, "task": name, "clicks": clicks, "seconds": took, "load": load}
                 path = renew("explorer_unseen", [row], ["run", "task"])
                 sys.stderr.write(f"{run.name}, {name}: {clicks} clicks, {took:.1f} s\n")
         browser.close()
