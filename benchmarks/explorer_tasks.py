@@ -29,7 +29,7 @@ from urllib.parse import urlencode
 
 import inshrink_core
 from benchmarks.explorer import ANY_PAGE, IDLE, any_page
-from benchmarks.results import write
+from benchmarks.results import RESULTS, renew, write
 from benchmarks.screenshots import CHROMIUM_ARGUMENTS, chromium, served
 from benchmarks.tab import launched
 
@@ -131,6 +131,7 @@ def export_for_transfer(hand: Hand) -> None:
 def prove_a_restored_step(hand: Hand) -> None:
     """Restore steps of the archive beside the run, evaluate them, and read what they cost."""
     hand.press("Restore & compare", "link")
+    hand.see("What to compare")  # The page before it asks for consent too.
     hand.consent()
     if hand.page.get_by_role("button", name="Compare", exact=True).count():
         hand.press("Compare")
@@ -204,19 +205,23 @@ def main(quick: bool = False) -> Path:
 
 
 def unseen(folder: Path) -> Path:
-    """Do every task on every run of a folder, and write ``results/explorer_unseen.csv``."""
+    """Do every task on every run of a folder, and renew their rows of ``results/explorer_unseen.csv``."""
     from playwright.sync_api import sync_playwright
 
-    rows = []
+    path = RESULTS / "explorer_unseen.csv"
     with sync_playwright() as engine:
         browser = engine.chromium.launch(executable_path=chromium(), args=CHROMIUM_ARGUMENTS)
         for run in sorted(path for path in folder.iterdir() if path.is_dir()):
             for name, task in TASKS.items():
+                load = os.getloadavg()[
+                    0
+                ]  # Times are those of a quiet machine only where this is about nothing.
                 clicks, took = done(browser, task, run)
-                rows.append({"run": run.name, "task": name, "clicks": clicks, "seconds": took})
+                row = {"run": run.name, "task": name, "clicks": clicks, "seconds": took, "load": load}
+                path = renew("explorer_unseen", [row], ["run", "task"])
                 sys.stderr.write(f"{run.name}, {name}: {clicks} clicks, {took:.1f} s\n")
         browser.close()
-    return write("explorer_unseen", rows)
+    return path
 
 
 if __name__ == "__main__":

@@ -152,6 +152,32 @@ def plain(value: float | None, digits: int = 4) -> str:
     return f"{value:#.{digits}g}".rstrip(".") if value is not None and _known(value) else UNKNOWN
 
 
+def percentage(value: float) -> str:
+    """Return a fraction, at least zero, in percent: three significant digits, and two decimals at most.
+
+    Examples
+    --------
+    >>> percentage(0.003), percentage(0.23), percentage(1.0175), percentage(0.0), percentage(1.2e-6)
+    ('0.30 %', '23.0 %', '102 %', '0 %', '1.20e-4 %')
+    """
+    value *= 100
+    if 0 < value < 0.005:
+        return f"{exponential(value)} %"
+    return f"{_three_digits(value)} %" if value else "0 %"
+
+
+def exponential(value: float, digits: int = 3) -> str:
+    """Return a number in powers of ten.
+
+    Examples
+    --------
+    >>> exponential(1.09e-4)
+    '1.09e-4'
+    """
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
 def percent(value: float | None) -> str:
     """Return a fraction as a signed percentage, as drops are.
 

@@ -29,8 +29,8 @@ _SECONDS_BETWEEN_RECORDS = 1.0
 _SECONDS_TO_END = 1.5
 """How long a cancelled command may tidy up; after that it is killed, so that cancelling takes two seconds."""
 
-_SHARE = 1_000
-"""Progress of one command among several."""
+_WHOLE = 10_000
+"""Progress of several commands together."""
 
 _LINES_KEPT = 60
 _HAS_RESULT = (0, 1)
@@ -82,7 +82,7 @@ def follow(job: Job, start: StartRequest, load: Load) -> None:
             job.documents.append(_run(job, place, start))
             if n > 1:
                 _keep(folder.path / report_of(place), job.documents[-1])
-                job.advance((place + 1) * _SHARE, n * _SHARE, f"{place + 1} of {n}")
+                _advance(job, place, 1.0, f"{place + 1} of {n}")
         _keep(folder.output, job.documents)
         result = load(job)
         state = "finished"
@@ -221,13 +221,21 @@ def _take_in(job: Job, line: str, place: int) -> bool:
         item = f"{_DOINGS[verb]} {item}"
     if n > 1:
         item = f"{_PARTS[verb]}, {item}" if verb in _PARTS and job.work.topic == "shrink" else item
-        done, total = place * _SHARE + int(_SHARE * done / max(1, total)), n * _SHARE
-    job.advance(int(done), int(total), item, None if n > 1 else message.get("seconds_left"))
+        _advance(job, place, done / max(1, total), item)
+    else:
+        job.advance(int(done), int(total), item, message.get("seconds_left"))
     if isinstance(message.get("found"), dict):
         about = message["found"].get("archive") or subject_of(job.requests[place])
         job.tell({**message["found"], "of": about})
         job.log(f"{item} done")
     return True
+
+
+def _advance(job: Job, place: int, fraction: float, item: str) -> None:
+    """Take note of how far one request of several is."""
+    shares = job.work.shares
+    job.n_later = len(shares) - 1 - place
+    job.advance(int(_WHOLE * (sum(shares[:place]) + shares[place] * fraction) + 0.5), _WHOLE, item)
 
 
 def problem_of(error: dict[str, Any]) -> Problem:

@@ -23,6 +23,9 @@ _log = logging.getLogger(__name__)
 _SURE = 0.02
 """The share that has to be done before the remaining time is more than anyone's guess."""
 
+_SECONDS_TO_START = 1.0
+"""What it takes until a command that follows another one has begun."""
+
 Load = Callable[["Job"], Any]
 """Returns what a page shows of a job's reports; raises OSError, or what malformed ones raise."""
 
@@ -60,6 +63,8 @@ class Job:
         What is kept of it on disk.
     attempt
         How often it was begun.
+    n_later
+        Requests that follow the one it is at.
     """
 
     work: Work
@@ -77,6 +82,7 @@ class Job:
     job_id: str = ""
     folder: JobFolder | None = None
     attempt: int = 0
+    n_later: int = 0
     _pace_from: tuple[float, int] | None = None
     _told_left: tuple[float, float] | None = None
 
@@ -136,12 +142,15 @@ class Job:
         if self._told_left is not None:
             at, left = self._told_left
             return max(0.0, at + left - time.time())
+        starts = _SECONDS_TO_START * self.n_later
         if self._pace_from is None:
-            return None if self.fraction < _SURE else self.seconds * (1 - self.fraction) / self.fraction
+            if self.fraction < _SURE:
+                return None
+            return starts + self.seconds * (1 - self.fraction) / self.fraction
         begun, before = self._pace_from
         if self.done - before < _SURE * self.total:
             return None
-        return (time.time() - begun) * max(0, self.total - self.done) / (self.done - before)
+        return starts + (time.time() - begun) * max(0, self.total - self.done) / (self.done - before)
 
     def advance(self, done: int, total: int, item: str, seconds_left: float | None = None) -> None:
         """Take note of how far it is, and of how long the command says that it still takes."""
@@ -153,7 +162,7 @@ class Job:
     def begin(self) -> None:
         """Forget the progress of an earlier attempt; what it told stays."""
         self.process, self.done, self.total, self.item, self._pace_from = None, 0, 0, "", None
-        self._told_left = None
+        self._told_left, self.n_later = None, 0
         self.started_at, self.ended_at, self.result, self.problem = time.time(), None, None, None
         self.attempt += 1
         self.rows, self.documents = self.told(), []

@@ -18,6 +18,12 @@ Requests = Sequence["Request[Any]"]
 
 _OWN = "own"
 
+_AFTER = {"verify": 0.2, "compare": 1.0}
+"""About what a request takes of the time of the first one: decoding an archive, and evaluating its steps."""
+
+_LITTLE = 0.05
+"""What a request takes that has nearly nothing left to do: packing a folder, looking up what is known."""
+
 
 @dataclass(frozen=True)
 class Own(os.PathLike[str]):
@@ -93,6 +99,18 @@ class Work:
         """The question that it answers: equal ones share a job."""
         asked = [self.page, self.topic, self.shown, self.documents, self.of]
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+    @functools.cached_property
+    def shares(self) -> tuple[float, ...]:
+        """About which share of the whole time each request takes."""
+        found, is_known = [], False
+        for place, one in enumerate(self.documents):
+            verb, fields = str(one["verb"]), one["fields"]
+            # Under a bound every step was evaluated when it was written.
+            is_little = (verb == "compare" and is_known) or (verb == "export" and fields.get("pack"))
+            found.append(1.0 if not place else _LITTLE if is_little else _AFTER.get(verb, 1.0))
+            is_known = is_known or fields.get("max_restore_cost") is not None
+        return tuple(one / sum(found) for one in found)
 
     def requests(self, folder: Path | None) -> tuple[Request[Any], ...]:
         """Return its requests.

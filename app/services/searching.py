@@ -32,6 +32,9 @@ from inshrink_app.services.jobs import (
 )
 from inshrink_app.services.opening import engine_at, opened
 
+from inshrink_core.text import percentage
+from inshrink_core.text import ratio as ratio_text
+
 if TYPE_CHECKING:
     from inshrink_core.verbs.estimate import EstimateLevels, EstimateReport
     from inshrink_core.verbs.search import Search
@@ -336,11 +339,11 @@ def searched(job: Job, steps: Sequence[int], *, more: Iterable[Mapping[str, Any]
 def _decided(told: Mapping[str, Any]) -> Iterator[str]:
     """Say which step leaves the least room, and what the default stores beside what was found."""
     if binding := told.get("binding"):
-        figure, usage = str(binding["figure"]).replace("_", " "), 100 * binding["usage"]
-        yield f"step {binding['step']} decides: its {figure} takes {usage:.0f} % of the bound"
+        figure, usage = str(binding["figure"]).replace("_", " "), percentage(binding["usage"])
+        yield f"step {binding['step']} decides: its {figure} takes {usage} of the bound"
     if (default := told.get("default")) and told.get("target_ratio") is None:
         kept = "keeps the bounds" if default["keeps"] else "breaks them"
-        yield f"the default stores {default['ratio_weights']:.1f}× of the weights, and {kept}"
+        yield f"the default stores {ratio_text(default['ratio_weights'])} of the weights, and {kept}"
 
 
 def _limits(asked: Search, told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -64,7 +64,9 @@ def ask(original: Subject) -> tuple[EvaluatorCode | None, bool]:
 
 def _trusted_changed(key: str, judge: EvaluatorCode) -> None:
     """Remember the reader's word, or that it was taken back."""
-    trust(judge.path, judge.digest if st.session_state[key] else None)
+    said = st.session_state.get(key)
+    if said is not None:  # The field ends with its page, and a click may come as the reader leaves.
+        trust(judge.path, judge.digest if said else None)
 
 
 def _find(original: Subject) -> EvaluatorCode | None:
@@ -183,10 +185,7 @@ def _told(found: dict[str, object]) -> None:
         if told
         else ("It returns neither log_probs nor predictions, so no divergence is measured.")
     )
-    st.caption(
-        fmt.markdown(
-            f"Step {fmt.count(int(str(found['step'])))}, in {float(str(found['seconds'])):.2f} s. {said}"
-        )
-    )
+    step, took = fmt.count(int(str(found["step"]))), fmt.duration(float(str(found["seconds"])))
+    st.caption(fmt.markdown(f"Step {step}, in {took}. {said}"))
     if found["printed"]:
         st.code(str(found["printed"]), language=None, wrap_lines=True)

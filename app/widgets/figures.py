@@ -197,14 +197,14 @@ def count_ticks(largest: float, *, log: bool) -> dict[str, list[object]]:
 def linear_scale_ticks(low: float, high: float) -> dict[str, list[object]]:
     """Return about five round ticks between two values."""
     ticks = _round_values(low, high)
-    return {"tickvals": [*ticks], "ticktext": [*_texts(ticks, fmt.value)]}
+    return {"tickvals": [*ticks], "ticktext": [*_texts(ticks, fmt.tick)]}
 
 
 def log_scale_ticks(low: float, high: float) -> dict[str, list[object]]:
     """Return ticks between two decimal logarithms, at logarithms."""
     ends = [10.0 ** max(-_LARGEST_POWER, min(_LARGEST_POWER, end)) for end in (low, high)]
     values = _log_values(*ends)
-    text = tick_text if len(values) > 2 and values[-1] / values[0] >= 100 else fmt.value
+    text = tick_text if len(values) > 2 and values[-1] / values[0] >= 100 else fmt.tick
     return {
         "tickvals": [min(high, max(low, math.log10(value))) for value in values],
         "ticktext": [*_texts(values, text)],

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from inshrink_core.text import count, counted, elided, ratio, shape, size
+from inshrink_core.text import count, counted, elided, exponential, percentage, ratio, shape, size
 
 __all__ = [
     "all_steps",
@@ -33,6 +33,7 @@ __all__ = [
     "share",
     "size",
     "steps",
+    "tick",
     "value",
 ]
 
@@ -51,27 +52,35 @@ def compact(n: float) -> str:
 def value(value: float, digits: int = 3) -> str:
     """Return a measured value with three significant digits, as ``1.20e-3`` where it is far from one.
 
-    Tables and what hovers over charts are written by the browser, in the same form.
+    Zeros at the end count as digits, so that numbers of one kind are equally exact. Tables and what hovers
+    over charts are written by the browser, in the same form.
 
     Examples
     --------
-    >>> value(0.01234), value(1234.5), value(0.0012)
-    ('0.0123', '1,230', '1.20e-3')
+    >>> value(0.01234), value(23), value(1234.5), value(0.0012)
+    ('0.0123', '23.0', '1,230', '1.20e-3')
     """
     if math.isnan(value):
         return "–"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    if value == 0 or 1e-2 <= abs(value) < 1e4:
-        rounded = float(f"{value:.{digits}g}")
-        return f"{rounded:,.15g}" if abs(rounded) >= 1000 else f"{value:.{digits}g}"
-    return _scaled(value, digits)
+    if value and not 1e-2 <= abs(value) < 1e4:
+        return exponential(value, digits)
+    rounded = float(f"{value:.{digits}g}")
+    if not rounded or abs(rounded) >= 1000:
+        return f"{rounded:,.15g}"
+    return f"{rounded:#.{digits}g}".rstrip(".")
 
 
-def _scaled(value: float, digits: int) -> str:
-    """Return a number in powers of ten."""
-    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
-    return f"{mantissa}e{int(exponent)}"
+def tick(round_value: float, digits: int = 3) -> str:
+    """Return the label of a round value on a scale: as `value`, without zeros at its end.
+
+    Examples
+    --------
+    >>> tick(0.5), tick(20), tick(3e-3), tick(1500)
+    ('0.5', '20', '3e-3', '1,500')
+    """
+    return re.sub(r"\.0+(?!\d)|(\.\d*?)0+(?!\d)", r"\1", value(round_value, digits))
 
 
 def d3_format(values: Iterable[float]) -> str:
@@ -80,26 +89,23 @@ def d3_format(values: Iterable[float]) -> str:
     Examples
     --------
     >>> d3_format([0.5, 12.0]), d3_format([0.5, 1.2e-5])
-    ('.3~r', '.2e')
+    (',.3r', '.2e')
     """
     wild = any(math.isfinite(one) and one and not 1e-2 <= abs(one) < 1e4 for one in values)
-    return ".2e" if wild else ".3~r"
+    return ".2e" if wild else ",.3r"
 
 
 def percent(value: float | None) -> str:
-    """Return a small relative change in percent with its sign's meaning kept, as ``0.12 %`` or ``-0.3 %``.
+    """Return a relative change in percent with its sign's meaning kept, as ``0.12 %`` or ``−50.0 %``.
 
     Examples
     --------
     >>> percent(0.00123), percent(-0.5), percent(0.0), percent(None)
-    ('0.12 %', '-50 %', '0 %', '–')
+    ('0.12 %', '−50.0 %', '0 %', '–')
     """
     if value is None or math.isnan(value):
         return "–"
-    percent = 100 * value
-    if percent and abs(percent) < 0.005:
-        return f"{_scaled(percent, 2)} %"
-    return f"{percent:.2g} %" if abs(percent) < 100 else f"{percent:.0f} %"
+    return ("−" if value < 0 else "") + percentage(abs(value))
 
 
 def share(share: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,7 @@ SMALL: Final = "%.2e"
 SHARE: Final = "%.2f %%"
 """Fractions, on screen in percent; the files keep the fraction."""
 
-RATIO: Final = "%.1f×"
+RATIO: Final = "%.2f×"
 
 HEIGHT: Final = 560
 """Tables of more rows than fit scroll inside of themselves."""
@@ -73,16 +74,14 @@ def show(
         name: _column(drawn, name, (formats or {}).get(name), (helps or {}).get(name), name in wide)
         for name in drawn.columns
     }
-    for name, form in (formats or {}).items():
-        if form == SHARE and name in drawn.columns:
-            drawn = drawn.assign(**{name: 100 * drawn[name].astype(float)})
+    looks |= columns or {}
     st.dataframe(
-        drawn,
+        in_percent(drawn, looks),
         hide_index=True,
         height="content" if len(drawn) <= _ROWS_WITHOUT_SCROLLING else HEIGHT,
         placeholder="–",
         alt=alt,
-        column_config={**looks, **(columns or {})},
+        column_config=looks,
         **more,
     )
     table_buttons(table, stem)
@@ -100,9 +99,33 @@ def _column(table: pd.DataFrame, name: str, form: str | None, tip: str | None, i
     return st.column_config.Column(label, help=tip, width="large" if is_wide else None)
 
 
+def share_column(tip: str | None = None, label: str | None = None) -> Any:
+    """Return the look of a column of fractions: a bar, and percent."""
+    return st.column_config.ProgressColumn(label, format=SHARE, min_value=0.0, max_value=100.0, help=tip)
+
+
+def in_percent(table: pd.DataFrame, looks: Mapping[str, Any]) -> pd.DataFrame:
+    """Return a table whose fractions are percentages, where a column's look says that they are."""
+
+    def is_share(look: Any) -> bool:
+        return isinstance(look, dict) and (look.get("type_config") or {}).get("format") == SHARE
+
+    shares = [name for name, look in looks.items() if name in table.columns and is_share(look)]
+    return table.assign(**{name: 100 * table[name].astype(float) for name in shares})
+
+
 def small(values: Iterable[float]) -> str:
-    """Return the printf format in which the browser writes such values as `fmt.value` does."""
-    return "%.3g" if fmt.d3_format(values) == ".3~r" else SMALL
+    """Return the printf format in which the browser writes a column of such values.
+
+    Examples
+    --------
+    >>> small([23.0, 2.31]), small([0.0123, 0.9]), small([1.0, 1e-4]), small([])
+    ('%.2f', '%.4f', '%.2e', '%.2f')
+    """
+    known = [abs(value) for value in values if math.isfinite(value) and value]
+    if "e" in fmt.d3_format(known):
+        return SMALL
+    return f"%.{max(2, 2 - math.floor(math.log10(min(known, default=1.0))))}f"
 
 
 _MIME = {".csv": "text/csv", ".json": "application/json"}

@@ -267,7 +267,7 @@ def table(
         on_pick([names[row] for row in rows if 0 <= row < len(names)])
 
     st.dataframe(
-        frame,
+        listing.in_percent(frame, columns),
         hide_index=True,
         height="content" if len(frame) <= _ROWS_WITHOUT_SCROLLING else listing.HEIGHT,
         placeholder="–",
@@ -283,8 +283,3 @@ def say_picked(n: int, what: str) -> None:
     """Say how many are picked, or how to pick some."""
     how = "Pick layers: the box before a line, or the arrow keys and Shift+Space."
     st.caption(f"{fmt.counted(n, what)} picked." if n else how, width="content")
-
-
-def share_column(tip: str) -> Any:
-    """Return the look of a column of shares: a bar, and percent."""
-    return st.column_config.ProgressColumn(format="percent", min_value=0.0, max_value=1.0, help=tip)

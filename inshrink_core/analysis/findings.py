@@ -110,7 +110,7 @@ class Findings(NamedTuple):
         >>> import numpy as np
         >>> values = np.array([[8.0, 4.0], [8.0, 1.0], [1.0, 96.0]])
         >>> findings("taylor", "block", ["a", "b", "c"], [1, 1, 1], (10, 20), values[:, 1:]).sentence()
-        '1 of 3 blocks carries 80 % of the sensitivity: c.'
+        '1 of 3 blocks carries at least 80 % of the sensitivity: c.'
         """
         if not self.few:
             return ""
@@ -120,7 +120,7 @@ class Findings(NamedTuple):
     def _told(self) -> str:
         one, kind = len(self.few) == 1, self._kind(self.n_rows)
         carried = f"{len(self.few)} of {self.n_rows} {kind} {'carries' if one else 'carry'}"
-        said = f"{carried} {round(100 * CARRIED)} % of the {SensitivityMetric(self.metric).quantity}"
+        said = f"{carried} at least {round(100 * CARRIED)} % of the {SensitivityMetric(self.metric).quantity}"
         if len(self.few) <= _MOST_NAMED:
             said += f": {_listed([self.names[place] for place in self.few])}"
         return f"{said}. {self._changed()}".strip()

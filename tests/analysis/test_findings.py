@@ -25,7 +25,7 @@ def told(
 def test_the_fewest_rows_that_carry_four_fifths_are_named_the_largest_first() -> None:
     found = told([[1.0], [30.0], [9.0], [60.0]])
     assert found.few == (3, 1)
-    assert found.sentence() == "2 of 4 tensors carry 80 % of the sensitivity: d and b."
+    assert found.sentence() == "2 of 4 tensors carry at least 80 % of the sensitivity: d and b."
 
 
 def test_what_a_row_carries_is_its_mean_times_its_size() -> None:
@@ -61,7 +61,7 @@ def test_values_of_any_size_are_compared() -> None:
 def test_one_row_is_all_and_one_step_tells_of_no_change() -> None:
     found = told([[3.0]])
     assert (found.few, found.stretch) == ((0,), None)
-    assert found.sentence() == "1 of 1 tensor carries 80 % of the sensitivity: a."
+    assert found.sentence() == "1 of 1 tensor carries at least 80 % of the sensitivity: a."
 
 
 def test_neighbouring_rows_that_fell_together_are_one_stretch_with_what_it_is_worth() -> None:
@@ -108,8 +108,12 @@ def test_what_says_nothing_of_the_loss_is_not_called_sensitivity(
     metric: str, carried: str, fell: str, grew: str
 ) -> None:
     falling, growing = (told([one], metric).sentence() for one in ([8.0, 1.0], [1.0, 8.0]))
-    assert falling == f"1 of 1 tensor carries 80 % of the {carried}: a. It has {fell} since step 100."
-    assert growing == f"1 of 1 tensor carries 80 % of the {carried}: a. It has {grew} since step 100."
+    assert (
+        falling == f"1 of 1 tensor carries at least 80 % of the {carried}: a. It has {fell} since step 100."
+    )
+    assert (
+        growing == f"1 of 1 tensor carries at least 80 % of the {carried}: a. It has {grew} since step 100."
+    )
 
 
 @pytest.mark.parametrize(

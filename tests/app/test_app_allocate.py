@@ -134,7 +134,7 @@ def test_every_layer_has_its_bits_and_what_it_carries(app: AppTest) -> None:
     assert list(found["Layer"].str.strip()) == ["weight", "bias"]
     assert found["Bits per weight"].between(3, 7).all()
     for share in ("Movement", "Share of bytes", "Share of damage"):
-        assert found[share].sum() == pytest.approx(1)
+        assert found[share].sum() == pytest.approx(100)
     assert "The curve is estimated, not calibrated" in texts(app)
     assert charts(app) >= 1
 
@@ -293,7 +293,7 @@ def test_a_pattern_narrows_the_rows_and_shares_stay_those_of_all(app: AppTest) -
     app.text_input(key="allocate.pattern").set_value("*.bias").run()
     found = table(app)
     assert list(found["Layer"]) == ["fc1.bias"]
-    assert found["Share of bytes"][0] < 0.1
+    assert found["Share of bytes"][0] < 10
     app.text_input(key="allocate.pattern").set_value("nope").run()
     assert not app.exception
     assert "No row matches" in texts(app)
@@ -456,7 +456,7 @@ def test_what_is_zero_or_better_stands_at_the_lower_edge_and_in_words() -> None:
     drawn = drawn_at(rates_for("a"), 1.0, points=[point(9.0, -0.1, divergence=0.0)], figure="drop")
     (trace,) = [one for one in drawn.data if one.name == "Measured"]
     assert 0 < trace.y[0] < min(drawn.data[0].y)
-    assert "worst drop -10 %" in trace.customdata[0][1]
+    assert "worst drop −10.0 %" in trace.customdata[0][1]
 
 
 def test_without_levels_by_tensor_the_curve_goes_through_the_estimates() -> None:
@@ -526,7 +526,7 @@ def test_measurements_calibrate_the_curve_and_the_estimate_of_settings_alike(
     app.run()
     told = {metric.label: metric for metric in app.metric}
     assert told["Bits per weight"].delta == "measured", "what stands here was measured as it stands"
-    assert told["Drop"].value == "1 %"
+    assert told["Drop"].value == "1.00 %"
 
 
 def test_a_setting_that_the_codecs_number_is_not_has_no_figures_of_the_curve(archived: Path) -> None:

@@ -271,7 +271,7 @@ def test_what_was_found_is_drawn_and_listed(archived: Path, jobs: StubJobs) -> N
     assert len(request.trusted) == 64
     assert charts(app) == 4
     values = {metric.label: metric for metric in app.metric}
-    assert (values["Largest drop"].value, values["Restore cost"].value) == ("5 %", "0.6 %")
+    assert (values["Largest drop"].value, values["Restore cost"].value) == ("5.00 %", "0.60 %")
     assert values["Compression ratio"].value == fmt.ratio(services.chain_of(str(archive)).ratio_total)
     assert list(app.dataframe[0].value["bound"]) == ["above", "within", "above", "–"]
 
@@ -445,7 +445,7 @@ def test_a_rehearsal_is_launched_and_plotted(root: Path, jobs: StubJobs) -> None
     assert not app.exception
     assert jobs.last[:2] == ["rehearse", "digits-cnn"]
     assert (option(jobs.last, "--seeds"), option(jobs.last, "--codec")) == ("2", "lattice")
-    assert {metric.label: metric.value for metric in app.metric}["Excess at the end"] == "0.4 %"
+    assert {metric.label: metric.value for metric in app.metric}["Excess at the end"] == "0.40 %"
     assert charts(app) == 1
     app.number_input(key="rehearse.seeds").set_value(5).run()
     assert not app.exception
@@ -495,7 +495,7 @@ def test_an_evaluator_is_made_and_tried(archived: Path, jobs: StubJobs) -> None:
     assert jobs.last[:2] == ["evaluate", str(archived)]
     assert option(jobs.last, "--evaluator") == f"{judge}:evaluate"
     assert jobs.started[-1].trusted == hashlib.sha256(judge.read_bytes()).hexdigest()
-    assert next(m for m in app.metric if m.label == "loss").value == "0.25"
+    assert next(m for m in app.metric if m.label == "loss").value == "0.250"
     assert "540 × 10 a divergence is measured" in texts(app)
     assert "hello" in texts(app)
 

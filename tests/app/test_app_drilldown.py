@@ -436,7 +436,7 @@ def test_a_huge_model_is_shown_by_module_and_opened_step_by_step(
     button(app, "Open this module").click().run()
     found = app.dataframe[0].value
     assert [label.lstrip() for label in found["Layer"][8:11]] == ["▼ 7", "attn.weight", "mlp.weight"]
-    assert found["Share of the total"][0] == pytest.approx(1)
+    assert found["Share of the total"][0] == pytest.approx(100)
     assert found["Size"][8] == pytest.approx(found["Size"][9:11].sum())
     button(app, "Close this module").click().run()
     assert not app.exception

@@ -27,7 +27,7 @@ def test_sizes_are_si_with_three_digits(n_bytes: float | None, text: str) -> Non
     ("value", "text"),
     [
         (0.0, "0"),
-        (0.25, "0.25"),
+        (0.25, "0.250"),
         (1234.0, "1,230"),
         (3.4e-7, "3.40e-7"),
         (5e12, "5.00e12"),

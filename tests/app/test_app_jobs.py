@@ -13,7 +13,9 @@ from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.jobs.work import Own, Work, report_of
 from inshrink_app.model.problem import Problem
 
+from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.compress import Compress
+from inshrink_core.verbs.verify import Verify
 from tests.app.job_stubs import asked, scripted, work_of
 
 TELL = """
@@ -127,6 +129,18 @@ def test_the_remaining_time_leaves_out_what_it_took_to_begin() -> None:
     assert job.seconds_left == pytest.approx(8, abs=1)
     job.advance(4, 11, "trial 4", 60.0)
     assert job.seconds_left == pytest.approx(60, abs=1)
+
+
+@pytest.mark.parametrize(("bound", "later"), [(0.003, 0.2 + 0.05), (None, 0.2 + 1.0)])
+def test_the_remaining_time_knows_that_requests_do_not_take_equally_long(
+    bound: float | None, later: float
+) -> None:
+    written = Compress("run", "made", max_restore_cost=bound)
+    job = Job(work_of(written, Verify("made"), CompareArchives(("made",), "run")), n_later=2)
+    job._pace_from = (time.time() - 5, 0)
+    job.advance(round(5000 * job.work.shares[0]), 10_000, "half of the first")
+    assert job.seconds_left == pytest.approx(5 + 10 * later + 2, rel=0.05)
+    assert sum(job.work.shares) == pytest.approx(1)
 
 
 def test_a_problem_of_a_command_is_passed_on() -> None:

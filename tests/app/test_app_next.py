@@ -66,8 +66,8 @@ def test_the_figures_of_an_archive_are_those_that_were_measured_last(archived: P
     assert [fact[1:3] for fact in quality.archive_facts(chain)] == [("–", "not measured; compare it")]
     keep_comparison(target, archived, compared_rows())
     cost, drop = quality.archive_facts(chain)
-    assert cost[1:3] == ("0.4 %", "above 0.3 %, of the loss, measured on 1 step")
-    assert drop[1:3] == ("5 %", "loss, step 20")
+    assert cost[1:3] == ("0.40 %", "above 0.30 %, of the loss, measured on 1 step")
+    assert drop[1:3] == ("5.00 %", "loss, step 20")
     keep_comparison(target, archived, compared_rows(restore_cost=None))
     assert quality.archive_facts(chain)[0][2] == "the evaluator returns no loss"
     compress(archived, target)

@@ -129,8 +129,8 @@ def test_what_was_found_is_told_with_its_table_and_loaded_into_the_editor(root: 
     assert not app.exception
     told = {metric.label: (metric.value, metric.delta) for metric in app.metric}
     assert told["Size of the weights"][1] == "20.0×, measured"
-    assert told["Drop"] == ("0.2 %", "worst step")
-    assert "20.0× of the weights, worst drop 0.2 %" in texts(app).replace("\\", "").replace("\u2060", "")
+    assert told["Drop"] == ("0.20 %", "worst step")
+    assert "20.0× of the weights, worst drop 0.20 %" in texts(app).replace("\\", "").replace("\u2060", "")
     assert sum(metric.label == "Divergence" for metric in app.metric) == 1, "told once"
     app.session_state["allocate.table"] = "measured"
     app.run()
@@ -366,5 +366,5 @@ def test_what_decided_and_what_the_default_stores_are_said_and_drawn(archived: P
     assert found.best is not None
     assert found.best.restore_cost == 2.4e-3
     assert found.as_divergence() == pytest.approx(0.003 * 1e-3 / 2.4e-3)
-    assert "step 10 decides: its restore cost takes 80 % of the bound" in found.notes
+    assert "step 10 decides: its restore cost takes 80.0 % of the bound" in found.notes
     assert "the default stores 14.0× of the weights, and keeps the bounds" in found.notes

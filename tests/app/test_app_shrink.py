@@ -97,9 +97,9 @@ def test_each_goal_tells_before_and_after_ratio_bits_and_how_the_loss_is_known(
     told = {metric.value: (metric.label, metric.delta) for metric in app.metric}
     assert told["500 kB"] == ("10.0 MB become about", "20.0× smaller")
     said = texts(app)
-    assert "**2.5** bits per weight" in said
+    assert "**2.50** bits per weight" in said
     assert "Restore cost: **none**, exact" in said
-    assert "Restore cost: not known without an evaluator that runs. Weights are off by 0.4 %" in said
+    assert "Restore cost: not known without an evaluator that runs. Weights are off by 0.40 %" in said
     assert "Estimated from steps 20 and 30, tried in 3 s on CPU" in said
     assert primary(app) == ["Shrink it"]
 
@@ -162,7 +162,7 @@ def test_a_run_of_somebody_else_is_compared_tensor_by_tensor_until_its_code_is_t
     (archived / "judge.py").write_text("def evaluate(state):\n    return {'loss': 1.0}\n")
     (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
     app = explorer("overview", run=str(archived))
-    assert "becomes as small as a restore cost of 0.3 % of the loss allows" in texts(app)
+    assert "becomes as small as a restore cost of 0.30 % of the loss allows" in texts(app)
     button(app, "Shrink it").click().run()
     assert [words[0] for words in jobs.words(-1)] == ["compress", "verify"]
     assert "--max-restore-cost" not in jobs.words(-1)[0]
@@ -284,7 +284,7 @@ def test_what_a_real_job_wrote_of_the_sample_keeps_the_bound_and_says_so(root: P
     assert made.chain.ratio_total > 22
     assert made.decided["step"] in shown.steps
     assert real.reports()[2]["measured_at"] is not None, "nothing is measured twice"
-    assert "each step within a restore cost of 0.3 %" in texts(explorer("overview", run=str(SAMPLE)))
+    assert "each step within a restore cost of 0.30 %" in texts(explorer("overview", run=str(SAMPLE)))
 
 
 def test_progress_stands_in_the_place_of_the_button(archived: Path, jobs: StubJobs) -> None:

@@ -141,6 +141,7 @@ NOT_EXECUTED = {
     ("docs/integrations/huggingface.md", "from transformers import Trainer"): EXTRA,
     ("docs/integrations/lightning.md", "from lightning.pytorch import Trainer"): EXTRA,
     ("docs/integrations/trackers.md", "import wandb"): EXTRA,
+    ("docs/buckets.md", 'saver = inshrink_core.Saver("s3://'): EXTRA,
     ("docs/integrations/hub.md", "import inshrink_core"): EXTRA,
     ("docs/integrations/lightning.md", "from inshrink_core.integrations.lightning import"): EXTRA,
     ("docs/integrations/lightning.md", "from inshrink_core.integrations.lightning_sharded"): EXTRA,

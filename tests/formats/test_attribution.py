@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.formats import open_run, write_checkpoint
 from inshrink_core.formats.attribution.laws import Slot, by_number, by_order, in_order, told_by_headers
-from inshrink_core.formats.attribution.values import assigned
+from inshrink_core.formats.attribution.values import Evidence, assigned, attribute
 
 PLAIN = [
     name
@@ -65,6 +66,20 @@ def test_numbers_of_containers_are_an_order_and_other_names_are_none():
         "h.2.bias",
         "h.10.weight",
     ]
+
+
+@pytest.mark.parametrize(("margin", "n_attributed"), [(4.2, 4), (2.0, 1)])
+def test_an_order_holds_where_values_clearly_confirm_two_of_its_claims(margin, n_attributed):
+    free = {name: (8,) for name in ("a.bias", "b.weight", "b.bias", "c.bias")}
+    held = slots([(8,)] * 4)
+    certain = {held[3].key: "c.bias"}
+    margins = {held[0].key: 2.0, held[1].key: margin, held[2].key: margin, held[3].key: 5.4}
+    evidence = Evidence(
+        certain, lambda told: {key: margins[key] for key in told}, lambda key, names: None, frozenset(free)
+    )
+    parsed = SimpleNamespace(slots=held, free=free, ordered=True, order=tuple(free))
+    found = attribute(parsed, lambda claims: evidence).owners
+    assert found == dict(list(zip((one.key for one in held), free, strict=True))[-n_attributed:])
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (4, 4), (3, 6), (6, 3)])

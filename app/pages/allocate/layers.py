@@ -16,7 +16,7 @@ from inshrink_app.model.subject import Subject
 from inshrink_app.pages.allocate import allocating
 from inshrink_app.pages.allocate.allocating import Board
 from inshrink_app.services import Edit
-from inshrink_app.widgets import fmt, modules, quality
+from inshrink_app.widgets import fmt, listing, modules, quality
 from inshrink_app.widgets.layout import Fact, facts
 from inshrink_app.widgets.modules import Node
 
@@ -114,7 +114,7 @@ def show_numbers(board: Board) -> None:
             f"{fmt.ratio(ratio)}, {numbers.basis}",
             f"{quality.RATIO} Estimated: {fmt.size(everything / total)}." if total else None,
         ),
-        ("Bits per weight", f"{8 * raw / ratio / n_weights:.2f}" if ratio else "–", numbers.basis),
+        ("Bits per weight", fmt.value(8 * raw / ratio / n_weights) if ratio else "–", numbers.basis),
         (
             "Divergence",
             nats,
@@ -215,10 +215,10 @@ def show_table(board: Board) -> None:
         several=True,
         alt=f"Layers with {weight.lower()}, bits per weight, share of the bytes, and buttons to change them",
         columns={
-            weight: modules.share_column(f"Share of the total: ½ Σ h over all weights; h is {told}"),
+            weight: listing.share_column(f"Share of the total: ½ Σ h over all weights; h is {told}"),
             "Bits per weight": st.column_config.NumberColumn(format="%.2f"),
-            "Share of bytes": modules.share_column("Of all layers, as estimated"),
-            "Share of damage": modules.share_column(quality.DAMAGE),
+            "Share of bytes": listing.share_column("Of all layers, as estimated"),
+            "Share of damage": listing.share_column(quality.DAMAGE),
             "−": button(
                 "−",
                 "allocate.fewer",

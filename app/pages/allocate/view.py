@@ -312,13 +312,13 @@ def _asked(asked: Any) -> str:
     """Say what a search is asked for."""
     told = []
     if asked.target_ratio is not None:
-        told.append(f"smallest divergence at a ratio ≥ {asked.target_ratio:g}×")
+        told.append(f"smallest divergence at a ratio ≥ {fmt.ratio(asked.target_ratio)}")
     if asked.max_divergence is not None:
         free = math.isinf(asked.max_divergence)
         told.append("any divergence" if free else f"divergence ≤ {fmt.value(asked.max_divergence)} nats")
-    told += [f"drop ≤ {100 * asked.max_drop:g} %"] if asked.max_drop is not None else []
+    told += [f"drop ≤ {fmt.percent(asked.max_drop)}"] if asked.max_drop is not None else []
     cost = asked.bounds.max_restore_cost
-    told += [f"restore cost ≤ {100 * cost:g} %"] if cost is not None else []
+    told += [f"restore cost ≤ {fmt.percent(cost)}"] if cost is not None else []
     told += [asked.codec, "all steps" if asked.steps is None else fmt.counted(len(asked.steps), "step")]
     return " · ".join(told + ([asked.strategy] if asked.strategy != "auto" else []))
 

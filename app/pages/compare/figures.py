@@ -72,18 +72,18 @@ def share_figure(found: Sequence[Known], figure_of: str, bound: float | None = N
         for row in one.comparison.steps
         if (value := getattr(row, f"stale_{figure_of}")) is not None
     }
-    _stale(figure, stale, "previous checkpoint, step %{x:,}<br>%{y:.3g} %")
+    _stale(figure, stale, f"previous checkpoint, step %{{x:,}}<br>%{{y:{fmt.d3_format(stale.values())}}} %")
     drawn = [] if bound is None else [100 * bound]
     for position, one in enumerate(found):
         known = [getattr(row, figure_of) for row in one.comparison.steps]
         values = [math.nan if value is None else 100 * value for value in known]
-        figure.add_trace(_line(one, values, position, what, ".3g", " %"))
+        figure.add_trace(_line(one, values, position, what, fmt.d3_format(values), " %"))
         drawn += [value for value in values if math.isfinite(value)]
     if bound is not None:
         figure.add_hline(
             y=100 * bound,
             line={"color": _BOUND, "width": 1.5, "dash": "dash"},
-            annotation={"text": f"Bound {100 * bound:g} %", "font": {"size": 12}, "yshift": 2},
+            annotation={"text": f"Bound {fmt.percent(bound)}", "font": {"size": 12}, "yshift": 2},
             annotation_position="top left",
         )
     _lay_out(figure, f"{what.capitalize()}, %")
@@ -101,7 +101,7 @@ def size_figure(found: Sequence[Known], sizes: Sequence[int], bound: float) -> g
         cost = one.comparison.max_restore_cost
         if cost is None:
             continue
-        line = _line(one, [100 * cost], position, "restore cost", ".3g", " %")
+        line = _line(one, [100 * cost], position, "restore cost", fmt.d3_format([cost]), " %")
         figure.add_trace(line.update(x=[nbytes], hovertemplate=None, mode="markers", marker={"size": 12}))
     figure.add_hline(y=100 * bound, line={"color": _BOUND, "width": 1.5, "dash": "dash"})
     _lay_out(figure, "Largest restore cost, %")
@@ -113,10 +113,12 @@ def divergence_figure(found: Sequence[Known]) -> go.Figure:
     figure = go.Figure()
     rows = [row for one in found for row in one.comparison.steps]
     stale = {row.step: row.stale_divergence for row in rows if row.stale_divergence}
-    _stale(figure, stale, "previous checkpoint, step %{x:,}<br>%{y:.3g} nats")
+    _stale(
+        figure, stale, f"previous checkpoint, step %{{x:,}}<br>%{{y:{fmt.d3_format(stale.values())}}} nats"
+    )
     for position, one in enumerate(found):
         values = [row.divergence or math.nan for row in one.comparison.steps]
-        figure.add_trace(_line(one, values, position, "divergence", ".3g", " nats"))
+        figure.add_trace(_line(one, values, position, "divergence", fmt.d3_format(values), " nats"))
     _lay_out(figure, "Divergence, nats")
     drawn = [row.divergence or 0.0 for row in rows]
     figure.update_yaxes(type="log", **log_ticks([*drawn, *stale.values()]))

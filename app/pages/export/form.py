@@ -108,7 +108,9 @@ def _one_step(shown: Subject) -> ExportRequest:
 def _weights(shown: Subject, request: ExportRequest) -> ExportRequest:
     """Draw which layers, in what form and how coarse."""
     names = [row.name for row in shown.model_tensors]
-    outline = sorted(modules.outline(names, modules.TENSOR), key=lambda node: node.depth)
+    # What holds all of them is no choice: to keep it is the default, and without it nothing is left.
+    parts = [node for node in modules.outline(names, modules.TENSOR) if len(node.members) < len(names)]
+    outline = sorted(parts, key=lambda node: node.depth)
     chosen = {}
     for key, label, tip in (
         (layers.KEEP, "Keep", "All layers, where nothing is named."),

@@ -59,8 +59,8 @@ def show(shown: Subject, request: ExportRequest) -> None:
             several=True,
             alt="Layers with what is exported of them, what they carry, size, shape and bytes",
             columns={
-                quantity: modules.share_column("Of all, as the page Sensitivity has measured it"),
-                "Size": modules.share_column("Of the bytes of all weights"),
+                quantity: listing.share_column("Of all, as the page Sensitivity has measured it"),
+                "Size": listing.share_column("Of the bytes of all weights"),
             },
         )
         files = pd.DataFrame(

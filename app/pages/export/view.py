@@ -283,7 +283,7 @@ def _weights_plan(shown: Subject, request: ExportRequest) -> None:
         told.append(("About", fmt.size(sum(sizes)), "plain safetensors"))
     elif kept and not request.exact:
         at_most = 4 * weights / request.ratio if request.size is None else request.size
-        told.append(("At most", fmt.size(at_most), f"{4 * weights / at_most:.3g}× below float32"))
+        told.append(("At most", fmt.size(at_most), f"{fmt.ratio(4 * weights / at_most)} below float32"))
     facts(told)
     rounded = "Every bit is kept." if request.exact else "Weights are coarsened as far as asked, no further."
     if request.dtype != "same":

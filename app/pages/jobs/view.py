@@ -115,13 +115,12 @@ def _table(job_ids: tuple[str, ...], was_running: bool) -> None:
     key = f"{_TABLE}.{hash(job_ids)}"  # A row that is chosen is another job's in another list.
     columns = ["job", "state", "done", "started (UTC)", "seconds", "path", "id"]
     table = pd.DataFrame([_row(job) for job in jobs], columns=columns)
-    done = st.column_config.ProgressColumn("Done", format="percent", min_value=0, max_value=1)
     listing.show(
         table,
         "jobs",
         alt="Jobs with their state, progress, start, duration and path",
         formats={"seconds": "%.1f"},
-        columns={"done": done},
+        columns={"done": listing.share_column(label="Done")},
         wide=["job"],
         hidden=["id"],
         key=key,

@@ -174,7 +174,7 @@ def changes_figure(
         columns,
         rows,
         np.exp2(columns.values.astype(np.float64)),
-        "%{y}<br>step %{x}<br>times %{customdata:.3~r}<extra></extra>",
+        f"%{{y}}<br>step %{{x}}<br>times %{{customdata:{fmt.d3_format(())}}}<extra></extra>",
         missing=missing,
         zmin=-end,
         zmax=end,

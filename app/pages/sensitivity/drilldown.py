@@ -143,7 +143,7 @@ def _facts(seen: Anatomy) -> None:
         else ""
     )
     bits, entropy = (
-        "–" if value is None else f"{value:.2f}" for value in (seen.bits_per_weight, seen.entropy)
+        "–" if value is None else fmt.value(value) for value in (seen.bits_per_weight, seen.entropy)
     )
     cards = [
         ("Bits per weight", bits, f"{seen.kind.capitalize()} block, {basis}.{keyframe}"),

@@ -383,10 +383,10 @@ def show_table(view: View, frame: pd.DataFrame, found: Selection | None) -> None
         alt=f"{metric.label} per layer: share, size, first, last, smallest and largest value",
         columns=dict.fromkeys(ends, number)
         | {
-            _SHARE: modules.share_column(
+            _SHARE: listing.share_column(
                 f"What its values carry together at the last step, of the {metric.quantity.lower()} of all"
             ),
-            "Size": modules.share_column("Of the parameters of the model"),
+            "Size": listing.share_column("Of the parameters of the model"),
             "Course": st.column_config.LineChartColumn(width="medium", help=course),
         },
     )

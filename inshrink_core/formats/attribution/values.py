@@ -49,7 +49,9 @@ _FEWEST_CLUSTERS: Final = 8
 _CERTAIN: Final = 5.0
 """Standard errors by which a weight must fit better than any other: one in three million by chance."""
 
-_AGAINST: Final = 4.0
+_TOLD: Final = 4.0
+"""Standard errors that confirm or refute what was claimed before values were looked at."""
+
 _MOST_ALIKE: Final = 250
 """Slots of one shape that are compared each with each; of more, this many, evenly spaced."""
 
@@ -94,18 +96,14 @@ class _Class:
             if at >= 0 and sure >= _CERTAIN
         }
 
-    def refuted(self, claims: Claims) -> set[str]:
-        """Return the slots for which another weight fits clearly better than the one claimed."""
+    def margins(self, claims: Claims) -> dict[str, float]:
+        """Return by how many standard errors each slot fits the weight claimed better than any other."""
         if not self.sums:
-            return set()
+            return {}
         place = {name: at for at, name in enumerate(self.names)}
         chosen = [place.get(claims.get(slot.key, ""), -1) for slot in self.slots]
         margins = self._margins(chosen)
-        return {
-            slot.key
-            for slot, at, margin in zip(self.slots, chosen, margins, strict=True)
-            if at >= 0 and margin <= -_AGAINST
-        }
+        return {slot.key: m for slot, at, m in zip(self.slots, chosen, margins, strict=True) if at >= 0}
 
     def fittest(self, key: str, names: Iterable[str]) -> str | None:
         """Return the weight that beyond doubt fits a slot best among some; None where none does."""
@@ -232,12 +230,20 @@ def assigned(scores: NDArray[np.float64]) -> list[int]:
 
 
 class Evidence(NamedTuple):
-    """What values show: what is beyond doubt, which claims they refute, what fits best, what moved."""
+    """What values show: what is beyond doubt, by how much claims hold, what fits best, what moved."""
 
     certain: dict[str, str]
-    refuted: Callable[[Claims], set[str]]
+    margins: Callable[[Claims], dict[str, float]]
     fittest: Callable[[str, Iterable[str]], str | None]
     moved: frozenset[str]
+
+    def refuted(self, claims: Claims) -> set[str]:
+        """Return the slots for which another weight fits clearly better than the one claimed."""
+        return {key for key, margin in self.margins(claims).items() if margin <= -_TOLD}
+
+    def confirmed(self, claims: Claims) -> set[str]:
+        """Return the slots that the weight claimed fits clearly better than any other."""
+        return {key for key, margin in self.margins(claims).items() if margin >= _TOLD}
 
 
 def gather(
@@ -262,6 +268,7 @@ def gather(
     """
     classes = _classes_of(slots, free, claims)
     certain: dict[str, str] = {}
+    alike = {slot.key for one in classes if len(one.names) > 1 for slot in one.slots}
     for before, after in list(itertools.pairwise(steps))[:N_PAIRS]:
         ends = read(before), read(after)
         # A trainer deletes while we look, and a damaged file shows nothing: whoever needs it will say so.
@@ -269,14 +276,14 @@ def gather(
             for one in classes:
                 _look(one, *ends)
         certain = {key: name for one in classes for key, name in one.best().items()}
-        # A law of all slots that is right of most of them, and wrong of none, fills in the rest anyway.
+        # A law of all slots, wrong of none and right of most that could be others', fills in the rest anyway.
         agreed = all(claims.get(key) == name for key, name in certain.items())
-        is_lawful = agreed and len(claims) == len(slots) <= 2 * len(certain)
+        is_lawful = agreed and len(claims) == len(slots) and len(alike) <= 2 * len(certain.keys() & alike)
         if is_lawful or sum(len(one.slots) for one in classes) == len(certain):
             break
     return Evidence(
         certain,
-        lambda told: set().union(*(one.refuted(told) for one in classes)),
+        lambda told: {key: margin for one in classes for key, margin in one.margins(told).items()},
         lambda key, names: next((name for one in classes if (name := one.fittest(key, names))), None),
         frozenset(name for one in classes for name in one.moved),
     )
@@ -404,8 +411,10 @@ def attribute(
         if any(seen.certain.get(key, name) != name for key, name in law.items()):
             continue
         confirmed = any(law is one for one in by_itself) or not telling
-        if not confirmed and sum(key in telling for key in agreed) < _FEWEST_CONFIRMED:
-            continue
+        if not confirmed:
+            clear = {key for key in seen.confirmed(law) if alike[free[law[key]]] > 1}
+            if len(clear.union(key for key in agreed if key in telling)) < _FEWEST_CONFIRMED:
+                continue
         if law is not known and sum(key in doubted for key in agreed) < _FEWEST_CONFIRMED:
             law = {key: name for key, name in law.items() if key not in doubted}
         taken = set(found.values())
