@@ -317,11 +317,7 @@ class BehindStorage(Storage):
         except FileNotFoundError:
             found = None
         if found != expected:
-            raise ConflictError(
-                "another writer changed the archive",
-                where=f"{self.name}, {path}",
-                remedy="what it wrote stays; open the archive again",
-            )
+            raise self.overtaken(path)
         with self._changed:
             before = self._waiting
             after = sorted({*self._created, *(before.after if before else ())})

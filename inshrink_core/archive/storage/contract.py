@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final, NamedTuple, NewType, NoReturn, Protocol, Self
 
-from inshrink_core.errors import InputError, UnsafePathError
+from inshrink_core.errors import ConflictError, InputError, UnsafePathError
 from inshrink_core.execution import is_temporary
 
 __all__ = ["Creation", "Lock", "RangeFile", "Storage", "Tag", "checked"]
@@ -348,6 +348,14 @@ class Storage(ABC):
             The object is another than expected, or is or is not there: nothing is changed.
         """
         self.refuse()
+
+    def overtaken(self, path: str) -> ConflictError:
+        """Return the error to raise where an object has other content than `replace` expected."""
+        return ConflictError(
+            "another writer changed the archive",
+            where=f"{self.name}, {path}",
+            remedy="what it wrote stays; open the archive again",
+        )
 
     def delete(self, path: str) -> None:
         """Remove an object; harmless where there is none."""

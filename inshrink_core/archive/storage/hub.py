@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
 from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked
-from inshrink_core.errors import ConflictError, InshrinkError, MissingExtraError, StorageError
+from inshrink_core.errors import InshrinkError, MissingExtraError, StorageError
 
 _KINDS: Final = {"models": "model", "datasets": "dataset", "spaces": "space"}
 _OF_THE_REPOSITORY: Final = frozenset({"README.md", ".gitattributes"})
@@ -212,11 +212,7 @@ class HubStorage(Storage):
             except FileNotFoundError:
                 found = None
             if found != expected:
-                raise ConflictError(
-                    "another writer changed the archive",
-                    where=f"{self.name}, {path}",
-                    remedy="what it wrote stays; open the archive again",
-                )
+                raise self.overtaken(path)
 
         checked(path)
         self._settle(is_expected, {path: bytes(content)}, (), f"Write {path}")

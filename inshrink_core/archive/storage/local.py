@@ -16,7 +16,7 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked, in_turn
-from inshrink_core.errors import ConflictError, LockedError, StorageError
+from inshrink_core.errors import LockedError, StorageError
 from inshrink_core.execution import (
     NotRegularError,
     is_temporary,
@@ -182,11 +182,7 @@ class LocalStorage(Storage):
             except (FileNotFoundError, NotRegularError):
                 found = None
             if found != expected:
-                raise ConflictError(
-                    "another writer changed the archive",
-                    where=f"{self.name}, {path}",
-                    remedy="what it wrote stays; open the archive again",
-                )
+                raise self.overtaken(path)
             write_durably(target, content)
         return _tag(content)
 

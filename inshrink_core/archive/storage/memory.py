@@ -9,7 +9,7 @@ from collections.abc import MutableMapping
 from typing import Final
 
 from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked
-from inshrink_core.errors import ConflictError, LockedError
+from inshrink_core.errors import LockedError
 
 
 class _Objects(dict[str, tuple[bytes, Tag]]):
@@ -106,7 +106,7 @@ class MemoryStorage(Storage):
         key = self.key(path)
         with self._objects.one:
             if self._objects.get(key, (b"", None))[1] != expected:
-                raise ConflictError("another writer changed the archive", where=f"{self.name}, {path}")
+                raise self.overtaken(path)
             return self._objects.put(key, bytes(content))
 
     def delete(self, path: str) -> None:

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from inshrink_core.archive.storage.behind import UploadedStorage
 from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked
-from inshrink_core.errors import ConflictError, InputError, InshrinkError, MissingExtraError, StorageError
+from inshrink_core.errors import InputError, InshrinkError, MissingExtraError, StorageError
 from inshrink_core.execution import is_temporary, temporary_name
 
 if TYPE_CHECKING:
@@ -460,12 +460,12 @@ class ObjectStorage(UploadedStorage):
             except FileNotFoundError:
                 found = None
             if found != expected:
-                raise self._conflict(path)
+                raise self.overtaken(path)
             mode = "overwrite"
         try:
             return _tag(self._patiently(lambda: self.store.put(key, content, mode=mode)))
         except FileNotFoundError:  # of an update: there is none
-            raise self._conflict(path) from None
+            raise self.overtaken(path) from None
         except Exception as error:
             if type(error).__name__ not in ("AlreadyExistsError", "PreconditionError"):
                 raise
@@ -474,14 +474,7 @@ class ObjectStorage(UploadedStorage):
             there, tag = self.load(path)
             if there == content and tag != expected:
                 return tag
-        raise self._conflict(path)
-
-    def _conflict(self, path: str) -> ConflictError:
-        return ConflictError(
-            "another writer changed the archive",
-            where=f"{self.name}, {path}",
-            remedy="what it wrote stays; open the archive again",
-        )
+        raise self.overtaken(path)
 
     def delete(self, path: str) -> None:
         """Remove an object; harmless where there is none."""
