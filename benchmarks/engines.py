@@ -35,7 +35,7 @@ from inshrink_core.execution.engines import installed_engines
 
 WIDTH, DEPTH, N_TOKENS = 512, 3, 8000
 N_STEPS = 4
-ROUNDS = 2
+ROUNDS = 5
 PARTS = (32, 128)
 N_TENSORS = 8
 _TIMEOUT_S = 900
