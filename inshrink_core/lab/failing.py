@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import io
 import pickle
 import shutil
 import time
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.chain import Archive, archive_size
 from inshrink_core.errors import InputError, InshrinkError
-from inshrink_core.execution.files import new_file, temporary_path
+from inshrink_core.execution.files import write_durably
 from inshrink_core.lab.results import TrainingResult
 from inshrink_core.lab.tasks import Task
 from inshrink_core.metrics import Direction
@@ -236,11 +236,6 @@ class Unfinished:
         self._kept = time.monotonic()
 
     @property
-    def is_kept(self) -> bool:
-        """Whether there is something to go on from."""
-        return self.load() is not None
-
-    @property
     def is_due(self) -> bool:
         """Whether the next save should be kept."""
         return self._path is not None and time.monotonic() - self._kept >= self._every
@@ -250,12 +245,9 @@ class Unfinished:
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_path(self._path)
-        with new_file(temporary) as file:
-            torch.save(dict(state), file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._path)
+        buffer = io.BytesIO()
+        torch.save(dict(state), buffer)
+        write_durably(self._path, buffer.getvalue())
         self._kept = time.monotonic()
 
     def load(self) -> dict[str, Any] | None:
@@ -278,7 +270,8 @@ def train_uninterrupted(
     setup: Setup, seed: int, *, unfinished: Unfinished | None = None, on_step: OnStep | None = None
 ) -> TrainingResult:
     """Train from the first step to the last, evaluating where the other training is saved."""
-    return _train(setup, Training(setup, seed, seed), None, unfinished or Unfinished(), on_step)
+    unfinished = unfinished or Unfinished()
+    return _train(setup, Training(setup, seed, seed), None, unfinished, unfinished.load(), on_step)
 
 
 def train_perturbed(
@@ -290,7 +283,8 @@ def train_perturbed(
     it is exact.
     """
     perturbed = _Perturbed(setup.schedule.restored_at)
-    return _train(setup, Training(setup, seed, seed), perturbed, unfinished or Unfinished(), on_step)
+    unfinished = unfinished or Unfinished()
+    return _train(setup, Training(setup, seed, seed), perturbed, unfinished, unfinished.load(), on_step)
 
 
 def train_restored(
@@ -338,13 +332,15 @@ def train_restored(
             checked = stack.enter_context(CheckedWriter(base, evaluator, bounds, follows=follows))
         if unfinished is None or checked is not None or writer is not None:
             unfinished = Unfinished()
-        if not unfinished.is_kept:
+        # What was saved before is counted from the archive: without it the training begins anew.
+        kept = unfinished.load() if is_archive(archive) else None
+        if kept is None:
             _remove_archive(archive)
         archive.parent.mkdir(parents=True, exist_ok=True)
         training = Training(setup, seed, seed)
         failing = _Failing(setup, archive, chain, checked or writer, training)
         try:
-            result = _train(setup, training, failing, unfinished, on_step)
+            result = _train(setup, training, failing, unfinished, kept, on_step)
             failing.saver.close()
         except BaseException:
             with contextlib.suppress(InshrinkError):
@@ -366,6 +362,7 @@ def _train(
     training: Training,
     failing: _Interruption | None,
     unfinished: Unfinished,
+    kept: Mapping[str, Any] | None,
     on_step: OnStep | None,
 ) -> TrainingResult:
     """Train from the first step to the last, and evaluate at every save."""
@@ -373,7 +370,7 @@ def _train(
     metrics: list[float] = []
     losses: list[float] = []
     at = 0
-    if (kept := unfinished.load()) is not None:
+    if kept is not None:
         at, metrics, losses = kept["step"], kept["metrics"], kept["losses"]
         begun -= kept["seconds"]
         training.set_state(kept["state"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pkgutil
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -416,6 +417,21 @@ def test_saves_after_the_training_was_last_kept_are_not_saved_again(lost, task, 
         resumed = _trained("restored", setup, chain, tmp_path, unfinished)
     assert setup.schedule.restored_at == (2, 4, 8, 10)
     assert _same(resumed, whole)
+
+
+def test_a_kept_training_whose_archive_is_gone_is_trained_anew(task, tmp_path):
+    made, _ = find_task(task)
+    setup = training.Setup(task=made, schedule=Schedule.of(made), device="cpu")
+    chain = make_chain_config(tmp_path / "none", "lossless", None, None, 32, "cpu", 1)
+    unfinished = training.Unfinished(tmp_path / "a.pt", every=0)
+    steps = []
+    with training.isolated(1):
+        whole = _trained("restored", setup, chain, tmp_path, unfinished)
+        shutil.rmtree(tmp_path / "a.inshrink")
+        assert unfinished.load() is not None
+        again = _trained("restored", setup, chain, tmp_path, unfinished, steps.append)
+    assert steps[0] == 1
+    assert _same(again, whole)
 
 
 def test_a_kept_training_that_cannot_be_read_is_trained_anew(task, tmp_path):
