@@ -83,7 +83,7 @@ class Rehearse(Writing, Bounding, OnEngine, Executing, Request["Rehearsal | Part
     output
         Where finished trainings are stored: shared by all codecs.
     scale
-        Train a larger model of the task: medium, half an hour on one core, or large, for a GPU
+        Train a larger model of the task: medium, a quarter of an hour on one core, or large, for a GPU
         (docs/rehearsal.md says which tasks have them). Its results are another task's, NAME@large.
     restores
         Evenly spaced failures of each training; by default the task's.
