@@ -200,11 +200,11 @@ def nats(value: float | None) -> str:
     Examples
     --------
     >>> nats(0.0123), nats(0.0000042)
-    ('0.01230', '4.2e-06')
+    ('0.01230', '4.2e-6')
     """
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    return f"{value:.1e}" if 0 < abs(value) < 1e-4 else f"{value:.5f}"
+    return exponential(value, 2) if 0 < abs(value) < 1e-4 else f"{value:.5f}"
 
 
 def error_size(value: float | None) -> str:
@@ -213,11 +213,11 @@ def error_size(value: float | None) -> str:
     Examples
     --------
     >>> error_size(0.0), error_size(0.00123)
-    ('0', '1.2e-03')
+    ('0', '1.2e-3')
     """
     if value is None or math.isnan(value):
         return UNKNOWN
-    return "0" if value == 0 else f"{value:.1e}"
+    return "0" if value == 0 else exponential(value, 2)
 
 
 def duration(seconds: float | None) -> str:
