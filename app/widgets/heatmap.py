@@ -1,4 +1,4 @@
-"""Sensitivities as pictures: rows by steps, of one run, or of two side by side."""
+"""Sensitivities as pictures: rows by steps, of any kind of row."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.model.sensitivity import METRICS, Sensitivity
 from inshrink_app.theme import DIVERGING, SEQUENTIAL
-from inshrink_app.widgets import fmt, modules
+from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import (
     TOOLBAR,
-    add_heading,
     colour_bar,
     columns_axis,
-    few_ticks,
     gaps,
     linear_scale_ticks,
     log_scale_ticks,
@@ -32,7 +30,7 @@ MAX_COLUMNS = 100
 """More columns are thinner than a reader can tell apart on a laptop's screen."""
 
 _CLIPPED = (1.0, 99.0)
-"""Percentiles between which colours spread when outliers are clipped."""
+"""Percentiles between which colours spread: outliers take the colour of the ends."""
 
 _LONGEST_COLORBAR = 420
 
@@ -56,16 +54,16 @@ _RELATIVE = {
     "first": "{symbol}, times the row's first step",
     "share": "share of the total",
     "rate": "{symbol} / Σ learning rate",
+    "times": "{symbol}, times",
 }
 """What stands behind the name of a metric, by what its values are relative to."""
 
 
 class Columns(NamedTuple):
-    """The columns of a heatmap: values ``[rows, columns]``, a label each, and the most steps in one."""
+    """The columns of a heatmap: values ``[rows, columns]``, and a label each."""
 
     values: NDArray[np.float32]
     labels: tuple[str, ...]
-    steps_per_column: int
 
 
 def column_edges(n_steps: int, limit: int = MAX_COLUMNS) -> NDArray[np.int64]:
@@ -85,7 +83,7 @@ def bucket_steps(values: NDArray[np.float32], steps: Sequence[int], limit: int =
     """
     n_steps = len(steps)
     if n_steps <= limit:
-        return Columns(values, tuple(fmt.count(step) for step in steps), 1)
+        return Columns(values, tuple(fmt.count(step) for step in steps))
     edges = column_edges(n_steps, limit)
     present = np.isfinite(values)
     sums = np.add.reduceat(np.where(present, values, 0).astype(np.float64), edges[:-1], axis=1)
@@ -96,22 +94,22 @@ def bucket_steps(values: NDArray[np.float32], steps: Sequence[int], limit: int =
         f"{fmt.count(steps[a])} – {fmt.count(steps[b - 1])}" if b - a > 1 else fmt.count(steps[a])
         for a, b in pairwise(edges)
     )
-    return Columns(means, labels, int(np.diff(edges).max()))
+    return Columns(means, labels)
 
 
-def linear_scale(values: NDArray[np.float32], clip: bool) -> tuple[NDArray[np.float32], float, float]:
+def linear_scale(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, float]:
     """Return the values, and the ends of the colour scale."""
     finite = values[np.isfinite(values)].astype(np.float64)
     if finite.size == 0:
         return values, 0.0, 1.0
-    low, high = (float(end) for end in np.percentile(finite, _CLIPPED if clip else (0, 100)))
+    low, high = (float(end) for end in np.percentile(finite, _CLIPPED))
     if high - low < 1e-9 * max(abs(low), abs(high), 1e-30):
         half = abs(low) / 2 or 0.5
         low, high = low - half, high + half
     return np.where(np.isfinite(values), values, np.float32("nan")), low, high
 
 
-def log_scale(values: NDArray[np.float32], clip: bool) -> tuple[NDArray[np.float32], float, float]:
+def log_scale(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, float]:
     """Return log10 of the values, NaN where there is none, and the ends of the colour scale.
 
     Zeros have no logarithm: they take the scale's lower end; the hover tells that they are zero.
@@ -120,7 +118,7 @@ def log_scale(values: NDArray[np.float32], clip: bool) -> tuple[NDArray[np.float
     if positive.size == 0:
         return np.where(np.isfinite(values), np.float32(0), np.float32("nan")), -1.0, 0.0
     logs_of_positive = np.log10(positive.astype(np.float64))
-    ends = np.percentile(logs_of_positive, _CLIPPED if clip else (0, 100))
+    ends = np.percentile(logs_of_positive, _CLIPPED)
     low, high = float(ends[0]), float(ends[1])
     if high - low < 0.02:
         middle = (low + high) / 2
@@ -155,24 +153,21 @@ class Drawn(NamedTuple):
         table: Sensitivity,
         values: NDArray[np.float32],
         statistic: str,
-        *,
-        clip: bool = True,
-        scale: str | None = None,
         relative: str = "plain",
     ) -> Drawn:
-        """Choose colours for values ``[rows, columns]`` of a table; by default on the metric's own scale."""
+        """Choose colours for values ``[rows, columns]`` of a table."""
         metric = METRICS[table.metric]
-        scale = scale or metric.scale
-        colours, low, high = (log_scale if scale == "log" else linear_scale)(values, clip)
-        both_ways = relative == "first" or table.metric == "gain"
+        scale = "log" if relative == "times" else metric.scale
+        colours, low, high = (log_scale if scale == "log" else linear_scale)(values)
+        both_ways = is_both_ways(table, relative)
         if both_ways:
             low, high = _around(0.0 if scale == "log" else 1.0, low, high)
         row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(table.rows) <= most)
         height = TOOLBAR + max(220, len(table.rows) * row_pixels + 62)
-        symbol = metric.symbol if relative != "share" else "share"
-        told = _RELATIVE[relative] if not metric.pooled else "{unit}"
+        symbol = {"share": "share", "times": "times"}.get(relative, metric.symbol)
+        told = "{unit}" if metric.pooled and relative == "plain" else _RELATIVE[relative]
         bar = f"{metric.label}: {told.format(symbol=metric.symbol, unit=metric.unit)}"
-        word = "" if metric.pooled or relative == "share" else f"{statistic} "
+        word = "" if metric.pooled or relative in ("share", "times") else f"{statistic} "
         look = {
             "zmin": low,
             "zmax": high,
@@ -198,6 +193,11 @@ class Drawn(NamedTuple):
             hovermode="closest",
             showlegend=False,
         )
+
+
+def is_both_ways(table: Sensitivity, relative: str) -> bool:
+    """Whether colours go both ways from 1: red below it and blue above."""
+    return relative in ("first", "times") or table.metric == "gain"
 
 
 def _told_as(values: NDArray[np.float32]) -> str:
@@ -286,9 +286,7 @@ def row_labels(names: Sequence[str]) -> list[str]:
         if len({part[shared] for part in parts}) > 1:
             break
         shared += 1
-    return [
-        fmt.html(label) for label in fmt.elided_all([".".join(part[shared:]) for part in parts], _NAME_WIDTH)
-    ]
+    return fmt.elided_all([".".join(part[shared:]) for part in parts], _NAME_WIDTH)
 
 
 def take(table: Sensitivity, places: Sequence[int]) -> Sensitivity:
@@ -364,100 +362,3 @@ def _mean(table: Sensitivity, name: str, group: Node) -> NDArray[np.float32]:
     with np.errstate(invalid="ignore", divide="ignore"):
         means = (np.where(np.isfinite(values), values, 0.0) * weights).sum(axis=0) / total
     return np.where(total > 0, means, np.nan).astype(np.float32)
-
-
-MARKS = {(True, True): "", (True, False): "◧ ", (False, True): "◨ "}
-"""What stands before a row that only the run on the left, or on the right, has."""
-
-_MOST_STEP_LABELS = 2
-_HALVES_GAP = 0.12
-"""Share of the width between the two: room for the labels of steps on a telephone."""
-
-_TICK_SHIFT = 7
-"""Pixels by which labels of steps are moved apart, where one half ends and the other begins."""
-
-_HALF_TITLE_WIDTH = 12
-"""Letters of a name above its half, on a telephone."""
-
-
-class Sides(NamedTuple):
-    """Two measurements with the same rows, and which of the two have each row."""
-
-    tables: tuple[Sensitivity, Sensitivity]
-    present: tuple[tuple[bool, bool], ...]
-
-
-def aligned(mine: Sensitivity, other: Sensitivity, level: str) -> Sides:
-    """Return two measurements by tensor with the same rows, matched by name.
-
-    Parameters
-    ----------
-    mine, other
-        One metric of two runs, by tensor; each has steps of its own.
-    level
-        What a row is (`modules.levels`). Those that only the second has come last.
-    """
-    places = [{row.name: i for i, row in enumerate(table.rows)} for table in (mine, other)]
-    rows = {row.name: row for table in (other, mine) for row in table.rows}
-    names = tuple(dict.fromkeys([*places[0], *places[1]]))
-    nodes = modules.rows_at(names, [rows[name].layer_type for name in names], level)
-    sides = []
-    for table, known in zip((mine, other), places, strict=True):
-        there = [i for i, name in enumerate(names) if name in known]
-        taken = [known[names[i]] for i in there]
-        values = {}
-        for statistic, measured in table.values.items():
-            values[statistic] = np.full((len(names), len(table.steps)), np.nan, np.float32)
-            values[statistic][there] = measured[taken]
-        own = tuple(table.rows[known[name]] if name in known else rows[name] for name in names)
-        sides.append(aggregate(dataclasses.replace(table, rows=own, values=values), nodes))
-    present = [tuple(any(names[i] in known for i in node.members) for known in places) for node in nodes]
-    return Sides((sides[0], sides[1]), tuple((one, two) for one, two in present))
-
-
-def sides_figure(sides: Sides, names: tuple[str, str], statistic: str) -> go.Figure:
-    """Draw two runs beside each other, rows in common, each over its own steps.
-
-    Parameters
-    ----------
-    sides
-        What was measured; of the same metric.
-    names
-        Of the runs.
-    statistic
-        A key of the values.
-    """
-    buckets = [bucket_steps(table.values[statistic], table.steps, MAX_COLUMNS // 2) for table in sides.tables]
-    values = np.concatenate([one.values for one in buckets], axis=1)
-    drawn = Drawn.of(sides.tables[0], values, statistic)
-    halves = np.split(drawn.colours, [len(buckets[0].labels)], axis=1)
-    figure = go.Figure()
-    for place, (one, colours, name) in enumerate(zip(buckets, halves, names, strict=True)):
-        shown = cells(
-            one._replace(values=colours),
-            drawn.rows,
-            one.values,
-            f"{fmt.html(name)}<br>{drawn.hover}{drawn.told}<extra></extra>",
-            missing=f"{fmt.html(name)}<br>%{{y}}<br>step %{{x}}<br>no value<extra></extra>",
-            **drawn.look,
-            showscale=place == 0,
-        )
-        figure.add_traces([trace.update(xaxis="x2" if place else "x") for trace in shown.data])
-        half = [place * (0.5 + _HALVES_GAP / 2), 0.5 - _HALVES_GAP / 2 + place * (0.5 + _HALVES_GAP / 2)]
-        shift = {"ticklabelshift": _TICK_SHIFT if place else -_TICK_SHIFT}
-        axis = columns_axis(one.labels) | few_ticks(one.labels, one.labels, _MOST_STEP_LABELS)
-        figure.update_layout({f"xaxis{2 if place else ''}": {**axis, "domain": half, "anchor": "y", **shift}})
-        add_heading(figure, fmt.html(fmt.elided(name, _HALF_TITLE_WIDTH)), half[0])
-    tables = sides.tables
-    labels = row_labels([row.name for row in tables[0].rows])
-    marked = [MARKS[who] + label for who, label in zip(sides.present, labels, strict=True)]
-    figure.update_yaxes(
-        type="category",
-        range=[len(marked) - 0.5, -0.5],
-        showgrid=False,
-        automargin=True,
-        ticklabelstandoff=4,
-        **few_ticks(drawn.rows, marked, MAX_ROW_LABELS),
-    )
-    drawn.lay_out(figure, marked)
-    return figure

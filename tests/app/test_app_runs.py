@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from inshrink_app import services
 from inshrink_app.pages.open import shelf
 from streamlit.testing.v1 import AppTest
 
-from tests.app.builders import button, charts, explorer, sensitivity_table, subject, texts, write_run
+from tests.app.builders import button, charts, explorer, subject, texts, write_run
 from tests.app.job_stubs import StubJobs, archived, archived_template, jobs
 
 __all__ = ["archived", "archived_template", "jobs"]
@@ -64,34 +63,6 @@ def test_two_runs_are_overlaid_and_lead_to_their_difference(archived: Path, jobs
     app.button(key="runs.two").click().run()
     kept = {key: app.session_state[f"inshrink.{key}"] for key in ("run", "view", "other")}
     assert kept == {"run": str(archived), "view": "runs", "other": str(other)}
-
-
-def test_two_runs_that_were_measured_stand_side_by_side(
-    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = write_run(archived.parent / "other", (10, 20))
-    known = {str(archived): sensitivity_table(3, 4), str(other): sensitivity_table(2, 2)}
-    monkeypatch.setattr(
-        services,
-        "measured",
-        lambda shown, metric: {"tensor": known[str(shown.path)]} if metric == "magnitude" else None,
-    )
-    app = opened()
-    app.multiselect(key="runs.chosen").set_value([str(archived), str(other)]).run()
-    assert not app.exception
-    assert charts(app) == 1
-    assert "◧ 1 only in run" in texts(app)
-    assert "2 steps in common" in texts(app)
-    strange = known[str(other)]
-    rows = tuple(row._replace(name=f"x.{row.name}") for row in strange.rows)
-    known[str(other)] = dataclasses.replace(strange, rows=rows)
-    app.run()
-    assert charts(app) == 0
-    assert "no tensor of the same name" in texts(app)
-    known.clear()
-    monkeypatch.setattr(services, "measured", lambda *_: None)
-    app.run()
-    assert button(app, "Measure both: Sensitivity")
 
 
 def test_one_run_is_opened(archived: Path, jobs: StubJobs) -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.sensitivity import METRICS
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.open import shelf
 from inshrink_app.pages.open.shelf import Listed
-from inshrink_app.widgets import fmt, layout, listing, modules, sides
+from inshrink_app.widgets import fmt, layout, listing
 from inshrink_app.widgets.layout import answer, panels, section
 
 _WIDTH = 48
@@ -139,12 +138,11 @@ def _overlaid(first: Subject, second: Subject, names: list[str]) -> None:
         st.caption(f"Solid: {fmt.markdown(names[0])}. Dashed: {fmt.markdown(names[1])}.")
     else:
         st.caption("They have logged no metric of the same name.")
-    measured = _side_by_side(first, second)
     common = sorted(set(first.steps) & set(second.steps))
     said = f"{fmt.counted(len(common), 'step')} in common" if common else "No step in common"
     with st.container(horizontal=True, vertical_alignment="center"):
         if st.button(
-            "How far apart are their weights? Sensitivity" if measured else "Measure both: Sensitivity",
+            "How far apart are their weights? Sensitivity",
             icon=":material/arrow_forward:",
             key="runs.two",
         ):
@@ -152,20 +150,3 @@ def _overlaid(first: Subject, second: Subject, names: list[str]) -> None:
             state.remember(view="runs", other=str(second.path))
             state.go_to("sensitivity")
         st.caption(fmt.markdown(f"{said}; tensor by tensor, at the last of them."))
-
-
-def _side_by_side(first: Subject, second: Subject) -> bool:
-    """Draw the sensitivities of both beside each other, by the most telling metric that is known of both."""
-    told = services.told_metrics(second)
-    for metric in (metric for metric in services.told_metrics(first) if metric in told):
-        mine, other = (services.measured(one, metric) for one in (first, second))
-        if mine is not None and other is not None:
-            tables = mine[modules.TENSOR], other[modules.TENSOR]
-            names = tuple(dict.fromkeys(row.name for table in tables for row in table.rows))
-            st.markdown(f"**{METRICS[metric].label}** — {METRICS[metric].meaning}")
-            level = modules.default_level(names)
-            sides.show(*tables, (first.name, second.name), "mean", level)
-            sides.runs_snippet(first, second, metric, "mean", "runs.snippets")
-            return True
-    st.caption("Their sensitivities appear side by side once the same metric was measured for both.")
-    return False

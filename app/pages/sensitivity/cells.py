@@ -20,7 +20,7 @@ from inshrink_app.pages.sensitivity.rows import View
 from inshrink_app.pages.sensitivity.selection import Event, Selection
 from inshrink_app.theme import MARK
 from inshrink_app.widgets import ending, fmt, modules
-from inshrink_app.widgets.heatmap import MAX_COLUMNS, column_edges
+from inshrink_app.widgets.heatmap import MAX_COLUMNS, column_edges, is_both_ways
 from inshrink_app.widgets.layout import chart
 
 _CHART = "heatmap"
@@ -153,8 +153,6 @@ def _chart(view: View, found: Selection | None) -> None:
         lambda: heatmap.heatmap_figure(
             table,
             view.statistic,
-            clip=view.clip,
-            scale=view.scale,
             relative=view.relative,
             loss=_loss(view),
             tree=_labels(view),
@@ -223,7 +221,7 @@ def _base(view: View) -> tuple[object, ...]:
     table = view.table
     names = tuple(row.name for row in table.rows)
     path = str(view.shown.path)
-    look = (view.statistic, view.clip, view.scale, view.relative)
+    look = (view.statistic, view.relative)
     folds = tuple(node.is_open for node in view.nodes)
     return (path, view.level, table.metric, *look, names, folds, table.steps)
 
@@ -283,11 +281,11 @@ def _nothing_to_see(table: Sensitivity) -> None:
 def _caption(view: View) -> str:
     """Say what the picture does not show by itself."""
     table = view.table
-    scale = "logarithmic" if view.scale == "log" else "linear"
-    if view.relative == "first" or table.metric == "gain":
+    scale = "logarithmic" if METRICS[table.metric].scale == "log" else "linear"
+    if is_both_ways(table, view.relative):
         scale += ", red below 1 and blue above"
     n_columns = min(len(table.steps), MAX_COLUMNS)
-    parts = [f"Colours are {scale}" + (", outliers clipped at 1 % and 99 %." if view.clip else ".")]
+    parts = [f"Colours are {scale}, outliers clipped at 1 % and 99 %."]
     if len(table.steps) > n_columns:
         parts.append(
             f"Each column is the mean of up to {-(-len(table.steps) // n_columns)} neighbouring steps; "

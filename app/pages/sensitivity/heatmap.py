@@ -48,13 +48,12 @@ def heatmap_figure(
     table: Sensitivity,
     statistic: str,
     *,
-    clip: bool,
-    scale: str = "log",
     relative: str = "plain",
     loss: tuple[str, Sequence[tuple[int, float]]] | None = None,
     tree: Sequence[tuple[str, str]] = (),
+    beside: Sensitivity | None = None,
 ) -> go.Figure:
-    """Draw rows by steps, colour by the value or its logarithm.
+    """Draw rows by steps, colour by the value or, where the metric spans decades, its logarithm.
 
     Parameters
     ----------
@@ -62,22 +61,22 @@ def heatmap_figure(
         What to draw.
     statistic
         A key of its values.
-    clip
-        Spread colours between the 1st and 99th percentile instead of the extremes.
-    scale
-        ``log`` or ``linear``.
     relative
-        What the values are relative to (`arranging.NORMALISED`). Relative to a row's first step, and of a
-        restore gain, colours go both ways from 1.
+        What the values are relative to (`arranging.NORMALISED`), or ``times`` where they are quotients.
     loss
         The name of a training metric and its values by step, drawn above on the same axis.
     tree
         Of each row its label, as it stands in the tree of modules, and its shape; by default names alone.
+    beside
+        Another table of the same rows, which is to have the same colours.
     """
     columns = bucket_steps(table.values[statistic], table.steps)
-    drawn = Drawn.of(table, columns.values, statistic, clip=clip, scale=scale, relative=relative)
+    values = columns.values
+    if beside is not None:
+        values = np.concatenate([values, bucket_steps(beside.values[statistic], beside.steps).values], axis=1)
+    drawn = Drawn.of(table, values, statistic, relative)
     figure = cells(
-        columns._replace(values=drawn.colours),
+        columns._replace(values=drawn.colours[:, : len(columns.labels)]),
         drawn.rows,
         columns.values,
         f"{drawn.hover}{drawn.told}<extra></extra>",

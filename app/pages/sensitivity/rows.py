@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from inshrink_core.analysis.profile import Row
 
 _FIND, _TABLE = "find", "sensitivity.table"
-_SCALES = {"log": "Log", "linear": "Linear"}
 
 _RELATIVE, _ORDER = "norm", "sort"
 _RELATIVE_HELP = (
@@ -64,10 +63,8 @@ class View(NamedTuple):
         Of each row, what it carries of the total at the last step.
     is_tree
         Whether the rows stand as the model has them.
-    clip, scale, relative
-        How colours are chosen, and what values are relative to.
-    rates
-        The learning rate that leads to each checkpoint, where it was logged.
+    relative
+        What values are relative to.
     """
 
     shown: Subject
@@ -80,10 +77,7 @@ class View(NamedTuple):
     kept: Sensitivity
     shares: NDArray[np.float32]
     is_tree: bool = True
-    clip: bool = True
-    scale: str = "log"
     relative: str = "plain"
-    rates: NDArray[np.float64] | None = None
 
     @property
     def leaves(self) -> tuple[int, ...]:
@@ -135,7 +129,7 @@ def narrowed(
                 known = {"rate": arranging.NORMALISED["rate"], **known}
             relative = _choice("Measure", _RELATIVE, known, _RELATIVE_HELP)
         _find_box([row.name for row in tensors.rows])
-        with st.popover("Rows and colours", icon=":material/filter_list:"):
+        with st.popover("Rows", icon=":material/filter_list:"):
             orders = dict(arranging.ORDERS)
             is_ordered = services.tells_order(shown, [row.name for row in tensors.rows])
             if not is_ordered:
@@ -147,7 +141,7 @@ def narrowed(
                 st.caption(
                     "The files sort their tensors by name, so that they do not tell the model's order."
                 )
-            pattern, layers, clip, scale = _filters(tensors, level)
+            pattern, layers = _filters(tensors, level)
     above = frozenset() if found is None else frozenset({found.layer.rpartition(".")[0]} - {""})
     view = _matching(shown, tables, (level, statistic), (pattern, layers), above)
     bits = _bits_of(view) if order == "bits" else {}
@@ -170,10 +164,7 @@ def narrowed(
         nodes=nodes,
         shares=view.shares[list(places)],
         is_tree=view.is_tree and order == "forward",
-        clip=clip,
-        scale=scale,
         relative=relative,
-        rates=rates,
     )
 
 
@@ -268,10 +259,9 @@ def _found() -> None:
     chosen.apply(Event("search", name) if name else Event("close"))
 
 
-def _filters(tensors: Sensitivity, level: str) -> tuple[str, list[str], bool, str]:
-    """Draw the filters; return the text, the layer types, whether to clip, and the scale."""
+def _filters(tensors: Sensitivity, level: str) -> tuple[str, list[str]]:
+    """Draw the filters; return the text and the layer types."""
     layers = sorted({row.layer_type for row in tensors.rows if row.layer_type})
-    metric = METRICS[tensors.metric]
     pattern = st.text_input(
         "Filter rows",
         placeholder="Filter by name",
@@ -290,24 +280,7 @@ def _filters(tensors: Sensitivity, level: str) -> tuple[str, list[str], bool, st
             key="layer_filter",
             label_visibility="collapsed",
         )
-    clip = st.toggle(
-        "Clip outliers",
-        value=True,
-        key="clip",
-        help="Spread the colours between the 1st and 99th percentile.",
-    )
-    key = f"scale.{'pooled' if metric.pooled else 'plain'}.{metric.scale}"
-    st.session_state.setdefault(key, metric.scale)
-    scale = st.segmented_control(
-        "Colours",
-        list(_SCALES),
-        format_func=lambda name: fmt.inked(_SCALES[name]),
-        key=key,
-        required=True,
-        label_visibility="collapsed",
-        help="Colours by the logarithm of a value, or by the value.",
-    )
-    return pattern.casefold(), picked, clip, scale or "log"
+    return pattern.casefold(), picked
 
 
 def summary(view: View) -> pd.DataFrame:
