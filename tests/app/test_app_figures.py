@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from inshrink_app.pages.overview.view import sizes_figure
 from inshrink_app.pages.sensitivity.heatmap import heatmap_figure
 from inshrink_app.widgets import figures, heatmap
 
@@ -118,7 +117,6 @@ def test_names_of_tensors_are_text_and_never_markup() -> None:
     table = dataclasses.replace(table, rows=(Row(evil, "", "linear", "weight", 1, 12, (4, 3)),))
     text = heatmap_figure(table, "mean").to_json()
     text += figures.log_figure({evil: ((1, 1.0),)}, {evil: [evil]}).to_json()
-    text += sizes_figure({evil: 3}).to_json()
     assert "<a " not in text
     assert "\\u003ca " not in text
     assert "\\u202e" not in text
@@ -128,12 +126,6 @@ def test_a_figure_depends_on_its_data_alone() -> None:
     table = sensitivity_table()
     first = heatmap_figure(table, "mean")
     assert first.to_json() == heatmap_figure(table, "mean").to_json()
-
-
-def test_sizes_are_largest_on_top_and_written_out() -> None:
-    bar = sizes_figure({"weight": 3_000_000, "exp_avg": 3_000_000, "step": 52}).data[0]
-    assert list(bar.y) == ["step", "exp_avg", "weight"]
-    assert list(bar.text) == ["52 B · <1 %", "3.00 MB · 50 %", "3.00 MB · 50 %"]
 
 
 def test_metrics_that_share_a_scale_share_a_panel() -> None:
