@@ -14,7 +14,7 @@ from inshrink_app.model.sensitivity import METRICS, Sensitivity
 from inshrink_app.pages.sensitivity import ahead, cells, drill_figures, heatmap, selection
 from inshrink_app.pages.sensitivity.arranging import normalised, ordered
 from inshrink_app.pages.sensitivity.drilldown import half_in
-from inshrink_app.widgets.heatmap import aggregate
+from inshrink_app.pages.sensitivity.heatmap import aggregate
 from inshrink_app.widgets.modules import Node, outline
 
 from inshrink_core.analysis.anatomy import Places

@@ -18,7 +18,6 @@ from inshrink_app.pages.sensitivity.selection import Selection
 from inshrink_app.services import drilldown, measuring
 from inshrink_app.services import jobs as job_services
 from inshrink_app.theme import MARK
-from inshrink_app.widgets import heatmap as rows_by_steps
 from inshrink_app.widgets import modules
 
 import inshrink_core
@@ -212,7 +211,7 @@ def test_changes_are_drawn_around_white() -> None:
 
 @pytest.mark.parametrize("n_steps", [1, 99, 100, 101, 250])
 def test_a_step_lies_in_the_column_that_shows_it(n_steps: int) -> None:
-    edges = rows_by_steps.column_edges(n_steps)
+    edges = heatmap.column_edges(n_steps)
     for place in (0, n_steps // 2, n_steps - 1):
         column = heatmap.column_of(place, n_steps)
         assert edges[column] <= place < edges[column + 1]
@@ -458,7 +457,7 @@ def test_a_module_is_marked_by_the_rows_that_it_holds_or_lies_in(level: str, mar
         table, rows=tuple(row._replace(name=name) for row, name in zip(table.rows, names, strict=True))
     )
     nodes = modules.rows_at(names, [row.layer_type for row in tensors.rows], level)
-    table = rows_by_steps.aggregate(tensors, nodes)
+    table = heatmap.aggregate(tensors, nodes)
     shares = np.zeros(len(nodes), np.float32)
     view = rows.View(subject(3), tensors, level, "mean", table, table, nodes, tensors, shares)
     assert cells._rows_of(view, Selection("fc1", 10)) == marked

@@ -6,8 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from inshrink_app.pages.sensitivity import heatmap
 from inshrink_app.pages.sensitivity.heatmap import heatmap_figure
-from inshrink_app.widgets import figures, heatmap
+from inshrink_app.widgets import figures
 
 from inshrink_core.analysis.profile import Row
 from tests.app.builders import sensitivity_table
@@ -214,8 +215,8 @@ def test_values_at_the_ends_of_what_a_float_holds_have_ticks(values: list[float]
     ("values", "texts"),
     [
         ([0.02, 0.5], {"0.02", "0.1", "0.5"}),
-        ([2e-4, 0.5], {"1e-4", "1e-2", "1"}),
-        ([1e-3, 2e-3], {"0.001", "0.0015", "0.002"}),
+        ([2e-4, 0.5], {"1e-4", "0.01", "1"}),
+        ([1e-3, 2e-3], {"1e-3", "1.5e-3", "2e-3"}),
         ([7e-4, 2e-3], {"7e-4", "1e-3", "2e-3"}),
     ],
 )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from inshrink_app.model.sensitivity import Sensitivity
 from inshrink_app.pages.sensitivity.changes import aligned, between_runs, between_steps, sides_figures
+from inshrink_app.pages.sensitivity.heatmap import aggregate
 from inshrink_app.pages.sensitivity.selection import (
     Event,
     Selection,
@@ -18,7 +19,6 @@ from inshrink_app.pages.sensitivity.selection import (
     link_event,
     nearest_step,
 )
-from inshrink_app.widgets.heatmap import aggregate
 from inshrink_app.widgets.modules import (
     default_level,
     labels,

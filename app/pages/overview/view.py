@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MAX_PANELS = 4
 
 _CHARTS = 700
-"""Pixels of the curves, about."""
+"""Pixels of curves and tables, about."""
 
 
 def render() -> None:
@@ -47,9 +47,7 @@ def render() -> None:
     if shown.kind == "run" and shown.place.is_dir():
         naming.show(shown)
     logs.show(shown)
-    if shown.log:
-        layout.below("charts", partial(_training, shown), height=_CHARTS)
-    _sizes(shown)
+    layout.below("charts", partial(_charts, shown), height=_CHARTS)
     _tensors(shown)
     ending.requests([Inspect(str(shown.path)), *did])
     _next(shown)
@@ -155,6 +153,13 @@ def _skipped(shown: Subject) -> None:
     with st.expander(f"{fmt.counted(n, 'file')} left out", icon=":material/info:", expanded=n <= 3):
         table = pd.DataFrame(shown.skipped, columns=["file", "why"])
         listing.show(table, "skipped", alt="Files that were left out, and why", wide=["file", "why"])
+
+
+def _charts(shown: Subject) -> None:
+    """Draw what a reader scrolls down to."""
+    if shown.log:
+        _training(shown)
+    _sizes(shown)
 
 
 def _training(shown: Subject) -> None:

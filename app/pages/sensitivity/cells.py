@@ -16,11 +16,11 @@ from inshrink_app.model.sensitivity import METRICS, Sensitivity
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.sensitivity import ahead, drilldown, heatmap, rows
 from inshrink_app.pages.sensitivity import selection as chosen
+from inshrink_app.pages.sensitivity.heatmap import MAX_COLUMNS, column_edges, is_both_ways
 from inshrink_app.pages.sensitivity.rows import View
 from inshrink_app.pages.sensitivity.selection import Event, Selection
 from inshrink_app.theme import MARK
 from inshrink_app.widgets import ending, fmt, modules
-from inshrink_app.widgets.heatmap import MAX_COLUMNS, column_edges, is_both_ways
 from inshrink_app.widgets.layout import chart
 
 _CHART = "heatmap"
@@ -87,12 +87,9 @@ def _go_on(view: View, found: Selection | None) -> None:
     names = shown if found is None else [found.layer]
     n_shown = sum(view.table.rows[place].n_tensors for place in view.leaves)
     whole = found is None and n_shown == len(view.tensors.rows)
-    if found is not None:
-        label = f"Allocate bits to {fmt.elided(found.layer, _LISTED_WIDTH)}"
-    elif whole:
-        label = "Allocate bits"
-    else:
-        label = f"Allocate bits to {'this row' if len(names) == 1 else f'these {len(names)} rows'}"
+    label = "Allocate bits" if whole else f"Allocate bits to these {len(names)} rows"
+    if len(names) == 1 and not whole:
+        label = f"Allocate bits to {fmt.elided(names[0], _LISTED_WIDTH)}"
     ending.offer(
         ending.Next(
             fmt.markdown(label),

@@ -13,8 +13,9 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model.sensitivity import METRICS, Sensitivity
 from inshrink_app.model.subject import Subject
+from inshrink_app.pages.sensitivity import heatmap
 from inshrink_app.pages.sensitivity.heatmap import heatmap_figure
-from inshrink_app.widgets import ending, fmt, heatmap, listing, modules
+from inshrink_app.widgets import ending, fmt, listing, modules
 from inshrink_app.widgets.figures import log_figure, log_ticks
 from inshrink_app.widgets.layout import allow, answer, chart, is_allowed, section
 from numpy.typing import NDArray
@@ -225,7 +226,7 @@ def _moved(shown: Subject, first: int, second: int) -> StepDiff | None:
 
 def _steps_table(found: Changes, moved: StepDiff | None, steps: tuple[int, int], label: str) -> None:
     """List every tensor, the largest change first."""
-    before, after = (f"{label.lower()} at {step}" for step in steps)
+    before, after = (f"{label.lower()} at step {fmt.count(step)}" for step in steps)
     frame = _table_of(found, before, after)
     if moved is not None:
         rows = {row.spec.key: row for row in moved.tensors}
@@ -240,7 +241,7 @@ def _steps_table(found: Changes, moved: StepDiff | None, steps: tuple[int, int],
         formats={
             before: listing.SMALL,
             after: listing.SMALL,
-            "times": "%.3f",
+            "times": listing.SMALL,
             "moved": "%.4f",
             "cosine": "%.4f",
             "changed": listing.SHARE,
@@ -421,6 +422,6 @@ def _overlaid(
         _table_of(found, "first run", "second run"),
         "two-runs",
         alt="Tensors by how much they differ between both runs at the last common step",
-        formats={"first run": listing.SMALL, "second run": listing.SMALL, "times": "%.3f"},
+        formats={"first run": listing.SMALL, "second run": listing.SMALL, "times": listing.SMALL},
         helps={"times": "The value in the second run divided by that in the first"},
     )

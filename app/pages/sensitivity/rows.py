@@ -13,10 +13,10 @@ from inshrink_app import services, state
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.sensitivity import METRICS, Sensitivity
 from inshrink_app.model.subject import Subject
-from inshrink_app.pages.sensitivity import arranging
+from inshrink_app.pages.sensitivity import arranging, heatmap
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.selection import Event, Selection
-from inshrink_app.widgets import fmt, heatmap, listing, modules
+from inshrink_app.widgets import fmt, listing, modules
 from inshrink_app.widgets.modules import Node
 from numpy.typing import NDArray
 
@@ -287,18 +287,21 @@ def summary(view: View) -> pd.DataFrame:
     """Return a line a row: its share of what was measured and of the size, its values, and their course."""
     tensors, table = view.tensors, view.table
     values = table.values[view.statistic]
+    known = pd.DataFrame(np.where(np.isfinite(values), values, np.nan))
+    first, last = known.bfill(axis=1).iloc[:, 0], known.ffill(axis=1).iloc[:, -1]
+    ends = pd.concat([first, last, known.min(axis=1), known.max(axis=1)], axis=1).to_numpy()
     trend = heatmap.bucket_steps(values, table.steps, _TREND_POINTS).values
     if METRICS[table.metric].scale == "log":
         with np.errstate(divide="ignore", invalid="ignore"):
             trend = np.log10(trend, dtype=np.float64)
     n_values = max(1, sum(row.numel for row in tensors.rows))
     told = [
-        (label, share, row.numel / n_values, row.layer_type, _extent(row), *ends, course[np.isfinite(course)])
-        for label, row, share, ends, course in zip(
+        (label, share, row.numel / n_values, row.layer_type, _extent(row), *own, course[np.isfinite(course)])
+        for label, row, share, own, course in zip(
             modules.labels(view.nodes),
             table.rows,
             map(float, view.shares),
-            _ends(values).tolist(),
+            ends.tolist(),
             trend,
             strict=True,
         )
@@ -311,23 +314,6 @@ def summary(view: View) -> pd.DataFrame:
 def _extent(row: Row) -> str:
     """Return the shape of a tensor, or how many tensors a row has."""
     return fmt.shape(row.shape) if row.shape is not None else fmt.counted(row.n_tensors, "tensor")
-
-
-def _ends(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the first, last, smallest and largest finite value of each row ``[rows, 4]``; NaN for none."""
-    known = np.isfinite(values)
-    rows = np.arange(len(values))
-    ends = np.stack(
-        [
-            values[rows, known.argmax(axis=1)],
-            values[rows, values.shape[1] - 1 - known[:, ::-1].argmax(axis=1)],
-            np.where(known, values, np.inf).min(axis=1),
-            np.where(known, values, -np.inf).max(axis=1),
-        ],
-        axis=1,
-    )
-    ends[~known.any(axis=1)] = np.nan
-    return ends
 
 
 def show_table(view: View, frame: pd.DataFrame, found: Selection | None) -> None:
