@@ -65,20 +65,6 @@ def title(text: str) -> dict[str, Any]:
     return {"text": text, "standoff": _STANDOFF}
 
 
-def add_heading(figure: go.Figure, text: str, x: float = 0) -> None:
-    """Write above a figure, from a share of its width on."""
-    figure.add_annotation(
-        text=text,
-        x=x,
-        xref="paper",
-        xanchor="left",
-        y=1,
-        yref="paper",
-        yanchor="bottom",
-        showarrow=False,
-    )
-
-
 def few_ticks(values: Sequence[str], texts: Sequence[str], limit: int) -> dict[str, list[str]]:
     """Label every k-th position, so that labels never overlap, and always the last one.
 

@@ -45,13 +45,6 @@ def table_of(
     return dataclasses.replace(table, rows=rows, values=dict.fromkeys(table.values, array))
 
 
-def test_rows_relative_to_their_first_positive_value_begin_at_one() -> None:
-    found = normalised(table_of([[2, 4], [0, 3], [math.nan, 5], [math.nan, math.nan]]), "first")
-    np.testing.assert_array_equal(
-        found.values["mean"], np.array([[1, 2], [0, 1], [math.nan, 1], [math.nan, math.nan]], np.float32)
-    )
-
-
 def test_shares_of_a_step_add_up_over_all_tensors_whichever_are_shown() -> None:
     whole = table_of([[1, 0], [3, math.nan], [1e30, 0]], [2, 2, 1])
     shares = normalised(whole, "share").values["mean"]
@@ -73,24 +66,22 @@ def test_as_is_changes_nothing() -> None:
         ("sensitivity", (2, 0, 1)),
         ("share", (2, 0, 1)),
         ("size", (1, 0, 2)),
-        ("bits", (2, 0, 1)),
     ],
 )
 def test_rows_are_sorted_the_largest_first_and_the_unknown_last(by: str, order: tuple[int, ...]) -> None:
     table = table_of([[9, 2], [5, math.nan], [1, 7]], [4, 8, 4])
     values = np.array([[9, 2], [math.nan, math.nan], [1, 7]], np.float32)
     table = dataclasses.replace(table, values={"mean": values})
-    bits = {table.rows[0].name: 1.0, table.rows[2].name: 3.0}
-    assert ordered(table, by, "mean", bits) == order
+    assert ordered(table, by, "mean") == order
 
 
 def test_equal_rows_keep_the_models_order() -> None:
-    assert ordered(table_of([[1]] * 4), "sensitivity", "mean", {}) == (0, 1, 2, 3)
+    assert ordered(table_of([[1]] * 4), "sensitivity", "mean") == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize(
     ("metric", "relative", "middle"),
-    [("gain", "plain", 1.0), ("fisher", "first", 0.0), ("gain", "times", 0.0)],
+    [("gain", "plain", 1.0), ("fisher", "times", 0.0), ("gain", "times", 0.0)],
 )
 def test_what_lies_around_one_is_coloured_both_ways_from_it(
     metric: str, relative: str, middle: float
@@ -102,7 +93,7 @@ def test_what_lies_around_one_is_coloured_both_ways_from_it(
 
 @pytest.mark.parametrize("wild", [math.nan, math.inf, 1e30, -1e30, 0.0])
 @pytest.mark.parametrize("metric", ["fisher", "gain"])
-@pytest.mark.parametrize("relative", ["plain", "first", "share"])
+@pytest.mark.parametrize("relative", ["plain", "times", "share"])
 def test_any_value_can_be_drawn(wild: float, metric: str, relative: str) -> None:
     table = normalised(table_of([[1, wild], [2, 3]], metric=metric), relative)
     loss = ("loss", [(10, wild), (20, 1.0)])
@@ -275,9 +266,6 @@ def test_order_and_normalisation_are_in_the_link_and_taken_from_it(
     app = explorer("sensitivity", run=str(root / "run"), norm="share", sort="size", by="tensor")
     assert not app.exception
     assert (app.query_params["norm"], app.query_params["sort"]) == ("share", "size")
-    app.selectbox(key="rows.sort.forward").set_value("bits").run()
-    assert not app.exception
-    assert "need an archive of this run" in texts(app)
 
 
 def test_what_is_most_sensitive_can_be_opened_without_a_mouse(

@@ -185,7 +185,7 @@ def _named(view: View, said: object) -> None:
 
 def _tree(view: View, found: Selection | None) -> None:
     """Draw the same rows as a table below the picture: what is selected in one is in the other."""
-    about = (view.statistic, view.relative, view.nodes, len(view.kept.rows))
+    about = (view.statistic, view.relative, view.nodes)
     frame = _kept("sensitivity.frame", view.tensors, about, lambda: rows.summary(view))
     rows.show_table(view, frame, found)
 

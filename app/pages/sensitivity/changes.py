@@ -17,7 +17,7 @@ from inshrink_app.pages.sensitivity import heatmap
 from inshrink_app.pages.sensitivity.heatmap import heatmap_figure
 from inshrink_app.widgets import ending, fmt, listing, modules
 from inshrink_app.widgets.figures import log_figure, log_ticks
-from inshrink_app.widgets.layout import allow, answer, chart, is_allowed, section
+from inshrink_app.widgets.layout import allowed, answer, chart, section
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -215,11 +215,8 @@ def _swap() -> None:
 
 def _moved(shown: Subject, first: int, second: int) -> StepDiff | None:
     """Measure the movement of the weights; ask first where much must be read."""
-    cost = services.diff_cost(shown)
-    asked = f"diff.asked.{shown.path}"
-    if not is_allowed(asked, cost):
-        label = f"Measure movement (reads {fmt.size(cost)})"
-        st.button(label, icon=":material/play_arrow:", on_click=allow, args=(asked,))
+    asked, cost = f"diff.asked.{shown.path}", services.diff_cost(shown)
+    if not allowed(asked, cost, "Measure movement", ":material/play_arrow:"):
         return None
     return answer(lambda: services.moved_between(shown, first, second), "Comparing both steps…")
 

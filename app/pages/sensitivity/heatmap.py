@@ -56,7 +56,6 @@ MOST_APART = 60
 
 _RELATIVE = {
     "plain": "{symbol} per weight, {unit}",
-    "first": "{symbol}, times the row's first step",
     "share": "share of the total",
     "rate": "{symbol} / Σ learning rate",
     "times": "{symbol}, times",
@@ -127,7 +126,7 @@ def colorbar(text: str, low: float, high: float, room: int, scale: str = "log") 
 
 def is_both_ways(table: Sensitivity, relative: str) -> bool:
     """Whether colours go both ways from 1: red below it and blue above."""
-    return relative in ("first", "times") or table.metric == "gain"
+    return relative == "times" or table.metric == "gain"
 
 
 def _told(table: Sensitivity, values: NDArray[np.float32], statistic: str, relative: str) -> str:

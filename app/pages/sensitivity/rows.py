@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.sensitivity import METRICS, Sensitivity
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.sensitivity import arranging, heatmap
@@ -29,12 +28,11 @@ _RELATIVE, _ORDER = "norm", "sort"
 _RELATIVE_HELP = (
     "Per weight: the value of one parameter, as the statistic has it. Share of the total: what a row's "
     "parameters carry together (mean × size), of what all carry at the step. Movement also per unit of the "
-    "learning rate, summed over the steps since the checkpoint before. Or relative to each row's first "
-    "value, in colours around 1."
+    "learning rate, summed over the steps since the checkpoint before."
 )
 _ORDER_HELP = (
-    "The model's own order, or the largest first: by the share of the total, the value per weight, bits as "
-    "archived, or parameters."
+    "The model's own order, or the largest first: by the share of the total, the value per weight, or "
+    "parameters."
 )
 
 _MOST_FOUND = 5000
@@ -57,8 +55,6 @@ class View(NamedTuple):
         What was measured, and what of it is wanted.
     table, plain, nodes
         The rows as they are drawn, and per weight; and what they are: an open module, then what it holds.
-    kept
-        The tensors that the filters leave; members of nodes are places in it.
     shares
         Of each row, what it carries of the total at the last step.
     is_tree
@@ -74,7 +70,6 @@ class View(NamedTuple):
     table: Sensitivity
     plain: Sensitivity
     nodes: tuple[Node, ...]
-    kept: Sensitivity
     shares: NDArray[np.float32]
     is_tree: bool = True
     relative: str = "plain"
@@ -144,15 +139,9 @@ def narrowed(
             pattern, layers = _filters(tensors, level)
     above = frozenset() if found is None else frozenset({found.layer.rpartition(".")[0]} - {""})
     view = _matching(shown, tables, (level, statistic), (pattern, layers), above)
-    bits = _bits_of(view) if order == "bits" else {}
-    if order == "bits" and not bits:
-        st.caption(
-            "Bits per weight need an archive of this run beside it; the rows are in the model's order."
-        )
-        order = "forward"
     places = tuple(range(len(view.nodes)))
     if order != "forward":
-        by_order = arranging.ordered(view.plain, order, statistic, bits)
+        by_order = arranging.ordered(view.plain, order, statistic)
         places = tuple(place for place in by_order if not view.nodes[place].is_open)
     plain = heatmap.take(view.plain, places)
     nodes = tuple(view.nodes[place] for place in places)
@@ -190,22 +179,6 @@ def _choice(label: str, key: str, options: Mapping[str, str], tip: str) -> str:
     return chosen
 
 
-def _bits_of(view: View) -> dict[str, float]:
-    """Return the bits per weight of the rows on screen, as archived; empty where that is not known."""
-    try:
-        known = services.archived_bits(view.shown)
-    except ServiceError:
-        return {}
-    found = {}
-    for row in view.table.rows:
-        members = [view.tensors.rows[place] for place in tensors_of(view.tensors, row.name)]
-        sizes = [(known[one.name], one.numel) for one in members if one.name in known]
-        if sizes:
-            total = sum(numel for _, numel in sizes)
-            found[row.name] = sum(bits * numel for bits, numel in sizes) / total
-    return found
-
-
 def _matching(
     shown: Subject,
     tables: Mapping[str, Sensitivity],
@@ -235,7 +208,7 @@ def _matching(
     table = heatmap.aggregate(kept, nodes, whole)
     shares = arranging.normalised(table, "share", tensors).values["mean"][:, -1]
     is_tree = level != modules.LAYER_TYPE
-    return View(shown, tensors, level, statistic, table, table, nodes, kept, shares, is_tree=is_tree)
+    return View(shown, tensors, level, statistic, table, table, nodes, shares, is_tree=is_tree)
 
 
 def _find_box(names: Sequence[str]) -> None:
