@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import os
 import pkgutil
+import shlex
 import signal
 import socket
 import subprocess
@@ -90,6 +91,8 @@ def _serve(
         raise MissingExtraError(str(error.name), "app") from error
     from inshrink_app.server import roots as jail
 
+    from inshrink_core.cli.ui import Ui
+
     current = jail.configure(roots, path)
     _require_inside(current, path)
     _require_free(host, port)
@@ -104,7 +107,9 @@ def _serve(
     elif open_browser:
         threading.Timer(_BROWSER_DELAY_SECONDS, webbrowser.open, [url]).start()
     threading.Thread(target=_load_ahead, daemon=True).start()
-    explorer(_allowed_hosts(host)).run(config=server_config(host, port))
+    again = Ui(path, host=host, port=port, root=list(map(str, current.roots)))
+    command = shlex.join(["inshrink", *again.words()])
+    explorer(_allowed_hosts(host), command).run(config=server_config(host, port))
 
 
 def _start_window(url: str) -> subprocess.Popen[str]:
@@ -145,13 +150,15 @@ def _follow_window(process: subprocess.Popen[str]) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def explorer(hosts: Sequence[str]) -> App:
+def explorer(hosts: Sequence[str], command: str) -> App:
     """Return the application: Streamlit's, our route for files, and the gate around both.
 
     Parameters
     ----------
     hosts
         Names that the server may be called by.
+    command
+        Starts it again.
     """
     import streamlit as st
     from inshrink_app.server import downloads, gate
@@ -160,7 +167,7 @@ def explorer(hosts: Sequence[str]) -> App:
 
     # Before a session has run our script, Streamlit takes a folder "pages" beside it for one of its own.
     PagesManager.uses_pages_directory = False
-    page = gate.shell(Path(st.__file__).parent / "static" / "index.html")
+    page = gate.shell(Path(st.__file__).parent / "static" / "index.html", command)
     said = gate.headers(page)
 
     class Guarded(st.App):  # type: ignore[misc,unused-ignore]

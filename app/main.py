@@ -8,11 +8,10 @@ from pathlib import Path
 import streamlit as st
 from inshrink_app import pages, state
 
-HERE = Path(__file__).parent
-
-# A PNG, because Streamlit fetches the font of a `:material/` page icon from another server.
-st.set_page_config(page_title="Inshrink", page_icon=str(HERE / "assets" / "favicon.png"), layout="wide")
-st.logo(str(HERE / "assets" / "logo.png"), size="large")
+# A file, because Streamlit fetches the font of a `:material/` page icon from another server.
+MARK = str(Path(__file__).parent / "assets" / "mark.svg")
+st.set_page_config(page_title="Inshrink", page_icon=MARK, layout="wide")
+st.logo(MARK, size="large")
 
 
 def lead_on(name: str) -> None:

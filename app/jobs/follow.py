@@ -11,14 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inshrink_app.jobs.job import Job, Load
 from inshrink_app.jobs.work import report_of, subject_of
 from inshrink_app.model.problem import Problem
-
-if TYPE_CHECKING:
-    pass
 
 StartRequest = Callable[[Path, str], "subprocess.Popen[str]"]
 """Starts `inshrink run` with a file; and the SHA-256 of the code that the reader has trusted, if any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import logging
 import subprocess
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_SURE = 0.02
-"""The share that has to be done before the remaining time is more than anyone's guess."""
+_SURE, _SURE_SECONDS = 0.02, 5.0
+"""The share, or the time, that has to be seen before the remaining time is more than anyone's guess."""
+
+_SETTLED, _MOST_MARKS = 5, 400
+"""With so many marks the first of them, which compiles and loads, does not count; so many are kept."""
 
 _SECONDS_TO_START = 1.0
 """What it takes until a command that follows another one has begun."""
@@ -83,7 +87,7 @@ class Job:
     folder: JobFolder | None = None
     attempt: int = 0
     n_later: int = 0
-    _pace_from: tuple[float, int] | None = None
+    _marks: list[tuple[float, int]] = field(default_factory=list)
     _told_left: tuple[float, float] | None = None
 
     @cached_property
@@ -136,32 +140,43 @@ class Job:
     def seconds_left(self) -> float | None:
         """How long it may still take; None while that is anyone's guess.
 
-        What it took to begin does not count: a search starts an evaluator before its first trial. A command
-        that says so itself is believed.
+        What it took to begin does not count: a search starts an evaluator before its first trial. Of what
+        was seen the second half counts, in time and in parts, so that a slow start is forgotten, and what is
+        at work now is as long as the others, or as long as it has taken. A command that says so itself is
+        believed.
         """
         if self._told_left is not None:
             at, left = self._told_left
             return max(0.0, at + left - time.time())
         starts = _SECONDS_TO_START * self.n_later
-        if self._pace_from is None:
+        if not self._marks:
             if self.fraction < _SURE:
                 return None
             return starts + self.seconds * (1 - self.fraction) / self.fraction
-        begun, before = self._pace_from
-        if self.done - before < _SURE * self.total:
+        marks = self._marks[len(self._marks) >= _SETTLED :]
+        last, done = marks[-1]
+        place = bisect.bisect(marks, ((marks[0][0] + last) / 2, self.total)) - 1
+        place = min(place, len(marks) // 2)
+        (begun, before), n_parts = marks[place], len(marks) - 1 - place
+        is_sure = done - before >= _SURE * self.total or last - self._marks[0][0] >= _SURE_SECONDS
+        if not n_parts or not is_sure:
             return None
-        return starts + (time.time() - begun) * max(0, self.total - self.done) / (self.done - before)
+        part, now = (done - before) / n_parts, time.time()
+        pace = max((last - begun) / (done - before), (now - begun) / (done - before + part))
+        return starts + max(0.0, pace * (self.total - done) - min(now - last, pace * part))
 
     def advance(self, done: int, total: int, item: str, seconds_left: float | None = None) -> None:
         """Take note of how far it is, and of how long the command says that it still takes."""
         self.done, self.total, self.item = done, total, item
         self._told_left = None if seconds_left is None else (time.time(), float(seconds_left))
-        if self._pace_from is None and done:
-            self._pace_from = (time.time(), done)
+        if done > (self._marks[-1][1] if self._marks else 0):
+            self._marks.append((time.time(), done))
+        if len(self._marks) > _MOST_MARKS:
+            del self._marks[2:-1:2]
 
     def begin(self) -> None:
         """Forget the progress of an earlier attempt; what it told stays."""
-        self.process, self.done, self.total, self.item, self._pace_from = None, 0, 0, "", None
+        self.process, self.done, self.total, self.item, self._marks = None, 0, 0, "", []
         self._told_left, self.n_later = None, 0
         self.started_at, self.ended_at, self.result, self.problem = time.time(), None, None, None
         self.attempt += 1

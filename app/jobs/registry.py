@@ -71,11 +71,7 @@ class JobRegistry:
 
     def jobs(self) -> tuple[Job, ...]:
         """Return every job, the newest first."""
-        with self._lock:
-            jobs = list(self._jobs.values())
-        for job in jobs:
-            refresh_job(job)
-        return tuple(sorted(jobs, key=lambda job: job.started_at, reverse=True))
+        return tuple(sorted(self._all(), key=lambda job: job.started_at, reverse=True))
 
     def find(self, job_id: str) -> Job | None:
         """Return a job by its id."""

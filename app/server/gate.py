@@ -10,9 +10,12 @@ import base64
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from starlette.responses import HTMLResponse, PlainTextResponse
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -60,16 +63,42 @@ _NO_RAW_CSV = (
 )
 """Streamlit's own button writes names as they are, and a spreadsheet takes some for formulas; ours do not."""
 
-_REFUSED = b"This server is not called so, or is not spoken to from there.\n"
+_DENIAL = "websocket.http.response"
+_REFUSED = "This server is not called so, or is not spoken to from there.\n"
 
 
-def shell(index: Path) -> str:
-    """Return the page that a browser gets under every address: Streamlit's, told where its server is."""
+_GONE = """<style>
+    #gone, body:has({away}) [data-testid="stDialog"] {{ display: none }}
+    body:has({away}) #gone {{
+      display: block; position: fixed; inset: auto 0 0 0; z-index: 2000000; padding: 1rem 2rem;
+      background: #0C1118; color: #FFFFFF; font: 1rem/1.6 sans-serif; opacity: 0;
+      animation: gone 0s 3s forwards }}
+    @keyframes gone {{ to {{ opacity: 1 }} }}
+  </style>
+  <div id="gone" role="alert"><b>The explorer has ended, or cannot be reached.</b>
+    This page goes on once it is started again:<br><code>{command}</code></div>"""
+"""Said where the server is away for three seconds, in the place of Streamlit's dialog, which names another
+command."""
+
+_AWAY = '[data-test-connection-state]:not([data-test-connection-state="CONNECTED"])'
+
+
+def shell(index: Path, command: str = "inshrink ui") -> str:
+    """Return the page that a browser gets under every address: Streamlit's, told where its server is.
+
+    Parameters
+    ----------
+    index
+        Streamlit's own page.
+    command
+        Starts this server again.
+    """
     page = index.read_text(encoding="utf-8").replace("<script>", f"{_BACKEND}\n    <script>", 1)
     for charts in (index.parent / "static" / "js").glob("PlotlyChart.*.js"):  # 5 MB, on most pages
         link = f'<link rel="modulepreload" crossorigin href="./static/js/{charts.name}">'
         page = page.replace("</head>", f"  {link}\n  </head>", 1)
-    return page.replace("</head>", f"  {_NO_RAW_CSV}\n  </head>", 1)
+    page = page.replace("</head>", f"  {_NO_RAW_CSV}\n  </head>", 1)
+    return page.replace("</body>", f"  {_GONE.format(away=_AWAY, command=escape(command))}\n  </body>", 1)
 
 
 def headers(page: str) -> dict[str, str]:
@@ -123,9 +152,14 @@ def guarded(
             await send(message)
 
         if scope["type"] in ("http", "websocket") and not _is_welcome(scope, allowed):
-            await _refuse(scope, speak)
+            if scope["type"] == "websocket" and "websocket.http.response" not in (
+                scope.get("extensions") or {}
+            ):
+                await speak({"type": "websocket.close", "code": 1008})
+            else:
+                await PlainTextResponse(_REFUSED, 403)(scope, receive, speak)
         elif page and scope.get("method") in ("GET", "HEAD") and _HAS_PAGE_PATH.match(scope["path"]):
-            await _say(scope, speak, 200, "text/html", page.encode(), (b"cache-control", b"no-cache"))
+            await HTMLResponse(page, headers={"Cache-Control": "no-cache"})(scope, receive, speak)
         else:
             await application(scope, receive, speak)
 
@@ -142,28 +176,6 @@ def _is_welcome(scope: Message, allowed: set[str]) -> bool:
         return False
     # The port counts: another server on this computer is another site. "null" is a page in a sandbox.
     return not origins or urlsplit(origins[0]).netloc.casefold() == hosts[0].casefold()
-
-
-async def _refuse(scope: Message, send: Send) -> None:
-    """Answer 403, to a handshake too."""
-    if scope["type"] == "websocket" and "websocket.http.response" not in (scope.get("extensions") or {}):
-        await send({"type": "websocket.close", "code": 1008})
-        return
-    await _say(scope, send, 403, "text/plain", _REFUSED)
-
-
-async def _say(
-    scope: Message, send: Send, status: int, kind: str, body: bytes, *more: tuple[bytes, bytes]
-) -> None:
-    """Answer with a text; to a handshake by what its extension is called."""
-    event = "http.response" if scope["type"] == "http" else "websocket.http.response"
-    lines = [
-        (b"content-type", f"{kind}; charset=utf-8".encode()),
-        (b"content-length", str(len(body)).encode()),
-        *more,
-    ]
-    await send({"type": f"{event}.start", "status": status, "headers": lines})
-    await send({"type": f"{event}.body", "body": b"" if scope.get("method") == "HEAD" else body})
 
 
 def _without_port(host: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ARCHIVE",
-    "archived_bits",
     "course",
     "course_steps",
     "diff_cost",
@@ -53,9 +52,6 @@ _COURSE_BYTES = 200_000_000
 """A course reads no more than this unless it is asked to."""
 
 _MOST_OTHER_RUNS = 50
-
-_FRAMES_OF_BITS = 32
-"""Frames whose indexes tell the bits of each tensor: the newest, a keyframe among them as a rule."""
 
 Seen = TypeVar("Seen")
 
@@ -130,26 +126,6 @@ def _archive_of(subject: Subject) -> Any:
     """Open the archive that lies beside a run; None of an archive."""
     chain = subject.archive if subject.kind == "run" else None
     return None if chain is None else engine_at(str(chain.path), f"{chain.nbytes}-{len(chain.frames)}")
-
-
-def archived_bits(subject: Subject) -> Mapping[str, float]:
-    """Return bits per weight by tensor, as the archive of a run has them; empty without an archive.
-
-    Raises
-    ------
-    ServiceError
-        The archive cannot be read.
-    """
-    if subject.archive is None:
-        return {}
-
-    def look() -> Mapping[str, float]:
-        from inshrink_core.chain.sizes import archive_size
-
-        archive: Any = _archive_of(subject) or engine_of(subject)[0]
-        return archive_size(archive, archive.frames[-_FRAMES_OF_BITS:]).bits_by_tensor()
-
-    return _seen((str(subject.path), _stamp(subject), "bits"), look)
 
 
 def values_at(subject: Subject, step: int, tensor: str) -> ValueHistogram:

@@ -37,8 +37,6 @@ _MOST_TICKS = 8
 _LARGEST_POWER = 307
 """Powers of ten that a float holds with all of its digits, in both directions."""
 
-_SMALLEST_IN_FULL, _LARGEST_IN_FULL = 1e-3, 1e4
-
 
 def lay_out(figure: go.Figure, height: float, *, legend: bool = False, titles: bool = False) -> None:
     """Give a figure its height and its margins, with room above for the buttons.
@@ -65,20 +63,6 @@ def lay_out(figure: go.Figure, height: float, *, legend: bool = False, titles: b
 def title(text: str) -> dict[str, Any]:
     """Return the title of an axis, clear of its labels."""
     return {"text": text, "standoff": _STANDOFF}
-
-
-def add_heading(figure: go.Figure, text: str, x: float = 0) -> None:
-    """Write above a figure, from a share of its width on."""
-    figure.add_annotation(
-        text=text,
-        x=x,
-        xref="paper",
-        xanchor="left",
-        y=1,
-        yref="paper",
-        yanchor="bottom",
-        showarrow=False,
-    )
 
 
 def few_ticks(values: Sequence[str], texts: Sequence[str], limit: int) -> dict[str, list[str]]:
@@ -204,36 +188,21 @@ def log_scale_ticks(low: float, high: float) -> dict[str, list[object]]:
     """Return ticks between two decimal logarithms, at logarithms."""
     ends = [10.0 ** max(-_LARGEST_POWER, min(_LARGEST_POWER, end)) for end in (low, high)]
     values = _log_values(*ends)
-    text = tick_text if len(values) > 2 and values[-1] / values[0] >= 100 else fmt.tick
     return {
         "tickvals": [min(high, max(low, math.log10(value))) for value in values],
-        "ticktext": [*_texts(values, text)],
+        "ticktext": [*_texts(values, fmt.tick)],
     }
 
 
-def tick_text(value: float, digits: int = 3) -> str:
-    """Return a round positive value as the label of a tick.
-
-    Examples
-    --------
-    >>> tick_text(0.003), tick_text(0.001), tick_text(2), tick_text(1e5)
-    ('3e-3', '1e-3', '2', '1e5')
-    """
-    if 1 <= value <= 10:
-        return f"{value:.{digits}g}"
-    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
-    return f"{float(mantissa):g}e{int(exponent)}"
-
-
 def log_ticks(values: Iterable[float], text: Callable[[float], str] | None = None) -> dict[str, list[object]]:
-    """Return ticks of a logarithmic axis: within a few decades more than powers of ten, all written out.
+    """Return ticks of a logarithmic axis: within a few decades more than powers of ten.
 
     Parameters
     ----------
     values
         What is drawn; those that a logarithmic axis cannot show do not count.
     text
-        How a tick is labelled; by default in full where that takes few zeros, else with exponents.
+        How a tick is labelled; by default as every value.
 
     Returns
     -------
@@ -248,12 +217,7 @@ def log_ticks(values: Iterable[float], text: Callable[[float], str] | None = Non
     beyond = min(1.0, max(0.02, 0.05 * (last - first)))  # The axis reaches a little further than its values.
     powers = {10.0 ** math.floor(first), 10.0 ** math.ceil(last)} if last - first < _MOST_TICKS else set()
     ticks = sorted({*_log_values(10.0 ** (first - beyond), 10.0 ** (last + beyond)), *powers})
-    in_full = low >= _SMALLEST_IN_FULL and high < _LARGEST_IN_FULL
-    if text is not None:
-        texts = [text(tick) for tick in ticks]
-    else:
-        texts = [f"{tick:g}" for tick in ticks] if in_full else _texts(ticks, tick_text)
-    return {"tickvals": [*ticks], "ticktext": [*texts]}
+    return {"tickvals": [*ticks], "ticktext": [*(map(text, ticks) if text else _texts(ticks, fmt.tick))]}
 
 
 CURVE_PARTS = 1_000
@@ -417,7 +381,10 @@ def log_figure(
                 )
     stack(figure, titles, _PANEL_HEIGHT)
     figure.update_xaxes(rangemode="tozero")
-    figure.update_yaxes(nticks=5, exponentformat="e")
+    for place, members in enumerate(groups.values()):
+        known = [value for name in members for _, value in log[name] if math.isfinite(value)]
+        if known:
+            figure.update_yaxes(linear_scale_ticks(min(known), max(known)), selector=place)
     return figure
 
 

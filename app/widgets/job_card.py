@@ -42,19 +42,10 @@ def current(job: Job) -> Job:
 
 
 @st.fragment(run_every=POLL_SECONDS)
-def running(job: Job, title: str) -> None:
-    """Draw a job that runs; the page is drawn anew once it has ended."""
+def running(job: Job, title: str = "") -> None:
+    """Draw a job that runs, in one line where it has no title; the page is drawn anew once it has ended."""
     now = current(job)
-    with section(title):
-        progress(now)
-        cancel_button(now)
-
-
-@st.fragment(run_every=POLL_SECONDS)
-def line(job: Job) -> None:
-    """Draw a job that runs in one line; the page is drawn anew once it has ended."""
-    now = current(job)
-    with st.container(horizontal=True, vertical_alignment="center"):
+    with section(title) if title else st.container(horizontal=True, vertical_alignment="center"):
         progress(now)
         cancel_button(now)
 

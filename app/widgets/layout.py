@@ -94,16 +94,17 @@ def answer(ask: Callable[[], Answer], doing: str = "") -> Answer | None:
         return None
 
 
-def is_allowed(asked: str, cost: int) -> bool:
-    """Whether so many bytes may be read: few, in a session that was clicked in, or after `allow`."""
-    is_cheap = cost <= ASK_ABOVE_BYTES and state.was_clicked()
-    return is_cheap or bool(st.session_state.get(asked))
+def allowed(asked: str, cost: int, label: str, icon: str) -> bool:
+    """Whether so many bytes may be read: few, in a session that was clicked in; else a button asks."""
 
+    def allow() -> None:
+        state.clicked()
+        st.session_state[asked] = True
 
-def allow(asked: str) -> None:
-    """Take note that the reader wants it read; a callback of the button that asks."""
-    state.clicked()
-    st.session_state[asked] = True
+    if (cost <= ASK_ABOVE_BYTES and state.was_clicked()) or st.session_state.get(asked):
+        return True
+    st.button(f"{label} (reads up to {fmt.size(cost)})", icon=icon, on_click=allow)
+    return False
 
 
 Fact = tuple[str, str, str | None] | tuple[str, str, str | None, str | None]

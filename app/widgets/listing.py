@@ -75,16 +75,21 @@ def show(
         for name in drawn.columns
     }
     looks |= columns or {}
+    bare(drawn, looks, alt, **more)
+    table_buttons(table, stem)
+
+
+def bare(table: pd.DataFrame, looks: Mapping[str, Any], alt: str, **more: Any) -> None:
+    """Draw a table alone, whose columns look so; `more` is its key, and what a click does."""
     st.dataframe(
-        in_percent(drawn, looks),
+        _in_percent(table, looks),
         hide_index=True,
-        height="content" if len(drawn) <= _ROWS_WITHOUT_SCROLLING else HEIGHT,
+        height="content" if len(table) <= _ROWS_WITHOUT_SCROLLING else HEIGHT,
         placeholder="–",
         alt=alt,
-        column_config=looks,
+        column_config=dict(looks),
         **more,
     )
-    table_buttons(table, stem)
 
 
 def _column(table: pd.DataFrame, name: str, form: str | None, tip: str | None, is_wide: bool) -> Any:
@@ -104,7 +109,7 @@ def share_column(tip: str | None = None, label: str | None = None) -> Any:
     return st.column_config.ProgressColumn(label, format=SHARE, min_value=0.0, max_value=100.0, help=tip)
 
 
-def in_percent(table: pd.DataFrame, looks: Mapping[str, Any]) -> pd.DataFrame:
+def _in_percent(table: pd.DataFrame, looks: Mapping[str, Any]) -> pd.DataFrame:
     """Return a table whose fractions are percentages, where a column's look says that they are."""
 
     def is_share(look: Any) -> bool:

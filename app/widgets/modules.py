@@ -30,7 +30,6 @@ _MOST_ROWS, _FEW_ROWS = 40, 8
 """More rows are lower than a reader can point at on a laptop's screen; fewer say too little."""
 
 _INDENT, _OPEN, _CLOSED = "\N{EM SPACE}", "▼ ", "► "
-_ROWS_WITHOUT_SCROLLING = 15
 
 
 class Node(NamedTuple):
@@ -266,17 +265,8 @@ def table(
         rows = st.session_state[key]["selection"]["rows"]
         on_pick([names[row] for row in rows if 0 <= row < len(names)])
 
-    st.dataframe(
-        listing.in_percent(frame, columns),
-        hide_index=True,
-        height="content" if len(frame) <= _ROWS_WITHOUT_SCROLLING else listing.HEIGHT,
-        placeholder="–",
-        alt=alt,
-        key=key,
-        on_select=told,
-        selection_mode="multi-row" if several else "single-row",
-        column_config=dict(columns),
-    )
+    mode = "multi-row" if several else "single-row"
+    listing.bare(frame, columns, alt, key=key, on_select=told, selection_mode=mode)
 
 
 def say_picked(n: int, what: str) -> None:

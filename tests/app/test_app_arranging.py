@@ -14,7 +14,7 @@ from inshrink_app.model.sensitivity import METRICS, Sensitivity
 from inshrink_app.pages.sensitivity import ahead, cells, drill_figures, heatmap, selection
 from inshrink_app.pages.sensitivity.arranging import normalised, ordered
 from inshrink_app.pages.sensitivity.drilldown import half_in
-from inshrink_app.widgets.heatmap import aggregate
+from inshrink_app.pages.sensitivity.heatmap import aggregate
 from inshrink_app.widgets.modules import Node, outline
 
 from inshrink_core.analysis.anatomy import Places
@@ -45,13 +45,6 @@ def table_of(
     return dataclasses.replace(table, rows=rows, values=dict.fromkeys(table.values, array))
 
 
-def test_rows_relative_to_their_first_positive_value_begin_at_one() -> None:
-    found = normalised(table_of([[2, 4], [0, 3], [math.nan, 5], [math.nan, math.nan]]), "first")
-    np.testing.assert_array_equal(
-        found.values["mean"], np.array([[1, 2], [0, 1], [math.nan, 1], [math.nan, math.nan]], np.float32)
-    )
-
-
 def test_shares_of_a_step_add_up_over_all_tensors_whichever_are_shown() -> None:
     whole = table_of([[1, 0], [3, math.nan], [1e30, 0]], [2, 2, 1])
     shares = normalised(whole, "share").values["mean"]
@@ -73,38 +66,38 @@ def test_as_is_changes_nothing() -> None:
         ("sensitivity", (2, 0, 1)),
         ("share", (2, 0, 1)),
         ("size", (1, 0, 2)),
-        ("bits", (2, 0, 1)),
     ],
 )
 def test_rows_are_sorted_the_largest_first_and_the_unknown_last(by: str, order: tuple[int, ...]) -> None:
     table = table_of([[9, 2], [5, math.nan], [1, 7]], [4, 8, 4])
     values = np.array([[9, 2], [math.nan, math.nan], [1, 7]], np.float32)
     table = dataclasses.replace(table, values={"mean": values})
-    bits = {table.rows[0].name: 1.0, table.rows[2].name: 3.0}
-    assert ordered(table, by, "mean", bits) == order
+    assert ordered(table, by, "mean") == order
 
 
 def test_equal_rows_keep_the_models_order() -> None:
-    assert ordered(table_of([[1]] * 4), "sensitivity", "mean", {}) == (0, 1, 2, 3)
+    assert ordered(table_of([[1]] * 4), "sensitivity", "mean") == (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize("scale", ["log", "linear"])
-@pytest.mark.parametrize(("metric", "relative"), [("gain", "plain"), ("fisher", "first")])
-def test_what_lies_around_one_is_coloured_both_ways_from_it(scale: str, metric: str, relative: str) -> None:
+@pytest.mark.parametrize(
+    ("metric", "relative", "middle"),
+    [("gain", "plain", 1.0), ("fisher", "times", 0.0), ("gain", "times", 0.0)],
+)
+def test_what_lies_around_one_is_coloured_both_ways_from_it(
+    metric: str, relative: str, middle: float
+) -> None:
     table = table_of([[1, 1.5], [0.25, 1]], metric=metric)
-    _, heat, *_ = heatmap.heatmap_figure(table, "mean", clip=False, scale=scale, relative=relative).data
-    assert (heat.zmin + heat.zmax) / 2 == pytest.approx(1.0 if scale == "linear" else 0.0)
-    assert heat.zmin <= np.nanmin(heat.z)
-    assert heat.zmax >= np.nanmax(heat.z)
+    _, heat, *_ = heatmap.heatmap_figure(table, "mean", relative=relative).data
+    assert (heat.zmin + heat.zmax) / 2 == pytest.approx(middle)
 
 
 @pytest.mark.parametrize("wild", [math.nan, math.inf, 1e30, -1e30, 0.0])
-@pytest.mark.parametrize("scale", ["log", "linear"])
-@pytest.mark.parametrize("relative", ["plain", "first", "share"])
-def test_any_value_can_be_drawn(wild: float, scale: str, relative: str) -> None:
-    table = normalised(table_of([[1, wild], [2, 3]]), relative)
+@pytest.mark.parametrize("metric", ["fisher", "gain"])
+@pytest.mark.parametrize("relative", ["plain", "times", "share"])
+def test_any_value_can_be_drawn(wild: float, metric: str, relative: str) -> None:
+    table = normalised(table_of([[1, wild], [2, 3]], metric=metric), relative)
     loss = ("loss", [(10, wild), (20, 1.0)])
-    figure = heatmap.heatmap_figure(table, "mean", clip=True, scale=scale, relative=relative, loss=loss)
+    figure = heatmap.heatmap_figure(table, "mean", relative=relative, loss=loss)
     assert math.isfinite(figure.data[1].zmin)
     assert math.isfinite(figure.data[1].zmax)
     figure.to_json()
@@ -112,8 +105,8 @@ def test_any_value_can_be_drawn(wild: float, scale: str, relative: str) -> None:
 
 def test_the_training_loss_stands_above_the_cells_on_their_axis() -> None:
     table = sensitivity_table(3, 3)
-    plain = heatmap.heatmap_figure(table, "mean", clip=True)
-    figure = heatmap.heatmap_figure(table, "mean", clip=True, loss=("<b>loss", [(10, 3.0), (25, 2.0)]))
+    plain = heatmap.heatmap_figure(table, "mean")
+    figure = heatmap.heatmap_figure(table, "mean", loss=("<b>loss", [(10, 3.0), (25, 2.0)]))
     line = figure.data[-1]
     assert list(line.x) == ["10", "20", "30"]
     assert line.y[0] == 3.0
@@ -129,13 +122,11 @@ def test_the_training_loss_stands_above_the_cells_on_their_axis() -> None:
 def test_a_loss_that_says_nothing_takes_no_room() -> None:
     table = sensitivity_table(3, 3)
     for series in ([], [(10, math.nan)], [(999, 1.0)]):
-        assert len(heatmap.heatmap_figure(table, "mean", clip=True, loss=("loss", series)).data) == 2
+        assert len(heatmap.heatmap_figure(table, "mean", loss=("loss", series)).data) == 2
 
 
 def test_a_loss_that_falls_by_decades_is_drawn_by_its_logarithm() -> None:
-    figure = heatmap.heatmap_figure(
-        sensitivity_table(3, 3), "mean", clip=True, loss=("l", [(10, 1e3), (30, 1e-3)])
-    )
+    figure = heatmap.heatmap_figure(sensitivity_table(3, 3), "mean", loss=("l", [(10, 1e3), (30, 1e-3)]))
     assert figure.layout.yaxis2.type == "log"
 
 
@@ -275,9 +266,6 @@ def test_order_and_normalisation_are_in_the_link_and_taken_from_it(
     app = explorer("sensitivity", run=str(root / "run"), norm="share", sort="size", by="tensor")
     assert not app.exception
     assert (app.query_params["norm"], app.query_params["sort"]) == ("share", "size")
-    app.selectbox(key="rows.sort.forward").set_value("bits").run()
-    assert not app.exception
-    assert "need an archive of this run" in texts(app)
 
 
 def test_what_is_most_sensitive_can_be_opened_without_a_mouse(

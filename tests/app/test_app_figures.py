@@ -6,10 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from inshrink_app.pages.overview.view import sizes_figure
-from inshrink_app.pages.sensitivity import changes
+from inshrink_app.pages.sensitivity import heatmap
 from inshrink_app.pages.sensitivity.heatmap import heatmap_figure
-from inshrink_app.widgets import figures, heatmap
+from inshrink_app.widgets import figures
 
 from inshrink_core.analysis.profile import Row
 from tests.app.builders import sensitivity_table
@@ -20,7 +19,6 @@ def test_few_steps_stay_a_column_each() -> None:
     columns = heatmap.bucket_steps(values, (1, 2, 1000))
     assert columns.values is values
     assert columns.labels == ("1", "2", "1,000")
-    assert columns.steps_per_column == 1
 
 
 def test_many_steps_are_merged_by_the_mean_of_what_is_there() -> None:
@@ -37,12 +35,11 @@ def test_no_step_is_lost_by_merging(n_steps: int) -> None:
     assert columns.values.shape == (1, heatmap.MAX_COLUMNS)
     assert columns.labels[0].startswith("0")
     assert columns.labels[-1].endswith(f"{n_steps - 1:,}")
-    assert columns.steps_per_column == -(-n_steps // heatmap.MAX_COLUMNS)
 
 
 def test_heatmap_colours_are_float32_logarithms_and_hovers_tell_the_value() -> None:
     table = sensitivity_table()
-    heat = heatmap_figure(table, "mean", clip=False).data[1]
+    heat = heatmap_figure(table, "mean").data[1]
     assert heat.z.dtype == np.float32
     np.testing.assert_allclose(heat.z[:-1], np.log10(table.values["mean"][:-1]), rtol=1e-5)
     np.testing.assert_array_equal(heat.customdata, table.values["mean"])
@@ -66,27 +63,24 @@ def test_row_labels_leave_out_what_all_names_share(names: list[str], labels: lis
 
 
 def test_a_gap_is_drawn_grey_and_not_as_a_value() -> None:
-    gaps, heat = heatmap_figure(sensitivity_table(), "mean", clip=True).data
+    gaps, heat = heatmap_figure(sensitivity_table(), "mean").data
     assert np.isnan(heat.z[-1, 0])
     assert gaps.z[-1, 0] == 0
     assert np.isfinite(gaps.z).sum() == 1
     assert not gaps.showscale
 
 
-def test_clipping_narrows_the_colour_scale_to_its_percentiles() -> None:
+def test_an_outlier_leaves_the_colour_scale_to_the_others() -> None:
     table = sensitivity_table(30, 30)
     table.values["mean"][0, 0] = 1e9
-    wide = heatmap_figure(table, "mean", clip=False).data[1]
-    narrow = heatmap_figure(table, "mean", clip=True).data[1]
-    assert wide.zmax == pytest.approx(9)
-    assert narrow.zmax < 1
+    assert heatmap_figure(table, "mean").data[1].zmax < 1
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-30, 1.0, np.inf, np.nan])
 def test_a_table_of_one_value_is_drawn_whatever_the_value(value: float) -> None:
     table = sensitivity_table(2, 2)
     table.values["mean"][:] = value
-    heat = heatmap_figure(table, "mean", clip=True).data[1]
+    heat = heatmap_figure(table, "mean").data[1]
     assert heat.zmax > heat.zmin
     assert np.isfinite([heat.zmin, heat.zmax]).all()
 
@@ -94,7 +88,7 @@ def test_a_table_of_one_value_is_drawn_whatever_the_value(value: float) -> None:
 def test_zeros_take_the_lower_end_of_the_scale() -> None:
     table = sensitivity_table()
     table.values["mean"][0, 0] = 0
-    heat = heatmap_figure(table, "mean", clip=False).data[1]
+    heat = heatmap_figure(table, "mean").data[1]
     assert heat.z[0, 0] == pytest.approx(heat.zmin)
 
 
@@ -112,7 +106,7 @@ def test_the_colour_scale_has_labels_inside_of_its_ends(low: float, high: float,
 
 @pytest.mark.parametrize(("n_rows", "n_steps"), [(1, 1), (12, 24), (60, 50), (400, 200)])
 def test_labels_of_a_heatmap_never_crowd(n_rows: int, n_steps: int) -> None:
-    figure = heatmap_figure(sensitivity_table(n_rows, n_steps), "mean", clip=True)
+    figure = heatmap_figure(sensitivity_table(n_rows, n_steps), "mean")
     assert sum(note.xanchor == "left" for note in figure.layout.annotations) <= 60
     assert len(figure.layout.xaxis.ticktext) <= 16
     assert figure.layout.height <= 1300
@@ -122,9 +116,8 @@ def test_names_of_tensors_are_text_and_never_markup() -> None:
     table = sensitivity_table(1, 1)
     evil = "<a href='javascript:alert(1)'>x</a>\u202e"
     table = dataclasses.replace(table, rows=(Row(evil, "", "linear", "weight", 1, 12, (4, 3)),))
-    text = heatmap_figure(table, "mean", clip=True).to_json()
+    text = heatmap_figure(table, "mean").to_json()
     text += figures.log_figure({evil: ((1, 1.0),)}, {evil: [evil]}).to_json()
-    text += sizes_figure({evil: 3}).to_json()
     assert "<a " not in text
     assert "\\u003ca " not in text
     assert "\\u202e" not in text
@@ -132,14 +125,8 @@ def test_names_of_tensors_are_text_and_never_markup() -> None:
 
 def test_a_figure_depends_on_its_data_alone() -> None:
     table = sensitivity_table()
-    first = heatmap_figure(table, "mean", clip=True)
-    assert first.to_json() == heatmap_figure(table, "mean", clip=True).to_json()
-
-
-def test_sizes_are_largest_on_top_and_written_out() -> None:
-    bar = sizes_figure({"weight": 3_000_000, "exp_avg": 3_000_000, "step": 52}).data[0]
-    assert list(bar.y) == ["step", "exp_avg", "weight"]
-    assert list(bar.text) == ["52 B · <1 %", "3.00 MB · 50 %", "3.00 MB · 50 %"]
+    first = heatmap_figure(table, "mean")
+    assert first.to_json() == heatmap_figure(table, "mean").to_json()
 
 
 def test_metrics_that_share_a_scale_share_a_panel() -> None:
@@ -201,8 +188,7 @@ def test_above_every_figure_is_room_for_the_buttons_that_touch_screens_always_sh
     log = {"loss": ((1, 2.0), (2, 1.0))}
     frames = [(10, "keyframe", 1_000, "")]
     drawn = [
-        heatmap_figure(sensitivity_table(), "mean", clip=True),
-        changes.changes_figure(["a"], (1, 2), np.ones((1, 2)), "to step 1"),
+        heatmap_figure(sensitivity_table(), "mean"),
         figures.log_figure(log, {"loss": ["loss"]}),
         figures.frames_figure(frames),
     ]
@@ -229,8 +215,8 @@ def test_values_at_the_ends_of_what_a_float_holds_have_ticks(values: list[float]
     ("values", "texts"),
     [
         ([0.02, 0.5], {"0.02", "0.1", "0.5"}),
-        ([2e-4, 0.5], {"1e-4", "1e-2", "1"}),
-        ([1e-3, 2e-3], {"0.001", "0.0015", "0.002"}),
+        ([2e-4, 0.5], {"1e-4", "0.01", "1"}),
+        ([1e-3, 2e-3], {"1e-3", "1.5e-3", "2e-3"}),
         ([7e-4, 2e-3], {"7e-4", "1e-3", "2e-3"}),
     ],
 )

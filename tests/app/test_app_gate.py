@@ -132,10 +132,20 @@ def test_the_page_under_every_address_is_told_where_its_server_is(address: str) 
     assert ask(address, "/favicon.png")[1]["content-type"] == "image/png"
 
 
+def test_the_page_holds_the_command_that_starts_its_server_again(address: str) -> None:
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        text = answer.read().decode()
+    assert re.search(
+        rf'<div id="gone".*<code>inshrink ui --port {address.rpartition(":")[2]} --root /', text, re.S
+    )
+    page = gate.shell(STATIC / "index.html", "inshrink ui '<script>'")
+    assert "<script>'" not in page
+
+
 def test_no_session_takes_the_folder_of_pages_for_streamlits_own() -> None:
     from streamlit.runtime.pages_manager import PagesManager
 
-    launch.explorer(["127.0.0.1"])
+    launch.explorer(["127.0.0.1"], "inshrink ui")
     assert PagesManager.uses_pages_directory is False
 
 

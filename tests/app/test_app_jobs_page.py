@@ -113,17 +113,16 @@ def test_the_job_of_the_link_has_its_details_open_until_another_is_chosen(
     wanted.folder.log("checked everything")
     app = explorer("jobs", job=wanted.job_id)
     assert not app.exception
-    assert app.selectbox(key="jobs.details").value == wanted.job_id
     opened = next(found for found in app.expander if found.label == "Log")
     assert opened.proto.expanded
     assert "checked everything" in opened.code[0].value
-    app.selectbox(key="jobs.details").set_value(other.job_id).run()
-    assert "checked everything" not in texts(app)
-    assert dict(app.query_params)["job"] == other.job_id
-    app.session_state["jobs.picked"] = wanted.job_id
+    key = f"jobs.table.{hash((other.job_id, wanted.job_id))}"
+    assert app.session_state[key]["selection"]["rows"] == [1]
+    app.query_params["job"] = other.job_id
     app.run()
     assert not app.exception
-    assert app.selectbox(key="jobs.details").value == wanted.job_id
+    assert "checked everything" not in texts(app)
+    assert app.session_state[key]["selection"]["rows"] == [0]
 
 
 def test_a_page_leads_to_the_results_of_its_own_jobs(archived: Path, jobs: StubJobs) -> None:

@@ -289,7 +289,7 @@ def test_chosen_segments_and_code_are_as_readable_as_plain_text() -> None:
 
 
 def test_tables_are_drawn_where_they_get_their_files_and_headings_leave_out_no_level() -> None:
-    assert {path.name for path, _ in calls("dataframe")} == {"listing.py", "modules.py"}
+    assert {path.name for path, _ in calls("dataframe")} == {"listing.py"}
     assert not calls("csv_button")
     levels = {name: bool(calls(name)) for name in ("title", "header", "subheader")}
     assert levels == {"title": True, "header": True, "subheader": False}

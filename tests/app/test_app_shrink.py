@@ -280,9 +280,9 @@ def test_what_a_real_job_wrote_of_the_sample_keeps_the_bound_and_says_so(root: P
     known = known_of(made.chain)
     assert known is not None
     assert len(known.comparison.steps) == len(shown.steps)
-    assert known.comparison.max_restore_cost <= made.bound == 0.003
+    assert known.comparison.max_restore_cost <= made.written["bounds"]["restore_cost"] == 0.003
     assert made.chain.ratio_total > 22
-    assert made.decided["step"] in shown.steps
+    assert made.written["decided"]["step"] in shown.steps
     assert real.reports()[2]["measured_at"] is not None, "nothing is measured twice"
     assert "each step within a restore cost of 0.30 %" in texts(explorer("overview", run=str(SAMPLE)))
 

@@ -89,7 +89,7 @@ def _controls(shown: Subject, job: Job | None) -> tuple[SearchRequest, Evaluator
             state.publish(job=services.start_search(shown, request, judge).job_id)  # type: ignore[arg-type]
             st.rerun()
     if job is not None and is_running:
-        job_card.line(job)
+        job_card.running(job)
     return request, judge, trusted
 
 
@@ -170,7 +170,7 @@ def _estimates(shown: Subject, request: SearchRequest, *, is_calibrated: bool) -
         services.start_estimates(shown, request.steps, request.codec, is_calibrated=is_calibrated)
         st.rerun()
     if job is not None and job.is_running:
-        job_card.line(job)
+        job_card.running(job)
     else:
         job_card.settled(job, "")
 
@@ -257,9 +257,9 @@ def _measure(board: Board) -> None:
         if job is not None and job.is_running:
             services.stop_job(job)
     elif job is None or job.state == "cancelled":
-        job_card.line(services.start_measuring(shown, steps, judge, config))
+        job_card.running(services.start_measuring(shown, steps, judge, config))
     elif job.is_running:
-        job_card.line(job)
+        job_card.running(job)
     elif job.state != "finished":
         job_card.stopped(job, primary=False)
     published = services.baselines_job(shown, steps, judge)

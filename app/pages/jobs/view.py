@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -12,14 +11,13 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.job import Job
 from inshrink_app.model.page import Page
-from inshrink_app.widgets import ending, fmt, job_card, listing, problem
+from inshrink_app.widgets import ending, fmt, job_card, listing, modules, problem
 from inshrink_app.widgets.layout import section
 
 _NAME_WIDTH = 72
 _SECONDS = 1.0
 """Between two looks at the table while a job runs."""
 
-_TABLE, _DETAILS, _PICKED, _FOLLOWED = "jobs.table", "jobs.details", "jobs.picked", "jobs.followed"
 _FILTERS = {
     "all": "All",
     "running": "Running or queued",
@@ -45,9 +43,8 @@ def render() -> None:
         return
     shown = _filtered(jobs)
     if shown:
-        _follow(shown)
-        _list(tuple(job.job_id for job in shown), poll=any(job.is_running for job in shown))
         chosen = _chosen(shown)
+        _list(tuple(job.job_id for job in shown), chosen.job_id, poll=any(job.is_running for job in shown))
         _details(chosen)
     ending.requests((chosen if shown else max(jobs, key=lambda job: job.started_at)).requests)
 
@@ -98,35 +95,44 @@ def _filtered(jobs: tuple[Job, ...]) -> list[Job]:
     return kept
 
 
-def _list(job_ids: tuple[str, ...], *, poll: bool) -> None:
+def _chosen(jobs: Sequence[Job]) -> Job:
+    """Return the job whose row was chosen, or that of the link; else one at work, or the newest."""
+    by_id = {job.job_id: job for job in jobs}
+    at_work = (job.job_id for job in jobs if job.state == "running")
+    chosen = state.choice("job", list(by_id), next(at_work, jobs[0].job_id))
+    state.publish(job=chosen)
+    return by_id[chosen]
+
+
+def _list(job_ids: tuple[str, ...], chosen: str, *, poll: bool) -> None:
     """Draw the table, looking again and again only while one of its jobs runs."""
-    st.fragment(_table, run_every=_SECONDS if poll else None)(job_ids, poll)
+    st.fragment(_table, run_every=_SECONDS if poll else None)(job_ids, chosen, poll)
 
 
-def _table(job_ids: tuple[str, ...], was_running: bool) -> None:
+def _table(job_ids: tuple[str, ...], chosen: str, was_running: bool) -> None:
     """List the jobs; the page is drawn anew once a row is chosen, or none runs any more."""
     jobs = [job for job in map(services.find_job, job_ids) if job is not None]
-    if (
-        len(jobs) < len(job_ids)
-        or _PICKED in st.session_state
-        or (was_running and not any(job.is_running for job in jobs))
-    ):
+    is_other = state.choice("job", job_ids, chosen) != chosen
+    if len(jobs) < len(job_ids) or is_other or (was_running and not any(job.is_running for job in jobs)):
         st.rerun()
-    key = f"{_TABLE}.{hash(job_ids)}"  # A row that is chosen is another job's in another list.
-    columns = ["job", "state", "done", "started (UTC)", "seconds", "path", "id"]
-    table = pd.DataFrame([_row(job) for job in jobs], columns=columns)
-    listing.show(
-        table,
-        "jobs",
-        alt="Jobs with their state, progress, start, duration and path",
-        formats={"seconds": "%.1f"},
-        columns={"done": listing.share_column(label="Done")},
-        wide=["job"],
-        hidden=["id"],
-        key=key,
-        on_select=functools.partial(_row_chosen, key, job_ids),
-        selection_mode="single-row",
+    table = pd.DataFrame(
+        [_row(job) for job in jobs], columns=["Job", "State", "Done", "Started", "Seconds", "Path"]
     )
+    modules.table(
+        table,
+        job_ids,
+        f"jobs.table.{hash(job_ids)}",  # A row that is chosen is another job's in another list.
+        (chosen,),
+        lambda ids: state.publish(job=ids[0]) if ids else None,
+        alt="Jobs with their state, progress, start, duration and path",
+        columns={
+            "Job": st.column_config.Column(width="large"),
+            "Done": listing.share_column(),
+            "Started": st.column_config.DatetimeColumn(format="DD MMM YYYY, HH:mm"),
+            "Seconds": st.column_config.NumberColumn(format="%.1f"),
+        },
+    )
+    listing.table_buttons(table, "jobs")
 
 
 def _row(job: Job) -> tuple[Any, ...]:
@@ -136,46 +142,10 @@ def _row(job: Job) -> tuple[Any, ...]:
         text.title,
         job_card.STATES[job.state][0],
         job.fraction if job.is_running else float(job.state == "finished"),
-        datetime.fromtimestamp(job.started_at, UTC).isoformat(timespec="seconds"),
+        datetime.fromtimestamp(job.started_at, UTC).astimezone().replace(tzinfo=None, microsecond=0),
         round(job.seconds, 1),
         text.about,
-        job.job_id,
     )
-
-
-def _row_chosen(key: str, job_ids: Sequence[str]) -> None:
-    """Take in a click on a row."""
-    rows = st.session_state[key]["selection"]["rows"]
-    if rows:
-        st.session_state[_PICKED] = job_ids[int(rows[0])]
-
-
-def _follow(jobs: Sequence[Job]) -> None:
-    """Choose the job whose row was clicked, else that of the link, once; else one at work, or the newest."""
-    known = [job.job_id for job in jobs]
-    wanted = st.session_state.pop(_PICKED, None) or state.choice_text("job")
-    if wanted in known and wanted != st.session_state.get(_FOLLOWED):
-        st.session_state[_DETAILS] = st.session_state[_FOLLOWED] = wanted
-    if st.session_state.get(_DETAILS) not in known:
-        at_work = (job.job_id for job in jobs if job.state == "running")
-        st.session_state[_DETAILS] = next(at_work, known[0])
-
-
-def _chosen(jobs: Sequence[Job]) -> Job:
-    """Draw the choice of a job, which is also the way without a mouse."""
-    by_id = {job.job_id: job for job in jobs}
-    chosen = str(
-        st.selectbox(
-            "Details of",
-            list(by_id),
-            format_func=lambda job_id: fmt.elided(services.describe(by_id[job_id]).title, _NAME_WIDTH),
-            key=_DETAILS,
-        )
-    )
-    st.session_state[_FOLLOWED] = chosen
-    if st.query_params.get("job") != chosen:
-        st.query_params["job"] = chosen
-    return by_id[chosen]
 
 
 def _details(job: Job) -> None:

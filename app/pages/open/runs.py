@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.sensitivity import METRICS
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.open import shelf
-from inshrink_app.pages.open.shelf import Listed
-from inshrink_app.widgets import fmt, layout, listing, modules, sides
+from inshrink_app.widgets import fmt, layout, listing
 from inshrink_app.widgets.layout import answer, panels, section
 
 _WIDTH = 48
@@ -23,22 +21,7 @@ _WHOLE = (
     *("bytes on disk", "bytes of the archive", "steps not archived"),
 )
 _HEIGHT = 240
-_COLUMNS = {
-    "kind": "kind",
-    "steps": "steps",
-    "not_archived": "steps not archived",
-    "nbytes": "bytes on disk",
-    "archive_bytes": "bytes of the archive",
-    "ratio": "ratio",
-    "restore_cost": "restore cost",
-    "drop": "largest drop",
-    "bits_per_weight": "bits per weight",
-    "parameters": "parameters",
-    "last_step": "last step",
-    "metric": "metric",
-    "value": "last value",
-    "problem": "problem",
-}
+_CLICKED = "runs.clicked"
 
 
 def show(open_path: Callable[[Path], None]) -> None:
@@ -56,26 +39,43 @@ def show(open_path: Callable[[Path], None]) -> None:
 def _listed(open_path: Callable[[Path], None]) -> None:
     """Draw what is in the table."""
     with st.spinner("Reading headers…"):
-        found = shelf.shelf()
+        found, n_more = shelf.shelf()
     pattern = st.text_input(
         "Filter by name", placeholder="Filter by name", icon=":material/search:", key="runs.filter"
     )
-    rows = [row for row in found.rows if (pattern or "").casefold() in str(row.path).casefold()]
-    if not rows:
+    found = found[[(pattern or "").casefold() in str(path).casefold() for path in found["path"]]]
+    if found.empty:
         st.caption("No run or archive is there." if not pattern else "No name contains this text.")
         return
-    _table(rows)
-    if found.n_more:
-        st.caption(f"{fmt.counted(found.n_more, 'more')} are not read; open their folder below.")
-    _two(rows, open_path)
+    names = fmt.elided_all([services.path_in_roots(path) for path in found["path"]], _WIDTH)
+    paths = list(map(Path, found["path"]))
+    rows = _table(found, names)
+    st.caption("A click on a name opens it; two that are ticked are compared.")
+    if n_more:
+        st.caption(f"{fmt.counted(n_more, 'more')} are not read; open their folder below.")
+    if (clicked := st.session_state.pop(_CLICKED, None)) is not None:
+        open_path(paths[clicked])
+    if len(rows) == 1 and st.button("Open it", icon=":material/play_arrow:", key="runs.open"):
+        open_path(paths[rows[0]])
+    if len(rows) == 2:
+        first, second = (answer(partial(services.load_subject, str(paths[row]))) for row in rows)
+        if first is not None and second is not None:
+            _overlaid(first, second, [names[row] for row in rows])
 
 
-def _table(rows: list[Listed]) -> None:
-    """List them; a click on a heading sorts."""
-    table = pd.DataFrame(rows)[list(_COLUMNS)].rename(columns=_COLUMNS)
-    table.insert(0, "name", fmt.elided_all([services.path_in_roots(row.path) for row in rows], _WIDTH))
+def _table(found: pd.DataFrame, names: Sequence[str]) -> list[int]:
+    """List them, and return the rows that are ticked; a click on a heading sorts."""
+    table = found.drop(columns="path")
+    table.insert(0, "name", names)
     for name in _WHOLE:
         table[name] = table[name].astype("Int64")
+    key = f"runs.table.{hash(tuple(names))}"  # A row that is ticked is another run's in another list.
+
+    def picked() -> None:
+        chosen = st.session_state[key]["selection"]
+        st.session_state[_CLICKED] = next((row for row, column in chosen["cells"] if column == "name"), None)
+        st.session_state[key] = {"selection": {**chosen, "cells": []}}
+
     listing.show(
         table,
         "runs",
@@ -87,42 +87,18 @@ def _table(rows: list[Listed]) -> None:
             "largest drop": listing.SHARE,
             "last value": "%.4g",
         },
-        wide=["name"],
         helps={
             "ratio": "Raw over stored bytes of everything, of the archive or of the one beside the run",
-            "steps not archived": "Of a run: steps that the archive beside it lacks; empty without one",
+            "steps not archived": "Steps of a run that no archive beside it holds",
             "restore cost": "Largest that was measured of the archive, as a share of the loss",
             "largest drop": "Relative, the largest that was measured of the archive",
         },
-        hidden=[] if any(row.problem for row in rows) else ["problem"],
+        hidden=[] if found["problem"].notna().any() else ["problem"],
+        key=key,
+        on_select=picked,
+        selection_mode=["multi-row", "single-cell"],
     )
-
-
-def _two(rows: list[Listed], open_path: Callable[[Path], None]) -> None:
-    """Open one, or look at two side by side."""
-    paths = [str(row.path) for row in rows if not row.problem]
-    labels = dict(zip(paths, fmt.elided_all(paths, _WIDTH), strict=True))
-    st.session_state["runs.chosen"] = [
-        path for path in st.session_state.get("runs.chosen", []) if path in labels
-    ]
-    chosen = st.multiselect(
-        "Open one, or compare two",
-        paths,
-        format_func=labels.__getitem__,
-        max_selections=2,
-        key="runs.chosen",
-    )
-    if len(chosen) == 1 and st.button("Open it", icon=":material/play_arrow:", key="runs.open"):
-        open_path(Path(chosen[0]))
-    if len(chosen) == 2:
-        first, second = (_opened(path) for path in chosen)
-        if first is not None and second is not None:
-            _overlaid(first, second, [labels[path] for path in chosen])
-
-
-def _opened(path: str) -> Subject | None:
-    """Read the headers of a run; draw why not, where that fails."""
-    return answer(lambda: services.load_subject(path))
+    return list(st.session_state[key]["selection"]["rows"])
 
 
 def _overlaid(first: Subject, second: Subject, names: list[str]) -> None:
@@ -139,12 +115,11 @@ def _overlaid(first: Subject, second: Subject, names: list[str]) -> None:
         st.caption(f"Solid: {fmt.markdown(names[0])}. Dashed: {fmt.markdown(names[1])}.")
     else:
         st.caption("They have logged no metric of the same name.")
-    measured = _side_by_side(first, second)
     common = sorted(set(first.steps) & set(second.steps))
     said = f"{fmt.counted(len(common), 'step')} in common" if common else "No step in common"
     with st.container(horizontal=True, vertical_alignment="center"):
         if st.button(
-            "How far apart are their weights? Sensitivity" if measured else "Measure both: Sensitivity",
+            "How far apart are their weights? Sensitivity",
             icon=":material/arrow_forward:",
             key="runs.two",
         ):
@@ -152,20 +127,3 @@ def _overlaid(first: Subject, second: Subject, names: list[str]) -> None:
             state.remember(view="runs", other=str(second.path))
             state.go_to("sensitivity")
         st.caption(fmt.markdown(f"{said}; tensor by tensor, at the last of them."))
-
-
-def _side_by_side(first: Subject, second: Subject) -> bool:
-    """Draw the sensitivities of both beside each other, by the most telling metric that is known of both."""
-    told = services.told_metrics(second)
-    for metric in (metric for metric in services.told_metrics(first) if metric in told):
-        mine, other = (services.measured(one, metric) for one in (first, second))
-        if mine is not None and other is not None:
-            tables = mine[modules.TENSOR], other[modules.TENSOR]
-            names = tuple(dict.fromkeys(row.name for table in tables for row in table.rows))
-            st.markdown(f"**{METRICS[metric].label}** — {METRICS[metric].meaning}")
-            level = modules.default_level(names)
-            sides.show(*tables, (first.name, second.name), "mean", level)
-            sides.runs_snippet(first, second, metric, "mean", "runs.snippets")
-            return True
-    st.caption("Their sensitivities appear side by side once the same metric was measured for both.")
-    return False

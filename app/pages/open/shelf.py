@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
+import pandas as pd
 from inshrink_app.model.measured import known_of
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import Subject
@@ -21,42 +22,23 @@ _MOST = 60
 """Runs and archives whose headers are read: some milliseconds each, more for a run of many files."""
 
 
-class Listed(NamedTuple):
-    """One run or archive, as a table has it; None where nothing tells.
+COLUMNS = (
+    *("path", "kind", "steps", "steps not archived", "bytes on disk", "bytes of the archive", "ratio"),
+    *("restore cost", "largest drop", "bits per weight", "parameters", "last step", "metric", "last value"),
+    "problem",
+)
+"""Of the table; empty where nothing tells.
 
-    `nbytes` is what lies on disk; `archive_bytes` and the ratios are those of the archive itself, or of the
-    one beside the run, and `not_archived` counts the steps that this one lacks; `drop` and `restore_cost` are
-    the largest that were measured of it. `problem` says why it cannot be read.
-    """
-
-    path: Path
-    kind: str
-    steps: int | None = None
-    last_step: int | None = None
-    parameters: int | None = None
-    nbytes: int | None = None
-    archive_bytes: int | None = None
-    ratio: float | None = None
-    bits_per_weight: float | None = None
-    not_archived: int | None = None
-    restore_cost: float | None = None
-    drop: float | None = None
-    metric: str = ""
-    value: float | None = None
-    problem: str = ""
+Bytes and ratios of the archive are those of the archive itself, or of the one beside the run; restore cost
+and drop are the largest that were measured of it. The problem says why something cannot be read.
+"""
 
 
-class Shelf(NamedTuple):
-    """All of them, and how many more there are than were read."""
-
-    rows: tuple[Listed, ...]
-    n_more: int
-
-
-def shelf() -> Shelf:
-    """Return the runs and archives of the roots; reads names, and the headers of the first of them."""
+def shelf() -> tuple[pd.DataFrame, int]:
+    """Return the runs and archives of the roots, and how many more there are than were read."""
     found = _found()
-    return Shelf(tuple(_listed(*one) for one in found[:_MOST]), max(0, len(found) - _MOST))
+    rows = [_listed(*one) for one in found[:_MOST]]
+    return pd.DataFrame(rows, columns=list(COLUMNS)), max(0, len(found) - _MOST)
 
 
 def _found() -> list[tuple[Path, str]]:
@@ -76,32 +58,37 @@ def _found() -> list[tuple[Path, str]]:
     return list(found.items())
 
 
-def _listed(path: Path, kind: str) -> Listed:
+def _listed(path: Path, kind: str) -> dict[str, Any]:
     """Return the line of a run or an archive; one that cannot be read is listed with the reason."""
     try:
         shown = load_subject(str(path))
     except ServiceError as error:
-        return Listed(path, kind, problem=error.problem.what)
+        return {"path": path, "kind": kind, "problem": error.problem.what}
     archive = shown.archive
     metric, value = last_metric(shown)
-    known = None if archive is None else known_of(archive)
-    compared = known.comparison if known is not None and known.is_current else None
-    return Listed(
-        path=path,
-        kind=shown.kind,
-        steps=len(shown.steps),
-        last_step=shown.steps[-1] if shown.steps else None,
-        parameters=shown.n_parameters,
-        nbytes=shown.total_bytes,
-        archive_bytes=None if archive is None else archive.nbytes,
-        ratio=None if archive is None else archive.ratio_total,
-        bits_per_weight=None if archive is None else archive.bits_per_weight,
-        not_archived=None if archive is None else len(set(shown.steps) - set(archive.steps)),
-        restore_cost=None if compared is None else compared.max_restore_cost,
-        drop=None if compared is None else compared.max_drop,
-        metric=metric,
-        value=value,
-    )
+    row = {
+        "path": path,
+        "kind": shown.kind,
+        "steps": len(shown.steps),
+        "bytes on disk": shown.total_bytes,
+        "parameters": shown.n_parameters,
+        "last step": shown.steps[-1] if shown.steps else None,
+        "metric": metric,
+        "last value": value,
+    }
+    if shown.kind == "run":
+        row["steps not archived"] = len(set(shown.steps) - set(() if archive is None else archive.steps))
+    if archive is not None:
+        row |= {
+            "bytes of the archive": archive.nbytes,
+            "ratio": archive.ratio_total,
+            "bits per weight": archive.bits_per_weight,
+        }
+        known = known_of(archive)
+        if known is not None and known.is_current:
+            row["restore cost"] = known.comparison.max_restore_cost
+            row["largest drop"] = known.comparison.max_drop
+    return row
 
 
 def last_metric(shown: Subject) -> tuple[str, float | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
@@ -114,7 +115,7 @@ def show(shown: Subject) -> Requests:
 def _at_work(job: Job) -> None:
     """Draw the one line of progress."""
     st.write("Exports, then decodes every tensor again, then compares with the run. You may leave this page.")
-    job_card.line(job)
+    job_card.running(job)
 
 
 def _goals(
@@ -341,8 +342,8 @@ def _made(made: Shrunk) -> None:
     known = known_of(made.chain)
     _verdict(made, known)
     facts(_figures(made))
-    if made.decided is not None:
-        least, exact = made.decided, ", stored exactly" if made.decided["exact"] else ""
+    if (least := made.written.get("decided")) is not None:
+        exact = ", stored exactly" if least["exact"] else ""
         st.caption(
             f"Step {fmt.count(least['step'])} decides the ratio: its weights shrink least, "
             f"{fmt.ratio(least['ratio_weights'])}{exact}."
@@ -364,7 +365,8 @@ def _made(made: Shrunk) -> None:
 def _verdict(made: Shrunk, known: Known | None) -> None:
     """Say whether the archive can be trusted."""
     cost = None if known is None else known.comparison.max_restore_cost
-    problem.show_unreadable(made.unreadable, "They are not in the archive: do not delete their files.")
+    lost = [(Path(path).name, reason) for path, reason in made.unreadable.items()]
+    problem.show_unreadable(lost, "They are not in the archive: do not delete their files.")
     if made.problems:
         st.error(
             f"Written, but not sound: {fmt.counted(len(made.problems), 'problem')}.", icon=":material/error:"
@@ -378,19 +380,21 @@ def _verdict(made: Shrunk, known: Known | None) -> None:
             icon=":material/warning:",
         )
     else:
-        bound = f", each step within a restore cost of {fmt.percent(made.bound)}," if made.bound else ","
+        bound = made.written.get("bounds", {}).get("restore_cost")
+        bound = f", each step within a restore cost of {fmt.percent(bound)}," if bound else ","
         st.success(f"Done: written{bound} decoded again and compared.", icon=":material/check_circle:")
 
 
 def _figures(made: Shrunk) -> list[Fact]:
     """Return the figures of the result; all of them measured."""
-    chain = made.chain
-    rows = [*quality.size_facts(chain, made.device), *quality.archive_facts(chain)]
-    if made.n_tensors is not None:
-        exact = made.n_exact == made.n_tensors
-        held = "all" if exact else f"{fmt.count(made.n_exact or 0)} of {fmt.count(made.n_tensors)}"
+    device = str(made.written.get("device", ""))
+    rows = [*quality.size_facts(made.chain, device), *quality.archive_facts(made.chain)]
+    if tensors := made.verified.get("errors"):
+        n_exact = sum(bool(row["bit_exact"]) for row in tensors)
+        exact = n_exact == len(tensors)
+        held = "all" if exact else f"{fmt.count(n_exact)} of {fmt.count(len(tensors))}"
         rows.append(("Bit-exact", held, "tensors of all steps"))
-        if not exact and made.relative_error is not None:
-            error = fmt.percent(made.relative_error)
-            rows.append(("Relative error", error, "of the weights, root mean square"))
+        error = made.written.get("relative_error")
+        if not exact and error is not None:
+            rows.append(("Relative error", fmt.percent(error), "of the weights, root mean square"))
     return rows

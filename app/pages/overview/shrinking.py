@@ -177,38 +177,43 @@ def start_shrink(shown: Subject, requests: Sequence[Request[Any]], judge: Evalua
 
 
 class Shrunk(NamedTuple):
-    """What doing the whole has made, as the archive lies there, and what only the job knows of it.
+    """What doing the whole has made, as the archive lies there, and the reports that tell of it.
 
-    `relative_error` is that of the weights; `n_exact` and `n_tensors` count tensors of all steps, None where
-    they were not compared one by one; `decided` tells which step decides the ratio, `bound` what a restore of
-    any step may cost: None without an evaluator. `unreadable` are the checkpoints of the run that are not in
-    the archive, and why; they are among no `problems`.
+    Parameters
+    ----------
+    goal
+        What it was written for.
+    chain
+        The archive.
+    written, verified
+        What writing and decoding it has told.
+    unreadable
+        The checkpoints of the run that are not in the archive, and why; they are among no problems.
     """
 
+    goal: str
     chain: ChainReport
-    problems: tuple[dict[str, Any], ...]
-    relative_error: float | None
-    n_exact: int | None
-    n_tensors: int | None
-    device: str
-    bound: float | None
-    decided: Mapping[str, Any] | None
-    unreadable: tuple[tuple[str, str], ...] = ()
-    goal: str = ""
+    written: Mapping[str, Any]
+    verified: Mapping[str, Any]
+    unreadable: Mapping[str, str]
+
+    @property
+    def problems(self) -> list[Mapping[str, Any]]:
+        """What verifying it has found."""
+        return [row for row in self.verified.get("problems", ()) if row["where"] not in self.unreadable]
 
     def row(self) -> dict[str, Any]:
         """Return what the archive is, as an estimate of its goal would tell it."""
         known, chain = known_of(self.chain), self.chain
         found = None if known is None else known.comparison
-        is_exact = chain.optimizer == "exact"
         return {
             "archive_bytes": chain.nbytes,
             "bits_per_weight": chain.bits_per_weight,
             "ratio_total": chain.ratio_total,
             "restore_cost": None if found is None else found.max_restore_cost,
             "drop": None if found is None else found.max_drop,
-            "relative_error": self.relative_error,
-            "basis": "exact" if is_exact else "written",
+            "relative_error": self.written.get("relative_error"),
+            "basis": "exact" if chain.optimizer == "exact" else "written",
             "written": True,
         }
 
@@ -221,29 +226,17 @@ def shrunk_by(job: Job) -> Shrunk | None:
     ServiceError
         What lies there cannot be read.
     """
-    target, documents = Path(getattr(job.requests[0], "archive", "")), documents_of(job)
-    if not target.exists() or len(documents) < len(job.requests):
-        return None
-    written, verified = documents[:2]
-    errors = verified.get("errors") or None
-    lost = {row["path"]: row["reason"] for one in documents for row in one.get("unreadable", ())}
-    return Shrunk(
-        chain=chain_of(str(target)),
-        problems=tuple(row for row in verified.get("problems", ()) if row["where"] not in lost),
-        unreadable=tuple((Path(path).name, str(reason)) for path, reason in lost.items()),
-        relative_error=written.get("relative_error"),
-        n_exact=None if errors is None else sum(bool(row["bit_exact"]) for row in errors),
-        n_tensors=None if errors is None else len(errors),
-        device=str(written.get("device", "")),
-        bound=written.get("bounds", {}).get("restore_cost"),
-        decided=written.get("decided"),
-        goal=_goal_of(job.requests[0]),
-    )
-
-
-def _goal_of(asked: Any) -> str:
-    """Return the goal that a request writes for."""
     from inshrink_core.verbs.estimate import GOALS
 
+    asked: Any = job.requests[0]
+    target, documents = Path(getattr(asked, "archive", "")), documents_of(job)
+    if not target.exists() or len(documents) < len(job.requests):
+        return None
     fields = (asked.codec, asked.optimizer)
-    return next((goal.name for goal in GOALS if (goal.codec, goal.optimizer) == fields), "")
+    return Shrunk(
+        next((goal.name for goal in GOALS if (goal.codec, goal.optimizer) == fields), ""),
+        chain_of(str(target)),
+        documents[0],
+        documents[1],
+        {row["path"]: row["reason"] for one in documents for row in one.get("unreadable", ())},
+    )

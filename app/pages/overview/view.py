@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pandas as pd
-import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import services
 from inshrink_app.model.page import Page
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.overview import logs, naming, shrink, shrinking
-from inshrink_app.theme import CATEGORICAL
 from inshrink_app.widgets import ending, figures, fmt, layout, listing, quality, subject
 from inshrink_app.widgets.layout import panels, section
 
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 _MAX_PANELS = 4
 
 _CHARTS = 700
-"""Pixels of all cards with charts, about."""
+"""Pixels of curves and tables, about."""
 
 
 def render() -> None:
@@ -160,8 +157,6 @@ def _skipped(shown: Subject) -> None:
 
 def _charts(shown: Subject) -> None:
     """Draw what a reader scrolls down to."""
-    if shown.kind == "archive" and shown.archive is not None:
-        _frames(shown.archive)
     if shown.log:
         _training(shown)
     _sizes(shown)
@@ -193,77 +188,27 @@ def _training(shown: Subject) -> None:
 
 
 def _sizes(shown: Subject) -> None:
-    """Draw what the bytes of the last checkpoint are, two ways."""
-    by_role: Counter[str] = Counter()
-    by_layer: Counter[str] = Counter()
+    """List what the bytes of the last checkpoint are, two ways."""
+    weights = [row for row in shown.tensors if row.role == "weight"]
+    by_role = Counter[str]()
+    by_layer = Counter[str]()
     for row in shown.tensors:
         by_role[row.role] += row.nbytes
-        if row.role == "weight":
-            by_layer[str(row.layer)] += row.nbytes
-    left, right = st.columns(2, gap="medium")
-    for column, title, kind, sizes, colour in (
-        (left, "Size by role", "role", by_role, 0),
-        (right, "Weights by layer type", "layer type", by_layer, 2),
-    ):
+    for row in weights:
+        by_layer[str(row.layer)] += row.nbytes
+    told = (("Size by role", "role", by_role), ("Weights by layer type", "layer type", by_layer))
+    for column, (title, kind, sizes) in zip(st.columns(2, gap="medium"), told, strict=True):
         with column, st.container(border=True, height="stretch"):
             st.header(title, anchor=False)
-            if not sizes:
-                st.caption("Nothing of this kind in the last checkpoint.")
-                continue
-            st.plotly_chart(
-                sizes_figure(sizes, colour),
-                config={"displayModeBar": False},
-                key=title,
-                alt=f"{title}: " + ", ".join(f"{name} {fmt.size(n)}" for name, n in sizes.most_common()),
+            total = sum(sizes.values()) or 1
+            rows = [(name, nbytes, nbytes / total) for name, nbytes in sizes.most_common()]
+            listing.show(
+                pd.DataFrame(rows, columns=[kind, "bytes", "share"]),
+                title.casefold().replace(" ", "-"),
+                alt=f"{title}: " + ", ".join(f"{name} {fmt.size(nbytes)}" for name, nbytes, _ in rows),
+                columns={"share": listing.share_column(label="Share")},
             )
             st.caption(f"Uncompressed, in the checkpoint of step {fmt.count(shown.steps[-1])}.")
-            table = pd.DataFrame(sizes.most_common(), columns=[kind, "bytes"])
-            listing.table_buttons(table, title.casefold().replace(" ", "-"))
-
-
-def sizes_figure(sizes: Mapping[str, int], colour: int = 0) -> go.Figure:
-    """Draw bytes by kind as bars, largest first, each with its size written out."""
-    # Reversed first, so that of equal sizes the one that comes first in the file stands on top.
-    ordered = sorted(reversed(list(sizes.items())), key=lambda item: item[1])
-    total = sum(sizes.values()) or 1
-    labels = [fmt.html(name) for name, _ in ordered]
-    figure = go.Figure(
-        go.Bar(
-            x=[size for _, size in ordered],
-            y=labels,
-            orientation="h",
-            marker_color=CATEGORICAL[colour],
-            text=[f"{fmt.size(size)} · {fmt.share(size / total)}" for _, size in ordered],
-            textposition="outside",
-            cliponaxis=False,
-            hovertemplate="%{y}: %{text}<extra></extra>",
-        )
-    )
-    figure.update_layout(
-        height=34 * max(2, len(ordered)) + 16, margin={"l": 8, "r": 8, "t": 4, "b": 4}, bargap=0.35
-    )
-    largest = max(sizes.values(), default=1) or 1
-    # Room for the text beside the longest bar, which lies outside of it.
-    figure.update_xaxes(visible=False, range=[0, largest * 1.6], fixedrange=True)
-    figure.update_yaxes(showgrid=False, automargin=True, fixedrange=True, ticklabelstandoff=4)
-    return figure
-
-
-def _frames(archive: ChainReport) -> None:
-    """Draw the size of every frame."""
-    with section("Frames"):
-        n_keyframes = sum(frame.kind == "keyframe" for frame in archive.line)
-        layout.chart(
-            figures.frames_figure(
-                [(f.step, f.kind, f.nbytes, f", {fmt.ratio(f.ratio_total)}") for f in archive.line]
-            ),
-            "frames",
-            f"Bytes of each of {len(archive.line)} frames, {n_keyframes} of them keyframes",
-        )
-        st.caption("A keyframe stands alone; a delta frame holds what changed since the step before it.")
-        columns = ["step", "kind", "nbytes", "ratio_total", "ratio_weights"]
-        table = pd.DataFrame(archive.line)[columns].rename(columns={"nbytes": "bytes"})
-        listing.table_buttons(table, "frames")
 
 
 @st.fragment

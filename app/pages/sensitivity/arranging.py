@@ -15,7 +15,6 @@ NORMALISED: Mapping[str, str] = {
     "plain": "Per weight",
     "share": "Share of the total",
     "rate": "Per learning rate",
-    "first": "Row's first step",
 }
 """What values are relative to."""
 
@@ -23,7 +22,6 @@ ORDERS: Mapping[str, str] = {
     "forward": "Model's order",
     "share": "Share of the total",
     "sensitivity": "Per weight",
-    "bits": "Bits per weight",
     "size": "Size",
 }
 """What rows are sorted by: the model's own order, or the largest first."""
@@ -42,8 +40,8 @@ def normalised(
     table
         What was measured.
     how
-        A key of `NORMALISED`: each row relative to the first positive value it has, or what the row's
-        parameters carry together (mean times size) as a share of what all rows carry at the step.
+        A key of `NORMALISED`: a share is what the row's parameters carry together (mean times size), of what
+        all rows carry at the step.
     whole
         All tensors, where the table has only some of the rows.
     rates
@@ -55,14 +53,10 @@ def normalised(
     >>> rows = tuple(Row(name, "", "linear", "weight", 1, n, (n,)) for name, n in (("a", 3), ("b", 1)))
     >>> values = {"mean": np.array([[1.0, 2.0], [1.0, 2.0]], np.float32)}
     >>> table = Sensitivity(metric="fisher", by="tensor", rows=rows, steps=(1, 2), values=values)
-    >>> normalised(table, "first").values["mean"].tolist()
-    [[1.0, 2.0], [1.0, 2.0]]
     >>> normalised(table, "share").values["mean"][:, 0].tolist()
     [0.75, 0.25]
     """
-    if how == "first":
-        values = {name: _over_first(one) for name, one in table.values.items()}
-    elif how == "rate" and rates is not None:
+    if how == "rate" and rates is not None:
         values = {name: (one / rates).astype(np.float32) for name, one in table.values.items()}
     elif how == "share":
         sums = table.carried()
@@ -76,17 +70,7 @@ def normalised(
     return dataclasses.replace(table, values=values)
 
 
-def _over_first(values: np.ndarray) -> np.ndarray:
-    """Return each row over its first positive value; NaN in rows that have none."""
-    wide = values.astype(np.float64)
-    there = np.isfinite(wide) & (wide > 0)
-    firsts = np.take_along_axis(wide, there.argmax(axis=1)[:, None], axis=1)
-    firsts[~there.any(axis=1)] = np.nan
-    with np.errstate(over="ignore", invalid="ignore"):
-        return (wide / firsts).astype(np.float32)
-
-
-def ordered(table: Sensitivity, by: str, statistic: str, bits: Mapping[str, float]) -> tuple[int, ...]:
+def ordered(table: Sensitivity, by: str, statistic: str) -> tuple[int, ...]:
     """Return the places of the rows in the order they are drawn in.
 
     Parameters
@@ -97,8 +81,6 @@ def ordered(table: Sensitivity, by: str, statistic: str, bits: Mapping[str, floa
         A key of `ORDERS`. By share or per weight: the last that a row has.
     statistic
         Whose values count.
-    bits
-        Bits per weight by row; rows without stand last.
 
     Notes
     -----
@@ -108,8 +90,6 @@ def ordered(table: Sensitivity, by: str, statistic: str, bits: Mapping[str, floa
         return tuple(range(len(table.rows)))
     if by == "size":
         keys: Sequence[float] = [float(row.numel) for row in table.rows]
-    elif by == "bits":
-        keys = [bits.get(row.name, -np.inf) for row in table.rows]
     else:
         keys = list(map(_last, table.carried() if by == "share" else table.values[statistic]))
     return tuple(sorted(range(len(keys)), key=lambda place: -keys[place]))

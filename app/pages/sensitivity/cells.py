@@ -16,11 +16,11 @@ from inshrink_app.model.sensitivity import METRICS, Sensitivity
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.sensitivity import ahead, drilldown, heatmap, rows
 from inshrink_app.pages.sensitivity import selection as chosen
+from inshrink_app.pages.sensitivity.heatmap import MAX_COLUMNS, column_edges, is_both_ways
 from inshrink_app.pages.sensitivity.rows import View
 from inshrink_app.pages.sensitivity.selection import Event, Selection
 from inshrink_app.theme import MARK
 from inshrink_app.widgets import ending, fmt, modules
-from inshrink_app.widgets.heatmap import MAX_COLUMNS, column_edges
 from inshrink_app.widgets.layout import chart
 
 _CHART = "heatmap"
@@ -87,12 +87,9 @@ def _go_on(view: View, found: Selection | None) -> None:
     names = shown if found is None else [found.layer]
     n_shown = sum(view.table.rows[place].n_tensors for place in view.leaves)
     whole = found is None and n_shown == len(view.tensors.rows)
-    if found is not None:
-        label = f"Allocate bits to {fmt.elided(found.layer, _LISTED_WIDTH)}"
-    elif whole:
-        label = "Allocate bits"
-    else:
-        label = f"Allocate bits to {'this row' if len(names) == 1 else f'these {len(names)} rows'}"
+    label = "Allocate bits" if whole else f"Allocate bits to these {len(names)} rows"
+    if len(names) == 1 and not whole:
+        label = f"Allocate bits to {fmt.elided(names[0], _LISTED_WIDTH)}"
     ending.offer(
         ending.Next(
             fmt.markdown(label),
@@ -153,8 +150,6 @@ def _chart(view: View, found: Selection | None) -> None:
         lambda: heatmap.heatmap_figure(
             table,
             view.statistic,
-            clip=view.clip,
-            scale=view.scale,
             relative=view.relative,
             loss=_loss(view),
             tree=_labels(view),
@@ -190,7 +185,7 @@ def _named(view: View, said: object) -> None:
 
 def _tree(view: View, found: Selection | None) -> None:
     """Draw the same rows as a table below the picture: what is selected in one is in the other."""
-    about = (view.statistic, view.relative, view.nodes, len(view.kept.rows))
+    about = (view.statistic, view.relative, view.nodes)
     frame = _kept("sensitivity.frame", view.tensors, about, lambda: rows.summary(view))
     rows.show_table(view, frame, found)
 
@@ -223,7 +218,7 @@ def _base(view: View) -> tuple[object, ...]:
     table = view.table
     names = tuple(row.name for row in table.rows)
     path = str(view.shown.path)
-    look = (view.statistic, view.clip, view.scale, view.relative)
+    look = (view.statistic, view.relative)
     folds = tuple(node.is_open for node in view.nodes)
     return (path, view.level, table.metric, *look, names, folds, table.steps)
 
@@ -283,11 +278,11 @@ def _nothing_to_see(table: Sensitivity) -> None:
 def _caption(view: View) -> str:
     """Say what the picture does not show by itself."""
     table = view.table
-    scale = "logarithmic" if view.scale == "log" else "linear"
-    if view.relative == "first" or table.metric == "gain":
+    scale = "logarithmic" if METRICS[table.metric].scale == "log" else "linear"
+    if is_both_ways(table, view.relative):
         scale += ", red below 1 and blue above"
     n_columns = min(len(table.steps), MAX_COLUMNS)
-    parts = [f"Colours are {scale}" + (", outliers clipped at 1 % and 99 %." if view.clip else ".")]
+    parts = [f"Colours are {scale}, outliers clipped at 1 % and 99 %."]
     if len(table.steps) > n_columns:
         parts.append(
             f"Each column is the mean of up to {-(-len(table.steps) // n_columns)} neighbouring steps; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,21 +13,16 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model.sensitivity import METRICS, Sensitivity
 from inshrink_app.model.subject import Subject
-from inshrink_app.theme import DIVERGING
-from inshrink_app.widgets import ending, fmt, listing, sides
-from inshrink_app.widgets.figures import colour_bar, lay_out, log_figure, log_ticks
-from inshrink_app.widgets.heatmap import bucket_steps, cells, row_labels
-from inshrink_app.widgets.layout import allow, answer, chart, is_allowed, section
+from inshrink_app.pages.sensitivity import heatmap
+from inshrink_app.pages.sensitivity.heatmap import heatmap_figure
+from inshrink_app.widgets import ending, fmt, listing, modules
+from inshrink_app.widgets.figures import log_figure, log_ticks
+from inshrink_app.widgets.layout import allowed, answer, chart, section
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from inshrink_core.analysis.profile import Row
     from inshrink_core.verbs.diff import StepDiff
 
-
-_ROW_PIXELS = 19
-_SMALLEST_END = 0.05
-"""A scale narrower than this would blow noise up to full colour: 2^0.05 is four percent."""
 
 _MOST_DRAWN = 30
 _NAMES_LISTED = 20
@@ -37,49 +33,32 @@ _PATH_WIDTH, _NAME_WIDTH = 90, 30
 
 
 class Changes(NamedTuple):
-    """Changes in octaves, the largest at the last step first.
+    """How a metric differs: tensors, the largest change at the last step first.
 
     Parameters
     ----------
-    names, layers
-        Of each row.
-    steps
-        Of each column.
-    values
-        float64 ``[rows, steps]``; NaN where one of the two has no value.
+    table
+        Each value as a multiple of what it is compared with; NaN where one of the two is not positive.
     first, second
-        What each row is compared by: the values at both steps, or of both runs at the last common step.
+        What each tensor is compared by: the values at both steps, or of both runs at the last common step.
     only_first, only_second
         Tensors that only one of the two has.
     """
 
-    names: tuple[str, ...]
-    layers: tuple[str, ...]
-    steps: tuple[int, ...]
-    values: NDArray[np.float64]
+    table: Sensitivity
     first: NDArray[np.float64]
     second: NDArray[np.float64]
     only_first: tuple[str, ...] = ()
     only_second: tuple[str, ...] = ()
 
-
-def octaves(before: NDArray[np.floating], after: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the base-2 logarithm of a quotient; NaN where one of the two is not positive and finite.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> octaves(np.array([1.0, 0.0]), np.array([4.0, 1.0])).tolist()
-    [2.0, nan]
-    """
-    first, second = np.broadcast_arrays(before.astype(np.float64), after.astype(np.float64))
-    sound = np.isfinite(first) & np.isfinite(second) & (first > 0) & (second > 0)
-    quotient = np.divide(second, first, out=np.ones(first.shape), where=sound)
-    return np.where(sound, np.log2(quotient), np.nan)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the tensors."""
+        return tuple(row.name for row in self.table.rows)
 
 
 def between_steps(table: Sensitivity, statistic: str, first: int, second: int) -> Changes:
-    """Return how rows changed from one step to every step up to another.
+    """Return how tensors changed from one step to every step up to another.
 
     Parameters
     ----------
@@ -94,110 +73,62 @@ def between_steps(table: Sensitivity, statistic: str, first: int, second: int) -
     a, b = table.steps.index(first), table.steps.index(second)
     columns = slice(min(a, b), max(a, b) + 1)
     has_first, has_second = np.isfinite(values[:, a]), np.isfinite(values[:, b])
-    found = _ordered(
-        table.rows, table.steps[columns], values[:, [a]], values[:, columns], 0 if b < a else b - a
-    )
-    return found._replace(
+    shown = dataclasses.replace(table, steps=table.steps[columns], values={statistic: values[:, columns]})
+    return _compared(shown, statistic, values[:, [a]], 0 if b < a else b - a)._replace(
         only_first=_named(table, has_first & ~has_second), only_second=_named(table, has_second & ~has_first)
     )
 
 
 def between_runs(mine: Sensitivity, other: Sensitivity, statistic: str) -> Changes:
-    """Return how rows of one run differ from those of the same name in another, at their common steps."""
-    names, others = ({row.name: i for i, row in enumerate(table.rows)} for table in (mine, other))
-    common = [name for name in names if name in others]
+    """Return how tensors of another run differ from those of the same name, at the common steps."""
+    places, others = ({row.name: i for i, row in enumerate(table.rows)} for table in (mine, other))
+    common = [name for name in places if name in others]
     steps = tuple(step for step in mine.steps if step in set(other.steps))
     first, second = (
-        table.values[statistic][
-            np.ix_([places[name] for name in common], [table.steps.index(s) for s in steps])
-        ]
-        for table, places in ((mine, names), (other, others))
+        table.values[statistic][np.ix_([at[name] for name in common], list(map(table.steps.index, steps)))]
+        for table, at in ((mine, places), (other, others))
     )
-    found = _ordered([mine.rows[names[name]] for name in common], steps, first, second, -1)
-    return found._replace(
-        only_first=tuple(name for name in names if name not in others),
-        only_second=tuple(name for name in others if name not in names),
+    rows = tuple(mine.rows[places[name]] for name in common)
+    shown = dataclasses.replace(mine, rows=rows, steps=steps, values={statistic: second})
+    return _compared(shown, statistic, first, -1)._replace(
+        only_first=tuple(name for name in places if name not in others),
+        only_second=tuple(name for name in others if name not in places),
     )
 
 
-def _ordered(
-    rows: Sequence[Row],
-    steps: tuple[int, ...],
-    first: NDArray[np.float32],
-    second: NDArray[np.float32],
-    at: int,
-) -> Changes:
-    """Put the rows with the largest change at a column first, in either direction; unknown ones come last."""
-    change = octaves(first, second)
-    if not steps:
-        change = first = second = np.full((len(rows), 1), np.nan)
-    first = np.broadcast_to(first, change.shape)
-    last = change[:, at]
-    order = np.argsort(np.where(np.isfinite(last), -np.abs(last), np.inf), kind="stable")
-    return Changes(
-        names=tuple(rows[i].name for i in order),
-        layers=tuple(rows[i].layer_type for i in order),
-        steps=steps,
-        values=change[order, : len(steps)],
-        first=first[order, at].astype(np.float64),
-        second=second[order, at].astype(np.float64),
-    )
+def _compared(table: Sensitivity, statistic: str, first: NDArray[np.float32], at: int) -> Changes:
+    """Divide values by others, and put the largest change at a column first, in either direction."""
+    second = table.values[statistic].astype(np.float64)
+    first = np.broadcast_to(first.astype(np.float64), second.shape)
+    if not table.steps:
+        nothing = np.full(len(table.rows), np.nan)
+        return Changes(dataclasses.replace(table, sizes=None), nothing, nothing)
+    sound = np.isfinite(first) & np.isfinite(second) & (first > 0) & (second > 0)
+    times = np.divide(second, first, out=np.full(second.shape, np.nan), where=sound)
+    change = np.abs(np.log2(times[:, at]))
+    order = np.argsort(np.where(np.isfinite(change), -change, np.inf), kind="stable")
+    with np.errstate(over="ignore"):
+        shown = dataclasses.replace(table, values={statistic: times.astype(np.float32)}, sizes=None)
+    return Changes(heatmap.take(shown, order.tolist()), first[order, at], second[order, at])
 
 
 def _named(table: Sensitivity, which: NDArray[np.bool_]) -> tuple[str, ...]:
     return tuple(row.name for row, chosen in zip(table.rows, which, strict=True) if chosen)
 
 
-def changes_figure(
-    names: Sequence[str], steps: Sequence[int], changes: NDArray[np.float64], what: str
-) -> go.Figure:
-    """Draw changes in octaves, red for less and blue for more, white for none.
-
-    Parameters
-    ----------
-    names, steps
-        Rows and columns.
-    changes
-        ``[rows, steps]``, base-2 logarithms of quotients; NaN where there is none.
-    what
-        Names the colour scale.
-    """
-    columns = bucket_steps(changes.astype(np.float32), steps)
-    finite = np.abs(columns.values[np.isfinite(columns.values)])
-    end = max(_SMALLEST_END, float(np.percentile(finite, 99)) if finite.size else 1.0)
-    # The outermost stand a little inside: at the very end they would touch the title.
-    ticks = [part * end for part in (-0.94, -0.5, 0.0, 0.5, 0.94)]
-    texts = [f"× {fmt.value(2.0**tick)}" for tick in ticks]
-    rows = [f"<b>{fmt.html(name)}</b>" for name in names]
-    missing = "%{y}<br>step %{x}<br>no value in one of the two<extra></extra>"
-    figure = cells(
-        columns,
-        rows,
-        np.exp2(columns.values.astype(np.float64)),
-        f"%{{y}}<br>step %{{x}}<br>times %{{customdata:{fmt.d3_format(())}}}<extra></extra>",
-        missing=missing,
-        zmin=-end,
-        zmax=end,
-        colorscale=DIVERGING,
-        colorbar=colour_bar(what, {"tickvals": ticks, "ticktext": texts}),
-    )
-    lay_out(figure, max(192, len(names) * _ROW_PIXELS + 62))
-    figure.update_yaxes(tickvals=rows, ticktext=row_labels(names))
-    return figure
-
-
-def _draw(found: Changes, unit: str, alt: str) -> None:
-    """Draw the rows that differ most."""
-    if not found.names or not found.steps:
+def _draw(found: Changes, statistic: str, alt: str) -> None:
+    """Draw the tensors that differ most."""
+    if not found.names or not found.table.steps:
         st.caption("There is nothing to compare.")
         return
     n = min(_MOST_DRAWN, len(found.names))
-    chart(changes_figure(found.names[:n], found.steps, found.values[:n], unit), "changes", alt)
+    most = heatmap.take(found.table, range(n))
+    chart(heatmap_figure(most, statistic, relative="times"), "changes", alt)
     rest = len(found.names) - n
     said = f"; {fmt.count(rest)} others differ less." if rest else "."
     st.caption(
-        f"The {fmt.count(n)} tensors that differ most{said} Blue: larger. Red: smaller. White: the same. "
-        "Grey: no value."
+        f"{alt}. The {fmt.count(n)} tensors that differ most{said} Blue: larger. Red: smaller. White: the "
+        "same. Grey: no value."
     )
 
 
@@ -218,7 +149,7 @@ def _table_of(found: Changes, first: str, second: str) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "tensor": found.names,
-            "layer type": found.layers,
+            "layer type": [row.layer_type for row in found.table.rows],
             first: found.first,
             second: found.second,
             "times": times,
@@ -250,7 +181,7 @@ def two_steps(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str)
     found = between_steps(table, statistic, first, second)
     label = METRICS[table.metric].label
     with st.container(border=True):
-        _draw(found, f"vs step {first:,}", f"{label} of tensors, as a multiple of step {first:,}")
+        _draw(found, statistic, f"{label} as a multiple of that at step {fmt.count(first)}")
         _list_names(found.only_first, f"Only at step {fmt.count(first)}")
         _list_names(found.only_second, f"Only at step {fmt.count(second)}")
     moved = _moved(shown, first, second)
@@ -284,18 +215,15 @@ def _swap() -> None:
 
 def _moved(shown: Subject, first: int, second: int) -> StepDiff | None:
     """Measure the movement of the weights; ask first where much must be read."""
-    cost = services.diff_cost(shown)
-    asked = f"diff.asked.{shown.path}"
-    if not is_allowed(asked, cost):
-        label = f"Measure movement (reads {fmt.size(cost)})"
-        st.button(label, icon=":material/play_arrow:", on_click=allow, args=(asked,))
+    asked, cost = f"diff.asked.{shown.path}", services.diff_cost(shown)
+    if not allowed(asked, cost, "Measure movement", ":material/play_arrow:"):
         return None
     return answer(lambda: services.moved_between(shown, first, second), "Comparing both steps…")
 
 
 def _steps_table(found: Changes, moved: StepDiff | None, steps: tuple[int, int], label: str) -> None:
     """List every tensor, the largest change first."""
-    before, after = (f"{label.lower()} at {step}" for step in steps)
+    before, after = (f"{label.lower()} at step {fmt.count(step)}" for step in steps)
     frame = _table_of(found, before, after)
     if moved is not None:
         rows = {row.spec.key: row for row in moved.tensors}
@@ -310,7 +238,7 @@ def _steps_table(found: Changes, moved: StepDiff | None, steps: tuple[int, int],
         formats={
             before: listing.SMALL,
             after: listing.SMALL,
-            "times": "%.3f",
+            "times": listing.SMALL,
             "moved": "%.4f",
             "cosine": "%.4f",
             "changed": listing.SHARE,
@@ -360,19 +288,88 @@ def two_runs(
         return
     theirs = second["tensor"]
     found = between_runs(mine, theirs, statistic)
-    with st.container(border=True):
-        sides.show(mine, theirs, (shown.name, other.name), statistic, level)
+    if not found.names:
+        st.info("The two runs have no tensor of the same name.", icon=":material/info:")
+        return
     names = (fmt.elided(shown.name, _NAME_WIDTH), fmt.elided(other.name, _NAME_WIDTH))
     with st.container(border=True):
-        if found.steps:
-            _draw(found, f"vs {names[0]}", f"{metric.label} of the second run, as a multiple of the first")
-        elif found.names:
+        _side_by_side(aligned(mine, theirs, level), names, statistic)
+    with st.container(border=True):
+        if found.table.steps:
+            _draw(found, statistic, f"{metric.label} of the second run as a multiple of that of the first")
+        else:
             st.caption("The two runs have no step in common; their curves can still be compared below.")
         _list_names(found.only_first, f"Only in {fmt.markdown(names[0])}")
         _list_names(found.only_second, f"Only in {fmt.markdown(names[1])}")
-    if found.names:
-        _overlaid(found, (mine, theirs), names, statistic)
-    sides.runs_snippet(shown, other, mine.metric, statistic)
+    _overlaid(found, (mine, theirs), names, statistic)
+    told = "update" if metric.pooled else mine.metric
+    ending.requests([services.sensitivity_request(one, told, "tensor", statistic) for one in (shown, other)])
+
+
+class Sides(NamedTuple):
+    """Two measurements with the same rows, and which of the two have each row."""
+
+    tables: tuple[Sensitivity, Sensitivity]
+    present: tuple[tuple[bool, bool], ...]
+
+
+_MARKS = {(True, True): "", (True, False): "◧ ", (False, True): "◨ "}
+"""What stands before a row that only the run on the left, or on the right, has."""
+
+
+def aligned(mine: Sensitivity, other: Sensitivity, level: str) -> Sides:
+    """Return two measurements by tensor with the same rows, matched by name.
+
+    Parameters
+    ----------
+    mine, other
+        One metric of two runs, by tensor; each has steps of its own.
+    level
+        What a row is (`modules.levels`). Those that only the second has come last.
+    """
+    places = [{row.name: i for i, row in enumerate(table.rows)} for table in (mine, other)]
+    rows = {row.name: row for table in (other, mine) for row in table.rows}
+    names = tuple(dict.fromkeys([*places[0], *places[1]]))
+    nodes = modules.rows_at(names, [rows[name].layer_type for name in names], level)
+    sides = []
+    for table, known in zip((mine, other), places, strict=True):
+        there = [i for i, name in enumerate(names) if name in known]
+        values = {}
+        for statistic, measured in table.values.items():
+            values[statistic] = np.full((len(names), len(table.steps)), np.nan, np.float32)
+            values[statistic][there] = measured[[known[names[i]] for i in there]]
+        own = tuple(table.rows[known[name]] if name in known else rows[name] for name in names)
+        sides.append(heatmap.aggregate(dataclasses.replace(table, rows=own, values=values), nodes))
+    present = [tuple(any(names[i] in known for i in node.members) for known in places) for node in nodes]
+    return Sides((sides[0], sides[1]), tuple((one, two) for one, two in present))
+
+
+def sides_figures(sides: Sides, statistic: str) -> tuple[go.Figure, go.Figure]:
+    """Draw both with the same rows and colours, each over its own steps: names left, the scale right."""
+    mine, other = sides.tables
+    labels = heatmap.row_labels([row.name for row in mine.rows])
+    named = [(_MARKS[who] + label, "") for who, label in zip(sides.present, labels, strict=True)]
+    left = heatmap_figure(mine, statistic, tree=named, beside=other)
+    right = heatmap_figure(other, statistic, tree=[("", "")] * len(named), beside=mine)
+    left.update_traces(showscale=False, selector={"type": "heatmap"})
+    return left, right
+
+
+def _side_by_side(sides: Sides, names: tuple[str, str], statistic: str) -> None:
+    """Draw two runs beside each other, and say what the pictures do not show by themselves."""
+    label = METRICS[sides.tables[0].metric].label
+    drawn = zip(st.columns([3, 2]), sides_figures(sides, statistic), names, strict=True)
+    for place, (column, figure, name) in enumerate(drawn):
+        with column:
+            st.markdown(f"**{fmt.markdown(name)}**")
+            chart(figure, f"side.{place}", f"{label} of {name}")
+    common = len(set(sides.tables[0].steps) & set(sides.tables[1].steps))
+    said = ["The same rows and colours; each run over its own steps."]
+    said.append(f"{fmt.counted(common, 'step')} in common." if common else "No step in common.")
+    for who, name in zip(((True, False), (False, True)), names, strict=True):
+        if n_rows := sides.present.count(who):
+            said.append(f"{_MARKS[who]}{fmt.count(n_rows)} only in {fmt.markdown(name)}.")
+    st.caption(" ".join(said))
 
 
 def _other(shown: Subject) -> Subject | None:
@@ -422,6 +419,6 @@ def _overlaid(
         _table_of(found, "first run", "second run"),
         "two-runs",
         alt="Tensors by how much they differ between both runs at the last common step",
-        formats={"first run": listing.SMALL, "second run": listing.SMALL, "times": "%.3f"},
+        formats={"first run": listing.SMALL, "second run": listing.SMALL, "times": listing.SMALL},
         helps={"times": "The value in the second run divided by that in the first"},
     )

@@ -15,9 +15,9 @@ from inshrink_app.widgets.figures import (
     colour_bar,
     count_ticks,
     lay_out,
+    log_figure,
     log_scale_ticks,
     log_ticks,
-    stack,
     title,
 )
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _HEIGHT = 276
-_PANEL_HEIGHT = 110
+_MOVEMENT = "Relative movement"
 
 _PART_LOOKS: Mapping[str, tuple[str, str]] = {
     "pruned": (CATEGORICAL[5], "x"),
@@ -232,41 +232,19 @@ def course_figure(course: Trajectory, step: int) -> go.Figure:
     step
         Where a mark stands.
     """
-    panels = [
-        ("Size (rms)", course.rms, "linear"),
-        ("Relative movement", course.relative_movement, "log"),
-        ("Bits per weight in the archive", course.bits_per_weight, "linear"),
-    ]
-    panels = [panel for panel in panels if np.isfinite(panel[1]).any()]
-    figure = go.Figure()
-    steps = np.asarray(course.steps, np.int64)
-    for place, (name, values, scale) in enumerate(panels, start=1):
-        axis = f"y{place if place > 1 else ''}"
-        shown = np.where(values > 0, values, np.nan) if scale == "log" else values
-        figure.add_trace(
-            go.Scatter(
-                x=steps,
-                y=shown,
-                mode="lines+markers",
-                line={"color": CATEGORICAL[0], "width": 2},
-                marker={"size": 4},
-                yaxis=axis,
-                hovertemplate=f"{name.lower()} %{{y:{fmt.d3_format(shown)}}}<extra></extra>",
-            )
-        )
-        at = np.flatnonzero(steps == step)
-        if at.size and np.isfinite(shown[at[0]]):
-            figure.add_trace(
-                go.Scatter(
-                    x=[step],
-                    y=[float(shown[at[0]])],
-                    yaxis=axis,
-                    mode="markers",
-                    marker={"size": 11, "color": MARK, "symbol": "circle-open", "line": {"width": 3}},
-                    hoverinfo="skip",
-                )
-            )
-        ticks = log_ticks(shown) if scale == "log" else {"nticks": 5, "rangemode": "tozero"}
-        figure.update_layout({axis.replace("y", "yaxis"): {"type": scale, **ticks}})
-    stack(figure, [panel[0] for panel in panels], _PANEL_HEIGHT)
+    moved = np.where(course.relative_movement > 0, course.relative_movement, np.nan)
+    told = {
+        "Size (rms)": course.rms,
+        _MOVEMENT: moved,
+        "Bits per weight in the archive": course.bits_per_weight,
+    }
+    told = {name: values for name, values in told.items() if np.isfinite(values).any()}
+    curves = {name: list(zip(course.steps, values.tolist(), strict=True)) for name, values in told.items()}
+    figure = log_figure(curves, {name: [name] for name in curves}, legends=False)
+    figure.update_traces(mode="lines+markers", marker={"size": 4})
+    if _MOVEMENT in told:
+        figure.update_yaxes({"type": "log", **log_ticks(moved)}, selector=list(told).index(_MOVEMENT))
+    figure.add_shape(
+        type="line", x0=step, x1=step, yref="paper", y0=0, y1=1, line={"color": MARK, "width": 2}
+    )
     return figure

@@ -18,7 +18,7 @@ from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.selection import Event
 from inshrink_app.widgets import ending, fmt, layout, listing
 from inshrink_app.widgets.choices import codec_labels
-from inshrink_app.widgets.layout import allow, answer, chart, facts, is_allowed
+from inshrink_app.widgets.layout import allowed, answer, chart, facts
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -57,10 +57,9 @@ def show_tensor(shown: Subject, table: Sensitivity, tensor: str, step: int) -> N
         st.toggle(
             "Log counts", key=_LOG, width="content", help="Show the histogram's counts on a logarithmic axis."
         )
-    cost = services.drill_cost(shown, tensor)
-    asked = f"drill.asked.{tensor}"
-    if not is_allowed(asked, cost):
-        _ask(cost, asked)
+    # The tensor, the same one step earlier, and the optimizer state of both.
+    asked, cost = f"drill.asked.{tensor}", services.drill_cost(shown, tensor)
+    if not allowed(asked, cost, "Look inside", ":material/visibility:"):
         return
     metric = table.metric if table.metric in ("taylor", "fisher", "update") else None
     seen = answer(lambda: _look(shown, step, tensor, way, metric), "Looking inside…")
@@ -122,15 +121,6 @@ def _way(shown: Subject, step: int) -> str:
         help="Where the levels come from: the archive beside this run, or a codec that is tried on this "
         "tensor alone.",
     )
-
-
-def _ask(cost: int, asked: str) -> None:
-    """Say what looking inside costs before it is done."""
-    st.write(
-        f"Looking inside reads up to {fmt.size(cost)}: the tensor, the same tensor one step earlier, and "
-        "its optimizer state."
-    )
-    st.button("Look inside", icon=":material/visibility:", key="drill.look", on_click=allow, args=(asked,))
 
 
 def _facts(seen: Anatomy) -> None:

@@ -1,29 +1,254 @@
-"""The heatmap of a run: its cells with the training loss above them. No Streamlit here."""
+"""Sensitivities as pictures: rows by steps, with the training loss above them. No Streamlit here."""
 
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
-from inshrink_app.model.sensitivity import Sensitivity
-from inshrink_app.theme import CATEGORICAL, GAP
+from inshrink_app.model.sensitivity import METRICS, Sensitivity
+from inshrink_app.theme import CATEGORICAL, DIVERGING, GAP, SEQUENTIAL
 from inshrink_app.widgets import fmt
-from inshrink_app.widgets.figures import TOOLBAR, few_ticks, log_ticks, title
-from inshrink_app.widgets.heatmap import (
-    MAX_COLUMNS,
-    MAX_ROW_LABELS,
-    MOST_APART,
-    ROOM_OF_STEPS,
-    Drawn,
-    bucket_steps,
-    cells,
-    column_edges,
-    row_labels,
+from inshrink_app.widgets.figures import (
+    TOOLBAR,
+    colour_bar,
+    columns_axis,
+    few_ticks,
+    gaps,
+    linear_scale_ticks,
+    log_scale_ticks,
+    log_ticks,
+    title,
 )
+from inshrink_app.widgets.modules import Node
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from inshrink_core.analysis.profile import Row
+
+MAX_COLUMNS = 100
+"""More columns are thinner than a reader can tell apart on a laptop's screen."""
+
+_CLIPPED = (1.0, 99.0)
+"""Percentiles between which colours spread: outliers take the colour of the ends."""
+
+_LONGEST_COLORBAR = 420
+
+_ROW_HEIGHTS = ((24, 24), (60, 17), (120, 10), (250, 5), (700, 3), (10**9, 1))
+"""Pixels of a row by how many there are: (at most so many rows, pixels)."""
+
+_LETTER_PIXELS = 5.8
+"""Width of a letter of a label, rather more than less; a margin too narrow grows by itself."""
+
+_ROOM_OF_ROWS, _ROOM_OF_COLORBAR, ROOM_OF_STEPS = 33, 70, 66
+"""Pixels beside the letters: ticks, paddings, the bar itself; below, the labels of steps and their title."""
+
+_NAME_WIDTH = 34
+MAX_ROW_LABELS = 60
+
+MOST_APART = 60
+"""With more rows or columns there is no line between them."""
+
+_RELATIVE = {
+    "plain": "{symbol} per weight, {unit}",
+    "share": "share of the total",
+    "rate": "{symbol} / Σ learning rate",
+    "times": "{symbol}, times",
+}
+"""What stands behind the name of a metric, by what its values are relative to."""
+
+
+class Columns(NamedTuple):
+    """The columns of a heatmap: values ``[rows, columns]``, and a label each."""
+
+    values: NDArray[np.float32]
+    labels: tuple[str, ...]
+
+
+def column_edges(n_steps: int, limit: int = MAX_COLUMNS) -> NDArray[np.int64]:
+    """Return where columns begin, and the end of the last one."""
+    return np.linspace(0, n_steps, min(limit, n_steps) + 1).round().astype(np.int64)
+
+
+def bucket_steps(values: NDArray[np.float32], steps: Sequence[int], limit: int = MAX_COLUMNS) -> Columns:
+    """Merge neighbouring steps into at most `limit` columns, by the mean of what is there.
+
+    Parameters
+    ----------
+    values
+        ``[rows, steps]``, NaN where there is no value. A column is NaN only where all its steps are.
+    steps
+        Ascending.
+    """
+    n_steps = len(steps)
+    if n_steps <= limit:
+        return Columns(values, tuple(fmt.count(step) for step in steps))
+    edges = column_edges(n_steps, limit)
+    present = np.isfinite(values)
+    sums = np.add.reduceat(np.where(present, values, 0).astype(np.float64), edges[:-1], axis=1)
+    counts = np.add.reduceat(present, edges[:-1], axis=1, dtype=np.int64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = (sums / counts).astype(np.float32)
+    labels = tuple(
+        f"{fmt.count(steps[a])} – {fmt.count(steps[b - 1])}" if b - a > 1 else fmt.count(steps[a])
+        for a, b in pairwise(edges)
+    )
+    return Columns(means, labels)
+
+
+def scaled(values: NDArray[np.float32], scale: str) -> tuple[NDArray[np.float32], float, float]:
+    """Return values or their log10, NaN where there is none, and the ends of the colour scale.
+
+    Zeros have no logarithm: they take the scale's lower end; the hover tells that they are zero.
+    """
+    is_log, wide = scale == "log", values.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shown = np.where(np.isfinite(wide), np.log10(wide) if is_log else wide, np.nan)
+    known = shown[np.isfinite(shown)]
+    low, high = map(float, np.percentile(known, _CLIPPED) if known.size else (-float(is_log), 1.0 - is_log))
+    if high - low < (0.02 if is_log else 1e-9 * max(abs(low), abs(high), 1e-30)):
+        half = 0.5 if is_log else abs(low) / 2 or 0.5
+        low, high = low - half, high + half
+    return np.where(np.isneginf(shown), low, shown).astype(np.float32), low, high
+
+
+def colorbar(text: str, low: float, high: float, room: int, scale: str = "log") -> dict[str, Any]:
+    """Return the scale beside the cells, with round values between its ends."""
+    ticks = log_scale_ticks(low, high) if scale == "log" else linear_scale_ticks(low, high)
+    place = {"lenmode": "pixels", "len": min(_LONGEST_COLORBAR, room), "y": 1, "yanchor": "top", "ypad": 0}
+    return colour_bar(text, ticks, side="right", **place)
+
+
+def is_both_ways(table: Sensitivity, relative: str) -> bool:
+    """Whether colours go both ways from 1: red below it and blue above."""
+    return relative == "times" or table.metric == "gain"
+
+
+def _told(table: Sensitivity, values: NDArray[np.float32], statistic: str, relative: str) -> str:
+    """Return what a hover tells of a cell, in a format for the smallest and the largest of the values."""
+    metric = METRICS[table.metric]
+    if relative == "share":
+        return "share = %{customdata:.3~%}"
+    known = np.abs(values[np.isfinite(values) & (values != 0)])
+    form = fmt.d3_format((float(known.min()), float(known.max())) if known.size else ())
+    word = (
+        "times" if relative == "times" else metric.symbol if metric.pooled else f"{statistic} {metric.symbol}"
+    )
+    return f"{fmt.html(word)} = %{{customdata:{form}}}"
+
+
+def _around(middle: float, low: float, high: float) -> tuple[float, float]:
+    """Return ends that are equally far from the middle."""
+    reach = max(abs(high - middle), abs(middle - low), 1e-3)
+    return middle - reach, middle + reach
+
+
+def _row_category(row: Row) -> str:
+    """Return a row's identity, which is also the head of its hover: full name, what it is, its shape."""
+    if row.shape is None:
+        extent = f"{fmt.counted(row.n_tensors, 'tensor')}, {fmt.count(row.numel)} values"
+    else:
+        extent = fmt.shape(row.shape)
+    kind = f"{row.layer_type} · " if row.layer_type and row.layer_type != row.name else ""
+    return f"<b>{fmt.html(row.name)}</b><br>{fmt.html(kind)}{extent}"
+
+
+def row_labels(names: Sequence[str]) -> list[str]:
+    """Return short labels: without the modules that all names share, and without a long middle.
+
+    Examples
+    --------
+    >>> row_labels(["net.layers.0.fc.weight", "net.layers.1.fc.weight", "net.head"])
+    ['layers.0.fc.weight', 'layers.1.fc.weight', 'head']
+    """
+    parts = [name.split(".") for name in names]
+    shared = 0
+    while len(parts) > 1 and all(len(part) > shared + 1 for part in parts):
+        if len({part[shared] for part in parts}) > 1:
+            break
+        shared += 1
+    return fmt.elided_all([".".join(part[shared:]) for part in parts], _NAME_WIDTH)
+
+
+def take(table: Sensitivity, places: Sequence[int]) -> Sensitivity:
+    """Return some rows of a table."""
+    index = np.asarray(places, dtype=np.int64)
+    return dataclasses.replace(
+        table,
+        rows=tuple(table.rows[i] for i in places),
+        values={name: values[index] for name, values in table.values.items()},
+        sizes=None if table.sizes is None else table.sizes[index],
+    )
+
+
+def aggregate(table: Sensitivity, groups: Sequence[Node], exact: Sensitivity | None = None) -> Sensitivity:
+    """Return a table with a row for each group.
+
+    Parameters
+    ----------
+    table
+        By tensor.
+    groups
+        Of its rows.
+    exact
+        The same metric by block or layer type: rows of the same name and extent are taken from it, medians
+        and percentiles included. For all others these are means over tensors, weighted by their size.
+    """
+    known = {row.name: i for i, row in enumerate(exact.rows)} if exact is not None else {}
+    rows, columns = [], {name: np.empty((len(groups), len(table.steps)), np.float32) for name in table.values}
+    measured = np.where(np.isfinite(table.values["mean"]), table.extents(), 0.0)
+    sizes = np.empty((len(groups), len(table.steps)))
+    for place, group in enumerate(groups):
+        row = _row_of(table, group)
+        rows.append(row)
+        sizes[place] = measured[list(group.members)].sum(axis=0)
+        at = known.get(group.name)
+        same = exact is not None and at is not None and exact.rows[at].n_tensors == row.n_tensors
+        for name, column in columns.items():
+            if len(group.members) == 1:
+                column[place] = table.values[name][group.members[0]]
+            elif same and exact is not None and at is not None:
+                column[place] = exact.values[name][at]
+            else:
+                column[place] = _mean(table, name, group)
+    return dataclasses.replace(table, by="block", rows=tuple(rows), values=columns, sizes=sizes)
+
+
+def _row_of(table: Sensitivity, group: Node) -> Row:
+    """Describe a group; one of a single tensor looks like that tensor."""
+    members = [table.rows[i] for i in group.members]
+    if len(members) == 1:
+        return members[0]._replace(name=group.name)
+    sizes: dict[str, int] = {}
+    for member in members:
+        sizes[member.layer_type] = sizes.get(member.layer_type, 0) + member.numel
+    layer = max(sizes, key=sizes.__getitem__, default="")
+    return members[0]._replace(
+        name=group.name,
+        block=group.name,
+        layer_type=layer,
+        n_tensors=len(members),
+        numel=sum(member.numel for member in members),
+        shape=None,
+    )
+
+
+def _mean(table: Sensitivity, name: str, group: Node) -> NDArray[np.float32]:
+    """Return the mean over a group's tensors, of those that have a value."""
+    index = np.asarray(group.members, dtype=np.int64)
+    values = table.values[name][index].astype(np.float64)
+    sizes = np.asarray([[table.rows[i].numel] for i in group.members], np.float64)
+    weights = np.where(np.isfinite(values), sizes, 0.0)
+    total = weights.sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = (np.where(np.isfinite(values), values, 0.0) * weights).sum(axis=0) / total
+    return np.where(total > 0, means, np.nan).astype(np.float32)
+
 
 _LABEL_WIDTH, _FEW_ROWS = 30, 40
 _MAX_STEP_LABELS = 6
@@ -48,13 +273,12 @@ def heatmap_figure(
     table: Sensitivity,
     statistic: str,
     *,
-    clip: bool,
-    scale: str = "log",
     relative: str = "plain",
     loss: tuple[str, Sequence[tuple[int, float]]] | None = None,
     tree: Sequence[tuple[str, str]] = (),
+    beside: Sensitivity | None = None,
 ) -> go.Figure:
-    """Draw rows by steps, colour by the value or its logarithm.
+    """Draw rows by steps, colour by the value or, where the metric spans decades, its logarithm.
 
     Parameters
     ----------
@@ -62,37 +286,73 @@ def heatmap_figure(
         What to draw.
     statistic
         A key of its values.
-    clip
-        Spread colours between the 1st and 99th percentile instead of the extremes.
-    scale
-        ``log`` or ``linear``.
     relative
-        What the values are relative to (`arranging.NORMALISED`). Relative to a row's first step, and of a
-        restore gain, colours go both ways from 1.
+        What the values are relative to (`arranging.NORMALISED`), or ``times`` where they are quotients.
     loss
         The name of a training metric and its values by step, drawn above on the same axis.
     tree
         Of each row its label, as it stands in the tree of modules, and its shape; by default names alone.
+    beside
+        Another table of the same rows, which is to have the same colours.
     """
     columns = bucket_steps(table.values[statistic], table.steps)
-    drawn = Drawn.of(table, columns.values, statistic, clip=clip, scale=scale, relative=relative)
-    figure = cells(
-        columns._replace(values=drawn.colours),
-        drawn.rows,
-        columns.values,
-        f"{drawn.hover}{drawn.told}<extra></extra>",
-        missing=_NO_VALUE,
-        **drawn.look,
+    values = columns.values
+    if beside is not None:
+        values = np.concatenate([values, bucket_steps(beside.values[statistic], beside.steps).values], axis=1)
+    metric = METRICS[table.metric]
+    scale = "log" if relative == "times" else metric.scale
+    colours, low, high = scaled(values, scale)
+    if is_both_ways(table, relative):
+        low, high = _around(0.0 if scale == "log" else 1.0, low, high)
+    rows = [_row_category(row) for row in table.rows]
+    row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(rows) <= most)
+    height = TOOLBAR + max(220, len(rows) * row_pixels + 62)
+    meant = "{unit}" if metric.pooled and relative == "plain" else _RELATIVE[relative]
+    about = f"{metric.label}: {meant.format(symbol=metric.symbol, unit=metric.unit)}"
+    bar = colorbar(about, low, high, height - TOOLBAR - 82, scale)
+    drawn, told = colours[:, : len(columns.labels)], _told(table, values, statistic, relative)
+    figure = go.Figure(gaps(drawn, columns.labels, rows, _NO_VALUE))
+    figure.add_trace(
+        go.Heatmap(
+            z=drawn,
+            x=columns.labels,
+            y=rows,
+            customdata=columns.values,
+            hoverongaps=False,
+            xgap=1 if len(columns.labels) <= MOST_APART else 0,
+            ygap=1 if len(rows) <= MOST_APART else 0,
+            hovertemplate=f"%{{y}}<br>step %{{x}}<br>{told}<extra></extra>",
+            zmin=low,
+            zmax=high,
+            colorscale=DIVERGING if is_both_ways(table, relative) else SEQUENTIAL,
+            colorbar=bar,
+        )
     )
     tree = tree or [(label, "") for label in row_labels([row.name for row in table.rows])]
     labels = [
         (fmt.html(fmt.elided(label, _LABEL_WIDTH)), fmt.html(shape) if shape else "") for label, shape in tree
     ]
-    drawn.lay_out(figure, [f"{label}  {shape}" for label, shape in labels])
+    # Where margins do not hold the labels, the browser draws everything once more.
+    longest = max((len(f"{label}  {shape}") for label, shape in labels), default=0)
+    figure.update_layout(
+        height=height,
+        margin={
+            "l": _ROOM_OF_ROWS + _LETTER_PIXELS * longest,
+            "r": _ROOM_OF_COLORBAR + _LETTER_PIXELS * max(map(len, bar["ticktext"]), default=0),
+            "t": TOOLBAR,
+            "b": ROOM_OF_STEPS,
+        },
+        dragmode="zoom",
+        hovermode="closest",
+        showlegend=False,
+        hoverlabel={"align": "left"},
+    )
     _name_rows(figure, labels)
     shown = few_ticks(columns.labels, columns.labels, _MAX_STEP_LABELS)
-    figure.update_xaxes(range=[-0.5, len(columns.labels) - 0.5], **shown)
-    figure.update_yaxes(autorange=None, range=[len(drawn.rows) - 0.5, -0.5], showticklabels=False, ticks="")
+    figure.update_xaxes(range=[-0.5, len(columns.labels) - 0.5], **(columns_axis(columns.labels) | shown))
+    figure.update_yaxes(
+        type="category", range=[len(rows) - 0.5, -0.5], showgrid=False, showticklabels=False, ticks=""
+    )
     if loss is not None:  # One cursor for both: a line at the step, through the curve and the cells.
         figure.update_xaxes(
             showspikes=True, spikemode="across", spikesnap="data", spikethickness=1, spikecolor=GAP

@@ -10,13 +10,12 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.sensitivity import METRICS, Sensitivity
 from inshrink_app.model.subject import Subject
-from inshrink_app.pages.sensitivity import arranging
+from inshrink_app.pages.sensitivity import arranging, heatmap
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.selection import Event, Selection
-from inshrink_app.widgets import fmt, heatmap, listing, modules
+from inshrink_app.widgets import fmt, listing, modules
 from inshrink_app.widgets.modules import Node
 from numpy.typing import NDArray
 
@@ -24,18 +23,16 @@ if TYPE_CHECKING:
     from inshrink_core.analysis.profile import Row
 
 _FIND, _TABLE = "find", "sensitivity.table"
-_SCALES = {"log": "Log", "linear": "Linear"}
 
 _RELATIVE, _ORDER = "norm", "sort"
 _RELATIVE_HELP = (
     "Per weight: the value of one parameter, as the statistic has it. Share of the total: what a row's "
     "parameters carry together (mean × size), of what all carry at the step. Movement also per unit of the "
-    "learning rate, summed over the steps since the checkpoint before. Or relative to each row's first "
-    "value, in colours around 1."
+    "learning rate, summed over the steps since the checkpoint before."
 )
 _ORDER_HELP = (
-    "The model's own order, or the largest first: by the share of the total, the value per weight, bits as "
-    "archived, or parameters."
+    "The model's own order, or the largest first: by the share of the total, the value per weight, or "
+    "parameters."
 )
 
 _MOST_FOUND = 5000
@@ -58,16 +55,12 @@ class View(NamedTuple):
         What was measured, and what of it is wanted.
     table, plain, nodes
         The rows as they are drawn, and per weight; and what they are: an open module, then what it holds.
-    kept
-        The tensors that the filters leave; members of nodes are places in it.
     shares
         Of each row, what it carries of the total at the last step.
     is_tree
         Whether the rows stand as the model has them.
-    clip, scale, relative
-        How colours are chosen, and what values are relative to.
-    rates
-        The learning rate that leads to each checkpoint, where it was logged.
+    relative
+        What values are relative to.
     """
 
     shown: Subject
@@ -77,13 +70,9 @@ class View(NamedTuple):
     table: Sensitivity
     plain: Sensitivity
     nodes: tuple[Node, ...]
-    kept: Sensitivity
     shares: NDArray[np.float32]
     is_tree: bool = True
-    clip: bool = True
-    scale: str = "log"
     relative: str = "plain"
-    rates: NDArray[np.float64] | None = None
 
     @property
     def leaves(self) -> tuple[int, ...]:
@@ -135,7 +124,7 @@ def narrowed(
                 known = {"rate": arranging.NORMALISED["rate"], **known}
             relative = _choice("Measure", _RELATIVE, known, _RELATIVE_HELP)
         _find_box([row.name for row in tensors.rows])
-        with st.popover("Rows and colours", icon=":material/filter_list:"):
+        with st.popover("Rows", icon=":material/filter_list:"):
             orders = dict(arranging.ORDERS)
             is_ordered = services.tells_order(shown, [row.name for row in tensors.rows])
             if not is_ordered:
@@ -147,18 +136,12 @@ def narrowed(
                 st.caption(
                     "The files sort their tensors by name, so that they do not tell the model's order."
                 )
-            pattern, layers, clip, scale = _filters(tensors, level)
+            pattern, layers = _filters(tensors, level)
     above = frozenset() if found is None else frozenset({found.layer.rpartition(".")[0]} - {""})
     view = _matching(shown, tables, (level, statistic), (pattern, layers), above)
-    bits = _bits_of(view) if order == "bits" else {}
-    if order == "bits" and not bits:
-        st.caption(
-            "Bits per weight need an archive of this run beside it; the rows are in the model's order."
-        )
-        order = "forward"
     places = tuple(range(len(view.nodes)))
     if order != "forward":
-        by_order = arranging.ordered(view.plain, order, statistic, bits)
+        by_order = arranging.ordered(view.plain, order, statistic)
         places = tuple(place for place in by_order if not view.nodes[place].is_open)
     plain = heatmap.take(view.plain, places)
     nodes = tuple(view.nodes[place] for place in places)
@@ -170,10 +153,7 @@ def narrowed(
         nodes=nodes,
         shares=view.shares[list(places)],
         is_tree=view.is_tree and order == "forward",
-        clip=clip,
-        scale=scale,
         relative=relative,
-        rates=rates,
     )
 
 
@@ -197,22 +177,6 @@ def _choice(label: str, key: str, options: Mapping[str, str], tip: str) -> str:
     else:
         state.publish(**{key: chosen})
     return chosen
-
-
-def _bits_of(view: View) -> dict[str, float]:
-    """Return the bits per weight of the rows on screen, as archived; empty where that is not known."""
-    try:
-        known = services.archived_bits(view.shown)
-    except ServiceError:
-        return {}
-    found = {}
-    for row in view.table.rows:
-        members = [view.tensors.rows[place] for place in tensors_of(view.tensors, row.name)]
-        sizes = [(known[one.name], one.numel) for one in members if one.name in known]
-        if sizes:
-            total = sum(numel for _, numel in sizes)
-            found[row.name] = sum(bits * numel for bits, numel in sizes) / total
-    return found
 
 
 def _matching(
@@ -244,7 +208,7 @@ def _matching(
     table = heatmap.aggregate(kept, nodes, whole)
     shares = arranging.normalised(table, "share", tensors).values["mean"][:, -1]
     is_tree = level != modules.LAYER_TYPE
-    return View(shown, tensors, level, statistic, table, table, nodes, kept, shares, is_tree=is_tree)
+    return View(shown, tensors, level, statistic, table, table, nodes, shares, is_tree=is_tree)
 
 
 def _find_box(names: Sequence[str]) -> None:
@@ -268,10 +232,9 @@ def _found() -> None:
     chosen.apply(Event("search", name) if name else Event("close"))
 
 
-def _filters(tensors: Sensitivity, level: str) -> tuple[str, list[str], bool, str]:
-    """Draw the filters; return the text, the layer types, whether to clip, and the scale."""
+def _filters(tensors: Sensitivity, level: str) -> tuple[str, list[str]]:
+    """Draw the filters; return the text and the layer types."""
     layers = sorted({row.layer_type for row in tensors.rows if row.layer_type})
-    metric = METRICS[tensors.metric]
     pattern = st.text_input(
         "Filter rows",
         placeholder="Filter by name",
@@ -290,42 +253,28 @@ def _filters(tensors: Sensitivity, level: str) -> tuple[str, list[str], bool, st
             key="layer_filter",
             label_visibility="collapsed",
         )
-    clip = st.toggle(
-        "Clip outliers",
-        value=True,
-        key="clip",
-        help="Spread the colours between the 1st and 99th percentile.",
-    )
-    key = f"scale.{'pooled' if metric.pooled else 'plain'}.{metric.scale}"
-    st.session_state.setdefault(key, metric.scale)
-    scale = st.segmented_control(
-        "Colours",
-        list(_SCALES),
-        format_func=lambda name: fmt.inked(_SCALES[name]),
-        key=key,
-        required=True,
-        label_visibility="collapsed",
-        help="Colours by the logarithm of a value, or by the value.",
-    )
-    return pattern.casefold(), picked, clip, scale or "log"
+    return pattern.casefold(), picked
 
 
 def summary(view: View) -> pd.DataFrame:
     """Return a line a row: its share of what was measured and of the size, its values, and their course."""
     tensors, table = view.tensors, view.table
     values = table.values[view.statistic]
+    known = pd.DataFrame(np.where(np.isfinite(values), values, np.nan))
+    first, last = known.bfill(axis=1).iloc[:, 0], known.ffill(axis=1).iloc[:, -1]
+    ends = pd.concat([first, last, known.min(axis=1), known.max(axis=1)], axis=1).to_numpy()
     trend = heatmap.bucket_steps(values, table.steps, _TREND_POINTS).values
     if METRICS[table.metric].scale == "log":
         with np.errstate(divide="ignore", invalid="ignore"):
             trend = np.log10(trend, dtype=np.float64)
     n_values = max(1, sum(row.numel for row in tensors.rows))
     told = [
-        (label, share, row.numel / n_values, row.layer_type, _extent(row), *ends, course[np.isfinite(course)])
-        for label, row, share, ends, course in zip(
+        (label, share, row.numel / n_values, row.layer_type, _extent(row), *own, course[np.isfinite(course)])
+        for label, row, share, own, course in zip(
             modules.labels(view.nodes),
             table.rows,
             map(float, view.shares),
-            _ends(values).tolist(),
+            ends.tolist(),
             trend,
             strict=True,
         )
@@ -338,23 +287,6 @@ def summary(view: View) -> pd.DataFrame:
 def _extent(row: Row) -> str:
     """Return the shape of a tensor, or how many tensors a row has."""
     return fmt.shape(row.shape) if row.shape is not None else fmt.counted(row.n_tensors, "tensor")
-
-
-def _ends(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the first, last, smallest and largest finite value of each row ``[rows, 4]``; NaN for none."""
-    known = np.isfinite(values)
-    rows = np.arange(len(values))
-    ends = np.stack(
-        [
-            values[rows, known.argmax(axis=1)],
-            values[rows, values.shape[1] - 1 - known[:, ::-1].argmax(axis=1)],
-            np.where(known, values, np.inf).min(axis=1),
-            np.where(known, values, -np.inf).max(axis=1),
-        ],
-        axis=1,
-    )
-    ends[~known.any(axis=1)] = np.nan
-    return ends
 
 
 def show_table(view: View, frame: pd.DataFrame, found: Selection | None) -> None:
