@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.work import Work
 from inshrink_app.model.subject import Subject
-from inshrink_app.services.evaluating import EvaluatorCode
+from inshrink_app.services.evaluating import EvaluatorCode, judged_by
 from inshrink_app.services.jobs import start_job
 from inshrink_app.services.opening import opened
 
@@ -46,7 +46,7 @@ def comparison(
     """Return the request that compares archives with their run."""
     from inshrink_core.verbs.compare import CompareArchives
 
-    fields = ({"trust_run": True} if judge is None else judge.fields) | more
+    fields = judged_by(judge) | more
     return CompareArchives(tuple(map(str, archives)), str(subject.path), steps=tuple(steps) or None, **fields)
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "evaluator_trial",
     "given_evaluator",
     "guessed_task",
+    "judged_by",
     "likely_evaluator",
     "make_evaluator",
     "start_evaluator_trial",
@@ -63,6 +64,11 @@ class EvaluatorCode(NamedTuple):
     def trusted(self) -> str:
         """What a job is told of the reader's consent: the digest; empty where none is needed."""
         return "" if self.is_bundled else self.digest
+
+
+def judged_by(judge: EvaluatorCode | None) -> dict[str, Any]:
+    """Return the fields by which a request asks for an evaluator; while there is none, for the run's own."""
+    return {"trust_run": True} if judge is None else judge.fields
 
 
 def evaluator_of(subject: Subject) -> EvaluatorCode | None:
