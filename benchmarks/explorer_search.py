@@ -48,6 +48,7 @@ def searched(run: Path) -> dict[str, object]:
         "ratio_default_archive": archive["ratio_weights"],
         "ratio_search": max(one.get("ratio_weights") or 0.0 for one in (best, by_step)),
         "ratio_one_configuration": best.get("ratio_weights"),
+        "ratio_by_step": by_step.get("ratio_weights"),
         "ratio_codec_alone": found["default"]["ratio_weights"],
         "codec_alone_keeps": found["default"]["keeps"],
         "restore_cost": best.get("restore_cost"),

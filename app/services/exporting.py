@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,15 +38,14 @@ __all__ = [
     "export_requests",
     "export_target",
     "made_by",
-    "own_path",
     "restore_target",
     "restored_files",
     "start_export",
     "start_pack",
-    "start_trial",
     "suggested_name",
     "suggested_path",
-    "trial_job",
+    "trial_work",
+    "writable",
 ]
 
 _SUFFIX = ".inshrink"
@@ -254,16 +254,9 @@ def export_target(text: str, request: ExportRequest) -> Path:
     Raises
     ------
     ServiceError
-        It lies outside of the roots, has another suffix, has no folder to lie in, or may not be replaced.
+        As `writable` has it, or what is there may not be replaced.
     """
-    path = own_path(text, "an export goes into a folder of yours")
-    suffix = request.suffix
-    if path.suffix != suffix or path.name.startswith("."):
-        remedy = f"call it, for example, {path.stem}{suffix}"
-        raise ServiceError(Problem(f"the name of such a file ends in {suffix}", text, remedy))
-    if not path.parent.is_dir():
-        remedy = "make the folder, or choose another one"
-        raise ServiceError(Problem("its folder does not exist", str(path.parent), remedy))
+    path = writable(text, "an export goes into a folder of yours", request.suffix)
     if request.packed and path.is_dir():
         raise ServiceError(Problem("a folder is there already", str(path), "choose another name"))
     if request.packed and path.exists() and not request.replace:
@@ -272,17 +265,23 @@ def export_target(text: str, request: ExportRequest) -> Path:
     return path
 
 
-def own_path(text: str, what: str) -> Path:
-    """Return a real path that may be written to.
+def writable(text: str, what: str, suffix: str = "") -> Path:
+    """Return the real path of a file or folder that may be written.
 
     Raises
     ------
     ServiceError
-        It lies outside of the roots, which `what` says.
+        It lies outside of the roots, which `what` says, has another suffix, or no folder to lie in.
     """
     path = resolve(text)
     if not settings().allows(path):
         raise ServiceError(Problem(what, text, "choose one that the explorer may see"))
+    if suffix and (path.suffix != suffix or path.name.startswith(".")):
+        remedy = f"call it, for example, {path.stem}{suffix}"
+        raise ServiceError(Problem(f"the name of such a file ends in {suffix}", text, remedy))
+    if not path.parent.is_dir():
+        remedy = "make the folder, or choose another one"
+        raise ServiceError(Problem("its folder does not exist", str(path.parent), remedy))
     return path
 
 
@@ -337,7 +336,7 @@ def export_plan(shown: Subject, request: ExportRequest) -> Plan:
 
 def _known_sizes(shown: Subject, request: ExportRequest) -> tuple[list[tuple[int, str, int]], str]:
     """Return step, kind and bytes of frames that were written with the same settings, and whose they are."""
-    trial = trial_job(shown, request)
+    trial = job_of(trial_work(shown, request)) if shown.kind == "run" and request.kind == "chain" else None
     if trial is not None and trial.state == "finished":
         rows = [(int(row["step"]), str(row["kind"]), int(row["bytes"])) for row in trial.result["frames"]]
         steps = ", ".join(f"{step:,}" for step, _, _ in rows)
@@ -357,7 +356,7 @@ def _is_like(chain: ChainReport, request: ExportRequest) -> bool:
     return same and (chain.codec, chain.optimizer) == (request.codec, request.optimizer)
 
 
-def _trial(shown: Subject, request: ExportRequest) -> Work:
+def trial_work(shown: Subject, request: ExportRequest) -> Work:
     """Return the trial of an export's settings: two steps are written somewhere temporary."""
     middle = max(0, len(request.steps) // 2 - 1)
     tried = replace(
@@ -379,16 +378,6 @@ def _trial(shown: Subject, request: ExportRequest) -> Work:
         of=(opened(str(shown.path)).token,),
         scratch=(target,),
     )
-
-
-def trial_job(shown: Subject, request: ExportRequest) -> Job | None:
-    """Return the trial of these settings on two steps, if there was one."""
-    return job_of(_trial(shown, request)) if shown.kind == "run" and request.kind == "chain" else None
-
-
-def start_trial(shown: Subject, request: ExportRequest) -> Job:
-    """Encode two steps somewhere temporary, to estimate the rest from."""
-    return start_job(_trial(shown, request), again=False)
 
 
 class Made(NamedTuple):
@@ -502,21 +491,14 @@ def restore_target(text: str) -> Path:
     Raises
     ------
     ServiceError
-        It lies outside of the roots, is no folder, or holds something.
+        As `writable` has it, or it is no folder, or holds something.
     """
-    path = own_path(text, "files are restored to a folder of yours")
-    if not path.parent.is_dir():
-        raise ServiceError(
-            Problem("its folder does not exist", str(path.parent), "make it, or choose another")
-        )
-    try:
-        is_free = not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
-    except OSError:
-        is_free = False
-    if not is_free:
-        remedy = "choose a new folder; nothing is overwritten"
-        raise ServiceError(Problem("there is something at this path already", str(path), remedy))
-    return path
+    path = writable(text, "files are restored to a folder of yours")
+    with contextlib.suppress(OSError):
+        if not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
+            return path
+    remedy = "choose a new folder; nothing is overwritten"
+    raise ServiceError(Problem("there is something at this path already", str(path), remedy))
 
 
 def restored_files(document: Mapping[str, Any], folder: str) -> list[tuple[str, int, str]]:

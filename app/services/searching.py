@@ -177,7 +177,7 @@ class Searched:
     def best(self) -> SearchPoint | None:
         """What the search settled on, or the largest ratio so far that keeps the bounds."""
         settled = [point for point in self.points if point.is_best]
-        kept = [point for point in self.points if point.keeps and point.whole]
+        kept = [point for point in self.points if point.keeps and point.whole and point.config]
         return settled[0] if settled else max(kept, key=lambda point: point.ratio, default=None)
 
     def verdict(self, point: SearchPoint) -> str:
@@ -232,6 +232,9 @@ def searched(job: Job, steps: Sequence[int], *, more: Iterable[Mapping[str, Any]
     ratio = asked.target_ratio
     if ratio is not None:
         points = [point._replace(keeps=point.keeps and point.ratio >= ratio) for point in points]
+    if by_step := told.get("by_step"):
+        words = {"label": "settings found for each step", "archive": "Settings by step"}
+        points.append(SearchPoint.told({}, by_step, n_steps=len(steps), keeps=True, **words))
     best = told.get("best")
     if best:
         key = _text(best["config"])
@@ -491,7 +494,7 @@ def estimate_levels(shown: Subject, steps: Sequence[int], codec: str) -> Estimat
     from inshrink_core.verbs.estimate import EstimateLevels
 
     return EstimateLevels(
-        str(shown.path), codec=codec, levels=_LEVELS, by_tensor=True, steps=chosen_steps(steps)
+        str(shown.path), codec=codec, levels=_LEVELS, by_tensor=True, steps=chosen_steps(steps, shown.steps)
     )
 
 

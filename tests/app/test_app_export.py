@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,8 +144,7 @@ def test_a_huge_run_is_planned_with_a_bounded_chart(
 
     huge = subject(400, 1000, path=root / "huge")
     monkeypatch.setattr(services, "load_subject", lambda _: huge)
-    monkeypatch.setattr(exporting, "trial_job", lambda *_: None)
-    monkeypatch.setattr(services, "trial_job", lambda *_: None)
+    monkeypatch.setattr(exporting, "opened", lambda _: SimpleNamespace(token="huge"))
     app = explorer("export", run=str(huge.path))
     assert not app.exception
     assert "The last 120 frames are drawn" in texts(app)

@@ -40,11 +40,11 @@ def render() -> None:
     job = linked if linked is not None and linked.verb == "search" else services.newest_search(shown)
     with st.container(border=True):
         request, judge, trusted = _controls(shown, job)
-        found, board = _board(shown, request, job, judge if trusted else None)
+        board = _board(shown, request, job, judge if trusted else None)
         if job is not None and not job.is_running and job.state != "finished":
             job_card.stopped(job, primary=False)
         _estimates(board)
-        _edited(board, found, job)
+        _edited(board, job)
     if job is not None:
         job_card.log(job)
     job_card.of_page("allocate", shown.path)
@@ -76,7 +76,7 @@ def _controls(shown: Subject, job: Job | None) -> tuple[Search, EvaluatorCode | 
         st.caption(fmt.markdown(_asked(request)))
     is_running = job is not None and job.is_running
     with place:
-        n_steps = len(request.steps or shown.steps)
+        n_steps = len(_steps(shown, request))
         tip = f"Encodes and evaluates {fmt.counted(n_steps, 'step')} for each trial."
         if is_running:
             tip = "A search is running."
@@ -101,15 +101,18 @@ def _controls(shown: Subject, job: Job | None) -> tuple[Search, EvaluatorCode | 
     return request, judge, trusted
 
 
-def _board(
-    shown: Subject, request: Search, job: Job | None, judge: EvaluatorCode | None
-) -> tuple[Searched, Board]:
+def _steps(shown: Subject, request: Search) -> tuple[int, ...]:
+    """Return the steps that are searched, all of them where the request names none."""
+    return tuple(map(int, request.steps or shown.steps))
+
+
+def _board(shown: Subject, request: Search, job: Job | None, judge: EvaluatorCode | None) -> Board:
     """Gather what was searched, measured and estimated of these steps.
 
     Estimates begin by themselves once the reader clicked anywhere; those that were made before anything was
     measured are made anew once trials tell what an error costs.
     """
-    steps, codec = request.steps or shown.steps, request.codec or ""
+    steps, codec = _steps(shown, request), request.codec or ""
     limits, target = services.limits_of(request), request.target_ratio
     found = Searched(points=(), steps=steps, limits=limits, target_ratio=target)
     n_left_out = 0
@@ -136,16 +139,14 @@ def _board(
         earlier = services.job_of(services.estimating_work(shown, steps, codec, is_calibrated=False))
         rates, guessing = allocating.rates(shown, earlier, codec), guessing or earlier
     points = (*measured, *services.estimates(guessing))
-    return found, Board(
+    return Board(
         shown=shown,
         steps=steps,
         codec=codec,
         points=points,
         rates=None if rates is None else allocating.calibrated(shown, rates, points),
         limits=_limits(dataclasses.replace(found, points=measured)),
-        restore_cost=found.limits.get("restore_cost"),
-        default_ratio=found.default_ratio,
-        target_ratio=found.target_ratio,
+        found=found,
         n_other_steps=n_left_out,
         judge=judge,
         edit=Edit(str(shown.path), {}),
@@ -188,16 +189,16 @@ def _estimates(board: Board) -> None:
 
 
 @st.fragment
-def _edited(board: Board, found: Searched, job: Job | None) -> None:
+def _edited(board: Board, job: Job | None) -> None:
     """Draw the picture and what is changed by hand. A click redraws this part alone."""
-    board = board._replace(edit=editor.current(board, found, job))
+    board = board._replace(edit=editor.current(board, job))
     board = board._replace(numbers=answer(lambda: allocating.numbers_of(board), "Estimating…"))
     left, right = st.columns([3, 2], gap="medium")
     with left:
         picture.show(board, job)
-        _said(board, found, job)
+        _said(board.found, job)
     with right:
-        editor.way_back(board, found.best)
+        editor.way_back(board)
         layers.show_numbers(board)
         layers.show_handles(board)
         editor.offer(board)
@@ -206,12 +207,12 @@ def _edited(board: Board, found: Searched, job: Job | None) -> None:
     if view == "settings":
         editor.show_settings(board)
     elif view == "measured":
-        picture.show_points(board, found)
+        picture.show_points(board)
     else:
         layers.show_table(board)
 
 
-def _said(board: Board, found: Searched, job: Job | None) -> None:
+def _said(found: Searched, job: Job | None) -> None:
     """Say what the search came to, and what decided."""
     best = found.best
     is_told = found.metric or (job is not None and job.state == "finished")  # Not of one that was cut short.
@@ -229,8 +230,10 @@ def _said(board: Board, found: Searched, job: Job | None) -> None:
         figures = [f"{fmt.ratio(best.ratio)} of the weights", f"worst drop {fmt.percent(best.drop)}"]
         if best.restore_cost is not None:
             figures.append(f"restore cost {fmt.percent(best.restore_cost)}")
-        st.caption(fmt.markdown(f"Best of the search: {best.label} · {', '.join(figures)} · {took}."))
-    notes = [*found.notes, *_larger(board, found)]
+        st.caption(
+            fmt.markdown(f"Best of the search: {best.label} at every step · {', '.join(figures)} · {took}.")
+        )
+    notes = list(found.notes)
     if found.uninformative:
         few, every = fmt.counted(len(found.uninformative), "step"), fmt.count(len(found.steps))
         notes.append(
@@ -238,18 +241,6 @@ def _said(board: Board, found: Searched, job: Job | None) -> None:
         )
     for note in notes:
         st.caption(fmt.markdown(fmt.sentence(note)))
-
-
-def _larger(board: Board, found: Searched) -> list[str]:
-    """Say which archive stores more than what was found, within the same bound, and why it can."""
-    limit, best = found.limits.get("restore_cost"), found.best
-    return [
-        f"the archive {one.archive} stores more within the bound, {fmt.ratio(one.ratio)} of the weights: it "
-        "has settings of its own for each step, and a search looks for those that serve all steps"
-        for one in board.points
-        if limit is not None and best is not None and one.archive and one.whole and not one.config
-        if one.restore_cost is not None and one.restore_cost <= limit and one.ratio > best.ratio
-    ]
 
 
 def _measure(board: Board) -> None:
@@ -298,8 +289,8 @@ def _snippet(shown: Subject, request: Search, judge: EvaluatorCode | None) -> No
     search = dataclasses.replace(request, output=f"{path}-search.json")
     archive = Path(f"{path}-searched.inshrink")
     compress = Compress(str(shown.path), str(archive), config=f"{path}-search.json")
-    compare = services.comparison(shown, [archive], request.steps or shown.steps, judge)
-    estimates = services.estimate_levels(shown, request.steps or (), request.codec or "")
+    compare = services.comparison(shown, [archive], _steps(shown, request), judge)
+    estimates = services.estimate_levels(shown, _steps(shown, request), request.codec or "")
     ending.requests([search, compress, compare, estimates])
 
 

@@ -223,11 +223,12 @@ def _offer_trial(shown: Subject, request: ExportRequest, cut: str) -> None:
         "Sizes are those of the uncompressed steps: no archive of this run with these settings is there to "
         f"estimate from.{cut}"
     )
-    job = services.trial_job(shown, request)
+    work = services.trial_work(shown, request)
+    job = services.job_of(work)
     if job_card.settled(job, "Trying two steps") and st.button(
         "Try two steps", icon=":material/science:", help="Encodes two steps and keeps nothing."
     ):
-        services.start_trial(shown, request)
+        services.start_job(work, again=False)
         st.rerun()
 
 
