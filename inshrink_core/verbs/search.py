@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from inshrink_core.chain import ChainConfig
     from inshrink_core.formats import Run
     from inshrink_core.search.bounds import Bounds
-    from inshrink_core.search.search import Chain, SearchProgress
+    from inshrink_core.search.search import Chain, ChainTrials, SearchProgress
     from inshrink_core.search.space import Candidate, Cube, Line, Space
     from inshrink_core.search.trials import Trial, TrialRunner
 
@@ -74,6 +74,9 @@ _BY_STEP: Final = (
     "settings of their own for each step store more than any one configuration that was tried, {ratio} of the"
     " weights: write the archive under these bounds, without --config"
 )
+
+_TRIALS_BY_STEP: Final = 2
+"""About how many trials a step takes that is written with settings of its own."""
 
 _COMPARED: Final = ("random", "grid")
 """Strategies that are there to compare with: what a step alone would allow is not looked for beside them."""
@@ -458,14 +461,16 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, 
                 default = chains.chain(_default(space, base), to_the_end=True)
             else:
                 name = strategy_for(self.strategy, space)
+                is_own = isinstance(space, Line) and self.budget is None and name not in _COMPARED
+                chains.remaining.after = _TRIALS_BY_STEP * len(chosen) if is_own else 0
                 best = looked.for_bounds(name, self.budget, self.seed, informative=informative)
                 notes += [] if informative else [_NOTHING_SAID]
                 default = chains.chain(_default(space, base), to_the_end=True)
                 if chains.keeps(default) and (best is None or best.ratio_weights < default.ratio_weights):
                     best = default
                     notes.append(_NOTHING_BETTER)
-                if isinstance(space, Line) and self.budget is None and name not in _COMPARED:
-                    by_step = self._by_step(opened, base, runner)
+                if is_own:
+                    by_step = self._by_step(opened, base, chains)
             trials = tuple({id(one): one for chain in chains.known.values() for one in chain.trials}.values())
             calibration = calibrate(trials)
             report = SearchReport(
@@ -505,7 +510,7 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, 
         Measurements.of_run(opened, make=True).add("search", question, document | {"trials": []})
         return report
 
-    def _by_step(self, run: Run, base: ChainConfig, runner: TrialRunner) -> ByStep | None:
+    def _by_step(self, run: Run, base: ChainConfig, chains: ChainTrials) -> ByStep | None:
         """Write the chain under the bounds somewhere temporary, each step with what is found for it.
 
         Measured once: it is kept among what is known of the run. None where the bounds cannot be kept so.
@@ -516,6 +521,7 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, 
         from inshrink_core.search.bounded import BoundedWriter
         from inshrink_core.search.bounds import FIGURES
 
+        runner = chains.runner
         judge, steps, known = runner.judge, runner.steps, Measurements.of_run(run, make=True)
         bounds = judge.bounds(steps[0])
         question = {"steps": list(steps), "chain": base.record() | {"keyframe_every": base.keyframe_every}}
@@ -525,7 +531,15 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, 
             with contextlib.suppress(LookupError, TypeError, ValueError):
                 return parse_record(ByStep, found.document)
         before = judge.evaluations
-        bounded = BoundedWriter(base, judge, run.__getitem__, following=dict(pairwise(steps)).get)
+        places = {step: place for place, step in enumerate(steps, 1)}
+
+        def told_of(trial: Trial) -> None:
+            n_tried, place = judge.evaluations - before, places[trial.step]
+            left = round(n_tried / place * (len(steps) - place))
+            chains.tell(trial, chains.remaining.evaluations + n_tried, left)
+
+        following = dict(pairwise(steps)).get
+        bounded = BoundedWriter(base, judge, run.__getitem__, following=following, on_trial=told_of)
         with (
             tempfile.TemporaryDirectory(prefix="inshrink-") as folder,
             ArchiveWriter(Path(folder) / "by-step.inshrink", create=True) as writer,

@@ -46,9 +46,9 @@ def _live(board: Board, job: Job) -> None:
     found = services.searched(job_card.current(job), services.steps_of(job, board.shown))
     others = tuple(one for one in board.points if one.name or one.is_estimated)
     points = (*found.points, *others) if found.steps == board.steps else board.points
-    best = "none yet" if found.best is None else fmt.ratio(found.best.ratio)
+    best = "None keeps the bounds yet" if found.best is None else f"Best so far {fmt.ratio(found.best.ratio)}"
     _draw(board._replace(points=points))
-    st.caption(f"Best so far {best} · about {fmt.counted(max(0, job.total - job.done), 'evaluation')} left")
+    st.caption(f"{best} · about {fmt.counted(max(0, job.total - job.done), 'evaluation')} left")
 
 
 def _draw(board: Board) -> None:

@@ -183,6 +183,7 @@ def _estimates(board: Board) -> None:
         services.start_job(work)
         st.rerun()
     if job is not None and job.is_running:
+        st.caption("Estimating what each layer takes")
         job_card.line(job)
     else:
         job_card.settled(job, "")
@@ -250,10 +251,10 @@ def _measure(board: Board) -> None:
         return
     config: Mapping[str, Any] = board.edit.config
     wanted = st.toggle(
-        "Measure each change in the background",
+        "Measure each change",
         key=_MEASURING,
-        help=f"Encodes {fmt.counted(len(steps), 'step')} with what stands here and asks the evaluator; the "
-        "point joins those that were measured. Another change starts it again.",
+        help=f"In the background {fmt.counted(len(steps), 'step')} are written with what stands here for the "
+        "evaluator, and the point joins those that were measured. Another change starts it again.",
     )
     work = services.measuring_work(shown, steps, judge, config)
     job = services.job_of(work)

@@ -45,7 +45,8 @@ def rehearse(original: Subject, training: Training) -> None:
         if job is not None and not is_done:
             job_card.stopped(job, primary=False)
         elif finished:
-            _show(_chosen(finished, "Earlier rehearsals", "rehearse.old"), "found")
+            of_these = finished[0] if is_done else _chosen(finished, "Earlier rehearsals", "rehearse.old")
+            _show(of_these, "found")
         elif is_done:
             st.caption("What this rehearsal found cannot be read any more.")
         if (job is None or is_done) and st.button(
@@ -111,11 +112,8 @@ def _request(training: Training) -> Request[Any]:
 
 
 def _chosen(found: Sequence[Mapping[str, Any]], label: str, key: str) -> Mapping[str, Any]:
-    """Return a rehearsal, the one that the reader chooses of several."""
-    place = 0
-    if len(found) > 1:
-        place = st.selectbox(label, range(len(found)), format_func=lambda i: _title(found[i]), key=key)
-    return found[place]
+    """Draw which rehearsals there are, and return the one that is chosen."""
+    return found[st.selectbox(label, range(len(found)), format_func=lambda i: _title(found[i]), key=key)]
 
 
 def _title(found: Mapping[str, Any]) -> str:
@@ -222,5 +220,4 @@ def saved() -> None:
             problem.show(error.problem)
             return
         chosen = _chosen(found, "Rehearsal", "rehearsal.which")
-        st.caption(fmt.markdown(f"{chosen['task']} · {chosen['codec']}"))
         _show(chosen, "saved")
