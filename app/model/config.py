@@ -120,12 +120,10 @@ def engine_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_words(config: Mapping[str, Any]) -> str:
-    """Return a configuration in a few words. Untrusted text."""
-    words = [f"{name} {_short(value)}" for name, value in config.get("settings", {}).items()]
-    for one in config.get("override", ()):
-        chosen = one.get("layer_type") or one.get("match", _ANY)
-        words += [f"{chosen} {_short(value)}" for name, value in one.items() if name not in _SELECTORS]
-    return ", ".join(words) or str(config.get("codec", ""))
+    """Return a configuration in a few words, as the engine has them. Untrusted text."""
+    from inshrink_core.verbs.search import describe
+
+    return describe({"codec": "", **config})
 
 
 def toml_text(config: Mapping[str, Any]) -> str:
@@ -170,7 +168,3 @@ def _value(text: Any) -> Any:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

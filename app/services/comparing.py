@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.work import Work
 from inshrink_app.model.subject import Subject
-from inshrink_app.services.evaluating import EvaluatorCode
+from inshrink_app.services.evaluating import EvaluatorCode, judged_by
 from inshrink_app.services.jobs import start_job
 from inshrink_app.services.opening import opened
 
@@ -46,58 +47,45 @@ def comparison(
     """Return the request that compares archives with their run."""
     from inshrink_core.verbs.compare import CompareArchives
 
-    fields = ({"trust_run": True} if judge is None else judge.fields) | more
+    fields = judged_by(judge) | more
     return CompareArchives(tuple(map(str, archives)), str(subject.path), steps=tuple(steps) or None, **fields)
-
-
-def _work(
-    subject: Subject, archives: Sequence[ChainReport], steps: Sequence[int], judge: EvaluatorCode, **more: Any
-) -> Work:
-    """Return a comparison: another question once the run or an archive has changed."""
-    held = [one for one in archives if set(steps) & set(one.steps)]
-    used = [step for step in steps if any(step in one.steps for one in held)]
-    return Work.asking(
-        [comparison(subject, [one.path for one in held], used, judge, **more)],
-        shown=subject.path,
-        page="compare",
-        topic="compare",
-        of=(opened(str(subject.path)).token, *(one.content for one in archives)),
-        trusted=judge.trusted,
-    )
 
 
 def start_compare(
     subject: Subject, archives: Sequence[ChainReport], steps: Sequence[int], judge: EvaluatorCode, **more: Any
 ) -> Job:
-    """Compare; called only after the reader has said that the code may run, or where it is ours."""
-    return start_job(_work(subject, archives, steps, judge, **more))
+    """Compare; called only after the reader has said that the code may run, or where it is ours.
+
+    It is another question once the run or an archive has changed.
+    """
+    held = [one for one in archives if set(steps) & set(one.steps)]
+    used = [step for step in steps if any(step in one.steps for one in held)]
+    request = comparison(subject, [one.path for one in held], used, judge, **more)
+    of = (opened(str(subject.path)).token, *(one.content for one in archives))
+    asked = {"page": "compare", "topic": "compare", "of": of, "trusted": judge.trusted}
+    return start_job(Work.asking([request], shown=subject.path, **asked))
 
 
 def compared(job: Job) -> tuple[Known, ...]:
     """Return what a comparison has found so far, an archive each; what it has found is kept by the engine."""
-    from inshrink_core.evaluate import Comparison, EvaluatedStep
-    from inshrink_core.metrics import Direction
-    from inshrink_core.verbs.shared.measured import EvaluatorId, Known
+    from inshrink_core.evaluate import EvaluatedStep
+    from inshrink_core.verbs.shared.measured import Measurement, merged
 
     rows: dict[str, dict[int, dict[str, Any]]] = {}
     for row in job.told():
         rows.setdefault(str(row["of"]), {})[int(row["step"])] = row
     found = []
     for path, by_step in rows.items():
-        last = next(iter(by_step.values()))
-        steps = [
-            EvaluatedStep(**cast("dict[str, Any]", {name: row.get(name) for name in EvaluatedStep.__slots__}))
-            for _, row in sorted(by_step.items())
-        ]
+        about = next(iter(by_step.values()))
         errors = {step: row.get("standard_error") for step, row in by_step.items()}
-        found.append(
-            Known(
-                archive=path,
-                at=job.started_at,
-                evaluator=EvaluatorId("", ""),
-                comparison=Comparison.over(steps, str(last["metric"]), Direction(last["direction"])),
-                n_samples=last.get("n"),
-                standard_errors={step: one for step, one in errors.items() if one is not None},
-            )
-        )
+        document = {
+            "steps": [{n: row.get(n) for n in EvaluatedStep.__slots__} for row in by_step.values()],
+            **{name: about[name] for name in ("metric", "direction")},
+            "device": "",
+            "n_samples": about.get("n"),
+            "standard_errors": {step: one for step, one in errors.items() if one is not None},
+        }
+        asked = {"name": "", "evaluator": ""}
+        known = merged([Measurement("compare", job.started_at, "", asked, document)])
+        found += [] if known is None else [replace(known, archive=path)]
     return tuple(found)

@@ -6,7 +6,6 @@ Kept beside the list of recent runs, one file a run, as the engine keeps results
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,12 +15,12 @@ from typing import Any
 from inshrink_app.model.config import plain
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import Subject
-from inshrink_app.server.recent import recent_file
+from inshrink_app.services.headers import file_of_run, keep_for_run
 from inshrink_app.services.searching import SearchPoint, check_config
 
 __all__ = ["Edit", "keep_draft", "kept_draft"]
 
-_FIELD = "draft"
+_KIND, _FIELD = "drafts", "draft"
 _PLAIN = ("start", "searched", "owner", "at")
 """Of an `Edit`, kept as they are."""
 
@@ -105,35 +104,21 @@ class Edit:
         self.change(self.start if self.origin is None else self.origin.config)
 
 
-def _file(run: str) -> Path:
-    name = hashlib.sha256(run.encode(errors="surrogateescape")).hexdigest()[:32]
-    return recent_file().with_name("drafts") / f"{name}.json"
-
-
 def keep_draft(edit: Edit, owner: str) -> None:
     """Keep what stands in the editor as somebody's, or forget it where nothing of it was made by hand.
 
     A disk that refuses costs the memory of the draft, not the draft.
     """
-    from inshrink_core.errors import StorageError
-    from inshrink_core.execution import keep_result
-
-    path = _file(edit.run)
+    path = file_of_run(_KIND, Path(edit.run))
     edit.owner, edit.at = owner, time.time()
-    with contextlib.suppress(OSError, StorageError, UnicodeError, ValueError):
-        if not edit.is_by_hand:
+    if not edit.is_by_hand:
+        with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
-            return
-        stages = [(edit.config, edit.origin), *edit.before]
-        told = [(config, None if origin is None else origin._asdict()) for config, origin in stages]
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        document = {"stages": told, "locked": sorted(edit.locked)} | {
-            name: getattr(edit, name) for name in _PLAIN
-        }
-        keep_result(path, {"path": edit.run}, _FIELD, document)
-        by_age = sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime_ns, reverse=True)
-        for old in by_age[_MOST_KEPT:]:
-            old.unlink()
+        return
+    stages = [(edit.config, edit.origin), *edit.before]
+    told = [(config, None if origin is None else origin._asdict()) for config, origin in stages]
+    document = {"stages": told, "locked": sorted(edit.locked)} | {n: getattr(edit, n) for n in _PLAIN}
+    keep_for_run(path, {"path": edit.run}, _FIELD, document, _MOST_KEPT)
 
 
 def kept_draft(shown: Subject) -> Edit | None:
@@ -141,7 +126,7 @@ def kept_draft(shown: Subject) -> Edit | None:
     from inshrink_core.execution import load_result
 
     run = str(shown.path)
-    found = load_result(_file(run), {"path": run}, _FIELD, lambda told: _edit(run, told))
+    found = load_result(file_of_run(_KIND, shown.path), {"path": run}, _FIELD, lambda told: _edit(run, told))
     try:
         if found is not None:
             check_config(found.config)

@@ -6,13 +6,11 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.work import Work
 from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.model.subject import Subject
 from inshrink_app.server.roots import settings
 from inshrink_app.services.inside import reported
-from inshrink_app.services.jobs import job_of, start_job
 from inshrink_app.services.opening import engine_of, opened, resolve
 
 if TYPE_CHECKING:
@@ -28,9 +26,9 @@ __all__ = [
     "evaluator_trial",
     "given_evaluator",
     "guessed_task",
+    "judged_by",
     "likely_evaluator",
     "make_evaluator",
-    "start_evaluator_trial",
     "suggested_evaluator",
 ]
 
@@ -63,6 +61,11 @@ class EvaluatorCode(NamedTuple):
     def trusted(self) -> str:
         """What a job is told of the reader's consent: the digest; empty where none is needed."""
         return "" if self.is_bundled else self.digest
+
+
+def judged_by(judge: EvaluatorCode | None) -> dict[str, Any]:
+    """Return the fields by which a request asks for an evaluator; while there is none, for the run's own."""
+    return {"trust_run": True} if judge is None else judge.fields
 
 
 def evaluator_of(subject: Subject) -> EvaluatorCode | None:
@@ -194,7 +197,7 @@ def make_evaluator(shown: Subject, target: str, task: str, model: str, *, replac
         return verbs.make_evaluator(run, path, task=task, model=model or None, force=replace)
 
 
-def _trial(shown: Subject, judge: EvaluatorCode) -> Work:
+def evaluator_trial(shown: Subject, judge: EvaluatorCode) -> Work:
     """Return the trial of an evaluator, as it is now, on the last step."""
     from inshrink_core.verbs.evaluate import Evaluate
 
@@ -202,13 +205,3 @@ def _trial(shown: Subject, judge: EvaluatorCode) -> Work:
     of = (opened(str(shown.path)).token, judge.digest)
     more = {"page": "allocate", "topic": "evaluator", "trusted": judge.trusted}
     return Work.asking([request], shown=shown.path, of=of, **more)
-
-
-def evaluator_trial(shown: Subject, judge: EvaluatorCode) -> Job | None:
-    """Return the trial of an evaluator as it is now on the last step, if there was one."""
-    return job_of(_trial(shown, judge))
-
-
-def start_evaluator_trial(shown: Subject, judge: EvaluatorCode) -> Job:
-    """Evaluate the last step; called only after the reader has said that the code may run."""
-    return start_job(_trial(shown, judge))

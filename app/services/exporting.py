@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,23 +30,24 @@ __all__ = [
     "ExportRequest",
     "Made",
     "Plan",
+    "chain_export",
     "default_folder",
     "download_url",
     "engines",
     "export_made_at",
     "export_plan",
-    "export_requests",
     "export_target",
     "made_by",
-    "own_path",
+    "pack_export",
     "restore_target",
     "restored_files",
     "start_export",
     "start_pack",
-    "start_trial",
+    "step_export",
     "suggested_name",
     "suggested_path",
-    "trial_job",
+    "trial_work",
+    "writable",
 ]
 
 _SUFFIX = ".inshrink"
@@ -55,77 +57,123 @@ _N_TRIED = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportRequest:
-    """What to write.
+    """What to write: requests of the engine, one after the other, that wait to be told where to.
 
     Parameters
     ----------
-    kind
-        ``chain``, ``step`` or ``pack``.
+    asked
+        What makes an archive of a run, what makes one file of an archive, or both.
     steps
-        The steps of a chain; the one step of ``step``; ignored for ``pack``.
-    codec, config, optimizer, keyframe_every
-        How a chain is written; ``drop`` leaves optimizer state out, None is the engine's default.
-    packed
-        One file instead of a folder.
-    watch
-        Of a chain, go on as the run grows, until the job is ended.
-    engine, workers
-        Of a chain, who compresses it, one of `engines`, and with how many workers.
-    max_restore_cost
-        Of a chain, what a restore of any step may cost; None writes every step with the same settings.
-    device
-        Where it is worked on.
-    weights_only, exact, ratio, size
-        Of ``step``: leave training state out; keep every bit; or how many times smaller than float32, or how
-        many bytes a packed file may take instead.
-    tensors, without
-        Of weights, globs of names of tensors and modules to keep, all without any, and to leave out.
-    layout, dtype
-        Of weights, ``packed``, or ``safetensors`` in a dtype of `inshrink_core.verbs.export.DTYPES`.
-    replace
+        The steps that are written.
+    replaces
         Whether a file at the target may be replaced.
     """
 
-    kind: str
-    steps: tuple[int, ...] = ()
-    codec: str = "lattice"
-    config: Mapping[str, Any] = field(default_factory=dict)
-    optimizer: str | None = None
-    keyframe_every: int = 32
-    packed: bool = False
-    watch: bool = False
-    engine: str = "threads"
-    workers: int | None = None
-    max_restore_cost: float | None = None
-    device: str = "auto"
-    weights_only: bool = False
-    exact: bool = False
-    ratio: float = 8.0
-    size: int | None = None
-    tensors: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-    layout: str = "packed"
-    dtype: str = "same"
-    replace: bool = False
+    asked: tuple[Any, ...]
+    steps: tuple[int, ...]
+    replaces: bool = False
+
+    @property
+    def chain(self) -> Any:
+        """The request that writes a chain; None of one step, and of a copy."""
+        return self.asked[0] if self.kind == "chain" else None
+
+    @property
+    def file(self) -> Any:
+        """The request that makes one file; None of a chain that stays a folder."""
+        return self.asked[-1] if self.asked[-1].verb() == "export" else None
+
+    @property
+    def kind(self) -> str:
+        """``chain``, ``step`` or ``pack``, which is a copy."""
+        if self.file is not None and self.file.step is not None:
+            return "step"
+        return "pack" if self.file is not None and len(self.asked) == 1 else "chain"
 
     @property
     def suffix(self) -> str:
         """What the name of the file ends in."""
-        return ".safetensors" if self.layout == "safetensors" else _SUFFIX
+        is_plain = self.file is not None and self.file.layout == "safetensors"
+        return ".safetensors" if is_plain else _SUFFIX
 
     def keeps(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return which tensors of weights are kept."""
         from inshrink_core.verbs.export import chosen_names
 
-        return chosen_names(names, self.tensors, self.without)
+        return chosen_names(names, self.file.tensors, self.file.without)
 
-    @property
-    def _of_weights(self) -> dict[str, Any]:
-        """The fields that say what becomes of weights alone."""
-        asked = ("exact",) if self.exact else ("ratio",) if self.size is None else ("size",)
-        graded = {name: getattr(self, name) for name in asked}
-        chosen = {name: getattr(self, name) for name in ("tensors", "without", "layout", "dtype")}
-        return {"weights_only": True, **graded, **chosen}
+    def on(self, device: str) -> ExportRequest:
+        """Return the same, worked on elsewhere; a copy is no work."""
+        asked = tuple(
+            one if getattr(one, "pack", None) is not None else replace(one, device=device)
+            for one in self.asked
+        )
+        return replace(self, asked=asked)
+
+    def placed(self, target: str | Own, between: str = "", **fields: Any) -> list[Request[Any]]:
+        """Return the requests that write to a target.
+
+        Parameters
+        ----------
+        target
+            Where to.
+        between
+            Where an archive may be made on the way: of a chain that becomes one file, and of a step of a run,
+            whose bits go through a lossless archive.
+        fields
+            More of how a chain is written: whose code measures what it costs.
+        """
+        *first, last = self.asked
+        if self.file is None:
+            return [replace(last, archive=target, **fields)]
+        where = {"pack" if self.file.step is None else "output": target, "force": self.replaces}
+        where |= {"archive": between} if first else {}
+        made = [replace(one, archive=between, **fields) for one in first]
+        return [*made, replace(last, **where)]
+
+
+def chain_export(
+    shown: Subject, steps: tuple[int, ...], *, packed: bool = False, watch: bool = False, **fields: Any
+) -> ExportRequest:
+    """Return the export of several steps.
+
+    Parameters
+    ----------
+    shown, steps
+        Of which run, and which.
+    packed
+        One file instead of a folder.
+    watch
+        Go on as the run grows, until the job is ended.
+    **fields
+        Of the engine's request.
+    """
+    from inshrink_core.verbs.compress import Compress
+    from inshrink_core.verbs.export import Export
+    from inshrink_core.verbs.modes.watch import Watch
+
+    path, chosen = str(shown.path), chosen_steps(steps, shown.steps)
+    written = Watch(path, "", **fields) if watch else Compress(path, "", steps=chosen, **fields)
+    return ExportRequest(asked=(written, Export("", pack="")) if packed else (written,), steps=steps)
+
+
+def pack_export(shown: Subject) -> ExportRequest:
+    """Return the copy of an archive as one file."""
+    from inshrink_core.verbs.export import Export
+
+    return ExportRequest(asked=(Export(str(shown.path), pack=""),), steps=shown.steps)
+
+
+def step_export(shown: Subject, step: int, **weights: Any) -> ExportRequest:
+    """Return the export of one step, whole or, with fields of the engine's request, of its weights."""
+    from inshrink_core.verbs.compress import Compress
+    from inshrink_core.verbs.export import Export
+
+    path, first = str(shown.path), []
+    if shown.kind == "run":
+        optimizer = "drop" if weights else "exact"
+        first = [Compress(path, "", codec="lossless", optimizer=optimizer, steps=(step,))]
+    return ExportRequest(asked=(*first, Export(path, "", step=step, **weights)), steps=(step,))
 
 
 def engines() -> tuple[str, ...]:
@@ -140,53 +188,6 @@ def chosen_steps(steps: Sequence[int], every: Sequence[int] = ()) -> tuple[int, 
     return None if not steps or tuple(steps) == tuple(every) else tuple(steps)
 
 
-def export_requests(
-    shown: Subject, request: ExportRequest, target: str | Own, between: str, **fields: Any
-) -> list[Request[Any]]:
-    """Return the requests that write what is asked for.
-
-    Parameters
-    ----------
-    shown
-        The run or archive.
-    request
-        What to write.
-    target
-        Where to.
-    between
-        Where an archive may be made on the way: of a chain that becomes one file, and of a step of a run,
-        whose bits go through a lossless archive.
-    fields
-        More of how a chain is written: whose code measures what it costs.
-    """
-    from inshrink_core.verbs.compress import Compress
-    from inshrink_core.verbs.export import Export
-    from inshrink_core.verbs.modes.watch import Watch
-
-    path = str(shown.path)
-    if request.kind == "pack":
-        return [Export(path, pack=target, force=request.replace)]
-    if request.kind == "chain":
-        made = between if request.packed else target
-        named = ("codec", "optimizer", "max_restore_cost", "device")
-        fields |= {name: getattr(request, name) for name in named}
-        fields |= {"config": dict(request.config) or None, "keyframe_every": request.keyframe_every}
-        if request.watch:
-            written: Request[Any] = Watch(path, made, **fields)
-        else:
-            fields |= {"engine": request.engine, "workers": request.workers}
-            written = Compress(path, made, steps=chosen_steps(request.steps, shown.steps), **fields)
-        return [written, Export(made, pack=target, force=request.replace)] if request.packed else [written]
-    step, first = request.steps[0] if request.steps else 0, []
-    on: dict[str, Any] = {"device": request.device}
-    if shown.kind == "run":
-        optimizer = "drop" if request.weights_only else "exact"
-        first = [Compress(path, between, codec="lossless", optimizer=optimizer, steps=(step,), **on)]
-        path = between
-    weights = request._of_weights if request.weights_only else {}
-    return [*first, Export(path, target, step=step, force=request.replace, **on, **weights)]
-
-
 def _export(shown: Subject, requests: list[Request[Any]], scratch: str = "") -> Job:
     kept = (scratch,) if scratch and len(requests) > 1 else ()
     return start_job(Work.asking(requests, shown=shown.path, page="export", topic="export", scratch=kept))
@@ -197,33 +198,32 @@ def start_export(shown: Subject, request: ExportRequest, target: Path) -> Job:
 
     The name of what is made on the way tells its settings, so that another export begins anew.
     """
-    told = export_requests(shown, replace(request, replace=False), str(target), "")
+    told = replace(request, replaces=False).placed(str(target))
     digest = hashlib.sha256(repr([one.to_json() for one in told]).encode()).hexdigest()[:8]
     between = str(target.with_name(f".{target.name}-{digest}.building"))
-    return _export(shown, export_requests(shown, request, str(target), between), between)
+    return _export(shown, request.placed(str(target), between), between)
 
 
 def start_pack(shown: Subject, archive: Path) -> Job:
     """Copy an archive into one file beside it."""
-    request = ExportRequest(kind="pack", packed=True)
     named = replace(shown, name=archive.name, path=archive)
-    return _export(shown, export_requests(named, request, suggested_name(named, request), ""))
+    request = pack_export(named)
+    return _export(shown, request.placed(suggested_name(named, request)))
 
 
 def suggested_name(shown: Subject, request: ExportRequest) -> str:
     """Return a file name that is free, or belongs to an archive that the export would go on with."""
     stem = shown.name.removesuffix(_SUFFIX)
     if request.kind == "step":
-        kept = "weights" if request.weights_only else "checkpoint"
-        stem = f"{stem}-step-{request.steps[0] if request.steps else 0}-{kept}"
+        stem = f"{stem}-step-{request.steps[0]}-{'weights' if request.file.weights_only else 'checkpoint'}"
     elif request.kind == "pack":
         stem = f"{stem}-packed"
-    elif request.optimizer == "drop":
+    elif request.chain.optimizer == "drop":
         stem = f"{stem}-weights"
     folder, suffix = default_folder(shown), request.suffix
     for position in range(1, 100):
         path = folder / (f"{stem}{suffix}" if position == 1 else f"{stem}-{position}{suffix}")
-        if not os.path.lexists(path) or (not request.packed and _goes_on(path, request)):
+        if not os.path.lexists(path) or (request.file is None and _goes_on(path, request)):
             return str(path)
     return str(folder / f"{stem}{suffix}")
 
@@ -242,10 +242,11 @@ def _goes_on(path: Path, request: ExportRequest) -> bool:
         return False
     if chain is None:
         return False
-    if request.max_restore_cost is None:
+    asked = request.chain
+    if asked.max_restore_cost is None:
         return _is_like(chain, request)
     # Under a bound the settings differ from step to step; what was written without one would stay as it is.
-    return not chain.is_uniform and (chain.codec, chain.optimizer) == (request.codec, request.optimizer)
+    return not chain.is_uniform and (chain.codec, chain.optimizer) == (asked.codec, asked.optimizer)
 
 
 def export_target(text: str, request: ExportRequest) -> Path:
@@ -254,35 +255,34 @@ def export_target(text: str, request: ExportRequest) -> Path:
     Raises
     ------
     ServiceError
-        It lies outside of the roots, has another suffix, has no folder to lie in, or may not be replaced.
+        As `writable` has it, or what is there may not be replaced.
     """
-    path = own_path(text, "an export goes into a folder of yours")
-    suffix = request.suffix
-    if path.suffix != suffix or path.name.startswith("."):
-        remedy = f"call it, for example, {path.stem}{suffix}"
-        raise ServiceError(Problem(f"the name of such a file ends in {suffix}", text, remedy))
-    if not path.parent.is_dir():
-        remedy = "make the folder, or choose another one"
-        raise ServiceError(Problem("its folder does not exist", str(path.parent), remedy))
-    if request.packed and path.is_dir():
+    path = writable(text, "an export goes into a folder of yours", request.suffix)
+    if request.file is not None and path.is_dir():
         raise ServiceError(Problem("a folder is there already", str(path), "choose another name"))
-    if request.packed and path.exists() and not request.replace:
+    if request.file is not None and path.exists() and not request.replaces:
         remedy = "choose another name, or let it be replaced"
         raise ServiceError(Problem("the file exists already", str(path), remedy))
     return path
 
 
-def own_path(text: str, what: str) -> Path:
-    """Return a real path that may be written to.
+def writable(text: str, what: str, suffix: str = "") -> Path:
+    """Return the real path of a file or folder that may be written.
 
     Raises
     ------
     ServiceError
-        It lies outside of the roots, which `what` says.
+        It lies outside of the roots, which `what` says, has another suffix, or no folder to lie in.
     """
     path = resolve(text)
     if not settings().allows(path):
         raise ServiceError(Problem(what, text, "choose one that the explorer may see"))
+    if suffix and (path.suffix != suffix or path.name.startswith(".")):
+        remedy = f"call it, for example, {path.stem}{suffix}"
+        raise ServiceError(Problem(f"the name of such a file ends in {suffix}", text, remedy))
+    if not path.parent.is_dir():
+        remedy = "make the folder, or choose another one"
+        raise ServiceError(Problem("its folder does not exist", str(path.parent), remedy))
     return path
 
 
@@ -319,7 +319,7 @@ def export_plan(shown: Subject, request: ExportRequest) -> Plan:
     The estimates are the sizes, by step or in mean by kind of frame, in an archive of this run that was
     written with the same codec, settings and optimizer state, or of two steps that were tried.
     """
-    stored = shown.model_tensors if request.optimizer == "drop" else shown.tensors
+    stored = shown.model_tensors if request.chain.optimizer == "drop" else shown.tensors
     per_step = sum(row.nbytes for row in stored)
     rows, basis = _known_sizes(shown, request)
     by_step = {(step, kind): nbytes for step, kind, nbytes in rows}
@@ -328,7 +328,7 @@ def export_plan(shown: Subject, request: ExportRequest) -> Plan:
         by_kind.setdefault(kind, []).append(nbytes)
     frames = []
     for position, step in enumerate(request.steps):
-        kind = "keyframe" if position % request.keyframe_every == 0 else "delta"
+        kind = "keyframe" if position % request.chain.keyframe_every == 0 else "delta"
         sizes = by_kind.get(kind)
         mean = None if sizes is None else round(sum(sizes) / len(sizes))
         frames.append(PlannedFrame(step, kind, per_step, by_step.get((step, kind), mean)))
@@ -337,7 +337,7 @@ def export_plan(shown: Subject, request: ExportRequest) -> Plan:
 
 def _known_sizes(shown: Subject, request: ExportRequest) -> tuple[list[tuple[int, str, int]], str]:
     """Return step, kind and bytes of frames that were written with the same settings, and whose they are."""
-    trial = trial_job(shown, request)
+    trial = job_of(trial_work(shown, request)) if shown.kind == "run" and request.kind == "chain" else None
     if trial is not None and trial.state == "finished":
         rows = [(int(row["step"]), str(row["kind"]), int(row["bytes"])) for row in trial.result["frames"]]
         steps = ", ".join(f"{step:,}" for step, _, _ in rows)
@@ -352,43 +352,25 @@ def _known_sizes(shown: Subject, request: ExportRequest) -> tuple[list[tuple[int
 def _is_like(chain: ChainReport, request: ExportRequest) -> bool:
     """Return whether an archive was written as the request says, settings not asked for aside."""
     told = {**chain.config, "overrides": list(chain.overrides)}
-    asked = {"overrides": [], **request.config}
+    asked = {"overrides": [], **(request.chain.config or {})}
     same = all(name in told and told[name] == value for name, value in asked.items())
-    return same and (chain.codec, chain.optimizer) == (request.codec, request.optimizer)
+    return same and (chain.codec, chain.optimizer) == (request.chain.codec, request.chain.optimizer)
 
 
-def _trial(shown: Subject, request: ExportRequest) -> Work:
+def trial_work(shown: Subject, request: ExportRequest) -> Work:
     """Return the trial of an export's settings: two steps are written somewhere temporary."""
     middle = max(0, len(request.steps) // 2 - 1)
-    tried = replace(
-        request,
-        steps=request.steps[middle : middle + _N_TRIED],
-        packed=False,
-        watch=False,
-        max_restore_cost=None,
-        keyframe_every=_N_TRIED,
-        engine="threads",
-        workers=None,
-    )
+    fields = {name: getattr(request.chain, name) for name in ("codec", "config", "optimizer", "device")}
+    tried = chain_export(shown, request.steps[middle : middle + _N_TRIED], keyframe_every=_N_TRIED, **fields)
     target = Own(f"trial{_SUFFIX}")
     return Work.asking(
-        export_requests(shown, tried, target, ""),
+        tried.placed(target),
         shown=shown.path,
         page="export",
         topic="trial",
         of=(opened(str(shown.path)).token,),
         scratch=(target,),
     )
-
-
-def trial_job(shown: Subject, request: ExportRequest) -> Job | None:
-    """Return the trial of these settings on two steps, if there was one."""
-    return job_of(_trial(shown, request)) if shown.kind == "run" and request.kind == "chain" else None
-
-
-def start_trial(shown: Subject, request: ExportRequest) -> Job:
-    """Encode two steps somewhere temporary, to estimate the rest from."""
-    return start_job(_trial(shown, request), again=False)
 
 
 class Made(NamedTuple):
@@ -502,21 +484,14 @@ def restore_target(text: str) -> Path:
     Raises
     ------
     ServiceError
-        It lies outside of the roots, is no folder, or holds something.
+        As `writable` has it, or it is no folder, or holds something.
     """
-    path = own_path(text, "files are restored to a folder of yours")
-    if not path.parent.is_dir():
-        raise ServiceError(
-            Problem("its folder does not exist", str(path.parent), "make it, or choose another")
-        )
-    try:
-        is_free = not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
-    except OSError:
-        is_free = False
-    if not is_free:
-        remedy = "choose a new folder; nothing is overwritten"
-        raise ServiceError(Problem("there is something at this path already", str(path), remedy))
-    return path
+    path = writable(text, "files are restored to a folder of yours")
+    with contextlib.suppress(OSError):
+        if not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
+            return path
+    remedy = "choose a new folder; nothing is overwritten"
+    raise ServiceError(Problem("there is something at this path already", str(path), remedy))
 
 
 def restored_files(document: Mapping[str, Any], folder: str) -> list[tuple[str, int, str]]:

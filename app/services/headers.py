@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_app.model.subject import Subject
 from inshrink_app.server.recent import recent_file
@@ -22,18 +23,13 @@ if TYPE_CHECKING:
 _VERSION = 6
 """Raised when what is kept changes."""
 
-_FIELD = "headers"
+_KIND = _FIELD = "headers"
 _MOST_KEPT = 32
 _MOST_FILES = 20_000
 """Of a folder with more files it is not asked whether they changed."""
 
 _OWN_FOLDER = ".inshrink"
 """Where the engine keeps what it measured of a run: not a part of the run."""
-
-
-def headers_folder() -> Path:
-    """Return where they are kept."""
-    return recent_file().with_name("headers")
 
 
 def files_stamp(folder: Path) -> str | None:
@@ -62,16 +58,33 @@ def _refuse(error: OSError) -> None:
     raise error
 
 
-def _file(folder: Path) -> Path:
-    name = hashlib.sha256(str(folder).encode(errors="surrogateescape")).hexdigest()[:32]
-    return headers_folder() / f"{name}.json"
+def file_of_run(kind: str, run: Path) -> Path:
+    """Return where something of a kind is kept of a run: one file a run, beside the list of recent ones."""
+    name = hashlib.sha256(str(run).encode(errors="surrogateescape")).hexdigest()[:32]
+    return recent_file().with_name(kind) / f"{name}.json"
+
+
+def keep_for_run(path: Path, key: Mapping[str, Any], field: str, document: Any, most: int) -> None:
+    """Keep something of a run for this user alone; of more than the most, those not used for longest go.
+
+    A disk that refuses costs what would have been kept, and no more.
+    """
+    from inshrink_core.errors import StorageError
+    from inshrink_core.execution import keep_result
+
+    with contextlib.suppress(OSError, StorageError, UnicodeError, ValueError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        keep_result(path, key, field, document)
+        by_age = sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime_ns, reverse=True)
+        for old in by_age[most:]:
+            old.unlink()
 
 
 def kept_headers(folder: Path, stamp: str) -> tuple[Subject, str] | None:
     """Return the run and the token that were kept under a stamp, without its archive; None without any."""
     from inshrink_core.execution import load_result
 
-    path = _file(folder)
+    path = file_of_run(_KIND, folder)
     key = {"path": str(folder), "stamp": stamp}
     found = load_result(path, key, _FIELD, lambda told: (_subject(path, folder, told), str(told["token"])))
     if found is not None:
@@ -82,66 +95,22 @@ def kept_headers(folder: Path, stamp: str) -> tuple[Subject, str] | None:
 
 def keep_headers(subject: Subject, token: str, stamp: str) -> None:
     """Keep what a run told; a disk that refuses costs the next opening some time."""
-    from inshrink_core.errors import StorageError
-    from inshrink_core.execution import keep_result
-
-    document = {
-        "token": token,
-        "name": subject.name,
-        "format": subject.format,
-        "steps": subject.steps,
-        "tensors": [
-            (row.name, row.role, row.dtype, row.shape, row.exact, row.layer) for row in subject.tensors
-        ],
-        "total_bytes": subject.total_bytes,
-        "skipped": subject.skipped,
-        "unreadable": subject.unreadable,
-        "notes": subject.notes,
-        "step_pattern": subject.step_pattern,
-        "is_ordered": subject.is_ordered,
-        "log": {name: list(series) for name, series in subject.log.items()},
-    }
-    folder = headers_folder()
-    with contextlib.suppress(OSError, StorageError, UnicodeError, ValueError):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        keep_result(_file(subject.path), {"path": str(subject.path), "stamp": stamp}, _FIELD, document)
-        _drop_oldest(folder)
+    tensors = [(row.name, row.role, row.dtype, row.shape, row.exact, row.layer) for row in subject.tensors]
+    document = {name: getattr(subject, name) for name in _FIELDS} | {"token": token, "tensors": tensors}
+    key = {"path": str(subject.path), "stamp": stamp}
+    keep_for_run(file_of_run(_KIND, subject.path), key, _FIELD, document, _MOST_KEPT)
 
 
 def forget_headers(folder: Path) -> None:
     """Drop what is kept of a run."""
     with contextlib.suppress(OSError):
-        _file(folder).unlink()
-
-
-def _drop_oldest(folder: Path) -> None:
-    """Keep the folder bounded."""
-    by_age = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    for path in by_age[_MOST_KEPT:]:
-        path.unlink()
+        file_of_run(_KIND, folder).unlink()
 
 
 def _subject(path: Path, folder: Path, document: Any) -> Subject:
     """Rebuild a run; whatever does not fit raises, and the headers are read anew."""
-    return Subject(
-        path=folder,
-        name=str(document["name"]),
-        kind="run",
-        format=str(document["format"]),
-        steps=tuple(int(step) for step in document["steps"]),
-        tensors=tuple(_spec(*row) for row in document["tensors"]),
-        total_bytes=int(document["total_bytes"]),
-        bytes_read=path.stat().st_size,
-        skipped=_rows(document["skipped"]),
-        unreadable=_rows(document["unreadable"]),
-        notes=tuple(map(str, document["notes"])),
-        step_pattern=str(document["step_pattern"]),
-        is_ordered=bool(document["is_ordered"]),
-        log={
-            str(name): tuple((int(step), float(value)) for step, value in series)
-            for name, series in document["log"].items()
-        },
-    )
+    told = {name: parse(document[name]) for name, parse in _FIELDS.items()}
+    return Subject(path=folder, kind="run", bytes_read=path.stat().st_size, **told)
 
 
 def _rows(told: Any) -> tuple[tuple[str, str], ...]:
@@ -159,3 +128,17 @@ def _spec(name: str, role: str, dtype: str, shape: list[int], exact: bool, layer
         exact=bool(exact),
         layer=LayerType(layer),
     )
+
+
+_FIELDS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    **dict.fromkeys(("name", "format", "step_pattern"), str),
+    "steps": lambda told: tuple(map(int, told)),
+    "tensors": lambda told: tuple(_spec(*row) for row in told),
+    "total_bytes": int,
+    "skipped": _rows,
+    "unreadable": _rows,
+    "notes": lambda told: tuple(map(str, told)),
+    "is_ordered": bool,
+    "log": lambda told: {str(name): tuple((int(a), float(b)) for a, b in row) for name, row in told.items()},
+}
+"""What is kept of a run, and what makes it of JSON."""

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
@@ -24,7 +25,6 @@ from inshrink_app.services.inside import reported
 from inshrink_app.services.jobs import (
     all_jobs,
     documents_of,
-    job_of,
     newest_job,
     read_result,
     start_job,
@@ -42,28 +42,24 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SearchPoint",
-    "SearchRequest",
     "Searched",
     "baselines",
-    "baselines_job",
+    "baselines_work",
     "check_config",
     "codec_settings",
     "default_optimizer",
     "estimate_levels",
     "estimated",
     "estimates",
-    "estimates_job",
+    "estimating_work",
+    "limits_of",
     "measured_archives",
     "measured_configs",
-    "measured_job",
+    "measuring_work",
     "newest_search",
-    "search_request",
     "searched",
     "searched_before",
-    "start_baselines",
-    "start_estimates",
     "start_measuring",
-    "start_search",
     "steps_of",
     "unmatched_overrides",
 ]
@@ -73,54 +69,6 @@ _MEASURED = "measured.inshrink"
 
 _LEVELS = 7
 """Configurations that are estimated: enough to see the course of a curve."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SearchRequest:
-    """What to look for.
-
-    Parameters
-    ----------
-    goal
-        ``restore_cost``, ``drop``, ``divergence`` or ``ratio``: which of the limits below counts.
-    max_restore_cost, max_drop, max_divergence, target_ratio
-        A share of the loss, a relative drop, nats, and a ratio of the weights.
-    beside
-        The divergence that a drop is bound together with: None for the engine's own where the evaluator tells
-        predictions, infinity for none.
-    codec, strategy
-        What is searched, and how.
-    budget
-        Most configurations tried; None for as many as the strategy wants.
-    steps
-        Steps of the chain, ascending.
-    device
-        Where it is computed.
-    engine, workers
-        Who measures trials, and with how many workers.
-    """
-
-    goal: str = "restore_cost"
-    max_restore_cost: float = 0.003
-    max_drop: float = 0.01
-    max_divergence: float = 0.003
-    target_ratio: float = 30.0
-    beside: float | None = None
-    codec: str = "lattice"
-    strategy: str = "auto"
-    budget: int | None = None
-    steps: tuple[int, ...] = ()
-    device: str = "auto"
-    engine: str = "threads"
-    workers: int | None = None
-
-    def limits(self) -> dict[str, float]:
-        """Return the limits that count, under the names that the engine has for them."""
-        name = "target_ratio" if self.goal == "ratio" else f"max_{self.goal}"
-        limits = {name: float(getattr(self, name))}
-        if self.goal == "drop" and self.beside is not None:
-            limits["max_divergence"] = float(self.beside)
-        return limits
 
 
 class SearchPoint(NamedTuple):
@@ -154,8 +102,8 @@ class SearchPoint(NamedTuple):
     drop: float | None
     divergence: float | None
     n_steps: int
-    whole: bool
-    keeps: bool
+    whole: bool = True
+    keeps: bool = False
     gain: float | None = None
     noise: float | None = None
     restore_cost: float | None = None
@@ -163,6 +111,14 @@ class SearchPoint(NamedTuple):
     baseline: str = ""
     archive: str = ""
     is_estimated: bool = False
+
+    @classmethod
+    def told(cls, config: Mapping[str, Any], figures: Mapping[str, Any], **more: Any) -> SearchPoint:
+        """Return a configuration with figures by the engine's names; of several steps, the worst of them."""
+        worst = {name: figures[name] for name in ("drop", "divergence", "restore_cost") if name in figures}
+        worst |= {name: figures.get(f"restore_{name}") for name in ("gain", "noise")}
+        words = {"label": config_words(config), **worst, **more}
+        return cls(config=config, ratio=float(figures["ratio_weights"] or 0.0), **words)
 
     @property
     def name(self) -> str:
@@ -188,8 +144,10 @@ class Searched:
     ----------
     points
         In the order they were begun.
-    max_drop, max_divergence, max_restore_cost, target_ratio
-        The limits; a divergence that is bound beside a drop by default among them.
+    limits
+        What is bounded, by figure; a divergence that is bound beside a drop by default among them.
+    target_ratio
+        The ratio of the weights that is to be reached; None for bounds.
     default_ratio
         Of the weights, as the codec writes them without a search; None while that is not told.
     metric
@@ -205,9 +163,7 @@ class Searched:
     """
 
     points: tuple[SearchPoint, ...]
-    max_drop: float | None = None
-    max_divergence: float | None = None
-    max_restore_cost: float | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
     target_ratio: float | None = None
     default_ratio: float | None = None
     metric: str = ""
@@ -221,7 +177,7 @@ class Searched:
     def best(self) -> SearchPoint | None:
         """What the search settled on, or the largest ratio so far that keeps the bounds."""
         settled = [point for point in self.points if point.is_best]
-        kept = [point for point in self.points if point.keeps and point.whole]
+        kept = [point for point in self.points if point.keeps and point.whole and point.config]
         return settled[0] if settled else max(kept, key=lambda point: point.ratio, default=None)
 
     def verdict(self, point: SearchPoint) -> str:
@@ -230,24 +186,12 @@ class Searched:
             return "reaches the ratio" if point.keeps else "below the ratio"
         return "keeps the bounds" if point.keeps else "breaks a bound"
 
-    def bound(self, figure: str) -> float | None:
-        """Return the limit of the drop, of the divergence or of the restore cost."""
-        limit: float | None = getattr(self, f"max_{figure}")
-        return limit
-
     def as_divergence(self) -> float | None:
         """Return the divergence at which the restore cost is about at its limit: they grow together."""
-        if self.max_restore_cost is None:
-            return None
         known = [(one.restore_cost, one.divergence) for one in self.points]
         shares = [divergence / cost for cost, divergence in known if cost and divergence]
-        return self.max_restore_cost * statistics.median(shares) if shares else None
-
-    def beyond(self, drop: float | None, divergence: float | None) -> str:
-        """Say which bound some figures break; nothing where they keep what is promised, or none is known."""
-        pairs = (("drop", drop, self.max_drop), ("divergence", divergence, self.max_divergence))
-        broken = [name for name, value, limit in pairs if None not in (value, limit) and value > limit]  # type: ignore[operator]
-        return " and ".join(broken)
+        limit = self.limits.get("restore_cost")
+        return None if limit is None or not shares else limit * statistics.median(shares)
 
 
 def newest_search(shown: Subject) -> Job | None:
@@ -261,34 +205,6 @@ def searched_before(shown: Subject, job: Job) -> Searched | None:
         return None
     earlier = newest_job("allocate", "search", shown.path, "finished")
     return None if earlier is None else searched(earlier, steps_of(earlier, shown), more=job.told())
-
-
-def search_request(
-    shown: Subject, asked: SearchRequest, judge: EvaluatorCode | None, output: str = ""
-) -> Search:
-    """Return the request that searches; without `output` it keeps trials alone."""
-    from inshrink_core.verbs.search import Search
-
-    fields: dict[str, Any] = {"trust_run": True} if judge is None else judge.fields
-    return Search(
-        str(shown.path),
-        codec=asked.codec,
-        strategy=asked.strategy,
-        device=asked.device,
-        engine=asked.engine,
-        workers=asked.workers,
-        budget=asked.budget,
-        steps=chosen_steps(asked.steps, shown.steps),
-        output=output or None,
-        **fields | asked.limits(),
-    )
-
-
-def start_search(shown: Subject, asked: SearchRequest, judge: EvaluatorCode) -> Job:
-    """Search; called only after the reader has said that the code may run, or where it is ours."""
-    request = search_request(shown, asked, judge)
-    more = {"page": "allocate", "topic": "search", "trusted": judge.trusted}
-    return start_job(Work.asking([request], shown=shown.path, **more))
 
 
 def steps_of(job: Job, shown: Subject) -> tuple[int, ...]:
@@ -310,21 +226,22 @@ def searched(job: Job, steps: Sequence[int], *, more: Iterable[Mapping[str, Any]
     told: Mapping[str, Any] = result if isinstance(result, dict) else {}
     rows = [*(told["trials"] if "trials" in told else job.told()), *more]
     asked: Any = job.requests[-1]
-    limits = _limits(asked, told, rows)
+    limits = limits_of(asked, told, rows)
     steps = tuple(told.get("steps") or steps)
     points = _points(rows, len(steps), limits)
     ratio = asked.target_ratio
     if ratio is not None:
         points = [point._replace(keeps=point.keeps and point.ratio >= ratio) for point in points]
+    if by_step := told.get("by_step"):
+        words = {"label": "settings found for each step", "archive": "Settings by step"}
+        points.append(SearchPoint.told({}, by_step, n_steps=len(steps), keeps=True, **words))
     best = told.get("best")
     if best:
         key = _text(best["config"])
         points = [point._replace(is_best=_text(point.config) == key) for point in points]
     return Searched(
         points=tuple(points),
-        max_drop=limits.get("drop"),
-        max_divergence=limits.get("divergence"),
-        max_restore_cost=limits.get("restore_cost"),
+        limits=limits,
         target_ratio=ratio,
         default_ratio=told["default"]["ratio_weights"] if "default" in told else None,
         metric=str(told.get("metric", "")),
@@ -346,20 +263,26 @@ def _decided(told: Mapping[str, Any]) -> Iterator[str]:
         yield f"the default stores {ratio_text(default['ratio_weights'])} of the weights, and {kept}"
 
 
-def _limits(asked: Search, told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the bounds; until the search has told its own, a divergence joins a drop as it will then."""
+def limits_of(
+    asked: Search, told: Mapping[str, Any] = MappingProxyType({}), rows: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, float]:
+    """Return the bounds by figure; a divergence joins a drop, as the search will have it.
+
+    Parameters
+    ----------
+    asked, told, rows
+        The request, its report and its trials, as far as there are any.
+    """
+    from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
+
     if "bounds" in told:
         bounds = {name: float(limit) for name, limit in told["bounds"].items() if limit is not None}
         return {name: limit for name, limit in bounds.items() if math.isfinite(limit)}
-    limits = {name: getattr(asked, f"max_{name}") for name in ("drop", "divergence", "restore_cost")}
-    known = {name: float(limit) for name, limit in limits.items() if limit is not None}
-    if math.isinf(known.get("divergence", 0.0)):
-        return {"drop": known["drop"]} if "drop" in known else {}
-    if "drop" in known and "divergence" not in known and any(row["divergence"] is not None for row in rows):
-        from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
-
-        known["divergence"] = DEFAULT_MAX_DIVERGENCE
-    return known
+    limits = asked.bounds.limits
+    if set(limits) == {"drop"} and asked.max_divergence is None:
+        has_any = any(row["divergence"] is not None for row in rows)
+        return limits | ({"divergence": DEFAULT_MAX_DIVERGENCE} if has_any or not rows else {})
+    return limits
 
 
 def _text(config: Mapping[str, Any]) -> str:
@@ -381,22 +304,19 @@ def _points(
 
 def _point(chain: Sequence[Mapping[str, Any]], n_steps: int, limits: Mapping[str, float]) -> SearchPoint:
     """Return one configuration over its steps, whose raw weights are all of one size."""
-    config = chain[0]["config"]
     stored = [1 / row["ratio_weights"] for row in chain if row["ratio_weights"]]
-    drops, divergences = _known(chain, "drop"), _known(chain, "divergence")
-    gains, noises = _known(chain, "restore_gain"), _known(chain, "restore_noise")
-    return SearchPoint(
-        label=config_words(config),
-        config=config,
-        ratio=len(stored) / math.fsum(stored) if stored else 0.0,
-        drop=max(drops, default=None),
-        divergence=max(divergences, default=None),
-        restore_cost=max(_known(chain, "restore_cost"), default=None),
+    figures = {
+        name: max(_known(chain, name), default=None) for name in ("drop", "divergence", "restore_cost")
+    }
+    for name in ("restore_gain", "restore_noise"):
+        known = _known(chain, name)
+        figures[name] = math.fsum(known) / len(known) if known else None
+    return SearchPoint.told(
+        chain[0]["config"],
+        figures | {"ratio_weights": len(stored) / math.fsum(stored) if stored else 0.0},
         n_steps=len(chain),
         whole=len(chain) >= n_steps,
-        keeps=all(_keeps(row, limits) for row in chain),
-        gain=math.fsum(gains) / len(gains) if gains else None,
-        noise=math.fsum(noises) / len(noises) if noises else None,
+        keeps=all(not row.get("failure") and _keeps(row, limits) for row in chain),
     )
 
 
@@ -404,14 +324,12 @@ def _known(chain: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [float(row[name]) for row in chain if row.get(name) is not None]
 
 
-def _keeps(row: Mapping[str, Any], limits: Mapping[str, float]) -> bool:
-    """Return whether one step keeps every bound."""
-    return not row.get("failure") and all(
-        row[name] is not None and row[name] <= limit for name, limit in limits.items()
-    )
+def _keeps(figures: Mapping[str, Any], limits: Mapping[str, float]) -> bool:
+    """Return whether figures keep every bound."""
+    return all(figures[name] is not None and figures[name] <= limit for name, limit in limits.items())
 
 
-def _baselines(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Work:
+def baselines_work(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Work:
     """Return the measuring of the baselines: a bench of codecs with everything held."""
     from inshrink_core.codecs import compared_variants
     from inshrink_core.request import request_from_json
@@ -425,16 +343,6 @@ def _baselines(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Wo
     return Work.asking([bench], shown=shown.path, of=of, trusted=judge.trusted, **more)
 
 
-def baselines_job(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Job | None:
-    """Return the measuring of the baselines on these steps, if it was started."""
-    return job_of(_baselines(shown, steps, judge))
-
-
-def start_baselines(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Job:
-    """Measure the baselines, under the same consent as a search."""
-    return start_job(_baselines(shown, steps, judge), again=False)
-
-
 def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
     """Return the baselines as points, those measured so far; nothing is promised of them."""
     from inshrink_core.codecs import compared_variants
@@ -442,17 +350,11 @@ def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
     told = {row["codec"]: row for row in (() if job is None else job.told())}
     names = {one.label: name for name, one in compared_variants().items()}
     points = [
-        SearchPoint(
+        SearchPoint.told(
+            {"codec": codec.partition(":")[0], "settings": dict(one["config"])},
+            one | {"drop": one["max_drop"], "divergence": one["max_divergence"]},
             label=names[codec],
-            config={"codec": codec.partition(":")[0], "settings": dict(one["config"])},
-            ratio=one["ratio_weights"] or 0.0,
-            drop=one["max_drop"],
-            divergence=one["max_divergence"],
             n_steps=len(one["drops"]),
-            whole=True,
-            keeps=False,
-            gain=one["restore_gain"],
-            noise=one["restore_noise"],
             baseline=names[codec],
         )
         for codec, one in told.items()
@@ -462,7 +364,9 @@ def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
     return tuple(sorted(points, key=lambda point: order.index(point.baseline)))
 
 
-def _measuring(shown: Subject, steps: Sequence[int], judge: EvaluatorCode, config: Mapping[str, Any]) -> Work:
+def measuring_work(
+    shown: Subject, steps: Sequence[int], judge: EvaluatorCode, config: Mapping[str, Any]
+) -> Work:
     """Return the measuring of one configuration: an archive is written with it, and compared."""
     from inshrink_core.verbs.compare import CompareArchives
     from inshrink_core.verbs.compress import Compress
@@ -481,21 +385,11 @@ def _measured_on(shown: Subject, judge: EvaluatorCode) -> tuple[str, ...]:
     return (opened(str(shown.path)).token, judge.digest)
 
 
-def measured_job(
-    shown: Subject, steps: Sequence[int], judge: EvaluatorCode, config: Mapping[str, Any]
-) -> Job | None:
-    """Return the measuring of one configuration on these steps, if it was started."""
-    return job_of(_measuring(shown, steps, judge, config))
-
-
-def start_measuring(
-    shown: Subject, steps: Sequence[int], judge: EvaluatorCode, config: Mapping[str, Any]
-) -> Job:
+def start_measuring(work: Work) -> Job:
     """Write an archive with one configuration and compare it; under the same consent as a search.
 
     What measures another configuration of the run is stopped: only the one that stands counts.
     """
-    work = _measuring(shown, steps, judge, config)
     for job in all_jobs():
         is_other = job.work.topic == work.topic and job.work.key != work.key
         if is_other and job.is_running and not job.is_elsewhere:
@@ -525,8 +419,7 @@ def measured_configs(
         return tuple(points)
     least = found.target_ratio or 0.0
     return tuple(
-        one._replace(keeps=one.ratio >= least and not found.beyond(one.drop, one.divergence))
-        for one in points
+        one._replace(keeps=one.ratio >= least and _keeps(one._asdict(), found.limits)) for one in points
     )
 
 
@@ -544,16 +437,12 @@ def _measured(job_id: str, n_steps: int, _job: Job) -> list[SearchPoint]:
 
 
 def _compared_point(found: Known, config: Mapping[str, Any], ratio: float, n_steps: int) -> SearchPoint:
-    return SearchPoint(
-        label=config_words(config),
-        config=config,
-        ratio=ratio,
-        drop=found.comparison.max_drop,
-        divergence=found.comparison.max_divergence,
-        restore_cost=found.comparison.max_restore_cost,
-        n_steps=len(found.comparison.steps),
-        whole=len(found.comparison.steps) >= n_steps,
-        keeps=False,
+    worst = {
+        name: getattr(found.comparison, f"max_{name}") for name in ("drop", "divergence", "restore_cost")
+    }
+    n_known = len(found.comparison.steps)
+    return SearchPoint.told(
+        config, worst | {"ratio_weights": ratio}, n_steps=n_known, whole=n_known >= n_steps
     )
 
 
@@ -585,14 +474,8 @@ def measured_archives(
     return tuple(points)
 
 
-def _estimating(shown: Subject, steps: Sequence[int], codec: str, is_calibrated: bool) -> Work:
-    of = (opened(str(shown.path)).token, "calibrated" if is_calibrated else "uncalibrated")
-    request = estimate_levels(shown, steps, codec)
-    return Work.asking([request], shown=shown.path, page="allocate", topic="estimates", of=of)
-
-
-def estimates_job(shown: Subject, steps: Sequence[int], codec: str, *, is_calibrated: bool) -> Job | None:
-    """Return the estimating of a codec from fine to coarse, if it was started.
+def estimating_work(shown: Subject, steps: Sequence[int], codec: str, *, is_calibrated: bool) -> Work:
+    """Return the estimating of a codec from fine to coarse; no evaluator is asked, so no consent is needed.
 
     Parameters
     ----------
@@ -601,12 +484,9 @@ def estimates_job(shown: Subject, steps: Sequence[int], codec: str, *, is_calibr
     is_calibrated
         Whether trials tell what an error costs; estimates from before are others.
     """
-    return job_of(_estimating(shown, steps, codec, is_calibrated))
-
-
-def start_estimates(shown: Subject, steps: Sequence[int], codec: str, *, is_calibrated: bool) -> Job:
-    """Estimate a codec from fine to coarse; no evaluator is asked, so that no consent is needed."""
-    return start_job(_estimating(shown, steps, codec, is_calibrated))
+    of = (opened(str(shown.path)).token, "calibrated" if is_calibrated else "uncalibrated")
+    request = estimate_levels(shown, steps, codec)
+    return Work.asking([request], shown=shown.path, page="allocate", topic="estimates", of=of)
 
 
 def estimate_levels(shown: Subject, steps: Sequence[int], codec: str) -> EstimateLevels:
@@ -614,7 +494,7 @@ def estimate_levels(shown: Subject, steps: Sequence[int], codec: str) -> Estimat
     from inshrink_core.verbs.estimate import EstimateLevels
 
     return EstimateLevels(
-        str(shown.path), codec=codec, levels=_LEVELS, by_tensor=True, steps=chosen_steps(steps)
+        str(shown.path), codec=codec, levels=_LEVELS, by_tensor=True, steps=chosen_steps(steps, shown.steps)
     )
 
 
@@ -622,17 +502,7 @@ def estimates(job: Job | None) -> tuple[SearchPoint, ...]:
     """Return what was estimated, or has been so far, as points; nothing is promised of them."""
     rows = {} if job is None else {_text(row["set"]): row for row in job.told()}
     return tuple(
-        SearchPoint(
-            label=config_words(row["set"]),
-            config=row["set"],
-            ratio=float(row["ratio_weights"]),
-            drop=row["drop"],
-            divergence=row["divergence"],
-            n_steps=int(row["n_steps"]),
-            whole=True,
-            keeps=False,
-            is_estimated=True,
-        )
+        SearchPoint.told(row["set"], row, n_steps=int(row["n_steps"]), is_estimated=True)
         for row in rows.values()
     )
 

@@ -145,7 +145,8 @@ def _make(original: Subject) -> None:
 
 def _trial(original: Subject, judge: EvaluatorCode, *, trusted: bool) -> None:
     """Offer to try an evaluator on one step, and draw what it said there."""
-    job = services.evaluator_trial(original, judge)
+    work = services.evaluator_trial(original, judge)
+    job = services.job_of(work)
     if not job_card.settled(job, "Trying the evaluator"):
         return
     if job is not None:
@@ -159,7 +160,7 @@ def _trial(original: Subject, judge: EvaluatorCode, *, trusted: bool) -> None:
         else "Confirm first that you trust this code.",
     ):
         state.clicked()
-        services.start_evaluator_trial(original, judge)
+        services.start_job(work)
         st.rerun()
 
 

@@ -61,6 +61,8 @@ class Remaining:
     ----------
     evaluations
         Trials measured so far, those of a log not counted.
+    after
+        About how many trials follow the search itself.
 
     Notes
     -----
@@ -72,7 +74,7 @@ class Remaining:
     """
 
     def __init__(self, n_steps: int, side_by_side: int = 1) -> None:
-        self.evaluations = 0
+        self.evaluations = self.after = 0
         self._n_steps, self._side_by_side = n_steps, side_by_side
         self._walk: Walk = lambda measure: None
         self._space: Space[Any]
@@ -123,8 +125,8 @@ class Remaining:
         costs, chains = self._costs(), self._chains()
         plays = [self._played(random.Random(seed), costs, chains) for seed in range(_PLAYS)]
         trials, seconds = (statistics.fmean(column) for column in zip(*plays, strict=True))
-        ending = _ENDING * float(np.median(costs))
-        return round(trials), seconds / self._side_by_side + ending
+        ending = (_ENDING + self.after) * float(np.median(costs))
+        return round(trials) + self.after, seconds / self._side_by_side + ending
 
     def _costs(self) -> NDArray[np.float64]:
         """Return about what a trial takes at each place of the chain."""

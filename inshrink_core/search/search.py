@@ -290,14 +290,29 @@ class ChainTrials:
         if self.progress is None or trial.cached:
             return
         left, seconds_left = self.remaining.left()
+        # Kernels are compiled in the first one, which tells nothing of the others.
+        known = seconds_left if self.remaining.evaluations > 1 else None
+        self.tell(trial, self.remaining.evaluations, left, known, found=trial.to_json())
+
+    def tell(
+        self,
+        trial: Trial,
+        done: int,
+        left: int,
+        seconds_left: float | None = None,
+        found: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Report a trial to whoever wants to know: how many were measured, and about how many are left."""
+        if self.progress is None:
+            return
         kept = [chain.ratio_weights for chain in self.known.values() if self.keeps(chain)]
         self.progress(
             SearchProgress(
                 stage="search",
-                done=self.remaining.evaluations,
-                total=self.remaining.evaluations + left,
+                done=done,
+                total=done + left,
                 step=trial.step,
-                found=trial.to_json(),
+                found=found,
                 seconds_left=seconds_left,
                 trial=trial,
                 best_ratio=max(kept, default=None),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
@@ -46,11 +49,13 @@ if TYPE_CHECKING:
     from inshrink_core.chain import ChainConfig
     from inshrink_core.formats import Run
     from inshrink_core.search.bounds import Bounds
-    from inshrink_core.search.search import Chain, SearchProgress
+    from inshrink_core.search.search import Chain, ChainTrials, SearchProgress
     from inshrink_core.search.space import Candidate, Cube, Line, Space
     from inshrink_core.search.trials import Trial, TrialRunner
 
 __all__ = ["Search", "SearchReport", "describe", "search"]
+
+_logger = logging.getLogger(__name__)
 
 _ROWS: Final = 12
 """Trials shown while the search goes on: the last ones."""
@@ -65,10 +70,43 @@ _NOTHING_BETTER: Final = (
     "nothing that was tried is smaller than the default, which keeps the bounds: it is the best"
 )
 
+_BY_STEP: Final = (
+    "settings of their own for each step store more than any one configuration that was tried, {ratio} of the"
+    " weights: write the archive under these bounds, without --config"
+)
+
+_TRIALS_BY_STEP: Final = 2
+"""About how many trials a step takes that is written with settings of its own."""
+
+_COMPARED: Final = ("random", "grid")
+"""Strategies that are there to compare with: what a step alone would allow is not looked for beside them."""
+
 _NOTHING_SAID: Final = (
     "the previous checkpoint, in the place of each one, keeps the bounds at every step: they say nothing,"
     " and nothing is coarsened"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByStep:
+    """What `inshrink compress` writes under the same bounds, with settings that are found for each step.
+
+    Parameters
+    ----------
+    ratio_weights, ratio_total
+        Of the whole chain.
+    drop, divergence, restore_cost
+        Of the worst step; None where no step has one.
+    evaluations
+        States that the evaluator judged for it, originals not counted.
+    """
+
+    ratio_weights: float | None
+    ratio_total: float | None
+    drop: float | None
+    divergence: float | None
+    restore_cost: float | None
+    evaluations: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +122,9 @@ class SearchReport(Report):
         without one.
     default, default_keeps
         The chain of the codec as it is without a search, and whether that keeps the bounds.
+    by_step
+        What an archive under the same bounds has whose steps have settings of their own; None for a target
+        ratio, with a budget, and of codecs and strategies other than the lattice's own.
     binding
         Which step leaves the least room in the best chain, in the default's where there is none; None for a
         target ratio.
@@ -122,6 +163,7 @@ class SearchReport(Report):
     ratio_total: float | None = field(metadata=UNSAID)
     default: Chain
     default_keeps: bool = field(metadata=UNSAID)
+    by_step: ByStep | None
     binding: Binding | None
     bounds: Bounds
     target_ratio: float | None
@@ -139,6 +181,12 @@ class SearchReport(Report):
     notes: tuple[str, ...] = ()
     device: str = "cpu"
     output: Path | None = field(default=None, metadata=UNSAID)
+
+    @property
+    def is_best_by_step(self) -> bool:
+        """Whether settings of its own for each step store more than any one configuration that was found."""
+        found = None if self.by_step is None else self.by_step.ratio_weights
+        return found is not None and (self.best is None or found > self.best.ratio_weights)
 
     @property
     def failure(self) -> CheckFailedError | None:
@@ -171,6 +219,8 @@ class SearchReport(Report):
 
     def show(self, console: Console) -> None:
         """Print what was found, under what, and what it took."""
+        from inshrink_core.search.bounds import option_of
+
         limits = self.bounds.limits
         asked = [
             f"drop ≤ {limits['drop'] * 100:g} %" if "drop" in limits else "",
@@ -184,6 +234,7 @@ class SearchReport(Report):
             *self._best_facts(),
             ("decided by", "" if self.binding is None else self.binding.text()),
             ("default", self._default_text()),
+            ("settings by step", self._by_step_text()),
             ("metric", f"{printable(self.metric)}, {self.direction} is better"),
             ("steps", steps_in_short(self.steps)),
             (
@@ -195,7 +246,10 @@ class SearchReport(Report):
             ("time", f"{duration(self.seconds)} on {self.device}"),
             ("trials", printable(str(self.log or "not kept"))),
         ]
-        if self.best is not None and self.output is not None:
+        if self.is_best_by_step:
+            limits_asked = " ".join(f"{option_of(name)} {limit:g}" for name, limit in limits.items())
+            facts.append(("next", f"inshrink compress RUN -o ARCHIVE {limits_asked}"))
+        elif self.best is not None and self.output is not None:
             facts.append(("next", f"inshrink compress RUN -o ARCHIVE --config {self.output}"))
         show_facts(console, facts)
         show_notes(console, self.notes)
@@ -204,6 +258,13 @@ class SearchReport(Report):
         """Return how small the weights are without a search."""
         said = "" if self.default_keeps or self.target_ratio is not None else ", and breaks the bounds"
         return f"{ratio(self.default.ratio_weights)} of the weights{said}"
+
+    def _by_step_text(self) -> str:
+        """Return how small the weights are with settings of its own for each step."""
+        if self.by_step is None:
+            return ""
+        said = ", more than any one configuration: the best" if self.is_best_by_step else ""
+        return f"{ratio(self.by_step.ratio_weights)} of the weights{said}"
 
     def _best_facts(self) -> list[tuple[str, str]]:
         if self.best is None:
@@ -336,7 +397,9 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, 
     -----
     A trial is one step encoded in memory, in the chain that a configuration makes, and evaluated. A
     configuration is given up at the first step that breaks a bound; the codec as it is without a search is
-    measured too, at every step, and nothing larger is returned where that keeps the bounds. The report's
+    measured too, at every step, and nothing larger is returned where that keeps the bounds. So is the chain
+    that `inshrink compress` writes under the same bounds, with settings of their own for each step: where
+    that stores more than any one configuration, the report says so (`SearchReport.by_step`). The report's
     `best` has the config that `inshrink_core.compress` takes; how frames are written besides decides sizes,
     not figures.
 
@@ -376,6 +439,7 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, 
         from inshrink_core.execution import write_whole
         from inshrink_core.search.calibration import calibrate
         from inshrink_core.search.search import ChainTrials, chain_search, strategy_for
+        from inshrink_core.search.space import Line
         from inshrink_core.verbs.modes.trials import measured_by_workers
 
         started = time.perf_counter()
@@ -391,18 +455,22 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, 
             uninformative = tuple(step for step in chosen if chains.says_nothing_at(step))
             informative = len(uninformative) + 1 < len(chosen) or len(chosen) == 1
             looked = chain_search(chains, space, base.config)
-            notes = []
+            notes, by_step = [], None
             if self.target_ratio is not None:
                 name, best = "ratio", looked.for_ratio(self.target_ratio)
                 default = chains.chain(_default(space, base), to_the_end=True)
             else:
                 name = strategy_for(self.strategy, space)
+                is_own = isinstance(space, Line) and self.budget is None and name not in _COMPARED
+                chains.remaining.after = _TRIALS_BY_STEP * len(chosen) if is_own else 0
                 best = looked.for_bounds(name, self.budget, self.seed, informative=informative)
                 notes += [] if informative else [_NOTHING_SAID]
                 default = chains.chain(_default(space, base), to_the_end=True)
                 if chains.keeps(default) and (best is None or best.ratio_weights < default.ratio_weights):
                     best = default
                     notes.append(_NOTHING_BETTER)
+                if is_own:
+                    by_step = self._by_step(opened, base, chains)
             trials = tuple({id(one): one for chain in chains.known.values() for one in chain.trials}.values())
             calibration = calibrate(trials)
             report = SearchReport(
@@ -410,6 +478,7 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, 
                 ratio_total=None if best is None else chains.ratio_total(best),
                 default=default,
                 default_keeps=chains.keeps(default),
+                by_step=by_step,
                 binding=None if self.target_ratio is not None else _binding(best or default, chains.bounds),
                 bounds=chains.bounds,
                 target_ratio=self.target_ratio,
@@ -428,6 +497,9 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, 
                 device=base.device,
                 output=target,
             )
+            if by_step is not None and report.is_best_by_step:
+                said = _BY_STEP.format(ratio=ratio(by_step.ratio_weights))
+                report = replace(report, notes=(*report.notes, said))
         document = report.to_json()
         if target is not None:
             write_whole(target, json.dumps(document, indent=1) + "\n")
@@ -437,6 +509,58 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, 
         question = {**asked, "evaluator": evaluator.digest, "name": evaluator.name}
         Measurements.of_run(opened, make=True).add("search", question, document | {"trials": []})
         return report
+
+    def _by_step(self, run: Run, base: ChainConfig, chains: ChainTrials) -> ByStep | None:
+        """Write the chain under the bounds somewhere temporary, each step with what is found for it.
+
+        Measured once: it is kept among what is known of the run. None where the bounds cannot be kept so.
+        """
+        from inshrink_core.archive import ArchiveWriter
+        from inshrink_core.chain import ChainWriter, archive_size
+        from inshrink_core.execution import parse_record
+        from inshrink_core.search.bounded import BoundedWriter
+        from inshrink_core.search.bounds import FIGURES
+
+        runner = chains.runner
+        judge, steps, known = runner.judge, runner.steps, Measurements.of_run(run, make=True)
+        bounds = judge.bounds(steps[0])
+        question = {"steps": list(steps), "chain": base.record() | {"keyframe_every": base.keyframe_every}}
+        question |= {"bounds": bounds.to_json(), "evaluator": judge.digest}
+        found = known.find("by_step", question)
+        if found is not None:
+            with contextlib.suppress(LookupError, TypeError, ValueError):
+                return parse_record(ByStep, found.document)
+        before = judge.evaluations
+        places = {step: place for place, step in enumerate(steps, 1)}
+
+        def told_of(trial: Trial) -> None:
+            n_tried, place = judge.evaluations - before, places[trial.step]
+            left = round(n_tried / place * (len(steps) - place))
+            chains.tell(trial, chains.remaining.evaluations + n_tried, left)
+
+        following = dict(pairwise(steps)).get
+        bounded = BoundedWriter(base, judge, run.__getitem__, following=following, on_trial=told_of)
+        with (
+            tempfile.TemporaryDirectory(prefix="inshrink-") as folder,
+            ArchiveWriter(Path(folder) / "by-step.inshrink", create=True) as writer,
+        ):
+            chain = ChainWriter(writer, base)
+            chain.initial_memory = runner.foreseen
+            try:
+                for step in steps:
+                    bounded.append(chain, run[step])
+            except CheckFailedError as error:
+                _logger.info("nothing is known of settings by step: %s", error)
+                return None
+            size, promised = archive_size(chain.archive), bounded.promise.to_json()
+        told = ByStep(
+            ratio_weights=size.ratio_weights,
+            ratio_total=size.ratio_total,
+            evaluations=judge.evaluations - before,
+            **{name: promised[f"max_{name}"] for name in FIGURES},
+        )
+        known.add("by_step", question, asdict(told))
+        return told
 
     @contextlib.contextmanager
     def begun(self, *, keeps: bool = True) -> Iterator[_Begun]:

@@ -94,3 +94,49 @@ def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_
     page.get_by_text('codec = "uniform"').wait_for()
     assert page.hosts == {server.address.removeprefix("http://")}
     assert [complaint for complaint in page.complaints if "404" not in complaint] == []
+
+
+def bits(page: Any) -> str:
+    """Return the bits per weight that the page says, once it has told everything."""
+    wait_for(page, f"() => {IDLE}")
+    return str(page.get_by_test_id("stMetric").filter(has_text="Bits per weight").first.inner_text())
+
+
+def coarser(page: Any) -> str:
+    """Move all layers by a notch, and return what they take then."""
+    before = bits(page)
+    page.get_by_role("slider").first.press("ArrowRight")
+    page.get_by_text("changed by hand").first.wait_for()
+    wait_for(page, f"() => {IDLE}")
+    while bits(page) == before:
+        page.wait_for_timeout(200)
+    return bits(page)
+
+
+def test_a_draft_outlives_a_reload_and_goes_from_one_tab_to_the_other(server: Server, page: Any) -> None:
+    (server.folder / "slow").unlink()
+    page.goto(server.link("allocate"))
+    page.get_by_role("button", name="Estimate without measuring").click()
+    page.get_by_role("button", name="Best bits for this size").wait_for()
+    first = coarser(page)
+    page.reload()
+    page.get_by_text("or in this one before a reload").wait_for()
+    assert bits(page) == first
+
+    other = page.context.browser.new_context().new_page()
+    other.goto(page.url)
+    other.get_by_text("made in another tab").wait_for()
+    assert bits(other) == first
+    second = coarser(other)
+    assert second != first
+    page.get_by_text("Settings and overrides").click()
+    page.get_by_text("Another tab has changed the bits of this run since").wait_for()
+    assert bits(page) == first, "a draft is taken over where the reader says so"
+    page.get_by_role("button", name="Take over its draft").click()
+    page.get_by_text("Another tab has changed").wait_for(state="detached")
+    assert bits(page) == second
+    page.get_by_role("button", name="Undo").click()
+    page.get_by_text("Another tab has changed").wait_for(state="detached")
+    wait_for(page, f"() => {IDLE}")
+    assert bits(page) == first
+    other.close()

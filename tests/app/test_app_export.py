@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def test_the_chain_is_shown_as_it_will_be_written(archived: Path, jobs: StubJobs
 
 def test_sizes_are_those_of_an_archive_with_the_same_settings(archived: Path) -> None:
     subject = services.load_subject(str(archived))
-    request = ExportRequest(kind="chain", steps=STEPS, codec="lossless", optimizer="exact", keyframe_every=2)
+    request = services.chain_export(subject, STEPS, codec="lossless", optimizer="exact", keyframe_every=2)
     plan = services.export_plan(subject, request)
     chain = services.chain_of(str(archived.with_name("run.inshrink")))
     assert [frame.nbytes for frame in plan.frames] == [frame.nbytes for frame in chain.frames]
@@ -143,8 +144,7 @@ def test_a_huge_run_is_planned_with_a_bounded_chart(
 
     huge = subject(400, 1000, path=root / "huge")
     monkeypatch.setattr(services, "load_subject", lambda _: huge)
-    monkeypatch.setattr(exporting, "trial_job", lambda *_: None)
-    monkeypatch.setattr(services, "trial_job", lambda *_: None)
+    monkeypatch.setattr(exporting, "opened", lambda _: SimpleNamespace(token="huge"))
     app = explorer("export", run=str(huge.path))
     assert not app.exception
     assert "The last 120 frames are drawn" in texts(app)
@@ -203,7 +203,7 @@ def test_a_target_that_cannot_be_written_is_answered_here(
     archived: Path, jobs: StubJobs, typed: str, said: str
 ) -> None:
     with pytest.raises(ServiceError) as refused:
-        services.export_target(typed, ExportRequest(kind="chain"))
+        services.export_target(typed, lossless(archived))
     assert said in refused.value.problem.what
     app = explorer("export", run=str(archived))
     next(box for box in app.text_input if box.label == "Write to").set_value(typed).run()
@@ -217,7 +217,7 @@ def test_samples_are_not_written_into(root: Path) -> None:
 
     target = str(inshrink_core.sample("digits-cnn") / "x.inshrink")
     with pytest.raises(ServiceError):
-        services.export_target(target, ExportRequest(kind="chain"))
+        services.export_target(target, lossless(SAMPLE))
 
 
 def test_a_sample_is_not_written_beside_even_where_the_explorer_sees_its_folder(
@@ -367,14 +367,17 @@ def test_an_export_that_did_not_finish_can_go_on(archived: Path, jobs: StubJobs,
     assert sum(b.proto.type == "primary" for b in app.button) == 1
 
 
-REQUEST = ExportRequest(kind="chain", steps=STEPS, codec="lossless", keyframe_every=2)
+def lossless(run: Path, **more: Any) -> ExportRequest:
+    """Return the export of a run, bit for bit."""
+    return services.chain_export(
+        services.load_subject(str(run)), STEPS, codec="lossless", **{"keyframe_every": 2, **more}
+    )
 
 
-def export(archived: Path, folder: Path, request: ExportRequest, target: Path) -> Job:
+def export(folder: Path, request: ExportRequest, target: Path) -> Job:
     """Export as the page does, between commands in a hidden folder."""
     between = str(target.with_name(".between.building"))
-    commands = services.export_requests(services.load_subject(str(archived)), request, str(target), between)
-    return work(folder, *commands, scratch=(between,))
+    return work(folder, *request.placed(str(target), between), scratch=(between,))
 
 
 def test_a_packed_chain_is_what_was_asked_and_leaves_nothing_else(archived: Path, tmp_path: Path) -> None:
@@ -382,8 +385,8 @@ def test_a_packed_chain_is_what_was_asked_and_leaves_nothing_else(archived: Path
 
     target = archived.with_name("out.inshrink")
     before = set(archived.parent.iterdir())
-    packed = replace(REQUEST, packed=True)
-    job = export(archived, tmp_path / "jobs", packed, target)
+    packed = lossless(archived, packed=True)
+    job = export(tmp_path / "jobs", packed, target)
     assert set(archived.parent.iterdir()) - before == {target}
     made = services.made_by(job)
     assert made is not None
@@ -392,7 +395,7 @@ def test_a_packed_chain_is_what_was_asked_and_leaves_nothing_else(archived: Path
     assert inshrink_core.open(target).steps == STEPS
     with pytest.raises(ServiceError, match="exists already"):
         services.export_target(str(target), packed)
-    assert export(archived, tmp_path / "again", replace(packed, replace=True), target).state == "finished"
+    assert export(tmp_path / "again", replace(packed, replaces=True), target).state == "finished"
 
 
 def test_a_packed_chain_that_was_cut_off_goes_on(archived: Path, tmp_path: Path) -> None:
@@ -402,7 +405,7 @@ def test_a_packed_chain_that_was_cut_off_goes_on(archived: Path, tmp_path: Path)
     building = target.with_name(".between.building")
     inshrink_core.compress(archived, building, codec="lossless", keyframe_every=2, steps=STEPS[:2])
     before = [frame.digest for frame in inshrink_core.open(building).frames]
-    export(archived, tmp_path / "jobs", replace(REQUEST, packed=True), target)
+    export(tmp_path / "jobs", lossless(archived, packed=True), target)
     assert [frame.digest for frame in inshrink_core.open(target).frames][:2] == before
     assert not building.exists()
 
@@ -410,7 +413,7 @@ def test_a_packed_chain_that_was_cut_off_goes_on(archived: Path, tmp_path: Path)
 def test_another_export_does_not_go_on_with_what_this_one_left(archived: Path, jobs: StubJobs) -> None:
     shown, target = services.load_subject(str(archived)), archived.with_name("out.inshrink")
     for keyframe_every in (2, 4, 4):
-        request = replace(REQUEST, packed=True, keyframe_every=keyframe_every)
+        request = lossless(archived, packed=True, keyframe_every=keyframe_every)
         services.start_export(shown, request, target)
     first, second, third = (work.scratch for work in jobs.started)
     assert first != second == third
@@ -434,8 +437,8 @@ def test_one_step_restores_to_what_a_module_loads(archived: Path, tmp_path: Path
     import inshrink_core
 
     target = archived.with_name("weights.inshrink")
-    request = ExportRequest(kind="step", steps=(20,), weights_only=True, exact=True)
-    job = export(archived, tmp_path / "jobs", request, target)
+    request = services.step_export(services.load_subject(str(archived)), 20, weights_only=True, exact=True)
+    job = export(tmp_path / "jobs", request, target)
     assert job.result["steps"] == [20]
     state = inshrink_core.verbs.load_state_dict(target)
     original = torch.load(archived / "step_000020.pt", weights_only=True)["model"]
@@ -453,10 +456,8 @@ def test_what_a_plain_export_made_is_loaded_by_the_lines_that_are_shown(
     report = inshrink_core.verbs.export(
         archive, target, step=20, weights_only=True, exact=True, layout="safetensors", without="*.bias"
     )
-    request = ExportRequest(
-        kind="step", steps=(20,), weights_only=True, exact=True, layout="safetensors", without=("*.bias",)
-    )
-    words = services.export_requests(services.load_subject(str(archive)), request, str(target), "")
+    weights = {"weights_only": True, "exact": True, "layout": "safetensors", "without": ("*.bias",)}
+    words = services.step_export(services.load_subject(str(archive)), 20, **weights).placed(str(target))
     made = services.made_by(jobs.put(*words, result=report.to_json()))
     assert made is not None
     assert (made.chain, made.n_tensors, made.relative_error) == (None, 1, 0.0)

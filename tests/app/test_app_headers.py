@@ -47,7 +47,7 @@ def test_a_changed_file_or_a_refresh_reads_the_headers_again(known: Subject) -> 
 
 @pytest.mark.parametrize("damage", [b"", b"0" * 64 + b"\n{}", b"\xff"])
 def test_a_damaged_file_is_as_good_as_none(known: Subject, damage: bytes) -> None:
-    (file,) = headers.headers_folder().glob("*.json")
+    file = headers.file_of_run("headers", known.path)
     file.write_bytes(damage)
     assert services.load_subject(str(known.path)) == known
 
@@ -56,7 +56,7 @@ def test_only_the_newest_are_kept(known: Subject, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(headers, "_MOST_KEPT", 2)
     for name in "abc":
         headers.keep_headers(dataclasses.replace(known, path=known.path / name), "token", "stamp")
-    assert len(list(headers.headers_folder().iterdir())) == 2
+    assert len(list(headers.file_of_run("headers", known.path).parent.iterdir())) == 2
 
 
 def test_few_runs_are_open_at_a_time_and_each_once(root: Path) -> None:

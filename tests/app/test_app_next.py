@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from inshrink_app import services
 from inshrink_app.jobs.printed import python_text
-from inshrink_app.pages.archive import reporting
+from inshrink_app.pages.archive.report import report_request
 
 import inshrink_core
 from tests.app.builders import button, compared_rows, explorer, keep_comparison, texts, visit
@@ -97,7 +97,7 @@ def test_a_real_report_has_the_comparison_of_several_archives_that_a_job_has_mad
     words = services.comparison(shown, paths, shown.steps, judge)
     compared = work(tmp_path / "jobs", words, shown=str(archived), trusted=judge.trusted)
     assert (compared.state, compared.problem) == ("finished", None)
-    written = work(tmp_path / "jobs2", reporting.report_request(chain, shown, str(target)), shown=str(other))
+    written = work(tmp_path / "jobs2", report_request(chain, shown, str(target)), shown=str(other))
     assert (written.state, written.problem) == ("finished", None)
     told = target.read_text()
     assert "Restored against original" in told
@@ -119,7 +119,7 @@ def test_a_report_has_the_metrics_that_were_chosen_for_the_run(archived: Path, j
 def test_a_real_report_is_handed_over(archived: Path, jobs: StubJobs) -> None:
     chain = services.chain_of(str(archived.with_name("run.inshrink")))
     original, target = services.load_subject(str(archived)), archived.with_name("told.html")
-    words = reporting.report_request(chain, original, str(target))
+    words = report_request(chain, original, str(target))
     assert work(archived.parent.parent / "jobs", words, shown=str(chain.path)).state == "finished"
     jobs.put(words, of=tuple(chain.state), shown=str(chain.path), result={"output": str(target)})
     app = explorer("archive", run=str(archived))

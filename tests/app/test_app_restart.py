@@ -18,6 +18,7 @@ from inshrink_app import services
 from inshrink_app.services import jobs as job_services
 
 import inshrink_core
+from inshrink_core.verbs.search import Search
 from tests.app.builders import SAMPLE, button, explorer, texts
 from tests.app.job_stubs import STEPS, archived, archived_template, wait, work_of
 
@@ -89,8 +90,8 @@ def test_commands_that_are_cut_off_are_told_leave_whole_files_and_go_on_where_th
         "--codec",
         "lossless",
     ]
-    asked = services.SearchRequest(codec="uniform", strategy="grid", budget=1, steps=STEPS[:1])
-    searching = services.search_request(shown, asked, judge)
+    fields = {"strategy": "grid", "budget": 1, "steps": STEPS[:1], **judge.fields}
+    searching = Search(str(archived), codec="uniform", **fields)
     work = [work_of(compress), work_of(searching, trusted=judge.trusted)]
     with subprocess.Popen(
         [sys.executable, "-c", SERVER, json.dumps([one.to_json() for one in work])],

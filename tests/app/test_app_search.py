@@ -11,11 +11,12 @@ from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.model.problem import Problem
 from inshrink_app.pages.allocate import allocating
-from inshrink_app.services import Searched, SearchRequest
+from inshrink_app.services import Searched
 from inshrink_app.services import jobs as job_services
 from inshrink_app.widgets.choices import codec_labels, strategies
 
 from inshrink_core.cli import main
+from inshrink_core.verbs.search import Search
 from tests.app.builders import SAMPLE, button, charts, explorer, texts, write_run
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, option, wait, work
 from tests.app.search_builders import config, document, put, trial
@@ -272,10 +273,10 @@ def test_a_configuration_that_was_measured_is_a_point_beside_those_of_the_search
     judge = services.evaluator_of(shown)
     assert judge is not None
     config = {"codec": "uniform", "settings": {"bits": 4}, "override": [{"match": "*.bias", "bits": 8}]}
-    job = wait(services.start_measuring(shown, (10, 20), judge, config))
+    job = wait(services.start_measuring(services.measuring_work(shown, (10, 20), judge, config)))
     assert job.state == "finished", job.problem
     assert not Path(job.requests[0].archive).exists()
-    (point,) = services.measured_configs(shown, (10, 20), judge, Searched(points=(), max_drop=0.01))
+    (point,) = services.measured_configs(shown, (10, 20), judge, Searched(points=(), limits={"drop": 0.01}))
     assert (point.config, point.n_steps, point.drop, point.keeps) == (config, 2, 0.0, True)
     assert point.ratio > 4
     assert not services.measured_configs(shown, (10, 20, 30), judge, None)
@@ -316,8 +317,7 @@ def test_a_search_and_its_baselines_are_measured_and_what_they_leave_is_read(
     shown = services.load_subject(str(archived))
     judge = services.evaluator_of(shown)
     assert judge is not None
-    request = SearchRequest(codec="uniform", strategy="grid", budget=3, steps=(10, 20))
-    asked = services.search_request(shown, request, judge)
+    asked = Search(str(archived), codec="uniform", strategy="grid", budget=3, steps=(10, 20), **judge.fields)
     job = work(tmp_path / "a", asked, trusted=judge.trusted)
     assert len(job.rows) == 6
     assert len(services.searched(job, (10, 20)).points) == 3
@@ -336,17 +336,7 @@ def test_a_search_can_name_an_engine_and_a_number_of_workers(archived: Path, job
     app.selectbox(key="search.engine").select("processes").run()
     app.number_input(key="search.workers").set_value(3).run()
     assert not app.exception
-    asked = services.search_request(
-        services.load_subject(str(archived)), SearchRequest(engine="processes", workers=3), None
-    )
-    assert "--engine processes --workers 3" in " ".join(asked.words())
     assert "--engine processes --workers 3" in " ".join(" ".join(words) for words in snippets(app)[0])
-
-
-def test_the_limits_go_to_the_engine_under_its_own_names() -> None:
-    request = SearchRequest(goal="ratio", target_ratio=12.0)
-    assert request.limits() == {"target_ratio": 12.0}
-    assert SearchRequest(goal="divergence").limits() == {"max_divergence": 0.003}
 
 
 def test_what_decided_and_what_the_default_stores_are_said_and_drawn(archived: Path, jobs: StubJobs) -> None:

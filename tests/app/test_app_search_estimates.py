@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from inshrink_app import services
 from inshrink_app.jobs.printed import python_text, shell_text
-from inshrink_app.services import SearchRequest
 
-from tests.app.builders import SAMPLE, button, charts, explorer, open_panel, subject, texts
+from inshrink_core.verbs.search import Search
+from tests.app.builders import SAMPLE, button, charts, explorer, open_panel, texts
 from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, option, work
 from tests.app.search_builders import document, put
 
@@ -45,7 +45,7 @@ def test_estimates_go_from_fine_to_coarse_and_are_there_one_by_one(
     archived: Path, jobs: StubJobs, tmp_path: Path
 ) -> None:
     shown = services.load_subject(str(archived))
-    services.start_estimates(shown, STEPS, "uniform", is_calibrated=False)
+    services.start_job(services.estimating_work(shown, STEPS, "uniform", is_calibrated=False))
     job = work(tmp_path / "jobs", *jobs.started[0].requests(None))
     points = services.estimates(job)
     assert len(points) == 7
@@ -89,9 +89,7 @@ def test_a_drop_is_bound_together_with_a_divergence_of_ones_own(
 
 
 def test_the_lines_of_a_waived_divergence_are_python() -> None:
-    request = SearchRequest(goal="drop", beside=math.inf, steps=(10,))
-    assert request.limits() == {"max_drop": 0.01, "max_divergence": math.inf}
-    words = services.search_request(subject(), request, None)
+    words = Search("/runs/x", max_drop=0.01, max_divergence=math.inf, steps=(10,))
     command, lines = shell_text([words]), python_text([words])
     assert "--max-drop 0.01 --max-divergence inf" in command
     assert "max_divergence=float('inf')" in lines
@@ -101,4 +99,4 @@ def test_the_lines_of_a_waived_divergence_are_python() -> None:
 def test_a_waived_divergence_is_no_line_in_the_figure(jobs: StubJobs) -> None:
     words = ["search", "/runs/x", "--max-drop", "0.01", "--max-divergence", "inf", "--steps", "10"]
     job = jobs.put(words, state="running")
-    assert services.searched(job, (10,)).max_divergence is None
+    assert services.searched(job, (10,)).limits == {"drop": 0.01}

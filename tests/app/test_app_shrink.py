@@ -261,7 +261,7 @@ def test_an_archive_that_was_written_without_a_bound_is_not_gone_on_with_under_o
     archived: Path, root: Path
 ) -> None:
     shown = services.load_subject(str(archived))
-    free, bound = (shrinking.goal_request("resume", shown.steps, bound=one) for one in (False, True))
+    free, bound = (shrinking.goal_request(shown, "resume", bound=one) for one in (False, True))
     shutil.rmtree(root / "run.inshrink")
     inshrink_core.compress(archived, root / "run.inshrink", optimizer="compressed")
     assert services.suggested_name(shown, free) == str(root / "run.inshrink")

@@ -268,6 +268,25 @@ def test_what_all_candidates_have_in_common_is_part_of_the_configuration_that_is
     assert (again.evaluations, again.to_json()["best"]["config"]) == (0, config)
 
 
+def test_a_search_says_what_settings_by_step_store_under_the_same_bounds_and_measures_it_once(
+    run, tmp_path, evaluator
+):
+    options = {"max_divergence": 1e-3, "gain": False, "output": tmp_path / "s.json"}
+    found = search(run, **options)
+    written = compress(run, tmp_path / "a.inshrink", max_divergence=1e-3)
+    assert found.by_step.ratio_weights == written.size.ratio_weights
+    assert found.by_step.divergence == written.to_json()["max_divergence"]
+    larger = found.by_step.ratio_weights > found.best.ratio_weights
+    assert (
+        larger is found.is_best_by_step is any("by step" in one or "each step" in one for one in found.notes)
+    )
+    assert larger is ("--max-divergence 0.001" in shown(found))
+    before = evaluator.asked
+    assert search(run, **options).by_step == found.by_step
+    assert evaluator.asked - before <= len(run.steps) + 1, "the originals alone, the first of them twice"
+    assert search(run, **options | {"budget": 1}).by_step is None
+
+
 @pytest.mark.parametrize("strategy", ["bracket", "grid", "random"])
 def test_strategies_of_the_lattice_agree_on_what_is_possible(run, tmp_path, evaluator, strategy):
     found = search(run, max_divergence=1e-3, strategy=strategy, output=tmp_path / "s.json", gain=False)

@@ -11,7 +11,7 @@ from inshrink_app.jobs.job import Job
 from inshrink_app.model.config import engine_settings
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import Subject
-from inshrink_app.services import Edit, EvaluatorCode
+from inshrink_app.services import Edit, EvaluatorCode, Searched
 from inshrink_app.services.inside import reported
 from inshrink_app.services.searching import SearchPoint, codec_settings, estimated
 from inshrink_app.widgets import fmt
@@ -60,8 +60,8 @@ class Board(NamedTuple):
         What each tensor costs, calibrated; None while that is not known.
     limits
         Bounds on the ``drop`` and the ``divergence``, as far as there are.
-    restore_cost, default_ratio, target_ratio
-        The bound on the restore cost, and ratios of the weights: of the default, and that is to be reached.
+    found
+        What the search has found; without one, what is asked for.
     n_other_steps
         Trials of a search on other steps.
     judge
@@ -76,9 +76,7 @@ class Board(NamedTuple):
     points: tuple[SearchPoint, ...]
     rates: Rates | None
     limits: Mapping[str, float]
-    restore_cost: float | None
-    default_ratio: float | None
-    target_ratio: float | None
+    found: Searched
     n_other_steps: int
     judge: EvaluatorCode | None
     edit: Edit
@@ -89,7 +87,7 @@ class Board(NamedTuple):
         """The bounds that what stands here breaks, as far as that is known; empty for none."""
         if self.numbers is None:
             return ""
-        limits = {"restore cost": self.restore_cost, **self.limits}
+        limits = {"restore cost": self.found.limits.get("restore_cost"), **self.limits}
         if self.numbers.restore_cost is not None:  # It was measured, so nothing stands in for it.
             limits.pop("divergence", None)
         known = {name: getattr(self.numbers, name.replace(" ", "_")) for name in limits}

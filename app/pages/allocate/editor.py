@@ -17,7 +17,7 @@ from inshrink_app.model.config import toml_text
 from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.allocate.allocating import Board
-from inshrink_app.services import Edit, Searched, SearchPoint
+from inshrink_app.services import Edit
 from inshrink_app.widgets import fmt, problem
 
 _EDIT = "search.edit"
@@ -41,7 +41,7 @@ def _picked(n_points: int) -> int | None:
     return place if isinstance(place, int) and 0 <= place < n_points else None
 
 
-def current(board: Board, found: Searched, job: Job | None) -> Edit:
+def current(board: Board, job: Job | None) -> Edit:
     """Return what is in the editor; a point that was picked, or the best of a new search, goes into it first.
 
     Both are steps that *Undo* takes back. What was made by hand is there again after a reload, and a search
@@ -61,7 +61,7 @@ def current(board: Board, found: Searched, job: Job | None) -> Edit:
         _say_loaded(points[place].name or points[place].label)
     elif place is not None:
         st.toast("Each step of this archive has settings of its own: there is no single configuration.")
-    best = found.best
+    best = board.found.best
     is_new = job is not None and job.state == "finished" and job.job_id != edit.searched
     if best is not None and is_new and not edit.is_changed:
         edit.searched = "" if job is None else job.job_id
@@ -91,9 +91,9 @@ def _keep(edit: Edit) -> None:
             services.keep_draft(edit, _owner())
 
 
-def way_back(board: Board, best: SearchPoint | None) -> None:
+def way_back(board: Board) -> None:
     """Offer to go back by one change, or to what was loaded, or on to the best; say whose draft it is."""
-    edit = board.edit
+    edit, best = board.edit, board.found.best
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button(
             "Undo",

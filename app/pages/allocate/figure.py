@@ -119,8 +119,10 @@ def allocation_figure(
                 y=[at(one.figure(figure)) for one in chosen],
                 mode="markers+text" if chosen[0].name else "markers",
                 name=name,
-                text=[fmt.html(fmt.elided(one.name, _NAME_WIDTH)) for one in chosen],
-                textposition="top center",
+                text=[
+                    fmt.html(fmt.elided(one.name.removesuffix(".inshrink"), _NAME_WIDTH)) for one in chosen
+                ],
+                textposition="bottom center",
                 textfont={"size": 11},
                 marker={"symbol": symbol, "size": 10, "color": colour},
                 customdata=[[place, _hover(points[place])] for place in line],
@@ -229,6 +231,9 @@ def _lay_out(drawn: go.Figure, figure: str, ends: tuple[float, float]) -> None:
     lay_out(drawn, _HEIGHT, legend=True)
     drawn.update_layout(hovermode="closest", dragmode="pan", uirevision=figure)
     sizes = [one for trace in drawn.data for one in trace.x if math.isfinite(one)]
+    if sizes and max(sizes) < 2 * min(sizes):  # One point alone stands in an octave to either side.
+        sizes = [min(sizes) / 2, *sizes, 2 * max(sizes)]
+        drawn.update_xaxes(range=[math.log10(sizes[0]), math.log10(sizes[-1])])
     ticks = log_ticks(sizes, fmt.size)
     drawn.update_xaxes(
         title=title("Size of the weights of all these steps, logarithmic"),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 from inshrink_app.model.subject import Subject
-from inshrink_app.services import SearchRequest
 from inshrink_app.widgets.choices import (
     codec_labels,
     device,
@@ -17,9 +17,15 @@ from inshrink_app.widgets.choices import (
     strategies,
 )
 
+if TYPE_CHECKING:
+    from inshrink_core.verbs.search import Search
+
 _GOALS = {"restore_cost": "Restore cost", "drop": "Drop", "divergence": "Divergence", "ratio": "Ratio"}
 _WHICH = {"all": "All steps", "recent": "The last 8", "range": "A range"}
 _RECENT = 8
+_DROP, _RATIO = 0.01, 30.0
+"""Limits to begin with."""
+
 _GOAL, _CHAIN, _CODEC, _STRATEGY = "goal", "chain", "codec", "strategy"
 _CODEC_HELP = (
     "Lattice is the default: one spacing for all, and a factor for each layer type. Inshrinkerator is the "
@@ -31,21 +37,20 @@ _STRATEGY_HELP = (
 )
 
 
-def show(shown: Subject, before: tuple[int, ...]) -> SearchRequest:
+def show(shown: Subject, before: tuple[int, ...]) -> Search:
     """Draw the controls and return what they ask for; by default on the steps of the search before."""
+    from inshrink_core.verbs.search import Search
+
     goal = one_of_few("search", "Bound", _GOAL, _GOALS, "restore_cost")
-    limits = _limits(goal)
-    beside = _beside() if goal == "drop" else None
+    fields = _limits(goal)
     names = codec_labels(searched=True)
-    codec = one_of_many("search", "Codec", _CODEC, names, next(iter(names)), _CODEC_HELP)
-    strategy = "auto"
+    fields["codec"] = one_of_many("search", "Codec", _CODEC, names, next(iter(names)), _CODEC_HELP)
     if goal != "ratio":
-        named = {name: name.capitalize() for name in strategies(codec)} | {"auto": "Automatic"}
-        strategy = one_of_many("search", "Strategy", _STRATEGY, named, "auto", _STRATEGY_HELP)
+        named = {name: name.capitalize() for name in strategies(fields["codec"])} | {"auto": "Automatic"}
+        fields["strategy"] = one_of_many("search", "Strategy", _STRATEGY, named, "auto", _STRATEGY_HELP)
     steps = _steps(shown, before)
-    budget = None
     if goal != "ratio":
-        budget = st.number_input(
+        fields["budget"] = st.number_input(
             "Most configurations to try",
             1,
             10_000,
@@ -56,35 +61,24 @@ def show(shown: Subject, before: tuple[int, ...]) -> SearchRequest:
             "says when it is enough.",
         )
     tip = "Each measures some of the trials, with an evaluator of its own."
-    who, workers = engine("search", tip)
-    return SearchRequest(
-        goal=goal,
-        beside=beside,
-        codec=codec,
-        strategy=strategy,
-        budget=None if budget is None else int(budget),
-        steps=steps,
-        device=device("search"),
-        engine=who,
-        workers=workers,
-        **limits,
-    )
+    fields["engine"], fields["workers"] = engine("search", tip)
+    fields["steps"] = None if steps == shown.steps else steps
+    return Search(str(shown.path), device=device("search"), **fields)
 
 
-def _limits(goal: str) -> dict[str, float]:
-    """Draw the limit that counts; the others keep their defaults."""
-    usual = SearchRequest()
+def _limits(goal: str) -> dict[str, Any]:
+    """Draw the limit that counts; return it by the engine's name for it."""
+    from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
+
     if goal == "restore_cost":
         tip = "How much the loss may be expected to rise when training goes on from a restored step."
-        return {"max_restore_cost": _percent("Restore cost allowed, %", usual.max_restore_cost, goal, tip)}
+        return {"max_restore_cost": _percent("Restore cost allowed, %", DEFAULT_MAX_RESTORE_COST, goal, tip)}
     if goal == "drop":
         tip = "No restored step may be worse than its original by more."
-        return {"max_drop": _percent("Drop allowed, %", usual.max_drop, goal, tip)}
+        return {"max_drop": _percent("Drop allowed, %", _DROP, goal, tip), "max_divergence": _beside()}
     if goal == "divergence":
         return {"max_divergence": _divergence("search.divergence")}
-    ratio = st.number_input(
-        "Target ratio of the weights", 1.0, 100_000.0, usual.target_ratio, 1.0, key="search.ratio"
-    )
+    ratio = st.number_input("Target ratio of the weights", 1.0, 100_000.0, _RATIO, 1.0, key="search.ratio")
     st.caption("Of all configurations that reach it, the one of the smallest divergence is found.")
     return {"target_ratio": ratio}
 

@@ -273,7 +273,7 @@ def _frame(found: _Layers, rows: Sequence[Node]) -> pd.DataFrame:
                 _share(carried, members),
                 _share(stored, members),
                 _share(damage, members),
-                fmt.value(spacings.pop()) if len(spacings) == 1 else "mixed",
+                f"{spacings.pop():g}" if len(spacings) == 1 else "mixed",
             )
         )
     shares = ["Sensitivity", "Share of bytes", "Share of damage"]

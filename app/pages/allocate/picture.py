@@ -46,9 +46,9 @@ def _live(board: Board, job: Job) -> None:
     found = services.searched(job_card.current(job), services.steps_of(job, board.shown))
     others = tuple(one for one in board.points if one.name or one.is_estimated)
     points = (*found.points, *others) if found.steps == board.steps else board.points
-    best = "none yet" if found.best is None else fmt.ratio(found.best.ratio)
+    best = "None keeps the bounds yet" if found.best is None else f"Best so far {fmt.ratio(found.best.ratio)}"
     _draw(board._replace(points=points))
-    st.caption(f"Best so far {best} · about {fmt.counted(max(0, job.total - job.done), 'evaluation')} left")
+    st.caption(f"{best} · about {fmt.counted(max(0, job.total - job.done), 'evaluation')} left")
 
 
 def _draw(board: Board) -> None:
@@ -65,14 +65,14 @@ def _draw(board: Board) -> None:
     figure = _against(known)
     limit = board.limits.get(figure)
     text = f"Bound {fmt.percent(limit) if figure == 'drop' else f'{fmt.value(limit or 0)} nats'}"
-    if figure == "divergence" and board.restore_cost is not None:
-        text = f"Restore cost {fmt.percent(board.restore_cost)}"
+    if figure == "divergence" and (cost := board.found.limits.get("restore_cost")) is not None:
+        text = f"Restore cost {fmt.percent(cost)}"
     drawn = allocation_figure(
         points,
         board.rates,
         _here(board, figure),
         figure,
-        Marks(limit, text, board.default_ratio, board.target_ratio),
+        Marks(limit, text, board.found.default_ratio, board.found.target_ratio),
         weight_bytes(board.shown) * max(1, len(board.steps)),
     )
     st.session_state["allocate.n_points"] = len(points)
@@ -142,7 +142,7 @@ def _not_drawn(board: Board) -> list[str]:
     return said
 
 
-def show_points(board: Board, found: Searched) -> None:
+def show_points(board: Board) -> None:
     """List every configuration; a row picks it, as a click on its point does."""
     points = board.points
     if not points:
@@ -150,7 +150,7 @@ def show_points(board: Board, found: Searched) -> None:
         return
     listed = pd.DataFrame({head: [getattr(one, name) for one in points] for head, name in _COLUMNS.items()})
     listed["configuration"] = [one.name or one.label for one in points]
-    listed.insert(2, "is", [_word(found, one) for one in points])
+    listed.insert(2, "is", [_word(board.found, one) for one in points])
     listing.show(
         listed,
         "search",

@@ -6,19 +6,23 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.job import Job
+from inshrink_app.jobs.work import Work
 from inshrink_app.model.page import Page
 from inshrink_app.model.subject import ASK_ABOVE_BYTES, Subject
 from inshrink_app.pages.allocate import allocating, editor, form, layers, picture
 from inshrink_app.pages.allocate.allocating import Board
-from inshrink_app.services import Edit, EvaluatorCode, Searched, SearchRequest
+from inshrink_app.services import Edit, EvaluatorCode, Searched
 from inshrink_app.widgets import ending, evaluator_consent, fmt, job_card, subject
 from inshrink_app.widgets.choices import codec_labels, one_of_few
 from inshrink_app.widgets.layout import answer, section
+
+if TYPE_CHECKING:
+    from inshrink_core.verbs.search import Search
 
 _MEASURING = "allocate.measuring"
 _VIEWS = {"layers": "Layers", "settings": "Settings and overrides", "measured": "Measured and estimated"}
@@ -36,11 +40,11 @@ def render() -> None:
     job = linked if linked is not None and linked.verb == "search" else services.newest_search(shown)
     with st.container(border=True):
         request, judge, trusted = _controls(shown, job)
-        found, board = _board(shown, request, job, judge if trusted else None)
+        board = _board(shown, request, job, judge if trusted else None)
         if job is not None and not job.is_running and job.state != "finished":
             job_card.stopped(job, primary=False)
-        _estimates(shown, request, is_calibrated=any(not one.is_estimated for one in board.points))
-        _edited(board, found, job)
+        _estimates(board)
+        _edited(board, job)
     if job is not None:
         job_card.log(job)
     job_card.of_page("allocate", shown.path)
@@ -55,12 +59,12 @@ def render() -> None:
     )
 
 
-def _controls(shown: Subject, job: Job | None) -> tuple[SearchRequest, EvaluatorCode | None, bool]:
+def _controls(shown: Subject, job: Job | None) -> tuple[Search, EvaluatorCode | None, bool]:
     """Draw the button that searches, what is searched for, and whose code judges; return what they say."""
     with st.container(horizontal=True, vertical_alignment="center"):
         place = st.container(width="content")
         with st.popover("What to search for", icon=":material/tune:"):
-            request = form.show(shown, services.steps_of(job, shown) if job is not None else shown.steps)
+            asked = form.show(shown, services.steps_of(job, shown) if job is not None else shown.steps)
         with st.popover("Evaluator", icon=":material/gavel:"):
             judge, trusted = evaluator_consent.ask(shown)
             if judge is None:
@@ -68,10 +72,12 @@ def _controls(shown: Subject, job: Job | None) -> tuple[SearchRequest, Evaluator
                     "Bits can be allocated without one: every layer is judged by a proxy, its rounding error "
                     "weighted with Fisher or, without second moments, with movement."
                 )
-        st.caption(fmt.markdown(_asked(services.search_request(shown, request, judge))))
+        request = dataclasses.replace(asked, **services.judged_by(judge))
+        st.caption(fmt.markdown(_asked(request)))
     is_running = job is not None and job.is_running
     with place:
-        tip = f"Encodes and evaluates {fmt.counted(len(request.steps), 'step')} for each trial."
+        n_steps = len(_steps(shown, request))
+        tip = f"Encodes and evaluates {fmt.counted(n_steps, 'step')} for each trial."
         if is_running:
             tip = "A search is running."
         elif judge is None:
@@ -82,28 +88,33 @@ def _controls(shown: Subject, job: Job | None) -> tuple[SearchRequest, Evaluator
             "Search again" if job is not None else "Search",
             type="primary" if trusted else "secondary",
             icon=":material/search:",
-            disabled=is_running or not trusted or not request.steps,
+            disabled=is_running or not trusted or not n_steps,
             help=tip,
         ):
             state.clicked()
-            state.publish(job=services.start_search(shown, request, judge).job_id)  # type: ignore[arg-type]
+            trusted_code = judge.trusted if judge is not None else ""
+            more = {"page": "allocate", "topic": "search", "trusted": trusted_code}
+            state.publish(job=services.start_job(Work.asking([request], shown=shown.path, **more)).job_id)
             st.rerun()
     if job is not None and is_running:
         job_card.running(job)
     return request, judge, trusted
 
 
-def _board(
-    shown: Subject, request: SearchRequest, job: Job | None, judge: EvaluatorCode | None
-) -> tuple[Searched, Board]:
+def _steps(shown: Subject, request: Search) -> tuple[int, ...]:
+    """Return the steps that are searched, all of them where the request names none."""
+    return tuple(map(int, request.steps or shown.steps))
+
+
+def _board(shown: Subject, request: Search, job: Job | None, judge: EvaluatorCode | None) -> Board:
     """Gather what was searched, measured and estimated of these steps.
 
     Estimates begin by themselves once the reader clicked anywhere; those that were made before anything was
     measured are made anew once trials tell what an error costs.
     """
-    told = request.limits()
-    limits: dict[str, Any] = {name: limit for name, limit in told.items() if math.isfinite(limit)}
-    found, steps = Searched(points=(), steps=request.steps, **limits), request.steps
+    steps, codec = _steps(shown, request), request.codec or ""
+    limits, target = services.limits_of(request), request.target_ratio
+    found = Searched(points=(), steps=steps, limits=limits, target_ratio=target)
     n_left_out = 0
     if job is not None:
         before = services.searched_before(shown, job)
@@ -111,81 +122,84 @@ def _board(
         n_left_out = len(searched.points) if searched.steps != steps else 0
         found = found if n_left_out else searched
     own = () if judge is None else services.measured_configs(shown, steps, judge, found)
-    published = () if judge is None else services.baselines(services.baselines_job(shown, steps, judge))
+    published = () if judge is None else services.baselines(_baselines(shown, steps, judge))
     archives = services.measured_archives(shown, judge, steps)
     measured = (*found.points, *own, *published, *archives)
-    guessing = services.estimates_job(shown, steps, request.codec, is_calibrated=bool(measured))
+    work = services.estimating_work(shown, steps, codec, is_calibrated=bool(measured))
+    guessing = services.job_of(work)
     if (
         guessing is None
         and steps
         and state.was_clicked()
         and allocating.weight_bytes(shown) <= ASK_ABOVE_BYTES
     ):
-        guessing = services.start_estimates(shown, steps, request.codec, is_calibrated=bool(measured))
-    rates = allocating.rates(shown, guessing, request.codec)
+        guessing = services.start_job(work)
+    rates = allocating.rates(shown, guessing, codec)
     if rates is None and measured:  # Those from before anything was measured, while they are made anew.
-        earlier = services.estimates_job(shown, steps, request.codec, is_calibrated=False)
-        rates, guessing = allocating.rates(shown, earlier, request.codec), guessing or earlier
+        earlier = services.job_of(services.estimating_work(shown, steps, codec, is_calibrated=False))
+        rates, guessing = allocating.rates(shown, earlier, codec), guessing or earlier
     points = (*measured, *services.estimates(guessing))
-    return found, Board(
+    return Board(
         shown=shown,
         steps=steps,
-        codec=request.codec,
+        codec=codec,
         points=points,
         rates=None if rates is None else allocating.calibrated(shown, rates, points),
-        limits=_limits(dataclasses.replace(found, points=measured), request),
-        restore_cost=found.max_restore_cost,
-        default_ratio=found.default_ratio,
-        target_ratio=found.target_ratio,
+        limits=_limits(dataclasses.replace(found, points=measured)),
+        found=found,
         n_other_steps=n_left_out,
         judge=judge,
         edit=Edit(str(shown.path), {}),
     )
 
 
-def _limits(found: Searched, request: SearchRequest) -> dict[str, float]:
-    """Return the bounds that the page goes by: those of the search, else those that are asked for."""
-    from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
+def _baselines(shown: Subject, steps: tuple[int, ...], judge: EvaluatorCode) -> Job | None:
+    """Return the measuring of the published codecs on these steps, if it was started."""
+    return services.job_of(services.baselines_work(shown, steps, judge))
 
-    limits = {name: found.bound(name) for name in ("drop", "divergence")}
+
+def _limits(found: Searched) -> dict[str, float]:
+    """Return the bounds on the drop and the divergence, which stands in for the restore cost."""
+    limits = {name: found.limits.get(name) for name in ("drop", "divergence")}
     limits["divergence"] = limits["divergence"] or found.as_divergence()
-    if request.goal == "drop" and request.beside is None and not limits["divergence"]:
-        limits["divergence"] = DEFAULT_MAX_DIVERGENCE
     return {name: limit for name, limit in limits.items() if limit}
 
 
-def _estimates(shown: Subject, request: SearchRequest, *, is_calibrated: bool) -> None:
+def _estimates(board: Board) -> None:
     """Offer to estimate the codec from fine to coarse, or draw how far that is."""
-    job = services.estimates_job(shown, request.steps, request.codec, is_calibrated=is_calibrated)
+    is_calibrated = any(not one.is_estimated for one in board.points)
+    work = services.estimating_work(board.shown, board.steps, board.codec, is_calibrated=is_calibrated)
+    job = services.job_of(work)
     if (
         job is None
-        and request.steps
+        and board.steps
         and st.button(
             "Estimate without measuring",
             icon=":material/calculate:",
-            help=f"Encodes a sample of the weights with {codec_labels()[request.codec]} from fine to coarse, "
+            help=f"Encodes a sample of the weights with {codec_labels()[board.codec]} from fine to coarse, "
             "and tells what each layer takes. No evaluator is asked, so no code of the run is executed.",
         )
     ):
-        services.start_estimates(shown, request.steps, request.codec, is_calibrated=is_calibrated)
+        services.start_job(work)
         st.rerun()
     if job is not None and job.is_running:
+        st.caption("Estimating what each layer takes")
         job_card.running(job)
     else:
         job_card.settled(job, "")
 
 
 @st.fragment
-def _edited(board: Board, found: Searched, job: Job | None) -> None:
+def _edited(board: Board, job: Job | None) -> None:
     """Draw the picture and what is changed by hand. A click redraws this part alone."""
-    board = board._replace(edit=editor.current(board, found, job))
+    board = board._replace(edit=editor.current(board, job))
     board = board._replace(numbers=answer(lambda: allocating.numbers_of(board), "Estimating…"))
     left, right = st.columns([3, 2], gap="medium")
     with left:
         picture.show(board, job)
-        _said(board, found, job)
+        _said(board.found, job)
     with right:
-        editor.way_back(board, found.best)
+        editor.way_back(board)
         layers.show_numbers(board)
         layers.show_handles(board)
         editor.offer(board)
@@ -194,12 +208,12 @@ def _edited(board: Board, found: Searched, job: Job | None) -> None:
     if view == "settings":
         editor.show_settings(board)
     elif view == "measured":
-        picture.show_points(board, found)
+        picture.show_points(board)
     else:
         layers.show_table(board)
 
 
-def _said(board: Board, found: Searched, job: Job | None) -> None:
+def _said(found: Searched, job: Job | None) -> None:
     """Say what the search came to, and what decided."""
     best = found.best
     is_told = found.metric or (job is not None and job.state == "finished")  # Not of one that was cut short.
@@ -217,8 +231,10 @@ def _said(board: Board, found: Searched, job: Job | None) -> None:
         figures = [f"{fmt.ratio(best.ratio)} of the weights", f"worst drop {fmt.percent(best.drop)}"]
         if best.restore_cost is not None:
             figures.append(f"restore cost {fmt.percent(best.restore_cost)}")
-        st.caption(fmt.markdown(f"Best of the search: {best.label} · {', '.join(figures)} · {took}."))
-    notes = [*found.notes, *_larger(board, found)]
+        st.caption(
+            fmt.markdown(f"Best of the search: {best.label} at every step · {', '.join(figures)} · {took}.")
+        )
+    notes = list(found.notes)
     if found.uninformative:
         few, every = fmt.counted(len(found.uninformative), "step"), fmt.count(len(found.steps))
         notes.append(
@@ -228,18 +244,6 @@ def _said(board: Board, found: Searched, job: Job | None) -> None:
         st.caption(fmt.markdown(fmt.sentence(note)))
 
 
-def _larger(board: Board, found: Searched) -> list[str]:
-    """Say which archive stores more than what was found, within the same bound, and why it can."""
-    limit, best = found.max_restore_cost, found.best
-    return [
-        f"the archive {one.archive} stores more within the bound, {fmt.ratio(one.ratio)} of the weights: it "
-        "has settings of its own for each step, and a search looks for those that serve all steps"
-        for one in board.points
-        if limit is not None and best is not None and one.archive and one.whole and not one.config
-        if one.restore_cost is not None and one.restore_cost <= limit and one.ratio > best.ratio
-    ]
-
-
 def _measure(board: Board) -> None:
     """Measure what stands in the editor, where the reader wants that; and the published codecs."""
     shown, steps, judge = board.shown, board.steps, board.judge
@@ -247,22 +251,24 @@ def _measure(board: Board) -> None:
         return
     config: Mapping[str, Any] = board.edit.config
     wanted = st.toggle(
-        "Measure each change in the background",
+        "Measure each change",
         key=_MEASURING,
-        help=f"Encodes {fmt.counted(len(steps), 'step')} with what stands here and asks the evaluator; the "
-        "point joins those that were measured. Another change starts it again.",
+        help=f"In the background {fmt.counted(len(steps), 'step')} are written with what stands here for the "
+        "evaluator, and the point joins those that were measured. Another change starts it again.",
     )
-    job = services.measured_job(shown, steps, judge, config)
+    work = services.measuring_work(shown, steps, judge, config)
+    job = services.job_of(work)
     if not wanted:
         if job is not None and job.is_running:
             services.stop_job(job)
     elif job is None or job.state == "cancelled":
-        job_card.running(services.start_measuring(shown, steps, judge, config))
+        job_card.running(services.start_measuring(work))
     elif job.is_running:
         job_card.running(job)
     elif job.state != "finished":
         job_card.stopped(job, primary=False)
-    published = services.baselines_job(shown, steps, judge)
+    baselines = services.baselines_work(shown, steps, judge)
+    published = services.job_of(baselines)
     if published is None and len(steps) > 1:
         if st.button(
             "Measure published codecs",
@@ -270,27 +276,30 @@ def _measure(board: Board) -> None:
             help="Lossless, uniform 8 and 4 bit, and the published codecs with their own settings, on the "
             "same steps.",
         ):
-            services.start_baselines(shown, steps, judge)
+            services.start_job(baselines, again=False)
             st.rerun()
     else:
         job_card.settled(published, "Measuring published codecs")
 
 
-def _snippet(shown: Subject, request: SearchRequest, judge: EvaluatorCode | None) -> None:
+def _snippet(shown: Subject, request: Search, judge: EvaluatorCode | None) -> None:
     """Show the same without the explorer, and compressing with what is found."""
     from inshrink_core.verbs.compress import Compress
 
     path = str(shown.place).rstrip("/")
-    search = services.search_request(shown, request, judge, f"{path}-search.json")
+    search = dataclasses.replace(request, output=f"{path}-search.json")
     archive = Path(f"{path}-searched.inshrink")
     compress = Compress(str(shown.path), str(archive), config=f"{path}-search.json")
-    compare = services.comparison(shown, [archive], request.steps, judge)
-    estimates = services.estimate_levels(shown, request.steps, request.codec)
+    compare = services.comparison(shown, [archive], _steps(shown, request), judge)
+    estimates = services.estimate_levels(shown, _steps(shown, request), request.codec or "")
     ending.requests([search, compress, compare, estimates])
 
 
 def _archive(shown: Subject) -> None:
     """Say that a search needs the originals, and lead to them where they are known."""
+    from inshrink_core.codec import DEFAULT_CODEC
+    from inshrink_core.verbs.search import Search
+
     original = services.original_of(shown)
     with section("A search needs the original run"):
         st.write(
@@ -305,7 +314,7 @@ def _archive(shown: Subject) -> None:
         else:
             subject.open_another()
     named = original if original is not None else shown
-    _snippet(named, SearchRequest(steps=named.steps), None)
+    _snippet(named, Search(str(named.path), codec=DEFAULT_CODEC, trust_run=True), None)
 
 
 def _asked(asked: Any) -> str:

@@ -2,26 +2,81 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 from inshrink_app import services, state
+from inshrink_app.jobs.job import Job
+from inshrink_app.jobs.work import Work
+from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.model.subject import Subject
-from inshrink_app.pages.archive import reporting
+from inshrink_app.services import LogChoice
 from inshrink_app.widgets import fmt, job_card, listing
 from inshrink_app.widgets.layout import answer, section
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
+    from inshrink_core.verbs.report import Report
+
+_SUFFIX = ".html"
+
+
+def report_request(
+    chain: ChainReport, original: Subject | None, target: str, log: LogChoice | None = None
+) -> Report:
+    """Return the request that tells of an archive; it finds the newest comparison by itself.
+
+    Parameters
+    ----------
+    chain, original, target
+        The archive, the run it is of where that is known, and where the report goes.
+    log
+        The metrics that the reader chose; None for what the run has logged itself.
+    """
+    from inshrink_core.verbs.report import Report
+
+    job = None if original is None else _rehearsal(original)
+    kept = None if job is None or job.folder is None else job.folder.output
+    return Report(
+        str(chain.path),
+        output=target,
+        against=None if original is None else str(original.path),
+        rehearsed=str(kept) if kept is not None and kept.is_file() else None,
+        **({} if log is None else log.fields),
+    )
+
+
+def _rehearsal(original: Subject) -> Job | None:
+    """Return the newest finished rehearsal of a run."""
+    jobs = (job for job in services.all_jobs() if job.verb == "rehearse" and job.shown == str(original.path))
+    return next((job for job in jobs if job.state == "finished"), None)
+
+
+def report_target(text: str) -> Path:
+    """Return the real path that a report may be written to.
+
+    Raises
+    ------
+    ServiceError
+        As `services.writable` has it, or something is there already.
+    """
+    path = services.writable(text, "a report goes into a folder of yours", _SUFFIX)
+    if os.path.lexists(path):
+        raise ServiceError(
+            Problem("there is something at this path already", str(path), "choose another name")
+        )
+    return path
 
 
 def show(chain: ChainReport, shown: Subject, original: Subject | None) -> Any:
     """Draw the report, or offer to write it; return the request."""
-    suggestion = reporting.suggested_report(chain, shown)
+    suggestion = services.suggested_path(shown, chain.name, "report", _SUFFIX)
     log = services.chosen_log(state.log_choice(state.run_path() or ""))
     with section("Report"):
-        job = reporting.report_job(chain)
+        newest = services.newest_job("archive", "report", chain.path)
+        job = newest if newest is not None and newest.work.of == chain.state else None
         if job is not None and job.is_running:
             job_card.running(job, "Writing the report")
             return job.requests[-1]
@@ -41,11 +96,13 @@ def show(chain: ChainReport, shown: Subject, original: Subject | None) -> Any:
             )
         typed = st.text_input("Write to", value=suggestion, key=f"report.target.{suggestion}")
         if st.button("Write the report", icon=":material/description:"):
-            target = answer(lambda: reporting.report_target(typed))
+            target = answer(lambda: report_target(typed))
             if target is not None:
-                reporting.start_report(chain, original, target, log)
+                request = report_request(chain, original, str(target), log)
+                more = {"page": "archive", "topic": "report", "of": tuple(chain.state)}
+                services.start_job(Work.asking([request], shown=chain.path, **more))
                 st.rerun()
-    return reporting.report_request(chain, original, typed, log)
+    return report_request(chain, original, typed, log)
 
 
 def _made(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from inshrink_core.request import Request
 
 
-_COUNTS = {"restore": "failure", "seed": "seed", "step": "step"}
-
-
 def rehearse(original: Subject, training: Training) -> None:
     """Draw the card of a sample's training."""
     with section("Failure rehearsal"):
@@ -42,14 +39,17 @@ def rehearse(original: Subject, training: Training) -> None:
         if job is not None and job.is_running:
             _live(job)
             return
-        finished = services.finished_rehearsals(training)
-        if job is not None and job.state == "finished":
-            _result(job)
-        elif job is not None:
+        is_done = job is not None and job.state == "finished"
+        jobs = (job,) if job is not None and is_done else services.finished_rehearsals(training)
+        finished = [one for one in map(services.read_result, jobs) if isinstance(one, dict)]
+        if job is not None and not is_done:
             job_card.stopped(job, primary=False)
         elif finished:
-            _earlier(finished)
-        if (job is None or job.state == "finished") and st.button(
+            of_these = finished[0] if is_done else _chosen(finished, "Earlier rehearsals", "rehearse.old")
+            _show(of_these, "found")
+        elif is_done:
+            st.caption("What this rehearsal found cannot be read any more.")
+        if (job is None or is_done) and st.button(
             "Rehearse" if job is None else "Rehearse again",
             icon=":material/replay:",
             help="Trainings that were finished with these settings are not repeated.",
@@ -111,30 +111,15 @@ def _request(training: Training) -> Request[Any]:
     return request_from_json({"verb": "rehearse", "fields": {**fields, **counts}})
 
 
-def _earlier(finished: tuple[Job, ...]) -> None:
-    """Offer what was rehearsed before with other settings."""
-    titles = {job.job_id: _title(job) for job in finished}
-    chosen = st.selectbox(
-        "Earlier rehearsals", list(titles), format_func=titles.__getitem__, key="rehearse.old"
-    )
-    job = next((job for job in finished if job.job_id == chosen), finished[0])
-    _result(job)
+def _chosen(found: Sequence[Mapping[str, Any]], label: str, key: str) -> Mapping[str, Any]:
+    """Draw which rehearsals there are, and return the one that is chosen."""
+    return found[st.selectbox(label, range(len(found)), format_func=lambda i: _title(found[i]), key=key)]
 
 
-def _title(job: Job) -> str:
-    """Name a rehearsal by its settings."""
-    asked: Any = job.requests[-1]
-    counts = [fmt.counted(getattr(asked, f"{name}s") or 0, word) for name, word in _COUNTS.items()]
-    return " · ".join([str(asked.codec), *counts])
-
-
-def _result(job: Job) -> None:
-    """Draw a finished rehearsal."""
-    document = services.read_result(job)
-    if not isinstance(document, dict):
-        st.caption("What this rehearsal found cannot be read any more.")
-        return
-    _show(document, job.job_id)
+def _title(found: Mapping[str, Any]) -> str:
+    """Tell rehearsals apart, by what was asked and by what came of it."""
+    counts = fmt.counted(len(found["restored_at"]), "failure"), fmt.counted(len(found["curves"]), "seed")
+    return " · ".join([found["task"], found["codec"], *counts, fmt.ratio(found["ratio_total"])])
 
 
 @st.fragment(run_every=job_card.POLL_SECONDS)
@@ -234,22 +219,5 @@ def saved() -> None:
         except ServiceError as error:
             problem.show(error.problem)
             return
-        place = 0
-        if len(found) > 1:
-            place = st.selectbox(
-                "Rehearsal",
-                range(len(found)),
-                format_func=lambda i: _saved_title(found[i]),
-                key="rehearsal.which",
-            )
-        chosen = found[place]
-        st.caption(fmt.markdown(f"{chosen['task']} · {chosen['codec']}"))
+        chosen = _chosen(found, "Rehearsal", "rehearsal.which")
         _show(chosen, "saved")
-
-
-def _saved_title(found: Mapping[str, Any]) -> str:
-    """Tell rehearsals of one folder apart."""
-    return (
-        f"{found['task']} · {found['codec']} · {fmt.counted(len(found['restored_at']), 'failure')} · "
-        f"{fmt.counted(len(found['curves']), 'seed')} · {fmt.ratio(found['ratio_total'])}"
-    )

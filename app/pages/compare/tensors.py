@@ -28,18 +28,7 @@ _MAX_ROWS = 2_000
 def errors(shown: Subject, original: Subject, archives: tuple[ChainReport, ...]) -> None:
     """Draw the error of every tensor, or offer to measure it."""
     with section("Tensor by tensor"):
-        one = archives[0]
-        if len(archives) > 1:
-            names = {str(choice.path): choice for choice in archives}
-            picked = st.segmented_control(
-                "Archive",
-                list(names),
-                default=str(one.path),
-                format_func=lambda path: fmt.inked(fmt.markdown(fmt.elided(names[path].name, 40))),
-                key="errors.archive",
-                label_visibility="collapsed",
-            )
-            one = names.get(str(picked), one)
+        one = _one_of(archives, "Archive", "errors.archive")
         try:
             work = _errors(shown, original, one)
             job = services.job_of(work)
@@ -62,6 +51,17 @@ def errors(shown: Subject, original: Subject, archives: tuple[ChainReport, ...])
         ):
             services.start_job(work)
             st.rerun()
+
+
+def _one_of(archives: tuple[ChainReport, ...], label: str, key: str) -> ChainReport:
+    """Return one of the archives, which the reader chooses where there are several."""
+    names = {str(one.path): one for one in archives}
+    picked = str(archives[0].path)
+    if len(archives) > 1:
+        picked = st.selectbox(
+            label, list(names), format_func=lambda path: archive_picker.choice_text(names[path]), key=key
+        )
+    return names.get(picked, archives[0])
 
 
 def _errors(shown: Subject, original: Subject, chain: ChainReport) -> Work:
@@ -167,17 +167,8 @@ def restore(shown: Subject, archives: tuple[ChainReport, ...]) -> None:
 
 def _choices(archives: tuple[ChainReport, ...]) -> tuple[ChainReport, int, str]:
     """Draw what is restored, and as what."""
-    names = {str(one.path): one for one in archives}
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
-        archive = archives[0]
-        if len(archives) > 1:
-            picked = st.selectbox(
-                "From",
-                list(names),
-                format_func=lambda path: archive_picker.choice_text(names[path]),
-                key="restore.archive",
-            )
-            archive = names.get(str(picked), archive)
+        archive = _one_of(archives, "From", "restore.archive")
         steps = list(archive.steps)
         if st.session_state.get("restore.step") not in steps:
             st.session_state["restore.step"] = steps[-1]

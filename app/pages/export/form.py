@@ -46,7 +46,7 @@ _WHAT = "what"
 def show(shown: Subject) -> ExportRequest:
     """Draw the controls and return what they ask for."""
     with section("What to export"):
-        return dataclasses.replace(_asked(shown), device=device("export"))
+        return _asked(shown).on(device("export"))
 
 
 def _asked(shown: Subject) -> ExportRequest:
@@ -61,8 +61,8 @@ def _asked(shown: Subject) -> ExportRequest:
                 "run can be exported here.",
                 icon=":material/info:",
             )
-            return ExportRequest(kind="pack", packed=True)
-        return ExportRequest(kind="pack", packed=True, steps=shown.steps)
+            return dataclasses.replace(services.pack_export(shown), steps=())
+        return services.pack_export(shown)
     return _chain(shown, _range(shown) if what == "range" else shown.steps)
 
 
@@ -101,12 +101,11 @@ def _one_step(shown: Subject) -> ExportRequest:
         key="export.weights_only",
         help="Leaves out optimizer and training state; config and tokenizer files stay.",
     )
-    request = ExportRequest(kind="step", steps=(step,), packed=True, weights_only=weights_only)
-    return _weights(shown, request) if weights_only else request
+    return services.step_export(shown, step, **(_weights(shown) if weights_only else {}))
 
 
-def _weights(shown: Subject, request: ExportRequest) -> ExportRequest:
-    """Draw which layers, in what form and how coarse."""
+def _weights(shown: Subject) -> dict[str, Any]:
+    """Draw which layers, in what form and how coarse; return it by the engine's names."""
     names = [row.name for row in shown.model_tensors]
     # What holds all of them is no choice: to keep it is the default, and without it nothing is left.
     parts = [node for node in modules.outline(names, modules.TENSOR) if len(node.members) < len(names)]
@@ -130,16 +129,15 @@ def _weights(shown: Subject, request: ExportRequest) -> ExportRequest:
     grade = one_of_few(
         "export", "Values", f"values_{layout}", grades, "ratio" if layout == "packed" else "exact"
     )
-    request = dataclasses.replace(
-        request,
-        tensors=tuple(chosen[layers.KEEP]),
-        without=tuple(chosen[layers.LEAVE_OUT]),
-        layout=layout,
-        exact=grade == "exact",
-    )
+    fields: dict[str, Any] = {
+        "weights_only": True,
+        "tensors": tuple(chosen[layers.KEEP]),
+        "without": tuple(chosen[layers.LEAVE_OUT]),
+        "layout": layout,
+    }
     if grade == "ratio":
-        ratio = st.slider("Times smaller than float32, at least", 2.0, 32.0, 8.0, 0.5, key="export.ratio")
-        request = dataclasses.replace(request, ratio=ratio)
+        label = "Times smaller than float32, at least"
+        fields["ratio"] = st.slider(label, 2.0, 32.0, 8.0, 0.5, key="export.ratio")
         if layout != "packed":
             st.caption(
                 "The values are as coarse as such a packed file has them; the plain file is no smaller."
@@ -148,11 +146,12 @@ def _weights(shown: Subject, request: ExportRequest) -> ExportRequest:
         megabytes = st.number_input(
             "At most, MB", 0.001, None, max(0.001, _eighth(shown)), format="%.3f", key="export.size"
         )
-        request = dataclasses.replace(request, size=round(1e6 * megabytes))
-    if layout == "packed":
-        return request
-    dtype = one_of_few("export", "Floats as", "dtype", _DTYPES, "same")
-    return dataclasses.replace(request, dtype=dtype)
+        fields["size"] = round(1e6 * megabytes)
+    else:
+        fields["exact"] = True
+    if layout != "packed":
+        fields["dtype"] = one_of_few("export", "Floats as", "dtype", _DTYPES, "same")
+    return fields
 
 
 def _eighth(shown: Subject) -> float:
@@ -205,19 +204,11 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
         help="Restoring a step decodes at most so many frames; keyframes are larger than deltas.",
     )
     tip = "Each compresses some of the tensors, one thread each."
-    who, workers = ("threads", None) if watch else engine("export", tip)
-    return ExportRequest(
-        kind="chain",
-        steps=steps,
-        codec=codec,
-        config=config,
-        optimizer=optimizer,
-        keyframe_every=int(keyframe_every),
-        packed=packed,
-        watch=watch,
-        engine=who,
-        workers=workers,
-    )
+    fields: dict[str, Any] = {"codec": codec, "config": config or None, "optimizer": optimizer}
+    fields["keyframe_every"] = int(keyframe_every)
+    if not watch:
+        fields["engine"], fields["workers"] = engine("export", tip)
+    return services.chain_export(shown, steps, packed=packed, watch=watch, **fields)
 
 
 def _is_dropped() -> bool:

@@ -60,7 +60,7 @@ def render() -> None:
     job_card.of_page("export", shown.path)
     made = "folder" if request.kind == "chain" else "exact"
     between = f"{target.removesuffix(_SUFFIX)}-{made}{_SUFFIX}"
-    ending.requests(services.export_requests(shown, request, target, between))
+    ending.requests(request.placed(target, between))
     _next(shown, job)
 
 
@@ -223,11 +223,12 @@ def _offer_trial(shown: Subject, request: ExportRequest, cut: str) -> None:
         "Sizes are those of the uncompressed steps: no archive of this run with these settings is there to "
         f"estimate from.{cut}"
     )
-    job = services.trial_job(shown, request)
+    work = services.trial_work(shown, request)
+    job = services.job_of(work)
     if job_card.settled(job, "Trying two steps") and st.button(
         "Try two steps", icon=":material/science:", help="Encodes two steps and keeps nothing."
     ):
-        services.start_trial(shown, request)
+        services.start_job(work, again=False)
         st.rerun()
 
 
@@ -250,7 +251,7 @@ def _other_plan(shown: Subject, request: ExportRequest) -> None:
                 "reads archives reads it as it is."
             )
             return
-        if request.weights_only:
+        if request.file.weights_only:
             _weights_plan(shown, request)
             return
         facts(
@@ -268,7 +269,7 @@ def _weights_plan(shown: Subject, request: ExportRequest) -> None:
     from inshrink_core.checkpoint import DTYPE_SIZES
     from inshrink_core.verbs.export import CASTABLE, DTYPES
 
-    model = shown.model_tensors
+    asked, model = request.file, shown.model_tensors
     names = set(request.keeps(row.name for row in model))
     kept = [row for row in model if row.name in names]
     weights, raw = sum(row.numel for row in kept), sum(row.nbytes for row in kept)
@@ -277,22 +278,20 @@ def _weights_plan(shown: Subject, request: ExportRequest) -> None:
         ("Tensors", fmt.count(len(kept)), f"of {fmt.count(len(model))}"),
         ("Raw size", fmt.size(raw), f"{fmt.compact(weights)} parameters"),
     ]
-    if request.layout == "safetensors":
-        wide = DTYPE_SIZES.get(DTYPES[request.dtype])
+    if asked.layout == "safetensors":
+        wide = DTYPE_SIZES.get(DTYPES[asked.dtype])
         sizes = (row.numel * wide if wide and row.dtype in CASTABLE else row.nbytes for row in kept)
         told.append(("About", fmt.size(sum(sizes)), "plain safetensors"))
-    elif kept and not request.exact:
-        at_most = 4 * weights / request.ratio if request.size is None else request.size
+    elif kept and not asked.exact:
+        at_most = 4 * weights / asked.ratio if asked.size is None else asked.size
         told.append(("At most", fmt.size(at_most), f"{fmt.ratio(4 * weights / at_most)} below float32"))
     facts(told)
-    rounded = "Every bit is kept." if request.exact else "Weights are coarsened as far as asked, no further."
-    if request.dtype != "same":
-        rounded = (
-            f"{rounded if not request.exact else 'Nothing is coarsened.'} Floats become {request.dtype}."
-        )
+    rounded = "Every bit is kept." if asked.exact else "Weights are coarsened as far as asked, no further."
+    if asked.dtype != "same":
+        rounded = f"{rounded if not asked.exact else 'Nothing is coarsened.'} Floats become {asked.dtype}."
     plain = "One plain file, which loads without Inshrink."
     if kept:
-        st.write(f"{_ALONE if request.layout == 'packed' else plain} {rounded}")
+        st.write(f"{_ALONE if asked.layout == 'packed' else plain} {rounded}")
     else:
         st.warning("No layer is left. Change what is kept or left out.", icon=":material/warning:")
     layers.show(shown, request)
@@ -304,7 +303,7 @@ def _launch(shown: Subject, request: ExportRequest, *, again: bool) -> str:
     with st.container(border=True):
         field, press = st.columns([5, 1], vertical_alignment="bottom")
         typed = field.text_input("Write to", value=suggestion, key=f"export.target.{suggestion}")
-        if Path(typed).is_dir() and request.kind == "chain" and not request.packed:
+        if Path(typed).is_dir() and request.file is None:
             st.caption(
                 "This archive is there already: steps that it lacks are appended, nothing is replaced."
             )
@@ -321,13 +320,14 @@ def _launch(shown: Subject, request: ExportRequest, *, again: bool) -> str:
             width="stretch",
             disabled=not request.steps or not _has_layers(shown, request),
         ):
-            _start(shown, dataclasses.replace(request, replace=replace), typed)
+            _start(shown, dataclasses.replace(request, replaces=replace), typed)
     return typed
 
 
 def _has_layers(shown: Subject, request: ExportRequest) -> bool:
     """Return whether anything is left of the weights."""
-    return not request.weights_only or bool(request.keeps(row.name for row in shown.model_tensors))
+    is_whole = request.kind != "step" or not request.file.weights_only
+    return is_whole or bool(request.keeps(row.name for row in shown.model_tensors))
 
 
 def _start(shown: Subject, request: ExportRequest, typed: str) -> None:

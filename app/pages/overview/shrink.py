@@ -286,7 +286,7 @@ def _launch(
     again: bool,
 ) -> Requests:
     """Ask where to, and begin; return the requests."""
-    request = shrinking.goal_request(goal, shown.steps, bound=bound)
+    request = shrinking.goal_request(shown, goal, bound=bound)
     suggestion = services.suggested_name(shown, request)
     typed = place.text_input("Write to", value=suggestion, key=f"shrink.target.{suggestion}")
     requests = shrinking.shrink_requests(shown, goal, typed, judge, device, bound=bound)
@@ -301,7 +301,9 @@ def _launch(
         )
         steps = fmt.all_steps(len(shown.steps))
         small = (
-            "" if request.max_restore_cost is None else f", within a restore cost of {quality.bound_text()}"
+            ""
+            if request.chain.max_restore_cost is None
+            else f", within a restore cost of {quality.bound_text()}"
         )
         how = (
             "every tensor with the run"

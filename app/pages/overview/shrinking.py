@@ -13,7 +13,7 @@ from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import ASK_ABOVE_BYTES, Subject
 from inshrink_app.services.comparing import comparison, spread_of
 from inshrink_app.services.evaluating import EvaluatorCode
-from inshrink_app.services.exporting import ExportRequest, export_requests
+from inshrink_app.services.exporting import ExportRequest, chain_export
 from inshrink_app.services.jobs import documents_of, job_of, newest_job, start_job
 from inshrink_app.services.opening import chain_of, engine_of, opened
 
@@ -30,15 +30,13 @@ def goal_names() -> tuple[str, ...]:
     return tuple(goal.name for goal in GOALS)
 
 
-def goal_request(
-    name: str, steps: tuple[int, ...], *, bound: bool = False, device: str = "auto"
-) -> ExportRequest:
+def goal_request(shown: Subject, name: str, *, bound: bool = False, device: str = "auto") -> ExportRequest:
     """Return the export of a whole run for a goal.
 
     Parameters
     ----------
-    name, steps
-        What the archive is for, and the steps of the run.
+    shown, name
+        The run, and what the archive is for.
     bound
         Whether what a restore costs is bound as by default, which takes an evaluator; an exact one is free.
     device
@@ -48,9 +46,9 @@ def goal_request(
     from inshrink_core.verbs.estimate import GOALS
 
     goal = next(goal for goal in GOALS if goal.name == name)
-    return ExportRequest(
-        kind="chain",
-        steps=steps,
+    return chain_export(
+        shown,
+        shown.steps,
         codec=goal.codec,
         optimizer=goal.optimizer,
         device=device,
@@ -153,10 +151,10 @@ def shrink_requests(
     """
     from inshrink_core.verbs.verify import Verify
 
-    request = goal_request(goal, shown.steps, bound=bound and judge is not None, device=device)
-    fields = judge.fields if judge is not None and request.max_restore_cost is not None else {}
-    written = export_requests(shown, request, target, "", **fields)
-    if judge is None or request.optimizer == "exact":
+    request = goal_request(shown, goal, bound=bound and judge is not None, device=device)
+    fields = judge.fields if judge is not None and request.chain.max_restore_cost is not None else {}
+    written = request.placed(target, **fields)
+    if judge is None or request.chain.optimizer == "exact":
         return [*written, Verify(target, deep=True, against=str(shown.path), device=device)]
     # Under a bound every step was measured when it was written: the comparison is known then.
     steps = shown.steps if bound else spread_of(shown.steps)

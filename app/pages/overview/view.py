@@ -61,7 +61,7 @@ def _next(shown: Subject) -> None:
             ending.Next("Restore & compare", "compare", "What comes back of every step."),
         )
         return
-    goal = shrinking.goal_request(shrink.chosen_goal(), shown.steps)
+    goal = shrinking.goal_request(shown, shrink.chosen_goal()).chain
     carried = {"codec": goal.codec, "drop": "yes" if goal.optimizer == "drop" else "no"}
     ending.offer(
         ending.Next(
