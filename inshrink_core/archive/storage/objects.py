@@ -19,8 +19,9 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from inshrink_core.archive.storage.behind import UploadedStorage
 from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked
-from inshrink_core.errors import InputError, InshrinkError, MissingExtraError, StorageError
+from inshrink_core.errors import DamagedError, InputError, InshrinkError, MissingExtraError, StorageError
 from inshrink_core.execution import is_temporary, temporary_name
+from inshrink_core.execution.mirror import OPEN_AGAIN, Listed
 
 if TYPE_CHECKING:
     from obstore.store import AzureStore, GCSStore, S3Store
@@ -35,6 +36,9 @@ LARGE_NBYTES: Final = 256 << 20
 _PIECE_NBYTES: Final = 16 << 20
 _MAX_PIECES: Final = 9_000
 """S3 takes 10,000."""
+
+_LISTED_AT_ONCE: Final = 1000
+"""No store lists more."""
 
 _HELD_NBYTES: Final = 8 << 20
 """What is being written is held in memory up to here, and on the disk beyond."""
@@ -355,6 +359,40 @@ class ObjectStorage(UploadedStorage):
     def whole(self, path: str) -> bytes:
         """Return all of an object, of one state."""
         return self.load(path)[0]
+
+    def objects(self, path: str = "") -> Iterator[Listed]:
+        """Return every object below this address, or the one that a path names; a request for a thousand."""
+        if path:
+            key = f"{self._root}/{path}".lstrip("/")
+            with contextlib.suppress(FileNotFoundError):
+                yield self._listed(self._patiently(lambda: self.store.head(key)))
+            self.counted()
+            return
+        # As a whole: after an error in the middle, what follows would be missing.
+        for chunk in self._patiently(
+            lambda: list(self.store.list(self._root or None, chunk_size=_LISTED_AT_ONCE))
+        ):
+            self.counted()
+            yield from map(self._listed, chunk)
+
+    def _listed(self, meta: Any) -> Listed:
+        path = meta["path"].removeprefix(f"{self._root}/") if self._root else meta["path"]
+        return Listed(path, meta["size"], _tag(meta), meta["last_modified"].timestamp())
+
+    def read_listed(self, one: Listed, offset: int, nbytes: int) -> bytes:
+        """Return bytes of an object if its ETag is still that of the listing; one request."""
+        key = f"{self._root}/{one.path}".lstrip("/")
+        options = {"range": (offset, offset + nbytes), "if_match": _version(Tag(one.tag))["e_tag"]}
+        try:
+            return self.counted(self._patiently(lambda: bytes(self.store.get(key, options=options).bytes())))
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            if type(error).__name__ != "PreconditionError":
+                raise
+        raise DamagedError(
+            "the object changed since it was listed", where=f"{self.name}/{one.path}", remedy=OPEN_AGAIN
+        )
 
     # ---- writing ---------------------------------------------------------------------------------
 
