@@ -1,6 +1,7 @@
 """Archives in buckets of real servers: rivals, lies, lost answers, and deaths between requests."""
 
 import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -147,9 +148,13 @@ def test_large_frames_arrive_whole_through_failures(server, url, monkeypatch, fa
         with storage_at(url).create("frames/large") as creation:
             creation.write(content)
             creation.commit()
+        storage_at(url).claim("frames/behind", io.BytesIO(content))
+        with pytest.raises(FileExistsError):
+            storage_at(url).claim("frames/behind", io.BytesIO(content[::-1]))
         assert any("uploadId" in path for _, path in proxy.requests)
     connect(monkeypatch, server)
     assert storage_at(url).load("frames/large")[0] == content
+    assert storage_at(url).load("frames/behind")[0] == content
     assert storage_at(url).remains("frames") == ()
 
 
