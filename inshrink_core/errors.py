@@ -49,6 +49,9 @@ __all__ = [
 _MOST_SIGNS: Final = {"what": 1600, "where": 1200, "expected": 300, "found": 300, "remedy": 600}
 """Of each part of a message; of all together below 4,096, a screen."""
 
+STANDS_FOR: Final[dict[str, str]] = {}
+"""Local folders that stand for what lies elsewhere, and its address: messages speak of that."""
+
 _MOST_NAMES: Final = 12
 _MOST_SIGNS_OF_A_NAME: Final = 100
 
@@ -82,6 +85,13 @@ def named(names: Sequence[str], most: int = _MOST_NAMES) -> str:
 _RUNS_NOTHING: Final = "Inshrink never runs code from a checkpoint; save the tensors alone and try again"
 
 
+def spoken(text: str) -> str:
+    """Return a text with addresses in the place of the local folders that stand for them."""
+    for folder, address in STANDS_FOR.items():
+        text = text.replace(folder, address)
+    return text
+
+
 class InshrinkError(Exception):
     """Base of every deliberate error; never raised itself.
 
@@ -111,7 +121,7 @@ class InshrinkError(Exception):
         # Whatever a hostile file puts into a message, it stays one that can be read.
         parts = {"what": what, "where": where, "expected": expected, "found": found, "remedy": remedy}
         what, where, expected, found, remedy = (
-            clipped(text, _MOST_SIGNS[part]) for part, text in parts.items()
+            clipped(spoken(text), _MOST_SIGNS[part]) for part, text in parts.items()
         )
         self.what, self.where, self.expected, self.found, self.remedy = (
             what,

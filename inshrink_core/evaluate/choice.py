@@ -139,6 +139,12 @@ class EvaluatorRequest(Executing):
                 remedy="give one with --evaluator FILE.py:FUNCTION|NAME, or name it in inshrink.toml;"
                 " --evaluator auto needs none where checkpoints have a config.json of transformers",
             )
+        if run.is_elsewhere:
+            raise InputError(
+                "an evaluator is run from this machine's disk, and the run is elsewhere",
+                where=run.address,
+                remedy="copy it here, and give it with --evaluator FILE.py:FUNCTION",
+            )
         root = run.directory.resolve()
         file = (root / named).resolve()
         if not file.is_relative_to(root):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from inshrink_core.errors import DamagedError, InputError, MissingExtraError, clipped
 from inshrink_core.evaluate.evaluator import Prepared, write_state
 from inshrink_core.execution import read_regular
+from inshrink_core.execution.mirror import at_hand
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +75,7 @@ def prepare(run: Run) -> Prepared:
     last = run.steps[-1]
     path = _config_of(run)
     try:
-        read = parse_json(read_regular(path, _MOST_CONFIG_BYTES), str(path))
+        read = parse_json(read_regular(at_hand(path), _MOST_CONFIG_BYTES), str(path))
     except (OSError, DamagedError) as error:
         raise InputError(f"it cannot be read ({error})", where=str(path)) from error
     config: dict[str, Any] = read if isinstance(read, dict) else {}

@@ -80,7 +80,7 @@ def working_folder(parent: Path) -> Iterator[Path]:
     OSError
         The system refused.
     """
-    _remove_left(parent)
+    remove_left(parent)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX, dir=parent))
     try:
         with locked(folder):
@@ -89,7 +89,7 @@ def working_folder(parent: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _remove_left(parent: Path) -> None:
+def remove_left(parent: Path) -> None:
     """Remove working folders that no process holds; whatever cannot be removed does no harm."""
     for path in sorted(parent.iterdir()):
         ours = path.name.startswith(_PREFIX) and path.name.endswith(_SUFFIX)

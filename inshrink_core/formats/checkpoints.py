@@ -11,9 +11,16 @@ from typing import ClassVar, Final
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, clipped
 from inshrink_core.formats.assembly import ParsedCheckpoint, Recall, assemble
 from inshrink_core.formats.content import FileContent, read_content
-from inshrink_core.formats.discovery import SHARDED_PART, TRAINER_STATE, WEIGHT_SUFFIXES, step_in_name
+from inshrink_core.formats.discovery import (
+    METADATA,
+    SHARDED_PART,
+    TRAINER_STATE,
+    WEIGHT_SUFFIXES,
+    is_weight_file,
+    step_in_name,
+)
 from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is_file, natural_key, scan
-from inshrink_core.formats.distributed import METADATA, SHARDS, read_distributed
+from inshrink_core.formats.distributed import SHARDS, read_distributed
 from inshrink_core.formats.readers import Reader
 from inshrink_core.formats.safetensors_file import looks_like_safetensors
 from inshrink_core.formats.torch.zip import is_zip
@@ -32,23 +39,11 @@ _OTHER_FILE: Final = re.compile(
 )
 """No checkpoints, whatever number is in their names."""
 
-_SIDE_FILE: Final = re.compile(
-    r"^(training_args|scheduler|lr_scheduler|scaler|sampler|dl_state_dict|random_states|rng_state|"
-    r"custom_checkpoint|tokenizer|spiece|meta)([._-].*)?$",
-    re.IGNORECASE,
-)
-"""Never opened: pickles of schedulers, random-number generators and arguments, and tokenizers."""
-
 _OPTIMIZER_FILE: Final = re.compile(r"^optim(izer)?(_states?)?([._-]\d+)?\.(pt|pth|bin|ckpt|safetensors)$")
 _GRADIENT_FILE: Final = re.compile(r"^grad(ient)?s?\.(pt|pth|bin|safetensors)$")
 _SHARD: Final = re.compile(r"^(.+)-(\d{5})-of-(\d{5})\.(safetensors|bin)$")
 _INDEX: Final = re.compile(r"[^/]*(\.\w+)\.index\.json")
 _MAX_FILES: Final = 100_000
-
-
-def _is_weight_file(name: str) -> bool:
-    """Tell from its name that a file is read for tensors, not carried without being opened."""
-    return Path(name).suffix in WEIGHT_SUFFIXES and _SIDE_FILE.match(name) is None
 
 
 def all_files(root: Path, access: Access, skipped: list[Skipped]) -> dict[str, Path]:
@@ -85,7 +80,7 @@ def _holds_tensors(name: str) -> bool:
     """Tell from its name that a file is read for tensors, or says which files are."""
     if "/" in name:
         return False
-    return _is_weight_file(name) or name.endswith(".index.json")
+    return is_weight_file(name) or name.endswith(".index.json")
 
 
 def _index_shards(root: Path, index: str, access: Access) -> dict[str, set[str]]:
@@ -129,7 +124,7 @@ def _require_all_shards(root: Path, names: set[str]) -> None:
 
 def _tensor_files(root: Path, names: list[str]) -> tuple[list[str], list[str], list[str]]:
     """Return the names of weight, optimizer and gradient files in a directory."""
-    held = [name for name in names if "/" not in name and _is_weight_file(name)]
+    held = [name for name in names if "/" not in name and is_weight_file(name)]
     optimizers = [n for n in held if _OPTIMIZER_FILE.match(n)]
     gradients = [n for n in held if _GRADIENT_FILE.match(n)]
     weights = [n for n in held if n not in optimizers and n not in gradients]
@@ -221,7 +216,7 @@ class FileReader(Reader):
         if not is_file(path):
             return False
         if path.suffix in WEIGHT_SUFFIXES:
-            return _is_weight_file(name)
+            return is_weight_file(name)
         if _OTHER_FILE.search(name) or step_in_name(name) is None:
             return False
         # Where the suffix does not decide, the first bytes do.
@@ -260,7 +255,7 @@ class DirectoryReader(Reader):
         are not numbered apart.
         """
         names = [entry.name for entry in scan(path) if is_file(entry)] if is_dir(path) else []
-        weights = list(filter(_is_weight_file, names))
+        weights = list(filter(is_weight_file, names))
         if weights and any(_CANONICAL.search(name) for name in names):
             return True
         return len(weights) == 1 and step_in_name(weights[0]) is None

@@ -19,9 +19,9 @@ from typing import Any, Final, NamedTuple
 
 from isal.isal_zlib import crc32
 
-from inshrink_core.errors import DamagedError, RottenError, clipped
-from inshrink_core.execution import new_buffer, open_regular
-from inshrink_core.formats.disk import Readable, ReadableFile, Window, is_file
+from inshrink_core.errors import DamagedError, InshrinkError, RottenError, clipped
+from inshrink_core.execution import new_buffer
+from inshrink_core.formats.disk import ByteCounter, Readable, ReadableFile, Window, is_file
 from inshrink_core.formats.torch.zip import CheckedEntry, is_zip, read_checked_entries
 
 _PAGE: Final = 1 << 16
@@ -108,9 +108,9 @@ def _listed(path: Path) -> Iterator[tuple[str, str]]:
     if os.path.islink(path) or not is_file(path):  # noqa: PTH114 - the name may be too long for a Path
         return
     try:
-        with open(open_regular(path), "rb") as file:  # noqa: PTH123 - a descriptor
-            text = file.read(_MAX_DIGEST_FILE_BYTES).decode(errors="replace")
-    except OSError:
+        with ReadableFile(path, ByteCounter()) as file:
+            text = file.read(0, min(file.nbytes, _MAX_DIGEST_FILE_BYTES)).decode(errors="replace")
+    except InshrinkError:
         return
     for line in text.splitlines():
         value, _, name = line.strip().partition(" ")

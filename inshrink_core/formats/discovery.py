@@ -40,6 +40,16 @@ TRAINER_STATE: Final = "trainer_state.json"
 
 WEIGHT_SUFFIXES: Final = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
+_SIDE_FILE: Final = re.compile(
+    r"^(training_args|scheduler|lr_scheduler|scaler|sampler|dl_state_dict|random_states|rng_state|"
+    r"custom_checkpoint|tokenizer|spiece|meta)([._-].*)?$",
+    re.IGNORECASE,
+)
+"""Never opened: pickles of schedulers, random-number generators and arguments, and tokenizers."""
+
+METADATA: Final = ".metadata"
+"""Of a distributed checkpoint, written last: a directory that has it is a finished one."""
+
 _WORDS: Final = ("global_step", "step", "iteration", "iter", "checkpoint", "ckpt", "epoch")
 """In the order of precedence: of ``epoch=3-step=400`` the step is 400."""
 
@@ -52,6 +62,11 @@ _DECIMAL: Final = re.compile(r"\d+(\.\d+)*")
 _STEP_PART: Final = "{step}"
 _LONGEST_PATTERN: Final = 255
 """As long as a name can be."""
+
+
+def is_weight_file(name: str) -> bool:
+    """Tell from its name that a file is read for tensors, not carried without being opened."""
+    return Path(name).suffix in WEIGHT_SUFFIXES and _SIDE_FILE.match(name) is None
 
 
 class CheckpointPath(NamedTuple):

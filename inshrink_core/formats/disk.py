@@ -23,6 +23,7 @@ from inshrink_core.errors import (
     UnsafePathError,
     clipped,
 )
+from inshrink_core.execution.mirror import Content, mirror_of
 
 MAX_JSON_BYTES: Final = 256 << 20
 """A trainer_state.json of half a million logged steps is about 75 MB."""
@@ -36,7 +37,6 @@ _LONGEST_INTEGER: Final = 300
 _MAX_COMPONENT_BYTES: Final = 255
 """NAME_MAX of every common file system."""
 
-_WINDOW_NBYTES: Final = 4 << 10
 _DRIVE: Final = re.compile(r"^[A-Za-z]:")
 _BLOB: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _REPOSITORY: Final = re.compile(r"(models|datasets|spaces)--.+")
@@ -134,6 +134,25 @@ class ReadableFile:
         if not stat.S_ISREG(found.st_mode):
             self.close()
             raise NotFoundError("not a regular file", where=str(path))
+        self._content = self._elsewhere(os.fspath(path) if unchanged is None else unchanged.real_path)
+
+    def _elsewhere(self, path: str) -> Content | None:
+        """Return what fetches the bytes of a file that lies elsewhere, and read from that."""
+        try:
+            mirror = mirror_of(path)
+            if mirror is None:
+                return None
+            content = mirror.content(path)
+            os.dup2(content.descriptor, self._descriptor, inheritable=False)
+        except BaseException:
+            self.close()
+            raise
+        return content
+
+    def expect(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Say which bytes, each an offset and a size, are read soon: from elsewhere all come at once."""
+        if self._content is not None:
+            self._content.fill(spans)
 
     def _is_at(self, real_path: str) -> bool:
         """Tell whether the open file lies where a path without links says."""
@@ -164,6 +183,7 @@ class ReadableFile:
                 found=f"{self.nbytes} bytes in all",
                 remedy="it may be half-written: wait, or restore it from a backup",
             )
+        self.expect([(offset, n_bytes)])
         if n_bytes <= 4096:
             # Thousands of these are read to open a run: no buffer, no loop.
             try:
@@ -187,6 +207,7 @@ class ReadableFile:
         if offset < 0 or offset + span > self.nbytes:
             self.read(offset, span)  # says what is wrong
         places = range(offset, offset + count * apart, apart)
+        self.expect((place, n_bytes) for place in places)
         try:
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(self._descriptor, offset, span, os.POSIX_FADV_WILLNEED)
@@ -202,6 +223,7 @@ class ReadableFile:
     def read_into(self, offset: int, target: memoryview) -> None:
         """Fill a writable buffer of bytes from `offset`."""
         done, wanted = 0, len(target)
+        self.expect([(offset, wanted)])
         while done < wanted:
             try:
                 # One read is at most 2 GiB on Linux; 256 MiB keeps other systems' limits away too.
@@ -224,6 +246,14 @@ class Readable(Protocol):
         """Return exactly `n_bytes` bytes from `offset`."""
         ...
 
+    def expect(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Say which bytes will be read soon."""
+        ...
+
+
+WINDOW_NBYTES: Final = 4 << 10
+"""Read at both ends of a window."""
+
 
 class Window:
     """Some bytes of an open file, read as a file of their own; records at both ends take one read each."""
@@ -231,9 +261,9 @@ class Window:
     def __init__(self, file: ReadableFile, offset: int, nbytes: int) -> None:
         self.path, self.nbytes = file.path, nbytes
         self._file, self._offset = file, offset
-        n_ahead = nbytes if nbytes <= 2 * _WINDOW_NBYTES else _WINDOW_NBYTES
+        n_ahead = nbytes if nbytes <= 2 * WINDOW_NBYTES else WINDOW_NBYTES
         self._ahead = file.read(offset, n_ahead)
-        self._tail_at = max(n_ahead, nbytes - _WINDOW_NBYTES)
+        self._tail_at = max(n_ahead, nbytes - WINDOW_NBYTES)
         self._tail = file.read(offset + self._tail_at, nbytes - self._tail_at)
 
     def read(self, offset: int, n_bytes: int) -> bytes:
@@ -247,6 +277,9 @@ class Window:
                 f"a zip of {self.nbytes} bytes within the file is shorter than it says", where=str(self.path)
             )
         return self._file.read(self._offset + offset, n_bytes)
+
+    def expect(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Say which bytes will be read soon: of a zip in a row, whoever reads the row has said so."""
 
 
 class Skipped(NamedTuple):

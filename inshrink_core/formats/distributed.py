@@ -20,7 +20,15 @@ from inshrink_core.checkpoint import DTYPE_SIZES, Box, ZipEntry
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotFoundError, clipped
 from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.content import MAX_EXTENT, FileContent, place
-from inshrink_core.formats.disk import Access, FileStamp, ReadableFile, Window, check_names
+from inshrink_core.formats.discovery import METADATA as METADATA
+from inshrink_core.formats.disk import (
+    WINDOW_NBYTES,
+    Access,
+    FileStamp,
+    ReadableFile,
+    Window,
+    check_names,
+)
 from inshrink_core.formats.state_tree import (
     MODEL_KEYS,
     OPTIMIZER_KEYS,
@@ -40,9 +48,6 @@ from inshrink_core.formats.torch.pickles import (
     read_pickle,
 )
 from inshrink_core.formats.torch.zip import is_zip, read_torch_zip
-
-METADATA: Final = ".metadata"
-"""Written last: a directory that has it is a finished checkpoint."""
 
 SHARDS: Final = ".distcp"
 """Suffix of the files that hold tensors."""
@@ -249,6 +254,11 @@ class _Files:
                     expected=f"at least {ends[-1][1]} bytes",
                     found=f"{self._files[name].nbytes}",
                 )
+            self._files[name].expect(
+                (at, min(one.nbytes, WINDOW_NBYTES))
+                for one in row
+                for at in (one.offset, one.offset + max(0, one.nbytes - WINDOW_NBYTES))
+            )
 
     def window(self, payload: _Payload) -> Window:
         return Window(self._files[payload.file], payload.offset, payload.nbytes)

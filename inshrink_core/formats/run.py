@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from inshrink_core.checkpoint import Checkpoint, Unseen
 from inshrink_core.errors import (
@@ -21,18 +21,23 @@ from inshrink_core.errors import (
     UnreadableError,
     UnreadableStepError,
     clipped,
+    spoken,
 )
+from inshrink_core.execution.mirror import mirror_of, mirrored, url_of
 from inshrink_core.formats.assembly import ParsedCheckpoint, Recall
 from inshrink_core.formats.attribution.laws import Attribution
 from inshrink_core.formats.attribution.registered import registered_order
 from inshrink_core.formats.attribution.values import N_PAIRS, attribute, gather, same_places
 from inshrink_core.formats.discovery import (
+    METADATA,
+    TRAINER_STATE,
     CheckpointPath,
     Discovery,
     NamedStep,
     compile_step_pattern,
     discover,
     fixed_part,
+    is_weight_file,
     name_shape,
     number_steps,
     split_step_pattern,
@@ -56,6 +61,9 @@ from inshrink_core.formats.source import accepting_damage
 
 __all__ = ["NoCheckpointError", "Run", "open_run", "preview_steps", "unreadable_error"]
 
+
+_FIRST_NBYTES: Final = 64 << 10
+"""Of a file elsewhere: what is asked for at its ends, before anything of it is known."""
 
 _attributions: dict[object, Attribution] = {}
 """The last one, for whoever opens the same run again."""
@@ -131,7 +139,7 @@ def _stamps(path: Path, access: Access) -> tuple[FileStamp, ...]:
 
 
 def _identity(stamps: Iterable[tuple[str, FileStamp]]) -> str:
-    text = "\0".join(f"{name}\0{s.real_path}\0{s.nbytes}\0{s.mtime_ns}" for name, s in stamps)
+    text = "\0".join(f"{name}\0{spoken(s.real_path)}\0{s.nbytes}\0{s.mtime_ns}" for name, s in stamps)
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
@@ -225,7 +233,7 @@ class Run(Mapping[int, Checkpoint]):
         self._is_attributed = False
         self.path = discovery.root
         self.steps = tuple(self._parsed)
-        self.skipped, self.notes = skipped, notes
+        self.skipped, self.notes = tuple(row._replace(path=spoken(row.path)) for row in skipped), notes
         self.format = next(iter(self._parsed.values())).format
 
     @property
@@ -235,14 +243,40 @@ class Run(Mapping[int, Checkpoint]):
         return root.stem if root.is_file() else root.name
 
     @property
+    def address(self) -> str:
+        """Where it lies, for messages and reports: its path, or its URL."""
+        return spoken(str(self.path))
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its files lie behind a URL, and are fetched as they are read."""
+        return mirror_of(self.path) is not None
+
+    @property
+    def requests(self) -> int:
+        """Requests so far, of this process, to where it lies; 0 of a run on this machine."""
+        mirror = mirror_of(self.path)
+        return 0 if mirror is None else mirror.storage.requests
+
+    def fetch(self, steps: Iterable[int]) -> None:
+        """Fetch checkpoints whole, behind whoever reads them, and let all others go.
+
+        Does nothing where the run lies on this machine. What is not fetched so is fetched as it is read.
+        """
+        mirror = mirror_of(self.path)
+        if mirror is not None:
+            mirror.stream(Path(s.real_path) for step in steps for s in self._at(step).stamps.values())
+
+    @property
     def directory(self) -> Path:
         """The directory of the run: where `inshrink.toml` and the log lie."""
         return self.path.parent if self.path.is_file() else self.path
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read from disk so far, headers included."""
-        return self._access.counter.total
+        """Bytes read from disk so far, headers included; of a run elsewhere, bytes fetched."""
+        mirror = mirror_of(self.path)
+        return self._access.counter.total if mirror is None else mirror.storage.bytes_read
 
     @functools.cached_property
     def settings(self) -> RunSettings:
@@ -373,7 +407,7 @@ class Run(Mapping[int, Checkpoint]):
         return step in self._parsed
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, {self.format}, {len(self)} checkpoints)"
+        return f"Run({self.address!r}, {self.format}, {len(self)} checkpoints)"
 
     def path_of(self, step: int) -> Path:
         """Return the file or directory of a step."""
@@ -395,6 +429,8 @@ class Run(Mapping[int, Checkpoint]):
 
     def refresh(self) -> Run:
         """Return the run as it is now; headers of unchanged files are not read again."""
+        if (mirror := mirror_of(self.path)) is not None:
+            mirror.refresh()
         return _open(self._request, counter=self._access.counter, known=self._known)
 
     def allowing_damage(self) -> Run:
@@ -442,7 +478,7 @@ class Run(Mapping[int, Checkpoint]):
         rest = copy.copy(self)
         rest._parsed = {step: parsed for step, parsed in self._parsed.items() if step not in rows}
         rest.steps = tuple(rest._parsed)
-        rest.skipped = (*self.skipped, *rows.values())
+        rest.skipped = (*self.skipped, *(row._replace(path=spoken(row.path)) for row in rows.values()))
         return rest
 
 
@@ -572,6 +608,7 @@ def _open(request: _Request, *, counter: ByteCounter, known: Mapping[Path, _Read
     access = _access(request, counter)
     discovery = discover(path, access)
     recall = Recall()
+    _expect(discovery, known, access)
     of_file = replace(access, root=os.path.realpath(discovery.root)) if discovery.single else access
     reads = {c.path: _read_candidate(c, known.get(c.path), of_file, recall) for c in discovery.candidates}
     if discovery.single and (error := next(iter(reads.values())).error) is not None:
@@ -587,7 +624,7 @@ def _open(request: _Request, *, counter: ByteCounter, known: Mapping[Path, _Read
             "no readable checkpoint"
             + (f": {len(skipped)} passed over, the first because {skipped[0].reason}" if skipped else ""),
             where=path,
-            skipped=tuple(skipped),
+            skipped=tuple(row._replace(path=spoken(row.path)) for row in skipped),
             remedy="give a directory, a glob or a file of torch (.pt .pth .bin .ckpt) or safetensors files",
         )
     _refuse_two_models(list(by_step.values()))
@@ -602,6 +639,25 @@ def _open(request: _Request, *, counter: ByteCounter, known: Mapping[Path, _Read
         request=request,
         known=reads,
     )
+
+
+def _expect(discovery: Discovery, known: Mapping[Path, _Read], access: Access) -> None:
+    """Ask for what is read first of every checkpoint, all at once, where they lie elsewhere."""
+    mirror = mirror_of(discovery.root)
+    if mirror is None:
+        return
+    asked: list[tuple[Path, int, int]] = []
+    for candidate in discovery.candidates:
+        read = known.get(candidate.path)
+        if read is not None and read.stamps == _stamps(candidate.path, access):
+            continue
+        places = [candidate.path] if is_file(candidate.path) else sorted(candidate.path.rglob("*"))
+        for place in filter(is_file, places):
+            if is_weight_file(place.name):
+                asked.append((place, _FIRST_NBYTES, 0 if place.suffix == ".safetensors" else _FIRST_NBYTES))
+            elif place.name in (METADATA, TRAINER_STATE) or place.name.endswith(".index.json"):
+                asked.append((place, place.stat().st_size, 0))
+    mirror.expect(asked)
 
 
 def _access(request: _Request, counter: ByteCounter) -> Access:
@@ -644,7 +700,7 @@ def open_run(
     ----------
     path
         A directory, a glob, a checkpoint file, or a directory that is one checkpoint; or a directory and a
-        step pattern with ``{step}`` as its last part.
+        step pattern with ``{step}`` as its last part. Or the address of such, as ``s3://BUCKET/RUN``.
     step_pattern
         How names contain the step number: ``model_ep{step}_*.pt``, or a regular expression with one
         group. Overrides what the files say.
@@ -680,6 +736,11 @@ def open_run(
     A few milliseconds a checkpoint; only the zip directory and ``data.pkl``, or the safetensors header,
     of each file are read.
     """
+    url = url_of(path)
+    if url is not None:
+        if within is not None:
+            raise RefusedLinkError("outside of the directories that may be opened", where=url)
+        _, path = mirrored(url)
     place, in_path = split_step_pattern(path)
     if in_path is not None and step_pattern is not None:
         raise InputError("two step patterns", where=os.fspath(path), found=clipped(step_pattern))

@@ -133,12 +133,12 @@ def choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
     """
     chosen = run.steps if steps is None else tuple(sorted(set(steps)))
     missing = [step for step in chosen if step not in run.steps]
-    if error := unreadable_error(run.unreadable, str(run.path), missing):
+    if error := unreadable_error(run.unreadable, run.address, missing):
         raise error
     if missing or not chosen:
         raise NotFoundError(
             f"the run has no step {missing[0]}" if missing else "there is no step to search on",
-            where=str(run.path),
+            where=run.address,
             remedy=f"it has {run.steps[0]} to {run.steps[-1]}; `inshrink inspect` lists them",
         )
     return chosen

@@ -375,7 +375,7 @@ class CompareArchives(Sparing, CheckedBounds, _Comparing[Comparisons]):
 
         found, run, asked = self._compared(self.archives, self.against)
         failures = [
-            self.failure(found.archives[0][1].unreadable, str(run.path), asked),
+            self.failure(found.archives[0][1].unreadable, run.address, asked),
             *(failure_of(self.limited_figures, comparison, path) for path, comparison in found.archives),
         ]
         return replace(
@@ -467,7 +467,7 @@ def _common_steps(archive: Archive, run: Run, asked: Sequence[int] | None, *, al
     wanted = listed if asked is None else asked if alone else [step for step in asked if step in listed]
     common = tuple(step for step in wanted if step in run.steps)
     if not common:
-        if error := unreadable_error(run.unreadable, str(run.path), wanted):
+        if error := unreadable_error(run.unreadable, run.address, wanted):
             raise error
         raise InputError(
             "the archive and the run have no step in common", where=f"{archive.path} and {run.path}"

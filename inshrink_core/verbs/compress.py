@@ -297,7 +297,7 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
         if judged is not None and judged.steps:
             keep_judged(finished, opened, judged)
         in_vain = None if asked is None else set(asked) - set(session.run.steps)
-        failure = self.failure(report.unreadable, str(opened.path), in_vain)
+        failure = self.failure(report.unreadable, opened.address, in_vain)
         if failure is not None:
             failure.report = report
             raise failure
@@ -335,7 +335,7 @@ def _chosen(run: Run, asked: tuple[int, ...] | None) -> tuple[int, ...]:
         return choose_steps(run, None) if asked is None else ()
     lost = {row.step for row in run.unreadable} - set(run.steps)
     readable = [step for step in asked if step not in lost]
-    if not readable and (error := unreadable_error(run.unreadable, str(run.path), asked)):
+    if not readable and (error := unreadable_error(run.unreadable, run.address, asked)):
         raise error
     return choose_steps(run, readable)
 
@@ -378,12 +378,15 @@ class _Session:
             begun_at = self._bytes_done
             try:
                 self._take(step)
-            except (DamagedError, NotFoundError, StorageError):
+            except (DamagedError, NotFoundError, StorageError) as error:
+                if self.run.is_elsewhere and isinstance(error, StorageError):
+                    raise  # a network that is down is no damage: the same command goes on
                 raw_bytes = self.run[step].raw_bytes()
                 self.run = self.run.readable([step])
                 if step in self.run:
                     raise
                 self._bytes_done = begun_at + raw_bytes
+        self.run.fetch(())
         self._check_skipped(known)
 
     def _take(self, step: int) -> None:
@@ -400,6 +403,7 @@ class _Session:
         if info is None and self._restored is None and self._was_pruned(step, self._held):
             self._pass(step, checkpoint)
             return
+        self.run.fetch([step, *self._steps[self._steps.index(step) + 1 :][:1]])
         if info is not None and self._is_equal(checkpoint, info):
             self._restored = None
             self._pass(step, checkpoint)

@@ -231,7 +231,8 @@ class MakeEvaluator(Reading, Request[EvaluatorReport]):
         if self.task is not None and self.task != guess.task:
             guess = replace(guess, task=self.task, why="that was asked for")
         folder = opened.path_of(last)
-        pretrained = os.path.relpath(folder, target.parent) if (folder / "config.json").is_file() else None
+        is_here = not opened.is_elsewhere and (folder / "config.json").is_file()
+        pretrained = os.path.relpath(folder, target.parent) if is_here else None
         specs = opened[last].specs
         source = evaluator_source(specs, guess, model=self.model, pretrained=pretrained).encode()
         make_folders(target.parent)

@@ -327,7 +327,7 @@ def _inspect_run(run: Run) -> Inventory:
     facts = _run_facts(tensors, run.skipped, run.format, run.steps)
     unseen = Unseen.of(layout for step in run.steps for layout in run[step].files)
     found = {"unseen": unseen.to_json(), "bytes_read": run.bytes_read, "notes": list(run.notes)}
-    return Inventory(path=str(run.path), facts={**facts, **found})
+    return Inventory(path=run.address, facts={**facts, **found})
 
 
 def _run_facts(

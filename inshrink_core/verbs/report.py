@@ -580,7 +580,7 @@ def _commands(run: Run | None, chain: ChainReport | None) -> str:
     from inshrink_core.verbs.restore import Restore
     from inshrink_core.verbs.verify import Verify
 
-    there = "RUN" if run is None else str(run.path)
+    there = "RUN" if run is None else run.address
     archive = f"{there}.inshrink" if chain is None else str(chain.path)
     if chain is None:
         made = Compress(there, archive)

@@ -1,6 +1,7 @@
 """Archives in buckets, in obstore's memory store: the suite, the uploads behind a writer, what is refused."""
 
 import contextlib
+import io
 import logging
 import shutil
 import threading
@@ -426,6 +427,69 @@ def test_a_large_object_is_uploaded_in_pieces_and_takes_nobodys_place(url, store
         put(storage, "frames/a", b"y" * 30_000)
     assert storage.read("frames/a", 29_999, 9) == b"x"
     assert (storage.list("frames"), storage.remains("frames")) == (("a",), ())
+
+
+@pytest.fixture
+def in_pieces(monkeypatch):
+    """Every frame is large."""
+    monkeypatch.setattr(objects, "LARGE_NBYTES", 0)
+    monkeypatch.setattr(objects, "_END_NBYTES", 64)
+
+
+def test_a_large_frame_goes_to_its_own_name_in_pieces_and_no_copy_is_made(url, store, in_pieces):
+    build(url)
+    frames = [verb for verb, key in store.asked if key.endswith(".frame") and verb in ("put", "copy")]
+    assert frames.count("put") == 2 * len(ArchiveReader.open(url).frames)
+    assert "copy" not in frames
+    assert not any(key.endswith(".frame.tmp") for verb, key in store.asked)
+    assert check_archive(url) == ()
+
+
+def test_a_writer_that_died_after_its_claim_goes_on_and_no_other_takes_it_for_a_frame(
+    url, store, in_pieces, monkeypatch, tmp_path
+):
+    build(url)
+    n_puts = []
+
+    def die(verb, key):
+        if verb == "put" and key.endswith("-900.frame"):
+            n_puts.append(key)
+            if len(n_puts) > 1:
+                raise GenericError("Generic S3 error: status code: 503 <Code>SlowDown</Code>")
+
+    store.before = die
+    dead = ArchiveWriter(url)
+    append(dead, 900)
+    with pytest.raises(StorageError, match="not everything is uploaded"):
+        dead.close()
+    store.before = lambda verb, key: None
+    known = [frame.step for frame in ArchiveReader.open(url).frames]
+    assert 900 not in known
+    assert check_archive(url) == ()
+    ArchiveWriter(url).close()
+    assert [frame.step for frame in ArchiveReader.open(url).frames] == [*known, 900]
+    assert check_archive(url) == ()
+
+
+def test_a_name_that_is_claimed_is_taken_while_its_object_is_on_its_way(url, store, in_pieces):
+    first, second = b"a" * 30_000, b"b" * 30_000
+    puts = []
+
+    def rival(verb, key):
+        """Come when the name is taken, and its pieces are not there yet."""
+        if verb == "put" and key.endswith("frames/x"):
+            puts.append(key)
+            if len(puts) == 1:
+                with pytest.raises(FileExistsError):
+                    storage_at(url).claim("frames/x", io.BytesIO(second))
+
+    store.after = rival
+    storage_at(url).claim("frames/x", io.BytesIO(first))
+    assert len(puts) == 2
+    assert storage_at(url).whole("frames/x") == first
+    with pytest.raises(FileExistsError):
+        storage_at(url).claim("frames/x", io.BytesIO(second))
+    assert storage_at(url).whole("frames/x") == first
 
 
 def test_objects_that_others_deleted_are_missing_and_named(url, store):

@@ -1,10 +1,13 @@
-"""Trainings on more than one process."""
+"""Trainings on more than one process; a server of S3."""
 
 import os
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
+
+from tests.integrations.servers import moto
 
 
 @pytest.fixture
@@ -23,3 +26,26 @@ def on_two_ranks():
         assert done.returncode == 0, done.stderr[-5000:]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def server():
+    """The address of a server of S3."""
+    pytest.importorskip("moto", reason="moto[server] is not installed")
+    with moto() as address:
+        yield address
+
+
+@pytest.fixture
+def waiting(monkeypatch, tmp_path):
+    """What is uploaded waits in a folder of its own, and what fails is soon tried again."""
+    from inshrink_core.archive.storage import behind, objects
+
+    hasty = {"init_backoff": timedelta(seconds=0.01), "max_backoff": timedelta(seconds=0.1), "base": 2.0}
+    monkeypatch.setattr(objects, "_RETRY", {**objects._RETRY, "backoff": hasty})
+    monkeypatch.setattr(objects, "_PAUSE_S", 0.01)
+    monkeypatch.setenv(behind.WAITING_VARIABLE, str(tmp_path / "waiting"))
+    yield
+    objects._store_of.cache_clear()
+    objects._PROVEN.clear()
+    objects._ALONE.clear()

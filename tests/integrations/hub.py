@@ -188,6 +188,8 @@ class _Handler(BaseHTTPRequestHandler):
         for path in sorted(files):
             if path.startswith(inside):
                 name, _, rest = path[len(inside) :].partition("/")
+                if self.query.get("recursive", "").lower() in ("1", "true"):
+                    name, rest = path[len(inside) :], ""
                 folder_entry = {"type": "directory", "path": inside + name, "oid": "0" * 40, "size": 0}
                 entries[name] = folder_entry if rest else self._entry(path, files[path])
         if inside and not entries:
@@ -197,7 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
         after = {}
         if begin + PAGE < len(entries):
             here = self.path.partition("?")[0]
-            after = {"Link": f'<{self.server.url}{here}?cursor={begin + PAGE}>; rel="next"'}
+            again = "recursive=True&" if "recursive" in self.query else ""
+            after = {"Link": f'<{self.server.url}{here}?{again}cursor={begin + PAGE}>; rel="next"'}
         return self._answer(200, page, after)
 
     def paths(self, body, kind, repo_id, revision):

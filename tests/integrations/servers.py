@@ -68,6 +68,19 @@ def make_bucket(address, name):
     urllib.request.urlopen(request).read()
 
 
+KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "hushhush", "AWS_REGION": "us-east-1"}
+
+
+def connect(monkeypatch, address):
+    """Speak to a server of S3 from now on."""
+    from inshrink_core.archive.storage import objects
+
+    for name, value in {**KEYS, "AWS_ENDPOINT_URL": address}.items():
+        monkeypatch.setenv(name, value)
+    objects._store_of.cache_clear()
+    objects._PROVEN.clear()
+
+
 def azurite_command():
     """Return how azurite is run; None where it is not installed."""
     found = shutil.which("azurite-blob") or os.environ.get("AZURITE_BLOB")

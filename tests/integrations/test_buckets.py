@@ -1,11 +1,11 @@
 """Archives in buckets of real servers: rivals, lies, lost answers, and deaths between requests."""
 
 import contextlib
+import io
 import os
 import subprocess
 import sys
 import uuid
-from datetime import timedelta
 
 import pytest
 
@@ -23,39 +23,11 @@ from tests.integrations.servers import (
     Proxy,
     azurite,
     azurite_command,
+    connect,
     make_bucket,
-    moto,
 )
 
-pytestmark = pytest.mark.integration
-
-KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "hushhush", "AWS_REGION": "us-east-1"}
-
-
-@pytest.fixture(scope="session")
-def server():
-    with moto() as address:
-        yield address
-
-
-def connect(monkeypatch, address):
-    """Speak to a server of S3 from now on."""
-    for name, value in {**KEYS, "AWS_ENDPOINT_URL": address}.items():
-        monkeypatch.setenv(name, value)
-    objects._store_of.cache_clear()
-    objects._PROVEN.clear()
-
-
-@pytest.fixture(autouse=True)
-def waiting(monkeypatch, tmp_path):
-    hasty = {"init_backoff": timedelta(seconds=0.01), "max_backoff": timedelta(seconds=0.1), "base": 2.0}
-    monkeypatch.setattr(objects, "_RETRY", {**objects._RETRY, "backoff": hasty})
-    monkeypatch.setattr(objects, "_PAUSE_S", 0.01)
-    monkeypatch.setenv(behind.WAITING_VARIABLE, str(tmp_path / "waiting"))
-    yield
-    objects._store_of.cache_clear()
-    objects._PROVEN.clear()
-    objects._ALONE.clear()
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("waiting")]
 
 
 @pytest.fixture
@@ -176,9 +148,13 @@ def test_large_frames_arrive_whole_through_failures(server, url, monkeypatch, fa
         with storage_at(url).create("frames/large") as creation:
             creation.write(content)
             creation.commit()
+        storage_at(url).claim("frames/behind", io.BytesIO(content))
+        with pytest.raises(FileExistsError):
+            storage_at(url).claim("frames/behind", io.BytesIO(content[::-1]))
         assert any("uploadId" in path for _, path in proxy.requests)
     connect(monkeypatch, server)
     assert storage_at(url).load("frames/large")[0] == content
+    assert storage_at(url).load("frames/behind")[0] == content
     assert storage_at(url).remains("frames") == ()
 
 

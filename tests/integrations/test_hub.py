@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import inshrink_core
+from inshrink_core import verbs
 from inshrink_core.archive import ArchiveReader, check_archive, pack_archive
 from inshrink_core.archive.storage import ahead, storage_at
 from inshrink_core.archive.storage.hub import HubStorage
@@ -286,3 +287,20 @@ def test_commands_push_and_restore_with_the_token_of_the_environment(hub, addres
     inshrink_core.restore(archive, tmp_path / "near", steps=[25])
     assert next((tmp_path / "out").iterdir()).read_bytes() == next((tmp_path / "near").iterdir()).read_bytes()
     assert TOKEN not in done.stdout + done.stderr
+
+
+def test_a_run_on_the_hub_is_read_at_the_commit_that_was_listed(hub, address, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    sample, storage = inshrink_core.sample("digits-cnn"), HubStorage(address)
+    storage.make(public=False)
+    files = {f"runs/a/{step}.pt": sample / f"step_{step:06d}.pt" for step in (10, 25, 50)}
+    storage.put(files, (), storage.head(), "a run")
+    run, here = inshrink_core.open(f"{address}/runs/a"), inshrink_core.open(sample)
+    assert run.steps == (10, 25, 50)
+    assert run.requests == 2 + 3
+    storage.put({"runs/a/25.pt": files["runs/a/50.pt"]}, ("runs/a/50.pt",), storage.head(), "another")
+    for step in run.steps:
+        assert all(torch.equal(run[step][spec.key], here[step][spec.key]) for spec in here[step].specs)
+    assert run.refresh().steps == (10, 50)  # which the file called 25 says that it is
+    assert inshrink_core.open(f"{address}/runs/a/10.pt").steps == (10,)
+    assert verbs.compress(f"{address}/runs/a", tmp_path / "a.inshrink").appended

@@ -102,6 +102,10 @@ class UploadedStorage(Storage):
             There is one of another writer.
         """
 
+    def claim(self, path: str, file: IO[bytes]) -> None:
+        """Make an object of a file as `upload` does, for a name that no other writer uses again."""
+        self.upload(path, file)
+
     def written(self) -> Storage:
         """Return what a writer uses: objects are made here, and uploaded behind it."""
         return BehindStorage(self)
@@ -526,7 +530,7 @@ class BehindStorage(Storage):
     def _upload_one(self, path: str) -> None:
         with (self._folder / path).open("rb") as file:
             try:
-                self._remote.upload(path, file)
+                self._remote.claim(path, file)
             except FileExistsError:
                 # One that was uploaded before its process died, or another writer's of the same name.
                 if not self._is_same(path):

@@ -6,7 +6,7 @@ import contextlib
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, NewType, NoReturn, Protocol, Self
 
 from inshrink_core.errors import ConflictError, InputError, UnsafePathError
 from inshrink_core.execution import is_temporary
+from inshrink_core.execution.mirror import Listed
 
 __all__ = ["Creation", "Lock", "RangeFile", "Storage", "Tag", "checked"]
 
@@ -248,6 +249,30 @@ class Storage(ABC):
     def is_locked(self) -> bool:
         """Tell whether a writer holds the lock. One that starts at this very moment may be refused."""
         return False
+
+    def objects(self, path: str = "") -> Iterable[Listed]:
+        """Return every object below this address, a run's; with a path the one that it names, if it is there.
+
+        Raises
+        ------
+        InputError
+            Runs are not read from such addresses.
+        """
+        raise InputError(
+            "runs are read from file systems, and from addresses of s3, gs, az and hf",
+            where=self.name,
+            remedy="copy the run here",
+        )
+
+    def read_listed(self, one: Listed, offset: int, nbytes: int) -> bytes:
+        """Return bytes of an object that `objects` returned.
+
+        Raises
+        ------
+        DamagedError
+            It is another by now.
+        """
+        raise NotImplementedError
 
     absent: str = ""
     """What to do where nothing is found at an address."""

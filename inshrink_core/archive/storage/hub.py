@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked
 from inshrink_core.errors import InshrinkError, MissingExtraError, StorageError
+from inshrink_core.execution.mirror import Listed
 
 _KINDS: Final = {"models": "model", "datasets": "dataset", "spaces": "space"}
 _OF_THE_REPOSITORY: Final = frozenset({"README.md", ".gitattributes"})
@@ -187,6 +188,29 @@ class HubStorage(Storage):
             )
             return {row.path: getattr(row, "size", None) for row in rows}
         return {}
+
+    def objects(self, path: str = "") -> Iterator[Listed]:
+        """Return every object below this address, or the one that a path names, at the last commit."""
+        self._commit = self.head()
+        self.counted()
+        with contextlib.suppress(FileNotFoundError), _hub_errors(self.name, path):
+            about = {**self._about, "revision": self._commit}
+            at = "/".join(filter(None, (self.repository.folder, path)))
+            if path:
+                rows = self._api.get_paths_info(paths=[at], **about)
+            else:
+                rows = self._api.list_repo_tree(path_in_repo=at or None, recursive=True, **about)
+            for row in rows:
+                if (size := getattr(row, "size", None)) is not None:
+                    below = row.path.removeprefix(f"{self.repository.folder}/")
+                    yield Listed(below if self.repository.folder else row.path, int(size), row.blob_id, 0)
+
+    def read_listed(self, one: Listed, offset: int, nbytes: int) -> bytes:
+        """Return bytes of an object at the commit that was listed, where it stays what it was."""
+        return self._get(one.path, self._commit, f"bytes={offset}-{offset + nbytes - 1}")
+
+    _commit = ""
+    """That of the last listing."""
 
     # ---- writing ---------------------------------------------------------------------------------
 

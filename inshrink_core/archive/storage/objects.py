@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import hashlib
 import mmap
 import os
 import random
@@ -19,8 +20,9 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from inshrink_core.archive.storage.behind import UploadedStorage
 from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked
-from inshrink_core.errors import InputError, InshrinkError, MissingExtraError, StorageError
+from inshrink_core.errors import DamagedError, InputError, InshrinkError, MissingExtraError, StorageError
 from inshrink_core.execution import is_temporary, temporary_name
+from inshrink_core.execution.mirror import OPEN_AGAIN, Listed
 
 if TYPE_CHECKING:
     from obstore.store import AzureStore, GCSStore, S3Store
@@ -33,8 +35,15 @@ LARGE_NBYTES: Final = 256 << 20
 """Larger objects are uploaded in pieces; what is smaller is one request, which is made again as a whole."""
 
 _PIECE_NBYTES: Final = 16 << 20
+_MOST_COPIED_NBYTES: Final = 5 << 30
+"""S3 copies no more in one request."""
+
+_END_NBYTES: Final = 64 << 10
 _MAX_PIECES: Final = 9_000
 """S3 takes 10,000."""
+
+_LISTED_AT_ONCE: Final = 1000
+"""No store lists more."""
 
 _HELD_NBYTES: Final = 8 << 20
 """What is being written is held in memory up to here, and on the disk beyond."""
@@ -356,6 +365,40 @@ class ObjectStorage(UploadedStorage):
         """Return all of an object, of one state."""
         return self.load(path)[0]
 
+    def objects(self, path: str = "") -> Iterator[Listed]:
+        """Return every object below this address, or the one that a path names; a request for a thousand."""
+        if path:
+            key = f"{self._root}/{path}".lstrip("/")
+            with contextlib.suppress(FileNotFoundError):
+                yield self._listed(self._patiently(lambda: self.store.head(key)))
+            self.counted()
+            return
+        # As a whole: after an error in the middle, what follows would be missing.
+        for chunk in self._patiently(
+            lambda: list(self.store.list(self._root or None, chunk_size=_LISTED_AT_ONCE))
+        ):
+            self.counted()
+            yield from map(self._listed, chunk)
+
+    def _listed(self, meta: Any) -> Listed:
+        path = meta["path"].removeprefix(f"{self._root}/") if self._root else meta["path"]
+        return Listed(path, meta["size"], _tag(meta), meta["last_modified"].timestamp())
+
+    def read_listed(self, one: Listed, offset: int, nbytes: int) -> bytes:
+        """Return bytes of an object if its ETag is still that of the listing; one request."""
+        key = f"{self._root}/{one.path}".lstrip("/")
+        options = {"range": (offset, offset + nbytes), "if_match": _version(Tag(one.tag))["e_tag"]}
+        try:
+            return self.counted(self._patiently(lambda: bytes(self.store.get(key, options=options).bytes())))
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            if type(error).__name__ != "PreconditionError":
+                raise
+        raise DamagedError(
+            "the object changed since it was listed", where=f"{self.name}/{one.path}", remedy=OPEN_AGAIN
+        )
+
     # ---- writing ---------------------------------------------------------------------------------
 
     def lock(self) -> Lock:
@@ -429,8 +472,42 @@ class ObjectStorage(UploadedStorage):
         if found.get(_OWNER) != owner:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), key)
 
+    def claim(self, path: str, file: IO[bytes]) -> None:
+        """Make an object of a file whose name no other writer uses again; large ones go there in pieces.
+
+        An upload in pieces has no condition. So the name is taken first, by a small object that says whose it
+        is: another writer finds it taken, and whoever goes on with the same file after a crash knows it
+        again. An archive lists a frame only when it is whole, and gives no name twice.
+
+        Raises
+        ------
+        FileExistsError
+            There is one of another writer.
+        """
+        nbytes = file.seek(0, os.SEEK_END)
+        if nbytes <= LARGE_NBYTES or self.is_alone:
+            self.upload(path, file)
+            return
+        self.require_conditions()
+        token = _token(file, nbytes)
+        try:
+            self._create(self.key(path), token)
+        except FileExistsError:
+            if self.size(path) != len(token) or self.load(path)[0] != token:
+                raise
+        self._send(self.key(path), file, nbytes)
+
     def _create_large(self, path: str, file: IO[bytes], nbytes: int) -> None:
         """Upload in pieces under an unfinished name, and let the store copy it to its own if that is free."""
+        if nbytes > _MOST_COPIED_NBYTES and self.scheme == "s3":
+            try:
+                self.claim(path, file)
+            except FileExistsError:
+                raise
+            except BaseException:
+                self.delete(path)  # here no writer goes on
+                raise
+            return
         folder, _, name = path.rpartition("/")
         unfinished = self.key("x")[:-1] + f"{folder}/{temporary_name(f'{name}.{uuid.uuid4().hex}')}".lstrip(
             "/"
@@ -554,6 +631,15 @@ def _tag(meta: Any) -> Tag:
 def _version(tag: Tag) -> Any:
     version, _, e_tag = tag.rpartition(" ")
     return {"e_tag": e_tag, **({"version": version} if version else {})}
+
+
+def _token(file: IO[bytes], nbytes: int) -> bytes:
+    """Return what stands for a file: its ends, where a frame has its id and its checksums, and its size."""
+    ends = []
+    for offset in (0, max(0, nbytes - _END_NBYTES)):
+        file.seek(offset)
+        ends.append(file.read(_END_NBYTES))
+    return b"inshrink: this is being uploaded\n" + hashlib.sha256(b"%d " % nbytes + b"".join(ends)).digest()
 
 
 def _as_buffer(file: IO[bytes], nbytes: int) -> Any:

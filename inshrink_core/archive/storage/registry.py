@@ -4,55 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from pathlib import Path
-from typing import Final
 
 from inshrink_core.archive.storage.contract import RangeFile, Storage
 from inshrink_core.archive.storage.local import LocalFile, LocalStorage
 from inshrink_core.archive.storage.remote import RemoteStorage
 from inshrink_core.errors import NotFoundError
 from inshrink_core.execution import NotRegularError
+from inshrink_core.execution.mirror import STORAGES, url_of
+from inshrink_core.execution.mirror import is_url as is_url
+from inshrink_core.execution.mirror import was_url as was_url
 from inshrink_core.plugins import plugin
-
-_GROUP: Final = "inshrink.storages"
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-_JOINED_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
-
-
-def is_url(path: object) -> bool:
-    """Tell whether a path names something that is not on a file system.
-
-    Examples
-    --------
-    >>> is_url("s3://bucket/run.inshrink"), is_url("runs/run.inshrink"), is_url("C:/run.inshrink")
-    (True, False, False)
-    """
-    return isinstance(path, str) and _URL.match(path) is not None
-
-
-def was_url(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a path was a URL before it became a path, which joins its slashes.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> was_url(Path("s3://bucket/run.inshrink")), was_url(Path("C:/run.inshrink"))
-    (True, False)
-    """
-    return _JOINED_URL.match(os.fspath(path)) is not None
-
-
-def _url(place: str | os.PathLike[str]) -> str | None:
-    """Return the URL that a place is, or was before it became a path; None for a path."""
-    text = os.fspath(place)
-    if is_url(text):
-        return text
-    return _JOINED_URL.sub(r"\1://", text, count=1) if was_url(place) and not Path(text).exists() else None
 
 
 def _opened(url: str) -> Storage:
-    point = plugin(_GROUP, url.partition(":")[0].lower())
+    point = plugin(STORAGES, url.partition(":")[0].lower())
     storage: type[Storage] = RemoteStorage if point is None else point.load()
     return storage.at(url)
 
@@ -67,19 +33,19 @@ def storage_at(place: str | os.PathLike[str]) -> Storage:
     StorageError
         Nobody knows the scheme.
     """
-    url = _url(place)
+    url = url_of(place)
     return LocalStorage(Path(place)) if url is None else _opened(url)
 
 
 def place_of(place: str | os.PathLike[str]) -> Path | str:
     """Return a path, or the URL that it is or was."""
-    url = _url(place)
+    url = url_of(place)
     return Path(place) if url is None else url
 
 
 def sole_writer(place: str | os.PathLike[str]) -> None:
     """Say that nobody but this process writes to a URL, so that its store need not be one that compares."""
-    url = _url(place)
+    url = url_of(place)
     if url is not None:
         from inshrink_core.archive.storage.objects import declare_single_writer
 
@@ -88,7 +54,7 @@ def sole_writer(place: str | os.PathLike[str]) -> None:
 
 def local_beside(place: str | os.PathLike[str], suffix: str) -> Path:
     """Return the local folder beside an archive; of one at a URL, one of this machine."""
-    url = _url(place)
+    url = url_of(place)
     if url is None:
         return Path(place).with_name(f"{Path(place).name}{suffix}")
     from inshrink_core.archive.storage.behind import waiting_folder
@@ -99,7 +65,7 @@ def local_beside(place: str | os.PathLike[str], suffix: str) -> Path:
 
 def object_at(place: str | os.PathLike[str]) -> tuple[Storage, str]:
     """Return the storage of the folder around a path or URL, and the name in it."""
-    url = _url(place)
+    url = url_of(place)
     if url is None:
         return LocalStorage(Path(place).parent), Path(place).name
     folder, _, name = url.rstrip("/").rpartition("/")
@@ -116,7 +82,7 @@ def found_at(place: str | os.PathLike[str]) -> Storage | RangeFile | None:
     OSError, StorageError, MissingExtraError
         It cannot be looked at.
     """
-    url = _url(place)
+    url = url_of(place)
     if url is None:
         path = Path(place)
         if path.is_dir():

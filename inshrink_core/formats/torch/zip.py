@@ -198,6 +198,8 @@ def _read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
     have_checksums = any(record.crc for record in records if record.nbytes)
     limits = [record.header_offset for record in records[1:]]
     limits.append(min((record.central_offset for record in records), default=0))
+    # The header of an entry, and what lies behind the one before.
+    file.expect((max(0, one.header_offset - _GAP_BYTES), _GAP_BYTES + _LOCAL.size) for one in records)
     entries, ahead, ahead_at = [], b"", -1
     for record, limit in zip(records, limits, strict=False):
         begin, name, crc, nbytes, central = record

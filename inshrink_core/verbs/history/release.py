@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, StorageError, named
 from inshrink_core.execution.files import open_regular
+from inshrink_core.execution.mirror import url_of
 from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, Shown, python_call
@@ -185,6 +186,22 @@ def _errors_text(rows: Sequence[OriginalStep]) -> str:
     return ", ".join(f"{role} {error_size(error)}" for role, error in worst.items())
 
 
+def refuse_elsewhere(run: str) -> None:
+    """Refuse a run that lies behind a URL: what is deleted there, others may have made anew meanwhile.
+
+    Raises
+    ------
+    InputError
+        It does.
+    """
+    if url_of(run) is not None:
+        raise InputError(
+            "originals are released from file systems only",
+            where=run,
+            remedy="delete them with the bucket's own tools, once `inshrink verify --deep --against` passed",
+        )
+
+
 @dataclass(frozen=True)
 class Release(ToStorage, Reading, OnDevice, Limiting, Based, Request[ReleaseReport]):
     """Delete original checkpoints that an archive holds. Shows a plan unless told to apply it.
@@ -264,7 +281,7 @@ class Release(ToStorage, Reading, OnDevice, Limiting, Based, Request[ReleaseRepo
             run = self.opened_run(self.run)
             rows, problems = self._steps(run, archive)
         return ReleaseReport(
-            run=str(run.path),
+            run=run.address,
             archive=archive.reader.path,
             applied=self.apply,
             steps=tuple(rows),
@@ -290,7 +307,9 @@ class Release(ToStorage, Reading, OnDevice, Limiting, Based, Request[ReleaseRepo
         from inshrink_core import formats
 
         if isinstance(self.run, formats.Run):
+            refuse_elsewhere(self.run.address)
             return self.run.directory
+        refuse_elsewhere(os.fspath(self.run))
         path = formats.split_step_pattern(os.fspath(self.run))[0]
         while not path.is_dir() and path != path.parent:
             path = path.parent
@@ -301,7 +320,7 @@ class Release(ToStorage, Reading, OnDevice, Limiting, Based, Request[ReleaseRepo
         from inshrink_core.archive import Problem, check_archive
         from inshrink_core.chain.sizes import sequential_within, step_needs
 
-        asked = chosen_steps(self.steps, lambda: run.steps, str(run.path))
+        asked = chosen_steps(self.steps, lambda: run.steps, run.address)
         for step in asked or ():
             run.path_of(step)  # the error names the steps near it
         rows: dict[int, OriginalStep] = {}

@@ -110,7 +110,7 @@ def write_part(request: Any, share: Share) -> PartDone:
     from inshrink_core.search.search import choose_steps
 
     run = request.opened_run(request.run)
-    if error := unreadable_error(run.unreadable, str(run.path)):
+    if error := unreadable_error(run.unreadable, run.address):
         raise error
     steps = choose_steps(run, steps_of(run, request.steps))
     config = request.chain_config(request.archive, device=request.device, threads=request.threads)

@@ -10,7 +10,15 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple, Self
 
-from inshrink_core.errors import InshrinkError, LockedError, NotFoundError, StepConflictError, UnreadableError
+from inshrink_core.errors import (
+    InshrinkError,
+    LockedError,
+    NotFoundError,
+    StepConflictError,
+    UnreadableError,
+    spoken,
+)
+from inshrink_core.execution.mirror import url_of
 from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report, plain_value
 from inshrink_core.request import Option, Request, Watcher, python_call
@@ -152,10 +160,14 @@ class Watch(Compressing, Request["WatchReport"]):
         from inshrink_core.archive import is_archive
         from inshrink_core.chain import Archive, archive_size
         from inshrink_core.formats import split_step_pattern
+        from inshrink_core.verbs.history.release import refuse_elsewhere
 
         begun = time.monotonic()
         run = os.fspath(self.run)
-        if not split_step_pattern(run)[0].exists() and not any(sign in run for sign in "*?["):
+        if url_of(run) and (self.release or self.release_lossy):
+            refuse_elsewhere(run)
+        is_pattern = any(sign in run for sign in "*?[")
+        if not (is_pattern or url_of(run) or split_step_pattern(run)[0].exists()):
             raise NotFoundError("there is no such directory", where=run)
         watcher = _Watcher(self)
         try:
@@ -348,7 +360,7 @@ class _Watcher:
         lost = {
             row.step: row
             for row in report.unreadable
-            if row.step in identities and row.path == str(run.path_of(row.step))
+            if row.step in identities and row.path == spoken(str(run.path_of(row.step)))
         }
         if lost and self._note_vanished(run, {step: identities[step] for step in lost}):
             lost = {step: row for step, row in lost.items() if not self._seen_steps.is_new(step)}
@@ -395,7 +407,7 @@ class _Watcher:
         for step in self._archived():
             if step in identities and step not in before:
                 if self._run is not None and step in self._run:
-                    self.report.unreadable_by_path.pop(str(self._run.path_of(step)), None)
+                    self.report.unreadable_by_path.pop(spoken(str(self._run.path_of(step))), None)
                 self._finish(step, identities[step], _event("archived", step))
 
     def _finish(self, step: int, identity: str, event: Progress) -> None:

@@ -151,7 +151,7 @@ class Measurements:
         """Return those of a run, as its files are by their paths, sizes and times."""
         found = results_folder(run.directory, make=make)
         content = key_digest({"run": [run.identity(step) for step in run.steps]})
-        return cls([] if found is None else [found / _FOLDER], _OF_RUN, content, str(run.path))
+        return cls([] if found is None else [found / _FOLDER], _OF_RUN, content, run.address)
 
     def add(self, kind: str, question: Mapping[str, Any], document: Mapping[str, Any]) -> None:
         """Keep an answer; a disk that refuses costs no result."""

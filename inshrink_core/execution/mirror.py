@@ -1,0 +1,524 @@
+"""Folders that lie elsewhere, as folders of this machine: listed now, their bytes fetched as they are read.
+
+A mirror has a file for each object, of its size and without its bytes, which whoever looks for names, sizes
+and times takes for the object. What reads bytes reads them from a `Content`, which fetches what it lacks, of
+the very object that was listed, or raises an error.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import glob
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+from inshrink_core.errors import (
+    STANDS_FOR,
+    DamagedError,
+    InputError,
+    NotFoundError,
+    StorageError,
+    UnsafePathError,
+)
+from inshrink_core.execution.folders import locked, remove_left
+from inshrink_core.execution.kept import user_cache_folder
+from inshrink_core.plugins import plugin
+
+STORAGES: Final = "inshrink.storages"
+"""Group of entry points: what lies behind a URL, one a scheme."""
+
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_JOINED_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
+
+_FOLDER: Final = "fetched-runs"
+"""In the user's cache: a folder for each mirror of each process, gone when it ends."""
+
+_MARK: Final = f"{os.sep}{_FOLDER}{os.sep}.inshrink-"
+
+MAX_HERE_NBYTES: Final = 16 << 30
+"""Of what was fetched and is not asked for any more, most is let go beyond this."""
+
+_BLOCK: Final = 4 << 10
+_AHEAD_NBYTES: Final = 64 << 10
+"""A request takes as long as so many bytes: never fewer are asked for, and smaller gaps come along."""
+
+_WHOLE_NBYTES: Final = 1 << 20
+"""Smaller objects are fetched whole."""
+
+_PIECE_NBYTES: Final = 8 << 20
+_N_PIECES: Final = 8
+"""Fetched at the same time, for one reader."""
+
+OPEN_AGAIN: Final = "open the run again"
+
+_MAX_OBJECTS: Final = 1_000_000
+_MAX_NAME_BYTES: Final = 255
+
+
+def is_url(path: object) -> bool:
+    """Tell whether a path names something that is not on a file system.
+
+    Examples
+    --------
+    >>> is_url("s3://bucket/run.inshrink"), is_url("runs/run.inshrink"), is_url("C:/run.inshrink")
+    (True, False, False)
+    """
+    return isinstance(path, str) and _URL.match(path) is not None
+
+
+def was_url(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a path was a URL before it became a path, which joins its slashes.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> was_url(Path("s3://bucket/run.inshrink")), was_url(Path("C:/run.inshrink"))
+    (True, False)
+    """
+    return _JOINED_URL.match(os.fspath(path)) is not None
+
+
+def url_of(place: str | os.PathLike[str]) -> str | None:
+    """Return the URL that a place is, or was before it became a path; None for a path."""
+    text = os.fspath(place)
+    if is_url(text):
+        return text
+    return _JOINED_URL.sub(r"\1://", text, count=1) if was_url(place) and not Path(text).exists() else None
+
+
+class Listed(NamedTuple):
+    """An object as it was listed.
+
+    Parameters
+    ----------
+    path
+        Below the folder.
+    nbytes
+        Its size.
+    tag
+        Another content has another.
+    modified
+        When it was written, in seconds.
+    """
+
+    path: str
+    nbytes: int
+    tag: str
+    modified: float
+
+
+class Elsewhere(Protocol):
+    """A folder that is mirrored, as its storage gives it (`inshrink_core.archive.storage.Storage`)."""
+
+    requests: int
+    bytes_read: int
+
+    def objects(self, path: str = "") -> Iterable[Listed]:
+        """Return every object below the folder; with a path the one that it names, if there is one."""
+        ...
+
+    def read_listed(self, one: Listed, offset: int, nbytes: int) -> bytes:
+        """Return bytes of an object; DamagedError where it is another by now."""
+        ...
+
+    def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
+        """Return what calls return, made at the same time, or the error of each."""
+        ...
+
+
+class Content:
+    """The bytes of one object, as far as they are here; any thread may read, and no name leads to them.
+
+    Parameters
+    ----------
+    storage
+        Where the object lies.
+    one
+        The object.
+    where
+        Its address, for messages.
+    folder
+        Of this machine, where the bytes are kept.
+    """
+
+    def __init__(self, storage: Elsewhere, one: Listed, where: str, folder: Path) -> None:
+        self._storage, self.one, self._where = storage, one, where
+        self._have = bytearray(-(-one.nbytes // _BLOCK))
+        self._lock = threading.Lock()
+        self.descriptor, name = tempfile.mkstemp(dir=folder)
+        weakref.finalize(self, os.close, self.descriptor)
+        Path(name).unlink()
+        os.truncate(self.descriptor, one.nbytes)
+        """To read from, once `fill` returned."""
+        self.nbytes_here = 0
+        """Bytes that are here."""
+
+    def fill(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Return when some spans, each an offset and a size, are here.
+
+        Raises
+        ------
+        DamagedError
+            The object is another by now.
+        NotFoundError
+            It is gone.
+        StorageError
+            The store, or this machine's disk, refused.
+        """
+        asked = [self._blocks(offset, nbytes) for offset, nbytes in spans if nbytes > 0]
+        if all(self._have.find(0, first, end) < 0 for first, end in asked):
+            return
+        with self._lock:
+            pieces = self._missing(asked)
+            while batch := list(islice(pieces, _N_PIECES)):
+                self._fetch(batch)
+
+    def fill_all(self, still: Callable[[], bool]) -> None:
+        """Fetch the whole object, as long as it is wanted; whoever reads meanwhile goes first."""
+        for at in range(0, self.one.nbytes, _N_PIECES * _PIECE_NBYTES):
+            if not still():
+                return
+            self.fill([(at, min(_N_PIECES * _PIECE_NBYTES, self.one.nbytes - at))])
+
+    def _blocks(self, offset: int, nbytes: int) -> tuple[int, int]:
+        """Return the blocks, first and end, that some bytes lie in."""
+        end = min(offset + nbytes, self.one.nbytes)
+        return offset // _BLOCK, -(-end // _BLOCK)
+
+    def _missing(self, asked: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """Yield the pieces, first block and end, to fetch for some blocks, each worth a request."""
+        n_blocks, least = len(self._have), _AHEAD_NBYTES // _BLOCK
+        lacking = [(first, end) for first, end in sorted(asked) if self._have.find(0, first, end) >= 0]
+        if self.one.nbytes <= _WHOLE_NBYTES:
+            lacking = [(0, n_blocks)]
+        runs: list[list[int]] = []
+        for first, end in lacking:
+            if end - first < least:
+                # Aligned: what is read backwards, as a directory at the end is, comes with it.
+                first -= first % least
+                end = min(n_blocks, max(end, first + least))
+            if runs and first - runs[-1][1] <= least:
+                runs[-1][1] = max(end, runs[-1][1])
+            else:
+                runs.append([first, end])
+        for first, end in runs:
+            at = first
+            while (at := self._have.find(0, at, end)) >= 0:
+                stop = self._have.find(1, at, min(end, at + _PIECE_NBYTES // _BLOCK))
+                stop = min(end, at + _PIECE_NBYTES // _BLOCK) if stop < 0 else stop
+                yield at, stop
+                at = stop
+
+    def _fetch(self, pieces: Sequence[tuple[int, int]]) -> None:
+        answers = self._storage.together([partial(self._fetch_one, *piece) for piece in pieces])
+        for answer in answers:
+            if isinstance(answer, FileNotFoundError):
+                raise NotFoundError("there is no such object any more", where=self._where) from answer
+            if isinstance(answer, Exception):
+                raise answer
+
+    def _fetch_one(self, first: int, end: int) -> None:
+        offset = first * _BLOCK
+        nbytes = min(end * _BLOCK, self.one.nbytes) - offset
+        content = self._storage.read_listed(self.one, offset, nbytes)
+        if len(content) != nbytes:
+            raise DamagedError("the object is shorter than it was when it was listed", where=self._where)
+        try:
+            done = 0
+            while done < nbytes:
+                done += os.pwrite(self.descriptor, memoryview(content)[done:], offset + done)
+        except OSError as error:
+            raise StorageError(
+                f"what is fetched cannot be kept: {error.strerror}",
+                where=self._where,
+                remedy="free some space in the user's cache, or set XDG_CACHE_HOME to another disk",
+            ) from error
+        self._have[first:end] = b"\1" * (end - first)
+        self.nbytes_here += nbytes
+
+
+class Mirror:
+    """A folder elsewhere, as one of this machine; it lasts as long as the process.
+
+    Parameters
+    ----------
+    url
+        Its address.
+    storage
+        What lies there.
+    only
+        The one object in it that is mirrored; empty: all.
+    """
+
+    def __init__(self, url: str, storage: Elsewhere, only: str = "") -> None:
+        self.url, self.storage, self._only = url, storage, only
+        cache = user_cache_folder()
+        parent = (Path(tempfile.gettempdir()) if cache is None else cache) / _FOLDER
+        self._pid, self._held = os.getpid(), contextlib.ExitStack()
+        with _local("the user's cache cannot be written", str(parent)):
+            parent.mkdir(parents=True, exist_ok=True)
+            remove_left(parent)
+            self._home = Path(tempfile.mkdtemp(prefix=".inshrink-", suffix=".work", dir=parent)).resolve()
+            self._held.enter_context(locked(self._home))
+            name = url.rstrip("/").rpartition("/")[2]
+            fits = name not in ("", ".", "..") and len(name.encode()) <= _MAX_NAME_BYTES
+            self.root = self._home / (name if fits else "run")
+            self.root.mkdir()
+        STANDS_FOR[str(self.root)] = url
+        self._listed: dict[str, Listed] = {}
+        self._contents: OrderedDict[str, Content] = OrderedDict()
+        self._lock = threading.RLock()
+        self._wanted: Sequence[str] = ()
+        self._fetching: threading.Thread | None = None
+        self.refused: Exception | None = None
+        """Why the last object that was fetched ahead did not come."""
+
+    def refresh(self) -> None:
+        """List the folder again.
+
+        Raises
+        ------
+        UnsafePathError
+            A name can be no file's.
+        InshrinkError
+            The store refused.
+        """
+        found: dict[str, Listed] = {}
+        for one in self.storage.objects(self._only):
+            if one.path.endswith("/") and not one.nbytes:
+                continue  # what consoles make for a folder
+            found[one.path] = one
+            if len(found) > _MAX_OBJECTS:
+                raise InputError(f"more than {_MAX_OBJECTS:,} objects lie there", where=self.url)
+        with self._lock:
+            for path in self._listed.keys() - found.keys():
+                self._remove(path)
+            for path, one in found.items():
+                if self._listed.get(path) != one:
+                    self._place(one)
+            self._listed = found
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing lay there when it was listed last."""
+        return not self._listed
+
+    def _remove(self, path: str) -> None:
+        self._contents.pop(path, None)
+        place = self.root / path
+        with contextlib.suppress(OSError):
+            place.unlink()
+            for folder in place.parents:
+                if folder == self.root:
+                    break
+                folder.rmdir()
+
+    def _place(self, one: Listed) -> None:
+        """Put a file of an object's size where its name says, whose time is another for another content."""
+        parts = one.path.split("/")
+        long = max(len(part.encode(errors="surrogateescape")) for part in parts) > _MAX_NAME_BYTES
+        if long or "\0" in one.path or not {"", ".", ".."}.isdisjoint(parts):
+            raise UnsafePathError("no file can have this object's name", where=f"{self.url}/{one.path!r}")
+        self._contents.pop(one.path, None)
+        place = self.root / one.path
+        second = int.from_bytes(hashlib.blake2b(one.tag.encode(), digest_size=8).digest()) % 10**9
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with place.open("wb") as file:
+                file.truncate(one.nbytes)
+            os.utime(place, ns=((at := int(one.modified) * 10**9 + second), at))
+        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            raise UnsafePathError(
+                "an object lies below another, as if that were a folder", where=f"{self.url}/{one.path}"
+            ) from error
+        except OSError as error:
+            raise StorageError(
+                f"the user's cache cannot hold it: {error.strerror}", where=f"{self.url}/{one.path}"
+            ) from error
+
+    def content(self, place: str) -> Content:
+        """Return the bytes of an object, by the path of its file.
+
+        Raises
+        ------
+        NotFoundError
+            It was gone when the folder was listed last.
+        """
+        path = os.path.relpath(place, self.root).replace(os.sep, "/")
+        with self._lock:
+            content = self._contents.get(path)
+            if content is None:
+                one = self._listed.get(path)
+                if one is None:
+                    raise NotFoundError("there is no such object any more", where=place)
+                with _local("the user's cache cannot be written", place):
+                    content = Content(self.storage, one, f"{self.url}/{path}", self._home)
+                self._contents[path] = content
+            self._contents.move_to_end(path)
+            n_here = sum(one.nbytes_here for one in self._contents.values())
+            while n_here > MAX_HERE_NBYTES and len(self._contents) > 1:
+                n_here -= self._contents.popitem(last=False)[1].nbytes_here
+            return content
+
+    def fetch(self, place: Path) -> None:
+        """Make a small file one that any process can read."""
+        content, found = self.content(str(place)), place.stat()
+        content.fill([(0, found.st_size)])
+        with _local("the user's cache cannot be written", str(place)):
+            place.write_bytes(os.pread(content.descriptor, found.st_size, 0))
+            os.utime(place, ns=(found.st_mtime_ns, found.st_mtime_ns))
+
+    def expect(self, places: Iterable[tuple[Path, int, int]]) -> None:
+        """Fetch so many first and last bytes of files at the same time; what fails is asked for again."""
+        asked = []
+        for place, first, last in places:
+            with contextlib.suppress(NotFoundError):
+                content = self.content(str(place))
+                nbytes = content.one.nbytes
+                spans = [(0, min(first, nbytes)), (max(0, nbytes - last), min(last, nbytes))]
+                asked += [partial(content.fill, [span]) for span in spans if span[1]]
+        self.storage.together(asked)
+
+    def stream(self, places: Iterable[Path]) -> None:
+        """Fetch some files whole, in this order, behind whoever reads them; let all others go."""
+        paths = [os.path.relpath(place, self.root).replace(os.sep, "/") for place in places]
+        with self._lock:
+            for path in self._contents.keys() - set(paths):
+                del self._contents[path]
+            self._wanted = paths
+            if paths and (self._fetching is None or not self._fetching.is_alive()):
+                self._fetching = threading.Thread(target=self._fetch_ahead, daemon=True)
+                self._fetching.start()
+
+    def _fetch_ahead(self) -> None:
+        done: set[str] = set()
+        while True:
+            with self._lock:
+                path = next((path for path in self._wanted if path not in done), None)
+                if path is None:
+                    self._fetching = None
+                    return
+            done.add(path)
+            try:
+                self.content(str(self.root / path)).fill_all(partial(self._is_wanted, path))
+            except Exception as error:  # whoever reads it is told
+                self.refused = error
+
+    def _is_wanted(self, path: str) -> bool:
+        return path in self._wanted
+
+    def close(self) -> None:
+        """Remove it; in the process that made it."""
+        if os.getpid() == self._pid:
+            self._wanted = ()
+            shutil.rmtree(self._home, ignore_errors=True)
+            self._held.close()
+
+
+_MIRRORS: Final[dict[tuple[str, str], Mirror]] = {}
+_MAKING: Final = threading.Lock()
+
+
+@contextlib.contextmanager
+def _local(what: str, where: str) -> Iterator[None]:
+    """Tell what this machine's disk refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{what}: {error.strerror}", where=where, remedy="set XDG_CACHE_HOME to a place that can be"
+        ) from error
+
+
+def _split(url: str) -> tuple[str, str]:
+    """Return the part of an address that is a folder's, and the pattern behind it.
+
+    Examples
+    --------
+    >>> _split("s3://bucket/runs/a/step_*.pt"), _split("s3://bucket/runs/a")
+    (('s3://bucket/runs/a', 'step_*.pt'), ('s3://bucket/runs/a', ''))
+    """
+    scheme, _, rest = url.partition("://")
+    bucket, *parts = rest.rstrip("/").split("/")
+    n_fixed = next((i for i, part in enumerate(parts) if "*" in part), len(parts))
+    if n_fixed == len(parts) and parts and "{step}" in parts[-1]:
+        n_fixed -= 1
+    return f"{scheme}://{'/'.join([bucket, *parts[:n_fixed]])}", "/".join(parts[n_fixed:])
+
+
+def mirrored(url: str) -> tuple[Mirror, str]:
+    """Return the mirror of what an address names, listed now, and the path, or pattern, in it to open.
+
+    Raises
+    ------
+    InshrinkError
+        As `Mirror.refresh`.
+    InputError
+        Nothing at such addresses can be listed.
+    """
+    folder, pattern = _split(url)
+    mirror = _mirror_at(folder)
+    if pattern:
+        return mirror, f"{glob.escape(str(mirror.root))}/{pattern}"
+    around, _, name = folder.rpartition("/")
+    if mirror.is_empty and not around.endswith("/"):
+        single = _mirror_at(around, name)
+        if not single.is_empty:
+            return single, str(single.root / name)
+    return mirror, str(mirror.root)
+
+
+def _mirror_at(url: str, only: str = "") -> Mirror:
+    """Return a mirror, listed now: the same as long as the process lasts."""
+    with _MAKING:
+        mirror = _MIRRORS.get((url, only))
+        if mirror is None:
+            point = plugin(STORAGES, url.partition(":")[0].lower())
+            if point is None:
+                raise InputError(
+                    "runs are read from file systems, and from addresses of s3, gs, az and hf",
+                    where=url,
+                    remedy="copy the run here",
+                )
+            mirror = Mirror(url, point.load().at(url), only)
+            _MIRRORS[url, only] = mirror
+            atexit.register(mirror.close)
+    mirror.refresh()
+    return mirror
+
+
+def mirror_of(path: str | os.PathLike[str]) -> Mirror | None:
+    """Return the mirror that a path lies in; None where it is a file of this machine.
+
+    Raises
+    ------
+    StorageError
+        The path is that of another process's mirror, whose files are empty here.
+    """
+    text = os.fspath(path)
+    if _MARK not in text:
+        return None
+    for mirror in _MIRRORS.values():
+        if text == str(mirror.root) or text.startswith(f"{mirror.root}{os.sep}"):
+            return mirror
+    raise StorageError("this stands for a file elsewhere, in another process alone", where=text)
+
+
+def at_hand(path: Path) -> Path:
+    """Return the path of a file as others can open it: one that lies elsewhere is fetched."""
+    mirror = mirror_of(path)
+    if mirror is not None and path.is_file():
+        mirror.fetch(path)
+    return path

@@ -1,0 +1,296 @@
+"""Runs behind an address: their headers first, then what is read, of the very objects that were listed."""
+
+import hashlib
+import itertools
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core import verbs
+from inshrink_core.archive.storage import Storage
+from inshrink_core.errors import (
+    DamagedError,
+    InputError,
+    NotFoundError,
+    RefusedLinkError,
+    StorageError,
+    UnreadableError,
+    UnsafePathError,
+)
+from inshrink_core.execution import mirror
+from inshrink_core.formats.run import NoCheckpointError, open_run
+from tests.formats.run_builders import same_bits, save_huggingface, save_run
+
+NUMBERS = itertools.count()
+
+
+class Bucket(Storage):
+    """A folder of this machine that is asked like a bucket, and looked at before each request."""
+
+    folders: ClassVar = {}
+    rule = staticmethod(lambda kind, path: None)
+    asked: ClassVar = []
+
+    def ask(self, kind, path):
+        self.asked.append((kind, path))
+        self.rule(kind, path)
+
+    @property
+    def here(self):
+        bucket, _, path = self.name.partition("://")[2].partition("/")
+        return self.folders[bucket] / path
+
+    def listed(self, path):
+        content = path.read_bytes()
+        tag, name = hashlib.md5(content).hexdigest(), path.relative_to(self.here).as_posix()
+        return mirror.Listed(name, len(content), tag, 1e9)
+
+    def objects(self, path=""):
+        self.ask("list", path)
+        self.counted()
+        places = [self.here / path] if path else sorted(self.here.rglob("*"))
+        return [self.listed(place) for place in places if place.is_file()]
+
+    def read_listed(self, one, offset, nbytes):
+        self.ask("read", one.path)
+        if self.listed(self.here / one.path) != one:
+            raise DamagedError("the object changed since it was listed", where=one.path)
+        return self.counted((self.here / one.path).read_bytes()[offset : offset + nbytes])
+
+    def read(self, path, offset, nbytes):
+        raise NotImplementedError
+
+    def size(self, path):
+        raise FileNotFoundError(path)
+
+    load = size
+
+    def names(self, folder):
+        return ()
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    """A bucket of its own, and the folder that it is."""
+    name, folder = f"b{next(NUMBERS)}", tmp_path / "bucket"
+    folder.mkdir()
+    monkeypatch.setitem(Bucket.folders, name, folder)
+    monkeypatch.setattr(Bucket, "asked", [])
+    monkeypatch.setattr(mirror, "plugin", lambda *_: SimpleNamespace(load=lambda: Bucket))
+    monkeypatch.setattr("inshrink_core.archive.storage.registry.plugin", mirror.plugin)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield SimpleNamespace(url=f"test://{name}", folder=folder)
+    for held in mirror._MIRRORS.values():
+        held.close()
+    mirror._MIRRORS.clear()
+    mirror.STANDS_FOR.clear()
+
+
+@pytest.fixture
+def piecemeal(monkeypatch):
+    """Small files are fetched in pieces, as large ones are."""
+    for name, nbytes in {"_WHOLE_NBYTES": 0, "_AHEAD_NBYTES": 4096, "_PIECE_NBYTES": 8192}.items():
+        monkeypatch.setattr(mirror, name, nbytes)
+    monkeypatch.setattr("inshrink_core.formats.run._FIRST_NBYTES", 4096)
+
+
+def save_distributed(root):
+    import torch.distributed.checkpoint as dcp
+
+    for step in (1, 2):
+        state = {"model": {"w": torch.randn(200, 100), "b": torch.randn(7)}, "step": torch.tensor(step)}
+        dcp.save(state, checkpoint_id=root / f"step-{step}", no_dist=True)
+
+
+def save_large(root, n_steps=3):
+    root.mkdir(exist_ok=True)
+    for step in range(1, n_steps + 1):
+        state = {f"layer{i}.weight": torch.randn(150, 150) for i in range(4)}
+        torch.save({"model": state, "step": step}, root / f"step_{step}.pt")
+
+
+LAYOUTS = {
+    "files": save_run,
+    "large": save_large,
+    "huggingface": save_huggingface,
+    "sharded": lambda root: save_huggingface(root, sharded=True),
+    "distributed": save_distributed,
+}
+
+
+@pytest.mark.parametrize("pieces", ["whole", "piecemeal"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_run_at_an_address_is_bit_for_bit_that_of_the_folder(bucket, layout, pieces, request):
+    if pieces == "piecemeal":
+        request.getfixturevalue("piecemeal")
+    LAYOUTS[layout](bucket.folder / "run")
+    here, there = open_run(bucket.folder / "run"), open_run(f"{bucket.url}/run")
+    assert (there.steps, there.format, there.name) == (here.steps, here.format, here.name)
+    for step in here.steps:
+        assert there[step].specs == here[step].specs
+        assert there[step].files == here[step].files
+        for spec in here[step].specs:
+            assert same_bits(there[step][spec.key], here[step][spec.key])
+        for file in here[step].files:
+            assert there[step].source.skeleton(file) == here[step].source.skeleton(file)
+
+
+def test_opening_takes_headers_and_no_tensors(bucket, piecemeal):
+    save_large(bucket.folder / "run")
+    run = open_run(f"{bucket.url}/run")
+    # One list, and of each of three files both ends and the header of each of four tensors.
+    assert run.requests <= 1 + 3 * (2 + 4)
+    assert run.bytes_read < 3 * 60_000 < 3 * run.nbytes_of(1) / 6
+    before = run.requests
+    assert run.refresh().steps == run.steps
+    assert run.requests == before + 1
+    assert run[1]["layer0.weight"].shape == (150, 150)
+    assert run.bytes_read < 3 * 60_000 + 110_000
+
+
+def test_patterns_and_single_files_are_addresses_too(bucket):
+    save_run(bucket.folder / "run")
+    assert open_run(f"{bucket.url}/run/ckpt_*.pt").steps == open_run(bucket.folder / "run/ckpt_*.pt").steps
+    name = next((bucket.folder / "run").iterdir()).name
+    assert open_run(f"{bucket.url}/run/{name}").steps == open_run(bucket.folder / "run" / name).steps
+    assert open_run(Path(f"{bucket.url}/run")).address == f"{bucket.url}/run"
+    with pytest.raises(NotFoundError, match=f"^{bucket.url}/run/no.*: nothing matches"):
+        open_run(f"{bucket.url}/run/no*.pt")
+    with pytest.raises(NoCheckpointError, match=f"^{bucket.url}/nothing: no readable checkpoint"):
+        open_run(f"{bucket.url}/nothing")
+    with pytest.raises(RefusedLinkError, match="outside of the directories"):
+        open_run(f"{bucket.url}/run", within=[bucket.folder])
+
+
+def test_compress_gives_the_bytes_that_a_folder_gives_and_keeps_two_checkpoints_here(bucket, tmp_path):
+    save_large(bucket.folder / "run", 5)
+    most = []
+
+    def watch(kind, path):
+        held = mirror._MIRRORS.get((f"{bucket.url}/run", ""))
+        most.append(0 if held is None else sum(one.nbytes_here for one in list(held._contents.values())))
+
+    Bucket.rule = staticmethod(watch)
+    try:
+        there = verbs.compress(f"{bucket.url}/run", tmp_path / "there", codec="lossless")
+    finally:
+        Bucket.rule = staticmethod(lambda kind, path: None)
+    here = verbs.compress(bucket.folder / "run", tmp_path / "here", codec="lossless")
+    assert there.size.nbytes == here.size.nbytes
+    assert there.appended == here.appended
+    assert max(most[len(most) // 2 :]) <= 2 * open_run(bucket.folder / "run").nbytes_of(1)
+    held = mirror._MIRRORS[f"{bucket.url}/run", ""]
+    assert not held._contents
+    assert verbs.verify(tmp_path / "there", deep=True, against=f"{bucket.url}/run").problems == ()
+
+
+def test_what_changes_after_it_was_listed_is_an_error_and_is_not_archived(bucket, tmp_path, piecemeal):
+    save_large(bucket.folder / "run")
+    run = open_run(f"{bucket.url}/run")
+    (bucket.folder / "run/step_2.pt").write_bytes((bucket.folder / "run/step_3.pt").read_bytes())
+    with pytest.raises(DamagedError, match="changed since it was listed"):
+        run[2]["layer0.weight"]
+    (bucket.folder / "run/step_3.pt").unlink()
+    with pytest.raises((NotFoundError, FileNotFoundError)):
+        run[3]["layer0.weight"]
+    with pytest.raises(UnreadableError, match=r"2 of the checkpoints cannot be read: step_2\.pt"):
+        verbs.compress(run, tmp_path / "a.inshrink", codec="lossless")
+    assert inshrink_core.open(tmp_path / "a.inshrink").steps == (1,)
+    again = run.refresh()  # step 2 is another copy of step 3 now, by its content
+    assert (again.steps, again.identity(1)) == ((1, 3), run.identity(1))
+
+
+def test_a_network_that_fails_ends_compress_and_the_same_command_goes_on(bucket, tmp_path, piecemeal):
+    save_large(bucket.folder / "run")
+
+    def fail(kind, path):
+        if kind == "read" and path == "step_2.pt" and down:
+            raise StorageError("the store cannot be reached", where=path)
+
+    down = []
+    Bucket.rule = staticmethod(fail)
+    try:
+        run = open_run(f"{bucket.url}/run")
+        down.append(True)
+        with pytest.raises(StorageError, match="cannot be reached"):
+            verbs.compress(run, tmp_path / "a.inshrink", codec="lossless")
+        down.clear()
+        assert inshrink_core.open(tmp_path / "a.inshrink").steps == (1,)
+        assert verbs.compress(f"{bucket.url}/run", tmp_path / "a.inshrink", codec="lossless").appended == (
+            2,
+            3,
+        )
+    finally:
+        Bucket.rule = staticmethod(lambda kind, path: None)
+
+
+def test_watch_waits_for_objects_and_archives_each(bucket, tmp_path):
+    source = save_run(tmp_path / "source")
+    arrivals = sorted(source.iterdir())
+
+    def arrive(kind, path):
+        if kind == "list" and arrivals and len([one for one in Bucket.asked if one[0] == "list"]) % 3 == 0:
+            (bucket.folder / "run").mkdir(exist_ok=True)
+            shutil.move(arrivals.pop(0), bucket.folder / "run")
+
+    Bucket.rule = staticmethod(arrive)
+    try:
+        report = verbs.watch(f"{bucket.url}/run", tmp_path / "a.inshrink", interval=0.02, until=30)
+    finally:
+        Bucket.rule = staticmethod(lambda kind, path: None)
+    assert report.steps("archived") == (10, 20, 30)
+    with pytest.raises(InputError, match="released from file systems only"):
+        verbs.watch(f"{bucket.url}/run", tmp_path / "a.inshrink", release=True)
+
+
+def test_names_that_no_file_can_have_are_refused(bucket, monkeypatch):
+    save_run(bucket.folder / "run")
+    for name in ("../out", "a//b", "x" * 300, "ckpt_10.pt/inside"):
+        extra = mirror.Listed(name, 5, "tag", 0)
+        found = Bucket.objects
+        monkeypatch.setattr(Bucket, "objects", lambda self, path="", found=found, e=extra: [*found(self), e])
+        with pytest.raises(UnsafePathError):
+            open_run(f"{bucket.url}/run")
+        monkeypatch.setattr(Bucket, "objects", found)
+    assert open_run(f"{bucket.url}/run").steps == (10, 20, 30)
+
+
+def test_originals_and_evaluators_stay_where_they_are(bucket, tmp_path):
+    save_run(bucket.folder / "run")
+    (bucket.folder / "run/inshrink.toml").write_text('[evaluator]\nfile = "evaluate.py"\n')
+    (bucket.folder / "run/evaluate.py").write_text("raise SystemExit\n")
+    url = f"{bucket.url}/run"
+    verbs.compress(url, tmp_path / "a.inshrink")
+    with pytest.raises(InputError, match="released from file systems only"):
+        verbs.release(url, tmp_path / "a.inshrink", apply=True)
+    with pytest.raises(InputError, match="this machine's disk"):
+        verbs.compare(tmp_path / "a.inshrink", against=url, trust_run=True)
+    assert len(list((bucket.folder / "run").glob("*.pt"))) == 3
+
+
+def test_reports_and_errors_speak_of_the_address(bucket):
+    save_run(bucket.folder / "run")
+    (bucket.folder / "run/ckpt_40.pt").write_bytes(b"PK\x03\x04 cut off")
+    run = open_run(f"{bucket.url}/run")
+    assert run.unreadable[0].path.startswith(f"{bucket.url}/run/")
+    inventory = verbs.inspect(f"{bucket.url}/run")
+    assert inventory.path == f"{bucket.url}/run"
+    assert mirror._FOLDER not in repr(run) + str(inventory.to_json())
+
+
+def test_the_mirror_of_another_process_is_not_read_as_if_it_were_empty(bucket):
+    save_run(bucket.folder / "run")
+    run = open_run(f"{bucket.url}/run")
+    program = "import sys; from inshrink_core.formats import open_run; open_run(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, str(run.path)], capture_output=True, text=True
+    )
+    assert "in another process alone" in done.stderr

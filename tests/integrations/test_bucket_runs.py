@@ -1,0 +1,196 @@
+"""Runs in buckets of a real server: what they take, what they give, and what goes wrong."""
+
+import itertools
+import subprocess
+import sys
+import uuid
+from urllib.parse import unquote
+
+import pytest
+
+pytest.importorskip("obstore", reason="the extra 'remote' is not installed")
+pytest.importorskip("moto", reason="moto[server] is not installed")
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+
+import inshrink_core
+from inshrink_core import verbs
+from inshrink_core.archive.storage import storage_at
+from inshrink_core.errors import DamagedError, InshrinkError, NotFoundError, UnsafePathError
+from inshrink_core.formats import open_run
+from tests.integrations.servers import Proxy, connect, make_bucket
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("waiting")]
+
+N_LAYERS = 4
+SHAPE = (600, 600)
+"""A layer takes 1.4 MB: what is not asked for is not fetched."""
+
+
+@pytest.fixture
+def url(server, monkeypatch, tmp_path):
+    connect(monkeypatch, server)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    name = f"b{uuid.uuid4().hex}"
+    make_bucket(server, name)
+    return f"s3://{name}/runs/é 1"
+
+
+def put(url, folder):
+    """Upload a folder as it is."""
+    storage = storage_at(url)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            storage.store.put(f"{storage._root}/{path.relative_to(folder).as_posix()}", path)
+
+
+def weights(step):
+    torch.manual_seed(step)
+    return {f"layer{i}.weight": torch.randn(SHAPE) for i in range(N_LAYERS)}
+
+
+def save(folder, layout, n_steps=2):
+    for step in range(1, n_steps + 1):
+        if layout == "torch":
+            torch.save({"model": weights(step), "step": step}, folder / f"step_{step}.pt")
+        elif layout == "safetensors":
+            save_file(weights(step), folder / f"step_{step}.safetensors")
+        else:
+            dcp.save({"model": weights(step)}, checkpoint_id=folder / f"step_{step}", no_dist=True)
+
+
+OPENING = {
+    # A list; then for each of two checkpoints …
+    "torch": 1 + 2 * (2 + N_LAYERS - 1),  # its two ends, and the header of each tensor but the first
+    "safetensors": 1 + 2,  # its first 64 kB
+    "dcp": 1 + 2 * (1 + N_LAYERS + 1),  # .metadata, and what is between two tensors
+}
+
+
+@pytest.mark.parametrize("layout", OPENING)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_run_takes_as_many_requests_as_is_documented(server, url, monkeypatch, tmp_path, layout):
+    (tmp_path / "run").mkdir()
+    save(tmp_path / "run", layout)
+    put(url, tmp_path / "run")
+    with Proxy(server, lambda n, method, path: None) as proxy:
+        connect(monkeypatch, proxy.address)
+        run = open_run(url)
+        assert len(proxy.requests) == run.requests <= OPENING[layout]
+        assert run.bytes_read < 1 << 20 < run.nbytes_of(1) / 4
+        before = len(proxy.requests)
+        assert torch.equal(run[2]["layer1.weight"], weights(2)["layer1.weight"])
+        assert len(proxy.requests) == before + 1
+        before = len(proxy.requests)
+        run.refresh()
+        assert len(proxy.requests) == before + 1
+        here = inshrink_core.compress(tmp_path / "run", tmp_path / "here.inshrink")
+        there = inshrink_core.compress(url, tmp_path / "there.inshrink")
+    assert there.size.nbytes == here.size.nbytes
+    assert there.appended == here.appended == (1, 2)
+
+
+@pytest.mark.parametrize("fate", ["refuse", "drop", "cut"])
+def test_answers_that_fail_change_nothing_of_what_is_read(server, url, monkeypatch, tmp_path, fate):
+    (tmp_path / "run").mkdir()
+    save(tmp_path / "run", "torch")
+    put(url, tmp_path / "run")
+    with Proxy(server, lambda n, method, path: fate if n % 3 == 1 else None) as proxy:
+        connect(monkeypatch, proxy.address)
+        run = inshrink_core.open(url)
+        for step in run.steps:
+            for name, tensor in weights(step).items():
+                assert torch.equal(run[step][name], tensor)
+
+
+def test_objects_that_others_change_or_delete_are_an_error_and_leave_whole_steps(url, tmp_path):
+    (tmp_path / "run").mkdir()
+    save(tmp_path / "run", "torch", 4)
+    put(url, tmp_path / "run")
+    run, store = inshrink_core.open(url), storage_at(url)
+    store.store.put(f"{store._root}/step_2.pt", (tmp_path / "run/step_3.pt").read_bytes())
+    store.store.delete(f"{store._root}/step_4.pt")
+    with pytest.raises(DamagedError, match=r"step_2\.pt: the object changed since it was listed"):
+        run[2]["layer0.weight"]
+    with pytest.raises(NotFoundError, match=r"step_4\.pt: there is no such object any more"):
+        run[4]["layer0.weight"]
+    with pytest.raises(InshrinkError, match="2 of the checkpoints cannot be read"):
+        inshrink_core.compress(run, tmp_path / "a.inshrink")
+    assert inshrink_core.open(tmp_path / "a.inshrink").steps == (1, 3)
+    assert verbs.verify(tmp_path / "a.inshrink", deep=True).problems == ()
+
+
+def test_the_command_line_reads_runs_from_buckets(url, tmp_path):
+    put(url, inshrink_core.sample("digits-cnn"))
+
+    def inshrink(*words, status=0):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "inshrink_core", *map(str, words)],
+            capture_output=True,
+            text=True,
+            timeout=250,
+        )
+        assert done.returncode == status, done.stderr
+        assert "hushhush" not in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
+
+    assert url in inshrink("inspect", url)
+    inshrink("estimate", url, "--steps", "10,25")
+    inshrink("compress", url, "-o", tmp_path / "a.inshrink", "--steps", "10,25")
+    inshrink("compress", f"{url}/step_{{step}}.pt", "-o", f"{url}.inshrink", "--steps", "10,25")
+    inshrink("compress", url, "-o", f"{url}.inshrink", "--watch", "--poll", "0.1", "--until", "50")
+    assert "file systems only" in inshrink("release", url, tmp_path / "a.inshrink", "--apply", status=2)
+    assert inshrink_core.open(f"{url}.inshrink").steps == (10, 25, 50)
+    cache = tmp_path / "cache/inshrink/fetched-runs"
+    assert not any(cache.iterdir()), "what was fetched is gone with the process"
+
+
+def test_keys_with_every_legal_character_are_read_and_others_named(server, url, tmp_path):
+    (tmp_path / "run").mkdir()
+    save(tmp_path / "run", "safetensors", 1)
+    content = (tmp_path / "run/step_1.safetensors").read_bytes()
+    store = storage_at(url).store
+    signs = "!-_.*'()&$@=;:+ ,?é%25#[]{}^`\"<>~|"
+    for step, sign in enumerate(signs):
+        store.put(f"signs{unquote('%20')}{sign}/run{sign}/{sign}step_{step}.safetensors", content)
+    bucket = url.split("/")[2]
+    for step, sign in enumerate(signs):
+        address = f"s3://{bucket}/signs {sign}/run{sign}"
+        if "*" not in address:
+            assert open_run(address).steps == (step,)
+    for i, key in enumerate(("x" * 300, "..x/" + "é" * 200)):
+        store.put(f"odd{i}/{key}/step_1.safetensors", content)
+        with pytest.raises(UnsafePathError, match="no file can have this object's name"):
+            open_run(f"s3://{bucket}/odd{i}")
+
+
+def test_a_network_that_goes_down_is_told_in_one_line_and_the_next_compress_goes_on(
+    server, url, monkeypatch, tmp_path
+):
+    (tmp_path / "run").mkdir()
+    save(tmp_path / "run", "torch", 3)
+    put(url, tmp_path / "run")
+    from inshrink_core.archive.storage import objects
+
+    monkeypatch.setattr(objects, "_RETRY", {**objects._RETRY, "max_retries": 0})
+    monkeypatch.setattr(objects, "_N_ATTEMPTS", 2)
+    down, number = [], itertools.count()
+
+    def rule(n, method, path):
+        if down and "step_2" in path and next(number) >= 0:
+            return "drop"
+        return None
+
+    with Proxy(server, rule) as proxy:
+        connect(monkeypatch, proxy.address)
+        run = inshrink_core.open(url)
+        down.append(True)
+        with pytest.raises(InshrinkError, match="cannot be reached") as raised:
+            inshrink_core.compress(run, tmp_path / "a.inshrink")
+        assert "\n" not in str(raised.value)
+        assert inshrink_core.open(tmp_path / "a.inshrink").steps == (1,)
+        down.clear()
+        assert inshrink_core.compress(url, tmp_path / "a.inshrink").appended == (2, 3)
