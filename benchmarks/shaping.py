@@ -10,7 +10,7 @@
   plain's over shaped's.
 - ``excess``: rehearsals of nine restores, optimizer state exact; mean and half width over seeds.
 - ``time``: ns a weight of rounding, of rounding shaped, and of the two with matched gain, in one process,
-  of the thread's own time, best of several; and of a sketch and of factors.
+  of the thread's own time, best of several in turn; and of sketches with their factors.
 
 The constants of shaping were chosen on the tasks of `TUNED`; the others only judge. Runs and costs are kept
 in ``data/shaping``, finished trainings of rehearsals in ``data/rehearsal``, and are not measured again.
@@ -178,12 +178,14 @@ def rehearse(task: str, settings: Mapping[str, Any], coarseness: float, seeds: i
     }
 
 
-def _best(call: Callable[[], object], n: int = 7) -> float:
-    best = math.inf
+def _best(calls: Mapping[str, Callable[[], object]], n: int = 7) -> dict[str, float]:
+    """Return the least time of each of several calls, which take turns."""
+    best = dict.fromkeys(calls, math.inf)
     for _ in range(n):
-        begun = time.thread_time()  # whatever else the cores do
-        call()
-        best = min(best, time.thread_time() - begun)
+        for name, call in calls.items():
+            begun = time.thread_time()  # whatever else the cores do
+            call()
+            best[name] = min(best[name], time.thread_time() - begun)
     return best
 
 
@@ -191,10 +193,11 @@ def times(rows: int = 1024, columns: int = 1024) -> list[dict[str, object]]:
     """Measure ns a weight, plain and shaped in turn."""
     torch.manual_seed(0)
     moment = torch.randn(rows, columns) * torch.logspace(0, -1.5, columns)
-    known = grown(None, moment, both=True)
-    if known is None:
+    known = grown(None, moment, "auto")
+    both = None if known is None else known.fed()
+    if known is None or both is None:
         raise RuntimeError("a moment tells something")
-    one, both = Fed(known.columns.factors, None), Fed(known.columns.factors, known.columns.factors)
+    one = Fed(both.columns, None)
     values = torch.randn(rows * columns)
     base = values + 0.02 * torch.randn(rows * columns)
     lattice = Lattice(2.0**-10, 256, float(np.float32(4.0)), (1 << 24) - 1)
@@ -209,12 +212,15 @@ def times(rows: int = 1024, columns: int = 1024) -> list[dict[str, object]]:
         "round": lambda: round_to_lattice(values, integers, None, lattice),
         "round, shaped": lambda: shaped(None, one),
         "round, shaped both ways": lambda: shaped(None, both),
+        "choose as auto does": lambda: known.chosen(0.5),
         "round, matched gain": lambda: (
             gain_grades(values, base, integers, lattice, 1),
             round_to_lattice(values, integers, None, lattice, gain),
         ),
         "round, matched gain, shaped": lambda: shaped(gain, one),
-        "sketch and factors": lambda: grown(None, moment, both=False),
+        "sketch and factors": lambda: grown(None, moment, "on"),
+        "sketches and factors, both ways": lambda: grown(None, moment, "both"),
+        "sketches and factors, auto": lambda: grown(None, moment, "auto"),
     }
     return [
         {
@@ -222,13 +228,13 @@ def times(rows: int = 1024, columns: int = 1024) -> list[dict[str, object]]:
             "task": f"{rows} x {columns}",
             "setting": name,
             "coarseness": "",
-            "ns_per_weight": 1e9 * _best(call) / (rows * columns),
+            "ns_per_weight": 1e9 * seconds / (rows * columns),
         }
-        for name, call in measured.items()
+        for name, seconds in _best(measured).items()
     ]
 
 
-SETTINGS: Final[tuple[dict[str, Any], ...]] = ({}, {"shaping": "on"}, {"shaping": "both"})
+SETTINGS: Final[tuple[dict[str, Any], ...]] = ({}, *({"shaping": how} for how in ("on", "both", "auto")))
 REHEARSED: Final[dict[str, tuple[tuple[dict[str, Any], float], ...]]] = {
     "regression": (
         *(({}, 2.5), ({"shaping": "on"}, 1.7), ({"shaping": "both"}, 1.6)),

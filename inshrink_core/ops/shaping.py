@@ -9,6 +9,7 @@ as if it were less by ``V_k · s_k``. Errors are whole 1024ths of a spacing, V a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -57,12 +58,15 @@ class Factors(NamedTuple):
         ``V_k · s_k`` is in parts times 2**shift.
     share
         Cost of shaped rounding over that of plain rounding with the same spacing, as predicted.
+    variance
+        Mean variance of an error over that of plain rounding, at least 1.
     """
 
     gains: NDArray[np.int16]
     directions: NDArray[np.int16]
     shift: int
     share: float
+    variance: float
 
 
 class Shaped(NamedTuple):
@@ -124,9 +128,9 @@ def shape_changes(
 
 @op
 def factorize(
-    sketch: NDArray[np.float64], signs: NDArray[np.float64], trace: float, damping: float
-) -> Factors:
-    """Return the factors of a matrix H from its sketch.
+    sketch: NDArray[np.float64], signs: NDArray[np.float64], trace: float, dampings: Sequence[float]
+) -> tuple[Factors, ...]:
+    """Return the factors of a matrix H from its sketch, for each of several dampings.
 
     Parameters
     ----------
@@ -136,7 +140,7 @@ def factorize(
         What H was multiplied with.
     trace
         Of H.
-    damping
+    dampings
         What is added to the diagonal, in means of that of H.
 
     Notes

@@ -239,7 +239,7 @@ class TrialRunner:
     def document(self, candidate: Candidate) -> dict[str, Any]:
         """Return what a config file would say, what all candidates have in common included."""
         settings, defaults = self.base.config.settings(), type(self.base.config)().settings()
-        common = {name: value for name, value in settings.items() if value != defaults[name]}
+        common = {name: value for name, value in settings.items() if value != defaults.get(name)}
         document = candidate.document()
         overrides = [*(one.to_json() for one in self.base.overrides), *document.get("override", ())]
         document["settings"] = common | document["settings"]

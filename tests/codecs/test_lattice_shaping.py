@@ -12,12 +12,15 @@ from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import BaseReference, FrameContext, PastFrame, TensorInput
 from inshrink_core.codecs.lattice.codec import LatticeCodec
+from inshrink_core.codecs.lattice.foretold import bits_of
+from inshrink_core.codecs.lattice.shaping import Fed, Shaping, grown
 from inshrink_core.testing.codecs import CodecSuite, state_bits
 from tests.codecs.lattice_chains import frame, moving
 from tests.runs import write_run
 from tests.strategies import bits, normal, spec_of
 
 ON, OFF = LatticeCodec(shaping="on", coarseness=2.0), LatticeCodec(coarseness=2.0)
+AUTO = replace(ON, shaping="auto")
 SHAPE = (100, 120)
 
 
@@ -52,7 +55,7 @@ class TestShaped(CodecSuite):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("shaping", ["on", "both"])
+@pytest.mark.parametrize("shaping", ["on", "both", "auto"])
 def test_decoding_reaches_the_state_that_encoding_returns(dtype, exact, shaping):
     codec = replace(ON, exact=exact, shaping=shaping)
     tensors = [tensor.to(dtype) for tensor in moving(5)]
@@ -68,7 +71,7 @@ def test_decoding_reaches_the_state_that_encoding_returns(dtype, exact, shaping)
     assert bits(codec.decode(spec_of(tensor, "layer.weight"), alone, None).tensor) == bits(restored)
 
 
-@pytest.mark.parametrize("shaping", ["on", "both"])
+@pytest.mark.parametrize("shaping", ["on", "both", "auto"])
 def test_frames_are_smaller_and_errors_cost_less(shaping):
     tensors, always = moving(8), moment(0)
     plain, shaped = (chain(tensors, codec, [always] * 8) for codec in (OFF, replace(ON, shaping=shaping)))
@@ -90,8 +93,49 @@ def test_frames_are_smaller_and_errors_cost_less(shaping):
 )
 def test_without_a_first_moment_or_with_a_white_one_rounding_is_plain(moments):
     tensors = moving(4)
-    plain, shaped = (chain(tensors, codec, [moments] * 4) for codec in (OFF, ON))
-    assert [one.block for one in plain] == [one.block for one in shaped]
+    plain, *shaped = (chain(tensors, codec, [moments] * 4) for codec in (OFF, ON, AUTO))
+    for found in shaped:
+        assert [one.block for one in plain] == [one.block for one in found]
+
+
+def known_of_both(moments) -> Shaping:
+    """What `auto` knows of a matrix after some frames."""
+    known = None
+    for one in moments:
+        known = grown(known, one, "auto")
+    return known
+
+
+def test_auto_feeds_along_the_sides_that_are_uneven_alone():
+    (rows, n), white = SHAPE, [normal(SHAPE, i) for i in range(9)]
+    along = torch.logspace(0, -3, n)[:, None] * torch.linalg.qr(normal((n, n), 899))[0]
+    down = torch.linalg.qr(normal((rows, rows), 898))[0] * torch.logspace(0, -3, rows)
+    assert known_of_both(white).chosen(0.5) is None
+    by_column = known_of_both([one @ along for one in white]).chosen(0.5)
+    assert by_column.rows is None
+    assert by_column.columns.share < 0.8
+    by_row = known_of_both([down @ one for one in white]).chosen(0.5)
+    assert by_row.rows.share < 0.8
+    assert by_row.columns.share > by_row.rows.share
+    by_both = known_of_both([down @ one @ along for one in white]).chosen(0.5)
+    assert by_both.share < min(by_column.share, by_row.share)
+
+
+def test_auto_damps_more_the_less_weights_move():
+    known = known_of_both([moment(0)] * 3)
+    variances = [known.chosen(movement).variance for movement in (0.1, 0.3, 1.0, 3.0)]
+    assert variances == sorted(variances)
+    assert variances[0] < variances[-1]
+
+
+@pytest.mark.parametrize("shaping", ["off", "on", "both"])
+def test_bits_of_deltas_are_about_those_foretold(shaping):
+    codec = replace(ON, shaping=shaping, contexts="none")
+    found, fed = chain(moving(6), codec, [moment(0)] * 6), known_of_both([moment(0)] * 3)
+    fed = {"off": None, "on": Fed(fed.columns.factors[2.0], None), "both": fed.fed()}[shaping]
+    expected = bits_of(1e-3 / found[-1].reference.spacing.width, 1.0 if fed is None else fed.variance)
+    bits = 8 * len(found[-1].block.payload) / (SHAPE[0] * SHAPE[1])
+    assert 0.9 < bits / expected < 1.1
 
 
 def test_vectors_and_narrow_matrices_are_rounded_plainly():
@@ -140,19 +184,22 @@ def test_no_restored_bit_depends_on_a_base():
     assert bits(based.reference.decoded()) == bits(alone.reference.decoded())
 
 
-def test_a_recalled_state_holds_what_the_encoder_held():
+@pytest.mark.parametrize("shaping", ["both", "auto"])
+def test_a_recalled_state_holds_what_the_encoder_held(shaping):
     tensors, moments = moving(7), [moment(i) for i in range(7)]
     tensors[4] = tensors[3]
-    both = replace(ON, shaping="both")
-    found = chain(tensors, both, moments)
+    codec = replace(ON, shaping=shaping)
+    found = chain(tensors, codec, moments)
     before = itertools.chain([None], moments)
-    past = [PastFrame(e.block, both.settings(), m) for e, m in zip(found, before, strict=False)]
+    past = [PastFrame(e.block, codec.settings(), m) for e, m in zip(found, before, strict=False)]
     recalled = ON.recall(replace(found[-1].reference, shaping=None), past).shaping
     held = found[-1].reference.shaping
     assert recalled.n_seen == held.n_seen
     for one, other in ((recalled.columns, held.columns), (recalled.rows, held.rows)):
         assert np.array_equal(one.sketch, other.sketch)
-        assert np.array_equal(one.factors.gains, other.factors.gains)
+        assert one.factors.keys() == other.factors.keys()
+        for damping, factors in one.factors.items():
+            assert np.array_equal(factors.gains, other.factors[damping].gains)
     plainly = [frame._replace(settings={}) for frame in past]
     assert ON.recall(found[-1].reference, plainly).shaping is None
 
@@ -169,7 +216,8 @@ def compressed(run, path, **settings):
 
 
 @pytest.mark.parametrize(
-    ("shaping", "optimizer"), [("on", "compressed"), ("both", "compressed"), ("on", "exact"), ("on", "drop")]
+    ("shaping", "optimizer"),
+    [*((how, "compressed") for how in ("on", "both", "auto")), ("on", "exact"), ("on", "drop")],
 )
 def test_two_sessions_write_the_frames_of_one(tmp_path, shaping, optimizer):
     run = inshrink_core.open(write_run(tmp_path / "run", n_steps=6))
@@ -180,9 +228,10 @@ def test_two_sessions_write_the_frames_of_one(tmp_path, shaping, optimizer):
     assert compressed(run, tmp_path / "plain", optimizer=optimizer) != once
 
 
-def test_the_number_of_parts_changes_no_byte(tmp_path):
+@pytest.mark.parametrize("shaping", ["on", "auto"])
+def test_the_number_of_parts_changes_no_byte(tmp_path, shaping):
     run = inshrink_core.open(write_run(tmp_path / "run", n_steps=4))
-    on = {"settings": {"shaping": "on"}, "look_ahead": True, "coarseness": 2.0, "threads": 1}
+    on = {"settings": {"shaping": shaping}, "look_ahead": True, "coarseness": 2.0, "threads": 1}
     inshrink_core.compress(run, tmp_path / "whole", **on)
     for part in ("1/2", "2/2"):
         inshrink_core.compress(run, tmp_path / "parts", part=part, **on)

@@ -32,7 +32,7 @@ def factors_of(matrix: torch.Tensor, damping: float = 1.0):
     n = matrix.shape[0]
     signs = torch.eye(n) if n <= SKETCHED else normal((n, SKETCHED), 2).sign()
     signs = signs.double()
-    return factorize((matrix @ signs).numpy(), signs.numpy(), float(matrix.trace()), damping)
+    return factorize((matrix @ signs).numpy(), signs.numpy(), float(matrix.trace()), (damping,))[0]
 
 
 def changes_by(backend, device, *arguments):

@@ -106,6 +106,17 @@ def test_every_save_keeps_the_restore_cost(tmp_path, bound):
         assert said["restore_cost"] == pytest.approx(cost, rel=1e-3, abs=1e-9)
 
 
+@pytest.mark.parametrize("shaping", ["on", "auto"])
+def test_shaped_saves_keep_the_restore_cost(tmp_path, shaping):
+    bound = 0.02
+    options = {"check": check, "max_restore_cost": bound, "config": {"shaping": shaping}}
+    originals, failures = saved(tmp_path / "a", n_saves=4, **options)
+    assert not failures
+    assert max(cost_of(tmp_path / "a", originals)) <= bound * (1 + 1e-5)
+    archive = Archive.open(tmp_path / "a")
+    assert all(archive.frame(info).meta["config"]["shaping"] == shaping for info in archive.frames)
+
+
 def test_the_coarseness_follows_the_bound(tmp_path):
     sizes, ends = [], []
     for bound in (0.0005, 0.05):

@@ -54,6 +54,7 @@ from inshrink_core.codecs.lattice.look_ahead import (
     look_ahead_statistics,
     steps_to_look_at,
 )
+from inshrink_core.codecs.lattice.memory import positive
 from inshrink_core.codecs.lattice.plan import (
     LatticePlan,
     LatticeStatistics,
@@ -64,6 +65,7 @@ from inshrink_core.codecs.lattice.plan import (
     observe_tensor,
 )
 from inshrink_core.codecs.lattice.shaping import (
+    Fed,
     PastBlock,
     Shaping,
     known_of,
@@ -127,7 +129,9 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         ``on``: rounding errors of a matrix are fed forward along its rows, into what is rounded after them,
         so that they lie where the loss is flat, as first moments show it (Adam's, or momentum), and the
         spacing is coarser by as much as that allows; not where little is gained, nor without first moments.
-        ``both``: down its columns, too. On a GPU that is as slow as on the host.
+        ``both``: down its columns, too. On a GPU that is as slow as on the host. ``auto``: each matrix as
+        deltas are foretold to take least at an equal cost, along one side or two and more or less strongly,
+        or not at all.
     exact
         Whether weights come back bit for bit: a residual is stored beside the lattice points, and the frames
         after it go on from the points as if it were not there.
@@ -159,7 +163,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         "gain_per": ("tensor", "row", "none"),
         "contexts": ("history", "none"),
         "one_dimensional": ("lattice", "exact"),
-        "shaping": ("off", "on", "both"),
+        "shaping": ("off", "on", "both", "auto"),
     }
     ranges: ClassVar = {"coarseness": (1e-4, 1e4), "gamma": (0.0, 2.0), "sensitivity": (0.0, 1.0)}
     uses_restored = True
@@ -346,7 +350,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     ) -> tuple[Block, LatticeReference] | None:
         """Return the block that a chain begins with: upon a base model's points, where that is smaller."""
         spec = item.spec
-        known, fed = known_of(item, None, self.shaping) if self.uses_past else (None, None)
+        known, fed = self._known(item, plan, None)
         width = plan.widths[spec.key] * (1.0 if fed is None else fed.coarser)
         spacing = new_spacing(width, plan.rms[spec.key])
         if spacing is None:
@@ -381,7 +385,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         """Return the block of a change, and the state after it; None where too much would be exact."""
         spec = item.spec
         values = as_float32(item.tensor)
-        known, fed = known_of(item, state.shaping, self.shaping) if self.uses_past else (None, None)
+        known, fed = self._known(item, plan, state)
         chosen = choose_spacing(plan, spec, state, 1.0 if fed is None else fed.coarser)
         gain: Gain | None = None
         if item.restored is not None and self.gain_per != "none":
@@ -400,6 +404,18 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
             return Block(self.bitstream, UNCHANGED), replace(state, exact=None)
         payload = pack_delta(Frame(rounded, before, history, after), chosen.shift, chosen.snap)
         return Block(self.bitstream, payload), after
+
+    def _known(
+        self, item: TensorInput, plan: LatticePlan, state: LatticeReference | None
+    ) -> tuple[Shaping | None, Fed | None]:
+        """Return what is known of first moments, and what to feed forward."""
+        if not self.uses_past:
+            return None, None
+        width = plan.widths.get(item.spec.key, 0.0)
+        # Before any movement was seen, spacings are guesses at it.
+        seen = positive(plan.memory.get("movement"))
+        movement = seen / width if seen and width else 1.0 / self.coarseness
+        return known_of(item, None if state is None else state.shaping, self.shaping, movement)
 
 
 def _is_finer(spec: TensorSpec, plan: LatticePlan) -> bool:

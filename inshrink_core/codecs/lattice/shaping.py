@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -20,12 +20,25 @@ from torch import Tensor
 
 from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.codec import TensorInput
+from inshrink_core.codecs.lattice.foretold import bits_of
 from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.lattice import GAIN_SLACK, MAX_GRADE, MIN_GRADE, Gain, Lattice
 from inshrink_core.ops.shaping import SKETCHED, Factors, factorize, shape_changes
 
 _DAMPING: Final = 2.0
 """Means of the diagonal of H that are added to it: stronger feedback makes deltas a fresh draw."""
+
+_BARE: Final = 0.1
+"""Damping at which the share tells how uneven H is, sampling noise apart."""
+
+_DAMPINGS: Final = (_BARE, 0.5, 1.0, _DAMPING, 4.0, 8.0)
+"""What ``auto`` chooses from, but for the first."""
+
+_MOST_BARE: Final = 0.5
+"""Share at that damping beyond which ``auto`` feeds nothing along a side: its inputs are nearly white."""
+
+_WORTHWHILE: Final = 0.97
+"""Of plain rounding's bits, at most what ``auto`` shapes for: less is within what is not foretold."""
 
 _MOST_SHARE: Final = 0.8
 """From this share of plain rounding's cost on nothing is gained: inputs are nearly white."""
@@ -62,12 +75,20 @@ class Side(NamedTuple):
     trace
         Of H.
     factors
-        Of H.
+        Of H, by damping.
     """
 
     sketch: NDArray[np.float64]
     trace: float
-    factors: Factors
+    factors: Mapping[float, Factors]
+
+    @property
+    def choices(self) -> tuple[Factors, ...]:
+        """What may be fed along this side; nothing where H is not uneven enough, or that is not known."""
+        bare = self.factors.get(_BARE)
+        if bare is None or not bare.share <= _MOST_BARE:
+            return ()
+        return tuple(self.factors[damping] for damping in _DAMPINGS[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +111,42 @@ class Shaping:
     def nbytes(self) -> int:
         """Bytes of sketches and factors."""
         sides = (self.columns, *(() if self.rows is None else (self.rows,)))
-        return sum(side.sketch.nbytes + 2 * side.factors.gains.nbytes for side in sides)
+        return sum(
+            side.sketch.nbytes + sum(2 * one.gains.nbytes for one in side.factors.values()) for side in sides
+        )
 
     def fed(self) -> Fed | None:
-        """Return what to feed forward; None where little is gained."""
-        by_row = None if self.rows is None else self.rows.factors
+        """Return what to feed forward as a setting says; None where little is gained."""
+        columns = self.columns.factors.get(_DAMPING)
+        if columns is None:
+            return None
+        by_row = None if self.rows is None else self.rows.factors.get(_DAMPING)
         if by_row is not None and by_row.share >= _MOST_SHARE:
             by_row = None
-        columns = self.columns.factors
         return None if by_row is None and columns.share >= _MOST_SHARE else Fed(columns, by_row)
+
+    def chosen(self, movement: float) -> Fed | None:
+        """Return what to feed forward so that deltas take least at an equal cost; None for nothing.
+
+        Parameters
+        ----------
+        movement
+            How far weights move from frame to frame, root mean square, in spacings of plain rounding.
+        """
+        along, down = self.columns.choices, () if self.rows is None else self.rows.choices
+        if not along and down:  # fed down its columns alone: next to nothing along the rows
+            along = (self.columns.factors[_DAMPINGS[-1]],)
+        if not along:
+            return None
+
+        def bits(fed: Fed) -> float:
+            return bits_of(movement * math.sqrt(fed.share), fed.variance)
+
+        # One side after the other: what they share is but the product of their variances.
+        best = min((Fed(columns, None) for columns in along), key=bits)
+        best = min((best, *(Fed(best.columns, rows) for rows in down)), key=bits)
+        best = min((best, *(Fed(columns, best.rows) for columns in along)), key=bits)
+        return best if bits(best) < _WORTHWHILE * bits_of(movement, 1.0) else None
 
 
 class Fed(NamedTuple):
@@ -108,19 +156,29 @@ class Fed(NamedTuple):
     rows: Factors | None
 
     @property
+    def share(self) -> float:
+        """Cost over that of plain rounding with the same spacing, as predicted."""
+        return max(self.columns.share * (1.0 if self.rows is None else self.rows.share), _LEAST_SHARE)
+
+    @property
+    def variance(self) -> float:
+        """Mean variance of an error over that of plain rounding."""
+        return self.columns.variance * (1.0 if self.rows is None else self.rows.variance)
+
+    @property
     def coarser(self) -> float:
         """How much coarser a spacing may be than with plain rounding: a cubic root of what is gained."""
-        share = self.columns.share * (1.0 if self.rows is None else self.rows.share)
-        return float(max(share, _LEAST_SHARE) ** _POWER)
+        return float(self.share**_POWER)
 
 
-def grown(before: Shaping | None, moment: Tensor, *, both: bool) -> Shaping | None:
-    """Return what is known with one more first moment, in the shape of its matrix.
+def grown(before: Shaping | None, moment: Tensor, shaping: str) -> Shaping | None:
+    """Return what is known with one more first moment, in the shape of its matrix, by the codec's setting.
 
     Moments count, and factors are renewed, at frames whose number has two binary digits that are set at
     most: a factor that changes moves the points of many weights.
     """
-    n_seen = 0 if before is None else before.n_seen
+    n_seen, both = 0 if before is None else before.n_seen, shaping != "on"
+    dampings = _DAMPINGS if shaping == "auto" else (_DAMPING,)
     if before is not None and n_seen.bit_count() > _DIGITS:
         return Shaping(n_seen + 1, before.columns, before.rows if both else None)
     values = as_float32(moment).cpu().view(moment.shape[0], -1)
@@ -130,14 +188,15 @@ def grown(before: Shaping | None, moment: Tensor, *, both: bool) -> Shaping | No
     # Whole numbers whose products and sums stay below 2**53: exact, whoever adds them up in whatever order.
     bits = min(_BITS, (52 - math.ceil(math.log2(values.numel()))) // 2)
     up = bits - math.frexp(largest)[1]
-    columns = _side(None if before is None else before.columns, values, up)
+    columns = _side(None if before is None else before.columns, values, up, dampings)
     low, high = _SIDES
     if not both or not low <= values.shape[0] <= high:
         return Shaping(n_seen + 1, columns, None)
-    return Shaping(n_seen + 1, columns, _side(None if before is None else before.rows, values.T, up))
+    rows = _side(None if before is None else before.rows, values.T, up, dampings)
+    return Shaping(n_seen + 1, columns, rows)
 
 
-def _side(before: Side | None, values: Tensor, up: int) -> Side:
+def _side(before: Side | None, values: Tensor, up: int, dampings: Sequence[float]) -> Side:
     """Return a side with one more moment, which is rounded to multiples of ``2**-up``."""
     n = values.shape[1]
     signs = signs_of(n)
@@ -150,7 +209,8 @@ def _side(before: Side | None, values: Tensor, up: int) -> Side:
     sketch, trace = np.ldexp(found.numpy(), -2 * up), math.ldexp(squares, -2 * up)
     if before is not None:
         sketch, trace = before.sketch + sketch, before.trace + trace
-    return Side(sketch, trace, factorize(sketch, signs, trace, _DAMPING))
+    factors = factorize(sketch, signs, trace, dampings)
+    return Side(sketch, trace, dict(zip(dampings, factors, strict=True)))
 
 
 @functools.lru_cache(maxsize=16)
@@ -174,20 +234,28 @@ def can_be_shaped(spec: TensorSpec) -> bool:
     return len(spec.shape) >= 2 and low <= spec.numel // max(spec.shape[0], 1) <= high
 
 
-def known_of(item: TensorInput, before: Shaping | None, shaping: str) -> tuple[Shaping | None, Fed | None]:
+def known_of(
+    item: TensorInput, before: Shaping | None, shaping: str, movement: float
+) -> tuple[Shaping | None, Fed | None]:
     """Return what is known of a tensor with this frame, and what to feed forward, by the codec's setting.
 
-    In a chain that has no first moment yet, or stores none, the frame's own serves once.
+    In a chain that has no first moment yet, or stores none, the frame's own serves once. `movement` is as for
+    `Shaping.chosen`.
     """
     if not can_be_shaped(item.spec):
         return None, None
-    both = shaping == "both"
+
+    def fed(known: Shaping | None) -> Fed | None:
+        if known is None:
+            return None
+        return known.chosen(movement) if shaping == "auto" else known.fed()
+
     if item.moment_before is not None:
-        known = grown(before, item.moment_before, both=both)
-        return known, None if known is None else known.fed()
+        known = grown(before, item.moment_before, shaping)
+        return known, fed(known)
     own = item.momentum if item.gradient is None else item.gradient
-    once = None if own is None or own.shape != item.spec.shape else grown(None, own, both=both)
-    return before, None if once is None else once.fed()
+    once = None if own is None or own.shape != item.spec.shape else grown(None, own, shaping)
+    return before, fed(once)
 
 
 def shaped_changes(values: Tensor, integers: Tensor, lattice: Lattice, gain: Gain | None, fed: Fed) -> Tensor:
@@ -233,5 +301,5 @@ def recalled(past: Iterable[PastBlock]) -> Shaping | None:
         if not frame.is_lattice or (frame.moved and frame.shaping == "off"):
             known = None
         elif frame.moved and frame.moment is not None:
-            known = grown(known, frame.moment, both=frame.shaping == "both")
+            known = grown(known, frame.moment, frame.shaping)
     return known

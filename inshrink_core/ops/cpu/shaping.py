@@ -7,6 +7,8 @@ fused or not, and as fast in vectors as no 64-bit integer is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -368,7 +370,7 @@ _decompose, _feed_forward = kernel(reference.decompose), kernel(reference.feed_f
 
 
 def factorize(
-    sketch: NDArray[np.float64], signs: NDArray[np.float64], trace: float, damping: float
-) -> Factors:
+    sketch: NDArray[np.float64], signs: NDArray[np.float64], trace: float, dampings: Sequence[float]
+) -> tuple[Factors, ...]:
     """See `shaping.factorize`."""
-    return reference.factors_by(_decompose, _feed_forward, sketch, signs, trace, damping)
+    return reference.factors_by(_decompose, _feed_forward, sketch, signs, trace, dampings)

@@ -6,7 +6,7 @@ Those on arrays are compiled by numba, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -197,9 +197,10 @@ def feed_forward(
     square: NDArray[np.float64],
     line: NDArray[np.float64],
     gains: NDArray[np.float64],
-) -> float:
-    """Fill in V from G; return the cost of shaped rounding, a rounding error's variance being 1.
+) -> tuple[float, float]:
+    """Fill in V from G; return the cost of shaped rounding, and the sum of its errors' variances.
 
+    A rounding error's variance is 1.
     `damping` is what the diagonal has more, `rest` what of it is no damping but cost; `square` is
     (rank, rank) and `line` (2, rank).
     """
@@ -222,7 +223,7 @@ def feed_forward(
     for i in range(rank):
         for j in range(rank):
             square[i, j] = 0.0
-    cost = 0.0
+    cost, variances = 0.0, 0.0
     for k in range(n):
         variance = 1.0
         for i in range(rank):
@@ -237,46 +238,47 @@ def feed_forward(
                 square[i, j] += (
                     variance * line[1, i] * line[1, j] - line[1, i] * line[0, j] - line[0, i] * line[1, j]
                 )
+        variances += variance
         cost += rest * variance
     for i in range(rank):
         cost += square[i, i]
-    return cost
+    return cost, variances
 
 
 def factorize(
-    sketch: NDArray[np.float64], signs: NDArray[np.float64], trace: float, damping: float
-) -> Factors:
+    sketch: NDArray[np.float64], signs: NDArray[np.float64], trace: float, dampings: Sequence[float]
+) -> tuple[Factors, ...]:
     """See `shaping.factorize`."""
-    return factors_by(decompose, feed_forward, sketch, signs, trace, damping)
+    return factors_by(decompose, feed_forward, sketch, signs, trace, dampings)
 
 
 def factors_by(
     decomposing: Callable[..., float],
-    feeding: Callable[..., float],
+    feeding: Callable[..., tuple[float, float]],
     sketch: NDArray[np.float64],
     signs: NDArray[np.float64],
     trace: float,
-    damping: float,
-) -> Factors:
-    """Return the factors, its two loops as they are or compiled."""
+    dampings: Sequence[float],
+) -> tuple[Factors, ...]:
+    """Return the factors, the two loops as they are or compiled."""
     (n, p), rank = sketch.shape, RANK
     found, gains = np.zeros((n, rank)), np.zeros((n, rank))
     core, turned, columns = np.empty((p, p)), np.empty((p, p)), np.empty((n, p))
     energy = decomposing(sketch, signs, core, turned, columns, found)
     rest = max(0.0, trace - energy) / n
-    total = damping * trace / n + rest
-    cost = feeding(found, total, rest, np.empty((rank, rank)), np.empty((2, rank)), gains)
     # Whole numbers: each column of G as large as its bound allows, V as large as all of it fits.
     sums, largest = np.abs(found).sum(0), np.abs(found).max(0, initial=0.0)
     up = np.zeros(rank, np.int64)
     for r in range(rank):
         most = max(float(sums[r]) / (MOST_SUM - n), float(largest[r]) / MOST_ENTRY)
         up[r] = -math.frexp(most)[1] if most > 0 else 0
-    size = np.abs(np.ldexp(gains, -up)).max(initial=0.0)
-    shift = min(max(math.frexp(MOST_ENTRY / size)[1] - 1, 1), 60) if size > 0 else 1
-    return Factors(
-        np.rint(np.ldexp(gains, shift - up)).astype(np.int16),
-        np.rint(np.ldexp(found, up)).astype(np.int16),
-        shift,
-        cost / trace if trace > 0 else 1.0,
-    )
+    directions, factors = np.rint(np.ldexp(found, up)).astype(np.int16), []
+    for damping in dampings:
+        total = damping * trace / n + rest
+        cost, variances = feeding(found, total, rest, np.empty((rank, rank)), np.empty((2, rank)), gains)
+        size = np.abs(np.ldexp(gains, -up)).max(initial=0.0)
+        shift = min(max(math.frexp(MOST_ENTRY / size)[1] - 1, 1), 60) if size > 0 else 1
+        whole = np.rint(np.ldexp(gains, shift - up)).astype(np.int16)
+        share = cost / trace if trace > 0 else 1.0
+        factors.append(Factors(whole, directions, shift, share, variances / n))
+    return tuple(factors)
