@@ -23,6 +23,9 @@ _GRAIN = 1 << 20
 _MAX_SPARE_NBYTES = 1 << 28
 """Spare memory beyond it goes back to the system: a few tensors of some ten million elements."""
 
+_WAITING = 4
+"""Part of what was in use at a time that may wait beside it."""
+
 _spare: dict[int, list[mmap.mmap]] = {}
 """By size, that which was given back last at the end."""
 
@@ -44,8 +47,8 @@ def recycling() -> Iterator[None]:
     -----
     The system fills fresh memory with zeros, one thread after the other where they share a process: a
     quarter of the time of decoding a large tensor. At most 256 MB wait for another use, and none once the
-    last context is closed. With what is in use they are never more than were in use at a time, so that
-    recycling raises no peak.
+    last context is closed. With what is in use they are never more than were in use at a time, or a quarter
+    of that where all of it is in use: less, and a chain's first frame would map memory for each tensor anew.
     """
     global _n_recycling, _most_used
     with _lock:
@@ -61,8 +64,15 @@ def recycling() -> Iterator[None]:
             _spare.clear()
 
 
-def new_array(n: int, dtype: DTypeLike) -> NDArray[Any]:
+def new_array(n: int, dtype: DTypeLike, *, brief: bool = False) -> NDArray[Any]:
     """Return an array of `n` elements of any content; its memory is recycled where `recycling` says so.
+
+    Parameters
+    ----------
+    n, dtype
+        Of the array.
+    brief
+        Whether it is dropped within the work on its tensor: it may then lie in the memory of a larger one.
 
     Examples
     --------
@@ -75,7 +85,7 @@ def new_array(n: int, dtype: DTypeLike) -> NDArray[Any]:
     kind = np.dtype(dtype)
     if not _n_recycling or n * kind.itemsize < _MAPPED_NBYTES:
         return np.empty(n, kind)
-    return np.frombuffer(_lent(n * kind.itemsize), kind, n)
+    return np.frombuffer(_lent(n * kind.itemsize, brief), kind, n)
 
 
 def new_buffer(nbytes: int) -> memoryview:
@@ -104,9 +114,11 @@ def new_buffer(nbytes: int) -> memoryview:
     return memoryview(_lent(nbytes)).cast("B")[:nbytes]
 
 
-def _lent(nbytes: int) -> Any:
+def _lent(nbytes: int, brief: bool = False) -> Any:
     """Return an object that lends a mapping for as long as an array or a memoryview of it exists."""
     size = -(-nbytes // _GRAIN) * _GRAIN
+    if brief:
+        size = min((one for one, kept in list(_spare.items()) if kept and one >= size), default=size)
     try:
         mapping = _spare[size].pop()
     except (KeyError, IndexError):
@@ -120,13 +132,13 @@ def _lent(nbytes: int) -> Any:
 
 
 def _make_room(nbytes: int) -> None:
-    """Drop what has waited longest, as far as memory would come to be more than was in use at a time."""
+    """Drop what has waited longest, as far as it is more than `recycling` says."""
     global _most_used
     used = sum(_used.values()) + nbytes
     _most_used = max(_most_used, used)
     for size in list(_spare):
         kept = _spare.get(size)
-        while kept and _spare_nbytes() > _most_used - used:
+        while kept and _spare_nbytes() > max(_most_used - used, _most_used // _WAITING):
             with suppress(IndexError):  # another thread took it
                 kept.pop()
 

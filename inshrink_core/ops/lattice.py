@@ -141,7 +141,7 @@ class Advanced(NamedTuple):
 @op
 def round_to_lattice(
     values: Tensor,
-    integers: Tensor,
+    integers: Tensor | None,
     history: Tensor | None,
     lattice: Lattice,
     gain: Gain | Tensor | None = None,
@@ -152,8 +152,8 @@ def round_to_lattice(
     ----------
     values : Float32[Tensor, "n"]
         Contiguous, any device; what is not finite becomes `EXACT`.
-    integers : Int32[Tensor, "n"]
-        N before the frame, within the bound; on the CPU.
+    integers : Int32[Tensor, "n"] or None
+        N before the frame, within the bound; on the CPU. None: zeros.
     history : UInt8[Tensor, "n"] or None
         Before the frame; None: no element has changed.
     lattice
@@ -233,7 +233,7 @@ def gain_grades(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice
 
 @op
 def large_changes(
-    tokens: Tensor, before: Tensor, after: Tensor, history: Tensor | None, spacing: int
+    tokens: Tensor, before: Tensor | None, after: Tensor, history: Tensor | None, spacing: int
 ) -> NDArray[np.int64]:
     """Return z of the tokens from `FIRST_LARGE` on but for `EXACT`, in order.
 
@@ -242,7 +242,7 @@ def large_changes(
     tokens : UInt8[Tensor, "n"]
         From `round_to_lattice`.
     before, after : Int32[Tensor, "n"]
-        The integers it was given, and those it returned.
+        The integers it was given (None: zeros), and those it returned.
     history : UInt8[Tensor, "n"] or None
         The history it was given.
     spacing

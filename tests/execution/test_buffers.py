@@ -58,6 +58,30 @@ def test_nothing_is_kept_for_another_use_when_no_one_recycles_any_more() -> None
     assert spare_nbytes() == 0
 
 
+def test_what_is_dropped_soon_takes_the_smallest_memory_that_waits_and_is_large_enough() -> None:
+    mib = 1 << 20
+    with recycling():
+        arrays = [new_array(n * mib, "u1") for n in (4, 2, 3)]
+        places = [array.ctypes.data for array in arrays]
+        del arrays
+        brief = new_array(mib, "u1", brief=True)
+        assert brief.size == mib
+        assert brief.ctypes.data == places[1]
+        assert new_array(mib, "u1").ctypes.data not in places
+
+
+def test_beside_what_is_in_use_a_quarter_of_the_most_that_was_may_wait() -> None:
+    mib = 1 << 20
+    with recycling():
+        held = [new_array(16 * mib, "u1") for _ in range(2)]
+        del held[0]
+        held += [new_array(n * mib, "u1") for n in (6, 7, 5)]
+        assert sum(array.size for array in held) + spare_nbytes() <= (34 + 34 // 4) * mib
+        del held[3]
+        held.append(new_array(8 * mib, "u1"))
+        assert spare_nbytes() == 5 * mib
+
+
 def test_with_what_waits_no_more_is_held_than_was_in_use_at_a_time() -> None:
     mib = 1 << 20
     with recycling():

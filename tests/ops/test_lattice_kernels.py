@@ -102,6 +102,24 @@ def test_extra_bits_that_are_not_those_of_the_tokens_are_refused():
             assert all(unpack_extra(tokens, bits) is None for bits in (bytes(4), bytes(6), b"\xff" * 5))
 
 
+def test_without_integers_before_they_were_zeros_on_every_back_end():
+    values, zeros = normal((4000,), 1), torch.zeros(4000, dtype=torch.int32)
+    values[7] = torch.nan
+    for backend in (Backend.CPU, Backend.REFERENCE):
+        with force_backend(backend):
+            # Changes of one spacing in 16 units: thousands, of which most have extra bits.
+            lattice = lattice_of(2.0**-18, 16)
+            alone, rounded = (round_to_lattice(values, one, None, lattice) for one in (None, zeros))
+            assert same(alone, rounded)
+            assert rounded.n_exact == 1
+            z = large_changes(rounded.tokens, zeros, rounded.integers, None, 16)
+            assert z.size > 3000
+            assert np.array_equal(large_changes(rounded.tokens, None, rounded.integers, None, 16), z)
+            gain = Gain(torch.zeros(4000), torch.tensor([MIN_GRADE], dtype=torch.int32))
+            matched = (round_to_lattice(values, one, None, lattice, gain) for one in (None, zeros))
+            assert same(*matched)
+
+
 def test_values_end_within_half_a_step():
     values, lattice = normal((4000,), 1), lattice_of(2.0**-18, 100)
     rounded = round_to_lattice(values, torch.zeros(4000, dtype=torch.int32), None, lattice)

@@ -118,7 +118,7 @@ class Frame(NamedTuple):
     ----------
     rounded
         From `round_to_lattice`.
-    before : Int32[Tensor, "n"]
+    before : Int32[Tensor, "n"] or None
         The integers it was given.
     history : UInt8[Tensor, "n"] or None
         The history it was given.
@@ -127,7 +127,7 @@ class Frame(NamedTuple):
     """
 
     rounded: Rounded
-    before: Tensor
+    before: Tensor | None
     history: Tensor | None
     state: LatticeReference
 
@@ -147,7 +147,7 @@ def base_points(base: BaseReference, lattice: Lattice) -> Tensor:
     Single float32 operations, so the same on every device.
     """
     values = as_float32(base.decoded())
-    return round_to_lattice(values, torch.zeros(values.numel(), dtype=torch.int32), None, lattice).integers
+    return round_to_lattice(values, None, None, lattice).integers
 
 
 def pack_delta(frame: Frame, shift: int, snap: bool = False) -> bytes:
@@ -673,7 +673,8 @@ def _classes(sums: NDArray[np.int64], n: int) -> NDArray[np.uint8]:
 def _contexts(by_row: NDArray[np.uint8], by_column: NDArray[np.uint8]) -> Tensor:
     """Add classes up around that of the mean row and column, which is the middle context."""
     middle = N_CONTEXTS // 2
-    row = by_row.astype(np.int16) - np.int16(by_row.sum(dtype=np.int64) // by_row.size)
-    column = by_column.astype(np.int16) - np.int16(by_column.sum(dtype=np.int64) // by_column.size)
-    sums = torch.from_numpy(row)[:, None] + torch.from_numpy(column)[None, :] + middle
-    return sums.clamp_(0, N_CONTEXTS - 1).to(torch.uint8).view(-1)
+    row = by_row.astype(np.int8) - np.int8(by_row.sum(dtype=np.int64) // by_row.size)
+    column = by_column.astype(np.int8) - np.int8(by_column.sum(dtype=np.int64) // by_column.size)
+    # Classes are below 64, so a sum fits a byte before the middle is added.
+    sums = torch.from_numpy(row)[:, None] + torch.from_numpy(column)[None, :]
+    return sums.clamp_(-middle, middle).add_(middle).view(torch.uint8).view(-1)

@@ -356,14 +356,14 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         if spacing is None:
             return None
         lattice = lattice_of(spacing, spec.dtype)
-        zeros = torch.zeros(spec.numel, dtype=torch.int32)
-        values = as_float32(item.tensor)
-        changes = None if fed is None else shaped_changes(values, zeros, lattice, None, fed)
-        rounded = round_to_lattice(values, zeros, None, lattice, changes)
+        values, changes = as_float32(item.tensor), None
+        if fed is not None:
+            changes = shaped_changes(values, torch.zeros(spec.numel, dtype=torch.int32), lattice, None, fed)
+        rounded = round_to_lattice(values, None, None, lattice, changes)
         after = _state_after(item, rounded, spacing, None, known)
         if after is None:
             return None
-        alone = Block(self.bitstream, pack_standalone(Frame(rounded, zeros, None, after)))
+        alone = Block(self.bitstream, pack_standalone(Frame(rounded, None, None, after)))
         if base is None:
             return alone, after
         # To the very points that it has without the base: no restored bit depends on there being one.

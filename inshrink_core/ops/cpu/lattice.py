@@ -296,6 +296,7 @@ def move(
 def _round(
     values: NDArray[np.float32],
     integers: NDArray[np.int32],
+    known: int,
     history: NDArray[np.uint8],
     tracked: int,
     unit: np.float32,
@@ -311,14 +312,15 @@ def _round(
 ) -> tuple[int, int, int]:  # pragma: no cover - compiled
     """Round a tensor; return the counts of large and of exact tokens, and the largest token.
 
-    `tracked` is 1; 0 where the history is the same for each chunk. `matched` is 1 where `changes` has the
-    changes of all values; 0 where it holds a chunk, as `z` does.
+    `known` and `tracked` are 1, or 0 where their array is the same for each chunk. `matched` is 1 where
+    `changes` has the changes of all values; 0 where it holds a chunk, as `z` does.
     """
     m, top, limit = _I32(spacing), _I32(bound), _F32(MAX_PRODUCT // spacing)
     n_large, n_exact, largest = 0, 0, 0
     for begin in range(0, values.size, _CHUNK):
         end = begin + _CHUNK if begin + _CHUNK < values.size else values.size
-        x, fresh, part = integers[begin:end], after[begin:end], tokens[begin:end]
+        x = integers[begin * known : begin * known + end - begin]
+        fresh, part = after[begin:end], tokens[begin:end]
         old = history[begin * tracked : begin * tracked + end - begin]
         found = changes[begin * matched : begin * matched + end - begin]
         if matched == 0:
@@ -361,21 +363,34 @@ def _match(
 
 
 def round_to_lattice(
-    values: Tensor, integers: Tensor, history: Tensor | None, lattice: Lattice, gain: Gain | Tensor | None
+    values: Tensor,
+    integers: Tensor | None,
+    history: Tensor | None,
+    lattice: Lattice,
+    gain: Gain | Tensor | None,
 ) -> Rounded:
     """See `lattice.round_to_lattice`."""
     n = values.numel()
-    tokens, new, after = new_array(n, np.uint8), new_array(n, np.uint8), new_array(n, np.int32)
-    w, x, unit, reciprocal = values.numpy(), integers.numpy(), _F32(lattice.unit), _F32(lattice.reciprocal)
+    tokens, new, after = (
+        new_array(n, np.uint8, brief=True),
+        new_array(n, np.uint8),
+        new_array(n, np.int32),
+    )
+    w, unit, reciprocal = values.numpy(), _F32(lattice.unit), _F32(lattice.reciprocal)
+    matched = isinstance(gain, Gain) and n > 0
+    if integers is None and matched:
+        integers = torch.zeros(n, dtype=torch.int32)
+    x = _NOTHING if integers is None else integers.numpy()
     if isinstance(gain, Tensor):
         changes = gain.numpy()
     else:
         changes = new_array(_CHUNK if gain is None else n, np.float32)
-    if isinstance(gain, Gain) and n:
+    if isinstance(gain, Gain) and matched:
         _match(w, gain.base.numpy(), x, unit, reciprocal, gain.grades.numpy(), changes)
     n_large, n_exact, largest = _round(
         w,
         x,
+        int(integers is not None),
         _UNKNOWN if history is None else history.numpy(),
         int(history is not None),
         unit,
@@ -539,20 +554,21 @@ def _count_large(tokens: NDArray[np.uint8]) -> tuple[int, int]:  # pragma: no co
 def _take_large(
     tokens: NDArray[np.uint8],
     before: NDArray[np.int32],
+    known: int,
     after: NDArray[np.int32],
     history: NDArray[np.uint8],
     tracked: int,
     spacing: int,
     z: NDArray[np.int64],
 ) -> None:  # pragma: no cover - compiled
-    """Fill in z, and one more; `tracked` is 1, or 0 where the history has one element."""
+    """Fill in z, and one more; `known` and `tracked` are 1, or 0 where there is nothing before."""
     # A whole quotient below 2**26, which float64 has at hand: integers take five times as long to divide.
     at, share = 0, 1.0 / spacing
     for begin in range(0, tokens.size, _NEIGHBOURS):
         if not any_large(tokens[begin : begin + _NEIGHBOURS]):
             continue
         for i in range(begin, min(begin + _NEIGHBOURS, tokens.size)):
-            change = np.int64(np.rint((after[i] - before[i]) * share))
+            change = np.int64(np.rint((after[i] - before[i * known]) * share))
             change = -change if history[i * tracked] & _SIGN else change
             # What does not count is written over: a branch that cannot be foreseen takes longer.
             z[at] = (change << 1) ^ (change >> 63)
@@ -560,13 +576,21 @@ def _take_large(
 
 
 def large_changes(
-    tokens: Tensor, before: Tensor, after: Tensor, history: Tensor | None, spacing: int
+    tokens: Tensor, before: Tensor | None, after: Tensor, history: Tensor | None, spacing: int
 ) -> NDArray[np.int64]:
     """See `lattice.large_changes`."""
     n_large, _ = _count_large(tokens.numpy())
     z = np.empty(n_large + 1, np.int64)
-    known = _UNKNOWN if history is None else history.numpy()
-    _take_large(tokens.numpy(), before.numpy(), after.numpy(), known, int(history is not None), spacing, z)
+    _take_large(
+        tokens.numpy(),
+        _NOTHING if before is None else before.numpy(),
+        int(before is not None),
+        after.numpy(),
+        _UNKNOWN if history is None else history.numpy(),
+        int(history is not None),
+        spacing,
+        z,
+    )
     return z[:n_large]
 
 

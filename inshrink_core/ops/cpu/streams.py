@@ -228,7 +228,7 @@ def write_stream(
     log2_lanes, log2_block = (-1, -1) if shape is None else (one.bit_length() - 1 for one in shape)
     n_blocks = -(-n >> (SHORTEST_BLOCK_LOG2 if shape is None else log2_block))
     n_states = n_blocks << (WARP_LOG2 if shape is None else log2_lanes)
-    room, words = _rooms.writing, new_array(n, np.uint16)
+    room, words = _rooms.writing, new_array(n, np.uint16, brief=True)
     states, n_words = np.empty(n_states, np.uint32), np.empty(n_blocks, np.int64)
     size, n_blocks, begin = _write(
         values,
@@ -335,7 +335,7 @@ def read_stream(coded: Coded, contexts: Tensor | None) -> Tensor:
             _rooms.reading,
             np.empty(n_states, np.uint32),
             np.empty(n_states, np.int64),
-            new_array(stored.size // WORD_BYTES, np.uint16),
+            new_array(stored.size // WORD_BYTES, np.uint16, brief=True),
             out,
         ):
             return torch.from_numpy(out)

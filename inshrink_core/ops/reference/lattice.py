@@ -73,9 +73,15 @@ def _tokens_of(z: Tensor) -> Tensor:
 
 
 def round_to_lattice(
-    values: Tensor, integers: Tensor, history: Tensor | None, lattice: Lattice, gain: Gain | Tensor | None
+    values: Tensor,
+    integers: Tensor | None,
+    history: Tensor | None,
+    lattice: Lattice,
+    gain: Gain | Tensor | None,
 ) -> Rounded:
     """See `lattice.round_to_lattice`."""
+    if integers is None:
+        integers = torch.zeros(values.numel(), dtype=torch.int32)
     before = integers.to(values.device).long()
     at, u = changes_from(values, integers.to(values.device), lattice)
     if isinstance(gain, Tensor):
@@ -190,11 +196,12 @@ _EXTRA_PART = 1 << 16
 
 
 def large_changes(
-    tokens: Tensor, before: Tensor, after: Tensor, history: Tensor | None, spacing: int
+    tokens: Tensor, before: Tensor | None, after: Tensor, history: Tensor | None, spacing: int
 ) -> NDArray[np.int64]:
     """See `lattice.large_changes`."""
     at = ((tokens >= FIRST_LARGE) & (tokens != EXACT)).nonzero().view(-1)
-    changes = (after[at].long() - before[at].long()) // spacing
+    moved = after[at].long() - (0 if before is None else before[at].long())
+    changes = moved // spacing
     if history is not None:
         turned = (history[at] & NEGATIVE) != 0
         changes[turned] = -changes[turned]

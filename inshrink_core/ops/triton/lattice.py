@@ -212,9 +212,15 @@ def _advance(
 
 
 def round_to_lattice(
-    values: Tensor, integers: Tensor, history: Tensor | None, lattice: Lattice, gain: Gain | Tensor | None
+    values: Tensor,
+    integers: Tensor | None,
+    history: Tensor | None,
+    lattice: Lattice,
+    gain: Gain | Tensor | None,
 ) -> Rounded:
     """See `inshrink_core.ops.lattice.round_to_lattice`."""
+    if integers is None:
+        integers = torch.zeros(values.numel(), dtype=torch.int32)
     if values.numel() == 0:
         return reference.round_to_lattice(values, integers, history, lattice, gain)
     device, home, n = values.device, integers.device, values.numel()
