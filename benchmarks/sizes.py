@@ -3,8 +3,8 @@
 One GPT over characters in four sizes, AdamW, 512 characters a step, 1,000 steps, 20 saves; two seeds, each
 uninterrupted, restored nine times, and moved by last bits where the other is restored (the control). The
 defaults, optimizer state included. The task had a part in the defaults at 0.8 M parameters (*tuned on*);
-these sizes, steps and learning rates had none. The largest takes a quarter of an hour a training on one core, six of
-them: the benchmark goes on where it was stopped, within a training too.
+these sizes, steps and learning rates had none. The largest takes a quarter of an hour a training on one core,
+six of them: the benchmark goes on where it was stopped, within a training too.
 
 Speed is of the last two saves of a restored training, weights and moments: `compress` and ``zstd -3`` (level
 3 of the library) on one thread, and `restore` of the last step and decompression, in turns, three times; the

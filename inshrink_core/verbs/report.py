@@ -453,8 +453,8 @@ def _heatmap(table: SensitivityTable, *, restored: bool) -> str:
         f"{shown.quantity} since the checkpoint before" if shown is SensitivityMetric.UPDATE else str(shown)
     )
     what = f"{named}, mean of each block" + (", of the restored weights" if restored else "")
-    said = f"{what}; dark is small, bright is large, from {exponential(10**low, 2)} to {exponential(10**high, 2)}, logarithmic; "
-    said += "grey: no value."
+    said = f"{what}; dark is small, bright is large, from {exponential(10**low, 2)} to "
+    said += f"{exponential(10**high, 2)}, logarithmic; grey: no value."
     said += f" The {len(names)} blocks of the largest values; {hidden} more are left out." if hidden else ""
     return f"<p>{_text(said)}</p>" + _svg(_WIDTH, bottom + 6, f"Heatmap of {what}", "".join(parts))
 
