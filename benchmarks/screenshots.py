@@ -72,7 +72,7 @@ SHOTS = (
 
 
 _CHARTS = {
-    "overview": ".barlayer .point",
+    "overview": ".scatterlayer .trace",
     "sensitivity": ".heatmaplayer image",
     "allocate": ".scatterlayer .trace",
     "compare": ".scatterlayer .trace",

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-MAX_ENTRIES = 200
-"""Entries of a folder that are shown; more make a list nobody reads. A filter finds the rest."""
+MAX_ENTRIES = 2000
+"""Entries of a folder that are shown; more make a list nobody reads."""
 
 _MAX_SCANNED = 20_000
 """Entries of a folder that are read at all, so that a folder of millions cannot hold up a page."""
@@ -145,15 +145,13 @@ class Listing(NamedTuple):
     n_hidden: int
 
 
-def list_folder(folder: Path, pattern: str = "") -> Listing:
+def list_folder(folder: Path) -> Listing:
     """List the folders, runs, archives and checkpoint files of a folder; reads names and sizes alone.
 
     Parameters
     ----------
     folder
         A resolved folder inside of the roots. Entries that lead outside of them are left out.
-    pattern
-        Part of the names wanted; letter case does not matter.
 
     Raises
     ------
@@ -166,11 +164,8 @@ def list_folder(folder: Path, pattern: str = "") -> Listing:
         for position, entry in enumerate(entries):
             if position >= _MAX_SCANNED:
                 break
-            if entry.name.startswith(".") or pattern.casefold() not in entry.name.casefold():
-                continue
-            classified = _classify(entry, current)
-            if classified is not None:
-                found.append(classified)
+            if not entry.name.startswith(".") and (known := _classify(entry, current)) is not None:
+                found.append(known)
     found.sort(key=lambda entry: (entry.kind == "file", _natural(entry.path.name)))
     return Listing(tuple(found[:MAX_ENTRIES]), max(0, len(found) - MAX_ENTRIES))
 

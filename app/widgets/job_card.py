@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Literal
 
 import streamlit as st
@@ -16,8 +15,6 @@ from inshrink_app.widgets.layout import section
 POLL_SECONDS = 0.5
 
 _ITEM_WIDTH = 60
-_TITLE_WIDTH = 72
-_MOST_OF_PAGE = 12
 _TRIALS = ("estimate", "evaluate", "sensitivity", "inspect")
 """Verbs that begin anew: nothing of what they had done is kept."""
 
@@ -166,39 +163,3 @@ def lead_to(job: Job) -> None:
         state.set_run(run)
     state.remember(**{key: value for key, value in text.query.items() if key != "run"})
     state.go_to(text.page)
-
-
-def of_page(page: str, *paths: Path) -> None:
-    """Offer the results of the jobs that a page began of what is on screen, the newest first; folded."""
-    shown = set(map(str, paths))
-    jobs = [
-        job for job in services.all_jobs() if job.shown in shown and "job" in services.describe(job).query
-    ]
-    jobs = [job for job in jobs if job.work.page == page]
-    if not jobs:
-        return
-    panel = st.expander(
-        f"Jobs of this page ({fmt.count(len(jobs))})",
-        icon=":material/history:",
-        key=f"jobs.of.{page}",
-        on_change="rerun",
-    )
-    if not panel.open:
-        return
-    with panel:
-        for job in jobs[:_MOST_OF_PAGE]:
-            _line(job)
-
-
-def _line(job: Job) -> None:
-    """Draw one job in a line, with the way to its result, or to what went wrong."""
-    label, colour, icon = STATES[job.state]
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.badge(label, color=colour, icon=icon)
-        st.caption(fmt.markdown(f"{fmt.elided(services.describe(job).title, _TITLE_WIDTH)} · {when(job)}"))
-        if job.state == "finished":
-            if st.button("Show", icon=":material/arrow_forward:", key=f"line.{job.job_id}", type="tertiary"):
-                lead_to(job)
-        elif st.button("Details", icon=":material/work_history:", key=f"line.{job.job_id}", type="tertiary"):
-            state.remember(job=job.job_id)
-            state.go_to("jobs")

@@ -125,20 +125,14 @@ def test_the_job_of_the_link_has_its_details_open_until_another_is_chosen(
     assert app.session_state[key]["selection"]["rows"] == [0]
 
 
-def test_a_page_leads_to_the_results_of_its_own_jobs(archived: Path, jobs: StubJobs) -> None:
+def test_the_result_of_an_earlier_job_of_a_page_is_shown_there(archived: Path, jobs: StubJobs) -> None:
     archive = str(archived.with_name("run.inshrink"))
-    early, late = (
+    early, _ = (
         jobs.put(["compare", archive, "--against", str(archived), "--steps", step], shown=str(archived))
         for step in ("10,20", "30,40")
     )
-    jobs.put(["verify", archive], shown=str(archived))
-    app = explorer("compare", run=str(archived))
-    label = next(found.label for found in app.expander if found.label.startswith("Jobs of"))
-    assert label == "Jobs of this page (2)"
-    app.session_state["jobs.of.compare"] = True
-    app.run()
-    assert [b.key for b in app.button if b.label == "Show"] == [f"line.{late.job_id}", f"line.{early.job_id}"]
-    app.button(key=f"line.{early.job_id}").click().run()
+    app = explorer("jobs", job=early.job_id)
+    button(app, "Show the result").click().run()
     assert not app.exception
     assert app.session_state["compare.steps"] == [10, 20]
 

@@ -35,13 +35,21 @@ def test_opening_the_sample_leads_to_its_overview_and_is_remembered(root: Path) 
 
 def test_open_page_lists_the_folders_of_the_root_and_goes_into_them(root: Path) -> None:
     write_run(root / "team" / "run-a", (1,))
+    (root / "empty").mkdir()
     app = explorer()
-    button(app, "team").click().run()
-    assert button(app, "run\\-a")
-    button(app, "Open").click().run()
-    assert not app.exception
+    listed = app.dataframe[0].value
+    assert list(zip(listed["name"], listed["kind"], strict=True)) == [
+        ("empty", "folder"),
+        ("team", "folder"),
+        ("team/run-a", "run"),
+    ]
+    app.session_state["runs.clicked"] = 1
+    app.run()
+    assert list(app.dataframe[0].value["name"]) == ["team/run-a"]
     button(app, "Up").click().run()
-    assert button(app, "team")
+    assert not app.exception
+    assert len(app.dataframe[0].value) == 3
+    assert button(app, "Up").disabled
 
 
 def test_open_page_without_a_sample_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

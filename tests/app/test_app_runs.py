@@ -39,7 +39,7 @@ def test_all_runs_and_archives_below_the_roots_are_listed(archived: Path, jobs: 
     (archived.parent / "broken" / "step_1.pt").write_bytes(b"PK cut off")
     table = opened().dataframe[0].value
     by_name = {Path(str(name)).name: row for name, row in table.set_index("name").iterrows()}
-    assert set(by_name) == {"run", "run.inshrink", "other", "broken"}
+    assert set(by_name) == {"run", "run.inshrink", "team", "other", "broken"}
     chain = services.chain_of(str(archived.with_name("run.inshrink")))
     for name in ("run", "run.inshrink"):
         assert by_name[name]["bytes of the archive"] == chain.nbytes
@@ -82,7 +82,7 @@ def test_more_than_are_read_are_counted(root: Path, monkeypatch: pytest.MonkeyPa
     for name in ("a", "b", "c"):
         write_run(root / name, (1,))
     monkeypatch.setattr(shelf, "_MOST", 2)
-    found, n_more = shelf.shelf()
+    found, n_more = shelf.shelf([root])
     assert (len(found), n_more) == (2, 1)
 
 

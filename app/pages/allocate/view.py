@@ -47,7 +47,6 @@ def render() -> None:
         _edited(board, job)
     if job is not None:
         job_card.log(job)
-    job_card.of_page("allocate", shown.path)
     _snippet(shown, request, judge)
     ending.offer(
         ending.Next(

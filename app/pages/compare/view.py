@@ -72,7 +72,6 @@ def render() -> None:
         tensors.errors(shown, original, archives)
         tensors.restore(shown, archives)
     _rehearsal(original)
-    job_card.of_page("compare", original.path, shown.path)
     _snippet(original, archives[0] if archives else None, steps, judge, device)
     _next(archives[0] if archives else None)
 

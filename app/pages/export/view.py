@@ -57,7 +57,6 @@ def render() -> None:
         else:
             _other_plan(shown, request)
     average.show(shown)
-    job_card.of_page("export", shown.path)
     made = "folder" if request.kind == "chain" else "exact"
     between = f"{target.removesuffix(_SUFFIX)}-{made}{_SUFFIX}"
     ending.requests(request.placed(target, between))

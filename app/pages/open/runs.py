@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.open import shelf
+from inshrink_app.server.roots import settings
 from inshrink_app.widgets import fmt, layout, listing
 from inshrink_app.widgets.layout import answer, panels, section
 
@@ -21,7 +23,7 @@ _WHOLE = (
     *("bytes on disk", "bytes of the archive", "steps not archived"),
 )
 _HEIGHT = 240
-_CLICKED = "runs.clicked"
+_CLICKED, _FOLDER = "runs.clicked", "runs.folder"
 
 
 def show(open_path: Callable[[Path], None]) -> None:
@@ -37,9 +39,18 @@ def show(open_path: Callable[[Path], None]) -> None:
 
 
 def _listed(open_path: Callable[[Path], None]) -> None:
-    """Draw what is in the table."""
+    """Draw the table of a folder, or of all roots, and the ways out of it."""
+    folder, roots = _current_folder(), settings().roots
+    if folder is not None:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            is_top = folder in roots and len(roots) == 1
+            if st.button("Up", icon=":material/arrow_upward:", disabled=is_top, key="up"):
+                _go(None if folder in roots else folder.parent)
+            if st.button("Open this folder", icon=":material/folder_open:", key="open_folder"):
+                open_path(folder)
+            st.code(str(folder), language=None, wrap_lines=True)
     with st.spinner("Reading headers…"):
-        found, n_more = shelf.shelf()
+        found, n_more = shelf.shelf(roots if folder is None else [folder])
     pattern = st.text_input(
         "Filter by name", placeholder="Filter by name", icon=":material/search:", key="runs.filter"
     )
@@ -48,19 +59,40 @@ def _listed(open_path: Callable[[Path], None]) -> None:
         st.caption("No run or archive is there." if not pattern else "No name contains this text.")
         return
     names = fmt.elided_all([services.path_in_roots(path) for path in found["path"]], _WIDTH)
-    paths = list(map(Path, found["path"]))
+    lines = list(zip(map(Path, found["path"]), found["kind"], strict=True))
     rows = _table(found, names)
     st.caption("A click on a name opens it; two that are ticked are compared.")
     if n_more:
-        st.caption(f"{fmt.counted(n_more, 'more')} are not read; open their folder below.")
-    if (clicked := st.session_state.pop(_CLICKED, None)) is not None:
-        open_path(paths[clicked])
+        st.caption(f"{fmt.count(n_more)} more are not listed; go into their folder, or type a path.")
+    clicked = st.session_state.pop(_CLICKED, None)
     if len(rows) == 1 and st.button("Open it", icon=":material/play_arrow:", key="runs.open"):
-        open_path(paths[rows[0]])
+        clicked = rows[0]
+    if clicked is not None:
+        path, kind = lines[clicked]
+        if kind == "folder":
+            _go(path)
+        open_path(path)
     if len(rows) == 2:
-        first, second = (answer(partial(services.load_subject, str(paths[row]))) for row in rows)
+        first, second = (answer(partial(services.load_subject, str(lines[row][0]))) for row in rows)
         if first is not None and second is not None:
             _overlaid(first, second, [names[row] for row in rows])
+
+
+def _current_folder() -> Path | None:
+    """Return the folder on show, where it is still there; None for all roots together."""
+    roots = settings().roots
+    remembered = st.session_state.get(_FOLDER)
+    if isinstance(remembered, str):
+        path = Path(remembered).resolve()
+        if path.is_dir() and settings().allows(path):
+            return path
+    return roots[0] if len(roots) == 1 else None
+
+
+def _go(folder: Path | None) -> NoReturn:
+    """Show another folder."""
+    st.session_state[_FOLDER] = folder and str(folder)
+    st.rerun()
 
 
 def _table(found: pd.DataFrame, names: Sequence[str]) -> list[int]:

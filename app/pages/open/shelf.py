@@ -1,9 +1,10 @@
-"""Every run and archive that the explorer may see, with what headers and earlier comparisons tell of each."""
+"""What lies in folders, and what headers and earlier comparisons tell of every run and archive in them."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import pandas as pd
 from inshrink_app.model.measured import known_of
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import Subject
-from inshrink_app.server.roots import list_folder, settings
+from inshrink_app.server.roots import Entry, list_folder
 from inshrink_app.services.opening import load_subject
 
+_READ = ("run", "archive")
+"""Kinds of which headers are read."""
+
 _DEEPEST = 2
-"""Folders below a root that are looked into."""
+"""Folders below that are looked into."""
 
 _MOST_FOLDERS = 200
 _MOST = 60
@@ -34,40 +38,51 @@ and drop are the largest that were measured of it. The problem says why somethin
 """
 
 
-def shelf() -> tuple[pd.DataFrame, int]:
-    """Return the runs and archives of the roots, and how many more there are than were read."""
-    found = _found()
-    rows = [_listed(*one) for one in found[:_MOST]]
-    return pd.DataFrame(rows, columns=list(COLUMNS)), max(0, len(found) - _MOST)
+def shelf(folders: Sequence[Path]) -> tuple[pd.DataFrame, int]:
+    """Return what lies in some folders, and how many there are more than were listed.
+
+    These are the runs and archives three levels deep, and beside them folders and checkpoint files.
+    """
+    found, n_hidden = _found(folders)
+    readable = [entry for entry in found if entry.kind in _READ]
+    left_out = set(readable[_MOST:])
+    rows = [_listed(entry) for entry in found if entry not in left_out]
+    return pd.DataFrame(rows, columns=list(COLUMNS)), len(left_out) + n_hidden
 
 
-def _found() -> list[tuple[Path, str]]:
-    """Look for runs and archives, those near the roots first."""
-    found: dict[Path, str] = {}
-    folders = deque((root, 0) for root in settings().roots)
+def _found(starts: Sequence[Path]) -> tuple[list[Entry], int]:
+    """Look for runs and archives, those near the top first, and count what folders of very many leave out."""
+    found: dict[Path, Entry] = {}
+    n_hidden = 0
+    folders = deque((folder, 0) for folder in starts)
     for _ in range(_MOST_FOLDERS):
         if not folders:
             break
         folder, depth = folders.popleft()
         with contextlib.suppress(OSError):
-            for entry in list_folder(folder).entries:
-                if entry.kind in ("run", "archive"):
-                    found.setdefault(entry.path, entry.kind)
-                elif entry.kind == "folder" and depth < _DEEPEST:
+            listing = list_folder(folder)
+            n_hidden += listing.n_hidden
+            for entry in listing.entries:
+                if not depth or entry.kind in _READ:
+                    found.setdefault(entry.path, entry)
+                if entry.kind == "folder" and depth < _DEEPEST:
                     folders.append((entry.path, depth + 1))
-    return list(found.items())
+    return list(found.values()), n_hidden
 
 
-def _listed(path: Path, kind: str) -> dict[str, Any]:
-    """Return the line of a run or an archive; one that cannot be read is listed with the reason."""
+def _listed(entry: Entry) -> dict[str, Any]:
+    """Return the line of what lies in a folder; what cannot be read is listed with the reason."""
+    path = entry.path
+    row: dict[str, Any] = {"path": path, "kind": entry.kind, "bytes on disk": entry.nbytes}
+    if entry.kind not in _READ:
+        return row
     try:
         shown = load_subject(str(path))
     except ServiceError as error:
-        return {"path": path, "kind": kind, "problem": error.problem.what}
+        return row | {"problem": error.problem.what}
     archive = shown.archive
     metric, value = last_metric(shown)
-    row = {
-        "path": path,
+    row |= {
         "kind": shown.kind,
         "steps": len(shown.steps),
         "bytes on disk": shown.total_bytes,

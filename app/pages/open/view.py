@@ -13,11 +13,9 @@ from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.open import runs
 from inshrink_app.server.recent import forget_recent, load_recent
-from inshrink_app.server.roots import Entry, list_folder, settings
 from inshrink_app.widgets import ending, fmt, problem
 from inshrink_app.widgets.layout import section
 
-_FOLDER = "inshrink.folder"
 _PROBLEM = "inshrink.open_problem"
 _DROPS = "inshrink.drops"
 _RECENT_SHOWN = 5
@@ -46,13 +44,14 @@ def render() -> None:
     if failure is not None:
         problem.show(failure)
     runs.show(_open)
-    left, right = st.columns([2, 3], gap="medium")
+    left, right = st.columns(2, gap="medium")
     with left:
         _sample_card()
-        _drop_card()
         _recent_card()
     with right:
-        _browser_card()
+        with section("By its path"):
+            _path_form()
+        _drop_card()
     from inshrink_core.verbs.inspect import Inspect
 
     ending.requests([Inspect(current or "RUN")])
@@ -191,32 +190,6 @@ def _is_openable(path: str) -> bool:
         return False
 
 
-def _browser_card() -> None:
-    """Offer the folders inside of the roots, and a field for a path."""
-    with section("On this computer"):
-        _path_form()
-        folder = _current_folder()
-        _root_picker(folder)
-        if folder not in settings().roots or len(settings().roots) == 1:
-            st.code(str(folder), language=None, wrap_lines=True)
-        with st.container(horizontal=True, vertical_alignment="center"):
-            at_root = folder in settings().roots
-            if st.button(
-                "Up", icon=":material/arrow_upward:", disabled=at_root, help="To the folder above", key="up"
-            ):
-                _go(folder.parent)
-            if st.button("Open this folder", icon=":material/folder_open:", key="open_folder"):
-                _open(folder)
-            pattern = st.text_input(
-                "Filter names",
-                placeholder="Filter names",
-                label_visibility="collapsed",
-                icon=":material/search:",
-                key="filter",
-            )
-        _listing(folder, pattern or "")
-
-
 def _path_form() -> None:
     """Take a typed path; a form, so that nothing is opened while it is being typed."""
     with st.form("path", border=False, enter_to_submit=True):
@@ -228,69 +201,9 @@ def _path_form() -> None:
             if text.strip():
                 _open(text)
             st.session_state[_PROBLEM] = Problem(
-                "no path was typed", remedy="type one, or choose a folder below"
+                "no path was typed", remedy="type one, or choose a folder above"
             )
             st.rerun()
-
-
-def _current_folder() -> Path:
-    """Return the folder on show; the first root where the remembered one is gone."""
-    remembered = st.session_state.get(_FOLDER)
-    if isinstance(remembered, str):
-        path = Path(remembered)
-        if path.is_dir() and settings().allows(path.resolve()):
-            return path.resolve()
-    return settings().roots[0]
-
-
-def _go(folder: Path) -> None:
-    """Show another folder."""
-    st.session_state[_FOLDER] = str(folder)
-    st.rerun()
-
-
-def _root_picker(folder: Path) -> None:
-    """Offer the roots where there are several."""
-    roots = settings().roots
-    if len(roots) < 2:
-        return
-    inside = next((root for root in roots if folder.is_relative_to(root)), roots[0])
-    chosen = st.selectbox("Folder to look in", roots, index=roots.index(inside), format_func=str, key="root")
-    if chosen is not None and chosen != inside:
-        _go(chosen)
-
-
-def _listing(folder: Path, pattern: str) -> None:
-    """List a folder: a click goes into it, or opens what is a run."""
-    try:
-        listing = list_folder(folder, pattern)
-    except OSError as error:
-        problem.show(
-            Problem("this folder cannot be read", str(folder), "choose another one", str(error.strerror))
-        )
-        return
-    if not listing.entries:
-        st.caption("No folders or checkpoints match." if pattern else "No folders or checkpoints in here.")
-        return
-    with st.container(height=320, border=False, gap="xxsmall"):
-        for entry in listing.entries:
-            _line(entry)
-    if listing.n_hidden:
-        st.caption(f"{listing.n_hidden} more are not shown; filter by name to find them.")
-
-
-def _line(entry: Entry) -> None:
-    """Draw one entry: its name, and a button where it can be opened."""
-    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        label = fmt.markdown(fmt.elided(entry.path.name, 44))
-        if entry.nbytes is not None:
-            label += f" · {fmt.size(entry.nbytes)}"
-        into = st.button(label, icon=_ICONS[entry.kind], type="tertiary", key=f"entry.{entry.path.name}")
-        opened = entry.kind != "folder" and st.button("Open", key=f"open.{entry.path.name}")
-    if opened or (into and entry.kind in ("archive", "file")):
-        _open(entry.path)
-    if into:
-        _go(entry.path)
 
 
 PAGE = Page("Open", ":material/folder_open:", render, address="start", former=("open",))
