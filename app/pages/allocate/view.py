@@ -230,9 +230,7 @@ def _said(found: Searched, job: Job | None) -> None:
         figures = [f"{fmt.ratio(best.ratio)} of the weights", f"worst drop {fmt.percent(best.drop)}"]
         if best.restore_cost is not None:
             figures.append(f"restore cost {fmt.percent(best.restore_cost)}")
-        st.caption(
-            fmt.markdown(f"Best of the search: {best.label} at every step · {', '.join(figures)} · {took}.")
-        )
+        st.caption(fmt.markdown(f"Best of the search: {best.label} · {', '.join(figures)} · {took}."))
     notes = list(found.notes)
     if found.uninformative:
         few, every = fmt.counted(len(found.uninformative), "step"), fmt.count(len(found.steps))

@@ -88,7 +88,14 @@ def _sections(chain: ChainReport, shown: Subject | None = None) -> None:
 
 def _facts(chain: ChainReport) -> None:
     """Draw the row of figures that every reader wants first."""
-    n_branches = chain.n_branches
+    branches = [
+        (
+            "Branches",
+            fmt.count(chain.n_branches),
+            "lines of training",
+            "A branch begins where training was restored and went another way.",
+        )
+    ]
     facts(
         [
             ("Frames", fmt.count(len(chain.frames)), fmt.counted(chain.n_keyframes, "keyframe")),
@@ -98,12 +105,7 @@ def _facts(chain: ChainReport) -> None:
                 fmt.steps(chain.steps),
                 "Steps on the newest line of training.",
             ),
-            (
-                "Branches",
-                fmt.count(n_branches),
-                "one line" if n_branches == 1 else "lines of training",
-                "A branch begins where training was restored and went another way.",
-            ),
+            *(branches if chain.n_branches > 1 else ()),
             *quality.size_facts(chain),
             *quality.archive_facts(chain),
         ]

@@ -388,7 +388,7 @@ def _charts(found: Sequence[Known], bound: float) -> None:
             chart(figure, f"compare.{name}", f"{alt}, by step, of {names}")
     st.caption(
         "Previous checkpoint: the original before this one, in its place; it stores nothing. Where it leaves "
-        "the picture it is worse. A step where it does as well proves little."
+        "the picture at the top it is worse. A step where it does as well proves little."
     )
 
 
