@@ -18,13 +18,14 @@ from isal.isal_zlib import crc32
 
 from inshrink_core.chain import Archive
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotFoundError, StorageError
-from inshrink_core.execution import new_file, working_folder
+from inshrink_core.execution import make_folders, new_file, working_folder
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.formats.distributed import METADATA
 from inshrink_core.integrations.ranks import FirstRankSaver
 from inshrink_core.integrations.versions import require
 from inshrink_core.training.extra import require_plain
 from inshrink_core.training.folder_saver import restore_folder
+from inshrink_core.training.spool import spool_folder
 from inshrink_core.verbs import prune
 
 require("lightning", extra="lightning", oldest="2.5", tested="2.6")
@@ -453,7 +454,9 @@ def _content(
             where=where,
             remedy="write it to files with `inshrink restore`",
         )
-    with working_folder(Path(archive.path).absolute().parent) as folder:
+    beside = spool_folder(archive.path).absolute().parent
+    make_folders(beside)
+    with working_folder(beside) as folder:
         write_checkpoint(checkpoint, folder / "files")
         content = torch.load(folder / "files" / _CHECKPOINT, map_location=map_location, weights_only=True)
         try:

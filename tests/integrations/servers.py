@@ -74,7 +74,9 @@ KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "hushhush", "AWS_R
 def connect(monkeypatch, address):
     """Speak to a server of S3 from now on."""
     from inshrink_core.archive.storage import objects
+    from inshrink_core.execution import mirror
 
+    mirror._MIRRORS.clear()  # they have their clients
     for name, value in {**KEYS, "AWS_ENDPOINT_URL": address}.items():
         monkeypatch.setenv(name, value)
     objects._store_of.cache_clear()
@@ -177,3 +179,31 @@ class Proxy:
     def __exit__(self, *error):
         self._server.shutdown()
         self._server.server_close()
+
+
+@contextlib.contextmanager
+def Refusing(code, status):  # noqa: N802 - stands for a server
+    """A server that answers everything with an error of S3."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self):
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+        do_GET = do_PUT = do_POST = do_DELETE = answer  # noqa: N815
+
+        def do_HEAD(self):
+            self.send_response(status)
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()

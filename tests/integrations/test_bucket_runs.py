@@ -20,7 +20,7 @@ from inshrink_core import verbs
 from inshrink_core.archive.storage import storage_at
 from inshrink_core.errors import DamagedError, InshrinkError, NotFoundError, UnsafePathError
 from inshrink_core.formats import open_run
-from tests.integrations.servers import Proxy, connect, make_bucket
+from tests.integrations.servers import Proxy, Refusing, connect, make_bucket
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("waiting")]
 
@@ -194,3 +194,53 @@ def test_a_network_that_goes_down_is_told_in_one_line_and_the_next_compress_goes
         assert inshrink_core.open(tmp_path / "a.inshrink").steps == (1,)
         down.clear()
         assert inshrink_core.compress(url, tmp_path / "a.inshrink").appended == (2, 3)
+
+
+def test_what_a_bucket_refuses_is_said_in_one_line_and_leaves_no_archive(server, url, monkeypatch, tmp_path):
+    from inshrink_core.archive.storage import objects
+
+    monkeypatch.setattr(objects, "_RETRY", {**objects._RETRY, "max_retries": 0})
+    monkeypatch.setattr(objects, "_N_ATTEMPTS", 1)
+    archive = tmp_path / "a.inshrink"
+
+    def said(address):
+        texts = []
+        for act in (
+            lambda: inshrink_core.compress(address, archive),
+            lambda: inshrink_core.open(address),
+            lambda: verbs.estimate(address),
+            lambda: verbs.inspect(address),
+        ):
+            with pytest.raises(InshrinkError) as raised:
+                act()
+            assert "\n" not in str(raised.value)
+            assert "hushhush" not in str(raised.value)
+            texts.append(str(raised.value))
+        assert not archive.exists()
+        return texts
+
+    assert all("there is no such bucket" in text for text in said(url.replace("s3://b", "s3://none")))
+    assert [text for text in said(url) if "no readable checkpoint" not in text] == []
+    for code, words in (
+        ("AccessDenied", "denies it"),
+        ("InvalidAccessKeyId", "does not accept the credentials"),
+        ("SignatureDoesNotMatch", "does not accept the credentials"),
+        ("RequestTimeTooSkewed", "the clock of this machine"),
+    ):
+        with Refusing(code, 403) as address:
+            connect(monkeypatch, address)
+            texts = said(url)
+            assert [text for text in texts if words not in text] == []
+    connect(monkeypatch, "http://127.0.0.1:9")
+    assert [text for text in said(url) if "cannot be reached" not in text] == []
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    objects._store_of.cache_clear()
+    assert all("no credentials were found" in text or "cannot be reached" in text for text in said(url))
+    with pytest.raises(InshrinkError, match="must not hold credentials"):
+        open_run("s3://me:hushhush@bucket/run")
+    connect(monkeypatch, server)
+    put(f"{url}/x", inshrink_core.sample("digits-cnn"))
+    inshrink_core.compress(f"{url}/x/step_000010.pt", f"{url}.inshrink")
+    with pytest.raises(InshrinkError, match="this is an archive, where a run is needed"):
+        inshrink_core.compress(f"{url}.inshrink", archive)

@@ -1,6 +1,5 @@
 """Archives in buckets of real servers: rivals, lies, lost answers, and deaths between requests."""
 
-import contextlib
 import io
 import os
 import subprocess
@@ -21,6 +20,7 @@ from tests.integrations.servers import (
     AZURITE_ACCOUNT,
     AZURITE_KEY,
     Proxy,
+    Refusing,
     azurite,
     azurite_command,
     connect,
@@ -201,36 +201,6 @@ def test_what_cannot_be_done_is_said_in_one_clear_line(server, url, monkeypatch)
     assert "cannot be reached" in said(write)
     with pytest.raises(InputError, match="must not hold credentials"):
         ArchiveReader.open("s3://me:hushhush@bucket/a")
-
-
-@contextlib.contextmanager
-def Refusing(code, status):  # noqa: N802 - stands for a server
-    """A server that answers everything with an error of S3."""
-    import threading
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self):
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args):
-            pass
-
-        do_GET = do_PUT = do_POST = do_DELETE = answer  # noqa: N815
-
-        def do_HEAD(self):
-            self.send_response(status)
-            self.end_headers()
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 # ---- rivals --------------------------------------------------------------------------------------

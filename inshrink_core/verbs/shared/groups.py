@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
-from inshrink_core.errors import InputError, UnreadableError
+from inshrink_core.errors import InputError, NotFoundError, UnreadableError
 from inshrink_core.execution.engines import ENGINES, THREADS
+from inshrink_core.execution.mirror import url_of
 from inshrink_core.request import Option, Request
 from inshrink_core.text import parse_size
 from inshrink_core.verbs.shared.values import choose_steps, given_settings, read_config_file
@@ -156,13 +157,18 @@ class Reading:
 
         if isinstance(run, formats.Run):
             return run
-        if is_archive(run):
+        # What a bucket refuses is said of the run: whether it is an archive, cannot be known then.
+        try:
+            found = formats.open_run(run, **self.reading) if url_of(run) else None
+        except NotFoundError:
+            found = None
+        if found is None and is_archive(run):
             raise InputError(
                 "this is an archive, where a run is needed",
                 where=os.fspath(run),
                 remedy="`inshrink restore` makes one",
             )
-        return formats.open_run(run, **self.reading)
+        return found or formats.open_run(run, **self.reading)
 
 
 @dataclass(frozen=True, kw_only=True)
