@@ -238,17 +238,17 @@ def encode_blocks(
     symbols: NDArray[np.uint8],
     contexts: NDArray[np.uint8],
     every: np.int64,
-    rows: NDArray[np.int64],
-    frequencies: NDArray[np.int64],
-    bases: NDArray[np.uint32],
-    table: NDArray[np.uint32],
-    entries: NDArray[np.uint32],
+    tables: tuple[NDArray[Any], ...],
     states: NDArray[np.uint32],
     words: NDArray[np.uint16],
     n_words: NDArray[np.int64],
     block_length: int,
 ) -> np.int64:  # pragma: no cover - compiled
-    """Code all blocks from the last, so that their words meet; return where they begin."""
+    """Code all blocks from the last, so that their words meet; return where they begin.
+
+    `tables` are those of the model, and where to put `bases`, `table` and `entries`.
+    """
+    rows, frequencies, bases, table, entries = tables
     n_blocks, lanes = states.shape
     _find_bases(rows, frequencies.shape[1], bases)
     _fill(frequencies, table, entries)
@@ -283,7 +283,7 @@ def rans_encode(
     table, entries = np.empty((n_entries, 4), np.uint32), np.empty(n_entries, np.uint32)
     words, n_words = new_array(values.size, np.uint16), np.empty(n_blocks, np.int64)
     tables = (*model, bases, table, entries)
-    begin = encode_blocks(values, known, every, *tables, states, words, n_words, block_length)
+    begin = encode_blocks(values, known, every, tables, states, words, n_words, block_length)
     coded = torch.from_numpy(words[begin:].view(np.int16))
     return RansBlocks(coded, torch.from_numpy(n_words), torch.from_numpy(states.view(np.int32)))
 
@@ -294,18 +294,17 @@ def decode_blocks(
     n_words: NDArray[np.int64],
     contexts: NDArray[np.uint8],
     every: np.int64,
-    rows: NDArray[np.int64],
-    frequencies: NDArray[np.int64],
-    bases: NDArray[np.uint32],
-    table: NDArray[np.uint32],
+    tables: tuple[NDArray[Any], ...],
     states: NDArray[np.uint32],
     out: NDArray[np.uint8],
     block_length: int,
 ) -> bool:  # pragma: no cover - compiled
     """Decode all blocks; return whether each took its words and ended where an encoder starts.
 
-    `table` becomes what `inshrink_core.ops.rans.decode_table` returns, flat.
+    `tables` are those of the model, and where to put `bases` and `table`, which becomes what
+    `inshrink_core.ops.rans.decode_table` returns, flat.
     """
+    rows, frequencies, bases, table = tables
     _find_bases(rows, _SIZE, bases)
     at = 0
     for row in range(frequencies.shape[0]):
@@ -352,7 +351,7 @@ def rans_decode(
     table = np.empty(model.frequencies.shape[0] * _SIZE, np.uint32)
     tables = (*model, bases, table)
     n_words = blocks.n_words.numpy()
-    intact = decode_blocks(words, n_words, known, every, *tables, states, symbols, block_length)
+    intact = decode_blocks(words, n_words, known, every, tables, states, symbols, block_length)
     if not intact:
         symbols[:] = 0
     return torch.from_numpy(symbols), intact

@@ -76,12 +76,13 @@ class _Room(NamedTuple):
     table: NDArray[np.uint32]
     entries: NDArray[np.uint32]
     head: NDArray[np.uint8]
+    slots: NDArray[np.uint32]
 
 
 class _Rooms(threading.local):
     def __init__(self) -> None:
         n = MAX_CONTEXTS * _N_SYMBOLS
-        self.writing = _Room(
+        self.room = _Room(
             Scratch.of(MAX_CONTEXTS, _N_SYMBOLS),
             np.empty(N_TABLES * (n + _N_SYMBOLS), np.uint32),
             np.empty(CHUNK, np.uint16),
@@ -89,8 +90,8 @@ class _Rooms(threading.local):
             np.empty((n, 4), np.uint32),
             np.empty(n, np.uint32),
             np.empty(_MOST_TABLES_NBYTES, np.uint8),
+            np.empty(MAX_CONTEXTS << PRECISION, np.uint32),
         )
-        self.reading = np.empty(MAX_CONTEXTS << PRECISION, np.uint32)
 
 
 _rooms = _Rooms()
@@ -135,19 +136,7 @@ def _write(
     log2_lanes: int,
     log2_block: int,
     costs: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    frequencies: NDArray[np.int64],
-    tried: NDArray[np.int64],
-    merged: NDArray[np.int64],
-    leaders: NDArray[np.int64],
-    pairs: NDArray[np.float64],
-    tables: NDArray[np.uint32],
-    places: NDArray[np.uint16],
-    bases: NDArray[np.uint32],
-    table: NDArray[np.uint32],
-    entries: NDArray[np.uint32],
-    head: NDArray[np.uint8],
+    room: _Room,
     states: NDArray[np.uint32],
     n_words: NDArray[np.int64],
     words: NDArray[np.uint16],
@@ -157,8 +146,9 @@ def _write(
     In the place of the size, 0 where packed bits are smaller, and -1 where not all symbols were counted: the
     number of those that were comes last. Lanes and block length are by the rule where they are negative.
     """
-    n = symbols.size
-    count(symbols, contexts, every, n_contexts, n_symbols, places, tables, counts)
+    n, head = symbols.size, room.head
+    counts, rows, frequencies = room.chosen.counts, room.chosen.rows, room.chosen.frequencies
+    count(symbols, contexts, every, n_contexts, n_symbols, room.places, room.tables, counts)
     n_counted, n_used, top = np.int64(0), 0, 0
     for s in range(n_symbols):
         total = np.int64(0)
@@ -178,20 +168,7 @@ def _write(
         for s in range(size):
             counts[c * size + s] = counts[c * n_symbols + s]
     precisions = PRECISIONS[: 1 if n >= COARSE_BELOW else PRECISIONS.size]
-    n_tables, precision, cost, n_bits = choose_kernel(
-        n_contexts,
-        size,
-        apart,
-        precisions,
-        costs,
-        counts,
-        rows,
-        frequencies,
-        tried,
-        merged,
-        leaders,
-        pairs,
-    )
+    n_tables, precision, cost, n_bits = choose_kernel(n_contexts, size, apart, precisions, costs, room.chosen)
     stored = (n * _bit_length(n_symbols - 1) + 7) // 8
     if cost >= (8 * stored - n_bits) << COST_BITS:
         return 0, 0, 0
@@ -207,10 +184,12 @@ def _write(
         frequencies[k] <<= PRECISION - precision
     n_blocks = ((n - 1) >> log2_block) + 1
     lanes = states[: n_blocks << log2_lanes].reshape(n_blocks, 1 << log2_lanes)
-    begin = encode_blocks(
-        symbols, contexts, every, used, chosen, bases, table, entries, lanes, words, n_words, 1 << log2_block
+    tables = (used, chosen, room.bases, room.table, room.entries)
+    return (
+        end,
+        n_blocks,
+        encode_blocks(symbols, contexts, every, tables, lanes, words, n_words, 1 << log2_block),
     )
-    return end, n_blocks, begin
 
 
 def write_stream(
@@ -228,7 +207,7 @@ def write_stream(
     log2_lanes, log2_block = (-1, -1) if shape is None else (one.bit_length() - 1 for one in shape)
     n_blocks = -(-n >> (SHORTEST_BLOCK_LOG2 if shape is None else log2_block))
     n_states = n_blocks << (WARP_LOG2 if shape is None else log2_lanes)
-    room, words = _rooms.writing, new_array(n, np.uint16, brief=True)
+    room, words = _rooms.room, new_array(n, np.uint16, brief=True)
     states, n_words = np.empty(n_states, np.uint32), np.empty(n_blocks, np.int64)
     size, n_blocks, begin = _write(
         values,
@@ -239,8 +218,7 @@ def write_stream(
         log2_lanes,
         log2_block,
         COSTS,
-        *room.chosen,
-        *room[1:],
+        room,
         states,
         n_words,
         words,
@@ -265,16 +243,14 @@ def _read(
     n_contexts: int,
     contexts: NDArray[np.uint8],
     every: np.int64,
-    rows: NDArray[np.int64],
-    frequencies: NDArray[np.int64],
-    bases: NDArray[np.uint32],
-    table: NDArray[np.uint32],
+    room: _Room,
     states: NDArray[np.uint32],
     n_words: NDArray[np.int64],
     words: NDArray[np.uint16],
     out: NDArray[np.uint8],
 ) -> bool:  # pragma: no cover - compiled
     """Decode a stream; return whether it is intact. Every length is checked before its bytes are taken."""
+    rows, frequencies = room.chosen.rows, room.chosen.frequencies
     log2_lanes, log2_block = np.int64(payload[0] & 15), np.int64(payload[1])
     precision, n_tables = np.int64(payload[0] >> 4), np.int64(payload[2]) + 1
     if log2_lanes > MAX_LANES_LOG2 or log2_lanes > log2_block or log2_block > MAX_BLOCK_LOG2:
@@ -311,9 +287,8 @@ def _read(
     for k in range(found.size):
         found[k] = _U16(_U16(body[2 * k]) | _U16(_U16(body[2 * k + 1]) << _U16(8)))
     lanes = states[: n_blocks << log2_lanes].reshape(n_blocks, 1 << log2_lanes)
-    intact: bool = decode_blocks(
-        found, n_words, contexts, every, used, chosen, bases, table, lanes, out, block_length
-    )
+    model = (used, chosen, room.bases, room.slots)
+    intact: bool = decode_blocks(found, n_words, contexts, every, model, lanes, out, block_length)
     return intact
 
 
@@ -322,17 +297,14 @@ def read_stream(coded: Coded, contexts: Tensor | None) -> Tensor:
     payload, n, n_symbols, n_contexts, _ = coded
     stored = np.frombuffer(payload, np.uint8)
     if stored.size >= _HEADER_NBYTES and -(-n >> int(stored[1])) <= stored.size:
-        out, chosen = new_array(n, np.uint8), _rooms.writing.chosen
+        out = new_array(n, np.uint8)
         n_states = stored.size // STATE_BYTES + 1
         if _read(
             stored,
             n_symbols,
             n_contexts,
             *contexts_of(contexts),
-            chosen.rows,
-            chosen.frequencies,
-            _rooms.writing.bases,
-            _rooms.reading,
+            _rooms.room,
             np.empty(n_states, np.uint32),
             np.empty(n_states, np.int64),
             new_array(stored.size // WORD_BYTES, np.uint16, brief=True),

@@ -128,7 +128,7 @@ def choose_tables(counts: NDArray[np.int64], precisions: NDArray[np.int64], *, a
     n_contexts, n_symbols = counts.shape
     scratch = Scratch.of(n_contexts, n_symbols)
     scratch.counts[: counts.size] = counts.ravel()
-    chosen = choose_kernel(n_contexts, n_symbols, apart, precisions, COSTS, *scratch)
+    chosen = choose_kernel(n_contexts, n_symbols, apart, precisions, COSTS, scratch)
     n_tables, precision, cost, n_bits = map(int, chosen)
     tables = scratch.frequencies[: n_tables * n_symbols].reshape(n_tables, n_symbols).copy()
     rows, packed = scratch.rows[:n_contexts].copy(), np.zeros((n_bits + 7) // 8, np.uint8)
@@ -184,15 +184,10 @@ def choose_kernel(
     apart: bool,
     precisions: NDArray[np.int64],
     costs: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    frequencies: NDArray[np.int64],
-    tried: NDArray[np.int64],
-    merged: NDArray[np.int64],
-    leaders: NDArray[np.int64],
-    pair_bits: NDArray[np.float64],
+    scratch: Scratch,
 ) -> tuple[int, int, int, int]:
     """Do what `choose_tables` does; return how many tables, their precision, the data's cost, their bits."""
+    counts, rows, frequencies, tried, merged, leaders, pair_bits = scratch
     n_columns = n_symbols + 1
     for c in range(n_contexts):
         total = 0
@@ -260,7 +255,7 @@ def write_kernel(
     exponential Golomb bits of order 0; then the bits of the frequency below its highest, lowest first.
     """
     n_tables, n_symbols = frequencies.shape
-    at, width = 0, BIT_LENGTHS[n_tables - 1]
+    at, width = np.int64(0), BIT_LENGTHS[n_tables - 1]  # a literal would have `_put` compiled twice
     for c in range(rows.size):
         at = _put(packed, at, rows[c], width)
     for table in range(n_tables):
@@ -401,7 +396,7 @@ def read_kernel(
 ) -> int:
     """Read table numbers and frequencies (`write_kernel`); return how many bits they took, or -1."""
     n_tables, n_symbols = frequencies.shape
-    at, width = 0, BIT_LENGTHS[n_tables - 1]
+    at, width = np.int64(0), BIT_LENGTHS[n_tables - 1]
     for c in range(rows.size):
         row = 0
         for k in range(width):
@@ -437,4 +432,4 @@ def read_kernel(
                 frequencies[table, s] = f
         if left != 0:
             return -1
-    return at
+    return int(at)
