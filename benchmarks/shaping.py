@@ -46,7 +46,7 @@ from inshrink_core.lab.tasks import find_task
 from inshrink_core.ops.lattice import Gain, Lattice, gain_grades, round_to_lattice
 
 FOLDER = DATA / "shaping"
-TUNED: Final = ("char-rnn", "char-conv-adamw", "regression")
+TUNED: Final = ("char-rnn", "char-conv", "char-conv-adamw", "regression")
 TASKS: Final = (*TUNED, "digits-vit")
 COST: Final = 0.003
 COARSENESSES: Final = (0.7, 1.0, 1.5, 2.5, 4.0)
@@ -192,7 +192,7 @@ def _best(calls: Mapping[str, Callable[[], object]], n: int = 7) -> dict[str, fl
 def times(rows: int = 1024, columns: int = 1024) -> list[dict[str, object]]:
     """Measure ns a weight, plain and shaped in turn."""
     torch.manual_seed(0)
-    moment = torch.randn(rows, columns) * torch.logspace(0, -1.5, columns)
+    moment = torch.randn(rows, 12) @ torch.randn(12, columns) + 0.3 * torch.randn(rows, columns)
     known = grown(None, moment, "auto")
     both = None if known is None else known.fed()
     if known is None or both is None:

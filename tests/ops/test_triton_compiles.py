@@ -94,7 +94,7 @@ def test_lattice_kernels_compile_and_round_every_operation(compiled):
 
 
 def test_the_shaping_kernel_compiles_and_rounds_every_operation(compiled):
-    factors = Factors(np.ones((64, RANK), np.int16), np.ones((64, RANK), np.int16), 20, 0.5)
+    factors = Factors(np.ones((64, RANK), np.int16), np.ones((64, RANK), np.int16), 20, 0.5, 1.1)
     grades = torch.zeros(1, dtype=torch.int32)
     for base in (None, VALUES):
         shape_changes(VALUES, base, INTEGERS, GRID, grades, factors)

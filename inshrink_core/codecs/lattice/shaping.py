@@ -28,10 +28,10 @@ from inshrink_core.ops.shaping import SKETCHED, Factors, factorize, shape_change
 _DAMPING: Final = 2.0
 """Means of the diagonal of H that are added to it: stronger feedback makes deltas a fresh draw."""
 
-_BARE: Final = 0.1
+BARE: Final = 0.1
 """Damping at which the share tells how uneven H is, sampling noise apart."""
 
-_DAMPINGS: Final = (_BARE, 0.5, 1.0, _DAMPING, 4.0, 8.0)
+_DAMPINGS: Final = (BARE, 0.5, 1.0, _DAMPING, 4.0, 8.0)
 """What ``auto`` chooses from, but for the first."""
 
 _MOST_BARE: Final = 0.5
@@ -85,7 +85,7 @@ class Side(NamedTuple):
     @property
     def choices(self) -> tuple[Factors, ...]:
         """What may be fed along this side; nothing where H is not uneven enough, or that is not known."""
-        bare = self.factors.get(_BARE)
+        bare = self.factors.get(BARE)
         if bare is None or not bare.share <= _MOST_BARE:
             return ()
         return tuple(self.factors[damping] for damping in _DAMPINGS[1:])
