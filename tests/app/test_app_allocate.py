@@ -353,7 +353,7 @@ def test_what_is_selected_in_the_sensitivities_goes_on_to_the_layers(
     monkeypatch.setattr(ahead, "warm_up", lambda _: None)
     app = explorer("sensitivity", run=str(archived), by="tensor")
     app.text_input(key="row_filter").set_value("bias").run()
-    button(app, "Allocate bits to this row").click().run()
+    button(app, "Allocate bits to fc1\\.bias").click().run()
     assert not app.exception
     assert app.session_state["inshrink.rows"] == '["fc1.bias"]'
 

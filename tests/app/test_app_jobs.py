@@ -123,8 +123,7 @@ def test_the_remaining_time_leaves_out_what_it_took_to_begin() -> None:
     job = Job(asking(), state="running", started_at=time.time() - 100)
     job.advance(1, 11, "trial 1")
     assert job.seconds_left is None
-    assert job._pace_from is not None
-    job._pace_from = (time.time() - 2, 1)
+    job._marks = [(time.time() - 2, 1)]
     job.advance(3, 11, "trial 3")
     assert job.seconds_left == pytest.approx(8, abs=1)
     job.advance(4, 11, "trial 4", 60.0)
@@ -137,7 +136,7 @@ def test_the_remaining_time_knows_that_requests_do_not_take_equally_long(
 ) -> None:
     written = Compress("run", "made", max_restore_cost=bound)
     job = Job(work_of(written, Verify("made"), CompareArchives(("made",), "run")), n_later=2)
-    job._pace_from = (time.time() - 5, 0)
+    job._marks = [(time.time() - 5, 0)]
     job.advance(round(5000 * job.work.shares[0]), 10_000, "half of the first")
     assert job.seconds_left == pytest.approx(5 + 10 * later + 2, rel=0.05)
     assert sum(job.work.shares) == pytest.approx(1)
