@@ -72,7 +72,7 @@ _NOTHING_BETTER: Final = (
 
 _BY_STEP: Final = (
     "settings of their own for each step store more than any one configuration that was tried, {ratio} of the"
-    " weights: write the archive under these bounds, without --config"
+    " weights: an archive that is written under these bounds has them"
 )
 
 _TRIALS_BY_STEP: Final = 2

@@ -128,7 +128,7 @@ def way_back(board: Board) -> None:
 
 def _say_whose(board: Board, edit: Edit) -> None:
     """Say where a draft comes from that this tab did not make, and offer one that was made since."""
-    if edit.is_by_hand and edit.owner not in ("", _owner()):
+    if (edit.is_changed or edit.locked) and edit.owner not in ("", _owner()):
         st.caption(f"Draft of {_when(edit.at)}, made in another tab, or in this one before a reload.")
     there = services.kept_draft(board.shown)
     if there is None or there.owner == _owner() or (there.owner, there.at) == (edit.owner, edit.at):

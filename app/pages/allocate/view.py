@@ -123,7 +123,10 @@ def _board(shown: Subject, request: Search, job: Job | None, judge: EvaluatorCod
     own = () if judge is None else services.measured_configs(shown, steps, judge, found)
     published = () if judge is None else services.baselines(_baselines(shown, steps, judge))
     archives = services.measured_archives(shown, judge, steps)
-    measured = (*found.points, *own, *published, *archives)
+    # The archive that has what was found for each step is drawn once.
+    ratios = {fmt.ratio(one.ratio) for one in archives if not one.config}
+    searched_points = [one for one in found.points if one.config or fmt.ratio(one.ratio) not in ratios]
+    measured = (*searched_points, *own, *published, *archives)
     work = services.estimating_work(shown, steps, codec, is_calibrated=bool(measured))
     guessing = services.job_of(work)
     if (
