@@ -60,9 +60,11 @@ def frames_of(run: Any, **settings: Any) -> list[tuple[Any, float]]:
 def test_the_coarseness_is_what_the_predicted_cost_allows() -> None:
     found = frames_of(training(6, 0.1), predicted_cost=BOUND)
     chosen = {quality["coarseness"] for quality, _ in found}
-    assert len(chosen) == 1 and 0.5 < chosen.pop() < 4
+    assert len(chosen) == 1
+    assert 0.5 < chosen.pop() < 4
     for quality, error in found:
-        assert quality["how"] == "predicted" and quality["bounds"] == {"restore_cost": BOUND}
+        assert quality["how"] == "predicted"
+        assert quality["bounds"] == {"restore_cost": BOUND}
         assert 0.8 * BOUND < quality["restore_cost"] <= BOUND
         assert quality["restore_cost"] == pytest.approx(COST_OF_ERROR * error, rel=0.1)
 
@@ -85,8 +87,10 @@ def test_it_is_halved_where_weights_have_shrunk() -> None:
     seen = encoder.look_ahead(run.steps[:3], run.__getitem__)
     plans = [encoder.plan(run[step], ChainState(memory=seen), run[step].specs) for step in run.steps]
     costs = [plan.quality["coarseness"] for plan in plans if plan.quality is not None]
-    assert costs[:3] == [costs[0]] * 3 and costs[3] == costs[0] / 4
-    assert plans[3].quality is not None and plans[3].quality["restore_cost"] <= BOUND
+    assert costs[:3] == [costs[0]] * 3
+    assert costs[3] == costs[0] / 4
+    assert plans[3].quality is not None
+    assert plans[3].quality["restore_cost"] <= BOUND
 
 
 def test_nothing_is_predicted_of_what_is_set_or_exact_or_judged() -> None:
@@ -94,7 +98,8 @@ def test_nothing_is_predicted_of_what_is_set_or_exact_or_judged() -> None:
     assert make_chain_config("", None, None, None, 32, "cpu", 1).config.predicted_cost == BOUND
     for settings in ({"coarseness": 0.5}, {"exact": True}, {"predicted_cost": 0.0}):
         config = make_chain_config("", None, settings, None, 32, "cpu", 1)
-        assert config.config.predicted_cost == 0 and "predicted_cost" not in config.config.settings()
+        assert config.config.predicted_cost == 0
+        assert "predicted_cost" not in config.config.settings()
     judged = make_chain_config("", None, None, None, 32, "cpu", 1).as_set()
     assert judged.config == LatticeCodec()
     assert all(quality is None for quality, _ in frames_of(training(3, 0.01), coarseness=2.0))
@@ -103,9 +108,11 @@ def test_nothing_is_predicted_of_what_is_set_or_exact_or_judged() -> None:
 def test_compress_says_that_it_is_predicted(run_path: Path, tmp_path: Path) -> None:
     report = inshrink_core.compress(run_path, tmp_path / "a")
     said = predicted_cost(Archive.open(tmp_path / "a"))
-    assert said is not None and report.predicted == said
+    assert said is not None
+    assert report.predicted == said
     assert report.to_json()["predicted"] == said._asdict()
-    assert said.coarseness > 0.5 and 0 < said.restore_cost <= said.bound == BOUND
+    assert said.coarseness > 0.5
+    assert 0 < said.restore_cost <= said.bound == BOUND
     assert chain_report(Archive.open(tmp_path / "a")).predicted == said
     assert "predicted" not in inshrink_core.compress(run_path, tmp_path / "b", coarseness=0.5).to_json()
     assert report.size.nbytes < Archive.open(tmp_path / "b").reader.nbytes
