@@ -464,6 +464,9 @@ class Codec(ABC, Generic[_Plan, _State]):
     tuning: ClassVar[Tuning | None] = None
     """How it trades size for fidelity; None where nothing is to be searched."""
 
+    unasked: ClassVar[Mapping[str, Any]] = {}
+    """Settings of a new archive that nobody set, where they differ from those of the class."""
+
     compared: ClassVar[tuple[tuple[str, Mapping[str, Any]], ...]] = ()
     """Labels and settings that other codecs are compared with: as published, or usual baselines."""
 
@@ -601,6 +604,18 @@ class Codec(ABC, Generic[_Plan, _State]):
 
     def spacing(self, plan: _Plan, spec: TensorSpec) -> float | None:
         """Return the distance from one value of a tensor to the next, as planned; None where it has none."""
+        return None
+
+    @classmethod
+    def having(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all that changes where some settings are set: these, and what is at odds with them."""
+        return dict(settings)
+
+    def predicted(self, plan: _Plan) -> Mapping[str, Any] | None:
+        """Return what the frame says of the cost of a restore, by its plan (`inshrink_core.chain.QUALITY`).
+
+        None where the plan does not tell.
+        """
         return None
 
     def remember(self, plan: _Plan) -> Any:

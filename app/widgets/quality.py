@@ -131,4 +131,7 @@ def archive_facts(archive: ChainReport) -> list[Fact]:
     found = known_of(archive)
     if found is not None:
         return known_facts(found, len(archive.steps))
+    if archive.predicted is not None:
+        cost = fmt.percent(archive.predicted.restore_cost)
+        return [("Restore cost", f"≤ {cost}", "predicted, not measured; compare it", tip())]
     return [("Restore cost", "–", "not measured; compare it", tip())]

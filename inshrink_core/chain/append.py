@@ -389,7 +389,11 @@ class ChainWriter:
                 if done is not None:
                     done(result.spec)
             add_attachments(frame, attachments, self._attachments if delta else None)
-            meta = {**self.config.record(), **said}
+            meta = {
+                **self.config.record(),
+                **({} if plan.quality is None else {QUALITY: plan.quality}),
+                **said,
+            }
             if not isinstance(self.split, Shards):  # whose checkpoint nobody has whole
                 meta["content"] = content_digest(own, digests, attachments)
             if isinstance(whole.source, FileSource):

@@ -129,6 +129,12 @@ class ChainConfig:
         overrides = {"overrides": [one.to_json() for one in self.overrides]} if self.overrides else {}
         return self.config.settings() | overrides
 
+    def as_set(self) -> ChainConfig:
+        """Return the same without what is predicted: for whoever measures what a restore costs."""
+        knob = self.config.tuning and self.config.tuning.knob
+        set_now = {name: getattr(self.config, name) for name in (knob.settings if knob else ())}
+        return dataclasses.replace(self, config=apply_settings(self.config, set_now))
+
     def made_exact(self, config: AnyCodec) -> ChainConfig:
         """Return how a step is written whose weights have to stay exact: everything with them.
 
@@ -226,7 +232,7 @@ def apply_settings(config: AnyCodec, settings: Mapping[str, Any]) -> AnyCodec:
                 remedy=f"it has: {', '.join(known)}; an override is chosen by {' and '.join(_SELECTORS)}",
             )
     try:
-        return dataclasses.replace(config, **settings)
+        return dataclasses.replace(config, **config.having(settings))
     except TypeError as error:
         raise ConfigError(f"a setting of an override has a wrong type ({error})") from error
 

@@ -16,7 +16,14 @@ from inshrink_core.chain import (
     optimizer_of,
     parse_overrides,
 )
-from inshrink_core.codec import DEFAULT_CODEC, FALLBACK_CODEC, AnyCodec, make_codec, require_weight_codec
+from inshrink_core.codec import (
+    DEFAULT_CODEC,
+    FALLBACK_CODEC,
+    AnyCodec,
+    get_codec,
+    make_codec,
+    require_weight_codec,
+)
 from inshrink_core.errors import InputError, MissingFrameError
 from inshrink_core.execution import default_threads, resolve_device
 
@@ -60,8 +67,8 @@ def make_chain_config(
         raise InputError(f"--optimizer {optimizer}", remedy=f"choose one of {', '.join(OPTIMIZER_CHOICES)}")
     if keyframe_every < 1:
         raise InputError("--keyframe-every must be at least 1", found=str(keyframe_every), expected="≥ 1")
+    meta = _newest_meta(archive) if is_archive(archive) else {}
     if is_archive(archive):
-        meta = _newest_meta(archive)
         used = str(meta.get("codec", codec or DEFAULT_CODEC))
         if codec is not None and codec != used:
             raise InputError(
@@ -74,10 +81,11 @@ def make_chain_config(
         codec = used
         # A frame of an archive from elsewhere that does not say it has kept everything.
         optimizer = optimizer or (optimizer_of(meta) if meta else None)
-        if config is None or isinstance(config, Mapping):
-            config = _settings_of(meta) | dict(config or {})
     codec = codec or DEFAULT_CODEC
     require_weight_codec(codec)
+    if config is None or isinstance(config, Mapping):
+        kind = get_codec(codec)
+        config = {**(_settings_of(meta) if meta else kind.unasked), **kind.having(config or {})}
     made, overrides = make_configs(codec, config)
     return ChainConfig(
         config=made,

@@ -110,10 +110,13 @@ class FramePlan:
         What the chain's own codec wants to remember.
     members
         Tensors that it was planned for.
+    quality
+        What the frame says of the cost of a restore, if nobody measures it; None for nothing.
     """
 
     memory: Any
     members: Sequence[TensorSpec]
+    quality: Mapping[str, Any] | None
     _encode: Callable[[TensorSpec], TensorResult]
     _threads: int
 
@@ -275,7 +278,8 @@ class FrameEncoder:
             origin = Origin(checkpoint.source, spec, digest) if lasting else None
             return TensorResult(spec, encoded.block, encoded.reference, origin, digest, error, norm)
 
-        return FramePlan(own.codec.remember(plans[0]), members, encode, chain.threads)
+        remembered, quality = own.codec.remember(plans[0]), own.codec.predicted(plans[0])
+        return FramePlan(remembered, members, quality, encode, chain.threads)
 
     def look_ahead(
         self, steps: Sequence[int], read: Callable[[int], Checkpoint], keys: frozenset[str] | None = None

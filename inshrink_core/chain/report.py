@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.config import optimizer_of
-from inshrink_core.chain.meta import ORIGINALS
+from inshrink_core.chain.meta import ORIGINALS, QUALITY
 from inshrink_core.chain.sizes import ArchiveSize, FrameSize, frame_size
 from inshrink_core.errors import InshrinkError, clipped
 from inshrink_core.execution import key_digest
@@ -75,6 +75,8 @@ class ChainReport:
         Name of the base model without which the ratios do not hold; empty without one. Untrusted text.
     archive_id
         What it is known by, whatever is appended to it or removed; empty where nothing tells.
+    predicted
+        What a restore of a step of the head's line costs at most, where that was predicted.
     """
 
     path: Path
@@ -94,6 +96,7 @@ class ChainReport:
     originals: str = ""
     base: str = ""
     archive_id: str = ""
+    predicted: PredictedCost | None = None
 
     @property
     def name(self) -> str:
@@ -197,7 +200,37 @@ def chain_report(archive: Archive) -> ChainReport:
         originals="" if any(frame.damage for frame in frames) else original_checks(archive).text,
         base="" if total.base is None else total.base.name,
         archive_id=archive.reader.archive_id.hex(),
+        predicted=None if any(frame.damage for frame in frames) else predicted_cost(archive),
     )
+
+
+class PredictedCost(NamedTuple):
+    """What a restore costs at most, as a share of the loss: predicted when it was written, not measured.
+
+    `bound` is what it was kept below, by the choice of `coarseness`.
+    """
+
+    restore_cost: float
+    bound: float
+    coarseness: float
+
+
+def predicted_cost(archive: Archive) -> PredictedCost | None:
+    """Return the largest cost that was predicted for a step of the head's line; None where one has none.
+
+    Notes
+    -----
+    Reads the index of every frame.
+    """
+    found = []
+    for info in archive.frames:
+        quality = archive.frame(info).meta.get(QUALITY, {})
+        bound = quality.get("bounds", {}).get("restore_cost")
+        cost, coarseness = quality.get("restore_cost"), quality.get("coarseness")
+        if quality.get("how") != "predicted" or cost is None or bound is None or coarseness is None:
+            return None
+        found.append(PredictedCost(cost, bound, coarseness))
+    return max(found, default=None)
 
 
 class DamagedOriginal(NamedTuple):

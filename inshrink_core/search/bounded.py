@@ -136,7 +136,7 @@ class BoundedWriter:
         on_trial: OnTrial | None = None,
     ) -> None:
         self._judge, self._originals, self._follows = judge, originals, follows
-        self._base = base
+        self._base = base.as_set()
         self._options = {"resumed": resumed, "follows": follows, "on_trial": on_trial}
         self._chooser: Chooser[Any] | None = None
         self._check = WrittenCheck(judge)

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 
     from inshrink_core.archive import ArchiveWriter
     from inshrink_core.chain import Archive, ArchiveSize, BaseModel, ChainWriter, OriginalChecks
+    from inshrink_core.chain.report import PredictedCost
     from inshrink_core.checkpoint import Checkpoint, TensorSpec
     from inshrink_core.codec import AnyCodec
     from inshrink_core.errors import CheckFailedError
@@ -229,6 +230,7 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
             open_base,
             original_checks,
         )
+        from inshrink_core.chain.report import predicted_cost
         from inshrink_core.search.bounded import open_bounded
         from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 
@@ -254,6 +256,7 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
             # The evaluator sees every step beside its neighbours, so all of them must be there.
             opened = opened.readable(chosen)
             chosen = tuple(step for step in chosen if step in opened)
+            chain_config = chain_config.as_set()
         with ExitStack() as stack:
             stack.enter_context(recycling())  # the next frame takes the memory of the one before
             if bounds is not None and chosen:
@@ -288,6 +291,7 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
             config=chain_config.config.settings(),
             optimizer=chain_config.optimizer,
             promise=promise,
+            predicted=predicted_cost(finished),
             unreadable=session.run.unreadable,
             left_out=tuple(row for row in opened.skipped if not row.unreadable),
             originals=original_checks(finished, finished.frames),
@@ -572,6 +576,9 @@ class CompressReport(Report):
         How optimizer state was stored (`inshrink_core.chain.ChainConfig`).
     promise
         What was promised of every restored step, and how each keeps it; None where nothing was.
+    predicted
+        What a restore costs at most, as predicted and not measured; None where the coarseness was set, or
+        bounds were.
     unreadable
         What looks like a checkpoint of the run and cannot be read: it is not in the archive.
     left_out
@@ -599,6 +606,7 @@ class CompressReport(Report):
     config: Mapping[str, Any]
     optimizer: str
     promise: Promise | None = None
+    predicted: PredictedCost | None = None
     unreadable: tuple[Skipped, ...] = ()
     left_out: tuple[Skipped, ...] = ()
     originals: OriginalChecks
@@ -686,7 +694,8 @@ class CompressReport(Report):
         left_out = [f"{row.path}: {row.reason}" for row in self.left_out]
         base = {} if self.size.base is None else {"base": plain_value(self.size.base)}
         shared = {} if self.part is None else {"part": self.part, "waiting": list(self.waiting)}
-        return promised | base | shared | Report.to_json(self) | {"left_out": left_out}
+        foreseen = {} if self.predicted is None else {"predicted": self.predicted._asdict()}
+        return promised | base | shared | foreseen | Report.to_json(self) | {"left_out": left_out}
 
     def show(self, console: Console) -> None:
         """Print what was written now, then what the archive holds altogether."""
@@ -716,8 +725,15 @@ class CompressReport(Report):
             ("bits per weight", plain(document["bits_per_weight"])),
             ("relative error", _error(document)),
             *promised_facts(document),
+            ("predicted restore cost", "" if self.predicted is None else _predicted(self.predicted)),
         ]
         show_facts(console, facts)
+
+
+def _predicted(one: PredictedCost) -> str:
+    """Return a cost that nobody measured, and what chose the coarseness."""
+    chosen = f"(bound {one.bound * 100:g} %, coarseness {one.coarseness:g}; not measured)"
+    return f"at most {one.restore_cost * 100:.2g} % of the loss  {chosen}"
 
 
 def _total(document: Mapping[str, Any]) -> str:

@@ -132,6 +132,11 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         ``both``: down its columns, too. On a GPU that is as slow as on the host. ``auto``: each matrix as
         deltas are foretold to take least at an equal cost, along one side or two and more or less strongly,
         or not at all.
+    predicted_cost
+        What a restore may cost, as a share of the loss, 0..1. Where a run can be looked at before its first
+        frame, the cost is predicted from how large its weights are, with a margin, and the coarseness is what
+        that allows, from the one that is set up to 4. 0: as set. `compress` predicts for .003 where nobody
+        sets a coarseness, and nothing measures what a restore costs.
     exact
         Whether weights come back bit for bit: a residual is stored beside the lattice points, and the frames
         after it go on from the points as if it were not there.
@@ -165,7 +170,11 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         "one_dimensional": ("lattice", "exact"),
         "shaping": ("off", "on", "both", "auto"),
     }
-    ranges: ClassVar = {"coarseness": (1e-4, 1e4), "gamma": (0.0, 2.0), "sensitivity": (0.0, 1.0)}
+    ranges: ClassVar = {
+        **{"coarseness": (1e-4, 1e4), "gamma": (0.0, 2.0), "sensitivity": (0.0, 1.0)},
+        "predicted_cost": (0.0, 1.0),
+    }
+    unasked: ClassVar = {"predicted_cost": 0.003}
     uses_restored = True
     uses_base = True
     covers_masters = True
@@ -188,6 +197,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     contexts: str = "history"
     one_dimensional: str = "lattice"
     shaping: str = "off"
+    predicted_cost: float = 0.0
     exact: bool = False
 
     def __post_init__(self) -> None:
@@ -196,8 +206,15 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
             raise ConfigError("'exact' is a switch", expected="true or false", found=repr(self.exact))
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings, shaping only where it is on: frames without it say what they always said."""
-        return {key: value for key, value in asdict(self).items() if (key, value) != ("shaping", "off")}
+        """Return the settings; shaping and prediction only where they are on, as frames always said it."""
+        off = {"shaping": "off", "predicted_cost": 0.0}
+        return {key: value for key, value in asdict(self).items() if off.get(key) != value}
+
+    @classmethod
+    def having(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what changes with them: nothing is predicted of a set coarseness, or of exact weights."""
+        is_known = "coarseness" in settings or settings.get("exact")
+        return {"predicted_cost": 0.0, **settings} if is_known else dict(settings)
 
     def covers(self, spec: TensorSpec) -> bool:
         """Whether the lossy rule covers a tensor: weights, master weights and running statistics."""
@@ -274,7 +291,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], rates: Sequence[Mapping[str, float]]
     ) -> Any:
         """Return the movement along the run, and how tensors differ in sensitivity."""
-        return initial_memory(specs, statistics, rates)
+        return initial_memory(self, specs, statistics, rates)
 
     def expected_divergence(self, relative_error: float) -> float:
         """Return a share of the squared coarseness: errors lie where they change the loss least."""
@@ -283,6 +300,17 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     def spacing(self, plan: LatticePlan, spec: TensorSpec) -> float | None:
         """Return the width of its cells; None where it is stored exactly."""
         return None if self.exact else plan.widths.get(spec.key)
+
+    def predicted(self, plan: LatticePlan) -> Mapping[str, Any] | None:
+        """Return the cost that is predicted, what it may be, and the coarseness chosen by it."""
+        if plan.predicted_cost is None:
+            return None
+        return {
+            "restore_cost": plan.predicted_cost,
+            "how": "predicted",
+            "bounds": {"restore_cost": float(self.predicted_cost)},
+            "coarseness": plan.memory["coarseness"],
+        }
 
     def remember(self, plan: LatticePlan) -> Any:
         """Return the movement and the learning rate the chain began with, and probes of the weights."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -19,8 +20,8 @@ from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.codec import LookAheadInput, LookAheadStep
 from inshrink_core.codecs.lattice.block import is_matrix, is_statistic
 from inshrink_core.codecs.lattice.memory import Memory, codes_of
-from inshrink_core.codecs.lattice.plan import sample_of
-from inshrink_core.codecs.lattice.spacing import exact_mean, geometric_mean
+from inshrink_core.codecs.lattice.plan import LatticeSettings, affordable, predicted_cost, sample_of
+from inshrink_core.codecs.lattice.spacing import exact_mean, geometric_mean, sensitivity_factor
 from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample_sums
 
@@ -68,12 +69,15 @@ class LookAheadStatistics(NamedTuple):
         Whether a value was ever another.
     moved
         Mean squared movement, by the later place of two neighbours.
+    squares
+        Mean squares of its values.
     second_moments, momenta
         Means of Adam's second moment, and of squared momentum, where the run has them.
     """
 
     changed: bool
     moved: Mapping[int, float]
+    squares: tuple[float, ...]
     second_moments: tuple[float, ...]
     momenta: tuple[float, ...]
 
@@ -82,7 +86,7 @@ def look_ahead_statistics(spec: TensorSpec, inputs: Iterator[LookAheadInput]) ->
     """Measure a tensor at one step after the other; holds two samples of it."""
     n_seen = min(spec.numel, SAMPLE_RUN * SAMPLE_RUNS)
     changed, moved = False, {}
-    second_moments, momenta = [], []
+    squares, second_moments, momenta = [], [], []
     before: tuple[int, Tensor] | None = None
     for place, item in inputs:
         now = as_float32(sample_of(item, item.tensor))
@@ -90,6 +94,7 @@ def look_ahead_statistics(spec: TensorSpec, inputs: Iterator[LookAheadInput]) ->
             changed = True
         if before is not None and before[0] == place - 1:
             moved[place] = _mean_square(now - before[1], n_seen)
+        squares.append(_mean_square(now, n_seen))
         if item.second_moment is not None:
             moments = sample_of(item, item.second_moment)
             sums, _ = sample_sums(moments, None, moments, 1.0, _NO_PLACES)
@@ -97,7 +102,7 @@ def look_ahead_statistics(spec: TensorSpec, inputs: Iterator[LookAheadInput]) ->
         if item.momentum is not None:
             momenta.append(_mean_square(sample_of(item, item.momentum), n_seen))
         before = place, now
-    return LookAheadStatistics(changed, moved, tuple(second_moments), tuple(momenta))
+    return LookAheadStatistics(changed, moved, tuple(squares), tuple(second_moments), tuple(momenta))
 
 
 _NO_PLACES = np.zeros(0, np.int64)
@@ -110,6 +115,7 @@ def _mean_square(values: Tensor, n: int) -> float:
 
 
 def initial_memory(
+    settings: LatticeSettings,
     specs: Sequence[TensorSpec],
     statistics: Sequence[LookAheadStatistics | None],
     rates: Sequence[Mapping[str, float]],
@@ -123,7 +129,34 @@ def initial_memory(
     moving = {spec.key: 0 for spec, seen in known if is_statistic(spec) and seen.changed}
     squares = _squares({spec.key: seen for spec, seen in matrices})
     codes = codes_of(squares, geometric_mean(list(squares.values())))
-    return Memory(movement=movement, rate=_rate(matrices, rates), held=moving | codes).to_values()
+    memory = Memory(movement=movement, rate=_rate(matrices, rates), held=moving | codes)
+    if settings.predicted_cost:
+        memory = replace(memory, coarseness=_coarseness(settings, matrices, memory))
+    return memory.to_values()
+
+
+def _coarseness(
+    settings: LatticeSettings,
+    matrices: Sequence[tuple[TensorSpec, LookAheadStatistics]],
+    memory: Memory,
+) -> float:
+    """Return the coarseness that a predicted cost allows at all steps: least where weights are smallest.
+
+    Never below that which is set.
+    """
+    factors = {
+        spec.key: sensitivity_factor(memory.ratio(spec.key) or 1.0, 1.0, settings.sensitivity)
+        for spec, _ in matrices
+    }
+    costs = []
+    for at in range(max(len(seen.squares) for _, seen in matrices)):
+        rows = [
+            (spec.numel, seen.squares[at], memory.movement, factors[spec.key])
+            for spec, seen in matrices
+            if at < len(seen.squares)
+        ]
+        costs.append(predicted_cost(rows))
+    return max(affordable(max(costs), settings.predicted_cost), settings.coarseness)
 
 
 def _movement(matrices: Sequence[tuple[TensorSpec, LookAheadStatistics]]) -> float:

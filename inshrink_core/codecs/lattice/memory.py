@@ -32,6 +32,8 @@ class Memory:
         How far weights move from one frame to the next, root mean square: 0 while it is not known.
     rate
         The learning rate with which they do; 0 where it is not known.
+    coarseness
+        What was chosen by the restore cost that is predicted; 0 where nothing was.
     held
         By tensor key, what was settled for the whole chain (`codes_of` mean squared gradients; 0 for a
         running statistic that is known to move).
@@ -48,6 +50,7 @@ class Memory:
 
     movement: float = 0.0
     rate: float = 0.0
+    coarseness: float = 0.0
     held: Mapping[str, int] = field(default_factory=dict)
     probes: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -59,6 +62,7 @@ class Memory:
         return cls(
             movement=positive(values.get("movement")),
             rate=positive(values.get("rate")),
+            coarseness=positive(values.get("coarseness")),
             held=_entries(values.get("held"), int),
             probes=_entries(values.get("probes"), bytes),
         )
@@ -68,6 +72,8 @@ class Memory:
         values: dict[str, Any] = {"held": dict(self.held)}
         if self.movement:
             values |= {"movement": self.movement, "rate": self.rate}
+        if self.coarseness:
+            values["coarseness"] = self.coarseness
         return values | ({"probes": dict(self.probes)} if self.probes else {})
 
     def ratio(self, key: str) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -66,6 +66,13 @@ than that is an explosion, or the way back from one: as the unit of a spacing it
 
 _UNKNOWN_SHARE = 1 / 32
 """Guess without learning rate or second moments, in root mean squares of the tensor itself."""
+
+COST_OF_ERROR = 1.5
+"""What a restore costs at most, as a share of the loss, over the squared error of all matrices as a share of
+their squares: the largest that was measured of any task, and a margin (`benchmarks.predicted`)."""
+
+_MOST_COARSENESS = 4.0
+"""Where a predicted cost allows more: beyond it cost grows by more than the square of the coarseness."""
 
 _MIN_MOVED_SHARE = 0.05
 """Less than this share of a squared distance from rounded values is rounding error, not movement."""
@@ -162,12 +169,15 @@ class LatticePlan:
         What later frames plan with.
     after_restore
         Whether spacings may take any value, for the weights start from lattice points.
+    predicted_cost
+        What a restore of the frame costs, as predicted; None where nothing was predicted.
     """
 
     widths: Mapping[str, float]
     rms: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)
     after_restore: bool = False
+    predicted_cost: float | None = None
 
 
 class LatticeSettings(Protocol):
@@ -184,6 +194,10 @@ class LatticeSettings(Protocol):
     @property
     def sensitivity(self) -> float:
         """Power of the mean squared gradient."""
+
+    @property
+    def predicted_cost(self) -> float:
+        """What a restore may cost, as predicted; 0: the coarseness is as set."""
 
 
 def make_plan(
@@ -204,13 +218,28 @@ def make_plan(
     memory = _settled(before, known, rates, now)
     factors = _factors(memory, matrices, settings.sensitivity)
     adaptive = any(o.second_moment is not None for o in matrices.values())
-    widths: dict[str, float] = {}
-    for key, (spec, o) in known.items():
+    bases: dict[str, float] = {}
+    for key in known:
         base = min(_base(memory, now, rates[key], settings.gamma), most)
         if base == 0 and adaptive and rates[key]:
             low, high = (bound * overall for bound in _GUESS_RANGE)
             base = min(max(_MOVEMENT_PER_LR * rates[key], low), high)
-        width = _width(spec, o, base, factors.get(key, 1.0), memory, settings)
+        bases[key] = base
+    coarseness, cost = settings.coarseness, None
+    if settings.predicted_cost and memory.coarseness:
+        rows = (
+            (known[key][0].numel, o.mean_square, bases[key], factors.get(key, 1.0))
+            for key, o in matrices.items()
+        )
+        unit_cost = predicted_cost(rows)
+        coarseness = memory.coarseness
+        # Spacings that are held change by powers of two.
+        while unit_cost * coarseness**2 > settings.predicted_cost and coarseness / 2 >= settings.coarseness:
+            coarseness /= 2
+        memory, cost = replace(memory, coarseness=coarseness), unit_cost * coarseness**2
+    widths: dict[str, float] = {}
+    for key, (spec, o) in known.items():
+        width = _width(spec, o, bases[key], factors.get(key, 1.0), memory, coarseness)
         if width > 0 and math.isfinite(width):
             widths[key] = width
     exact_rates = bool(_squares(matrices)) and all(rates.values())
@@ -221,7 +250,31 @@ def make_plan(
         rms={key: math.sqrt(known[key][1].mean_square) for key in widths},
         memory=memory.to_values() if known else {},
         after_restore=context.after_restore,
+        predicted_cost=cost,
     )
+
+
+def predicted_cost(matrices: Iterable[tuple[int, float, float, float]]) -> float:
+    """Return what a restore costs, as a share of the loss, at a coarseness of 1; 0 where nothing tells.
+
+    It is about in proportion to the squared errors of all matrices over their squares.
+
+    Parameters
+    ----------
+    matrices
+        Of each, how many weights it has, their mean square, and the two factors of its spacing.
+    """
+    rows = [row for row in matrices if math.isfinite(row[1])]
+    squares = math.fsum(n * square for n, square, _, _ in rows)
+    errors = math.fsum(n * (base * factor) ** 2 / 12 for n, _, base, factor in rows)
+    return COST_OF_ERROR * errors / squares if squares > 0 else 0.0
+
+
+def affordable(unit_cost: float, most: float) -> float:
+    """Return the coarseness at which a restore costs `most`, where one of 1 costs `unit_cost`; 0 for none."""
+    if not unit_cost > 0:
+        return 0.0
+    return math.floor(100 * min(math.sqrt(most / unit_cost), _MOST_COARSENESS)) / 100
 
 
 def _settled(
@@ -259,7 +312,7 @@ def _width(
     base: float,
     factor: float,
     memory: Memory,
-    settings: LatticeSettings,
+    coarseness: float,
 ) -> float:
     """Spacing of one tensor; 0 where it should be stored exactly."""
     if not math.isfinite(o.mean_square):
@@ -267,15 +320,15 @@ def _width(
     rms = math.sqrt(o.mean_square)
     if is_statistic(spec):
         moves = memory.ratio(spec.key) is not None
-        return _statistic_width(o, rms, settings.coarseness) if moves else 0.0
+        return _statistic_width(o, rms, coarseness) if moves else 0.0
     if not is_matrix(spec):
         most = _FINE_VECTOR_SPACING if base == 0 else _VECTOR_SPACING
-        return min(most * max(1.0, rms), _VECTOR_SHARE * settings.coarseness * base or math.inf)
+        return min(most * max(1.0, rms), _VECTOR_SHARE * coarseness * base or math.inf)
     if o.second_moment == 0:
         return 0.0
     if base == 0:
         base = _UNKNOWN_SHARE * rms
-    return settings.coarseness * base * factor
+    return coarseness * base * factor
 
 
 def _statistic_width(o: LatticeStatistics, rms: float, coarseness: float) -> float:

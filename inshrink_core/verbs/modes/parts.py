@@ -133,6 +133,7 @@ def write_part(request: Any, share: Share) -> PartDone:
 def _report(request: Any, done: Sequence[PartDone], begun: float) -> dict[str, Any]:
     """Return the fields of a `CompressReport` on some parts."""
     from inshrink_core.chain import Archive, archive_size, original_checks
+    from inshrink_core.chain.report import predicted_cost
 
     finished = Archive.open(request.archive)
     config = request.chain_config(request.archive, device="cpu")
@@ -150,6 +151,7 @@ def _report(request: Any, done: Sequence[PartDone], begun: float) -> dict[str, A
         codec=config.codec,
         config=config.config.settings(),
         optimizer=config.optimizer,
+        predicted=predicted_cost(finished),
         left_out=done[0].left_out,
         originals=original_checks(finished, finished.frames),
         unseen=done[0].unseen,

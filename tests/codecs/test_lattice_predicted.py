@@ -1,0 +1,153 @@
+"""A restore cost that nobody measures is predicted, chooses the coarseness, and is said to be predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import inshrink_core
+from inshrink_core.chain import QUALITY, Archive, ChainState, FrameEncoder
+from inshrink_core.chain.defaults import make_chain_config
+from inshrink_core.chain.report import chain_report, predicted_cost
+from inshrink_core.codecs.lattice.codec import LatticeCodec
+from inshrink_core.codecs.lattice.plan import COST_OF_ERROR
+from tests.builders import memory_run
+from tests.codecs.test_lattice_look_ahead import chain_of
+from tests.runs import write_run
+
+BOUND = LatticeCodec.unasked["predicted_cost"]
+
+
+@pytest.fixture(scope="module")
+def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("predicted") / "run")
+
+
+def metas(path: Path) -> list[Any]:
+    archive = Archive.open(path)
+    return [archive.frame(info).meta for info in archive.frames]
+
+
+def training(n_steps: int, pace: float, shrinks_at: int | None = None) -> Any:
+    """Return a run of two matrices of normal weights on random walks."""
+    generator = torch.Generator().manual_seed(0)
+    weights = {name: torch.randn(60, 50, generator=generator) for name in ("a.weight", "b.weight")}
+    steps = {}
+    for step in range(n_steps):
+        steps[step] = {name: weight.clone() for name, weight in weights.items()}
+        for weight in weights.values():
+            weight += pace * torch.randn(60, 50, generator=generator)
+            weight *= 0.3 if step + 1 == shrinks_at else 1.0
+    return memory_run(steps)
+
+
+def frames_of(run: Any, **settings: Any) -> list[tuple[Any, float]]:
+    """Encode a run as a chain; return what each frame says, and the relative squared error of its weights."""
+    encoder = FrameEncoder(chain_of(**settings))
+    memory, references, found = encoder.look_ahead(run.steps, run.__getitem__), {}, []
+    for step in run.steps:
+        plan = encoder.plan(run[step], ChainState(references=references, memory=memory), run[step].specs)
+        results = list(plan.encode(run[step].specs))
+        memory, references = plan.memory, {one.spec.key: one.reference for one in results}
+        error = sum(one.squared_error for one in results) / sum(one.squared_norm for one in results)
+        found.append((plan.quality, error))
+    return found
+
+
+def test_the_coarseness_is_what_the_predicted_cost_allows() -> None:
+    found = frames_of(training(6, 0.1), predicted_cost=BOUND)
+    chosen = {quality["coarseness"] for quality, _ in found}
+    assert len(chosen) == 1
+    assert 0.5 < chosen.pop() < 4
+    for quality, error in found:
+        assert quality["how"] == "predicted"
+        assert quality["bounds"] == {"restore_cost": BOUND}
+        assert 0.8 * BOUND < quality["restore_cost"] <= BOUND
+        assert quality["restore_cost"] == pytest.approx(COST_OF_ERROR * error, rel=0.1)
+
+
+def test_it_is_never_below_the_one_that_is_set_and_the_cost_is_told_as_it_is() -> None:
+    for quality, error in frames_of(training(3, 0.45), predicted_cost=BOUND):
+        assert quality["coarseness"] == 0.5
+        assert quality["restore_cost"] > quality["bounds"]["restore_cost"]
+        assert quality["restore_cost"] == pytest.approx(COST_OF_ERROR * error, rel=0.1)
+
+
+def test_it_is_never_above_four() -> None:
+    assert {quality["coarseness"] for quality, _ in frames_of(training(6, 1e-3), predicted_cost=BOUND)} == {
+        4.0
+    }
+
+
+def test_it_is_halved_where_weights_have_shrunk() -> None:
+    encoder, run = FrameEncoder(chain_of(predicted_cost=BOUND)), training(4, 0.04, shrinks_at=3)
+    seen = encoder.look_ahead(run.steps[:3], run.__getitem__)
+    plans = [encoder.plan(run[step], ChainState(memory=seen), run[step].specs) for step in run.steps]
+    costs = [plan.quality["coarseness"] for plan in plans if plan.quality is not None]
+    assert costs[:3] == [costs[0]] * 3
+    assert costs[3] == costs[0] / 4
+    assert plans[3].quality is not None
+    assert plans[3].quality["restore_cost"] <= BOUND
+
+
+def test_nothing_is_predicted_of_what_is_set_or_exact_or_judged() -> None:
+    assert LatticeCodec().predicted_cost == 0
+    assert make_chain_config("", None, None, None, 32, "cpu", 1).config.predicted_cost == BOUND
+    for settings in ({"coarseness": 0.5}, {"exact": True}, {"predicted_cost": 0.0}):
+        config = make_chain_config("", None, settings, None, 32, "cpu", 1)
+        assert config.config.predicted_cost == 0
+        assert "predicted_cost" not in config.config.settings()
+    judged = make_chain_config("", None, None, None, 32, "cpu", 1).as_set()
+    assert judged.config == LatticeCodec()
+    assert all(quality is None for quality, _ in frames_of(training(3, 0.01), coarseness=2.0))
+
+
+def test_compress_says_that_it_is_predicted(run_path: Path, tmp_path: Path) -> None:
+    report = inshrink_core.compress(run_path, tmp_path / "a")
+    said = predicted_cost(Archive.open(tmp_path / "a"))
+    assert said is not None
+    assert report.predicted == said
+    assert report.to_json()["predicted"] == said._asdict()
+    assert said.coarseness > 0.5
+    assert 0 < said.restore_cost <= said.bound == BOUND
+    assert chain_report(Archive.open(tmp_path / "a")).predicted == said
+    assert "predicted" not in inshrink_core.compress(run_path, tmp_path / "b", coarseness=0.5).to_json()
+    assert report.size.nbytes < Archive.open(tmp_path / "b").reader.nbytes
+
+
+def test_a_second_session_goes_on_with_the_same_bytes(run_path: Path, tmp_path: Path) -> None:
+    run = inshrink_core.open(run_path)
+    inshrink_core.compress(run, tmp_path / "a", steps=run.steps[:2])
+    inshrink_core.compress(run, tmp_path / "a")
+    found = metas(tmp_path / "a")
+    assert len({meta[QUALITY]["coarseness"] for meta in found}) == 1
+    inshrink_core.compress(run, tmp_path / "b", steps=run.steps[:2])
+    archives = [Archive.open(tmp_path / name) for name in "ab"]
+    first = [one.frame(one.frames[1]) for one in archives]
+    for entry in first[0].entries:
+        if not entry.attachment:
+            assert first[0].read(entry) == first[1].read(first[1].entry(entry.key))
+
+
+def test_an_archive_goes_on_without_it_where_a_coarseness_is_set(run_path: Path, tmp_path: Path) -> None:
+    run = inshrink_core.open(run_path)
+    inshrink_core.compress(run, tmp_path / "a", steps=run.steps[:2])
+    inshrink_core.compress(run, tmp_path / "a", coarseness=1.0)
+    found = metas(tmp_path / "a")
+    assert [QUALITY in meta for meta in found[:2]] == [True, True]
+    assert all(QUALITY not in meta and meta["config"]["coarseness"] == 1.0 for meta in found[2:])
+    assert predicted_cost(Archive.open(tmp_path / "a")) is None
+
+
+def test_a_saver_sees_no_future_and_predicts_nothing(tmp_path: Path) -> None:
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.Adam(model.parameters())
+    with inshrink_core.Saver(tmp_path / "a", model, optimizer) as saver:
+        for step in (1, 2, 3):
+            model(torch.ones(1, 64)).sum().backward()
+            optimizer.step()
+            saver.save(step)
+    assert all(QUALITY not in meta for meta in metas(tmp_path / "a"))
