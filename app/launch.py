@@ -72,7 +72,8 @@ def run(
     MissingExtraError
         Streamlit or Plotly is not installed, or for a window pywebview.
     """
-    path, roots = _absolute(path), [os.path.realpath(root) for root in roots or ()]
+    path = None if path is None else os.path.realpath(path)
+    roots = [os.path.realpath(root) for root in roots or ()]
     given = _checked_roots(path, host, roots)
     # From here on nothing is read from the folder one stands in: Streamlit takes its settings from there,
     # and numba.
@@ -101,7 +102,8 @@ def _serve(
     _say(f"Inshrink explorer: {url}  (Ctrl-C to stop)")
     _say(f"It sees {', '.join(map(str, current.roots))} and nothing else.")
     if not _is_local(host):
-        _warn(f"{url} is open to everyone who can reach this computer; there is no password.")
+        told = f"{url} is open to everyone who can reach this computer; there is no password."
+        sys.stderr.write(f"warning: {told}\n")
     if shown is not None:
         threading.Thread(target=_follow_window, args=(shown,), daemon=True).start()
     elif open_browser:
@@ -259,17 +261,9 @@ def _lookup(name: str) -> list[Any]:
 
 def _is_local(host: str) -> bool:
     """Return whether only this computer can reach an address."""
-    if host == "localhost":
-        return True
-    try:
+    with contextlib.suppress(ValueError):
         return ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _absolute(path: str | None) -> str | None:
-    """Return a path that means the same whatever the first root is."""
-    return None if path is None else os.path.realpath(path)
+    return host == "localhost"
 
 
 def _checked_roots(path: str | None, host: str, roots: Sequence[str] | None) -> list[str]:
@@ -326,8 +320,3 @@ def _say(text: str) -> None:
     """Tell the terminal; the server writes nothing of its own."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
-
-
-def _warn(text: str) -> None:
-    """Tell the terminal what to mind."""
-    sys.stderr.write(f"warning: {text}\n")

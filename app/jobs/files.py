@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -22,10 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inshrink_app.jobs.work import Work
 from inshrink_app.model.problem import Problem
-from inshrink_app.server.recent import recent_file
+from inshrink_app.server.recent import is_time, read_json, recent_file
 
 if TYPE_CHECKING:
     from inshrink_core.request import Request
+
+NOWHERE = Path(os.devnull)
+_NO_LOCK = -1
+"""In the place of a descriptor where nothing can be locked."""
 
 JOB_STATES = ("queued", "running", "finished", "failed", "cancelled", "interrupted")
 
@@ -39,9 +42,6 @@ _MAX_RECORD_BYTES = 1_000_000
 
 _MAX_LOG_BYTES = 200_000
 """More log than anyone reads in a page; what comes later is not kept."""
-
-_LAST_TIME = 4_102_444_800
-"""The year 2100, as for recent runs."""
 
 _MAX_ROWS = 20_000
 """Parts of a result that a page shows while it comes; what comes later is in the result alone."""
@@ -82,12 +82,12 @@ class JobFolder:
     Parameters
     ----------
     path
-        Its name is the job's id: 16 hexadecimal digits.
+        Its name is the job's id: 16 hexadecimal digits. `NOWHERE` keeps nothing.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: int | None = None
+        self._lock: int | None = _NO_LOCK if path == NOWHERE else None
         self._releasing = threading.Lock()
 
     @property
@@ -101,24 +101,23 @@ class JobFolder:
 
     def write(self, record: JobRecord) -> None:
         """Replace the record at once; a disk that refuses costs the memory of the job, not the job."""
+        from inshrink_core.errors import StorageError
+        from inshrink_core.execution.kept import write_whole
+
         fields = record._asdict() | {
             "work": record.work.to_json(),
             "problem": record.problem and list(record.problem),
         }
-        with contextlib.suppress(OSError, UnicodeError, ValueError):
-            descriptor, name = tempfile.mkstemp(dir=self.path, prefix="record-")
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(fields, file)
-            Path(name).replace(self.path / _RECORD_NAME)
+        if not self.path.is_dir():  # It was removed while its process ended.
+            return
+        with contextlib.suppress(StorageError, ValueError):
+            write_whole(self.path / _RECORD_NAME, json.dumps(fields))
 
     def read(self) -> JobRecord | None:
         """Return the record; None where there is none that `write` could have written."""
         try:
-            with (self.path / _RECORD_NAME).open("rb") as file:
-                content = file.read(_MAX_RECORD_BYTES + 1)
-            fields = json.loads(content) if len(content) <= _MAX_RECORD_BYTES else None
-            return _parse(fields, self.path.name)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return _parse(read_json(self.path / _RECORD_NAME, _MAX_RECORD_BYTES), self.path.name)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
 
     def ask(self, request: Request[Any]) -> Path:
@@ -196,11 +195,11 @@ def _try_lock(path: Path) -> int | None:
     try:
         import fcntl
     except ModuleNotFoundError:
-        return -1
+        return _NO_LOCK
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
-        return -1
+        return _NO_LOCK
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -229,6 +228,6 @@ def _parse(fields: Any, job_id: str) -> JobRecord:
 
 def _time(value: Any) -> float:
     """Accept a time that a calendar can show."""
-    if isinstance(value, bool) or not 0 <= float(value) <= _LAST_TIME:
+    if not is_time(value):
         raise ValueError("this is no time")
     return float(value)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from inshrink_app.jobs.job import Job, Load
-from inshrink_app.jobs.work import report_of, subject_of
+from inshrink_app.jobs.work import subject_of
 from inshrink_app.model.problem import Problem
 
 StartRequest = Callable[[Path, str], "subprocess.Popen[str]"]
@@ -69,8 +69,6 @@ def end_process(process: subprocess.Popen[str]) -> None:
 def follow(job: Job, start: StartRequest, load: Load) -> None:
     """Have the requests performed one after the other, and take in what comes of them."""
     folder, attempt = job.folder, job.attempt
-    if folder is None:
-        return
     folder.output.unlink(missing_ok=True)
     state, result, problem = "failed", None, None
     try:
@@ -78,7 +76,6 @@ def follow(job: Job, start: StartRequest, load: Load) -> None:
         for place in range(n):
             job.documents.append(_run(job, place, start))
             if n > 1:
-                _keep(folder.path / report_of(place), job.documents[-1])
                 _advance(job, place, 1.0, f"{place + 1} of {n}")
         _keep(folder.output, job.documents)
         result = load(job)
@@ -120,27 +117,24 @@ def _keep(output: Path, documents: Any) -> None:
 
 def remove_scratch(job: Job) -> None:
     """Remove what the requests made for each other."""
-    for path in job.work.placed_scratch(job.folder.path) if job.folder is not None else ():
+    for path in job.work.placed_scratch(job.folder.path):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
 
 
-def start_next(job: Job, place: int, start: StartRequest) -> bool:
-    """Start a request, which goes on by itself where it was cut off; False without a folder.
+def start_next(job: Job, place: int, start: StartRequest) -> None:
+    """Start a request, which goes on by itself where it was cut off.
 
     Raises
     ------
     OSError
         The system refuses.
     """
-    if job.folder is None:
-        return False
     request = job.requests[place]
     job.process = start(job.folder.ask(request), job.work.trusted)
     job.log("inshrink " + " ".join(request.words()))
-    return True
 
 
 def _run(job: Job, place: int, start: StartRequest) -> Any:
@@ -154,12 +148,9 @@ def _run(job: Job, place: int, start: StartRequest) -> Any:
     if place:
         if job.state != "running":  # Cancelled between two requests.
             raise _FailedError(_DIED)
-        if not start_next(job, place, start):
-            return {}
+        start_next(job, place, start)
     process = job.process
-    if process is None:
-        return {}
-    if process.stdin is None:
+    if process is None or process.stdin is None:
         raise OSError("there is no process")
     process.stdin.close()
     try:
@@ -195,7 +186,7 @@ def _listen(job: Job, process: subprocess.Popen[str], place: int) -> tuple[str, 
             if not _take_in(job, line, place):
                 said.append(line.rstrip())
                 job.log(line)
-            if job.folder is not None and time.monotonic() - written_at >= _SECONDS_BETWEEN_RECORDS:
+            if time.monotonic() - written_at >= _SECONDS_BETWEEN_RECORDS:
                 written_at = time.monotonic()
                 job.folder.write(job.record())
     reader.join()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from inshrink_app.jobs.files import JobFolder, JobRecord
+from inshrink_app.jobs.files import NOWHERE, JobFolder, JobRecord
 from inshrink_app.jobs.work import Work
 from inshrink_app.model.problem import Problem
 
@@ -27,6 +27,7 @@ _SURE, _SURE_SECONDS = 0.02, 5.0
 _SETTLED, _MOST_MARKS = 5, 400
 """With so many marks the first of them, which compiles and loads, does not count; so many are kept."""
 
+_LINES_SHOWN = 200
 _SECONDS_TO_START = 1.0
 """What it takes until a command that follows another one has begun."""
 
@@ -84,7 +85,7 @@ class Job:
     result: Any = None
     problem: Problem | None = None
     job_id: str = ""
-    folder: JobFolder | None = None
+    folder: JobFolder = field(default_factory=lambda: JobFolder(NOWHERE))
     attempt: int = 0
     n_later: int = 0
     _marks: list[tuple[float, int]] = field(default_factory=list)
@@ -99,7 +100,7 @@ class Job:
         InputError
             It was left by another version, and this one does not know such requests.
         """
-        return self.work.requests(None if self.folder is None else self.folder.path)
+        return self.work.requests(self.folder.path)
 
     @property
     def verb(self) -> str:
@@ -124,7 +125,7 @@ class Job:
     @property
     def is_elsewhere(self) -> bool:
         """Whether another explorer works on it."""
-        return self.is_running and self.folder is not None and not self.folder.is_ours
+        return self.is_running and not self.folder.is_ours
 
     @property
     def fraction(self) -> float:
@@ -185,29 +186,24 @@ class Job:
     def tell(self, row: dict[str, Any]) -> None:
         """Add a part of the result, and keep it."""
         self.rows.append(row)
-        if self.folder is not None:
-            self.folder.add_row(row)
+        self.folder.add_row(row)
 
     def told(self) -> list[dict[str, Any]]:
         """Return what the commands have told of their results, in earlier attempts too."""
-        if not self.rows and self.folder is not None:
-            self.rows = self.folder.rows()
+        self.rows = self.rows or self.folder.rows()
         return list(self.rows)
 
     def reports(self) -> list[Any]:
         """Return the reports of the requests that have ended; raises OSError or ValueError."""
-        if self.documents or self.folder is None:
-            return list(self.documents)
-        return list(json.loads(self.folder.output.read_bytes()))
+        return list(self.documents or json.loads(self.folder.output.read_bytes()))
 
     def log(self, text: str) -> None:
         """Add a line to what is kept of it."""
-        if self.folder is not None:
-            self.folder.log(text)
+        self.folder.log(text)
 
-    def log_text(self, lines: int = 200) -> str:
+    def log_text(self) -> str:
         """Return the last lines of what it told. Untrusted text."""
-        return self.folder.read_log(lines) if self.folder is not None else ""
+        return self.folder.read_log(_LINES_SHOWN)
 
     def record(self) -> JobRecord:
         """Return what is to be kept."""
@@ -227,7 +223,7 @@ def revive(folder: JobFolder) -> Job | None:
 
 def refresh_job(job: Job) -> None:
     """See how far another explorer has come."""
-    if not job.is_elsewhere or job.folder is None:
+    if not job.is_elsewhere:
         return
     record = job.folder.read()
     for name, value in record._asdict().items() if record is not None else ():

@@ -145,7 +145,7 @@ class JobRegistry:
         if job.process is not None:
             job.process.terminate()
             threading.Thread(target=end_process, args=(job.process,), daemon=True).start()
-        elif job.folder is not None:
+        else:
             job.folder.write(job.record())
             job.folder.release_lock()
 
@@ -162,15 +162,14 @@ class JobRegistry:
         with self._lock:
             self._jobs.pop(job_id, None)
         remove_scratch(job)
-        if job.folder is not None:
-            job.folder.remove()
+        job.folder.remove()
 
     def _run(self, job: Job) -> None:
         """Put a job into the queue, and begin what may begin; the second of two that ask finds it there."""
         if job.process is not None:
             end_process(job.process)
         with self._lock:
-            if job.is_running or job.folder is None:
+            if job.is_running:
                 return
             try:
                 job.folder.make()
@@ -201,16 +200,13 @@ class JobRegistry:
                 if not self._begin(job):
                     continue
                 self._at_work.append(job)
-            if job.folder is not None:
-                job.folder.write(job.record())
+            job.folder.write(job.record())
             threading.Thread(target=self._follow, args=(job,), daemon=True).start()
 
     def _begin(self, job: Job) -> bool:
         """Start the first request of a job; one that cannot be read or started has failed."""
         from inshrink_core.errors import InputError
 
-        if job.folder is None:
-            return False
         problem = None
         try:
             start_next(job, 0, self._start_request)
@@ -241,6 +237,6 @@ class JobRegistry:
         for job in ended[_MAX_JOBS:]:
             self.remove(job.job_id)
         for job in ended[_MAX_RESULTS:]:
-            if job.state == "finished" and job.folder is not None and job.folder.output.exists():
+            if job.state == "finished" and job.folder.output.exists():
                 # Read from disk again when it is asked for.
                 job.result, job.rows, job.documents = None, [], []

@@ -41,11 +41,6 @@ class Own(os.PathLike[str]):
         return self.name
 
 
-def report_of(place: int) -> Own:
-    """Return the report of the request at this place of the job, for those that come after it."""
-    return Own(f"report-{place}.json")
-
-
 def subjects_of(request: Request[Any]) -> list[str]:
     """Return the runs or archives that a request is about: what is given by its place."""
     from inshrink_core.request import fields_of
@@ -112,7 +107,7 @@ class Work:
             is_known = is_known or fields.get("max_restore_cost") is not None
         return tuple(one / sum(found) for one in found)
 
-    def requests(self, folder: Path | None) -> tuple[Request[Any], ...]:
+    def requests(self, folder: Path) -> tuple[Request[Any], ...]:
         """Return its requests.
 
         Parameters
@@ -127,7 +122,7 @@ class Work:
         """
         from inshrink_core.request import request_from_json
 
-        return tuple(request_from_json(_placed(one, folder or Path())) for one in self.documents)
+        return tuple(request_from_json(_placed(one, folder)) for one in self.documents)
 
     def texts(self) -> list[str]:
         """Return everything in it that may be a path."""

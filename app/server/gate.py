@@ -140,21 +140,13 @@ def guarded(
 
     async def answer(scope: Message, receive: Receive, send: Send) -> None:
         async def speak(message: Message) -> None:
-            if message["type"] in (
-                "http.response.start",
-                "websocket.accept",
-                "websocket.http.response.start",
-            ):
-                own = [
-                    (name, value) for name, value in message.get("headers", ()) if name.lower() not in names
-                ]
+            if message["type"] in ("http.response.start", "websocket.accept", f"{_DENIAL}.start"):
+                own = [line for line in message.get("headers", ()) if line[0].lower() not in names]
                 message = {**message, "headers": [*own, *lines]}
             await send(message)
 
         if scope["type"] in ("http", "websocket") and not _is_welcome(scope, allowed):
-            if scope["type"] == "websocket" and "websocket.http.response" not in (
-                scope.get("extensions") or {}
-            ):
+            if scope["type"] == "websocket" and _DENIAL not in (scope.get("extensions") or {}):
                 await speak({"type": "websocket.close", "code": 1008})
             else:
                 await PlainTextResponse(_REFUSED, 403)(scope, receive, speak)

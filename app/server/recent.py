@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 _KEPT = 8
 _MAX_BYTES = 64_000
@@ -37,7 +37,7 @@ def recent_file() -> Path:
 
 def load_recent() -> tuple[Recent, ...]:
     """Return what was opened, newest first; nothing where the file is missing or damaged."""
-    rows = _read(recent_file())
+    rows = read_json(recent_file(), _MAX_BYTES)
     if not isinstance(rows, list):
         return ()
     valid = [_parse(row) for row in rows]
@@ -51,11 +51,12 @@ def _parse(row: object) -> Recent | None:
     path, kind, opened_at = row.get("path"), row.get("kind"), row.get("opened_at")
     if not isinstance(path, str) or "\0" in path or kind not in ("run", "archive"):
         return None
-    if isinstance(opened_at, bool) or not isinstance(opened_at, int | float):
-        return None
-    if not 0 <= opened_at <= _LAST_TIME:
-        return None
-    return Recent(path, str(kind), float(opened_at))
+    return Recent(path, str(kind), float(opened_at)) if is_time(opened_at) else None
+
+
+def is_time(value: object) -> TypeGuard[float]:
+    """Whether a value is a time that a calendar can show."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LAST_TIME
 
 
 def remember_recent(path: Path, kind: str) -> None:
@@ -98,16 +99,16 @@ def _trusted_file() -> Path:
 
 def _trusted() -> dict[str, object]:
     """Return the digest of every trusted file by its path, the last one trusted at the end."""
-    rows = _read(_trusted_file())
+    rows = read_json(_trusted_file(), _MAX_BYTES)
     return rows if isinstance(rows, dict) else {}
 
 
-def _read(path: Path) -> object:
-    """Return what a file of ours holds; None where it is missing or damaged."""
+def read_json(path: Path, most: int) -> Any:
+    """Return what a file of ours holds; None where it is missing, damaged, or larger than we write them."""
     try:
         with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        return json.loads(content) if len(content) <= _MAX_BYTES else None
+            content = file.read(most + 1)
+        return json.loads(content) if len(content) <= most else None
     except (OSError, ValueError, RecursionError):
         return None
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -191,20 +193,13 @@ def _looks_like_run(folder: Path) -> bool:
     """Guess from a few names: the answer only chooses an icon and whether a button is offered."""
     try:
         with os.scandir(folder) as children:
-            for _, child in zip(range(_PEEKED), children, strict=False):
-                if child.name.endswith(_CHECKPOINT_SUFFIXES) or child.name.startswith("checkpoint-"):
-                    return True
+            names = [child.name for child in islice(children, _PEEKED)]
     except OSError:
         return False
-    return False
+    return any(name.endswith(_CHECKPOINT_SUFFIXES) or name.startswith("checkpoint-") for name in names)
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
     """Sort key that puts ``step-9`` before ``step-10``."""
-    runs: list[str] = []
-    for sign in name.casefold():
-        if runs and runs[-1].isdecimal() == sign.isdecimal():
-            runs[-1] += sign
-        else:
-            runs.append(sign)
-    return tuple((int(run), "") if run.isdecimal() else (-1, run) for run in runs)
+    parts = re.findall(r"[0-9]+|[^0-9]+", name.casefold())
+    return tuple((int(part), "") if part[0] in "0123456789" else (-1, part) for part in parts)

@@ -135,8 +135,8 @@ def forget_job(job: Job) -> None:
         registry().remove(job.job_id)
 
 
-def resume_job(job: Job) -> None:
-    """Go on with a job that did not finish: what it had done is not done again.
+def resume_job(job: Job) -> Job:
+    """Go on with a job that did not finish, and return it: what it had done is not done again.
 
     Raises
     ------
@@ -146,6 +146,7 @@ def resume_job(job: Job) -> None:
     if not _is_visible(job):
         raise ServiceError(Problem("this job is about files that the explorer may not see"))
     registry().resume(job.job_id)
+    return job
 
 
 def read_result(job: Job) -> Any:

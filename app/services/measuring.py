@@ -155,13 +155,12 @@ def start_sensitivity(text: str, metric: str) -> Job:
 
 def load_tables(job: Job) -> dict[str, dict[str, Sensitivity]]:
     """Return what a job measured: by metric, one table a grouping."""
-    kept = None if job.folder is None else job.folder.path / _KEPT_TABLES
-    found = None if kept is None else _kept_tables(kept)
+    kept = job.folder.path / _KEPT_TABLES
+    found = _kept_tables(kept)
     if found is None:
         document = job.reports()[-1]
         found = _gains(job, document) if "restore_gain" in document else _tables(document)
-        if kept is not None:
-            _keep_tables(kept, found)
+        _keep_tables(kept, found)
     return found
 
 

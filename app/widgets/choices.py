@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -32,27 +32,40 @@ def one_of_few(
     **look
         For `st.segmented_control`.
     """
+    labels = {name: fmt.inked(said) for name, said in options.items()}
+    return _one_of(st.segmented_control, page, label, key, labels, default, help=tip, **look)
+
+
+def one_of_many(
+    page: str,
+    label: str,
+    key: str,
+    options: Mapping[str, str],
+    default: str,
+    tip: str | None = None,
+    **look: Any,
+) -> str:
+    """Draw one choice of many, as a list: as `one_of_few`."""
+    return _one_of(st.selectbox, page, label, key, options, default, help=tip, **look)
+
+
+def _one_of(
+    draw: Callable[..., Any],
+    page: str,
+    label: str,
+    key: str,
+    options: Mapping[str, str],
+    default: str,
+    **look: Any,
+) -> str:
+    """Draw a choice that a link carries; what is chosen goes where it is no option any more."""
     widget = f"{page}.{key}"
     # None where a click takes back the answer, or comes before the first drawing has ended.
     if st.session_state.get(widget) not in options:
         st.session_state[widget] = state.choice(key, list(options), default)
-    chosen = st.segmented_control(
-        label, list(options), format_func=lambda name: fmt.inked(options[name]), key=widget, help=tip, **look
-    )
-    state.publish(**{key: str(chosen)})
-    return str(chosen)
-
-
-def one_of_many(
-    page: str, label: str, key: str, options: Mapping[str, str], default: str, tip: str | None = None
-) -> str:
-    """Draw one choice of many, as a list; what is chosen goes where it is no option any more."""
-    widget = f"{page}.{key}"
-    if st.session_state.get(widget) not in options:
-        st.session_state[widget] = state.choice(key, list(options), default)
-    chosen = st.selectbox(label, list(options), format_func=options.__getitem__, key=widget, help=tip)
-    state.publish(**{key: str(chosen)})
-    return str(chosen)
+    chosen = str(draw(label, list(options), format_func=options.__getitem__, key=widget, **look))
+    state.publish(**{key: chosen})
+    return chosen
 
 
 AUTO = "auto"

@@ -10,7 +10,7 @@ import streamlit as st
 from inshrink_app import state
 from inshrink_app.jobs.printed import python_text, shell_text
 from inshrink_app.jobs.work import Requests
-from inshrink_app.widgets.layout import section
+from inshrink_app.widgets.layout import folded, section
 
 
 def requests(asked: Requests, key: str = "snippets") -> None:
@@ -40,16 +40,13 @@ def snippets(command: str, python: str, key: str = "snippets") -> None:
     key
         Tells two on one page apart.
     """
-    panel = st.expander(
-        "Do this without the explorer", icon=":material/terminal:", key=key, on_change="rerun"
-    )
-    if not panel.open:
-        return
-    with panel:
-        st.caption("Command line")
-        st.code(command, language=None, wrap_lines=True)
-        st.caption("Python")
-        st.code(python, language=None, wrap_lines=True)
+
+    def draw() -> None:
+        for name, text in (("Command line", command), ("Python", python)):
+            st.caption(name)
+            st.code(text, language=None, wrap_lines=True)
+
+    folded("Do this without the explorer", ":material/terminal:", key, draw)
 
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})

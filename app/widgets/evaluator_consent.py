@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.printed import python_text, shell_text
-from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import Subject
 from inshrink_app.server.recent import is_trusted, trust
 from inshrink_app.services import EvaluatorCode
-from inshrink_app.widgets import fmt, job_card, problem
-from inshrink_app.widgets.layout import answer, facts
+from inshrink_app.widgets import fmt, job_card
+from inshrink_app.widgets.layout import answer, facts, folded
 
 _OTHER = "evaluator.other"
 _OF = "evaluator.of"
@@ -74,11 +74,7 @@ def _find(original: Subject) -> EvaluatorCode | None:
     if _MADE in st.session_state:  # A widget's value may be set before it is drawn alone.
         st.session_state[_OTHER], st.session_state[_PANEL] = st.session_state.pop(_MADE), False
     kept = f"evaluator.of.{original.path}"  # A widget's value ends with its page.
-    own: EvaluatorCode | None = None
-    try:
-        own = services.evaluator_of(original)
-    except ServiceError as error:
-        problem.show(error.problem)
+    own = answer(lambda: services.evaluator_of(original))
     typed = st.session_state.get(_OTHER) if st.session_state.get(_OF) == kept else None
     if typed is None:
         likely = "" if own is not None else services.likely_evaluator(original)
@@ -98,49 +94,38 @@ def _find(original: Subject) -> EvaluatorCode | None:
         )
     st.session_state.update({kept: typed, _OF: kept})
     if own is None:
-        _make(original)
+        making = functools.partial(_make, original)
+        folded("Make an evaluator", ":material/edit_note:", _PANEL, making)
     if not typed.strip():
         return own
-    try:
-        return services.given_evaluator(typed, original)
-    except ServiceError as error:
-        problem.show(error.problem)
-        return None
+    return answer(lambda: services.given_evaluator(typed, original))
 
 
 def _make(original: Subject) -> None:
     """Offer to write an evaluator to begin with; nothing is executed."""
-    panel = st.expander("Make an evaluator", icon=":material/edit_note:", key=_PANEL, on_change="rerun")
-    if not panel.open:
-        return
-    with panel:
-        guess = services.guessed_task(original)
-        st.caption(fmt.markdown(f"Guessed from names and shapes: {guess.why}. It reads {guess.inputs}."))
-        task = st.selectbox(
-            "Task",
-            list(_TASKS),
-            index=list(_TASKS).index(guess.task),
-            format_func=_TASKS.__getitem__,
-            key="evaluator.task",
-        )
-        model = st.text_input("Class of the model", key="evaluator.model", placeholder="train:Net").strip()
-        target = st.text_input(
-            "Write the evaluator to", value=services.suggested_evaluator(original), key="evaluator.target"
-        )
-        replace = Path(target).is_file() and st.checkbox("Replace the evaluator that is there")
-        if st.button("Write the template", icon=":material/note_add:"):
-            made = answer(
-                lambda: services.make_evaluator(original, target, task, model, replace=bool(replace))
-            )
-            if made is not None:
-                st.session_state[_MADE] = str(made.output)
-                st.rerun()
-        st.caption(
-            "Then fill in what is marked TODO, in your own editor, trust it here and try it on one step."
-        )
-        request = services.evaluator_template(original, target, task, model, replace=bool(replace))
-        st.code(shell_text([request]), language=None, wrap_lines=True)
-        st.code(python_text([request]), language=None, wrap_lines=True)
+    guess = services.guessed_task(original)
+    st.caption(fmt.markdown(f"Guessed from names and shapes: {guess.why}. It reads {guess.inputs}."))
+    task = st.selectbox(
+        "Task",
+        list(_TASKS),
+        index=list(_TASKS).index(guess.task),
+        format_func=_TASKS.__getitem__,
+        key="evaluator.task",
+    )
+    model = st.text_input("Class of the model", key="evaluator.model", placeholder="train:Net").strip()
+    target = st.text_input(
+        "Write the evaluator to", value=services.suggested_evaluator(original), key="evaluator.target"
+    )
+    replace = Path(target).is_file() and st.checkbox("Replace the evaluator that is there")
+    if st.button("Write the template", icon=":material/note_add:"):
+        made = answer(lambda: services.make_evaluator(original, target, task, model, replace=bool(replace)))
+        if made is not None:
+            st.session_state[_MADE] = str(made.output)
+            st.rerun()
+    st.caption("Then fill in what is marked TODO, in your own editor, trust it here and try it on one step.")
+    request = services.evaluator_template(original, target, task, model, replace=bool(replace))
+    st.code(shell_text([request]), language=None, wrap_lines=True)
+    st.code(python_text([request]), language=None, wrap_lines=True)
 
 
 def _trial(original: Subject, judge: EvaluatorCode, *, trusted: bool) -> None:

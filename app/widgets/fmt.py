@@ -11,31 +11,8 @@ from html import escape
 
 from inshrink_core.text import count, counted, elided, exponential, percentage, ratio, shape, size
 
-__all__ = [
-    "all_steps",
-    "compact",
-    "count",
-    "counted",
-    "d3_format",
-    "device",
-    "duration",
-    "elided",
-    "elided_all",
-    "fixed_format",
-    "html",
-    "inked",
-    "markdown",
-    "percent",
-    "ratio",
-    "remaining",
-    "sentence",
-    "shape",
-    "share",
-    "size",
-    "steps",
-    "tick",
-    "value",
-]
+__all__ = ["count", "counted", "elided", "ratio", "shape", "size"]
+"""What comes from the engine as it is."""
 
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 

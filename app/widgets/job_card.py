@@ -8,9 +8,8 @@ from typing import Literal
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.job import Job
-from inshrink_app.model.problem import ServiceError
 from inshrink_app.widgets import fmt, problem
-from inshrink_app.widgets.layout import section
+from inshrink_app.widgets.layout import answer, section
 
 POLL_SECONDS = 0.5
 
@@ -109,17 +108,9 @@ def cancel_button(job: Job) -> None:
 def resume_button(job: Job, *, primary: bool = True) -> None:
     """Offer to go on with a job that did not finish."""
     label = "Try again" if job.state == "failed" or job.verb in _TRIALS else "Resume"
-    if st.button(
-        label,
-        icon=":material/resume:",
-        key=f"resume.{job.job_id}",
-        type="primary" if primary else "secondary",
-    ):
-        try:
-            services.resume_job(job)
-        except ServiceError as error:
-            problem.show(error.problem)
-            return
+    look: Literal["primary", "secondary"] = "primary" if primary else "secondary"
+    pressed = st.button(label, icon=":material/resume:", key=f"resume.{job.job_id}", type=look)
+    if pressed and answer(lambda: services.resume_job(job)) is not None:
         st.rerun()
 
 

@@ -20,6 +20,14 @@ _LEAST_SMOOTHED = 20
 """Fewer values are seen one by one."""
 
 
+def folded(label: str, icon: str | None, key: str, draw: Callable[[], None]) -> None:
+    """Draw a panel, and what is in it once it is opened."""
+    panel = st.expander(label, icon=icon, key=key, on_change="rerun")
+    if panel.open:
+        with panel:
+            draw()
+
+
 @contextmanager
 def section(heading: str) -> Iterator[None]:
     """Draw what follows within a border, under a heading."""
@@ -54,8 +62,8 @@ def panels(
         Titles tell the metrics of a panel apart; else they are its name.
     """
     drawn = [one for members in groups.values() for one in members]
-    smoothing = 0.0
-    if max((len(log[one]) for one in drawn), default=0) >= _LEAST_SMOOTHED:
+    smoothing, most = 0.0, max((len(log[one]) for one in drawn), default=0)
+    if most >= _LEAST_SMOOTHED:
         smoothing = st.slider(
             "Smoothing",
             0.0,
@@ -68,7 +76,6 @@ def panels(
         )
     figure = log_figure(log, groups, smoothing=smoothing, legends=legends)
     chart(figure, key, "By step: " + ", ".join(drawn))
-    most = max((len(log[one]) for members in groups.values() for one in members), default=0)
     if most > 2 * CURVE_PARTS:
         st.caption(
             f"Up to {fmt.count(most)} values a curve: the smallest and the largest are drawn in each of "
@@ -161,9 +168,8 @@ def below(place: str, draw: Callable[[], None], *, height: int, about: Hashable 
     about
         What it is about: it waits again once this is another.
     """
-    if not _is_due(f"below.{place}", about, height):
-        return
-    draw()
+    if _is_due(f"below.{place}", about, height):
+        draw()
 
 
 def _is_due(key: str, about: Hashable, height: int) -> bool:

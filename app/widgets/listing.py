@@ -178,11 +178,6 @@ def table_buttons(table: pd.DataFrame | Callable[[], pd.DataFrame], stem: str) -
     )
 
 
-def file_link(label: str, url: str, nbytes: int, *, primary: bool = False) -> None:
+def file_link(label: str, url: str, nbytes: int) -> None:
     """Offer a file of any size, which the server streams from disk."""
-    st.link_button(
-        f"{label} ({fmt.size(nbytes)})",
-        url,
-        type="primary" if primary else "secondary",
-        icon=":material/download:",
-    )
+    st.link_button(f"{label} ({fmt.size(nbytes)})", url, icon=":material/download:")

@@ -83,8 +83,13 @@ def _no_run(page: str) -> None:
             "Open a training run or an archive first. The bundled sample takes one click. Nothing is "
             "uploaded: the explorer reads files on this computer."
         )
-        if st.button("Choose a run", type="primary", icon=":material/folder_open:"):
-            state.go_to("open")
+        choose_run()
+
+
+def choose_run() -> None:
+    """Lead to where a run is opened."""
+    if st.button("Choose a run", type="primary", icon=":material/folder_open:"):
+        state.go_to("open")
 
 
 def _head(subject: Subject, *, watched: bool) -> None:
@@ -113,8 +118,7 @@ def _no_steps(subject: Subject) -> None:
     with section("This archive is empty"):
         st.write("It is intact and holds no steps yet. Add a run to it:")
         st.code(f"inshrink compress RUN -o {shlex.quote(str(subject.path))}", language=None)
-        if st.button("Open another run", type="primary", icon=":material/folder_open:"):
-            state.go_to("open")
+        open_another()
 
 
 _SECONDS: Final = 3.0

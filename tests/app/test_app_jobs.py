@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.registry import JobRegistry
-from inshrink_app.jobs.work import Own, Work, report_of
+from inshrink_app.jobs.work import Own, Work
 from inshrink_app.model.problem import Problem
 
 from inshrink_core.verbs.compare import CompareArchives
@@ -106,12 +106,11 @@ def test_commands_run_one_after_the_other_and_what_they_made_for_each_other_goes
 
 def test_a_job_may_keep_files_in_a_folder_of_its_own(tmp_path: Path) -> None:
     jobs = JobRegistry(scripted(MAKING), tmp_path, load=text_of)
-    requests = [Compress("run", Own("points"), config=report_of(0)), asked(["verify", "made"])]
+    requests = [Compress("run", Own("points")), asked(["verify", "made"])]
     job = wait(jobs.start(work_of(*requests, scratch=(Own("points"),))))
-    made, config = (str(tmp_path / job.job_id / name) for name in ("points", "report-0.json"))
-    assert job.requests[0] == Compress("run", made, config=config)
+    made = str(tmp_path / job.job_id / "points")
+    assert job.requests[0] == Compress("run", made)
     assert (job.result, Path(made).exists()) == ("made", False)
-    assert json.loads(Path(config).read_text()) == {"text": "run"}
 
 
 def test_a_name_in_the_folder_of_a_job_leads_nowhere_else(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def report_request(
     from inshrink_core.verbs.report import Report
 
     job = None if original is None else _rehearsal(original)
-    kept = None if job is None or job.folder is None else job.folder.output
+    kept = None if job is None else job.folder.output
     return Report(
         str(chain.path),
         output=target,

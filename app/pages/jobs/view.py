@@ -11,7 +11,7 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.job import Job
 from inshrink_app.model.page import Page
-from inshrink_app.widgets import ending, fmt, job_card, listing, modules, problem
+from inshrink_app.widgets import ending, fmt, job_card, listing, modules, problem, subject
 from inshrink_app.widgets.layout import section
 
 _NAME_WIDTH = 72
@@ -44,8 +44,10 @@ def render() -> None:
     shown = _filtered(jobs)
     if shown:
         chosen = _chosen(shown)
-        _list(tuple(job.job_id for job in shown), chosen.job_id, poll=any(job.is_running for job in shown))
-        _details(chosen)
+        ids, poll = tuple(job.job_id for job in shown), any(job.is_running for job in shown)
+        st.fragment(_table, run_every=_SECONDS if poll else None)(ids, chosen.job_id, poll)
+        seconds = job_card.POLL_SECONDS if chosen.is_running else None
+        st.fragment(_card, run_every=seconds)(chosen.job_id, chosen.state)
     ending.requests((chosen if shown else max(jobs, key=lambda job: job.started_at)).requests)
 
 
@@ -56,8 +58,7 @@ def _nothing_yet() -> None:
             "Measuring a sensitivity, exporting, verifying, comparing and rehearsing appear here, with their "
             "progress, log and result."
         )
-        if st.button("Choose a run", type="primary", icon=":material/folder_open:"):
-            state.go_to("open")
+        subject.choose_run()
     ending.snippets("inshrink --help", "import inshrink_core\n\nprint(inshrink_core.__all__)")
 
 
@@ -104,11 +105,6 @@ def _chosen(jobs: Sequence[Job]) -> Job:
     return by_id[chosen]
 
 
-def _list(job_ids: tuple[str, ...], chosen: str, *, poll: bool) -> None:
-    """Draw the table, looking again and again only while one of its jobs runs."""
-    st.fragment(_table, run_every=_SECONDS if poll else None)(job_ids, chosen, poll)
-
-
 def _table(job_ids: tuple[str, ...], chosen: str, was_running: bool) -> None:
     """List the jobs; the page is drawn anew once a row is chosen, or none runs any more."""
     jobs = [job for job in map(services.find_job, job_ids) if job is not None]
@@ -148,11 +144,6 @@ def _row(job: Job) -> tuple[Any, ...]:
     )
 
 
-def _details(job: Job) -> None:
-    """Draw one job, looking again and again only while it runs."""
-    st.fragment(_card, run_every=job_card.POLL_SECONDS if job.is_running else None)(job.job_id, job.state)
-
-
 def _card(job_id: str, was: str) -> None:
     """Draw a job; the page is drawn anew once its state is another."""
     job = services.find_job(job_id)
@@ -180,8 +171,7 @@ def _actions(job: Job, text: services.JobText) -> None:
         job_card.cancel_button(job)
         return
     if job.state == "finished":
-        label = "Show the result"
-        if text.page != "jobs" and st.button(label, icon=":material/arrow_forward:", key=f"go.{job.job_id}"):
+        if st.button("Show the result", icon=":material/arrow_forward:", key=f"go.{job.job_id}"):
             job_card.lead_to(job)
     else:
         job_card.resume_button(job, primary=False)

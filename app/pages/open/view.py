@@ -14,7 +14,7 @@ from inshrink_app.model.subject import Subject
 from inshrink_app.pages.open import runs
 from inshrink_app.server.recent import forget_recent, load_recent
 from inshrink_app.widgets import ending, fmt, problem
-from inshrink_app.widgets.layout import section
+from inshrink_app.widgets.layout import answer, section
 
 _PROBLEM = "inshrink.open_problem"
 _DROPS = "inshrink.drops"
@@ -78,10 +78,8 @@ def _show(load: Callable[[], Subject]) -> None:
 def _sample_card() -> None:
     """Offer the bundled run."""
     with section("Sample run"):
-        try:
-            offered = services.samples()
-        except ServiceError as error:
-            problem.show(error.problem)
+        offered = answer(services.samples)
+        if offered is None:
             return
         if not offered:
             st.write("This installation came without sample runs.")

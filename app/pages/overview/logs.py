@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from inshrink_app import services, state
 from inshrink_app.model.subject import Subject
 from inshrink_app.services import LogChoice
 from inshrink_app.widgets import ending, figures, fmt
-from inshrink_app.widgets.layout import answer, panels
+from inshrink_app.widgets.layout import answer, folded, panels
 
 _FILE = "log.file"
 _DROPS = "log.drops"
@@ -22,40 +23,38 @@ _PANELS = 4
 @st.fragment
 def show(shown: Subject) -> None:
     """Draw the choice, once its panel is opened."""
-    panel = st.expander(
-        "Metrics from another file", icon=":material/show_chart:", key="log.panel", on_change="rerun"
-    )
-    if not panel.open:
-        return
-    with panel:
-        used = services.chosen_log(state.log_choice(state.run_path() or ""))
-        file = _file(shown, used) or ""
-        found = answer(lambda: services.metrics_of(file), "Reading columns…") if file else None
-        if found is None:
-            return
-        if found.note:
-            st.caption(fmt.markdown(fmt.sentence(found.note)))
-        before = used if used is not None and used.file == file else None
-        step, columns = _columns(file, found.columns, found.step_column, found.metrics, before)
-        if step is None or not columns:
-            st.caption("Choose the column of the steps, and at least one metric.")
-            return
-        choice = LogChoice(file, step, tuple(columns))
-        log = answer(lambda: services.log_of(choice))
-        if log is not None:
-            _preview(log)
-        with st.container(horizontal=True):
-            is_used = choice == used
-            if st.button(
-                "Use these metrics", icon=":material/check:", key="log.use", disabled=is_used or log is None
-            ):
-                _choose(choice.text)
-            if used is not None and st.button("Use the run's own", icon=":material/undo:", key="log.own"):
-                _choose("")
-        from inshrink_core.verbs.report import Report
+    folded("Metrics from another file", ":material/show_chart:", "log.panel", functools.partial(_draw, shown))
 
-        asked = Report(str(shown.path), output="report.html", **choice.fields)
-        ending.requests([asked], "log.snippets")
+
+def _draw(shown: Subject) -> None:
+    used = services.chosen_log(state.log_choice(state.run_path() or ""))
+    file = _file(shown, used) or ""
+    found = answer(lambda: services.metrics_of(file), "Reading columns…") if file else None
+    if found is None:
+        return
+    if found.note:
+        st.caption(fmt.markdown(fmt.sentence(found.note)))
+    before = used if used is not None and used.file == file else None
+    step, columns = _columns(file, found.columns, found.step_column, found.metrics, before)
+    if step is None or not columns:
+        st.caption("Choose the column of the steps, and at least one metric.")
+        return
+    choice = LogChoice(file, step, tuple(columns))
+    log = answer(lambda: services.log_of(choice))
+    if log is not None:
+        _preview(log)
+    with st.container(horizontal=True):
+        is_used = choice == used
+        if st.button(
+            "Use these metrics", icon=":material/check:", key="log.use", disabled=is_used or log is None
+        ):
+            _choose(choice.text)
+        if used is not None and st.button("Use the run's own", icon=":material/undo:", key="log.own"):
+            _choose("")
+    from inshrink_core.verbs.report import Report
+
+    asked = Report(str(shown.path), output="report.html", **choice.fields)
+    ending.requests([asked], "log.snippets")
 
 
 def _choose(said: str) -> None:

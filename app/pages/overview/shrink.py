@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Requests
+from inshrink_app.jobs.work import Requests, Work
 from inshrink_app.model.measured import known_of, when
 from inshrink_app.model.problem import Problem
 from inshrink_app.model.subject import Subject
@@ -84,7 +84,7 @@ def chosen_goal() -> str:
 def show(shown: Subject) -> Requests:
     """Draw the card; return what it does, as requests."""
     with section("Shrink this run"):
-        job = shrinking.shrink_job(shown)
+        job = services.newest_job("overview", "shrink", shown.path)
         if job is not None and job.is_running:
             _at_work(job)
             return job.requests
@@ -136,13 +136,14 @@ def _goals(
     -----
     What was `written` for a goal takes the place of what was estimated of it.
     """
-    trial = answer(lambda: shrinking.goals_job(shown, judge, device))
+    work = answer(lambda: shrinking.goals_work(shown, judge, device))
+    trial = None if work is None else services.job_of(work)
     known = shrinking.known_goals(shown, judge)
     is_known = known is not None and known.is_current
     if trial is not None and trial.state == "interrupted" and state.was_asked_for():
         services.resume_job(trial)
-    if trial is None and not is_known and state.was_asked_for():
-        trial = answer(lambda: shrinking.start_goals(shown, judge, device))
+    if trial is None and work is not None and not is_known and state.was_asked_for():
+        trial = services.start_job(work, again=False)
     if trial is not None and trial.is_running:
         _trying(shown, trial, goal, judge is not None)
         return judge is not None, False
@@ -153,14 +154,12 @@ def _goals(
     if found:
         st.caption(_basis(found, None if known is None else known.at))
         if not is_known and known is not None and found is known.document:
-            _offer_trial(shown, judge, device, "The run has changed since.")
+            _offer_trial(work, "The run has changed since.")
     elif trial is not None:
         job_card.stopped(trial, primary=False)
     else:
         _offer_trial(
-            shown,
-            judge,
-            device,
+            work,
             "This page was opened by a link, so nothing was tried yet. Two steps are enough to estimate the "
             "sizes.",
         )
@@ -217,13 +216,13 @@ def _basis(found: Mapping[str, Any], at: float | None) -> str:
     )
 
 
-def _offer_trial(shown: Subject, judge: EvaluatorCode | None, device: str, why: str) -> None:
+def _offer_trial(work: Work | None, why: str) -> None:
     """Offer the trial."""
     with st.container(horizontal=True, vertical_alignment="center"):
-        if st.button("Try two steps", icon=":material/science:"):
+        if work is not None and st.button("Try two steps", icon=":material/science:"):
             state.clicked()
-            if answer(lambda: shrinking.start_goals(shown, judge, device)) is not None:
-                st.rerun()
+            services.start_job(work, again=False)
+            st.rerun()
         st.caption(why)
 
 

@@ -14,7 +14,7 @@ from inshrink_app.model.subject import ASK_ABOVE_BYTES, Subject
 from inshrink_app.services.comparing import comparison, spread_of
 from inshrink_app.services.evaluating import EvaluatorCode
 from inshrink_app.services.exporting import ExportRequest, chain_export
-from inshrink_app.services.jobs import documents_of, job_of, newest_job, start_job
+from inshrink_app.services.jobs import documents_of, start_job
 from inshrink_app.services.opening import chain_of, engine_of, opened
 
 if TYPE_CHECKING:
@@ -68,22 +68,18 @@ def goals_request(shown: Subject, judge: EvaluatorCode | None, device: str = "au
     return EstimateGoals(str(shown.path), max_restore_cost=bound, device=device, **judge.fields)
 
 
-def _goals(shown: Subject, judge: EvaluatorCode | None, device: str) -> Work:
-    request = goals_request(shown, judge, device)
-    of = (opened(str(shown.path)).token, "" if judge is None else judge.digest)
-    more = {"page": "overview", "topic": "goals", "trusted": "" if judge is None else judge.trusted}
-    return Work.asking([request], shown=shown.path, of=of, **more)
-
-
-def goals_job(shown: Subject, judge: EvaluatorCode | None, device: str) -> Job | None:
-    """Return the trial of the goals on this run as it is, if there was one.
+def goals_work(shown: Subject, judge: EvaluatorCode | None, device: str) -> Work:
+    """Return what a trial of the goals on this run as it is asks.
 
     Raises
     ------
     ServiceError
         The run cannot be read any more.
     """
-    return job_of(_goals(shown, judge, device))
+    request = goals_request(shown, judge, device)
+    of = (opened(str(shown.path)).token, "" if judge is None else judge.digest)
+    more = {"page": "overview", "topic": "goals", "trusted": "" if judge is None else judge.trusted}
+    return Work.asking([request], shown=shown.path, of=of, **more)
 
 
 class KnownGoals(NamedTuple):
@@ -109,17 +105,6 @@ def known_goals(shown: Subject, judge: EvaluatorCode | None) -> KnownGoals | Non
             if is_asked and ("bound" in one.question) is (judge is not None) and one.document.get("goals"):
                 return KnownGoals(one.document, one.at, not earlier)
     return None
-
-
-def start_goals(shown: Subject, judge: EvaluatorCode | None, device: str) -> Job:
-    """Try two steps for every goal; nothing is written, and code runs only where the reader has said so.
-
-    Raises
-    ------
-    ServiceError
-        The run cannot be read any more.
-    """
-    return start_job(_goals(shown, judge, device), again=False)
 
 
 def shrink_requests(
@@ -160,11 +145,6 @@ def shrink_requests(
     steps = shown.steps if bound else spread_of(shown.steps)
     compared = comparison(shown, [Path(target)], steps, judge, device=device)
     return [*written, Verify(target, deep=True, device=device), compared]
-
-
-def shrink_job(shown: Subject) -> Job | None:
-    """Return the newest job that did the whole for this run, if there was one."""
-    return newest_job("overview", "shrink", shown.path)
 
 
 def start_shrink(shown: Subject, requests: Sequence[Request[Any]], judge: EvaluatorCode | None) -> Job:

@@ -214,27 +214,24 @@ def _sizes(shown: Subject) -> None:
 @st.fragment
 def _tensors(shown: Subject) -> None:
     """List the tensors of the last checkpoint, once the panel is opened."""
-    panel = st.expander(
-        f"Tensors of step {fmt.count(shown.steps[-1])} ({len(shown.tensors)})",
-        key="tensors",
-        on_change="rerun",
+    label = f"Tensors of step {fmt.count(shown.steps[-1])} ({len(shown.tensors)})"
+    layout.folded(label, None, "tensors", partial(_listed, shown))
+
+
+def _listed(shown: Subject) -> None:
+    pattern = st.text_input("Filter by name", placeholder="conv", key="tensor_filter")
+    rows = [row for row in shown.tensors if not pattern or pattern.casefold() in row.name.casefold()]
+    table = pd.DataFrame(
+        [
+            (row.name, row.role, row.layer, row.dtype, fmt.shape(row.shape), row.numel, row.nbytes)
+            for row in rows
+        ],
+        columns=["name", "role", "layer type", "dtype", "shape", "values", "bytes"],
     )
-    if not panel.open:
-        return
-    with panel:
-        pattern = st.text_input("Filter by name", placeholder="conv", key="tensor_filter")
-        rows = [row for row in shown.tensors if not pattern or pattern.casefold() in row.name.casefold()]
-        table = pd.DataFrame(
-            [
-                (row.name, row.role, row.layer, row.dtype, fmt.shape(row.shape), row.numel, row.nbytes)
-                for row in rows
-            ],
-            columns=["name", "role", "layer type", "dtype", "shape", "values", "bytes"],
-        )
-        if rows:
-            listing.show(table, "tensors", alt="Tensors with role, layer type, dtype, shape and size")
-        else:
-            st.caption("No tensor has this text in its name.")
+    if rows:
+        listing.show(table, "tensors", alt="Tensors with role, layer type, dtype, shape and size")
+    else:
+        st.caption("No tensor has this text in its name.")
 
 
 PAGE = Page("Overview", ":material/dashboard:", render)

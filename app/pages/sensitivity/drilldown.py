@@ -38,6 +38,12 @@ _LEVELS = {
     "other": "no levels of its own",
 }
 
+_LEVELLESS = {
+    "exact": "Stored bit for bit: there are no levels.",
+    "rounded": "Each value is rounded to bfloat16.",
+    "other": "The codec stores the difference from the step before, so there are no fixed levels.",
+}
+
 
 def show_tensor(shown: Subject, table: Sensitivity, tensor: str, step: int) -> None:
     """Draw the inside of one tensor at one step.
@@ -237,12 +243,8 @@ def _levels_text(seen: Anatomy) -> str:
     whose = "Restored" if seen.restored else "Original"
     parts = [f"{whose} values, rms {fmt.value(seen.histogram.rms)}."]
     drawn = drill_figures.level_lines(seen).size
-    if seen.level_kind == "exact":
-        parts.append("Stored bit for bit: there are no levels.")
-    elif seen.level_kind == "rounded":
-        parts.append("Each value is rounded to bfloat16.")
-    elif seen.level_kind == "other":
-        parts.append("The codec stores the difference from the step before, so there are no fixed levels.")
+    if seen.level_kind in _LEVELLESS:
+        parts.append(_LEVELLESS[seen.level_kind])
     elif seen.spacing is not None:
         lines = "" if drawn else ", too fine to be drawn"
         parts.append(f"Levels with a spacing of {fmt.value(seen.spacing)}{lines}.")

@@ -199,24 +199,35 @@ def aggregate(table: Sensitivity, groups: Sequence[Node], exact: Sensitivity | N
         The same metric by block or layer type: rows of the same name and extent are taken from it, medians
         and percentiles included. For all others these are means over tensors, weighted by their size.
     """
-    known = {row.name: i for i, row in enumerate(exact.rows)} if exact is not None else {}
-    rows, columns = [], {name: np.empty((len(groups), len(table.steps)), np.float32) for name in table.values}
-    measured = np.where(np.isfinite(table.values["mean"]), table.extents(), 0.0)
-    sizes = np.empty((len(groups), len(table.steps)))
-    for place, group in enumerate(groups):
-        row = _row_of(table, group)
-        rows.append(row)
-        sizes[place] = measured[list(group.members)].sum(axis=0)
-        at = known.get(group.name)
-        same = exact is not None and at is not None and exact.rows[at].n_tensors == row.n_tensors
-        for name, column in columns.items():
-            if len(group.members) == 1:
-                column[place] = table.values[name][group.members[0]]
-            elif same and exact is not None and at is not None:
-                column[place] = exact.values[name][at]
-            else:
-                column[place] = _mean(table, name, group)
-    return dataclasses.replace(table, by="block", rows=tuple(rows), values=columns, sizes=sizes)
+    rows = tuple(_row_of(table, group) for group in groups)
+    members = np.asarray([i for group in groups for i in group.members], np.int64)
+    starts = np.cumsum([0, *(len(group.members) for group in groups)])[:-1]
+    numel = np.asarray([row.numel for row in table.rows], np.float64).reshape(-1, 1)
+    alone = [place for place, group in enumerate(groups) if len(group.members) == 1]
+    same = _same(rows, () if exact is None else exact.rows)
+
+    def summed(each: NDArray[np.float64]) -> NDArray[np.float64]:
+        sums: NDArray[np.float64] = np.add.reduceat(each[members], starts, axis=0)
+        return sums
+
+    values = {}
+    for name, measured in table.values.items():
+        known = np.isfinite(measured)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means = summed(np.where(known, measured, 0.0) * numel) / summed(np.where(known, numel, 0.0))
+        values[name] = means.astype(np.float32)
+        if exact is not None:
+            values[name][list(same)] = exact.values[name][list(same.values())]
+        values[name][alone] = measured[members[starts[alone]]]
+    sizes = summed(np.where(np.isfinite(table.values["mean"]), table.extents(), 0.0))
+    return dataclasses.replace(table, by="block", rows=rows, values=values, sizes=sizes)
+
+
+def _same(rows: Sequence[Row], others: Sequence[Row]) -> dict[int, int]:
+    """Return the places of rows, and those of the others that have the same name and extent."""
+    known = {(row.name, row.n_tensors): i for i, row in enumerate(others)}
+    told = ((place, known.get((row.name, row.n_tensors))) for place, row in enumerate(rows))
+    return {place: at for place, at in told if at is not None}
 
 
 def _row_of(table: Sensitivity, group: Node) -> Row:
@@ -236,18 +247,6 @@ def _row_of(table: Sensitivity, group: Node) -> Row:
         numel=sum(member.numel for member in members),
         shape=None,
     )
-
-
-def _mean(table: Sensitivity, name: str, group: Node) -> NDArray[np.float32]:
-    """Return the mean over a group's tensors, of those that have a value."""
-    index = np.asarray(group.members, dtype=np.int64)
-    values = table.values[name][index].astype(np.float64)
-    sizes = np.asarray([[table.rows[i].numel] for i in group.members], np.float64)
-    weights = np.where(np.isfinite(values), sizes, 0.0)
-    total = weights.sum(axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        means = (np.where(np.isfinite(values), values, 0.0) * weights).sum(axis=0) / total
-    return np.where(total > 0, means, np.nan).astype(np.float32)
 
 
 _LABEL_WIDTH, _FEW_ROWS = 30, 40

@@ -15,7 +15,7 @@ from inshrink_app.model.sensitivity import METRICS, Sensitivity
 from inshrink_app.model.subject import ASK_ABOVE_BYTES, Subject
 from inshrink_app.pages.sensitivity import cells, changes
 from inshrink_app.widgets import ending, fmt, job_card, modules, problem, subject
-from inshrink_app.widgets.choices import one_of_few
+from inshrink_app.widgets.choices import one_of_few, one_of_many
 from inshrink_app.widgets.layout import section
 
 _VIEWS = {"steps": "All steps", "diff": "Two steps", "runs": "Two runs"}
@@ -81,19 +81,10 @@ def _metric(shown: Subject) -> str:
     widget = f"control.{state.METRIC}"
     if st.session_state.get(_METRIC_OF) != str(shown.path):
         st.session_state[_METRIC_OF] = str(shown.path)
-        st.session_state[widget] = state.choice(state.METRIC, list(offered), first)
-    if st.session_state.get(widget) not in offered:
-        st.session_state[widget] = first
-    metric = st.selectbox(
-        "Metric",
-        list(offered),
-        format_func=offered.__getitem__,
-        key=widget,
-        label_visibility="collapsed",
-        width=170,
+        st.session_state.pop(widget, None)
+    return one_of_many(
+        "control", "Metric", state.METRIC, offered, first, label_visibility="collapsed", width=170
     )
-    state.publish(**{state.METRIC: metric})
-    return str(metric)
 
 
 def _untold(shown: Subject) -> str:
