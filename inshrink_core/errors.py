@@ -87,7 +87,7 @@ _RUNS_NOTHING: Final = "Inshrink never runs code from a checkpoint; save the ten
 
 def spoken(text: str) -> str:
     """Return a text with addresses in the place of the local folders that stand for them."""
-    for folder, address in STANDS_FOR.items():
+    for folder, address in tuple(STANDS_FOR.items()):
         text = text.replace(folder, address)
     return text
 

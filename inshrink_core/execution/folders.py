@@ -80,16 +80,32 @@ def working_folder(parent: Path) -> Iterator[Path]:
     OSError
         The system refused.
     """
-    remove_left(parent)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX, dir=parent))
-    try:
-        with locked(folder):
+    folder, held = new_held(parent)
+    with held:
+        try:
             yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_left(parent: Path) -> None:
+def new_held(parent: Path) -> tuple[Path, contextlib.ExitStack]:
+    """Return a new folder as `working_folder` makes it, and what holds it until it is closed.
+
+    Raises
+    ------
+    OSError
+        The system refused.
+    """
+    _remove_left(parent)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX, dir=parent))
+        with contextlib.ExitStack() as held, contextlib.suppress(FileNotFoundError):
+            held.enter_context(locked(folder))
+            if folder.is_dir():  # not taken for one that was left, before it was held
+                return folder, held.pop_all()
+
+
+def _remove_left(parent: Path) -> None:
     """Remove working folders that no process holds; whatever cannot be removed does no harm."""
     for path in sorted(parent.iterdir()):
         ours = path.name.startswith(_PREFIX) and path.name.endswith(_SUFFIX)

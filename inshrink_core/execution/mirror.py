@@ -32,7 +32,7 @@ from inshrink_core.errors import (
     StorageError,
     UnsafePathError,
 )
-from inshrink_core.execution.folders import locked, remove_left
+from inshrink_core.execution.folders import new_held
 from inshrink_core.execution.kept import user_cache_folder
 from inshrink_core.plugins import plugin
 
@@ -266,12 +266,11 @@ class Mirror:
         self.url, self.storage, self._only = url, storage, only
         cache = user_cache_folder()
         parent = (Path(tempfile.gettempdir()) if cache is None else cache) / _FOLDER
-        self._pid, self._held = os.getpid(), contextlib.ExitStack()
+        self._pid = os.getpid()
         with _local("the user's cache cannot be written", str(parent)):
             parent.mkdir(parents=True, exist_ok=True)
-            remove_left(parent)
-            self._home = Path(tempfile.mkdtemp(prefix=".inshrink-", suffix=".work", dir=parent)).resolve()
-            self._held.enter_context(locked(self._home))
+            home, self._held = new_held(parent)
+            self._home = home.resolve()
             name = url.rstrip("/").rpartition("/")[2]
             fits = name not in ("", ".", "..") and len(name.encode()) <= _MAX_NAME_BYTES
             self.root = self._home / (name if fits else "run")
@@ -303,12 +302,13 @@ class Mirror:
             if len(found) > _MAX_OBJECTS:
                 raise InputError(f"more than {_MAX_OBJECTS:,} objects lie there", where=self.url)
         with self._lock:
-            for path in self._listed.keys() - found.keys():
+            # Each as it is placed: where one is refused, no file stands for another object than is listed.
+            for path in [path for path, one in self._listed.items() if found.get(path) != one]:
+                del self._listed[path]
                 self._remove(path)
-            for path, one in found.items():
-                if self._listed.get(path) != one:
-                    self._place(one)
-            self._listed = found
+            for path in found.keys() - self._listed.keys():
+                self._place(found[path])
+                self._listed[path] = found[path]
 
     @property
     def is_empty(self) -> bool:
@@ -331,17 +331,19 @@ class Mirror:
         long = max(len(part.encode(errors="surrogateescape")) for part in parts) > _MAX_NAME_BYTES
         if long or "\0" in one.path or not {"", ".", ".."}.isdisjoint(parts):
             raise UnsafePathError("no file can have this object's name", where=f"{self.url}/{one.path!r}")
-        self._contents.pop(one.path, None)
         place = self.root / one.path
         second = int.from_bytes(hashlib.blake2b(one.tag.encode(), digest_size=8).digest()) % 10**9
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            with place.open("wb") as file:
+            with place.open("xb") as file:
                 file.truncate(one.nbytes)
             os.utime(place, ns=((at := int(one.modified) * 10**9 + second), at))
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
             raise UnsafePathError(
-                "an object lies below another, as if that were a folder", where=f"{self.url}/{one.path}"
+                "this disk takes its name for that of another object"
+                if place.is_file()
+                else "an object lies below another, as if that were a folder",
+                where=f"{self.url}/{one.path}",
             ) from error
         except OSError as error:
             raise StorageError(
@@ -489,7 +491,7 @@ def _mirror_at(url: str, only: str = "") -> Mirror:
             if point is None:
                 raise InputError(
                     "runs are read from file systems, and from addresses of s3, gs, az and hf",
-                    where=url,
+                    where=f"{url.partition(':')[0]}://…",  # there may be a password in it
                     remedy="copy the run here",
                 )
             mirror = Mirror(url, point.load().at(url), only)
@@ -510,7 +512,7 @@ def mirror_of(path: str | os.PathLike[str]) -> Mirror | None:
     text = os.fspath(path)
     if _MARK not in text:
         return None
-    for mirror in _MIRRORS.values():
+    for mirror in tuple(_MIRRORS.values()):
         if text == str(mirror.root) or text.startswith(f"{mirror.root}{os.sep}"):
             return mirror
     raise StorageError("this stands for a file elsewhere, in another process alone", where=text)

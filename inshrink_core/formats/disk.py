@@ -5,6 +5,7 @@ Names from an archive are untrusted too: none may lead outside the directory tha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from inshrink_core.errors import (
     UnsafePathError,
     clipped,
 )
-from inshrink_core.execution.mirror import Content, mirror_of
+from inshrink_core.execution.mirror import OPEN_AGAIN, Content, mirror_of
 
 MAX_JSON_BYTES: Final = 256 << 20
 """A trainer_state.json of half a million logged steps is about 75 MB."""
@@ -143,11 +144,19 @@ class ReadableFile:
             if mirror is None:
                 return None
             content = mirror.content(path)
+            self._require_at(path)
             os.dup2(content.descriptor, self._descriptor, inheritable=False)
         except BaseException:
             self.close()
             raise
         return content
+
+    def _require_at(self, path: str) -> None:
+        """Require that the open file is still the one of that path: another object has another."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(path), os.fstat(self._descriptor)):  # noqa: PTH116
+                return
+        raise DamagedError("the object changed while it was opened", where=path, remedy=OPEN_AGAIN)
 
     def expect(self, spans: Iterable[tuple[int, int]]) -> None:
         """Say which bytes, each an offset and a size, are read soon: from elsewhere all come at once."""

@@ -626,11 +626,12 @@ def _hashes(run: Run | None, chain: ChainReport | None) -> str:
 def _digest(path: Path) -> str:
     """Return the SHA-256 of a file; empty where it cannot be read."""
     from inshrink_core.execution import open_regular
+    from inshrink_core.execution.mirror import at_hand
 
     try:
-        with open(open_regular(path), "rb") as file:  # noqa: PTH123 - a descriptor
+        with open(open_regular(at_hand(path)), "rb") as file:  # noqa: PTH123 - a descriptor
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
+    except (OSError, InshrinkError):
         return ""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-from inshrink_core.errors import CheckFailedError, DamagedError, InshrinkError, TooLargeError
+from inshrink_core.errors import CheckFailedError, DamagedError, InshrinkError, TooLargeError, spoken
 from inshrink_core.execution.progress import Progress
 from inshrink_core.execution.together import gathered, part_ways
 from inshrink_core.report import Report
@@ -445,7 +445,7 @@ def _not_held(against: Run | Archive, lost: Sequence[int]) -> list[Problem]:
         return []
     return [
         Problem(
-            str(against.path),
+            spoken(str(against.path)),
             f"not in the archive: {'step' if len(lost) == 1 else 'steps'} {steps_in_short(lost)}",
             "archive the rest with `inshrink compress`, or name with a glob what should be there",
         )

@@ -1,8 +1,10 @@
 """Runs behind an address: their headers first, then what is read, of the very objects that were listed."""
 
+import errno
 import hashlib
 import itertools
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -208,6 +210,100 @@ def test_what_changes_after_it_was_listed_is_an_error_and_is_not_archived(bucket
     assert (again.steps, again.identity(1)) == ((1, 3), run.identity(1))
 
 
+def test_what_is_listed_anew_while_it_is_opened_is_no_mixture(bucket, piecemeal, monkeypatch):
+    save_large(bucket.folder / "run")
+    run, content = open_run(f"{bucket.url}/run"), mirror.Mirror.content
+
+    def late(self, place):
+        monkeypatch.setattr(mirror.Mirror, "content", content)
+        shutil.copy(bucket.folder / "run/step_3.pt", bucket.folder / "run/step_2.pt")
+        self.refresh()  # as another reader of the run does
+        return content(self, place)
+
+    monkeypatch.setattr(mirror.Mirror, "content", late)
+    with pytest.raises(DamagedError, match="changed while it was opened"):
+        run[2]["layer0.weight"]
+
+
+def test_an_answer_that_is_short_is_an_error_and_is_not_kept(bucket, piecemeal, monkeypatch):
+    save_large(bucket.folder / "run")
+    run, read = open_run(f"{bucket.url}/run"), Bucket.read_listed
+    monkeypatch.setattr(Bucket, "read_listed", lambda *asked: read(*asked)[:-1])
+    with pytest.raises(DamagedError, match="shorter than it was when it was listed"):
+        run[2]["layer0.weight"]
+    monkeypatch.setattr(Bucket, "read_listed", read)
+    assert same_bits(run[2]["layer0.weight"], open_run(bucket.folder / "run")[2]["layer0.weight"])
+
+
+def test_a_disk_that_is_full_ends_compress_and_the_same_command_goes_on(bucket, tmp_path, monkeypatch):
+    save_large(bucket.folder / "run")
+    run, pwrite, written = open_run(f"{bucket.url}/run"), mirror.os.pwrite, []
+    nbytes = run.nbytes_of(1)
+    for held in mirror._MIRRORS.values():
+        held._contents.clear()
+
+    def full(descriptor, content, offset):
+        room = nbytes + nbytes // 2 - sum(written)
+        if room <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(pwrite(descriptor, content[:room], offset))
+        return written[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror.os, "pwrite", full)
+        with pytest.raises(StorageError, match=r"cannot be kept: No space left on device.*XDG_CACHE_HOME"):
+            verbs.compress(run, tmp_path / "a.inshrink", codec="lossless")
+    assert inshrink_core.open(tmp_path / "a.inshrink").steps == (1,)
+    assert verbs.compress(run, tmp_path / "a.inshrink", codec="lossless").appended == (2, 3)
+    assert verbs.verify(tmp_path / "a.inshrink", deep=True, against=bucket.folder / "run").problems == ()
+
+
+READER = """
+import signal, time
+from types import SimpleNamespace as Of
+from inshrink_core.execution import mirror
+signal.signal(signal.SIGINT, signal.default_int_handler)
+one = mirror.Listed("a/x", 9, "tag", 0)
+storage = Of(
+    objects=lambda only: [one],
+    read_listed=lambda one, offset, nbytes: bytes(nbytes),
+    together=lambda calls: [call() for call in calls],
+)
+mirror.plugin = lambda *_: Of(load=lambda: Of(at=lambda url: storage))
+held, path = mirror.mirrored("test://b/run")
+held.content(f"{path}/a/x").fill([(0, 9)])
+print("here", flush=True)
+time.sleep(60)
+"""
+
+
+def test_nothing_stays_in_the_cache_whatever_ends_a_process(bucket, tmp_path):
+    save_run(bucket.folder / "run")
+    cache = tmp_path / "cache/inshrink/fetched-runs"
+    command = [sys.executable, "-W", "ignore", "-c", READER]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **pipes) as stopped, subprocess.Popen(command, **pipes) as killed:
+        assert stopped.stdout.readline() == killed.stdout.readline() == b"here\n"
+        theirs = set(cache.iterdir())
+        assert len(theirs) == 2
+        assert open_run(f"{bucket.url}/run").steps == (10, 20, 30)
+        assert theirs < set(cache.iterdir()), "those of processes that live stay"
+        stopped.send_signal(signal.SIGINT)
+        stopped.wait()
+        assert len(theirs & set(cache.iterdir())) == 1
+        killed.kill()
+    mirror.Mirror("test://another", Bucket(f"{bucket.url}/run")).close()
+    assert not theirs & set(cache.iterdir())
+
+
+def test_no_message_has_what_may_be_a_password(bucket, monkeypatch):
+    monkeypatch.undo()
+    for address in ("ftp://me:hushhush@host/run", "s3://me:hushhush@b/run", "hf://me:hushhush@host/run"):
+        with pytest.raises(InputError) as raised:
+            open_run(address)
+        assert "hushhush" not in str(raised.value)
+
+
 def test_a_network_that_fails_ends_compress_and_the_same_command_goes_on(bucket, tmp_path, piecemeal):
     save_large(bucket.folder / "run")
 
@@ -253,7 +349,7 @@ def test_watch_waits_for_objects_and_archives_each(bucket, tmp_path):
 
 def test_names_that_no_file_can_have_are_refused(bucket, monkeypatch):
     save_run(bucket.folder / "run")
-    for name in ("../out", "a//b", "x" * 300, "ckpt_10.pt/inside"):
+    for name in ("../out", "a/../../out", "/out", "a//b", "x" * 300, "ckpt_10.pt/inside"):
         extra = mirror.Listed(name, 5, "tag", 0)
         found = Bucket.objects
         monkeypatch.setattr(Bucket, "objects", lambda self, path="", found=found, e=extra: [*found(self), e])
@@ -261,6 +357,18 @@ def test_names_that_no_file_can_have_are_refused(bucket, monkeypatch):
             open_run(f"{bucket.url}/run")
         monkeypatch.setattr(Bucket, "objects", found)
     assert open_run(f"{bucket.url}/run").steps == (10, 20, 30)
+    assert not list(bucket.folder.parent.rglob("out"))
+
+
+def test_two_names_that_are_one_to_the_disk_are_refused(bucket):
+    save_run(bucket.folder / "run")
+    run = open_run(f"{bucket.url}/run")
+    # What a disk that does not tell A from a says of the second.
+    (run.path / "CKPT_10.pt").touch()
+    shutil.copy(bucket.folder / "run/ckpt_10.pt", bucket.folder / "run/CKPT_10.pt")
+    with pytest.raises(UnsafePathError, match="takes its name for that of another object"):
+        run.refresh()
+    assert run[20].raw_bytes()
 
 
 def test_originals_and_evaluators_stay_where_they_are(bucket, tmp_path):
@@ -274,13 +382,21 @@ def test_originals_and_evaluators_stay_where_they_are(bucket, tmp_path):
     with pytest.raises(InputError, match="this machine's disk"):
         verbs.compare(tmp_path / "a.inshrink", against=url, trust_run=True)
     assert len(list((bucket.folder / "run").glob("*.pt"))) == 3
+    evaluator = hashlib.sha256(b"raise SystemExit\n").hexdigest()
+    verbs.report(url, tmp_path / "report.html", metric="magnitude")
+    assert evaluator in (tmp_path / "report.html").read_text()
 
 
-def test_reports_and_errors_speak_of_the_address(bucket):
+def test_reports_and_errors_speak_of_the_address(bucket, tmp_path):
     save_run(bucket.folder / "run")
     (bucket.folder / "run/ckpt_40.pt").write_bytes(b"PK\x03\x04 cut off")
     run = open_run(f"{bucket.url}/run")
     assert run.unreadable[0].path.startswith(f"{bucket.url}/run/")
+    archive = tmp_path / "a.inshrink"
+    verbs.compress(f"{bucket.url}/run", archive, steps=[10])
+    (bucket.folder / "run/ckpt_40.pt").unlink()
+    (lacks,) = verbs.verify(archive, against=f"{bucket.url}/run").problems
+    assert (lacks.where, "steps 20, 30" in lacks.what) == (f"{bucket.url}/run", True)
     inventory = verbs.inspect(f"{bucket.url}/run")
     assert inventory.path == f"{bucket.url}/run"
     assert mirror._FOLDER not in repr(run) + str(inventory.to_json())

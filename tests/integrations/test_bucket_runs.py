@@ -122,6 +122,19 @@ def test_objects_that_others_change_or_delete_are_an_error_and_leave_whole_steps
     assert verbs.verify(tmp_path / "a.inshrink", deep=True).problems == ()
 
 
+def test_a_store_that_ignores_conditions_gives_no_mixture(server, url, monkeypatch, tmp_path):
+    (tmp_path / "run").mkdir()
+    save(tmp_path / "run", "torch")
+    put(url, tmp_path / "run")
+    with Proxy(server, lambda n, method, path: "blind") as proxy:
+        connect(monkeypatch, proxy.address)
+        run, store = inshrink_core.open(url), storage_at(url)
+        store.store.put(f"{store._root}/step_2.pt", tmp_path / "run/step_1.pt")
+        with pytest.raises(DamagedError, match=r"step_2\.pt: the object changed since it was listed"):
+            run[2]["layer0.weight"]
+        assert torch.equal(run[1]["layer0.weight"], weights(1)["layer0.weight"])
+
+
 def test_the_command_line_reads_runs_from_buckets(url, tmp_path):
     put(url, inshrink_core.sample("digits-cnn"))
 
@@ -142,6 +155,13 @@ def test_the_command_line_reads_runs_from_buckets(url, tmp_path):
     inshrink("compress", url, "-o", tmp_path / "a.inshrink", "--steps", "10,25")
     inshrink("compress", f"{url}/step_{{step}}.pt", "-o", f"{url}.inshrink", "--steps", "10,25")
     inshrink("compress", url, "-o", f"{url}.inshrink", "--watch", "--poll", "0.1", "--until", "50")
+    said = []
+    for run in (inshrink_core.sample("digits-cnn"), url):
+        # Of 24 steps, two are archived: the others are missing, wherever the run lies.
+        words = inshrink("verify", tmp_path / "a.inshrink", "--against", run, status=1)
+        assert "not in the archive: steps 50, " in words
+        said.append(words.replace(str(run), "RUN"))
+    assert said[0] == said[1]
     assert "file systems only" in inshrink("release", url, tmp_path / "a.inshrink", "--apply", status=2)
     assert inshrink_core.open(f"{url}.inshrink").steps == (10, 25, 50)
     cache = tmp_path / "cache/inshrink/fetched-runs"

@@ -304,3 +304,18 @@ def test_a_run_on_the_hub_is_read_at_the_commit_that_was_listed(hub, address, mo
     assert run.refresh().steps == (10, 50)  # which the file called 25 says that it is
     assert inshrink_core.open(f"{address}/runs/a/10.pt").steps == (10,)
     assert verbs.compress(f"{address}/runs/a", tmp_path / "a.inshrink").appended
+
+
+def test_a_reader_of_a_listing_stays_at_its_commit_when_the_repository_is_listed_again(address, tmp_path):
+    storage = HubStorage(address)
+    storage.make(public=False)
+    for name, content in (("old", b"old"), ("new", b"new")):
+        (tmp_path / name).write_bytes(content)
+    storage.put({"a/x": tmp_path / "old"}, (), storage.head(), "one")
+    run = HubStorage(f"{address}/a")
+    (old,) = run.objects()
+    storage.put({"a/x": tmp_path / "new"}, (), storage.head(), "two")
+    next(iter(run.objects()))  # as far as a network went
+    assert run.read_listed(old, 0, 3) == b"old"
+    (new,) = run.objects()
+    assert (run.read_listed(new, 0, 3), run.read_listed(old, 0, 3)) == (b"new", b"old")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
 from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked
-from inshrink_core.errors import InshrinkError, MissingExtraError, StorageError
+from inshrink_core.errors import InputError, InshrinkError, MissingExtraError, StorageError
 from inshrink_core.execution.mirror import Listed
 
 _KINDS: Final = {"models": "model", "datasets": "dataset", "spaces": "space"}
@@ -52,6 +52,11 @@ class Repository(NamedTuple):
     def parse(cls, url: str) -> Repository | None:
         """Read ``hf://[datasets/]OWNER/NAME[@REVISION][/FOLDER]``; None where it names no repository.
 
+        Raises
+        ------
+        InputError
+            There is something in it that may be secret; the message does not have it.
+
         Examples
         --------
         >>> Repository.parse("hf://datasets/me/runs@v1/digits")
@@ -61,6 +66,12 @@ class Repository(NamedTuple):
         kind = _KINDS[parts.pop(0)] if parts and parts[0] in _KINDS else "model"
         if len(parts) < 2:
             return None
+        if "@" in parts[0]:
+            raise InputError(
+                "an address must not hold credentials",
+                where="hf://…",
+                remedy="set HF_TOKEN in the environment",
+            )
         name, _, revision = parts[1].partition("@")
         return cls(f"{parts[0]}/{name}", kind, revision or "main", "/".join(parts[2:]))
 
@@ -191,10 +202,10 @@ class HubStorage(Storage):
 
     def objects(self, path: str = "") -> Iterator[Listed]:
         """Return every object below this address, or the one that a path names, at the last commit."""
-        self._commit = self.head()
+        commit = self.head()
         self.counted()
         with contextlib.suppress(FileNotFoundError), _hub_errors(self.name, path):
-            about = {**self._about, "revision": self._commit}
+            about = {**self._about, "revision": commit}
             at = "/".join(filter(None, (self.repository.folder, path)))
             if path:
                 rows = self._api.get_paths_info(paths=[at], **about)
@@ -202,15 +213,19 @@ class HubStorage(Storage):
                 rows = self._api.list_repo_tree(path_in_repo=at or None, recursive=True, **about)
             for row in rows:
                 if (size := getattr(row, "size", None)) is not None:
-                    below = row.path.removeprefix(f"{self.repository.folder}/")
-                    yield Listed(below if self.repository.folder else row.path, int(size), row.blob_id, 0)
+                    folder = self.repository.folder
+                    below = row.path.removeprefix(f"{folder}/") if folder else row.path
+                    self._commits[below, row.blob_id] = commit
+                    yield Listed(below, int(size), row.blob_id, 0)
 
     def read_listed(self, one: Listed, offset: int, nbytes: int) -> bytes:
         """Return bytes of an object at the commit that was listed, where it stays what it was."""
-        return self._get(one.path, self._commit, f"bytes={offset}-{offset + nbytes - 1}")
+        return self._get(one.path, self._commits[one.path, one.tag], f"bytes={offset}-{offset + nbytes - 1}")
 
-    _commit = ""
-    """That of the last listing."""
+    @functools.cached_property
+    def _commits(self) -> dict[tuple[str, str], str]:
+        """By path and content, the last commit where that was listed: readers of older ones go on there."""
+        return {}
 
     # ---- writing ---------------------------------------------------------------------------------
 

@@ -273,7 +273,7 @@ class _Session:
         """Put together what was measured so far."""
         stale = self.points[REPEAT][0]
         return BenchReport(
-            run=str(self.measurer.run.path),
+            run=self.measurer.run.address,
             metric=stale.metric,
             direction=stale.direction,
             steps=self.measurer.steps,
