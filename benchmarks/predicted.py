@@ -44,7 +44,10 @@ MARGIN: Final = 1.5
 """What the constant has above the largest that was seen."""
 
 BOUND: Final = 0.003
-WAYS: Final[Mapping[str, Mapping[str, Any]]] = {"predicted": {}, "coarseness .5": {"coarseness": 0.5}}
+WAYS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "predicted": {"predicted_cost": BOUND},
+    "coarseness .5": {"coarseness": 0.5},
+}
 
 
 def train(name: str, seed: int) -> Path:

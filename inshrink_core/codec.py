@@ -464,9 +464,6 @@ class Codec(ABC, Generic[_Plan, _State]):
     tuning: ClassVar[Tuning | None] = None
     """How it trades size for fidelity; None where nothing is to be searched."""
 
-    unasked: ClassVar[Mapping[str, Any]] = {}
-    """Settings of a new archive that nobody set, where they differ from those of the class."""
-
     compared: ClassVar[tuple[tuple[str, Mapping[str, Any]], ...]] = ()
     """Labels and settings that other codecs are compared with: as published, or usual baselines."""
 

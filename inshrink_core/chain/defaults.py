@@ -85,7 +85,7 @@ def make_chain_config(
     require_weight_codec(codec)
     if config is None or isinstance(config, Mapping):
         kind = get_codec(codec)
-        config = {**(_settings_of(meta) if meta else kind.unasked), **kind.having(config or {})}
+        config = {**(_settings_of(meta) if meta else {}), **kind.having(config or {})}
     made, overrides = make_configs(codec, config)
     return ChainConfig(
         config=made,

@@ -206,7 +206,7 @@ def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path)
     written["explorer"] = metas(tmp_path / "exported.inshrink")[0]
     how = [(meta["codec"], meta["config"], meta["optimizer"]) for meta in written.values()]
     assert all(one == how[0] for one in how), json.dumps(how)
-    assert how[0][1] == LatticeCodec().settings() | LatticeCodec.unasked
+    assert how[0][1] == LatticeCodec().settings()
 
 
 def test_help_and_documentation_tell_the_coarseness_that_the_codec_has(capsys):

@@ -18,7 +18,7 @@ from tests.builders import memory_run
 from tests.codecs.test_lattice_look_ahead import chain_of
 from tests.runs import write_run
 
-BOUND = LatticeCodec.unasked["predicted_cost"]
+BOUND = 0.003
 
 
 @pytest.fixture(scope="module")
@@ -95,18 +95,19 @@ def test_it_is_halved_where_weights_have_shrunk() -> None:
 
 def test_nothing_is_predicted_of_what_is_set_or_exact_or_judged() -> None:
     assert LatticeCodec().predicted_cost == 0
-    assert make_chain_config("", None, None, None, 32, "cpu", 1).config.predicted_cost == BOUND
-    for settings in ({"coarseness": 0.5}, {"exact": True}, {"predicted_cost": 0.0}):
+    asked = make_chain_config("", None, {"predicted_cost": BOUND}, None, 32, "cpu", 1)
+    assert asked.config.predicted_cost == BOUND
+    for settings in (None, {"coarseness": 0.5}, {"exact": True}, {"predicted_cost": 0.0}):
         config = make_chain_config("", None, settings, None, 32, "cpu", 1)
         assert config.config.predicted_cost == 0
         assert "predicted_cost" not in config.config.settings()
-    judged = make_chain_config("", None, None, None, 32, "cpu", 1).as_set()
+    judged = asked.as_set()
     assert judged.config == LatticeCodec()
     assert all(quality is None for quality, _ in frames_of(training(3, 0.01), coarseness=2.0))
 
 
 def test_compress_says_that_it_is_predicted(run_path: Path, tmp_path: Path) -> None:
-    report = inshrink_core.compress(run_path, tmp_path / "a")
+    report = inshrink_core.compress(run_path, tmp_path / "a", predicted_cost=BOUND)
     said = predicted_cost(Archive.open(tmp_path / "a"))
     assert said is not None
     assert report.predicted == said
@@ -120,11 +121,11 @@ def test_compress_says_that_it_is_predicted(run_path: Path, tmp_path: Path) -> N
 
 def test_a_second_session_goes_on_with_the_same_bytes(run_path: Path, tmp_path: Path) -> None:
     run = inshrink_core.open(run_path)
-    inshrink_core.compress(run, tmp_path / "a", steps=run.steps[:2])
+    inshrink_core.compress(run, tmp_path / "a", steps=run.steps[:2], predicted_cost=BOUND)
     inshrink_core.compress(run, tmp_path / "a")
     found = metas(tmp_path / "a")
     assert len({meta[QUALITY]["coarseness"] for meta in found}) == 1
-    inshrink_core.compress(run, tmp_path / "b", steps=run.steps[:2])
+    inshrink_core.compress(run, tmp_path / "b", steps=run.steps[:2], predicted_cost=BOUND)
     archives = [Archive.open(tmp_path / name) for name in "ab"]
     first = [one.frame(one.frames[1]) for one in archives]
     for entry in first[0].entries:
@@ -134,7 +135,7 @@ def test_a_second_session_goes_on_with_the_same_bytes(run_path: Path, tmp_path: 
 
 def test_an_archive_goes_on_without_it_where_a_coarseness_is_set(run_path: Path, tmp_path: Path) -> None:
     run = inshrink_core.open(run_path)
-    inshrink_core.compress(run, tmp_path / "a", steps=run.steps[:2])
+    inshrink_core.compress(run, tmp_path / "a", steps=run.steps[:2], predicted_cost=BOUND)
     inshrink_core.compress(run, tmp_path / "a", coarseness=1.0)
     found = metas(tmp_path / "a")
     assert [QUALITY in meta for meta in found[:2]] == [True, True]

@@ -72,6 +72,13 @@ NOT_RUN = {
     ("docs/buckets.md", "inshrink compress runs/digits -o s3://bucket/digits.inshrink"): REMOTE,
     ("docs/buckets.md", "inshrink compress runs/digits -o s3://bucket/digits.inshrink --watch"): REMOTE,
     ("docs/buckets.md", "inshrink inspect s3://bucket/digits.inshrink"): REMOTE,
+    ("docs/buckets.md", "inshrink inspect s3://bucket/runs/digits"): REMOTE,
+    ("docs/buckets.md", "inshrink compress s3://bucket/runs/digits -o digits.inshrink"): REMOTE,
+    (
+        "docs/buckets.md",
+        "inshrink compress 's3://bucket/runs/digits/step_{step}.pt' -o s3://bucket/digits.inshrink --watch",
+    ): REMOTE,
+    ("docs/buckets.md", "inshrink verify digits.inshrink --deep --against s3://bucket/runs/digits"): REMOTE,
     ("docs/buckets.md", "inshrink verify s3://bucket/digits.inshrink --deep"): REMOTE,
     ("docs/buckets.md", "inshrink prune s3://bucket/digits.inshrink --keep-last 5 --apply"): REMOTE,
     ("docs/buckets.md", "inshrink restore s3://bucket/digits.inshrink --step 400 -o out/"): REMOTE,

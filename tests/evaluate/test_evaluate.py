@@ -382,7 +382,11 @@ SAMPLE_SETTINGS = Settings("evaluator.py", "evaluate", "accuracy", "higher")
 
 
 def resolve_evaluator(settings, directory, **asked):
-    run = None if settings is None else SimpleNamespace(settings=settings, directory=Path(directory))
+    run = (
+        None
+        if settings is None
+        else SimpleNamespace(settings=settings, directory=Path(directory), is_elsewhere=False)
+    )
     return EvaluatorRequest(**asked).resolve(run)
 
 

@@ -105,7 +105,8 @@ def test_a_run_cannot_name_an_installed_evaluator(site, tmp_path):
         "import pathlib, sys; from types import SimpleNamespace\n"
         "from inshrink_core.evaluate import EvaluatorRequest\n"
         "from inshrink_core.formats.logs.log import RunSettings\n"
-        "run = SimpleNamespace(settings=RunSettings(file='size'), directory=pathlib.Path(sys.argv[1]))\n"
+        "named = RunSettings(file='size'), pathlib.Path(sys.argv[1])\n"
+        "run = SimpleNamespace(settings=named[0], directory=named[1], is_elsewhere=False)\n"
         "EvaluatorRequest(trust_run=True).resolve(run)\n"
     )
     done = python(site, script, str(tmp_path))

@@ -330,9 +330,10 @@ def _judge(shown: Subject) -> tuple[EvaluatorCode | None, str]:
     judge, trusted = evaluator_consent.ask(shown)
     if judge is None or not trusted:
         st.caption(
-            "Without an evaluator that may run, one coarseness is chosen for all steps, by what a restore is "
-            f"predicted to cost: at most {quality.bound_text()} of the loss, with a margin. With one it is "
-            "measured, and each step becomes as small as that allows: often much smaller."
+            "Without an evaluator that may run, every step is written with the default settings, and what a "
+            "restore costs stays unknown. With one, each step becomes as small as a restore cost of "
+            f"{quality.bound_text()} of the loss allows: often much smaller, and finer where the defaults "
+            "would cost more."
         )
     return judge if trusted else None, choices.device("overview")
 

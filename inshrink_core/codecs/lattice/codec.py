@@ -135,8 +135,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     predicted_cost
         What a restore may cost, as a share of the loss, 0..1. Where a run can be looked at before its first
         frame, the cost is predicted from how large its weights are, with a margin, and the coarseness is what
-        that allows, from the one that is set up to 4. 0: as set. `compress` predicts for .003 where nobody
-        sets a coarseness, and nothing measures what a restore costs.
+        that allows, from the one that is set up to 4. 0: as set.
     exact
         Whether weights come back bit for bit: a residual is stored beside the lattice points, and the frames
         after it go on from the points as if it were not there.
@@ -174,7 +173,6 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         **{"coarseness": (1e-4, 1e4), "gamma": (0.0, 2.0), "sensitivity": (0.0, 1.0)},
         "predicted_cost": (0.0, 1.0),
     }
-    unasked: ClassVar = {"predicted_cost": 0.003}
     uses_restored = True
     uses_base = True
     covers_masters = True
