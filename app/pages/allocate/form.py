@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 from inshrink_app.model.subject import Subject
+from inshrink_app.widgets import quality
 from inshrink_app.widgets.choices import (
     codec_labels,
     device,
@@ -123,7 +124,7 @@ def _divergence(key: str) -> float:
         0.001,
         format="%.4f",
         key=key,
-        help="Mean KL divergence of the restored step's predictions from the original's.",
+        help=quality.NATS,
     )
 
 

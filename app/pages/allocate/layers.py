@@ -121,7 +121,13 @@ def show_numbers(board: Board) -> None:
             proxy,
             quality.NATS if proxy == "worst step" else f"{quality.NATS} {quality.PROXY}",
         ),
-        ("Drop", fmt.percent(numbers.drop), proxy, "Of the metric, relative; for the worse is positive."),
+        (
+            "Drop",
+            fmt.percent(numbers.drop),
+            proxy,
+            "Of the metric, relative; for the worse is positive."
+            + ("" if proxy == "worst step" else f" {quality.PROXY}"),
+        ),
     ]
     if numbers.restore_cost is not None:
         drawn.append(("Restore cost", fmt.percent(numbers.restore_cost), "measured", quality.tip()))

@@ -191,7 +191,13 @@ def _facts(found: Mapping[str, Any]) -> None:
     facts(
         [
             ("Excess at the end", fmt.percent(found["excess"]), certainty),
-            ("Noise of the seeds", fmt.percent(found["noise"]), f"{metric}, uninterrupted"),
+            (
+                "Noise of the seeds",
+                fmt.percent(found["noise"]),
+                f"{metric}, uninterrupted",
+                "How far trainings with other random numbers end from each other: their standard deviation, "
+                "as a share of the mean. An excess within it cannot be told from chance.",
+            ),
             ("Failures", fmt.count(len(found["restored_at"])), "each restored from the archive"),
             ("Compression ratio", fmt.ratio(found["ratio_total"]), f"weights {weights}"),
         ]

@@ -351,6 +351,7 @@ def _archives(archives: Sequence[ChainReport], known: Mapping[Path, Known], boun
             "largest drop": listing.SHARE,
             "largest divergence": listing.SMALL,
         },
+        helps={"restore cost": quality.tip(), "largest divergence": quality.NATS},
     )
 
 
@@ -408,6 +409,7 @@ def _table(found: Sequence[Known], bound: float) -> None:
         alt="Original and restored metric, drop and divergence of every step",
         formats={"original": metric, "restored": metric, **shares, **small},
         hidden=[] if len(found) > 1 else ["archive"],
+        helps={"restore_cost": quality.tip(), **dict.fromkeys(small, quality.NATS)},
     )
 
 
