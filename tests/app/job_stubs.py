@@ -131,7 +131,7 @@ class StubJobs:
 
     def words(self, place: int = -1) -> list[list[str]]:
         """Return the words of every request of a job that was started."""
-        return [request.words() for request in self.started[place].requests(None)]
+        return [request.words() for request in self.started[place].requests(Path())]
 
     def jobs(self) -> tuple[Job, ...]:
         return tuple(reversed(self.kept))

@@ -61,7 +61,7 @@ def test_the_figures_of_an_archive_are_those_that_were_measured_last(archived: P
     from inshrink_core import compress
 
     target = archived.with_name("run-lossy.inshrink")
-    compress(archived, target, steps=[10, 20, 30], predicted_cost=0.003)
+    compress(archived, target, steps=[10, 20, 30], config={"predicted_cost": 0.003})
     chain = services.chain_of(str(target))
     [foreseen] = quality.archive_facts(chain)
     assert foreseen[1].startswith("≤ 0.")

@@ -87,7 +87,8 @@ def test_a_saved_rehearsal_of_any_training_is_plotted(root: Path) -> None:
     app.text_input(key="rehearsal.saved").set_value("saved.json").run()
     assert not app.exception
     assert charts(app) == 1
-    assert "mine" in texts(app)
+    (title,) = app.selectbox(key="rehearsal.which").options
+    assert title.startswith("<b>mine</b> · lattice · ")  # options are no markdown
     assert "<b>mine" not in texts(app)
 
 

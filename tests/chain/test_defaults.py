@@ -185,7 +185,7 @@ def test_a_rehearsal_restores_from_what_compress_would_write(tmp_path):
 
 def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path):
     from inshrink_app.model.subject import Subject
-    from inshrink_app.services import ExportRequest, export_requests
+    from inshrink_app.services.exporting import chain_export
 
     from inshrink_core.verbs.modes.watch import watch
 
@@ -200,8 +200,7 @@ def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path)
     written["saver"] = metas(tmp_path / "saved.inshrink")[0]
     values = {"kind": "run", "format": "torch", "steps": (10, 20), "tensors": (), "total_bytes": 0}
     shown = Subject(path=run_path, name="run", bytes_read=0, **values)
-    request = ExportRequest(kind="chain", steps=(10, 20))
-    for asked in export_requests(shown, request, str(tmp_path / "exported.inshrink"), ""):
+    for asked in chain_export(shown, (10, 20)).placed(str(tmp_path / "exported.inshrink")):
         assert main(asked.words()) == 0
     written["explorer"] = metas(tmp_path / "exported.inshrink")[0]
     how = [(meta["codec"], meta["config"], meta["optimizer"]) for meta in written.values()]

@@ -107,7 +107,7 @@ def test_nothing_is_predicted_of_what_is_set_or_exact_or_judged() -> None:
 
 
 def test_compress_says_that_it_is_predicted(run_path: Path, tmp_path: Path) -> None:
-    report = inshrink_core.compress(run_path, tmp_path / "a", predicted_cost=BOUND)
+    report = inshrink_core.compress(run_path, tmp_path / "a", config={"predicted_cost": BOUND})
     said = predicted_cost(Archive.open(tmp_path / "a"))
     assert said is not None
     assert report.predicted == said
@@ -121,11 +121,11 @@ def test_compress_says_that_it_is_predicted(run_path: Path, tmp_path: Path) -> N
 
 def test_a_second_session_goes_on_with_the_same_bytes(run_path: Path, tmp_path: Path) -> None:
     run = inshrink_core.open(run_path)
-    inshrink_core.compress(run, tmp_path / "a", steps=run.steps[:2], predicted_cost=BOUND)
+    inshrink_core.compress(run, tmp_path / "a", steps=run.steps[:2], config={"predicted_cost": BOUND})
     inshrink_core.compress(run, tmp_path / "a")
     found = metas(tmp_path / "a")
     assert len({meta[QUALITY]["coarseness"] for meta in found}) == 1
-    inshrink_core.compress(run, tmp_path / "b", steps=run.steps[:2], predicted_cost=BOUND)
+    inshrink_core.compress(run, tmp_path / "b", steps=run.steps[:2], config={"predicted_cost": BOUND})
     archives = [Archive.open(tmp_path / name) for name in "ab"]
     first = [one.frame(one.frames[1]) for one in archives]
     for entry in first[0].entries:
@@ -135,7 +135,7 @@ def test_a_second_session_goes_on_with_the_same_bytes(run_path: Path, tmp_path: 
 
 def test_an_archive_goes_on_without_it_where_a_coarseness_is_set(run_path: Path, tmp_path: Path) -> None:
     run = inshrink_core.open(run_path)
-    inshrink_core.compress(run, tmp_path / "a", steps=run.steps[:2], predicted_cost=BOUND)
+    inshrink_core.compress(run, tmp_path / "a", steps=run.steps[:2], config={"predicted_cost": BOUND})
     inshrink_core.compress(run, tmp_path / "a", coarseness=1.0)
     found = metas(tmp_path / "a")
     assert [QUALITY in meta for meta in found[:2]] == [True, True]
