@@ -4,7 +4,7 @@
 the settings of ``results/promise.csv`` that were tried of every codec, and the saver that checks each save.
 Tasks are those with every codec and no part in choosing a default. ``sizes``: ratio, excess and speed against
 the number of parameters, from ``results/sizes.csv``. ``docs/images/NAME.svg`` is for light pages,
-``NAME-dark.svg`` for dark ones; a test compares them with what this draws.
+``ratio-dark.svg`` for dark ones; a test compares them with what this draws.
 """
 
 from __future__ import annotations
@@ -258,9 +258,9 @@ def _svg(title: str, parts: Sequence[str], theme: Theme) -> str:
 
 
 FIGURES: dict[str, Callable[[], str]] = {
-    f"{name}{suffix}": partial(draw, theme)
-    for name, draw in (("ratio", draw_ratio), ("sizes", draw_sizes))
-    for suffix, theme in (("", LIGHT), ("-dark", DARK))
+    "ratio": partial(draw_ratio, LIGHT),
+    "ratio-dark": partial(draw_ratio, DARK),
+    "sizes": partial(draw_sizes, LIGHT),
 }
 """What each picture's name draws."""
 
