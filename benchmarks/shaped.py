@@ -23,7 +23,7 @@ import inshrink_core
 from benchmarks.controlled import FOLDER, row_of
 from benchmarks.results import RESULTS, renew
 from benchmarks.shaping import TUNED
-from inshrink_core.lab.rehearsal import Rehearsal
+from inshrink_core.lab.rehearsal import Rehearsal, half_width
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
 
 TASKS: Final = ("regression", "char-conv", "denoise", "digits-vit", "digits-resnet")
@@ -31,8 +31,6 @@ TASKS: Final = ("regression", "char-conv", "denoise", "digits-vit", "digits-resn
 
 SEEDS: Final = 5
 COLUMNS: Final = ("seeds", "ratio_total", "ratio_weights", "excess", "excess_half_width", "mean_cost")
-_T: Final = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447}
-"""Student's t, 95 %, by the number of seeds."""
 
 
 def rehearsed(task: str, seeds: int, folder: Path) -> Rehearsal:
@@ -67,12 +65,10 @@ def pair_of(found: Rehearsal, plain: Mapping[str, str]) -> list[dict[str, object
         for one, other in zip(found.excesses, json.loads(plain["excesses"]), strict=False)
         if one is not None
     ]
-    n = len(differences)
-    error = statistics.stdev(differences) / n**0.5 if n > 1 else None
     more: dict[str, Any] = {
-        "seeds": n,
+        "seeds": len(differences),
         "excess": statistics.fmean(differences),
-        "excess_half_width": None if error is None else _T[n] * error,
+        "excess_half_width": half_width(differences),
         "excesses": json.dumps([round(one, 5) for one in differences]),
     }
     return [*rows, tuned | {"arm": "auto over plain"} | more]

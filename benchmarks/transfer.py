@@ -23,6 +23,7 @@ from torch.nn import functional
 
 import inshrink_core
 from benchmarks.results import write
+from inshrink_core.lab.rehearsal import half_width
 from inshrink_core.lab.tasks.digits_cnn import DigitsCNN
 
 SEEDS = 5
@@ -37,9 +38,6 @@ CHAINS = (2.5, 8.0)
 
 RATIOS: tuple[float | None, ...] = (None, 8.0, 12.0, 16.0)
 """Least ratio of each export; None keeps the bits of the archive."""
-
-T_95 = {2: 12.706, 3: 4.303, 5: 2.776}
-"""Student's t for a 95 % interval, by number of seeds."""
 
 
 class Data(NamedTuple):
@@ -199,7 +197,7 @@ def rows_of(found: list[list[tuple[Start, Outcome]]]) -> Iterator[dict[str, obje
             "accuracy": statistics.mean(accuracies),
             "accuracy_sd": statistics.stdev(accuracies),
             "loss_above_original": statistics.mean(excess),
-            "loss_above_original_half_width": T_95[n] * statistics.stdev(excess) / math.sqrt(n),
+            "loss_above_original_half_width": half_width(excess),
         }
 
 

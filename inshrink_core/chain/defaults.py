@@ -67,8 +67,9 @@ def make_chain_config(
         raise InputError(f"--optimizer {optimizer}", remedy=f"choose one of {', '.join(OPTIMIZER_CHOICES)}")
     if keyframe_every < 1:
         raise InputError("--keyframe-every must be at least 1", found=str(keyframe_every), expected="≥ 1")
-    meta = _newest_meta(archive) if is_archive(archive) else {}
+    meta: Mapping[str, Any] = {}
     if is_archive(archive):
+        meta = _newest_meta(archive)
         used = str(meta.get("codec", codec or DEFAULT_CODEC))
         if codec is not None and codec != used:
             raise InputError(

@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+import uuid
 from datetime import timedelta
 
 import pytest
 
-from tests.integrations.servers import moto
+from tests.integrations.servers import connect, make_bucket, moto
 
 
 @pytest.fixture
@@ -34,6 +35,15 @@ def server():
     pytest.importorskip("moto", reason="moto[server] is not installed")
     with moto() as address:
         yield address
+
+
+@pytest.fixture
+def url(server, monkeypatch):
+    """The address of an archive to be, in a new bucket of the server."""
+    connect(monkeypatch, server)
+    name = f"b{uuid.uuid4().hex}"
+    make_bucket(server, name)
+    return f"s3://{name}/runs/a.inshrink"
 
 
 @pytest.fixture

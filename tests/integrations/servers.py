@@ -24,6 +24,20 @@ AZURITE_KEY = (
 )
 
 
+def inshrink(*words, status=0):
+    """Run the command line, and return what it did: without a word of the credentials, and no traceback."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "inshrink_core", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == status, done.stderr
+    assert "hushhush" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -11,7 +11,6 @@ pytest.importorskip("moto", reason="moto[server] is not installed")
 import inshrink_core.archive
 from inshrink_core import verbs
 from inshrink_core.archive.storage import behind
-from tests.integrations.servers import connect, make_bucket
 
 pytestmark = [
     pytest.mark.integration,
@@ -20,14 +19,6 @@ pytestmark = [
 ]
 
 EXACT = {"codec": "lossless", "optimizer_state": "exact"}
-
-
-@pytest.fixture
-def url(server, monkeypatch):
-    connect(monkeypatch, server)
-    name = f"b{uuid.uuid4().hex}"
-    make_bucket(server, name)
-    return f"s3://{name}/runs/a.inshrink"
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import io
 import os
 import subprocess
 import sys
-import uuid
 
 import pytest
 
@@ -24,18 +23,10 @@ from tests.integrations.servers import (
     azurite,
     azurite_command,
     connect,
-    make_bucket,
+    inshrink,
 )
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("waiting")]
-
-
-@pytest.fixture
-def url(server, monkeypatch):
-    connect(monkeypatch, server)
-    name = f"b{uuid.uuid4().hex}"
-    make_bucket(server, name)
-    return f"s3://{name}/runs/a.inshrink"
 
 
 class TestS3(StorageSuite):
@@ -346,20 +337,9 @@ def test_what_died_on_one_machine_does_not_keep_another_from_writing(server, url
 def test_the_command_line_works_with_a_bucket(url, tmp_path):
     run = inshrink_core.sample("digits-cnn")
 
-    def inshrink(*words, status=0):
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "inshrink_core", *map(str, words)],
-            capture_output=True,
-            text=True,
-            timeout=250,
-        )
-        assert done.returncode == status, done.stderr
-        assert "hushhush" not in done.stdout + done.stderr
-        return done.stdout
-
     inshrink("compress", run, "-o", url, "--steps", "10,25")
     inshrink("compress", run, "-o", url, "--watch", "--poll", "0.1", "--until", "50")
-    assert url in inshrink("inspect", url)
+    assert url in inshrink("inspect", url).stdout
     inshrink("verify", url, "--deep")
     inshrink("prune", url, "--keep-last", "2", "--apply")
     inshrink("export", url, "--pack", f"{url}.packed")
