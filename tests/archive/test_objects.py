@@ -24,7 +24,7 @@ from inshrink_core.testing.storages import StorageSuite
 from tests.archive.building import append, build, contents
 
 pytest.importorskip("obstore", reason="the extra 'remote' is not installed")
-from obstore.exceptions import GenericError
+from obstore.exceptions import AlreadyExistsError, GenericError
 from obstore.store import MemoryStore
 
 STORES = {}
@@ -434,6 +434,57 @@ def in_pieces(monkeypatch):
     """Every frame is large."""
     monkeypatch.setattr(objects, "LARGE_NBYTES", 0)
     monkeypatch.setattr(objects, "_END_NBYTES", 64)
+
+
+class Counting:
+    """A store that takes files of any size by their size alone, within the limits of S3."""
+
+    def __init__(self):
+        self.objects, self.copied, self.in_memory = {}, [], 0
+
+    def put(self, key, file, *, mode="overwrite", chunk_size=None, max_concurrency=12, attributes=None):
+        nbytes = len(file) if isinstance(file, bytes) else file.seek(0, 2)
+        if mode == "create" and key in self.objects:
+            raise AlreadyExistsError(key)
+        if chunk_size is None or nbytes <= chunk_size:
+            assert nbytes <= 5 << 30, "one request takes no more"
+        else:
+            assert -(-nbytes // chunk_size) <= 10_000
+            assert 5 << 20 <= chunk_size <= 5 << 30
+            self.in_memory = max(self.in_memory, chunk_size * max_concurrency)
+        self.objects[key] = nbytes
+
+    def copy(self, source, target, *, overwrite):
+        assert self.objects[source] <= 5 << 30, "one request copies no more"
+        self.objects[target] = self.objects[source]
+        self.copied.append(target)
+
+    def delete(self, key):
+        del self.objects[key]
+
+
+@pytest.mark.parametrize("nbytes", [5 << 30, (5 << 30) + 1, 150 << 30, 2 << 40, 5 << 40])
+@pytest.mark.parametrize("how", ["upload", "claim", "over"])
+def test_objects_of_any_size_keep_to_the_limits_of_pieces_copies_and_memory(
+    url, tmp_path, monkeypatch, nbytes, how
+):
+    """Nothing is sent: the file is sparse, and the store counts."""
+    store = Counting()
+    monkeypatch.setattr(objects, "_store_of", lambda scheme, bucket: store)
+    monkeypatch.setattr(objects.ObjectStorage, "require_conditions", lambda self: None)
+    storage = storage_at(url)
+    with (tmp_path / "large").open("w+b") as file:
+        try:
+            file.truncate(nbytes)
+        except OSError:
+            pytest.skip("this file system has no files of that size")
+        if how == "over":
+            storage.upload("frames/x", file, over=True)
+        else:
+            getattr(storage, how)("frames/x", file)
+    assert store.objects == {storage.key("frames/x"): nbytes}
+    assert bool(store.copied) == (how == "upload" and nbytes <= 5 << 30)
+    assert store.in_memory <= max(256 << 20, -(-nbytes // 9000))
 
 
 def test_a_large_frame_goes_to_its_own_name_in_pieces_and_no_copy_is_made(url, store, in_pieces):

@@ -42,6 +42,10 @@ _END_NBYTES: Final = 64 << 10
 _MAX_PIECES: Final = 9_000
 """S3 takes 10,000."""
 
+_N_PIECES: Final = 12
+_IN_FLIGHT_NBYTES: Final = 256 << 20
+"""So many pieces are on their way at a time, and no more than this in memory, but for one piece."""
+
 _LISTED_AT_ONCE: Final = 1000
 """No store lists more."""
 
@@ -257,6 +261,8 @@ class ObjectStorage(UploadedStorage):
     first object is written to it, and refused.
     """
 
+    gathers = True
+
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.scheme, self.bucket, self._root = _parsed(name)
@@ -462,10 +468,12 @@ class ObjectStorage(UploadedStorage):
 
     def _send(self, key: str, file: IO[bytes], nbytes: int) -> None:
         """Upload a file over what is there, large ones in pieces."""
+        piece = max(_PIECE_NBYTES, -(-nbytes // _MAX_PIECES))
+        at_once = max(1, min(_N_PIECES, _IN_FLIGHT_NBYTES // piece))
 
         def send() -> None:
             file.seek(0)
-            self.store.put(key, file, chunk_size=max(_PIECE_NBYTES, -(-nbytes // _MAX_PIECES)))
+            self.store.put(key, file, chunk_size=piece, max_concurrency=at_once)
 
         self._patiently(lambda: _completed(send))
 
