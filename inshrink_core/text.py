@@ -6,8 +6,10 @@ Sizes are SI everywhere (1 MB = 10^6 bytes). What is not known is a dash, never 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, TypeVar
 
 from inshrink_core.errors import InputError, clipped
@@ -26,6 +28,40 @@ _SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmgt]?i?)b?", re.
 
 _FEW_STEPS = 8
 """Up to this many steps are listed one by one; more become first, last and number."""
+
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_JOINED_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
+
+
+def is_url(path: object) -> bool:
+    """Tell whether a path names something that is not on a file system.
+
+    Examples
+    --------
+    >>> is_url("s3://bucket/run.inshrink"), is_url("runs/run.inshrink"), is_url("C:/run.inshrink")
+    (True, False, False)
+    """
+    return isinstance(path, str) and _URL.match(path) is not None
+
+
+def was_url(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a path was a URL before it became a path, which joins its slashes.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> was_url(Path("s3://bucket/run.inshrink")), was_url(Path("C:/run.inshrink"))
+    (True, False)
+    """
+    return _JOINED_URL.match(os.fspath(path)) is not None
+
+
+def url_of(place: str | os.PathLike[str]) -> str | None:
+    """Return the URL that a place is, or was before it became a path; None for a path."""
+    text = os.fspath(place)
+    if is_url(text):
+        return text
+    return _JOINED_URL.sub(r"\1://", text, count=1) if was_url(place) and not Path(text).exists() else None
 
 
 def _known(value: float | None) -> bool:

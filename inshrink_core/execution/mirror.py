@@ -8,11 +8,11 @@ the very object that was listed, or raises an error.
 from __future__ import annotations
 
 import atexit
+import bisect
 import contextlib
 import glob
 import hashlib
 import os
-import re
 import shutil
 import tempfile
 import threading
@@ -21,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -35,12 +36,12 @@ from inshrink_core.errors import (
 from inshrink_core.execution.folders import new_held
 from inshrink_core.execution.kept import user_cache_folder
 from inshrink_core.plugins import plugin
+from inshrink_core.text import is_url as is_url
+from inshrink_core.text import url_of as url_of
+from inshrink_core.text import was_url as was_url
 
 STORAGES: Final = "inshrink.storages"
 """Group of entry points: what lies behind a URL, one a scheme."""
-
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-_JOINED_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 
 _FOLDER: Final = "fetched-runs"
 """In the user's cache: a folder for each mirror of each process, gone when it ends."""
@@ -65,37 +66,6 @@ OPEN_AGAIN: Final = "open the run again"
 
 _MAX_OBJECTS: Final = 1_000_000
 _MAX_NAME_BYTES: Final = 255
-
-
-def is_url(path: object) -> bool:
-    """Tell whether a path names something that is not on a file system.
-
-    Examples
-    --------
-    >>> is_url("s3://bucket/run.inshrink"), is_url("runs/run.inshrink"), is_url("C:/run.inshrink")
-    (True, False, False)
-    """
-    return isinstance(path, str) and _URL.match(path) is not None
-
-
-def was_url(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a path was a URL before it became a path, which joins its slashes.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> was_url(Path("s3://bucket/run.inshrink")), was_url(Path("C:/run.inshrink"))
-    (True, False)
-    """
-    return _JOINED_URL.match(os.fspath(path)) is not None
-
-
-def url_of(place: str | os.PathLike[str]) -> str | None:
-    """Return the URL that a place is, or was before it became a path; None for a path."""
-    text = os.fspath(place)
-    if is_url(text):
-        return text
-    return _JOINED_URL.sub(r"\1://", text, count=1) if was_url(place) and not Path(text).exists() else None
 
 
 class Listed(NamedTuple):
@@ -138,6 +108,36 @@ class Elsewhere(Protocol):
         ...
 
 
+class Promised:
+    """Bytes that are taken for an object's before they are fetched, each with the end of what it tells of.
+
+    Whoever reads there, or what one tells of, is given nothing before the bytes were compared.
+    """
+
+    def __init__(self) -> None:
+        self._told: list[tuple[int, bytes | None, int]] = []
+
+    def take(self, told: Iterable[tuple[int, bytes, int]]) -> None:
+        """Take these in the place of those before: each an offset, the bytes, and an end."""
+        self._told = sorted(told)
+
+    def due(self, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, bytes]]:
+        """Yield those that spans lie in and that were not compared: place in the list, offset and bytes."""
+        for offset, nbytes in spans:
+            place = max(0, bisect.bisect_right(self._told, offset, key=itemgetter(0)) - 1)
+            for i in range(place, len(self._told)):
+                begin, content, end = self._told[i]
+                if begin >= offset + nbytes:
+                    break
+                if content is not None and end > offset:
+                    yield i, begin, content
+
+    def kept(self, place: int) -> None:
+        """Take note that one was true."""
+        begin, _, end = self._told[place]
+        self._told[place] = (begin, None, end)
+
+
 class Content:
     """The bytes of one object, as far as they are here; any thread may read, and no name leads to them.
 
@@ -155,6 +155,7 @@ class Content:
 
     def __init__(self, storage: Elsewhere, one: Listed, where: str, folder: Path) -> None:
         self._storage, self.one, self._where = storage, one, where
+        self.promised = Promised()
         self._have = bytearray(-(-one.nbytes // _BLOCK))
         self._lock = threading.Lock()
         self.descriptor, name = tempfile.mkstemp(dir=folder)
@@ -177,13 +178,30 @@ class Content:
         StorageError
             The store, or this machine's disk, refused.
         """
-        asked = [self._blocks(offset, nbytes) for offset, nbytes in spans if nbytes > 0]
-        if all(self._have.find(0, first, end) < 0 for first, end in asked):
-            return
-        with self._lock:
-            pieces = self._missing(asked)
-            while batch := list(islice(pieces, _N_PIECES)):
-                self._fetch(batch)
+        spans = [span for span in spans if span[1] > 0]
+        due = list(self.promised.due(spans))
+        asked = [self._blocks(*span) for span in [*spans, *((at, len(told)) for _, at, told in due)]]
+        if not self.has(asked):
+            with self._lock:
+                pieces = self._missing(asked)
+                while batch := list(islice(pieces, _N_PIECES)):
+                    self._fetch(batch)
+        for place, at, told in due:
+            if os.pread(self.descriptor, len(told), at) != told:
+                raise DamagedError(
+                    f"the zip's records at byte {at} are not those that its directory tells of",
+                    where=self._where,
+                    remedy="it may be damaged: fetch it again from where it came from",
+                )
+            self.promised.kept(place)
+
+    def is_here(self, offset: int, nbytes: int) -> bool:
+        """Whether some bytes need not be fetched."""
+        return self.has([self._blocks(offset, nbytes)])
+
+    def has(self, asked: Iterable[tuple[int, int]]) -> bool:
+        """Whether some blocks are here."""
+        return all(self._have.find(0, first, end) < 0 for first, end in asked)
 
     def fill_all(self, still: Callable[[], bool]) -> None:
         """Fetch the whole object, as long as it is wanted; whoever reads meanwhile goes first."""
@@ -278,6 +296,7 @@ class Mirror:
         STANDS_FOR[str(self.root)] = url
         self._listed: dict[str, Listed] = {}
         self._contents: OrderedDict[str, Content] = OrderedDict()
+        self._promised: dict[str, Promised] = {}
         self._lock = threading.RLock()
         self._wanted: Sequence[str] = ()
         self._fetching: threading.Thread | None = None
@@ -317,6 +336,7 @@ class Mirror:
 
     def _remove(self, path: str) -> None:
         self._contents.pop(path, None)
+        self._promised.pop(path, None)
         place = self.root / path
         with contextlib.suppress(OSError):
             place.unlink()
@@ -367,6 +387,8 @@ class Mirror:
                     raise NotFoundError("there is no such object any more", where=place)
                 with _local("the user's cache cannot be written", place):
                     content = Content(self.storage, one, f"{self.url}/{path}", self._home)
+                # What was taken for true of an object outlasts what was fetched of it.
+                content.promised = self._promised.setdefault(path, content.promised)
                 self._contents[path] = content
             self._contents.move_to_end(path)
             n_here = sum(one.nbytes_here for one in self._contents.values())

@@ -163,6 +163,26 @@ class ReadableFile:
         if self._content is not None:
             self._content.fill(spans)
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its bytes are fetched as they are read."""
+        return self._content is not None
+
+    def is_here(self, offset: int, n_bytes: int) -> bool:
+        """Whether some bytes can be read without being fetched."""
+        return self._content is None or self._content.is_here(offset, n_bytes)
+
+    def promise(self, told: Iterable[tuple[int, bytes, int]]) -> None:
+        """Say what lies somewhere, unread; what is read there, or up to an end, is compared first.
+
+        Parameters
+        ----------
+        told
+            Each an offset, the bytes there, and the end of what was found by them.
+        """
+        if self._content is not None:
+            self._content.promised.take(told)
+
     def _is_at(self, real_path: str) -> bool:
         """Tell whether the open file lies where a path without links says."""
         try:

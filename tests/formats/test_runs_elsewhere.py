@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -148,8 +149,7 @@ def test_a_run_at_an_address_is_bit_for_bit_that_of_the_folder(bucket, layout, p
 def test_opening_takes_headers_and_no_tensors(bucket, piecemeal):
     save_large(bucket.folder / "run")
     run = open_run(f"{bucket.url}/run")
-    # One list, and of each of three files both ends and the header of each of four tensors.
-    assert run.requests <= 1 + 3 * (2 + 4)
+    assert run.requests <= 1 + 3 * 2  # one list, and both ends of each of three files
     assert run.bytes_read < 3 * 60_000 < 3 * run.nbytes_of(1) / 6
     before = run.requests
     assert run.refresh().steps == run.steps
@@ -410,3 +410,64 @@ def test_the_mirror_of_another_process_is_not_read_as_if_it_were_empty(bucket):
         [sys.executable, "-W", "ignore", "-c", program, str(run.path)], capture_output=True, text=True
     )
     assert "in another process alone" in done.stderr
+
+
+def save_torch(folder, **more):
+    """Save a step of many tensors, of which none fits into what is fetched first."""
+    tensors = {f"layer{i}.weight": torch.randn(60, 64) for i in range(12)}
+    torch.save({"model": tensors, "step": 1}, folder / "step_1.pt", **more)
+    return tensors
+
+
+def test_a_file_of_pytorch_is_opened_by_its_ends_however_many_tensors_it_has(bucket, piecemeal):
+    tensors = save_torch(bucket.folder)
+    run = open_run(bucket.url)
+    assert run.requests == len(Bucket.asked) <= 1 + 3  # a list, both ends, and what its directory has beyond
+    assert all(torch.equal(run[1][name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_tensor_whose_record_is_another_than_was_foretold_is_not_given_out(bucket, piecemeal):
+    """Not even when what was fetched is let go and fetched again."""
+    save_torch(bucket.folder)
+    path = bucket.folder / "step_1.pt"
+    content = bytearray(path.read_bytes())
+    at = content.index(b"/data/5FB") + len("/data/5FB") + 2
+    content[at] ^= 1  # in the padding, of which nothing else tells
+    path.write_bytes(content)
+    run = open_run(bucket.url)
+    assert torch.isfinite(run[1]["layer7.weight"]).all()
+    for _ in range(2):
+        with pytest.raises(DamagedError, match="not those that its directory tells of"):
+            run[1]["layer5.weight"]
+        mirror.mirror_of(run.path).stream(())
+
+
+def test_a_zip_that_another_program_wrote_is_read_as_before(bucket, piecemeal):
+    """Its records are asked for: nothing foretells them."""
+    tensors = save_torch(bucket.folder)
+    path = bucket.folder / "step_1.pt"
+    with zipfile.ZipFile(path) as one:
+        content = {info.filename: one.read(info) for info in one.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as other:
+        for name, data in content.items():
+            other.writestr(name, data)
+    run = open_run(bucket.url)
+    assert run.requests > 12
+    assert all(torch.equal(run[1][name], tensor) for name, tensor in tensors.items())
+
+
+def test_records_of_four_gigabytes_are_foretold_as_pytorch_writes_them():
+    from inshrink_core.formats.torch.zip import _framed, _Record
+
+    nbytes = (1 << 32) + 20_000
+    # torch.save({"a": torch.zeros(1000), "big": torch.zeros(nbytes // 4), …}), torch 2.13
+    header = (
+        b"PK\x03\x04\0\0\x08\x08" + bytes(18) + b"\x0e\0$\0archive/data/1"
+        b"\x01\0\x10\0 N\0\0\x01\0\0\0" + bytes(8) + b"FB\x0c\0" + b"Z" * 12
+    )
+    limit = 4912 + len(header) + nbytes + 24
+    assert _framed(_Record(4912, b"archive/data/1", 7, nbytes, 0), limit) == (
+        header,
+        b"PK\x07\x08\x07\0\0\0" + 2 * nbytes.to_bytes(8, "little"),
+    )
+    assert _framed(_Record(4912, b"archive/data/1", 7, nbytes, 0), limit + 1) is None

@@ -61,7 +61,7 @@ def save(folder, layout, n_steps=2):
 
 OPENING = {
     # A list; then for each of two checkpoints …
-    "torch": 1 + 2 * (2 + N_LAYERS - 1),  # its two ends, and the header of each tensor but the first
+    "torch": 1 + 2 * 2,  # its two ends
     "safetensors": 1 + 2,  # its first 64 kB
     "dcp": 1 + 2 * (1 + N_LAYERS + 1),  # .metadata, and what is between two tensors
 }

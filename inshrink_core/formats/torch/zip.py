@@ -14,7 +14,7 @@ from isal.isal_zlib import crc32
 
 from inshrink_core.checkpoint import ZipEntry
 from inshrink_core.errors import DamagedError, RottenError, clipped
-from inshrink_core.formats.disk import Readable
+from inshrink_core.formats.disk import Readable, ReadableFile
 from inshrink_core.formats.torch.pickles import MAX_PICKLE_BYTES
 
 _LOCAL = struct.Struct("<4s5H3I2H")
@@ -33,7 +33,11 @@ _TAIL_BYTES: Final = 4 << 10
 _GAP_BYTES: Final = 256
 """Between the data of an entry and the header of the next; PyTorch's writer leaves 24 at most."""
 
+_ALIGNMENT: Final = 64
+"""PyTorch's writer begins the data of every entry at a multiple of this."""
+
 _HAS_DESCRIPTOR = 0x08
+_FLAGS_OF_TORCH = 0x0808
 _ENCRYPTED = 0x01
 _U32_MAX = 0xFFFFFFFF
 
@@ -198,12 +202,24 @@ def _read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
     have_checksums = any(record.crc for record in records if record.nbytes)
     limits = [record.header_offset for record in records[1:]]
     limits.append(min((record.central_offset for record in records), default=0))
+    gaps = _gaps_of_torch(file, records, limits) if isinstance(file, ReadableFile) else {}
     # The header of an entry, and what lies behind the one before.
-    file.expect((max(0, one.header_offset - _GAP_BYTES), _GAP_BYTES + _LOCAL.size) for one in records)
+    file.expect(
+        (max(0, one.header_offset - _GAP_BYTES), _GAP_BYTES + _LOCAL.size)
+        for one in records
+        if one.header_offset not in gaps
+    )
+    if gaps and isinstance(file, ReadableFile):
+        file.promise((gap.offset, gap.content, gap.end) for gap in gaps.values())
+    told = {gap.offset: gap.content for gap in gaps.values()}
+
+    def read(offset: int, n_bytes: int) -> bytes:
+        return told[offset][:n_bytes] if offset in told else file.read(offset, n_bytes)
+
     entries, ahead, ahead_at = [], b"", -1
     for record, limit in zip(records, limits, strict=False):
         begin, name, crc, nbytes, central = record
-        header = ahead[begin - ahead_at :] if ahead_at >= 0 else file.read(begin, _LOCAL.size)
+        header = ahead[begin - ahead_at :] if ahead_at >= 0 else read(begin, _LOCAL.size)
         magic, _, flags, method, _, _, header_crc, _, _, n_name, n_extra = _LOCAL.unpack(header)
         offset = begin + _LOCAL.size + n_name + n_extra
         end = offset + nbytes
@@ -212,10 +228,10 @@ def _read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
         # One read gives what lies behind the data and the header of the next entry.
         ahead, ahead_at = b"", -1
         if limit - end < _GAP_BYTES and limit + _LOCAL.size <= file.nbytes:
-            ahead, ahead_at = file.read(end, limit + _LOCAL.size - end), end
+            ahead, ahead_at = read(end, limit + _LOCAL.size - end), end
         behind, behind_at = None, end
         if flags & _HAS_DESCRIPTOR and end + _DESCRIPTOR.size <= limit:
-            magic, behind = _DESCRIPTOR.unpack(ahead[: _DESCRIPTOR.size] or file.read(end, _DESCRIPTOR.size))
+            magic, behind = _DESCRIPTOR.unpack(ahead[: _DESCRIPTOR.size] or read(end, _DESCRIPTOR.size))
             behind_at = end + 4
             if magic != b"PK\x07\x08":
                 # The signature may be left out (APPNOTE 4.3.9.3).
@@ -232,6 +248,55 @@ def _read_entries(file: Readable) -> tuple[list[CheckedEntry], bool]:
             said = f"the records of entry '{clipped(_text(name))}' of the zip have different CRC-32s"
         entries.append(CheckedEntry(offset, nbytes, _text(name), crc, said, places))
     return entries, have_checksums
+
+
+class _Gap(NamedTuple):
+    """What PyTorch's writer puts between two entries; the second one ends at `end`."""
+
+    offset: int
+    content: bytes
+    end: int
+
+
+def _gaps_of_torch(file: ReadableFile, records: list[_Record], limits: list[int]) -> dict[int, _Gap]:
+    """Return what lies before entries of a file elsewhere, by the offset of their headers, unread.
+
+    Of a file that PyTorch wrote, the directory tells that, byte for byte. It is trusted where the gaps are as
+    large as it says, and those that are here, and the last, are what it says; and only until they are read.
+    """
+    if not file.is_elsewhere:
+        return {}
+    framed = [_framed(record, limit) for record, limit in zip(records, limits, strict=True)]
+    gaps: dict[int, _Gap] = {}
+    seen = 0
+    for i in range(1, len(records)):
+        before, own = framed[i - 1], framed[i]
+        if before is None or own is None:
+            continue
+        header, footer = own[0], before[1]
+        begin = records[i].header_offset
+        gap = _Gap(begin - len(footer), footer + header, begin + len(header) + records[i].nbytes)
+        if i + 1 < len(records) and not file.is_here(gap.offset, len(gap.content)):
+            gaps[begin] = gap
+        elif file.read(gap.offset, len(gap.content)) == gap.content:
+            seen += 1
+        else:
+            return {}
+    return gaps if seen else {}
+
+
+def _framed(record: _Record, limit: int) -> tuple[bytes, bytes] | None:
+    """Return what PyTorch's writer puts before an entry's data and behind it; None where it does not fit."""
+    begin, name, crc, nbytes, _ = record
+    large = [nbytes, 0] if nbytes >= _U32_MAX else []
+    large += [begin] if begin >= _U32_MAX else []
+    wide = struct.pack(f"<2H{len(large)}Q", 1, 8 * len(large), *large) if large else b""
+    padding = -(begin + _LOCAL.size + len(name) + len(wide) + 4) % _ALIGNMENT
+    extra = wide + struct.pack("<2sH", b"FB", padding) + b"Z" * padding
+    header = _LOCAL.pack(b"PK\x03\x04", 0, _FLAGS_OF_TORCH, 0, 0, 0, 0, 0, 0, len(name), len(extra))
+    header += name + extra
+    footer = _DESCRIPTOR.pack(b"PK\x07\x08", crc) + struct.pack("<2Q" if large else "<2I", nbytes, nbytes)
+    return (header, footer) if begin + len(header) + nbytes + len(footer) == limit else None
 
 
 def _text(name: bytes) -> str:
@@ -257,7 +322,8 @@ def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> TorchZip:
 
     Notes
     -----
-    Reads the directory, ``data.pkl``, ``byteorder`` and about a hundred bytes for each entry.
+    Reads the directory, ``data.pkl``, ``byteorder`` and about a hundred bytes for each entry; of a file
+    elsewhere that PyTorch wrote, these are foretold, and compared before anything of the entry is read.
     """
     entries, have_checksums = _read_entries(file)
     by_name = {entry.name: entry for entry in entries}
