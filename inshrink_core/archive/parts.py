@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Self
 
@@ -16,7 +16,10 @@ from inshrink_core.archive.layout import (
     MAX_PARTS,
     FrameHeader,
     derive_frame_id,
+    file_number,
+    joined,
 )
+from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.reader import ArchiveReader, is_archive
 from inshrink_core.archive.storage import Creation, Lock, Storage, storage_at, storage_errors
 from inshrink_core.archive.writer import ArchiveWriter
@@ -48,6 +51,8 @@ class PartWriter:
         Which part, from 0 on, and of how many.
     salt
         Of the ids of frames, the same for all parts: parts of another attempt never complete these.
+    generation
+        That of the next frame, where the place has no locks: all parts are told (`Gathering`).
 
     Raises
     ------
@@ -71,7 +76,14 @@ class PartWriter:
     frame is live when its last part has its name; `commit_parts` lists it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], part: int, n_parts: int, salt: bytes = b"") -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        part: int,
+        n_parts: int,
+        salt: bytes = b"",
+        generation: int | None = None,
+    ) -> None:
         if not (0 <= part < n_parts <= MAX_PARTS):
             raise InputError(
                 f"there is no {parts_in_words([part], n_parts)}", expected=f"I/N with 1 ≤ I ≤ N ≤ {MAX_PARTS}"
@@ -82,15 +94,16 @@ class PartWriter:
         self.storage: Storage = storage_at(path)
         self._path = os.fspath(path)
         with storage_errors("the archive cannot be opened for writing", self._path):
-            self._lock = _with_patience(lambda: _shared(self.storage, path))
+            if generation is None:
+                self._lock = _with_patience(lambda: _shared(self.storage, path))
             try:
                 self.reader: PartReader = PartReader(self.storage, self.part)
-                self._look()
+                self._look(generation)
             except BaseException:
                 self.suspend()
                 raise
 
-    def _look(self) -> None:
+    def _look(self, generation: int | None) -> None:
         """See what is there; once more where it changed meanwhile."""
         for look in range(_N_LOOKS):
             if look:
@@ -106,7 +119,8 @@ class PartWriter:
             break
         catalog = self.reader.catalog
         self._waiting = [frame for frame in catalog.pending if not self._holds(frame)]
-        self._next = catalog.pending[-1].generation + 1 if catalog.pending else catalog.next_generation
+        after = catalog.pending[-1].generation + 1 if catalog.pending else catalog.next_generation
+        self._next = after if generation is None else generation
 
     def suspend(self) -> None:
         """Abort an unfinished frame and release the lock, so that frames can be committed."""
@@ -116,17 +130,18 @@ class PartWriter:
         if lock is not None:
             lock.release()
 
-    def resume(self, salt: bytes) -> None:
+    def resume(self, salt: bytes, generation: int | None = None) -> None:
         """Take the lock again for frames with another salt, and see what was committed since.
 
         Raises as the constructor.
         """
         self.salt = salt
         with storage_errors("the archive cannot be opened for writing", self._path):
-            self._lock = _with_patience(self.storage.share)
+            if generation is None:
+                self._lock = _with_patience(self.storage.share)
             try:
                 self.reader.refresh()
-                self._look()
+                self._look(generation)
             except BaseException:
                 self.suspend()
                 raise
@@ -168,7 +183,7 @@ class PartWriter:
         if kind is FrameKind.DELTA and parent_id is not None:
             parent = self.reader.inherited(parent_id, self.n_parts).get(self.part)
         with storage_errors("the frame cannot be written", where):
-            file = self.storage.create(header.path)
+            file = self.storage.create_once(header.path)
         self._frame = FrameWriter(
             file, where, header, parent, lambda info: self._publish(file, info), self._release
         )
@@ -274,6 +289,68 @@ def _require_one_job(reader: PartReader, n_parts: int) -> None:
                 remedy=_agree(reader.path),
             )
         before = {frame.frame_id}
+
+
+class Gathering:
+    """A frame whose parts several processes write where no lock keeps others out, and that this one lists.
+
+    Parameters
+    ----------
+    path
+        The archive.
+
+    Attributes
+    ----------
+    generation
+        For all parts: no file of the archive has it.
+
+    Raises
+    ------
+    InputError
+        The place has locks, or parts cannot be written there.
+    NotFoundError, DamagedError, StorageError
+        There is no archive, or its manifest cannot be read.
+
+    Notes
+    -----
+    Until the manifest lists the frame, its parts are nothing. The manifest is replaced only if it is the one
+    that was there before the parts were begun: where another writer was faster, or gave the parts up, they
+    are never listed, and a later writer deletes them.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._storage = storage_at(path)
+        if not self._storage.gathers:
+            self._storage.share()  # refuses
+        with storage_errors("the archive cannot be opened for writing", os.fspath(path)):
+            content, self._tag = self._storage.load(MANIFEST_NAME)
+            self._manifest = Manifest.parse(content, f"{self._storage.name}, manifest")
+            taken = max(map(file_number, self._storage.names(FRAME_FOLDER)), default=0)
+        self.generation = max(self._manifest.next_generation, taken + 1)
+
+    def commit(self, parts: Sequence[FrameInfo]) -> None:
+        """List the frame.
+
+        Parameters
+        ----------
+        parts
+            What each process has written, as its `PartWriter` says.
+
+        Raises
+        ------
+        ConflictError
+            They are not the parts of one frame, or another writer has changed the archive.
+        StorageError
+            The store refused. Whether the frame is listed, the archive tells.
+        """
+        where = self._storage.name
+        frame = joined(parts)
+        same = {(one.frame_id, one.kind, one.n_parts, one.generation) for one in parts}
+        numbers = [file.number for file in frame.files]
+        if len(same) != 1 or frame.generation != self.generation or numbers != [*range(frame.n_parts)]:
+            raise ConflictError("the parts are not those of one frame", where=where, remedy=_agree(where))
+        with storage_errors("the frame cannot be listed", where):
+            self._storage.replace(MANIFEST_NAME, self._manifest.with_frame(frame).pack(), self._tag)
 
 
 class Committed(NamedTuple):

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, PartWriter, commit_parts, is_archive
+from inshrink_core.archive.parts import Gathering
 from inshrink_core.archive.storage import storage_at
 from inshrink_core.chain import Archive, ChainWriter
 from inshrink_core.chain.attachments import stored_view
@@ -86,6 +87,7 @@ class _Told:
     step: int
     archive_id: bytes
     salt: bytes
+    generation: int | None
     parent_id: bytes | None
     is_restored: bool
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]
@@ -125,7 +127,7 @@ class InshrinkWriter(StorageWriter):
     Parameters
     ----------
     archive
-        The folder, on a file system that all ranks see; made where there is none.
+        The folder, on a file system that all ranks see, or its address in a bucket; made where there is none.
     codec, config, optimizer, keyframe_every, device, threads
         As of `inshrink_core.verbs.compress`. By default the ranks of a machine share its processors.
     resumed_from
@@ -187,6 +189,9 @@ class InshrinkWriter(StorageWriter):
         self._checked: tuple[CheckedWriter, ShardedEvaluator] | None = None
         self._thread = threading.get_ident()
         self.archive = os.fspath(archive)
+        storage = storage_at(archive)
+        if not (storage.exclusive or storage.gathers):
+            storage.share()  # refuses
         self._options: dict[str, Any] = dict(
             codec=codec,
             config=config,
@@ -208,6 +213,8 @@ class InshrinkWriter(StorageWriter):
         self._last: bytes | None = None
         self._written: bytes | None = None
         self._lock: Lock | None = None
+        self._gathering: Gathering | None = None
+        self._parts: list[FrameInfo] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._require_live(there=False)
@@ -299,19 +306,26 @@ class InshrinkWriter(StorageWriter):
                 remedy="give process_group and no_dist to the writer, too",
             )
         self._release()
-        if not storage_at(self.archive).exclusive:
-            storage_at(self.archive).share()  # refuses
-        if not is_archive(self.archive):
-            ArchiveWriter(self.archive, create=True).close()
-        commit_parts(self.archive, discard=True)
-        # Until the commit, no other training gives up what the ranks of this one have written.
-        self._lock = storage_at(self.archive).share()
+        if storage_at(self.archive).exclusive:
+            if not is_archive(self.archive):
+                ArchiveWriter(self.archive, create=True).close()
+            commit_parts(self.archive, discard=True)
+            # Until the commit, no other training gives up what the ranks of this one have written.
+            self._lock = storage_at(self.archive).share()
+        else:
+            self._gather()
         try:
             self._told = self._tell(plans)
         except BaseException:
             self._release()
             raise
         return plans
+
+    def _gather(self) -> None:
+        """Begin a frame in a bucket; what an earlier training or a failed save left there is deleted."""
+        if self._last is None or self._last != self._written:
+            ArchiveWriter(self.archive, create=True).close()
+        self._gathering = Gathering(self.archive)
 
     def _tell(self, plans: Sequence[SavePlan]) -> _Told:
         reader = ArchiveReader.open(self.archive)
@@ -326,7 +340,8 @@ class InshrinkWriter(StorageWriter):
         parent_id = None if parent is None else parent.frame_id
         tensors, paths = self._described(plans)
         salt = os.urandom(_SALT_NBYTES)
-        return _Told(step, reader.archive_id, salt, parent_id, is_restored, tensors, paths)
+        generation = None if self._gathering is None else self._gathering.generation
+        return _Told(step, reader.archive_id, salt, generation, parent_id, is_restored, tensors, paths)
 
     def _parent(self, reader: ArchiveReader) -> tuple[FrameInfo | None, bool]:
         """Return the frame that a save continues from, and whether training was restored from it just now."""
@@ -391,6 +406,8 @@ class InshrinkWriter(StorageWriter):
                     self._checked_for(ready, ranks, exchanges).append(chain, ready.checkpoint)
             _part_of(chain).suspend()
             self._written = _id_of(chain.parent)
+            if told.generation is not None:
+                self._parts = ranks.gathered(lambda: cast("FrameInfo", chain.parent))
         except BaseException:
             if self._chain is not None:
                 _part_of(self._chain).suspend()
@@ -470,7 +487,7 @@ class InshrinkWriter(StorageWriter):
         """Return the chain that a save continues: the one before, if it was committed."""
         chain = self._chain
         if chain is not None and _id_of(chain.parent) == told.parent_id:
-            _part_of(chain).resume(told.salt)
+            _part_of(chain).resume(told.salt, told.generation)
             return chain
         if not is_archive(self.archive) or ArchiveReader.open(self.archive).archive_id != told.archive_id:
             raise ConflictError(
@@ -479,7 +496,7 @@ class InshrinkWriter(StorageWriter):
                 remedy="the archive must lie on a file system that all ranks share",
             )
         config = make_chain_config(self.archive, **self._options)
-        writer = PartWriter(self.archive, ranks.rank, ranks.n_ranks, told.salt)
+        writer = PartWriter(self.archive, ranks.rank, ranks.n_ranks, told.salt, told.generation)
         try:
             parent = None if told.parent_id is None else writer.reader.info(told.parent_id)
             restored = parent if told.is_restored else None
@@ -491,7 +508,12 @@ class InshrinkWriter(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """List the frame: it is in the archive now."""
+        gathering = self._gathering
         self._release()
+        if gathering is not None:
+            gathering.commit(self._parts)
+            self._last = self._written
+            return
         commit_parts(self.archive)
         if self._written not in {frame.frame_id for frame in ArchiveReader.open(self.archive).listed}:
             raise ConflictError(
@@ -503,6 +525,7 @@ class InshrinkWriter(StorageWriter):
 
     def _release(self) -> None:
         """Let others write the archive."""
+        self._gathering = None
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from inshrink_core.archive import ArchiveWriter, PartWriter, is_archive
+from inshrink_core.archive.parts import Gathering
 from inshrink_core.chain import Archive
 from inshrink_core.errors import ConflictError, InputError
 from inshrink_core.integrations.dcp import InshrinkReader, InshrinkWriter
@@ -165,6 +166,14 @@ def train_on(archive: Path, last: int, kept: Path, kill: tuple[str, int] | None 
     keep(training.whole(), kept)
 
 
+def with_environment(variables: dict[str, str], mortal: Path | None, function: Callable, *arguments) -> None:
+    """Call a function with variables that the parent of all ranks did not have; say who is to be killed."""
+    os.environ.update(variables)
+    if mortal is not None:
+        mortal.write_text(f"{os.getpid()}")
+    function(*arguments)
+
+
 POINTS = {
     "before the plan": (InshrinkWriter, "prepare_local_plan", True),
     "planned": (InshrinkWriter, "_described", True),
@@ -175,6 +184,8 @@ POINTS = {
     "before the manifest": (ArchiveWriter, "_write_manifest", True),
     "after the manifest": (ArchiveWriter, "_write_manifest", False),
     "after the commit": (InshrinkWriter, "finish", False),
+    "before the frame is listed": (Gathering, "commit", True),
+    "after the frame is listed": (Gathering, "commit", False),
 }
 """Of the protocol: what is called there, and whether a rank is killed before it or after."""
 
@@ -305,3 +316,61 @@ def save_apart(folder: Path) -> None:
                 }
             }
             save(state, both, step, process_group=group)
+
+
+def save_small(archive: str, steps: tuple[int, ...]) -> None:
+    """Save a few numbers a step, from the last step of the archive on."""
+    last = Archive.open(archive).steps[-1:] if is_archive(archive) else ()
+    writer = InshrinkWriter(archive, **EXACT, resumed_from=last[0] if last else None)
+    for step in steps:
+        save({"model": {"weight": torch.arange(64.0) * step}}, writer, step)
+
+
+def save_alone(archive: str, steps: tuple[int, ...]) -> None:
+    """Save ten megabytes a step, without other ranks."""
+    writer = InshrinkWriter(archive, **EXACT, no_dist=True)
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        save({"model": {"weight": torch.randn(2560, 1024, generator=generator)}}, writer, step, no_dist=True)
+
+
+def _of_two_ranks(step: int) -> dict:
+    torch.manual_seed(step)
+    mesh = init_device_mesh("cpu", (2,))
+    return {"model": {"weight": distribute_tensor(torch.randn(64, 8), mesh, [Shard(0)])}}
+
+
+def overtaken(archive: str) -> None:
+    """Save while another training lists a frame: the save fails on every rank, and so does each after it."""
+    writer = InshrinkWriter(archive, **EXACT)
+    save(_of_two_ranks(1), writer, 1)
+    publish = PartWriter._publish
+    if dist.get_rank() == 0:
+
+        def late(self, file, info):
+            PartWriter._publish = publish
+            other = InshrinkWriter(archive, **EXACT, no_dist=True)
+            save({"model": {"weight": torch.zeros(64, 8)}}, other, 2, no_dist=True)
+            publish(self, file, info)
+
+        PartWriter._publish = late
+    with pytest.raises(CheckpointException, match="another writer"):
+        save(_of_two_ranks(2), writer, 2)
+    with pytest.raises(CheckpointException, match="another training"):
+        save(_of_two_ranks(3), writer, 3)
+
+
+def fail_once(archive: str) -> None:
+    """Save while one part cannot be uploaded."""
+    from datetime import timedelta
+
+    from inshrink_core.archive.storage import objects
+
+    objects._RETRY = {**objects._RETRY, "max_retries": 0, "retry_timeout": timedelta(seconds=1)}
+    objects._N_ATTEMPTS = 1
+    writer = InshrinkWriter(archive, **EXACT)
+    save(_of_two_ranks(1), writer, 1)
+    with pytest.raises(CheckpointException, match="overloaded"):
+        save(_of_two_ranks(2), writer, 2)
+    assert Archive.open(archive).steps == (1,)
+    save(_of_two_ranks(3), writer, 3)

@@ -107,7 +107,7 @@ KILLS = [
         for rank in (0, 1)
         if (point, rank) != ("planned", 1)
     ],
-    *[(point, 0) for point in list(ranks.POINTS)[5:]],
+    *[(point, 0) for point in list(ranks.POINTS)[5:9]],
 ]
 
 

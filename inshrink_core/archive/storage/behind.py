@@ -22,6 +22,7 @@ import json
 import logging
 import os
 import re
+import tempfile
 import threading
 from abc import abstractmethod
 from collections import OrderedDict
@@ -105,6 +106,10 @@ class UploadedStorage(Storage):
     def claim(self, path: str, file: IO[bytes]) -> None:
         """Make an object of a file as `upload` does, for a name that no other writer uses again."""
         self.upload(path, file)
+
+    def create_once(self, path: str) -> Creation:
+        """Begin an object on the local disk, which is uploaded when it is committed."""
+        return _Once(self, checked(path))
 
     def written(self) -> Storage:
         """Return what a writer uses: objects are made here, and uploaded behind it."""
@@ -586,6 +591,31 @@ class _Behind(Creation):
     def abort(self) -> None:
         """Leave nothing of it."""
         self._file.abort()
+
+
+class _Once(Creation):
+    """A file without a name, where what waits lies, that becomes an object by `UploadedStorage.claim`."""
+
+    def __init__(self, storage: UploadedStorage, path: str) -> None:
+        self._storage, self._path = storage, path
+        folder = waiting_folder(storage.name).parent
+        make_folders(folder)
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - open until it is committed
+
+    def write(self, content: bytes | bytearray | memoryview) -> None:
+        """Append bytes."""
+        self._file.write(content)
+
+    def commit(self) -> None:
+        """Upload it."""
+        try:
+            self._storage.claim(self._path, self._file)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Let the bytes go."""
+        self._file.close()
 
 
 class _BehindLock(Lock):

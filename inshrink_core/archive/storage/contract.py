@@ -282,6 +282,9 @@ class Storage(ABC):
     writable: bool = True
     """Whether it has the methods that write."""
 
+    gathers: bool = False
+    """Whether many may create objects at a time that one of them lists, though no lock keeps others out."""
+
     exclusive: bool = True
     """Whether `lock` keeps others out. Where it does not, an object that the manifest does not list may be
     another writer's, and is taken for nothing."""
@@ -327,9 +330,9 @@ class Storage(ABC):
             The place has no such locks.
         """
         raise InputError(
-            "frames are written in parts on local or shared file systems only",
+            "this place has no locks, which frames in parts need",
             where=self.name,
-            remedy="write the parts there, and copy the archive when it is committed",
+            remedy="write the parts on a local or shared file system, and pack the archive into it",
         )
 
     def load(self, path: str) -> tuple[bytes, Tag]:
@@ -347,6 +350,10 @@ class Storage(ABC):
             Whether it takes the place of another of that name, instead of being refused by `Creation.commit`.
         """
         self.refuse()
+
+    def create_once(self, path: str) -> Creation:
+        """Begin an object of any size, whose name no other writer uses again."""
+        return self.create(path)
 
     def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
         """Give an object new content, if it is unchanged; durable when this returns.

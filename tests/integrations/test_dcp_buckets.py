@@ -1,0 +1,168 @@
+"""Ranks that save into a bucket of a real server: what they write, and what is left when one dies."""
+
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("obstore", reason="the extra 'remote' is not installed")
+sys.path.insert(0, str(Path(__file__).parent))  # as the ranks have it
+
+import dcp_ranks as ranks
+from dcp_ranks import on_ranks
+
+import inshrink_core
+from inshrink_core.archive import ArchiveWriter, is_archive
+from inshrink_core.archive.storage import objects, storage_at
+from inshrink_core.chain import Archive
+from inshrink_core.errors import InputError
+from inshrink_core.integrations.dcp import InshrinkWriter
+from tests.integrations.servers import KEYS, Proxy
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(500),
+    pytest.mark.usefixtures("waiting"),
+]
+
+
+def run(world, folder, address, function, *arguments, mortal=None):
+    """Run a function on ranks that speak to a server."""
+    variables = {**KEYS, "AWS_ENDPOINT_URL": address, "INSHRINK_WAITING": str(folder / "ranks-wait")}
+    on_ranks(world, folder, ranks.with_environment, variables, mortal, function, *arguments)
+
+
+def frames_in(url):
+    return set(storage_at(url).list("frames"))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    on_ranks(2, folder, ranks.train_on, folder / "a", 3, folder / "whole.pt")
+    return torch.load(folder / "whole.pt"), folder / "a"
+
+
+def test_ranks_write_into_a_bucket_the_blocks_that_they_write_into_a_folder(
+    server, url, tmp_path, uninterrupted
+):
+    """Any number of ranks reads them, and writes on."""
+    whole, folder = uninterrupted
+    run(2, tmp_path, server, ranks.train_on, url, 2, tmp_path / "none.pt")
+    run(2, tmp_path, server, ranks.train_on, url, 3, tmp_path / "whole.pt")
+    assert ranks.same(torch.load(tmp_path / "whole.pt"), whole)
+    there, here = Archive.open(url), Archive.open(folder)
+    assert [(one.kind, one.n_parts) for one in there.frames] == [("keyframe", 2), ("delta", 2), ("delta", 2)]
+    for one, other in zip(there.frames, here.frames, strict=True):
+        mine, theirs = there.frame(one), here.frame(other)
+        assert [mine.read(entry) for entry in mine.entries] == [
+            theirs.read(entry) for entry in theirs.entries
+        ]
+    assert not inshrink_core.verify(url, deep=True).problems
+    run(1, tmp_path, server, ranks.train_on, url, 4, tmp_path / "last.pt")
+    assert [one.n_parts for one in Archive.open(url).frames] == [2, 2, 2, 1]
+    assert not inshrink_core.verify(url, deep=True).problems
+    assert not list((tmp_path / "ranks-wait").glob("[!.]*/frames/*"))
+
+
+@pytest.mark.parametrize(
+    ("point", "rank"),
+    [
+        *(("before its part has its name", 1), ("after its part has its name", 0)),
+        *(("before the frame is listed", 0), ("after the frame is listed", 0)),
+    ],
+)
+def test_after_a_kill_training_goes_on_from_the_last_frame_that_is_listed(
+    server, url, tmp_path, uninterrupted, point, rank
+):
+    with pytest.raises(torch.multiprocessing.ProcessExitedException, match="SIGKILL"):
+        run(2, tmp_path, server, ranks.train_on, url, 3, tmp_path / "none.pt", (point, rank))
+    assert Archive.open(url).steps == ((1, 2) if point.startswith("after the frame") else (1,))
+    assert not inshrink_core.verify(url, deep=True).problems
+    run(2, tmp_path, server, ranks.train_on, url, 3, tmp_path / "whole.pt")
+    assert ranks.same(torch.load(tmp_path / "whole.pt"), uninterrupted[0])
+    assert Archive.open(url).steps == (1, 2, 3)
+    ArchiveWriter(url).close()  # whoever writes next deletes what can never be listed
+    listed = {file.path for frame in Archive.open(url).frames for file in frame.files}
+    assert {f"frames/{name}" for name in frames_in(url)} == listed
+    assert not inshrink_core.verify(url, deep=True).problems
+
+
+def test_a_rank_killed_at_any_request_leaves_whole_steps_and_the_next_goes_on(server, url, tmp_path):
+    mortal = tmp_path / "mortal"
+    for n in range(100):
+        place, fate, is_over = f"{url}-{n}", ("drop", "lose")[n % 2], False
+        mortal.unlink(missing_ok=True)
+
+        def rule(number, method, path, n=n, fate=fate):
+            if number != n or not mortal.exists():
+                return None
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(mortal.read_text()), signal.SIGKILL)
+            return fate
+
+        with Proxy(server, rule) as proxy:
+            try:
+                run(1, tmp_path, proxy.address, ranks.save_small, place, (1, 2), mortal=mortal)
+                is_over = True
+            except torch.multiprocessing.ProcessExitedException:
+                pass
+        seen = Archive.open(place).steps if is_archive(place) else ()
+        assert seen == (1, 2)[: len(seen)]
+        assert not seen or not inshrink_core.verify(place, deep=True).problems
+        if is_over:
+            assert seen == (1, 2)
+            break
+        run(
+            1,
+            tmp_path,
+            server,
+            ranks.save_small,
+            place,
+            tuple(step for step in (1, 2, 3) if step not in seen),
+        )
+        assert Archive.open(place).steps == (1, 2, 3)
+        assert not inshrink_core.verify(place, deep=True).problems
+    else:
+        pytest.fail("it never came to its end")
+    assert n > 10
+
+
+def test_of_two_trainings_only_one_lists_its_frame_and_the_other_is_told(server, url, tmp_path):
+    run(2, tmp_path, server, ranks.overtaken, url)
+    assert Archive.open(url).steps == (1, 2)
+    assert not inshrink_core.verify(url, deep=True).problems
+
+
+def test_a_store_that_fails_fails_the_save_on_every_rank_and_the_next_one_goes_on(server, url, tmp_path):
+    def refuses(number, method, path):
+        return "refuse" if method == "PUT" and "-2.00001.frame" in path else None
+
+    with Proxy(server, refuses) as proxy:
+        run(2, tmp_path, proxy.address, ranks.fail_once, url)
+    assert Archive.open(url).steps == (1, 3)
+    assert not inshrink_core.verify(url, deep=True).problems
+
+
+def test_a_large_part_goes_up_in_pieces_and_its_name_is_taken_first(server, url, tmp_path, monkeypatch):
+    monkeypatch.setattr(objects, "LARGE_NBYTES", 1 << 20)
+    monkeypatch.setattr(objects, "_PIECE_NBYTES", 5 << 20)
+    with Proxy(server, lambda n, method, path: None) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
+        objects._store_of.cache_clear()
+        ranks.save_alone(url, (1,))
+    frame = [path for method, path in proxy.requests if method == "PUT" and "-1.frame" in path]
+    assert "partNumber" not in frame[0]
+    assert sum("partNumber" in path for path in frame[1:]) == len(frame) - 1 >= 2
+    assert not inshrink_core.verify(url, deep=True).problems
+
+
+def test_the_hub_is_refused_when_the_writer_is_made():
+    pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")
+    with pytest.raises(InputError, match="no locks"):
+        InshrinkWriter("hf://owner/name", no_dist=True)
