@@ -33,6 +33,7 @@ _BROWSER_DELAY_SECONDS = 1.5
 _LARGEST_DROP_MIB = 500
 """Of one file that is dropped onto the page Open: the server holds it in memory until it is written."""
 
+_SCHEMES = ("s3:", "gs:", "az:", "hf:")
 _LONGEST_REASON = 400
 _SECONDS_TO_LISTEN = 30.0
 _SECONDS_BETWEEN_LOOKS = 0.02
@@ -58,7 +59,8 @@ def run(
     port
         Port to listen on, 1 to 65535.
     roots
-        Folders that the explorer may see; by default the current one. Bundled samples are always seen.
+        Folders that the explorer may see; by default the current one. Bundled samples are always seen. Also
+        addresses in buckets, beside those folders.
     open_browser
         Open the explorer in the default browser.
     window
@@ -67,13 +69,15 @@ def run(
     Raises
     ------
     InputError
-        A root is no folder, the path lies outside of the roots, the port is taken, the host is open to
-        others and no roots were given, or no window can be opened here.
+        A root is neither a folder nor an address, the path lies outside of the roots, the port is taken, the
+        host is open to others and no roots were given, or no window can be opened here.
     MissingExtraError
         Streamlit or Plotly is not installed, or for a window pywebview.
     """
-    path = None if path is None else os.path.realpath(path)
-    roots = [os.path.realpath(root) for root in roots or ()]
+    from inshrink_app.server.roots import real_path
+
+    path = None if path is None else str(real_path(path))
+    roots = [str(real_path(root)) for root in roots or ()]
     given = _checked_roots(path, host, roots)
     # From here on nothing is read from the folder one stands in: Streamlit takes its settings from there,
     # and numba.
@@ -100,7 +104,8 @@ def _serve(
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     shown = _start_window(url) if window else None
     _say(f"Inshrink explorer: {url}  (Ctrl-C to stop)")
-    _say(f"It sees {', '.join(map(str, current.roots))} and nothing else.")
+    seen = [*map(str, current.roots), *map(str, current.addresses)]
+    _say(f"It sees {', '.join(seen)} and nothing else.")
     if not _is_local(host):
         told = f"{url} is open to everyone who can reach this computer; there is no password."
         sys.stderr.write(f"warning: {told}\n")
@@ -109,7 +114,7 @@ def _serve(
     elif open_browser:
         threading.Timer(_BROWSER_DELAY_SECONDS, webbrowser.open, [url]).start()
     threading.Thread(target=_load_ahead, daemon=True).start()
-    again = Ui(path, host=host, port=port, root=list(map(str, current.roots)))
+    again = Ui(path, host=host, port=port, root=seen)
     command = shlex.join(["inshrink", *again.words()])
     explorer(_allowed_hosts(host), command).run(config=server_config(host, port))
 
@@ -267,20 +272,37 @@ def _is_local(host: str) -> bool:
 
 
 def _checked_roots(path: str | None, host: str, roots: Sequence[str] | None) -> list[str]:
-    """Return the roots, those by default included."""
-    if not roots:
+    """Return the roots, those by default included: an address that is to be opened is one."""
+    from inshrink_app.server.roots import Address, path_of
+
+    from inshrink_core.archive.storage import storage_at
+
+    places = list(map(path_of, roots or ()))
+    place = None if path is None else path_of(path)
+    elsewhere = [one for one in (*places, place) if isinstance(one, Address)]
+    for one in elsewhere:
+        if one.parts[0] not in _SCHEMES:
+            raise InputError(
+                f"addresses of {', '.join(_SCHEMES)} can be opened",
+                where=one.parts[0],
+                remedy="copy it to a folder",
+            )
+        storage_at(str(one))  # refuses what holds credentials, or names no bucket
+    folders = [one for one in places if not isinstance(one, Address)]
+    if not folders:
         if not _is_local(host):
             raise InputError(
                 f"'{host}' is open to others, so the folders they may see must be named",
                 remedy="add --root FOLDER, or leave --host out to serve this computer alone",
             )
-        place = None if path is None else _place_of(path)
-        given = Path(os.path.realpath(place)).parent if place is not None and place.exists() else None
-        return [str(Path.cwd()), *([str(given)] if given is not None else [])]
-    for root in roots:
-        if not Path(root).is_dir():
-            raise NotFoundError("the root is not a folder", where=root, remedy="give an existing folder")
-    return list(roots)
+        folders = [Path.cwd()]
+        if path is not None and place not in elsewhere and not roots and _place_of(path).exists():
+            folders.append(Path(os.path.realpath(_place_of(path))).parent)
+    for root in folders:
+        if not root.is_dir():
+            raise NotFoundError("the root is not a folder", where=str(root), remedy="give an existing folder")
+    opened = [] if path is None or place not in elsewhere else [path_of(str(_place_of(path)))]
+    return list(map(str, [*folders, *(one for one in places if one in elsewhere), *opened]))
 
 
 def _place_of(path: str) -> Path:
@@ -292,7 +314,9 @@ def _place_of(path: str) -> Path:
 
 def _require_inside(current: Any, path: str | None) -> None:
     """Refuse a path that the page would refuse, while there is a terminal to say so."""
-    if path is None:
+    from inshrink_app.server.roots import Address, path_of
+
+    if path is None or isinstance(path_of(path), Address):  # which is a root, and of which the page tells
         return
     if not _place_of(path).exists():
         raise NotFoundError("there is nothing to open", where=path, remedy="give a run or an archive")

@@ -1,4 +1,4 @@
-"""The folders the explorer may see, and the way from untrusted text to a path inside them."""
+"""The folders and addresses the explorer may see, and the way from untrusted text to a path inside them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import NamedTuple
+
+from inshrink_core.text import url_of
 
 MAX_ENTRIES = 2000
 """Entries of a folder that are shown; more make a list nobody reads."""
@@ -30,7 +32,29 @@ _LONGEST = 4096
 _SIDE_FILES = ("inshrink.toml", "metrics.csv", "metrics.jsonl", "trainer_state.json")
 """Files that are read with a checkpoint file beside which they lie."""
 
-_CHECKPOINT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+CHECKPOINT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+
+
+class Address(PosixPath):
+    """What lies in a bucket, as a path that reads as its address; no file system has it."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return url_of(text) or text
+
+
+def path_of(text: str) -> Path:
+    """Return the path of text that was one, or the address that it is or was."""
+    url = url_of(text)
+    return Path(text) if url is None else Address(url)
+
+
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path with links followed; an address has none."""
+    found = path_of(os.fspath(path))
+    return found if isinstance(found, Address) else Path(os.path.realpath(found))
 
 
 class OutsideRootsError(ValueError):
@@ -47,10 +71,13 @@ class Settings:
         Resolved folders; nothing outside of them is listed or opened.
     opened
         The run or archive to show first, as given; None to begin with the Open page.
+    addresses
+        In buckets: these, and what lies under them, are opened as well.
     """
 
     roots: tuple[Path, ...]
     opened: str | None = None
+    addresses: tuple[Address, ...] = ()
 
     def resolve(self, text: str) -> Path:
         """Return the real path that untrusted text names.
@@ -59,16 +86,20 @@ class Settings:
         ----------
         text
             A path from a text field, a link or the list of recent runs; relative ones start at the first
-            root.
+            root. Or an address.
 
         Raises
         ------
         OutsideRootsError
             The text is empty, holds a NUL or names a network share; or the path, links followed, lies
-            outside of every root.
+            outside of every root; or the address under none that was allowed.
         """
         if not text.strip() or "\0" in text or text.startswith(("\\\\", "//")) or len(text) > _LONGEST:
             raise OutsideRootsError("this is not a path on this computer")
+        if isinstance(address := path_of(text.strip()), Address):
+            if not self.allows(address):
+                raise OutsideRootsError("this address is none of those that the explorer may see")
+            return address
         try:
             real = Path(os.path.realpath(self.roots[0] / Path(text.strip()).expanduser()))
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
@@ -80,7 +111,13 @@ class Settings:
         return real
 
     def allows(self, real: Path) -> bool:
-        """Return whether a resolved path lies inside of a root."""
+        """Return whether a resolved path lies inside of a root, or an address under one that is allowed."""
+        if isinstance(real, Address):
+            return ".." not in real.parts and any(real.is_relative_to(one) for one in self.addresses)
+        return self.may_write(real)
+
+    def may_write(self, real: Path) -> bool:
+        """Return whether files may be written at a resolved path; at an address none are."""
         return any(real.is_relative_to(root) for root in self.roots)
 
 
@@ -91,15 +128,17 @@ class _Current:
 
 
 def configure(roots: Sequence[str | os.PathLike[str]], opened: str | None = None) -> Settings:
-    """Set the roots of this process, resolved and without those inside of others."""
-    resolved = [Path(os.path.realpath(root)) for root in roots]
+    """Set the roots of this process, resolved and without those inside of others; some may be addresses."""
+    resolved = [real_path(root) for root in roots]
     kept = [
         root
         for i, root in enumerate(resolved)
         if root not in resolved[:i]
         and not any(root != other and root.is_relative_to(other) for other in resolved)
     ]
-    _Current.value = Settings(roots=tuple(kept), opened=opened)
+    addresses = tuple(root for root in kept if isinstance(root, Address))
+    folders = tuple(root for root in kept if not isinstance(root, Address))
+    _Current.value = Settings(roots=folders, opened=opened, addresses=addresses)
     return _Current.value
 
 
@@ -182,7 +221,7 @@ def _classify(entry: os.DirEntry[str], current: Settings) -> Entry | None:
             return Entry(path, "archive", None)
         if entry.is_dir():
             return Entry(path, "run" if _looks_like_run(path) else "folder", None)
-        if entry.name.endswith(_CHECKPOINT_SUFFIXES):
+        if entry.name.endswith(CHECKPOINT_SUFFIXES):
             return Entry(path, "file", entry.stat().st_size)
     except OSError:
         return None
@@ -196,7 +235,7 @@ def _looks_like_run(folder: Path) -> bool:
             names = [child.name for child in islice(children, _PEEKED)]
     except OSError:
         return False
-    return any(name.endswith(_CHECKPOINT_SUFFIXES) or name.startswith("checkpoint-") for name in names)
+    return any(name.endswith(CHECKPOINT_SUFFIXES) or name.startswith("checkpoint-") for name in names)
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:

@@ -13,8 +13,8 @@ from inshrink_app.model.config import config_words
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import Subject
 from inshrink_app.server.recent import load_recent
-from inshrink_app.server.roots import settings
-from inshrink_app.services.opening import chain_of, load_subject, place_of, resolve, samples
+from inshrink_app.server.roots import Address, real_path, settings
+from inshrink_app.services.opening import chain_of, listed_at, load_subject, samples
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
@@ -58,7 +58,7 @@ def _candidates(subject: Subject) -> list[Path]:
     found: dict[Path, None] = {}
     for folder in (subject.place.parent, *current.roots):
         for path in _archives_in(folder):
-            real = Path(os.path.realpath(path))
+            real = real_path(path)
             if current.allows(real):
                 found.setdefault(real)
     own = subject.place.name
@@ -70,6 +70,10 @@ def _candidates(subject: Subject) -> list[Path]:
 
 def _archives_in(folder: Path) -> Iterator[Path]:
     """Yield what is named like an archive; a folder that cannot be read has none."""
+    if isinstance(folder, Address):
+        with contextlib.suppress(ServiceError):
+            yield from (path for path in listed_at(folder) if path.suffix == _SUFFIX)
+        return
     try:
         with os.scandir(folder) as entries:
             for entry in islice(entries, _MAX_SCANNED):
@@ -94,9 +98,9 @@ def original_of(subject: Subject) -> Subject | None:
         paths += [str(sample.path) for sample in samples()]
     for path in dict.fromkeys(paths):
         try:
-            found = load_subject(path) if place_of(resolve(path)).exists() else None
+            found = load_subject(path)
         except ServiceError:
             continue
-        if found is not None and found.kind == "run" and set(subject.steps) <= set(found.steps):
+        if found.kind == "run" and set(subject.steps) <= set(found.steps):
             return found
     return None

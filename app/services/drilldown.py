@@ -7,7 +7,6 @@ cached by what the files were when they were asked.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +15,7 @@ import streamlit as st
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import Subject
 from inshrink_app.server.recent import load_recent
-from inshrink_app.server.roots import list_folder, settings
+from inshrink_app.server.roots import Address, list_folder, real_path, settings
 from inshrink_app.services.archives import original_of
 from inshrink_app.services.inside import reported
 from inshrink_app.services.opening import engine_at, engine_of, place_of, samples
@@ -203,9 +202,13 @@ def moved_between(subject: Subject, first: int, second: int) -> StepDiff:
 
 def other_runs(subject: Subject) -> tuple[Path, ...]:
     """Return runs and archives that a run can be laid over: recent ones, its neighbours, and samples."""
-    recent = (Path(os.path.realpath(row.path)) for row in load_recent())
-    known = {real: None for real in recent if settings().allows(real) and place_of(real).exists()}
-    if settings().allows(subject.place.parent):
+    recent = (real_path(row.path) for row in load_recent())
+    known = {
+        real: None
+        for real in recent
+        if settings().allows(real) and (isinstance(real, Address) or place_of(real).exists())
+    }
+    if settings().may_write(subject.place.parent):
         try:
             entries = list_folder(subject.place.parent).entries
             known |= {entry.path: None for entry in entries if entry.kind in ("run", "archive")}

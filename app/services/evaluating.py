@@ -154,7 +154,7 @@ def guessed_task(shown: Subject) -> TaskGuess:
 def suggested_evaluator(shown: Subject) -> str:
     """Return where an evaluator is written by default: beside the checkpoints, where that is allowed."""
     folder = shown.folder
-    return str((folder if settings().allows(folder) else settings().roots[0]) / "evaluator.py")
+    return str((folder if settings().may_write(folder) else settings().roots[0]) / "evaluator.py")
 
 
 def likely_evaluator(shown: Subject) -> str:
@@ -190,7 +190,7 @@ def make_evaluator(shown: Subject, target: str, task: str, model: str, *, replac
     from inshrink_core import verbs
 
     path = resolve(target)
-    if not settings().allows(path):
+    if not settings().may_write(path):
         raise ServiceError(Problem("an evaluator goes into a folder of yours", target))
     run: Run = engine_of(shown)[0]  # type: ignore[assignment]
     with reported():

@@ -16,7 +16,7 @@ from inshrink_app.jobs.work import Own, Work
 from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.model.subject import Subject
 from inshrink_app.server.downloads import downloads
-from inshrink_app.server.roots import settings
+from inshrink_app.server.roots import Address, settings
 from inshrink_app.services.archives import archives_of
 from inshrink_app.services.inside import is_own
 from inshrink_app.services.jobs import documents_of, job_of, start_job
@@ -231,7 +231,7 @@ def suggested_name(shown: Subject, request: ExportRequest) -> str:
 def default_folder(shown: Subject) -> Path:
     """Return where files go by default: beside the run, or into the first root for a sample."""
     parent = shown.place.parent
-    return parent if settings().allows(parent) and not is_own(shown.place) else settings().roots[0]
+    return parent if settings().may_write(parent) and not is_own(shown.place) else settings().roots[0]
 
 
 def _goes_on(path: Path, request: ExportRequest) -> bool:
@@ -275,7 +275,12 @@ def writable(text: str, what: str, suffix: str = "") -> Path:
         It lies outside of the roots, which `what` says, has another suffix, or no folder to lie in.
     """
     path = resolve(text)
-    if not settings().allows(path):
+    if isinstance(path, Address):
+        remedy = (
+            "choose a folder; inshrink compress, export and report on the command line write to addresses"
+        )
+        raise ServiceError(Problem("the explorer writes no files to addresses", text, remedy))
+    if not settings().may_write(path):
         raise ServiceError(Problem(what, text, "choose one that the explorer may see"))
     if suffix and (path.suffix != suffix or path.name.startswith(".")):
         remedy = f"call it, for example, {path.stem}{suffix}"

@@ -14,7 +14,7 @@ from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.jobs.work import Work, subject_of, subjects_of
 from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.model.sensitivity import METRICS
-from inshrink_app.server.roots import settings
+from inshrink_app.server.roots import Address, path_of, real_path, settings
 from inshrink_app.services.opening import samples
 
 __all__ = [
@@ -55,15 +55,16 @@ def start_request(file: Path, trusted: str) -> subprocess.Popen[str]:
     """Start what performs a request, in an empty folder.
 
     Only where it runs code that the reader has trusted, known by its SHA-256, is it given the user's
-    environment; other code it refuses.
+    environment; other code it refuses. What tells stores who one is, where it names an allowed address.
     """
     from inshrink_core.execution.process import minimal_environment, start_python, user_environment
 
     trust = ["--trust", trusted] if trusted else []
+    is_elsewhere = any(address in file.read_text() for address in map(str, settings().addresses))
     return start_python(
         ["-m", "inshrink_core.cli", "run", str(file), *trust, "--json", "--progress", "jsonl"],
         errors=subprocess.PIPE,
-        environment=user_environment() if trusted else minimal_environment(),
+        environment=user_environment() if trusted else minimal_environment(stores=is_elsewhere),
     )
 
 
@@ -168,7 +169,11 @@ def _is_visible(job: Job) -> bool:
     """Return whether a job can be read, and its files are inside of the roots, a sample's or ours."""
     from inshrink_core.errors import InputError
 
-    paths = [text for text in job.work.texts() if text.startswith(("/", "\\")) or "\0" in text]
+    paths = [
+        text
+        for text in job.work.texts()
+        if text.startswith(("/", "\\")) or "\0" in text or isinstance(path_of(text), Address)
+    ]
     try:
         return all(map(_is_allowed, paths)) and bool(job.requests)
     except InputError:
@@ -180,7 +185,7 @@ def _is_allowed(path: str) -> bool:
     if "\0" in path:
         return False
     file, _, function = path.rpartition(":")
-    real = Path(os.path.realpath(file if function.isidentifier() and file.endswith(".py") else path))
+    real = real_path(file if function.isidentifier() and file.endswith(".py") else path)
     if settings().allows(real) or real.is_relative_to(os.path.realpath(jobs_folder().parent)):
         return True
     try:

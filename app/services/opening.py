@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +14,7 @@ import streamlit as st
 from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.model.subject import Subject
 from inshrink_app.server.recent import remember_recent
-from inshrink_app.server.roots import OutsideRootsError, settings
+from inshrink_app.server.roots import Address, OutsideRootsError, path_of, real_path, settings
 from inshrink_app.services.headers import files_stamp, forget_headers, keep_headers, kept_headers
 from inshrink_app.services.inside import is_inside, is_own, keep_inside, reported, require_inside
 
@@ -30,6 +31,7 @@ __all__ = [
     "chain_of",
     "engine_at",
     "engine_of",
+    "listed_at",
     "load_subject",
     "look_again",
     "opened",
@@ -49,6 +51,12 @@ _MOST_OPEN = 4
 
 _LONGEST_SHOWN = 400
 """Signs of a refused path that are repeated to its reader."""
+
+_SECONDS_ELSEWHERE = 30.0
+"""What lies at an address is looked at again after so long, or by Refresh."""
+
+_NOTHING = (0, 0)
+"""The stamp of what is not there."""
 
 
 class Sample(NamedTuple):
@@ -80,7 +88,7 @@ def samples() -> tuple[Sample, ...]:
 
 
 def resolve(text: str) -> Path:
-    """Return the real path of untrusted text, in the roots, a bundled sample or what was dropped.
+    """Return what untrusted text names: a path in the roots, a sample's or what was dropped; or an address.
 
     Raises
     ------
@@ -95,13 +103,15 @@ def resolve(text: str) -> Path:
             real = Path(os.path.realpath(text))
             if is_own(real) and os.path.lexists(real):
                 return real
-        roots = ", ".join(map(str, current.roots))
+        shown, root = elide(text.replace("\0", "\N{SYMBOL FOR NULL}"), _LONGEST_SHOWN), "FOLDER"
+        if isinstance(address := path_of(text.strip()), Address):
+            shown = root = "s3://BUCKET/PREFIX" if "@" in text or "?" in text else str(address)
         raise ServiceError(
             Problem(
                 str(error),
-                elide(text.replace("\0", "\N{SYMBOL FOR NULL}"), _LONGEST_SHOWN),
-                "start the explorer with the folder that holds it: inshrink ui --root FOLDER",
-                f"The explorer may see: {roots}",
+                shown,
+                f"start the explorer with what holds it: inshrink ui --root {shlex.quote(root)}",
+                f"The explorer may see: {', '.join(map(str, (*current.roots, *current.addresses)))}",
             )
         ) from error
 
@@ -117,7 +127,8 @@ def place_of(path: Path) -> Path:
     """Return the folder or file of what is opened: its path without a step pattern at the end."""
     from inshrink_core.formats import split_step_pattern
 
-    return split_step_pattern(path)[0]
+    place = split_step_pattern(path)[0]
+    return path_of(str(place)) if isinstance(path, Address) else place
 
 
 def load_subject(text: str) -> Subject:
@@ -133,6 +144,8 @@ def load_subject(text: str) -> Subject:
 
 def refresh(path: Path) -> None:
     """Forget what is known of a run, so that checkpoints written since are seen."""
+    if isinstance(path, Address):
+        _seen_at.clear(str(place_of(path)))
     forget_headers(path)
     _open_at.clear(str(path), *_stamp(path))
     _chain_at.clear()
@@ -146,7 +159,8 @@ def remember(subject: Subject) -> None:
 def opened(text: str) -> Opened:
     """Return the open run at a path, from the cache unless its folder or its archive has changed."""
     path = resolve(text)
-    if not place_of(path).exists():
+    is_there = _stamp(path) != _NOTHING if isinstance(path, Address) else place_of(path).exists()
+    if not is_there:
         raise ServiceError(
             Problem("there is nothing at this path", str(path), "it may have been moved; open it again")
         )
@@ -191,18 +205,35 @@ def engine_at(path: str, token: str, _made: Run | Archive | None = None) -> Run 
 
     if _made is not None:
         return _made
-    require_inside(place_of(Path(path)))
+    require_inside(place_of(path_of(path)))
     with reported():
         return keep_inside(inshrink_core.open(path))
 
 
 def _stamp(path: Path) -> tuple[int, int]:
     """Return what changes when a checkpoint or a frame is added: the time and size of a folder or file."""
+    place = place_of(path)
+    if isinstance(place, Address):
+        return _seen_at(str(place))
     try:
-        status = place_of(path).stat()
+        status = place.stat()
     except OSError:
-        return (0, 0)
+        return _NOTHING
     return (status.st_mtime_ns, status.st_size)
+
+
+@st.cache_data(show_spinner=False, max_entries=256, ttl=_SECONDS_ELSEWHERE)
+def _seen_at(address: str) -> tuple[int, int]:
+    """Return what changes with the objects at an address, and how many there are."""
+    from inshrink_core.archive.storage import object_at, storage_at
+
+    with reported():
+        found = list(storage_at(address).objects())
+        if not found and address.count("/") > 2:  # a single file
+            around, name = object_at(address)
+            found = list(around.objects(name))
+    told = hashlib.sha256(repr(sorted(found)).encode(errors="surrogateescape"))
+    return (int.from_bytes(told.digest()[:8]), len(found)) if found else _NOTHING
 
 
 @st.cache_resource(show_spinner=False, max_entries=16)
@@ -211,7 +242,7 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
     import inshrink_core
     from inshrink_core.chain import Archive
 
-    place = place_of(Path(path))
+    place = place_of(path_of(path))
     require_inside(place)
     stamp = files_stamp(place) if place.is_dir() else None
     kept = kept_headers(Path(path), stamp) if stamp is not None else None
@@ -222,13 +253,13 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
         # Of a run that was open before, headers of files that have not changed are not read again.
         engine = keep_inside(newest.pop().refresh() if newest else inshrink_core.open(path))
         if isinstance(engine, Archive):
-            found = Opened(_archive_subject(engine), f"{mtime_ns}-{size}", stamp)
+            found = Opened(_archive_subject(engine, path_of(path)), f"{mtime_ns}-{size}", stamp)
         else:
             newest.append(engine)
             # Not the folder's time: measuring writes its cache into the folder.
             files = " ".join(engine.identity(step) for step in engine.steps)
             found = Opened(
-                _run_subject(engine, Path(path)), hashlib.sha256(files.encode()).hexdigest(), stamp
+                _run_subject(engine, path_of(path)), hashlib.sha256(files.encode()).hexdigest(), stamp
             )
     engine_at(path, found.token, engine)
     if stamp is not None and found.subject.kind == "run":
@@ -256,9 +287,10 @@ def look_again(path: Path) -> str:
 
 def _run_subject(run: Run, path: Path) -> Subject:
     """Gather what the headers of a run tell."""
-    place = Path(os.path.realpath(run.path))
+    place = real_path(run.address if run.is_elsewhere else run.path)
     # The log of a folder called "checkpoints" may lie beside it, out of the roots.
-    logged = run.log if not run.log or is_inside(Path(os.path.realpath(run.log.origin))) else {}
+    is_ours = not run.log or run.is_elsewhere or is_inside(Path(os.path.realpath(run.log.origin)))
+    logged = run.log if is_ours else {}
     return Subject(
         path=path,
         name=run.name,
@@ -279,15 +311,15 @@ def _run_subject(run: Run, path: Path) -> Subject:
 
 def _shown(run: Path, row: Skipped) -> tuple[str, str]:
     """Name a file that was left out as its reader sees it: within the run."""
-    path = Path(row.path)
+    path = path_of(row.path)
     return (str(path.relative_to(run)) if path.is_relative_to(run) else row.path, row.reason)
 
 
-def _archive_subject(archive: Archive) -> Subject:
+def _archive_subject(archive: Archive, path: Path) -> Subject:
     """Gather what the indexes of an archive tell."""
     from inshrink_core.chain import chain_report, original_checks
 
-    chain = chain_report(archive)
+    chain = dataclasses.replace(chain_report(archive), path=path)
     checks = original_checks(archive, archive.frames).text if archive.steps else ""
     return Subject(
         path=chain.path,
@@ -312,7 +344,9 @@ def chain_of(text: str) -> ChainReport:
         It is no archive, or cannot be read.
     """
     path = resolve(text)
-    stamps = [_stamp(file) for file in (path / "inshrink-manifest", path / "frames", path)]
+    is_elsewhere = isinstance(path, Address)
+    files = (path,) if is_elsewhere else (path / "inshrink-manifest", path / "frames", path)
+    stamps = [_stamp(file) for file in files]
     return _chain_at(str(path), tuple(stamps))
 
 
@@ -321,16 +355,35 @@ def _chain_at(path: str, stamps: tuple[tuple[int, int], ...]) -> ChainReport:
     """Read the chain, as it was when these files had these times and sizes; what cannot be is not cached."""
     from inshrink_core.chain import Archive, chain_report
 
-    require_inside(Path(path))
+    require_inside(path_of(path))
     with reported():
-        return chain_report(Archive.open(path))
+        return dataclasses.replace(chain_report(Archive.open(path)), path=path_of(path))
+
+
+def listed_at(folder: Address) -> tuple[Address, ...]:
+    """Return what lies in an allowed folder of a bucket; one request.
+
+    Raises
+    ------
+    ServiceError
+        The store refuses.
+    """
+    return _listed_at(str(folder)) if settings().allows(folder) else ()
+
+
+@st.cache_data(show_spinner=False, max_entries=64, ttl=_SECONDS_ELSEWHERE)
+def _listed_at(folder: str) -> tuple[Address, ...]:
+    from inshrink_core.archive.storage import storage_at
+
+    with reported():
+        return tuple(Address(f"{folder}/{name}") for name in storage_at(folder).list(""))
 
 
 def _archive_of_run(run: Subject) -> ChainReport | None:
     """Look for the run's archive where `inshrink compress` most often puts it, inside of the roots."""
     for folder in (run.place.parent, *settings().roots):
-        real = Path(os.path.realpath(folder / f"{run.place.name}.inshrink"))
-        if settings().allows(real) and real.exists():
+        real = real_path(folder / f"{run.place.name}.inshrink")
+        if settings().allows(real) and (isinstance(real, Address) or real.exists()):
             try:
                 found = chain_of(str(real))
             except ServiceError:

@@ -10,6 +10,7 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import Subject
+from inshrink_app.server.roots import Address
 from inshrink_app.services.headers import files_stamp
 from inshrink_app.widgets import fmt, problem
 from inshrink_app.widgets.layout import answer, section
@@ -111,6 +112,8 @@ def _head(subject: Subject, *, watched: bool) -> None:
                 st.rerun()
     kind = "Archive" if subject.kind == "archive" else f"Run · {subject.format}"
     st.caption(fmt.markdown(f"{kind} · {fmt.steps(subject.steps)} · {subject.path}"))
+    if watched and isinstance(subject.place, Address):
+        st.caption("At an address, what is new is seen by Refresh; folders can be watched.")
 
 
 def _no_steps(subject: Subject) -> None:

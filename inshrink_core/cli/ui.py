@@ -20,13 +20,13 @@ class Ui(Request[None]):
     Parameters
     ----------
     path
-        A run or an archive to open at once.
+        A run or an archive to open at once, also at an address in a bucket.
     host
         Address to listen on; others can connect only if you change it.
     port
         Port to listen on.
     root
-        The explorer sees nothing outside of it; may be repeated.
+        The explorer sees nothing outside of it; may be repeated, also with addresses.
     browser
         Open the browser, or do not.
     window
@@ -35,8 +35,8 @@ class Ui(Request[None]):
     Raises
     ------
     InputError
-        A root is no folder, the path lies outside of the roots, the port is taken, the host is open to
-        others and no roots were given, or no window can be opened here.
+        A root is neither a folder nor an address, the path lies outside of the roots, the port is taken, the
+        host is open to others and no roots were given, or no window can be opened here.
     MissingExtraError
         What the explorer needs is not installed.
     """
@@ -50,7 +50,10 @@ class Ui(Request[None]):
     window: bool = False
 
     REPORTS: ClassVar = False
-    EXAMPLES: ClassVar = ("inshrink ui runs/digits", "inshrink ui --port 8600 --root ~/runs")
+    EXAMPLES: ClassVar = (
+        "inshrink ui runs/digits",
+        "inshrink ui --port 8600 --root ~/runs --root s3://bucket/runs",
+    )
 
     def perform(self) -> None:
         """Serve the explorer until it is interrupted, or its window is closed."""

@@ -64,20 +64,29 @@ _ALLOWED_PREFIXES = (
     *("CUBLAS_", "CUDA_", "CUDNN_", "HIP_", "HSA_", "NVIDIA_", "PYTORCH_", "ROCM_", "ROCR_"),
     *("TORCH_", "TORCHINDUCTOR_", "TRITON_"),
 )
+_STORES = (
+    *("AWS_", "AZURE_", "GOOGLE_", "HF_", "HUGGING_FACE_"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_"),
+)
+"""Who one is to stores of objects, and the way there."""
 
 
-def minimal_environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
+def minimal_environment(given: Mapping[str, str] | None = None, *, stores: bool = False) -> dict[str, str]:
     """Return the variables that this project's own code needs; no proxy, no key and no password among them.
 
     Parameters
     ----------
     given
         The variables to choose from; by default those of this process.
+    stores
+        Also those with which it reaches buckets: keys and proxies.
     """
     return {
         name: value
         for name, value in user_environment(given).items()
-        if name in _ALLOWED or name.startswith(_ALLOWED_PREFIXES)
+        if name in _ALLOWED
+        or name.startswith(_ALLOWED_PREFIXES)
+        or (stores and name.upper().startswith(_STORES))
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import streamlit as st
@@ -13,12 +14,15 @@ from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.open import runs
 from inshrink_app.server.recent import forget_recent, load_recent
+from inshrink_app.server.roots import CHECKPOINT_SUFFIXES, Address, settings
 from inshrink_app.widgets import ending, fmt, problem
 from inshrink_app.widgets.layout import answer, section
 
 _PROBLEM = "inshrink.open_problem"
 _DROPS = "inshrink.drops"
 _RECENT_SHOWN = 5
+_MOST_LISTED = 20
+
 _ICONS = {
     "folder": ":material/folder:",
     "run": ":material/folder_special:",
@@ -51,6 +55,7 @@ def render() -> None:
     with right:
         with section("By its path"):
             _path_form()
+        _address_card()
         _drop_card()
     from inshrink_core.verbs.inspect import Inspect
 
@@ -73,6 +78,23 @@ def _show(load: Callable[[], Subject]) -> None:
     services.remember(subject)
     state.set_run(str(subject.path))
     state.go_to("overview")
+
+
+def _address_card() -> None:
+    """Offer the addresses that may be opened, and what lies in them; reads names alone."""
+    if not settings().addresses:
+        return
+    with section("In buckets"):
+        for address in settings().addresses:
+            below = answer(partial(services.listed_at, address), "Listing…") or ()
+            names = [one for one in below if one.suffix in ("", ".inshrink", *CHECKPOINT_SUFFIXES)]
+            for one in (address, *names[:_MOST_LISTED]):
+                label = str(one) if one == address else one.name
+                if st.button(fmt.markdown(label), icon=_ICONS["folder"], type="tertiary", key=f"at.{one}"):
+                    _open(one)
+            if len(names) > _MOST_LISTED:
+                st.caption(f"{fmt.count(len(names) - _MOST_LISTED)} more are not listed; type the address.")
+        st.caption("What lies deeper is opened by its address, typed as a path.")
 
 
 def _sample_card() -> None:
@@ -174,16 +196,17 @@ def _recent_card() -> None:
                 when = datetime.fromtimestamp(row.opened_at, UTC).astimezone()
                 st.caption(f"{row.kind.capitalize()} · opened {when:%d %b %Y, %H:%M}")
             if chosen:
-                _open(path)
+                _open(row.path)
         if rows and st.button("Clear this list", help="No run is touched."):
             forget_recent()
             st.rerun()
 
 
 def _is_openable(path: str) -> bool:
-    """Return whether a remembered path still exists inside of the roots."""
+    """Return whether a remembered path still exists inside of the roots; an address is not asked."""
     try:
-        return services.place_of(services.resolve(path)).exists()
+        found = services.resolve(path)
+        return isinstance(found, Address) or services.place_of(found).exists()
     except ServiceError:
         return False
 

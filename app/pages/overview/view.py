@@ -12,6 +12,7 @@ from inshrink_app import services
 from inshrink_app.model.page import Page
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.overview import logs, naming, shrink, shrinking
+from inshrink_app.server.roots import Address
 from inshrink_app.widgets import ending, figures, fmt, layout, listing, quality, subject
 from inshrink_app.widgets.layout import panels, section
 
@@ -46,6 +47,11 @@ def render() -> None:
         _skipped(shown)
     if shown.kind == "run" and shown.place.is_dir():
         naming.show(shown)
+    elif isinstance(shown.place, Address):
+        st.caption(
+            "At an address, other names of steps are told by opening it with `{step}` in its last part, and "
+            "metrics are those that lie in the run."
+        )
     logs.show(shown)
     layout.below("charts", partial(_charts, shown), height=_CHARTS)
     _tensors(shown)
