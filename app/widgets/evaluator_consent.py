@@ -10,6 +10,7 @@ from inshrink_app import services, state
 from inshrink_app.jobs.printed import python_text, shell_text
 from inshrink_app.model.subject import Subject
 from inshrink_app.server.recent import is_trusted, trust
+from inshrink_app.server.roots import Address
 from inshrink_app.services import EvaluatorCode
 from inshrink_app.widgets import fmt, job_card
 from inshrink_app.widgets.layout import answer, facts, folded
@@ -81,8 +82,10 @@ def _find(original: Subject) -> EvaluatorCode | None:
         typed = st.session_state.get(kept, likely)
     st.session_state[_OTHER] = typed  # Also where it stands there: the field of another page is another one.
     if own is None and not typed:
+        is_elsewhere = isinstance(original.path, Address)
+        none = "No evaluator is taken from an address" if is_elsewhere else "The run names no evaluator"
         st.write(
-            "The run names no evaluator. Name a Python file with a function that takes a state dict and "
+            f"{none}. Name a Python file with a function that takes a state dict and "
             "returns its metrics, put it into `inshrink.toml` beside the checkpoints, or make one here. "
             "Models of transformers need none: write `auto`."
         )

@@ -166,8 +166,15 @@ class Content:
         self.nbytes_here = 0
         """Bytes that are here."""
 
-    def fill(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Return when some spans, each an offset and a size, are here.
+    def fill(self, spans: Iterable[tuple[int, int]], *, compared: bool = True) -> None:
+        """Return when some spans, each an offset and a size, are here, and what was promised of them is true.
+
+        Parameters
+        ----------
+        spans
+            Which.
+        compared
+            Whether promises are looked at; not for whoever reads no tensor there.
 
         Raises
         ------
@@ -179,7 +186,7 @@ class Content:
             The store, or this machine's disk, refused.
         """
         spans = [span for span in spans if span[1] > 0]
-        due = list(self.promised.due(spans))
+        due = list(self.promised.due(spans)) if compared else []
         asked = [self._blocks(*span) for span in [*spans, *((at, len(told)) for _, at, told in due)]]
         if not self.has(asked):
             with self._lock:

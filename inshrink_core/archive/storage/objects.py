@@ -194,7 +194,7 @@ def make_store(scheme: str, bucket: str) -> Store:
         from obstore import store
     except ImportError as error:
         raise MissingExtraError("obstore", "remote") from error
-    endpoint = next((value for name in _ENDPOINTS if (value := os.environ.get(name))), "")
+    endpoint = next((value for name in _ENDPOINTS[scheme] if (value := os.environ.get(name))), "")
     plain = endpoint.startswith("http://") or os.environ.get("AZURE_STORAGE_USE_EMULATOR", "") in (
         "1",
         "true",
@@ -219,9 +219,11 @@ _AWS_CREDENTIALS: Final = (
 )  # fmt: skip
 
 
-_ENDPOINTS: Final = (
-    "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT",
-)  # fmt: skip
+_ENDPOINTS: Final = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
 _MAKING: Final = threading.Lock()
 
 

@@ -102,7 +102,7 @@ class _Tail:
         self.file = file
         n_bytes = min(file.nbytes, _TAIL_BYTES)
         self.offset = file.nbytes - n_bytes
-        self.data = file.read(self.offset, n_bytes)
+        self.data = file.read(self.offset, n_bytes, compared=False)
 
     def read(self, offset: int, n_bytes: int) -> bytes:
         if offset >= self.offset and offset + n_bytes <= self.file.nbytes:
@@ -276,12 +276,11 @@ def _gaps_of_torch(file: ReadableFile, records: list[_Record], limits: list[int]
         header, footer = own[0], before[1]
         begin = records[i].header_offset
         gap = _Gap(begin - len(footer), footer + header, begin + len(header) + records[i].nbytes)
-        if i + 1 < len(records) and not file.is_here(gap.offset, len(gap.content)):
-            gaps[begin] = gap
-        elif file.read(gap.offset, len(gap.content)) == gap.content:
+        if i + 1 == len(records) or file.is_here(gap.offset, len(gap.content)):
+            if file.read(gap.offset, len(gap.content)) != gap.content:
+                return {}
             seen += 1
-        else:
-            return {}
+        gaps[begin] = gap
     return gaps if seen else {}
 
 
