@@ -127,9 +127,9 @@ class Work:
     def texts(self) -> list[str]:
         """Return everything in it that may be a path."""
         return [
-            *_texts([one["fields"] for one in self.documents]),
+            *texts_in([one["fields"] for one in self.documents]),
             self.shown,
-            *_texts(self.to_json()["scratch"]),
+            *texts_in(self.to_json()["scratch"]),
         ]
 
     def placed_scratch(self, folder: Path) -> list[Path]:
@@ -178,10 +178,10 @@ def _placed(value: Any, folder: Path) -> Any:
     return [_placed(one, folder) for one in value] if isinstance(value, list) else value
 
 
-def _texts(value: Any) -> list[str]:
+def texts_in(value: Any) -> list[str]:
     """Return all texts in JSON data."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):
         value = value.values()
-    return [text for one in value for text in _texts(one)] if isinstance(value, Iterable) else []
+    return [text for one in value for text in texts_in(one)] if isinstance(value, Iterable) else []

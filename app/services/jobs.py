@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -11,7 +12,7 @@ import streamlit as st
 from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.job import Job, Load, load_kept, load_last
 from inshrink_app.jobs.registry import JobRegistry
-from inshrink_app.jobs.work import Work, subject_of, subjects_of
+from inshrink_app.jobs.work import Work, subject_of, subjects_of, texts_in
 from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.model.sensitivity import METRICS
 from inshrink_app.server.roots import Address, path_of, real_path, settings
@@ -60,7 +61,8 @@ def start_request(file: Path, trusted: str) -> subprocess.Popen[str]:
     from inshrink_core.execution.process import minimal_environment, start_python, user_environment
 
     trust = ["--trust", trusted] if trusted else []
-    is_elsewhere = any(address in file.read_text() for address in map(str, settings().addresses))
+    named = map(path_of, texts_in(json.loads(file.read_text())))
+    is_elsewhere = any(isinstance(path, Address) and settings().allows(path) for path in named)
     return start_python(
         ["-m", "inshrink_core.cli", "run", str(file), *trust, "--json", "--progress", "jsonl"],
         errors=subprocess.PIPE,

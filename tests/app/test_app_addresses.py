@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -182,9 +183,14 @@ def test_keys_of_stores_are_given_only_to_jobs_that_name_an_allowed_address(
     monkeypatch.setattr(
         process, "start_python", lambda *words, environment, **more: started.append(environment)
     )
-    for path, is_given in ((RUN, True), ("s3://bucket/secret", False), (str(root), False)):
-        asked = root / "request.json"
-        asked.write_text(f'{{"fields": {{"path": "{path}"}}}}')
+    asked = root / "request.json"
+    for path, is_given in {
+        RUN: True,
+        f"{RUN}/é": True,
+        "s3://bucket/runs-too": False,
+        str(root): False,
+    }.items():
+        asked.write_text(json.dumps({"fields": {"path": path}}))
         services.start_request(asked, "")
-        assert ("hushhush" in started[-1].values()) is ("http://proxy" in started[-1].values()) is is_given
+        assert [name in started[-1].values() for name in ("hushhush", "http://proxy")] == [is_given] * 2
     assert "AWS_SECRET_ACCESS_KEY" not in minimal_environment()
