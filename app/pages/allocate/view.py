@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.search import Search
 
 _MEASURING = "allocate.measuring"
+_BOUNDS = ("max_drop", "max_divergence", "max_restore_cost", "evaluator", "trust_run")
 _VIEWS = {"layers": "Layers", "settings": "Settings and overrides", "measured": "Measured and estimated"}
 
 
@@ -47,7 +48,7 @@ def render() -> None:
         _edited(board, job)
     if job is not None:
         job_card.log(job)
-    _snippet(shown, request, judge)
+    _snippet(shown, request, judge, by_step=board.found.is_best_by_step)
     ending.offer(
         ending.Next(
             "Write an archive: Export", "export", "With the configuration that you applied, if you did."
@@ -282,14 +283,17 @@ def _measure(board: Board) -> None:
         job_card.settled(published, "Measuring published codecs")
 
 
-def _snippet(shown: Subject, request: Search, judge: EvaluatorCode | None) -> None:
+def _snippet(shown: Subject, request: Search, judge: EvaluatorCode | None, *, by_step: bool = False) -> None:
     """Show the same without the explorer, and compressing with what is found."""
     from inshrink_core.verbs.compress import Compress
 
     path = str(shown.place).rstrip("/")
     search = dataclasses.replace(request, output=f"{path}-search.json")
     archive = Path(f"{path}-searched.inshrink")
-    compress = Compress(str(shown.path), str(archive), config=f"{path}-search.json")
+    asked: dict[str, Any] = {"config": f"{path}-search.json"}
+    if by_step:  # The file holds one configuration; under the bounds each step gets its own.
+        asked = {name: getattr(request, name) for name in _BOUNDS}
+    compress = Compress(str(shown.path), str(archive), **asked)
     compare = services.comparison(shown, [archive], _steps(shown, request), judge)
     estimates = services.estimate_levels(shown, _steps(shown, request), request.codec or "")
     ending.requests([search, compress, compare, estimates])
