@@ -19,7 +19,6 @@ from inshrink_app.services.opening import chain_of, load_subject, place_of, reso
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
 
-__all__ = ["archives_of", "original_of", "told_apart_by"]
 
 _SUFFIX = ".inshrink"
 _MAX_CANDIDATES = 64

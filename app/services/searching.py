@@ -40,29 +40,6 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.search import Search
     from inshrink_core.verbs.shared.measured import Known
 
-__all__ = [
-    "SearchPoint",
-    "Searched",
-    "baselines",
-    "baselines_work",
-    "check_config",
-    "codec_settings",
-    "default_optimizer",
-    "estimate_levels",
-    "estimated",
-    "estimates",
-    "estimating_work",
-    "limits_of",
-    "measured_archives",
-    "measured_configs",
-    "measuring_work",
-    "newest_search",
-    "searched",
-    "searched_before",
-    "start_measuring",
-    "steps_of",
-    "unmatched_overrides",
-]
 
 _MEASURED = "measured.inshrink"
 """The archive of one configuration, that is compared and goes."""

@@ -173,18 +173,12 @@ def _estimates(board: Board) -> None:
     is_calibrated = any(not one.is_estimated for one in board.points)
     work = services.estimating_work(board.shown, board.steps, board.codec, is_calibrated=is_calibrated)
     job = services.job_of(work)
-    if (
-        job is None
-        and board.steps
-        and st.button(
-            "Estimate without measuring",
-            icon=":material/calculate:",
-            help=f"Encodes a sample of the weights with {codec_labels()[board.codec]} from fine to coarse, "
-            "and tells what each layer takes. No evaluator is asked, so no code of the run is executed.",
+    if job is None and board.steps:
+        tip = (
+            f"Encodes a sample of the weights with {codec_labels()[board.codec]} from fine to coarse, and "
+            "tells what each layer takes. No evaluator is asked, so no code of the run is executed."
         )
-    ):
-        services.start_job(work)
-        st.rerun()
+        job_card.start_button("Estimate without measuring", work, "calculate", help=tip)
     if job is not None and job.is_running:
         st.caption("Estimating what each layer takes")
         job_card.running(job)
@@ -271,14 +265,11 @@ def _measure(board: Board) -> None:
     baselines = services.baselines_work(shown, steps, judge)
     published = services.job_of(baselines)
     if published is None and len(steps) > 1:
-        if st.button(
-            "Measure published codecs",
-            icon=":material/straighten:",
-            help="Lossless, uniform 8 and 4 bit, and the published codecs with their own settings, on the "
-            "same steps.",
-        ):
-            services.start_job(baselines, again=False)
-            st.rerun()
+        tip = (
+            "Lossless, uniform 8 and 4 bit, and the published codecs with their own settings, on the same "
+            "steps."
+        )
+        job_card.start_button("Measure published codecs", baselines, "straighten", again=False, help=tip)
     else:
         job_card.settled(published, "Measuring published codecs")
 
