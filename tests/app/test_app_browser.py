@@ -151,28 +151,3 @@ def test_three_clicks_look_inside_and_keep_mark_and_zoom_and_their_link_shows_th
     assert selected(other) == (target, step)
     assert target in other.evaluate(MARKED_ROW)
     other.context.close()
-
-
-def test_nothing_of_a_tensor_stays_when_a_module_is_chosen_and_a_panel_opened_in_the_same_moment(
-    address: str, page: Any
-) -> None:
-    page.goto(f"{address}/sensitivity?run={SAMPLE}&metric=magnitude")
-    page.get_by_role("button", name="Measure magnitude").click()
-    wait_for(page, DRAWN)
-    layer, _ = click(page, PLACES[0])
-    wait_for_inside(page, layer)
-    # A click on a module's row, while other parts of the page are asked for again and again.
-    panel = page.locator(f"{HEATMAP} .nsewdrag").first
-    panel.evaluate("one => one.scrollIntoView({block: 'center'})")
-    rows = page.evaluate(f"() => [...document.querySelector('{HEATMAP}')._fullData[1].y]")
-    module = next(place for place, row in enumerate(rows) if "tensors," in row)
-    box = panel.bounding_box()
-    opener = page.locator("summary").filter(has_text="Do this without the explorer").last
-    asking = opener.evaluate("one => setInterval(() => one.click(), 15)")
-    page.wait_for_timeout(150)
-    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + (module + 0.5) / len(rows) * box["height"])
-    page.wait_for_timeout(1500)
-    page.evaluate("asking => clearInterval(asking)", asking)
-    page.get_by_text("the largest first, of the total").wait_for()
-    wait_for(page, f"() => !document.querySelector('.st-key-drill-histogram') && {IDLE}")
-    assert page.get_by_test_id("stMetricValue").count() == 0
