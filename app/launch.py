@@ -174,6 +174,7 @@ def explorer(hosts: Sequence[str], command: str) -> App:
 
     # Before a session has run our script, Streamlit takes a folder "pages" beside it for one of its own.
     PagesManager.uses_pages_directory = False
+    _let_fragments_finish()
     page = gate.shell(Path(st.__file__).parent / "static" / "index.html", command)
     said = gate.headers(page)
 
@@ -184,6 +185,24 @@ def explorer(hosts: Sequence[str], command: str) -> App:
             await gate.guarded(super().__call__, hosts, said, page)(scope, receive, send)
 
     return Guarded(_SCRIPT, routes=downloads.routes(), on_script_error=problem.show_unexpected)
+
+
+def _let_fragments_finish() -> None:
+    """Have a fragment that is done say so, also where the next one begins before that was sent.
+
+    Streamlit then calls it interrupted, and its page leaves standing what the fragment draws no more: the
+    inside of a tensor beside the list of a module, where a click and a look at a job fall together.
+    """
+    from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+    from streamlit.runtime import forward_msg_queue as queue
+
+    interrupted = queue._update_script_finished_message
+
+    def update(msg: ForwardMsg, is_fragment_run: bool) -> ForwardMsg:
+        is_whole = msg.script_finished == ForwardMsg.FINISHED_FRAGMENT_RUN_SUCCESSFULLY
+        return msg if is_fragment_run and is_whole else interrupted(msg, is_fragment_run)
+
+    queue._update_script_finished_message = update
 
 
 def _load_ahead() -> None:

@@ -11,6 +11,7 @@ figure and with one small chart. Chromium must be installed.
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
@@ -33,6 +34,9 @@ from benchmarks.tab import HEIGHT, Browser, Tab, launched
 PARTS = ("attn.qkv", "attn.proj", "mlp.up", "mlp.down")
 SIDE = 16
 """Tensors are small, because what is measured is the page and not the disk."""
+
+SHAPE = f"{SIDE}×{SIDE}"
+"""How the row of a tensor ends; that of a module ends with how many it holds."""
 
 RUNS = {"huge": (100, 200), "wide": (750, 20), "long": (10, 1000)}
 """Blocks and steps of each run."""
@@ -146,14 +150,20 @@ def opened(tab: Tab, server: Server, url: str, ready: str) -> Times:
 
 
 def click(tab: Tab, place: tuple[float, float]) -> float:
-    """Click into the heatmap; return the seconds until the inside of that tensor is on the page."""
+    """Click into the heatmap, on the row of a tensor: those between are modules, which only list theirs.
+
+    Returns the seconds until the inside of that tensor is on the page.
+    """
     x, y, width, height = tab.value(
         f"(one => [one.x, one.y, one.width, one.height])({HEATMAP_PANEL}.getBoundingClientRect())"
     )
-    seen = min(height, HEIGHT - y - 10)
+    rows: list[str] = tab.value(f"[...{HEATMAP}._fullData[1].y]")
+    # Of so many rows each is about a pixel high, and a browser tells of whole pixels.
+    in_sight = range(math.ceil(y), min(math.floor(y + height), HEIGHT - 10))
+    tensors = [pixel for pixel in in_sight if rows[int((pixel - y) / height * len(rows))].endswith(SHAPE)]
     before = json.dumps(tab.value("location.href"))
     begun = time.perf_counter()
-    tab.click(x + place[0] * width, y + place[1] * seen)
+    tab.click(x + place[0] * width, tensors[int(place[1] * len(tensors))])
     tab.wait(f"location.href !== {before} && location.search.includes('layer=')")
     layer = tab.value("new URLSearchParams(location.search).get('layer')")
     tab.wait(f"({INSIDE})({json.dumps(layer)})")

@@ -48,7 +48,7 @@ class Shot(NamedTuple):
 
 SHOTS = (
     Shot("overview.png", "overview", {}, height=1180, clicks={"Try two steps": "Estimated from"}),
-    Shot("sensitivity.png", "sensitivity", {"metric": "fisher"}, height=1400, clicks={"Measure fisher": ""}),
+    Shot("sensitivity.png", "sensitivity", {"metric": "fisher"}, height=1400, clicks={"Measure Fisher": ""}),
     Shot(
         "sensitivity-dark.png",
         "sensitivity",

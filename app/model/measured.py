@@ -32,4 +32,9 @@ def verified(chain: ChainReport) -> Iterator[Measurement]:
 
 def when(at: float) -> str:
     """Say when something was measured (Unix time)."""
-    return f"{datetime.fromtimestamp(at, UTC).astimezone():%d %b %Y, %H:%M}"
+    return f"{moment(at):%d %b %Y, %H:%M}"
+
+
+def moment(at: float) -> datetime:
+    """Return a time as the clock of this computer shows it."""
+    return datetime.fromtimestamp(at, UTC).astimezone()

@@ -46,6 +46,11 @@ class Metric:
     scale: str = "log"
     needs: str = ""
 
+    @property
+    def word(self) -> str:
+        """Return its name within a sentence: those of people stay as they are."""
+        return self.label if self.label in ("Fisher", "Taylor") else self.label.lower()
+
 
 def _quantity(metric: SensitivityMetric) -> str:
     return metric.quantity.capitalize()

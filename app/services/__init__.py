@@ -2,7 +2,8 @@
 
 The engine is imported inside the functions, so that the first page does not wait for it. What comes back are
 the engine's own reports and documents, or plain values where it has none; what goes wrong is a `ServiceError`
-that a page can show. Long work are requests in processes of their own (`inshrink_app.jobs`).
+that a page can show. Long work are requests in processes of their own (`inshrink_app.jobs`). Names without an
+underscore are what pages may ask for.
 """
 
 from inshrink_app.jobs.registry import MOST_AT_WORK as MOST_AT_WORK

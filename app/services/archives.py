@@ -19,7 +19,6 @@ from inshrink_app.services.opening import chain_of, listed_at, load_subject, sam
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
 
-__all__ = ["archives_of", "original_of", "told_apart_by"]
 
 _SUFFIX = ".inshrink"
 _MAX_CANDIDATES = 64

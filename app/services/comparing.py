@@ -19,12 +19,6 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.compare import CompareArchives
     from inshrink_core.verbs.shared.measured import Known
 
-__all__ = [
-    "compared",
-    "comparison",
-    "spread_of",
-    "start_compare",
-]
 
 _SPREAD = 8
 """Steps that are compared to begin with: enough to see a course, few enough to wait for."""

@@ -18,8 +18,6 @@ from inshrink_app.model.subject import Subject
 from inshrink_app.services.headers import file_of_run, keep_for_run
 from inshrink_app.services.searching import SearchPoint, check_config
 
-__all__ = ["Edit", "keep_draft", "kept_draft"]
-
 _KIND, _FIELD = "drafts", "draft"
 _PLAIN = ("start", "searched", "owner", "at")
 """Of an `Edit`, kept as they are."""

@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from inshrink_core.analysis.trajectory import Trajectory
     from inshrink_core.verbs.diff import StepDiff
 
-__all__ = [
-    "ARCHIVE",
-    "course",
-    "course_steps",
-    "diff_cost",
-    "drill_cost",
-    "drill_down",
-    "gain_partner",
-    "moved_between",
-    "other_runs",
-    "stored_ways",
-    "values_at",
-]
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +39,7 @@ _COURSE_BYTES = 200_000_000
 
 _MOST_OTHER_RUNS = 50
 
-Seen = TypeVar("Seen")
+_Seen = TypeVar("_Seen")
 
 
 def stored_ways(subject: Subject, step: int) -> tuple[str, ...]:
@@ -115,7 +102,7 @@ def _stamp(subject: Subject) -> str:
 
 
 @st.cache_resource(show_spinner=False, max_entries=400)
-def _seen(asked: tuple[Hashable, ...], _look: Callable[[], Seen]) -> Seen:
+def _seen(asked: tuple[Hashable, ...], _look: Callable[[], _Seen]) -> _Seen:
     """Look once, as long as what is asked stays the same; the files' stamp is a part of it."""
     with reported():
         return _look()

@@ -23,8 +23,6 @@ from inshrink_app.services.opening import load_subject
 from inshrink_core.text import elided as elide
 from inshrink_core.text import size as bytes_text
 
-__all__ = ["Dropped", "dropped", "forget_dropped", "keep_dropped", "open_dropped"]
-
 _MOST_KEPT_BYTES = 5_000_000_000
 _MOST_FILES = 200
 _CHUNK_BYTES = 1 << 20

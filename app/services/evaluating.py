@@ -19,18 +19,6 @@ if TYPE_CHECKING:
     from inshrink_core.verbs import EvaluatorReport
     from inshrink_core.verbs.evaluate import MakeEvaluator
 
-__all__ = [
-    "EvaluatorCode",
-    "evaluator_of",
-    "evaluator_template",
-    "evaluator_trial",
-    "given_evaluator",
-    "guessed_task",
-    "judged_by",
-    "likely_evaluator",
-    "make_evaluator",
-    "suggested_evaluator",
-]
 
 _MAX_CODE_BYTES = 200_000
 """More code than this is not read before it is trusted, and is not offered."""

@@ -26,29 +26,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
     from inshrink_core.request import Request
 
-__all__ = [
-    "ExportRequest",
-    "Made",
-    "Plan",
-    "chain_export",
-    "default_folder",
-    "download_url",
-    "engines",
-    "export_made_at",
-    "export_plan",
-    "export_target",
-    "made_by",
-    "pack_export",
-    "restore_target",
-    "restored_files",
-    "start_export",
-    "start_pack",
-    "step_export",
-    "suggested_name",
-    "suggested_path",
-    "trial_work",
-    "writable",
-]
 
 _SUFFIX = ".inshrink"
 _N_TRIED = 2

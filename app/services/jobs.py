@@ -18,25 +18,6 @@ from inshrink_app.model.sensitivity import METRICS
 from inshrink_app.server.roots import Address, path_of, real_path, settings
 from inshrink_app.services.opening import samples
 
-__all__ = [
-    "LOADERS",
-    "JobText",
-    "all_jobs",
-    "describe",
-    "documents_of",
-    "find_job",
-    "forget_job",
-    "job_of",
-    "linked_job",
-    "newest_job",
-    "place_in_queue",
-    "read_result",
-    "resume_job",
-    "start_job",
-    "start_request",
-    "stop_job",
-]
-
 LOADERS: dict[str, Load] = {}
 """What reads the result of the jobs of a page, where that is not the last report."""
 
@@ -222,7 +203,7 @@ def _title(job: Job) -> str:
         compared = (Path(path).name for request in job.requests for path in subjects_of(request))
         return f"Compare {', '.join(compared)} with {against}"
     if job.work.page == "sensitivity":
-        metric = METRICS[topic].label.lower() if topic in METRICS else topic
+        metric = METRICS[topic].word if topic in METRICS else topic
         return f"Measure {'restore gain and noise' if last.verb() == 'inspect' else metric} of {name}"
     grows = f"Archive {name} as it grows, to {target}"
     return {

@@ -21,7 +21,6 @@ from inshrink_app.services.opening import resolve
 if TYPE_CHECKING:
     from inshrink_core.formats import MetricsFile
 
-__all__ = ["LogChoice", "chosen_log", "keep_log", "log_files", "log_of", "metrics_of", "with_log"]
 
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 _NAMES = ("trainer_state.json",)

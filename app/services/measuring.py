@@ -28,18 +28,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain import TensorGain
     from inshrink_core.request import Request
 
-__all__ = [
-    "known_shares",
-    "measured",
-    "measuring_cost",
-    "optimizer_state",
-    "sensitivity_job",
-    "sensitivity_request",
-    "start_sensitivity",
-    "tells_order",
-    "told_metrics",
-    "untold_metrics",
-]
 
 _KEPT_TABLES = "tables.npz"
 

@@ -25,26 +25,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
     from inshrink_core.formats import NamedStep, Skipped
 
-__all__ = [
-    "Opened",
-    "Sample",
-    "chain_of",
-    "engine_at",
-    "engine_of",
-    "listed_at",
-    "load_subject",
-    "look_again",
-    "opened",
-    "path_in_roots",
-    "place_of",
-    "refresh",
-    "remember",
-    "resolve",
-    "samples",
-    "step_pattern_of",
-    "steps_by_pattern",
-    "with_step_pattern",
-]
 
 _MOST_OPEN = 4
 """Headers of a run of 400 tensors and 200 checkpoints take some 100 MB of memory."""

@@ -17,17 +17,6 @@ from inshrink_app.services.inside import reported
 from inshrink_app.services.jobs import all_jobs
 from inshrink_app.services.opening import resolve
 
-__all__ = [
-    "Training",
-    "finished_rehearsals",
-    "rehearsal_so_far",
-    "rehearsals_folder",
-    "saved_rehearsals",
-    "training_named",
-    "training_of",
-    "trainings",
-]
-
 _log = logging.getLogger(__name__)
 
 _MAX_BYTES = 8_000_000

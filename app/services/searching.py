@@ -40,33 +40,11 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.search import Search
     from inshrink_core.verbs.shared.measured import Known
 
-__all__ = [
-    "SearchPoint",
-    "Searched",
-    "baselines",
-    "baselines_work",
-    "check_config",
-    "codec_settings",
-    "default_optimizer",
-    "estimate_levels",
-    "estimated",
-    "estimates",
-    "estimating_work",
-    "limits_of",
-    "measured_archives",
-    "measured_configs",
-    "measuring_work",
-    "newest_search",
-    "searched",
-    "searched_before",
-    "start_measuring",
-    "steps_of",
-    "unmatched_overrides",
-]
 
 _MEASURED = "measured.inshrink"
 """The archive of one configuration, that is compared and goes."""
 
+_BY_STEP = "Settings by step"
 _LEVELS = 7
 """Configurations that are estimated: enough to see the course of a curve."""
 
@@ -180,6 +158,12 @@ class Searched:
         kept = [point for point in self.points if point.keeps and point.whole and point.config]
         return settled[0] if settled else max(kept, key=lambda point: point.ratio, default=None)
 
+    @property
+    def is_best_by_step(self) -> bool:
+        """Whether settings of its own for each step store more than any one configuration that was found."""
+        best = 0.0 if self.best is None else self.best.ratio
+        return any(point.archive == _BY_STEP and point.ratio > best for point in self.points)
+
     def verdict(self, point: SearchPoint) -> str:
         """Say whether a point is what was asked for."""
         if self.target_ratio is not None:
@@ -233,7 +217,7 @@ def searched(job: Job, steps: Sequence[int], *, more: Iterable[Mapping[str, Any]
     if ratio is not None:
         points = [point._replace(keeps=point.keeps and point.ratio >= ratio) for point in points]
     if by_step := told.get("by_step"):
-        words = {"label": "settings found for each step", "archive": "Settings by step"}
+        words = {"label": "settings found for each step", "archive": _BY_STEP}
         points.append(SearchPoint.told({}, by_step, n_steps=len(steps), keeps=True, **words))
     best = told.get("best")
     if best:

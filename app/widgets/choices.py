@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +18,10 @@ def one_of_few(
     options: Mapping[str, str],
     default: str,
     tip: str | None = None,
+    draw: Callable[..., Any] = st.segmented_control,
     **look: Any,
 ) -> str:
-    """Draw one choice of a few, side by side.
+    """Draw one choice of a few that a link carries, side by side; a default takes the place of what is gone.
 
     Parameters
     ----------
@@ -29,44 +31,24 @@ def one_of_few(
         What is asked, the answers and what to call each, and what stands behind the question.
     default
         The answer to begin with.
+    draw
+        Draws it.
     **look
-        For `st.segmented_control`.
+        For what draws it.
     """
-    labels = {name: fmt.inked(said) for name, said in options.items()}
-    return _one_of(st.segmented_control, page, label, key, labels, default, help=tip, **look)
-
-
-def one_of_many(
-    page: str,
-    label: str,
-    key: str,
-    options: Mapping[str, str],
-    default: str,
-    tip: str | None = None,
-    **look: Any,
-) -> str:
-    """Draw one choice of many, as a list: as `one_of_few`."""
-    return _one_of(st.selectbox, page, label, key, options, default, help=tip, **look)
-
-
-def _one_of(
-    draw: Callable[..., Any],
-    page: str,
-    label: str,
-    key: str,
-    options: Mapping[str, str],
-    default: str,
-    **look: Any,
-) -> str:
-    """Draw a choice that a link carries; what is chosen goes where it is no option any more."""
     widget = f"{page}.{key}"
+    labels = {name: fmt.inked(said) for name, said in options.items()}
+    named = labels if draw is st.segmented_control else options
     # None where a click takes back the answer, or comes before the first drawing has ended.
     if st.session_state.get(widget) not in options:
         st.session_state[widget] = state.choice(key, list(options), default)
-    chosen = str(draw(label, list(options), format_func=options.__getitem__, key=widget, **look))
+    chosen = str(draw(label, list(options), format_func=named.__getitem__, key=widget, help=tip, **look))
     state.publish(**{key: chosen})
     return chosen
 
+
+one_of_many = functools.partial(one_of_few, draw=st.selectbox)
+"""Draws one choice of many, as a list."""
 
 AUTO = "auto"
 _DEVICES = {AUTO: "Auto", "cpu": "CPU", "cuda": "CUDA"}

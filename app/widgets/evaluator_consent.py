@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 
 import streamlit as st
-from inshrink_app import services, state
+from inshrink_app import services
 from inshrink_app.jobs.printed import python_text, shell_text
 from inshrink_app.model.subject import Subject
 from inshrink_app.server.recent import is_trusted, trust
@@ -139,17 +139,10 @@ def _trial(original: Subject, judge: EvaluatorCode, *, trusted: bool) -> None:
         return
     if job is not None:
         _told(job.result)
-    if st.button(
-        "Try on one step" if job is None else "Try again",
-        icon=":material/science:",
-        disabled=not trusted,
-        help=f"Evaluates step {fmt.count(original.steps[-1])} and keeps nothing."
-        if trusted
-        else "Confirm first that you trust this code.",
-    ):
-        state.clicked()
-        services.start_job(work)
-        st.rerun()
+    tip = f"Evaluates step {fmt.count(original.steps[-1])} and keeps nothing."
+    tip = tip if trusted else "Confirm first that you trust this code."
+    label = "Try on one step" if job is None else "Try again"
+    job_card.start_button(label, work, "science", disabled=not trusted, help=tip)
 
 
 def _told(found: dict[str, object]) -> None:

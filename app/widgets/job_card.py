@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.job import Job
+from inshrink_app.jobs.work import Work
+from inshrink_app.model import measured
 from inshrink_app.widgets import fmt, problem
 from inshrink_app.widgets.layout import answer, section
 
@@ -92,6 +93,26 @@ def _queued_text(job: Job) -> str:
     return f"Queued: {before} what runs now"
 
 
+def start_button(label: str, work: Work, icon: str, *, again: bool = True, **look: Any) -> None:
+    """Draw a button that starts some work.
+
+    Parameters
+    ----------
+    label, icon
+        What stands on it.
+    work
+        What it starts.
+    again
+        Start it also where it is known (`JobRegistry.start`).
+    **look
+        For `st.button`.
+    """
+    if st.button(label, icon=f":material/{icon}:", **look):
+        state.clicked()
+        services.start_job(work, again=again)
+        st.rerun()
+
+
 def cancel_button(job: Job) -> None:
     """Offer to cancel, where this explorer can."""
     if job.is_elsewhere:
@@ -142,8 +163,8 @@ def log(job: Job, *, expanded: bool = False) -> None:
 
 def when(job: Job) -> str:
     """Say when a job began and how long it took."""
-    begun = datetime.fromtimestamp(job.started_at, UTC).astimezone()
-    return f"{begun:%d %b %Y, %H:%M}" + ("" if job.is_running else f" · {fmt.duration(job.seconds)}")
+    begun = measured.when(job.started_at)
+    return begun if job.is_running else f"{begun} · {fmt.duration(job.seconds)}"
 
 
 def lead_to(job: Job) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import plotly.graph_objects as go
@@ -20,9 +21,11 @@ _LEAST_SMOOTHED = 20
 """Fewer values are seen one by one."""
 
 
-def folded(label: str, icon: str | None, key: str, draw: Callable[[], None]) -> None:
+def folded(
+    label: str, icon: str | None, key: str, draw: Callable[[], None], *, expanded: bool = False
+) -> None:
     """Draw a panel, and what is in it once it is opened."""
-    panel = st.expander(label, icon=icon, key=key, on_change="rerun")
+    panel = st.expander(label, icon=icon, key=key, on_change="rerun", expanded=expanded)
     if panel.open:
         with panel:
             draw()
@@ -114,23 +117,30 @@ def allowed(asked: str, cost: int, label: str, icon: str) -> bool:
     return False
 
 
+_MOST_IN_LINE = 6
+"""Of more figures the last would stand in a line of its own, as wide as the page."""
+
 Fact = tuple[str, str, str | None] | tuple[str, str, str | None, str | None]
 """A figure: its name, its value, what stands below, and where there is one, what stands behind the name."""
 
 
 def facts(rows: Iterable[Fact]) -> None:
     """Draw figures side by side."""
-    with st.container(horizontal=True, gap="small"):
-        for label, value, below, *tip in rows:
-            st.metric(
-                label,
-                value,
-                delta=below,
-                delta_color="off",
-                delta_arrow="off",
-                border=True,
-                help=(tip[0] or None) if tip else None,
-            )
+    told = list(rows)
+    n_lines = max(1, -(-len(told) // _MOST_IN_LINE))
+    ends = [line * len(told) // n_lines for line in range(n_lines + 1)]
+    for begin, end in pairwise(ends):
+        with st.container(horizontal=True, gap="small"):
+            for label, value, below, *tip in told[begin:end]:
+                st.metric(
+                    label,
+                    value,
+                    delta=below,
+                    delta_color="off",
+                    delta_arrow="off",
+                    border=True,
+                    help=(tip[0] or None) if tip else None,
+                )
 
 
 _WHEN_DRAWN = """

@@ -24,6 +24,14 @@ SHARE: Final = "%.2f %%"
 
 RATIO: Final = "%.2f×"
 
+_USUAL: Mapping[str, str] = {
+    **dict.fromkeys(("ratio", "ratio total", "ratio weights"), RATIO),
+    **dict.fromkeys(("drop", "largest drop", "restore cost"), SHARE),
+    **dict.fromkeys(("divergence", "largest divergence", "times", "restore noise", "relative error"), SMALL),
+    "bits per weight": "%.2f",
+}
+"""How figures are written that several tables have, by heading."""
+
 HEIGHT: Final = 560
 """Tables of more rows than fit scroll inside of themselves."""
 
@@ -54,7 +62,8 @@ def show(
     alt
         What the table is, for those who do not see it.
     formats
-        How the numbers of a column are written: `WHOLE`, `SMALL`, `SHARE`, `RATIO` or a printf format.
+        How the numbers of a column are written, but for those that many tables have: `WHOLE`, `SMALL`,
+        `SHARE`, `RATIO` or a printf format.
     wide
         Columns of long text.
     helps
@@ -70,8 +79,9 @@ def show(
     """
     drawn = table.drop(columns=list(hidden))
     drawn = drawn if most is None else drawn.head(most)
+    forms = {**_USUAL, **(formats or {})}
     looks = {
-        name: _column(drawn, name, (formats or {}).get(name), (helps or {}).get(name), name in wide)
+        name: _column(drawn, name, forms.get(name), (helps or {}).get(name), name in wide)
         for name in drawn.columns
     }
     looks |= columns or {}
@@ -133,7 +143,7 @@ def small(values: Iterable[float]) -> str:
     return f"%.{max(2, 2 - math.floor(math.log10(min(known, default=1.0))))}f"
 
 
-_MIME = {".csv": "text/csv", ".json": "application/json"}
+_MIME = {".csv": "text/csv", ".json": "application/json", ".toml": "application/toml"}
 
 
 def buttons(*files: tuple[str, str, Callable[[], bytes] | bytes]) -> None:

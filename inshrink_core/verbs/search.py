@@ -72,8 +72,10 @@ _NOTHING_BETTER: Final = (
 
 _BY_STEP: Final = (
     "settings of their own for each step store more than any one configuration that was tried, {ratio} of the"
-    " weights: an archive that is written under these bounds has them"
+    " weights: an archive that is written under these bounds has them{but}"
 )
+
+_IN_FILE: Final = "; {file} holds one configuration for all steps, so it has {held} in their place"
 
 _TRIALS_BY_STEP: Final = 2
 """About how many trials a step takes that is written with settings of its own."""
@@ -498,7 +500,9 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, 
                 output=target,
             )
             if by_step is not None and report.is_best_by_step:
-                said = _BY_STEP.format(ratio=ratio(by_step.ratio_weights))
+                held = "none" if best is None else f"the best of those, {ratio(best.ratio_weights)},"
+                but = "" if target is None else _IN_FILE.format(file=target.name, held=held)
+                said = _BY_STEP.format(ratio=ratio(by_step.ratio_weights), but=but)
                 report = replace(report, notes=(*report.notes, said))
         document = report.to_json()
         if target is not None:

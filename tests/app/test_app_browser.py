@@ -103,9 +103,9 @@ def test_three_clicks_look_inside_and_keep_mark_and_zoom_and_their_link_shows_th
     address: str, browser: Any, page: Any
 ) -> None:
     page.goto(f"{address}/sensitivity?run={SAMPLE}&metric=fisher")
-    page.locator(f"{HEATMAP}, .stMainBlockContainer button:has-text('Measure fisher')").first.wait_for()
-    if page.get_by_role("button", name="Measure fisher").count():
-        page.get_by_role("button", name="Measure fisher").click()
+    page.locator(f"{HEATMAP}, .stMainBlockContainer button:has-text('Measure Fisher')").first.wait_for()
+    if page.get_by_role("button", name="Measure Fisher").count():
+        page.get_by_role("button", name="Measure Fisher").click()
     wait_for(page, DRAWN)
     box = page.locator(f"{HEATMAP} .nsewdrag").first.bounding_box()
     x, y = box["x"], box["y"] + box["height"] / 2

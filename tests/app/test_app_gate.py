@@ -211,3 +211,17 @@ def test_the_page_hides_streamlits_own_csv_which_may_start_formulas():
     scripts = [path.read_text(errors="replace") for path in (STATIC / "static" / "js").glob("*.js")]
     assert any("label:`Download as CSV`" in script for script in scripts)
     assert any('"data-testid":`stElementToolbarButton`' in script for script in scripts)
+
+
+def test_a_fragment_that_has_ended_is_not_called_interrupted_by_the_one_that_follows() -> None:
+    from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+    from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
+
+    launch.explorer(["127.0.0.1"], "inshrink ui")
+    waiting = ForwardMsgQueue()
+    for status in (ForwardMsg.FINISHED_FRAGMENT_RUN_SUCCESSFULLY, ForwardMsg.FINISHED_WITH_COMPILE_ERROR):
+        waiting.enqueue(ForwardMsg(script_finished=status))
+    waiting.clear(retain_lifecycle_msgs=True, fragment_ids_this_run=["another"])
+    whole, other = (message.script_finished for message in waiting.flush())
+    assert whole == ForwardMsg.FINISHED_FRAGMENT_RUN_SUCCESSFULLY
+    assert other == ForwardMsg.FINISHED_EARLY_FOR_RERUN

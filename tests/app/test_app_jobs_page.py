@@ -76,7 +76,7 @@ def test_the_result_is_shown_on_its_page(root: Path, jobs: StubJobs) -> None:
     (root / "empty").mkdir()
     jobs.put(["sensitivity", str(root / "empty"), "--metric", "fisher"], shown=str(root / "empty"))
     app = explorer("jobs")
-    assert "Measure fisher of empty" in texts(app)
+    assert "Measure Fisher of empty" in texts(app)
     button(app, "Show the result").click().run()
     assert app.title[0].value == "Sensitivity"
 

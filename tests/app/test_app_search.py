@@ -143,6 +143,20 @@ def test_what_was_found_is_told_with_its_table_and_loaded_into_the_editor(root: 
     assert "loaded: coarseness 2.0".replace("2.0", "2") in texts(app).replace("\\", "").replace("\u2060", "")
 
 
+@pytest.mark.parametrize("ratio", [30.0, 10.0])
+def test_the_commands_write_what_has_won_one_configuration_or_settings_by_step(
+    root: Path, jobs: StubJobs, ratio: float
+) -> None:
+    run = write_run(root / "run", STEPS)
+    told = {"ratio_weights": ratio, "drop": 0.001, "divergence": 1e-4, "restore_cost": None}
+    put(jobs, run, result=document(by_step=told))
+    _, compress, *_ = snippets(explorer("allocate", run=str(run), goal="drop"))[0]
+    assert compress[:2] == ["compress", str(run)]
+    assert ("--config" in compress, "--max-drop" in compress) == (
+        (False, True) if ratio > 20 else (True, False)
+    )
+
+
 def test_a_search_that_found_nothing_says_what_to_do(root: Path, jobs: StubJobs) -> None:
     run = write_run(root / "run", STEPS)
     put(jobs, run, result=document(best=None, trials=[trial(10, 9.0, divergence=0.5)]))

@@ -16,7 +16,7 @@ from inshrink_core.chain import Archive, ChainState
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from inshrink_core.errors import EvaluatorError, InputError, NotFoundError
+from inshrink_core.errors import ConfigError, EvaluatorError, InputError, NotFoundError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.engines import ENGINES, Engine
 from inshrink_core.execution.tasks import at_end
@@ -27,12 +27,14 @@ from inshrink_core.search.judge import Judge
 from inshrink_core.search.search import known_trials
 from inshrink_core.search.space import Candidate
 from inshrink_core.search.trials import Position, TrialRunner
+from inshrink_core.text import ratio
 from inshrink_core.verbs.compress import compress
 from inshrink_core.verbs.estimate import estimate, estimate_goals, estimate_levels
 from inshrink_core.verbs.modes import trials
 from inshrink_core.verbs.restore import restore
-from inshrink_core.verbs.search import search
+from inshrink_core.verbs.search import ByStep, Search, search
 from inshrink_core.verbs.shared.measured import Measurements
+from inshrink_core.verbs.shared.values import read_config_file
 from tests.runs import write_run
 from tests.search.evaluators import InProcess
 
@@ -281,10 +283,30 @@ def test_a_search_says_what_settings_by_step_store_under_the_same_bounds_and_mea
         larger is found.is_best_by_step is any("by step" in one or "each step" in one for one in found.notes)
     )
     assert larger is ("--max-divergence 0.001" in shown(found))
+    assert larger is ("--config" not in shown(found))
     before = evaluator.asked
     assert search(run, **options).by_step == found.by_step
     assert evaluator.asked - before <= len(run.steps) + 1, "the originals alone, the first of them twice"
     assert search(run, **options | {"budget": 1}).by_step is None
+
+
+def test_a_search_that_settings_by_step_win_says_that_its_file_does_not_hold_them(
+    run, tmp_path, evaluator, monkeypatch
+):
+    figures = {"drop": 0.0, "divergence": 0.0, "restore_cost": 0.0, "evaluations": 1}
+    won = ByStep(ratio_weights=1e6, ratio_total=1e6, **figures)
+    monkeypatch.setattr(Search, "_by_step", lambda *_: won)
+    target = tmp_path / "s.json"
+    found = search(run, max_divergence=1e-3, gain=False, output=target, steps=run.steps[:2])
+    document = json.loads(target.read_text())
+    (said,) = [one for one in document["notes"] if "each step" in one]
+    held = f"the best of those, {ratio(found.best.ratio_weights)},"
+    assert f"s.json holds one configuration for all steps, so it has {held} in their place" in said
+    assert "--config" not in shown(found)
+    assert "s.json" not in search(run, max_divergence=1e-3, gain=False, steps=run.steps[:2]).notes[-1]
+    target.write_text(json.dumps(document | {"best": None}))
+    with pytest.raises(ConfigError, match="give compress the bounds instead of this file"):
+        read_config_file(target)
 
 
 @pytest.mark.parametrize("strategy", ["bracket", "grid", "random"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -14,11 +13,12 @@ from inshrink_app import services, state
 from inshrink_app.jobs.job import Job
 from inshrink_app.model import config as search_config
 from inshrink_app.model.config import toml_text
+from inshrink_app.model.measured import when
 from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.allocate.allocating import Board
 from inshrink_app.services import Edit
-from inshrink_app.widgets import fmt, problem
+from inshrink_app.widgets import fmt, listing, problem
 
 _EDIT = "search.edit"
 _KEPT = "search.kept"
@@ -129,12 +129,12 @@ def way_back(board: Board) -> None:
 def _say_whose(board: Board, edit: Edit) -> None:
     """Say where a draft comes from that this tab did not make, and offer one that was made since."""
     if (edit.is_changed or edit.locked) and edit.owner not in ("", _owner()):
-        st.caption(f"Draft of {_when(edit.at)}, made in another tab, or in this one before a reload.")
+        st.caption(f"Draft of {when(edit.at)}, made in another tab, or in this one before a reload.")
     there = services.kept_draft(board.shown)
     if there is None or there.owner == _owner() or (there.owner, there.at) == (edit.owner, edit.at):
         return
     st.warning(
-        f"Another tab has changed the bits of this run since, at {_when(there.at)}. What you change here "
+        f"Another tab has changed the bits of this run since, at {when(there.at)}. What you change here "
         "takes the place of its draft.",
         icon=":material/tab:",
     )
@@ -145,10 +145,6 @@ def _say_whose(board: Board, edit: Edit) -> None:
         edit.owner, edit.at = there.owner, there.at
 
     st.button("Take over its draft", icon=":material/sync:", on_click=take, key="allocate.take")
-
-
-def _when(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC).astimezone():%d %b, %H:%M}"
 
 
 def show_settings(board: Board) -> None:
@@ -257,21 +253,10 @@ def offer(board: Board) -> None:
             carried = json.dumps({"run": str(board.shown.path), "config": edit.config})
             state.remember(**{state.CARRIED: carried, "codec": str(edit.config["codec"]), "what": "all"})
             state.go_to("export")
-        for form, text in (
-            ("TOML", toml_text(edit.config)),
-            ("JSON", json.dumps(edit.config, indent=1) + "\n"),
-        ):
-            st.download_button(
-                form,
-                text.encode(),
-                file_name="inshrink.toml" if form == "TOML" else "config.json",
-                mime="application/json" if form == "JSON" else "application/toml",
-                key=f"search.config.{form}",
-                on_click="ignore",
-                type="tertiary",
-                icon=":material/download:",
-                help="For inshrink compress --config",
-            )
+        listing.buttons(
+            ("TOML", "inshrink.toml", toml_text(edit.config).encode()),
+            ("JSON", "config.json", json.dumps(edit.config, indent=1).encode() + b"\n"),
+        )
 
 
 def _load(shown: Subject, edit: Edit) -> None:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import plotly.graph_objects as go
 from inshrink_app.services import SearchPoint
 from inshrink_app.theme import CATEGORICAL, GAP, MARK
@@ -51,6 +50,10 @@ class Here(NamedTuple):
     is_measured: bool = False
 
 
+_Marked = tuple[int, float | None, float | None, str]
+"""A mark: the place of its point, which a click tells, its ratio and value, and what a hover says."""
+
+
 def allocation_figure(
     points: Sequence[SearchPoint],
     rates: Rates | None,
@@ -86,7 +89,7 @@ def allocation_figure(
     ratios, values, places = _curve(points, rates, figure)
     own = [math.nan if here.value is None else here.value, marks.limit or math.nan]
     every = [scale * one for one in (*values, *own) if math.isfinite(one) and one > 0]
-    every += [scale * (points[place].figure(figure) or 0.0) for line in kinds.values() for place in line]
+    every += [scale * (points[place].figure(figure) or 0.0) for one in kinds.values() for place in one]
     positive = [one for one in every if one > 0] or [1e-3]
     floor = min(positive) / 2
 
@@ -95,59 +98,55 @@ def allocation_figure(
         return max(scale * (value or 0.0), floor) if known else math.nan
 
     drawn = go.Figure()
-    if len(ratios):
+
+    def mark(name: str, marked: Sequence[_Marked], marker: dict[str, Any], **more: Any) -> None:
         drawn.add_trace(
             go.Scatter(
-                x=raw_nbytes / np.asarray(ratios),
-                y=[at(value) for value in values],
-                mode="lines+markers",
-                name="All layers alike, estimated",
-                line={"color": CATEGORICAL[0], "width": 2, "dash": "dot"},
-                marker={"symbol": "diamond-open", "size": 8},
-                customdata=[
-                    [place, f"{fmt.ratio(ratio)} of the weights<br>estimated {fmt.value(scale * value)}"]
-                    for place, ratio, value in zip(places, ratios, values, strict=True)
-                ],
+                x=[raw_nbytes / ratio if ratio else math.nan for _, ratio, _, _ in marked],
+                y=[at(value) for _, _, value, _ in marked],
+                name=name,
+                marker=marker,
+                customdata=[[place, said] for place, _, _, said in marked],
                 hovertemplate="%{customdata[1]}<extra></extra>",
+                **{"mode": "markers", **more},
             )
         )
-    for (name, symbol, colour), line in sorted(kinds.items()):
-        chosen = [points[place] for place in line]
-        drawn.add_trace(
-            go.Scatter(
-                x=[raw_nbytes / one.ratio for one in chosen],
-                y=[at(one.figure(figure)) for one in chosen],
-                mode="markers+text" if chosen[0].name else "markers",
-                name=name,
-                text=[
-                    fmt.html(fmt.elided(one.name.removesuffix(".inshrink"), _NAME_WIDTH)) for one in chosen
-                ],
-                textposition="bottom center",
-                textfont={"size": 11},
-                marker={"symbol": symbol, "size": 10, "color": colour},
-                customdata=[[place, _hover(points[place])] for place in line],
-                hovertemplate="%{customdata[1]}<extra></extra>",
-            )
+
+    if len(ratios):
+        said = [
+            f"{fmt.ratio(ratio)} of the weights<br>estimated {fmt.value(scale * value)}"
+            for ratio, value in zip(ratios, values, strict=True)
+        ]
+        line = {"color": CATEGORICAL[0], "width": 2, "dash": "dot"}
+        curve, look = (
+            list(zip(places, ratios, values, said, strict=True)),
+            {"symbol": "diamond-open", "size": 8},
+        )
+        mark("All layers alike, estimated", curve, look, mode="lines+markers", line=line)
+    for (name, symbol, colour), members in sorted(kinds.items()):
+        chosen = [(place, points[place]) for place in members]
+        names = [fmt.elided(one.name.removesuffix(".inshrink"), _NAME_WIDTH) for _, one in chosen]
+        mark(
+            name,
+            [(place, one.ratio, one.figure(figure), _hover(one)) for place, one in chosen],
+            {"symbol": symbol, "size": 10, "color": colour},
+            mode="markers+text" if names[0] else "markers",
+            text=[fmt.html(one) for one in names],
+            textposition="bottom center",
+            textfont={"size": 11},
         )
     best = next((one for one in points if one.is_best and one.whole), None)
     if best is not None:
-        drawn.add_trace(_best(raw_nbytes / best.ratio, at(best.figure(figure))))
+        star = {"symbol": "star-open", "size": 22, "color": _BEYOND, "line": {"width": 2}}
+        mark("Best of the search", [(-1, best.ratio, best.figure(figure), "")], star, hoverinfo="skip")
     is_beyond = marks.limit is not None and here.value is not None and here.value > marks.limit
-    drawn.add_trace(
-        go.Scatter(
-            x=[raw_nbytes / here.ratio if here.ratio else math.nan],
-            y=[at(here.value)],
-            mode="markers",
-            name="This allocation, beyond the bound" if is_beyond else "This allocation",
-            marker={
-                "symbol": "x" if is_beyond else "circle",
-                "size": 15,
-                "color": _BEYOND if is_beyond else MARK,
-                "line": {"width": 2, "color": "#FFFFFF"},
-            },
-            hovertemplate=f"this allocation, {'measured' if here.is_measured else 'estimated'} "
-            f"{fmt.value(math.nan if here.value is None else scale * here.value)}<extra></extra>",
-        )
+    own_look = {"symbol": "x", "color": _BEYOND} if is_beyond else {"symbol": "circle", "color": MARK}
+    own_value = fmt.value(math.nan if here.value is None else scale * here.value)
+    told = f"this allocation, {'measured' if here.is_measured else 'estimated'} {own_value}"
+    mark(
+        "This allocation, beyond the bound" if is_beyond else "This allocation",
+        [(-1, here.ratio, here.value, told)],
+        {**own_look, "size": 15, "line": {"width": 2, "color": "#FFFFFF"}},
     )
     if marks.limit is not None:
         drawn.add_hrect(scale * marks.limit, 9 * max(positive), fillcolor=_BEYOND, opacity=0.1, line_width=0)
@@ -195,14 +194,6 @@ def _hover(point: SearchPoint) -> str:
             f"largest divergence {nats}",
             *([f"restore cost {fmt.percent(point.restore_cost)}"] if point.restore_cost is not None else []),
         ]
-    )
-
-
-def _best(x: float, y: float) -> go.Scatter:
-    """Ring the best, which can be told without its colour too."""
-    marker = {"symbol": "star-open", "size": 22, "color": _BEYOND, "line": {"width": 2}}
-    return go.Scatter(
-        x=[x], y=[y], name="Best of the search", mode="markers", marker=marker, hoverinfo="skip"
     )
 
 

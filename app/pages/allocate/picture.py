@@ -155,14 +155,7 @@ def show_points(board: Board) -> None:
         listed,
         "search",
         alt="Configurations with ratio, worst drop, largest divergence and restore gain",
-        formats={
-            "ratio": listing.RATIO,
-            "drop": listing.SHARE,
-            "divergence": listing.SMALL,
-            "restore cost": listing.SHARE,
-            "restore gain": "%.3f",
-            "restore noise": listing.SMALL,
-        },
+        formats={"restore gain": "%.3f"},
         helps={
             "divergence": quality.NATS,
             "restore cost": quality.tip(),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.search import Search
 
 _MEASURING = "allocate.measuring"
+_BOUNDS = ("max_drop", "max_divergence", "max_restore_cost", "evaluator", "trust_run")
 _VIEWS = {"layers": "Layers", "settings": "Settings and overrides", "measured": "Measured and estimated"}
 
 
@@ -47,7 +48,7 @@ def render() -> None:
         _edited(board, job)
     if job is not None:
         job_card.log(job)
-    _snippet(shown, request, judge)
+    _snippet(shown, request, judge, by_step=board.found.is_best_by_step)
     ending.offer(
         ending.Next(
             "Write an archive: Export", "export", "With the configuration that you applied, if you did."
@@ -172,18 +173,12 @@ def _estimates(board: Board) -> None:
     is_calibrated = any(not one.is_estimated for one in board.points)
     work = services.estimating_work(board.shown, board.steps, board.codec, is_calibrated=is_calibrated)
     job = services.job_of(work)
-    if (
-        job is None
-        and board.steps
-        and st.button(
-            "Estimate without measuring",
-            icon=":material/calculate:",
-            help=f"Encodes a sample of the weights with {codec_labels()[board.codec]} from fine to coarse, "
-            "and tells what each layer takes. No evaluator is asked, so no code of the run is executed.",
+    if job is None and board.steps:
+        tip = (
+            f"Encodes a sample of the weights with {codec_labels()[board.codec]} from fine to coarse, and "
+            "tells what each layer takes. No evaluator is asked, so no code of the run is executed."
         )
-    ):
-        services.start_job(work)
-        st.rerun()
+        job_card.start_button("Estimate without measuring", work, "calculate", help=tip)
     if job is not None and job.is_running:
         st.caption("Estimating what each layer takes")
         job_card.running(job)
@@ -270,26 +265,26 @@ def _measure(board: Board) -> None:
     baselines = services.baselines_work(shown, steps, judge)
     published = services.job_of(baselines)
     if published is None and len(steps) > 1:
-        if st.button(
-            "Measure published codecs",
-            icon=":material/straighten:",
-            help="Lossless, uniform 8 and 4 bit, and the published codecs with their own settings, on the "
-            "same steps.",
-        ):
-            services.start_job(baselines, again=False)
-            st.rerun()
+        tip = (
+            "Lossless, uniform 8 and 4 bit, and the published codecs with their own settings, on the same "
+            "steps."
+        )
+        job_card.start_button("Measure published codecs", baselines, "straighten", again=False, help=tip)
     else:
         job_card.settled(published, "Measuring published codecs")
 
 
-def _snippet(shown: Subject, request: Search, judge: EvaluatorCode | None) -> None:
+def _snippet(shown: Subject, request: Search, judge: EvaluatorCode | None, *, by_step: bool = False) -> None:
     """Show the same without the explorer, and compressing with what is found."""
     from inshrink_core.verbs.compress import Compress
 
     path = str(shown.place).rstrip("/")
     search = dataclasses.replace(request, output=f"{path}-search.json")
     archive = Path(f"{path}-searched.inshrink")
-    compress = Compress(str(shown.path), str(archive), config=f"{path}-search.json")
+    asked: dict[str, Any] = {"config": f"{path}-search.json"}
+    if by_step:  # The file holds one configuration; under the bounds each step gets its own.
+        asked = {name: getattr(request, name) for name in _BOUNDS}
+    compress = Compress(str(shown.path), str(archive), **asked)
     compare = services.comparison(shown, [archive], _steps(shown, request), judge)
     estimates = services.estimate_levels(shown, _steps(shown, request), request.codec or "")
     ending.requests([search, compress, compare, estimates])

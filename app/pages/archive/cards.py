@@ -73,12 +73,8 @@ def verify(chain: ChainReport) -> None:
         elif job_card.settled(newest, "Verifying"):
             _verdict(newest.result)
         with st.container(horizontal=True):
-            if st.button("Verify", type="primary", icon=":material/verified:"):
-                services.start_job(work[False])
-                st.rerun()
-            if st.button("Verify deeply", icon=":material/troubleshoot:"):
-                services.start_job(work[True])
-                st.rerun()
+            job_card.start_button("Verify", work[False], "verified", type="primary")
+            job_card.start_button("Verify deeply", work[True], "troubleshoot")
 
 
 def _verdict(document: Mapping[str, Any]) -> None:
@@ -129,14 +125,10 @@ def prune(chain: ChainReport) -> Prune:
         if plan is not None:
             if job_card.settled(plan, "Planning"):
                 _show_plan(chain, rules, plan.result)
-        elif st.button(
-            "Dry run",
-            icon=":material/rule:",
-            disabled=not says_something(rules),
-            help="Choose first what to keep." if not says_something(rules) else None,
-        ):
-            services.start_job(_work(rules, chain), again=False)
-            st.rerun()
+        else:
+            why = None if says_something(rules) else "Choose first what to keep."
+            work = _work(rules, chain)
+            job_card.start_button("Dry run", work, "rule", again=False, disabled=why is not None, help=why)
     return rules
 
 
@@ -199,9 +191,8 @@ def _show_plan(chain: ChainReport, rules: Prune, document: dict[str, Any]) -> No
         sure = st.checkbox(
             f"Remove {fmt.counted(n_removed, 'step')} for good", key=f"prune.sure.{rules.words()}"
         )
-        if st.button("Prune", icon=":material/content_cut:", disabled=not sure):
-            services.start_job(_work(dataclasses.replace(rules, apply=True), chain))
-            st.rerun()
+        work = _work(dataclasses.replace(rules, apply=True), chain)
+        job_card.start_button("Prune", work, "content_cut", disabled=not sure)
 
 
 def _fates(document: dict[str, Any]) -> pd.DataFrame:

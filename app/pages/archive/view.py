@@ -13,8 +13,8 @@ from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.archive import cards, report
 from inshrink_app.pages.archive import figure as chain_figure
-from inshrink_app.widgets import archive_picker, ending, fmt, listing, problem, quality, subject
-from inshrink_app.widgets.layout import chart, facts, section
+from inshrink_app.widgets import archive_picker, ending, fmt, listing, quality, subject
+from inshrink_app.widgets.layout import answer, chart, facts, section
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
@@ -42,12 +42,9 @@ def render() -> None:
         run = str(shown.path)
         ending.requests([Compress(run, f"{run.rstrip('/')}.inshrink")])
         return
-    try:
-        chain = services.chain_of(str(chosen.path))
-    except ServiceError as error:
-        problem.show(error.problem)
-        return
-    _sections(chain, shown)
+    chain = answer(lambda: services.chain_of(str(chosen.path)))
+    if chain is not None:
+        _sections(chain, shown)
 
 
 def _rescue(path: str) -> bool:
@@ -184,7 +181,6 @@ def _frames(chain: ChainReport) -> None:
             table,
             "frames",
             alt="Frames with step, kind, branch, parent, size, ratio, codec and digest",
-            formats={"ratio total": listing.RATIO, "ratio weights": listing.RATIO},
             hidden=[] if table["damage"].any() else ["damage"],
         )
 

@@ -31,20 +31,12 @@ def metric_figure(found: Sequence[Known]) -> go.Figure:
     known = {step: error for one in found for step, error in one.standard_errors.items()}
     errors = [known.get(row.step) for row in rows]
     metric = fmt.html(found[0].comparison.metric) if found else ""
-    figure.add_trace(
-        go.Scatter(
-            x=[row.step for row in rows],
-            y=np.asarray([row.original for row in rows], dtype=np.float64),
-            name="Original",
-            mode="lines+markers",
-            line={"color": GAP, "width": 3},
-            marker={"size": 7},
-            error_y=None
-            if any(error is None for error in errors) or not errors
-            else {"type": "data", "array": errors, "thickness": 1, "width": 2},
-            hovertemplate=f"original, step %{{x:,}}<br>{metric} %{{y:.5g}}<extra></extra>",
-        )
-    )
+    drawn = {row.step: row.original for row in rows}
+    told = f"original, step %{{x:,}}<br>{metric} %{{y:.5g}}"
+    original = _curve(drawn, "Original", told, {"color": GAP, "width": 3}, {"size": 7})
+    if errors and None not in errors:
+        original.error_y = {"type": "data", "array": errors, "thickness": 1, "width": 2}
+    figure.add_trace(original)
     for position, one in enumerate(found):
         figure.add_trace(_line(one, [row.restored for row in one.comparison.steps], position, metric, ".5g"))
     _lay_out(figure, metric)
@@ -101,8 +93,8 @@ def size_figure(found: Sequence[Known], sizes: Sequence[int], bound: float) -> g
         cost = one.comparison.max_restore_cost
         if cost is None:
             continue
-        line = _line(one, [100 * cost], position, "restore cost", fmt.d3_format([cost]), " %")
-        figure.add_trace(line.update(x=[nbytes], hovertemplate=None, mode="markers", marker={"size": 12}))
+        mark = _line(one, [100 * cost], position, "restore cost", fmt.d3_format([cost]), " %")
+        figure.add_trace(mark.update(x=[nbytes], hovertemplate=None, mode="markers", marker={"size": 12}))
     figure.add_hline(y=100 * bound, line={"color": _BOUND, "width": 1.5, "dash": "dash"})
     _lay_out(figure, "Largest restore cost, %")
     return figure.update_xaxes(title=title("Size of the archive, bytes"), tickformat="~s", rangemode="tozero")
@@ -130,30 +122,37 @@ def _line(
 ) -> go.Scatter:
     """Draw one archive, told apart by colour, mark and name."""
     name = fmt.html(fmt.elided(one.name, _NAME_WIDTH))
+    line = {"color": CATEGORICAL[(position + 1) % len(CATEGORICAL)], "width": 2, "dash": "dot"}
+    marker = {"size": 7, "symbol": _SYMBOLS[position % len(_SYMBOLS)]}
+    told = f"{name}, step %{{x:,}}<br>{what} %{{y:{form}}}{unit}"
+    steps = [row.step for row in one.comparison.steps]
+    return _curve(dict(zip(steps, values, strict=False)), name, told, line, marker)
+
+
+def _curve(
+    values: Mapping[int, float],
+    name: str,
+    told: str,
+    line: Mapping[str, Any],
+    marker: Mapping[str, Any] | None = None,
+) -> go.Scatter:
+    """Draw values by step; `told` is what a hover says."""
     return go.Scatter(
-        x=[row.step for row in one.comparison.steps],
-        y=np.asarray(values, dtype=np.float64),
+        x=list(values),
+        y=np.asarray(list(values.values()), dtype=np.float64),
         name=name,
-        mode="lines+markers",
-        line={"color": CATEGORICAL[(position + 1) % len(CATEGORICAL)], "width": 2, "dash": "dot"},
-        marker={"size": 7, "symbol": _SYMBOLS[position % len(_SYMBOLS)]},
-        hovertemplate=f"{name}, step %{{x:,}}<br>{what} %{{y:{form}}}{unit}<extra></extra>",
+        mode="lines+markers" if marker else "lines",
+        line=line,
+        marker=marker,
+        hovertemplate=f"{told}<extra></extra>",
     )
 
 
 def _stale(figure: go.Figure, values: dict[int, float], hover: str) -> None:
     """Draw what no archive at all would have reached: the checkpoint before in this one's place."""
     if values:
-        figure.add_trace(
-            go.Scatter(
-                x=sorted(values),
-                y=np.asarray([values[step] for step in sorted(values)], dtype=np.float64),
-                name="Previous checkpoint",
-                mode="lines",
-                line={"color": GAP, "width": 1.5, "dash": "dash"},
-                hovertemplate=f"{hover}<extra></extra>",
-            )
-        )
+        line = {"color": GAP, "width": 1.5, "dash": "dash"}
+        figure.add_trace(_curve(dict(sorted(values.items())), "Previous checkpoint", hover, line))
 
 
 def _lay_out(figure: go.Figure, y: str, height: int = _HEIGHT) -> None:
@@ -187,17 +186,10 @@ def rehearsal_figure(found: Mapping[str, Any]) -> go.Figure:
             (calm, "Uninterrupted, mean", _LEFT_ALONE, "solid"),
             (failed, "Restored after failures, mean", _BOUND, "dash"),
         ):
-            figure.add_trace(
-                go.Scatter(
-                    x=steps,
-                    y=values.mean(axis=0),
-                    name=name,
-                    mode="lines+markers",
-                    line={"color": colour, "width": 2, "dash": dash},
-                    marker={"size": 6},
-                    hovertemplate=f"{name}, step %{{x:,}}<br>{metric} %{{y:.5g}}<extra></extra>",
-                )
-            )
+            told = f"{name}, step %{{x:,}}<br>{metric} %{{y:.5g}}"
+            line = {"color": colour, "width": 2, "dash": dash}
+            mean = dict(zip(steps, values.mean(axis=0), strict=True))
+            figure.add_trace(_curve(mean, name, told, line, {"size": 6}))
     for step in found["restored_at"]:
         figure.add_vline(x=step, line={"color": GAP, "width": 1, "dash": "dot"})
     _lay_out(figure, metric, 310)

@@ -11,12 +11,11 @@ from inshrink_app import services
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.printed import shell_text
 from inshrink_app.jobs.work import Work
-from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.compare.figures import rehearsal_figure
-from inshrink_app.widgets import fmt, job_card, listing, problem
+from inshrink_app.widgets import fmt, job_card, listing
 from inshrink_app.widgets.choices import codec_labels
-from inshrink_app.widgets.layout import chart, facts, section
+from inshrink_app.widgets.layout import answer, chart, facts, section
 
 if TYPE_CHECKING:
     from inshrink_app.services.rehearsing import Training
@@ -49,13 +48,10 @@ def rehearse(original: Subject, training: Training) -> None:
             _show(of_these, "found")
         elif is_done:
             st.caption("What this rehearsal found cannot be read any more.")
-        if (job is None or is_done) and st.button(
-            "Rehearse" if job is None else "Rehearse again",
-            icon=":material/replay:",
-            help="Trainings that were finished with these settings are not repeated.",
-        ):
-            services.start_job(work)
-            st.rerun()
+        if job is None or is_done:
+            label = "Rehearse" if job is None else "Rehearse again"
+            tip = "Trainings that were finished with these settings are not repeated."
+            job_card.start_button(label, work, "replay", help=tip)
         st.code(shell_text([request]), language=None, wrap_lines=True)
 
 
@@ -220,10 +216,6 @@ def saved() -> None:
                 "of its seeds."
             )
             return
-        try:
-            found = services.saved_rehearsals(text.strip())
-        except ServiceError as error:
-            problem.show(error.problem)
-            return
-        chosen = _chosen(found, "Rehearsal", "rehearsal.which")
-        _show(chosen, "saved")
+        found = answer(lambda: services.saved_rehearsals(text.strip()))
+        if found is not None:
+            _show(_chosen(found, "Rehearsal", "rehearsal.which"), "saved")

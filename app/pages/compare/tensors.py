@@ -10,10 +10,10 @@ import streamlit as st
 from inshrink_app import services
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.work import Work
-from inshrink_app.model.problem import Problem, ServiceError
+from inshrink_app.model.problem import Problem
 from inshrink_app.model.subject import Subject
 from inshrink_app.widgets import archive_picker, fmt, job_card, listing, problem
-from inshrink_app.widgets.layout import section
+from inshrink_app.widgets.layout import answer, section
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
@@ -29,12 +29,10 @@ def errors(shown: Subject, original: Subject, archives: tuple[ChainReport, ...])
     """Draw the error of every tensor, or offer to measure it."""
     with section("Tensor by tensor"):
         one = _one_of(archives, "Archive", "errors.archive")
-        try:
-            work = _errors(shown, original, one)
-            job = services.job_of(work)
-        except ServiceError as error:
-            problem.show(error.problem)
+        work = answer(lambda: _errors(shown, original, one))
+        if work is None:
             return
+        job = services.job_of(work)
         if job is not None and job.is_running:
             job_card.running(job, "Measuring errors")
             return
@@ -46,11 +44,8 @@ def errors(shown: Subject, original: Subject, archives: tuple[ChainReport, ...])
                 f"{fmt.size(original.total_bytes)} of checkpoints and {fmt.size(one.nbytes)} of archive "
                 "are read. No code of the run is executed."
             )
-        if st.button(
-            "Measure errors" if job is None else "Measure errors again", icon=":material/straighten:"
-        ):
-            services.start_job(work)
-            st.rerun()
+        label = "Measure errors" if job is None else "Measure errors again"
+        job_card.start_button(label, work, "straighten")
 
 
 def _one_of(archives: tuple[ChainReport, ...], label: str, key: str) -> ChainReport:
@@ -139,7 +134,7 @@ def _table(found: list[dict[str, Any]]) -> None:
         table,
         "tensor-errors",
         alt="Error of every tensor of every step against the original, the worst first",
-        formats={"relative error": listing.SMALL, "largest error": listing.SMALL},
+        formats={"largest error": listing.SMALL},
         most=_MAX_ROWS,
     )
     if len(rows) > _MAX_ROWS:
@@ -193,10 +188,8 @@ def _form(shown: Subject, archive: ChainReport, step: int, layout: str, *, is_ru
         st.session_state["restore.target"] = suggested
     text = st.text_input("Folder", key="restore.target", help="A new folder, or an empty one.")
     if st.button("Restore", icon=":material/settings_backup_restore:", disabled=is_running):
-        try:
-            target = services.restore_target(text)
-        except ServiceError as error:
-            problem.show(error.problem)
+        target = answer(lambda: services.restore_target(text))
+        if target is None:
             return
         request = Restore(str(archive.path), str(target), steps=(step,), layout=layout)
         work = Work.asking([request], shown=shown.path, page="compare", topic="restore")

@@ -315,7 +315,7 @@ def _about(found: Sequence[Known]) -> str:
     """Say who measured, when and where, and at how many steps that proves little."""
     one = max(found, key=lambda one: one.at)
     n = "" if one.n_samples is None else f" on {fmt.counted(one.n_samples, 'sample')}"
-    metric = f"{one.comparison.metric}, {one.comparison.direction} is better{n}"
+    metric = f"Metric: {one.comparison.metric}, {one.comparison.direction} is better{n}"
     grain = "" if one.granularity is None else f"; one sample is {fmt.percent(one.granularity)} of it"
     where = f"{when(one.at)}, on {one.comparison.device.upper()}"
     return fmt.markdown(f"{metric}{grain}. Measured {where}. {_stale_note(found)}")
@@ -344,13 +344,6 @@ def _archives(archives: Sequence[ChainReport], known: Mapping[Path, Known], boun
         pd.DataFrame(rows),
         "compared",
         alt="Size, ratio, bits per weight, restore cost, drop and divergence of each archive",
-        formats={
-            "ratio": listing.RATIO,
-            "bits per weight": "%.2f",
-            "restore cost": listing.SHARE,
-            "largest drop": listing.SHARE,
-            "largest divergence": listing.SMALL,
-        },
         helps={"restore cost": quality.tip(), "largest divergence": quality.NATS},
     )
 

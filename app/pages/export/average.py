@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
+from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.printed import python_text, shell_text
 from inshrink_app.jobs.work import Work
 from inshrink_app.model.subject import Subject
 from inshrink_app.services import EvaluatorCode
 from inshrink_app.widgets import evaluator_consent, fmt, job_card, listing
 from inshrink_app.widgets.choices import ends_of_range, one_of_few
-from inshrink_app.widgets.layout import answer, facts
+from inshrink_app.widgets.layout import answer, facts, folded
 
 _WEIGHTS = {"uniform": "All alike", "ema": "More for later ones", "search": "Searched"}
 _NAMES = {"last": "Last step", **_WEIGHTS}
@@ -26,36 +28,31 @@ def show(shown: Subject) -> None:
     if len(shown.steps) < 2:
         return
     job = services.newest_job("export", "average", shown.path)
-    panel = st.expander(
-        "Average several steps into one",
-        icon=":material/merge:",
-        key="average",
-        on_change="rerun",
-        expanded=job is not None,
+    label, icon = "Average several steps into one", ":material/merge:"
+    folded(label, icon, "average", functools.partial(_draw, shown, job), expanded=job is not None)
+
+
+def _draw(shown: Subject, job: Job | None) -> None:
+    """Draw what is in the card."""
+    st.write(
+        "Late checkpoints lie around a point that is often better than any of them. The average of their "
+        "weights is written as a step that loads like the run's own; the rest is the last step's."
     )
-    if not panel.open:
+    if job_card.settled(job, "Averaging") and job is not None:
+        _result(services.read_result(job))
+    if job is not None and job.is_running:
         return
-    with panel:
-        st.write(
-            "Late checkpoints lie around a point that is often better than any of them. The average of "
-            "their weights is written as a step that loads like the run's own; the rest is the "
-            "last step's."
-        )
-        if job_card.settled(job, "Averaging") and job is not None:
-            _result(services.read_result(job))
-        if job is not None and job.is_running:
-            return
-        fields, judge, ready = _fields(shown)
-        if st.button("Average", icon=":material/merge:", disabled=not ready):
-            target = answer(lambda: services.restore_target(fields["output"]))
-            if target is not None:
-                request = _request({**fields, "output": str(target)})
-                more = {"page": "export", "topic": "average", "trusted": judge.trusted if judge else ""}
-                services.start_job(Work.asking([request], shown=shown.path, **more))
-                st.rerun()
-        request = _request(fields)
-        st.code(shell_text([request]), language=None, wrap_lines=True)
-        st.code(python_text([request]), language=None, wrap_lines=True)
+    fields, judge, ready = _fields(shown)
+    if st.button("Average", icon=":material/merge:", disabled=not ready):
+        target = answer(lambda: services.restore_target(fields["output"]))
+        if target is not None:
+            request = _request({**fields, "output": str(target)})
+            more = {"page": "export", "topic": "average", "trusted": judge.trusted if judge else ""}
+            services.start_job(Work.asking([request], shown=shown.path, **more))
+            st.rerun()
+    request = _request(fields)
+    st.code(shell_text([request]), language=None, wrap_lines=True)
+    st.code(python_text([request]), language=None, wrap_lines=True)
 
 
 def _request(fields: Mapping[str, Any]) -> Any:

@@ -224,11 +224,9 @@ def _offer_trial(shown: Subject, request: ExportRequest, cut: str) -> None:
     )
     work = services.trial_work(shown, request)
     job = services.job_of(work)
-    if job_card.settled(job, "Trying two steps") and st.button(
-        "Try two steps", icon=":material/science:", help="Encodes two steps and keeps nothing."
-    ):
-        services.start_job(work, again=False)
-        st.rerun()
+    if job_card.settled(job, "Trying two steps"):
+        tip = "Encodes two steps and keeps nothing."
+        job_card.start_button("Try two steps", work, "science", again=False, help=tip)
 
 
 def _plan_table(plan: Plan) -> None:

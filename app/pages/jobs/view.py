@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs.job import Job
+from inshrink_app.model.measured import moment
 from inshrink_app.model.page import Page
 from inshrink_app.widgets import ending, fmt, job_card, listing, modules, problem, subject
 from inshrink_app.widgets.layout import section
@@ -138,7 +138,7 @@ def _row(job: Job) -> tuple[Any, ...]:
         text.title,
         job_card.STATES[job.state][0],
         job.fraction if job.is_running else float(job.state == "finished"),
-        datetime.fromtimestamp(job.started_at, UTC).astimezone().replace(tzinfo=None, microsecond=0),
+        moment(job.started_at).replace(tzinfo=None, microsecond=0),
         round(job.seconds, 1),
         text.about,
     )

@@ -112,13 +112,7 @@ def _table(found: pd.DataFrame, names: Sequence[str]) -> list[int]:
         table,
         "runs",
         alt="Runs and archives with steps, parameters, sizes, ratio, bits per weight, drop and last metric",
-        formats={
-            "ratio": listing.RATIO,
-            "bits per weight": "%.2f",
-            "restore cost": listing.SHARE,
-            "largest drop": listing.SHARE,
-            "last value": "%.4g",
-        },
+        formats={"last value": "%.4g"},
         helps={
             "ratio": "Raw over stored bytes of everything, of the archive or of the one beside the run",
             "steps not archived": "Steps of a run that no archive beside it holds",

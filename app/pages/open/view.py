@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import streamlit as st
 from inshrink_app import services, state
+from inshrink_app.model.measured import when
 from inshrink_app.model.page import Page
 from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.model.subject import Subject
@@ -193,8 +193,7 @@ def _recent_card() -> None:
                     key=f"recent.{row.path}",
                     help=fmt.markdown(row.path),
                 )
-                when = datetime.fromtimestamp(row.opened_at, UTC).astimezone()
-                st.caption(f"{row.kind.capitalize()} · opened {when:%d %b %Y, %H:%M}")
+                st.caption(f"{row.kind.capitalize()} · opened {when(row.opened_at)}")
             if chosen:
                 _open(row.path)
         if rows and st.button("Clear this list", help="No run is touched."):

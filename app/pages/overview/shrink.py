@@ -219,10 +219,8 @@ def _basis(found: Mapping[str, Any], at: float | None) -> str:
 def _offer_trial(work: Work | None, why: str) -> None:
     """Offer the trial."""
     with st.container(horizontal=True, vertical_alignment="center"):
-        if work is not None and st.button("Try two steps", icon=":material/science:"):
-            state.clicked()
-            services.start_job(work, again=False)
-            st.rerun()
+        if work is not None:
+            job_card.start_button("Try two steps", work, "science", again=False)
         st.caption(why)
 
 

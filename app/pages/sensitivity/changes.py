@@ -185,7 +185,7 @@ def two_steps(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str)
         _list_names(found.only_first, f"Only at step {fmt.count(first)}")
         _list_names(found.only_second, f"Only at step {fmt.count(second)}")
     moved = _moved(shown, first, second)
-    _steps_table(found, moved, (first, second), label)
+    _steps_table(found, moved, (first, second), METRICS[table.metric].word)
     if moved is not None:
         _list_names(moved.reshaped, "With another shape or dtype")
     from inshrink_core.verbs.diff import Diff
@@ -223,7 +223,7 @@ def _moved(shown: Subject, first: int, second: int) -> StepDiff | None:
 
 def _steps_table(found: Changes, moved: StepDiff | None, steps: tuple[int, int], label: str) -> None:
     """List every tensor, the largest change first."""
-    before, after = (f"{label.lower()} at step {fmt.count(step)}" for step in steps)
+    before, after = (f"{label} at step {fmt.count(step)}" for step in steps)
     frame = _table_of(found, before, after)
     if moved is not None:
         rows = {row.spec.key: row for row in moved.tensors}
@@ -238,7 +238,6 @@ def _steps_table(found: Changes, moved: StepDiff | None, steps: tuple[int, int],
         formats={
             before: listing.SMALL,
             after: listing.SMALL,
-            "times": listing.SMALL,
             "moved": "%.4f",
             "cosine": "%.4f",
             "changed": listing.SHARE,
@@ -419,6 +418,6 @@ def _overlaid(
         _table_of(found, "first run", "second run"),
         "two-runs",
         alt="Tensors by how much they differ between both runs at the last common step",
-        formats={"first run": listing.SMALL, "second run": listing.SMALL, "times": listing.SMALL},
+        formats={"first run": listing.SMALL, "second run": listing.SMALL},
         helps={"times": "The value in the second run divided by that in the first"},
     )

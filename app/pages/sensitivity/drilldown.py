@@ -214,7 +214,7 @@ def _profile(seen: Anatomy) -> None:
     chart(
         drill_figures.profile_figure(places, METRICS[told.metric].symbol),
         "drill.profile",
-        f"Mean {METRICS[told.metric].label.lower()} by row and by column of {n_rows} by {n_columns} values",
+        f"Mean {METRICS[told.metric].word} by row and by column of {n_rows} by {n_columns} values",
     )
     st.caption(
         f"Half of it sits in {fmt.share(half_in(places.rows))} of {fmt.counted(n_rows, 'row')} and in "
@@ -268,7 +268,7 @@ def _score_map(seen: Anatomy) -> None:
     chart(
         drill_figures.map_figure(told),
         "drill.map",
-        f"How many values have which magnitude and which {METRICS[told.metric].label.lower()}",
+        f"How many values have which magnitude and which {METRICS[told.metric].word}",
     )
     together = ""
     if told.correlation is not None:

@@ -131,7 +131,7 @@ def _measured(shown: Subject, metric: str, key: str = "") -> Mapping[str, Sensit
     if job is None:
         _ask(shown, metric, key)
     else:
-        job_card.settled(job, f"Measuring {METRICS[metric].label.lower()}")
+        job_card.settled(job, f"Measuring {METRICS[metric].word}")
     return None if before is None else before.tables
 
 
@@ -170,7 +170,7 @@ def _ask(shown: Subject, metric: str, key: str) -> None:
         if not state.was_clicked():
             st.caption("You followed a link, and a link alone starts nothing.")
         if st.button(
-            f"Measure {METRICS[metric].label.lower()}",
+            f"Measure {METRICS[metric].word}",
             type="primary",
             icon=":material/play_arrow:",
             key=f"measure{key}",

@@ -166,7 +166,7 @@ def read_config_file(path: Path) -> Mapping[str, Any]:
     if not isinstance(document, dict):
         raise ConfigError("a config is a table of keys", where=str(path))
     if "best" in document and "trials" in document:
-        document = _config_found(document["best"], path)
+        document = _config_found(document, path)
     for key, value in document.items():
         if key not in FILE_KEYS:
             raise ConfigError(
@@ -180,13 +180,15 @@ def read_config_file(path: Path) -> Mapping[str, Any]:
     return document
 
 
-def _config_found(best: Any, path: Path) -> dict[str, Any]:
+def _config_found(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the config that a search wrote down; its result stands for a config file."""
+    best = document["best"]
     found = best.get("config") if isinstance(best, dict) else None
     if not isinstance(found, dict):
-        raise ConfigError(
-            "the search found no configuration", where=str(path), remedy="loosen its bounds and search again"
-        )
+        remedy = "loosen its bounds and search again"
+        if document.get("by_step"):
+            remedy = "settings by step keep its bounds: give compress the bounds instead of this file"
+        raise ConfigError("the search found no configuration", where=str(path), remedy=remedy)
     return found
 
 
