@@ -89,6 +89,10 @@ class Codes(NamedTuple):
     columns: Tensor
     elements: Tensor
 
+    def on(self, device: torch.device | str) -> Codes:
+        """Return the same codes on a device."""
+        return Codes(self.base, self.rows.to(device), self.columns.to(device), self.elements.to(device))
+
 
 class Kinds(NamedTuple):
     """Whether all values are finite, and whether some are below zero."""

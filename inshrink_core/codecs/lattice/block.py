@@ -397,10 +397,9 @@ def _parse_alone(
     lattice = lattice_of(Spacing(exponent, divisor), spec.dtype)
     contexts = parse_scales(cursor.section(), spec) if flags & CONTEXTS else None
     before = None if base is None else base_points(base, lattice).to(device)
-    state = _finish(spec, cursor, _Coded(flags, contexts, before, None, device), lattice, exponent)
-    if base is not None and flags & TRACKED:
-        history = state.history
-    return replace(state, spacing=Spacing(exponent, units), history=history)
+    coded = _Coded(flags, contexts, before, None, device)
+    state = _finish(spec, cursor, coded, lattice, Spacing(exponent, units))
+    return replace(state, history=history) if snapshot else state
 
 
 def _parse_delta(
@@ -420,7 +419,7 @@ def _parse_delta(
             raise DamagedError("a lattice block needs a history its reference lacks", where=spec.key)
         contexts = reference.history
     lattice = lattice_of(Spacing(exponent, units), spec.dtype)
-    before = refined(reference, shift, lattice)
+    before = refined(reference, shift, lattice) if shift else reference.integers
     if before is not None and snap:
         before = snapped(before, lattice)
     if before is None:
@@ -430,14 +429,11 @@ def _parse_delta(
     history = reference.history if flags & TRACKED else None
     # Where the state is: a chain's in host memory, or where its keyframe was decoded.
     coded = _Coded(flags, contexts, before, history, before.device)
-    state = _finish(spec, cursor, coded, lattice, exponent)
-    return state if flags & TRACKED else replace(state, history=None)
+    return _finish(spec, cursor, coded, lattice, Spacing(exponent, units))
 
 
 def refined(reference: LatticeReference, shift: int, lattice: Lattice) -> Tensor | None:
     """Return a reference's integers in units smaller by 2**shift; None where they leave the bound."""
-    if shift == 0:
-        return reference.integers
     if reference.integers.numel() and int(reference.integers.abs().max()) > lattice.bound >> shift:
         return None
     return reference.integers << shift
@@ -462,9 +458,9 @@ class _Coded(NamedTuple):
 
 
 def _finish(
-    spec: TensorSpec, cursor: _Cursor, coded: _Coded, lattice: Lattice, exponent: int
+    spec: TensorSpec, cursor: _Cursor, coded: _Coded, lattice: Lattice, spacing: Spacing
 ) -> LatticeReference:
-    """Decode tokens and apply them."""
+    """Decode tokens and apply them; the state is tracked where the flags say so."""
     flags, contexts, integers, history, device = coded
     extra = cursor.section() if flags & EXTRA else None
     kept = cursor.section() if flags & KEPT else b""
@@ -488,9 +484,9 @@ def _finish(
     return LatticeReference(
         dtype=spec.dtype,
         shape=spec.shape,
-        spacing=Spacing(exponent, lattice.spacing),
+        spacing=spacing,
         integers=moved.integers,
-        history=moved.history,
+        history=moved.history if flags & TRACKED else None,
         exact_at=at,
         exact_values=exact,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -78,11 +78,6 @@ class MomentsReference(ShapedReference):
     def device(self) -> torch.device:
         """Where the integers are."""
         return (self.codes.elements if self.codes.elements.numel() else self.codes.rows).device
-
-    def on(self, device: torch.device | str) -> MomentsReference:
-        """Return the same state with its integers on a device."""
-        base, *parts = self.codes
-        return replace(self, codes=Codes(base, *(part.to(device) for part in parts)))
 
     @property
     def nbytes(self) -> int:

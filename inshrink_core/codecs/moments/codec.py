@@ -116,7 +116,7 @@ class MomentsCodec(FallbackCodec[Mapping[str, float] | None, MomentsReference]):
             return None
         # Where a chain keeps its states, which is in host memory, or where its keyframe was decoded.
         device = "cpu" if before is None else before.device
-        state = MomentsReference(item.spec.dtype, item.spec.shape, form, codes).on(device)
+        state = MomentsReference(item.spec.dtype, item.spec.shape, form, codes.on(device))
         return Encoded(Block(self.bitstream, pack(state, before)), state)
 
     def decode_lossy(
