@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from benchmarks.optimizer import FULL
 from benchmarks.results import DATA, write
 from benchmarks.resumed import one_thread, train
-from inshrink_core.codecs.moments.block import Form, MomentsReference, pack, sides
+from inshrink_core.codecs.moments.block import Form, MomentsReference, pack
 from inshrink_core.execution.kept import key_digest
+from inshrink_core.ops.flat import sides
 from inshrink_core.ops.moments import Codes, round_first, round_second, round_vector
 
 UNITS = (2.0, 3.0, 4.0, 4.65)

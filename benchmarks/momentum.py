@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.results import write
-from inshrink_core.codecs.moments.block import Form, MomentsReference, sides
+from inshrink_core.codecs.moments.block import Form, MomentsReference
 from inshrink_core.lab.failing import Schedule, Setup, Training, isolated, task_evaluator
 from inshrink_core.lab.tasks import find_task
-from inshrink_core.ops.flat import as_float32
+from inshrink_core.ops.flat import as_float32, sides
 from inshrink_core.ops.moments import round_first
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
 

@@ -15,6 +15,7 @@ import torch
 from inshrink_core.codec import ShapedReference
 from inshrink_core.coding.rans import decode_rans, encode_rans
 from inshrink_core.errors import DamagedError
+from inshrink_core.ops.flat import sides
 from inshrink_core.ops.lattice import sum_tokens
 from inshrink_core.ops.moments import (
     MAX_BASE,
@@ -110,17 +111,6 @@ def octave_values(base: int) -> NDArray[np.float32]:
     table = half_octave_values(2 * (np.arange(256) + base))
     table[0] = 0
     return table
-
-
-def sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return rows and columns of a shape: all but the first dimension together; a vector is one row.
-
-    Examples
-    --------
-    >>> sides((8, 3, 3, 3)), sides((5,)), sides(())
-    ((8, 27), (1, 5), (1, 1))
-    """
-    return (shape[0], math.prod(shape[1:])) if len(shape) >= 2 else (1, math.prod(shape))
 
 
 _HEADER = struct.Struct("<BBh")

@@ -22,9 +22,9 @@ from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference
 from inshrink_core.codecs.exact import BITSTREAM as EXACT
 from inshrink_core.codecs.fallback import FallbackCodec
-from inshrink_core.codecs.moments.block import Form, MomentsReference, pack, parse, sides
+from inshrink_core.codecs.moments.block import Form, MomentsReference, pack, parse
 from inshrink_core.frame import Block
-from inshrink_core.ops.flat import as_float32
+from inshrink_core.ops.flat import as_float32, sides
 from inshrink_core.ops.moments import Codes, round_first, round_second, round_vector
 
 if TYPE_CHECKING:

@@ -116,17 +116,28 @@ def _sum_up(sums: NDArray[np.float64]) -> np.float64:  # pragma: no cover - comp
 
 
 @part
-def _sums(
-    values: NDArray[np.float32],
-    squared: bool,
-    sums: NDArray[np.float64],
-    band: NDArray[np.float64],
-    rows: NDArray[np.float64],
-    columns: NDArray[np.float64],
-) -> None:  # pragma: no cover - compiled
-    """Fill in the sums of rows and of columns; all arrays are zeros."""
-    n = columns.size
-    for row in range(rows.size):
+def _eighths(value: np.float64) -> np.int64:  # pragma: no cover - compiled
+    """Return the whole eighths of octaves in a number; `NO_ROW` in zero."""
+    fraction, exponent = math.frexp(value)
+    found = np.int64(8 * (exponent - 1))
+    for k in range(7):
+        found += fraction >= _EIGHTHS[k]
+    return found if value > 0.0 else np.int64(NO_ROW)
+
+
+@part
+def _log_means(
+    values: NDArray[np.float32], squared: bool, room: NDArray[np.float64], n_rows: int
+) -> np.float64:  # pragma: no cover - compiled
+    """Sum up rows and columns, or their squares, and return the sum of all; the room is zeros.
+
+    In it, after sums that are zero again and those of rows, are the eighths of row means, zeros for each row,
+    the eighths of column means over the mean of all, and zeros for each column.
+    """
+    n, total, sums, rows = values.size // n_rows, _F64(0.0), room[:N_SUMS], room[N_SUMS:]
+    columns, band = rows[3 * n_rows : 3 * n_rows + n], rows[3 * n_rows + n : 3 * n_rows + 2 * n]
+    by_row, by_column = rows[n_rows : 2 * n_rows].view(np.int64), columns.view(np.int64)
+    for row in range(n_rows):
         line = values[row * n : (row + 1) * n]
         for begin in range(0, n, LINE):
             end = min(begin + LINE, n)
@@ -144,37 +155,15 @@ def _sums(
                 sums[i - whole] += value
                 band[i] += value
             rows[row] += _sum_up(sums)
-        if row % BAND == BAND - 1 or row == rows.size - 1:
+        by_row[row] = _eighths(rows[row] / n)
+        total += rows[row]
+        if row % BAND == BAND - 1 or row == n_rows - 1:
             for i in range(n):
                 columns[i] += band[i]
                 band[i] = _F64(0.0)
-
-
-@part
-def _eighths(value: np.float64) -> np.int64:  # pragma: no cover - compiled
-    """Return the whole eighths of octaves in a number; `NO_ROW` in zero."""
-    fraction, exponent = math.frexp(value)
-    found = np.int64(8 * (exponent - 1))
-    for k in range(7):
-        found += fraction >= _EIGHTHS[k]
-    return found if value > 0.0 else np.int64(NO_ROW)
-
-
-@part
-def _log_means(
-    rows: NDArray[np.float64],
-    columns: NDArray[np.float64],
-    by_row: NDArray[np.int64],
-    by_column: NDArray[np.int64],
-) -> np.float64:  # pragma: no cover - compiled
-    """Find the eighths of row means, and of column means over that of all; return the sum of all."""
-    total = _F64(0.0)
-    for row in range(rows.size):
-        by_row[row] = _eighths(rows[row] / columns.size)
-        total += rows[row]
-    mean = total / (rows.size * columns.size)
-    for i in range(columns.size):
-        by_column[i] = _eighths(columns[i] / rows.size / mean if total > 0.0 else _F64(1.0))
+    mean = total / (n_rows * n)
+    for i in range(n):
+        by_column[i] = _eighths(columns[i] / n_rows / mean if total > 0.0 else _F64(1.0))
     return total
 
 
@@ -186,69 +175,20 @@ def _clipped(value: np.int64, low: int, high: int) -> np.int64:  # pragma: no co
 
 
 @part
-def _prepare(
-    columns: NDArray[np.int64], units: NDArray[np.float32], by_row: NDArray[np.float32]
-) -> tuple[np.int64, np.int64]:  # pragma: no cover - compiled
-    """Look the columns' units up for even and for odd rows; return the least and the largest column."""
-    low, high = columns[0], columns[0]
-    for i in range(columns.size):
-        low, high = min(low, columns[i]), max(high, columns[i])
-        by_row[0, i] = units[columns[i] - LOWEST]
-        by_row[1, i] = units[columns[i] + 1 - LOWEST]
-    return low, high
-
-
-@part
 def _find_units(
-    row: np.int64,
-    columns: NDArray[np.int64],
-    bounds: tuple[np.int64, np.int64],
-    units: NDArray[np.float32],
-    by_row: NDArray[np.float32],
+    row: np.int64, columns: NDArray[np.int64], by_row: NDArray[np.float32]
 ) -> tuple[np.int64, np.float32]:  # pragma: no cover - compiled
     """Return which line of `by_row` has a row's units, and a power of two that they are short of.
 
-    Where the clipping of exponents counts, units are looked up one by one.
+    The first two are those of even and of odd rows. Where the clipping of exponents may count, units are
+    looked up one by one.
     """
-    if LOWEST <= row <= HIGHEST and row + bounds[0] >= LOWEST and row + bounds[1] <= HIGHEST:
+    if LOWEST + ZERO_POINT <= row <= HIGHEST - ZERO_POINT:
         odd = row & 1
-        return odd, units[row - odd - LOWEST]
+        return odd, _UNITS[row - odd - LOWEST]
     for i in range(columns.size):
-        by_row[2, i] = units[_clipped(row + columns[i], LOWEST, HIGHEST) - LOWEST]
+        by_row[2, i] = _UNITS[_clipped(row + columns[i], LOWEST, HIGHEST) - LOWEST]
     return np.int64(2), _F32(1.0)
-
-
-@part
-def _relative_square(
-    line: NDArray[np.float32], found: NDArray[np.float32], scale: np.float32, sums: NDArray[np.float64]
-) -> np.float64:  # pragma: no cover - compiled
-    """Add up the squares of a row's values in units; `sums` are zeros."""
-    n, square = line.size, _F64(0.0)
-    for begin in range(0, n, LINE):
-        end = min(begin + LINE, n)
-        whole = end - (end - begin) % N_SUMS
-        for first in range(begin, whole, N_SUMS):
-            for k in range(N_SUMS):
-                relative = _F64(line[first + k]) / _F64(_F32(found[first + k] * scale))
-                sums[k] += relative * relative
-        for i in range(whole, end):
-            relative = _F64(line[i]) / _F64(_F32(found[i] * scale))
-            sums[i - whole] += relative * relative
-        square += _sum_up(sums)
-    return square
-
-
-@part
-def _reach(
-    line: NDArray[np.float32], units: NDArray[np.float32]
-) -> np.float64:  # pragma: no cover - compiled
-    """Return the largest magnitude of a row in units of the columns."""
-    largest = np.int64(0)
-    for i in range(line.size):
-        # As integers: of floats, whose order NaN spoils, no vector takes the largest.
-        reach = _F64(np.abs(_F64(line[i])) / _F64(units[i])).view(np.int64)
-        largest = reach if reach > largest else largest
-    return np.int64(largest).view(np.float64)
 
 
 @part
@@ -280,61 +220,14 @@ def _find_threshold(counts: NDArray[np.int64], largest: int) -> int:  # pragma: 
     return best
 
 
-@part
-def _count_magnitudes(
-    values: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    columns: NDArray[np.int64],
-    bounds: tuple[np.int64, np.int64],
-    units: NDArray[np.float32],
-    by_row: NDArray[np.float32],
-    places: NDArray[np.int32],
-    counts: NDArray[np.int64],
-) -> np.int32:  # pragma: no cover - compiled
-    """Count magnitudes; return the largest."""
-    n, largest = columns.size, _I32(0)
-    for row in range(rows.size):
-        line = values[row * n : (row + 1) * n]
-        which, scale = _find_units(rows[row], columns, bounds, units, by_row)
-        found = by_row[which]
-        for i in range(n):
-            place = _magnitude(line[i], _F32(found[i] * scale))
-            largest = place if place > largest else largest
-            places[i] = place
-        for i in range(n):
-            counts[places[i]] += 1
-    return largest
-
-
-@part
-def _round_line(
-    line: NDArray[np.float32],
-    found: NDArray[np.float32],
-    scale: np.float32,
-    threshold: int,
-    rounded: NDArray[np.uint8],
-) -> None:  # pragma: no cover - compiled
-    """Round the values of a row to integers in their units."""
-    more, top, zero = _I32((1 << FRACTION_BITS) - threshold), _I32(LARGEST_INTEGER), _I32(ZERO_POINT)
-    for i in range(line.size):
-        magnitude = _magnitude(line[i], _F32(found[i] * scale))
-        whole = _I32(_I32(magnitude + more) >> _I32(FRACTION_BITS))
-        whole = whole if whole < top else top
-        rounded[i] = _U8(zero - whole if line[i] < _F32(0.0) else zero + whole)
-
-
 @kernel
 def _round_first(
     values: NDArray[np.float32],
     squares: NDArray[np.float32],
     unit: float,
     allowed: float,
-    units: NDArray[np.float32],
     counts: NDArray[np.int64],
-    sides: NDArray[np.float64],
-    exponents: NDArray[np.int64],
-    by_row: NDArray[np.float32],
-    places: NDArray[np.int32],
+    room: NDArray[np.float64],
     rows: NDArray[np.uint8],
     columns: NDArray[np.uint8],
     elements: NDArray[np.uint8],
@@ -344,23 +237,44 @@ def _round_first(
     if not _kinds(values.view(np.int32))[0]:
         return _REFUSED, 0
     adaptive = squares.size > 0 and _covers(squares.view(np.int32), values.view(np.int32))
-    sums, sides = sides[:N_SUMS], sides[N_SUMS:]
-    row_sums, band, column_sums = sides[:n_rows], sides[n_rows : n_rows + n], sides[n_rows + n :]
-    _sums(squares if adaptive else values, not adaptive, sums, band, row_sums, column_sums)
-    by_hand, fitted, shifts = exponents[:n_rows], exponents[n_rows : 2 * n_rows], exponents[2 * n_rows :]
-    total = _log_means(row_sums, column_sums, by_hand, shifts)
+    total = _log_means(squares if adaptive else values, not adaptive, room, n_rows)
+    sums, reaches, by_hand, fitted, shifts, by_row, places = (
+        room[:N_SUMS],
+        room[N_SUMS : N_SUMS + n_rows],
+        room[N_SUMS + n_rows : N_SUMS + 2 * n_rows].view(np.int64),
+        room[N_SUMS + 2 * n_rows : N_SUMS + 3 * n_rows].view(np.int64),
+        room[N_SUMS + 3 * n_rows : N_SUMS + 3 * n_rows + n].view(np.int64),
+        room[N_SUMS + 3 * n_rows + n : N_SUMS + 3 * n_rows + 4 * n].view(np.float32).reshape(3, 2 * n),
+        room[N_SUMS + 3 * n_rows + 4 * n :].view(np.int32),
+    )
     for i in range(n):
         # Own columns would give the largest value of a row and a column a unit beyond itself.
         shifts[i] = _clipped((shifts[i] + 4) >> 3, -ZERO_POINT, ZERO_POINT - 1) if adaptive else 0
         columns[i] = shifts[i] + ZERO_POINT
-    bounds = _prepare(shifts, units, by_row)
-    square, reaches, furthest = _F64(0.0), row_sums, _F64(0.0)
+        by_row[0, i], by_row[1, i] = _UNITS[shifts[i] - LOWEST], _UNITS[shifts[i] + 1 - LOWEST]
+    square, furthest = _F64(0.0), _F64(0.0)
     for row in range(n_rows):
         line = values[row * n : (row + 1) * n]
         by_hand[row] = (by_hand[row] + 4) >> 3 if by_hand[row] > NO_ROW else NO_ROW
-        which, scale = _find_units(by_hand[row], shifts, bounds, units, by_row)
-        square += _relative_square(line, by_row[which], scale, sums)
-        reaches[row] = _reach(line, by_row[0])
+        which, scale = _find_units(by_hand[row], shifts, by_row)
+        found, largest_here, of_row = by_row[which], np.int64(0), _F64(0.0)
+        for begin in range(0, n, LINE):
+            end = min(begin + LINE, n)
+            whole = end - (end - begin) % N_SUMS
+            for first in range(begin, whole, N_SUMS):
+                for k in range(N_SUMS):
+                    relative = _F64(line[first + k]) / _F64(_F32(found[first + k] * scale))
+                    sums[k] += relative * relative
+            for i in range(whole, end):
+                relative = _F64(line[i]) / _F64(_F32(found[i] * scale))
+                sums[i - whole] += relative * relative
+            of_row += _sum_up(sums)
+        square += of_row
+        for i in range(n):
+            # As integers: of floats, whose order NaN spoils, no vector takes the largest.
+            reach = _F64(np.abs(_F64(line[i])) / _F64(by_row[0, i])).view(np.int64)
+            largest_here = reach if reach > largest_here else largest_here
+        reaches[row] = np.int64(largest_here).view(np.float64)
         furthest = max(furthest, reaches[row])
     if unit == 0.0 or furthest == 0.0:
         return _EMPTY, 0
@@ -370,9 +284,9 @@ def _round_first(
         unit = min(max(share, UNIT_RANGE[0] * unit), UNIT_RANGE[1] * unit)
     finer, threshold, largest = (_eighths(unit * root) + 2) >> 2, -1, np.int64(NO_ROW)
     for _ in range(MAX_HALVINGS + 1):
-        largest = np.int64(NO_ROW)
+        largest, top = np.int64(NO_ROW), _I32(0)
         for row in range(n_rows):
-            fitted[row] = NO_ROW
+            line, fitted[row] = values[row * n : (row + 1) * n], NO_ROW
             if reaches[row] > 0.0:
                 # A row whose integers would not fit a byte has a coarser unit.
                 most = reaches[row] / (LARGEST_INTEGER + 0.25)
@@ -380,20 +294,33 @@ def _round_first(
                 whole = (least & 7) == 0 and math.frexp(most)[0] == 0.5
                 fitted[row] = max(by_hand[row] + finer, (least >> 2) + (0 if whole else 1))
                 largest = max(largest, fitted[row])
-        top = _count_magnitudes(values, fitted, shifts, bounds, units, by_row, places, counts[0])
+            which, scale = _find_units(fitted[row], shifts, by_row)
+            found = by_row[which]
+            for i in range(n):
+                place = _magnitude(line[i], _F32(found[i] * scale))
+                top = place if place > top else top
+                places[i] = place
+            for i in range(n):
+                counts[0, places[i]] += 1
         threshold = _find_threshold(counts, top)
         if threshold >= 0:
             break
         finer -= 2
     base = _base_of(largest, 0, False)
+    more = _I32((1 << FRACTION_BITS) - (threshold if threshold >= 0 else LOWEST_THRESHOLD))
     for row in range(n_rows):
-        code = _clipped(fitted[row] - base, 1, 255) if fitted[row] > NO_ROW else 0
+        code = _clipped(fitted[row] - base, 1, 255) if fitted[row] > NO_ROW else np.int64(0)
         rows[row] = code
-        exponent = code + base if code > 0 else np.int64(NO_ROW)
-        which, scale = _find_units(exponent, shifts, bounds, units, by_row)
-        begin, end = row * n, (row + 1) * n
-        threshold = threshold if threshold >= 0 else LOWEST_THRESHOLD
-        _round_line(values[begin:end], by_row[which], scale, threshold, elements[begin:end])
+        which, scale = _find_units(code + base if code > 0 else np.int64(NO_ROW), shifts, by_row)
+        line, found, rounded = (
+            values[row * n : (row + 1) * n],
+            by_row[which],
+            elements[row * n : (row + 1) * n],
+        )
+        for i in range(n):
+            size = _I32(_I32(_magnitude(line[i], _F32(found[i] * scale)) + more) >> _I32(FRACTION_BITS))
+            size = size if size < _I32(LARGEST_INTEGER) else _I32(LARGEST_INTEGER)
+            rounded[i] = _U8(_I32(ZERO_POINT) - size if line[i] < _F32(0.0) else _I32(ZERO_POINT) + size)
     return _DONE, base
 
 
@@ -408,45 +335,6 @@ def _code_of(eighths: np.int64, old: int, least: int) -> np.int64:  # pragma: no
     return code
 
 
-@part
-def _round_line_to_octaves(
-    line: NDArray[np.float32],
-    bits: NDArray[np.int32],
-    first: np.int32,
-    columns: NDArray[np.uint8],
-    codes: NDArray[np.uint8],
-    edges: NDArray[np.int32],
-    found: NDArray[np.uint8],
-) -> None:  # pragma: no cover - compiled
-    """Find the octaves of a row from the bits of its values."""
-    even_low, even_from, even_high, even_to = edges[0]
-    odd_low, odd_from, odd_high, odd_to = edges[1]
-    for i in range(line.size):
-        small = bits[i] < _I32(_LEAST_NORMAL)
-        # A subnormal number is scaled up, exactly, and its exponent mended.
-        enlarged = _F32(line[i] * _F32(1 << _NORMALIZING_BITS)).view(np.int32)
-        number = enlarged if small else bits[i]
-        unit = _I32(first + _I32(columns[i]))
-        odd = _I32(unit & _I32(1)) == _I32(1)
-        octave = _I32(_I32(_I32(number >> _I32(23)) - _I32(_BIAS)) - _I32(unit >> _I32(1)))
-        octave = _I32(octave - (_I32(_NORMALIZING_BITS) if small else _I32(0)))
-        fraction = _I32(number & _I32(_FRACTION))
-        # For an even unit the edge is the root of two, for an odd one a power: a tie, to even.
-        past = _I32(1) if fraction >= _I32(_PAST_ROOT) else _I32(0)
-        tie = _I32(octave & _I32(1)) if fraction == _I32(0) else _I32(0)
-        nearest = _I32(octave - tie) if odd else _I32(octave + past)
-        nearest = nearest if nearest > _I32(1 - ZERO_POINT) else _I32(1 - ZERO_POINT)
-        nearest = nearest if nearest < _I32(ZERO_POINT - 1) else _I32(ZERO_POINT - 1)
-        old = _I32(codes[i])
-        away = _I32(octave - _I32(old - _I32(ZERO_POINT)))
-        low, high = (odd_low, odd_high) if odd else (even_low, even_high)
-        start, last = (odd_from, odd_to) if odd else (even_from, even_to)
-        above = (away > low) | ((away == low) & (fraction >= start))
-        below = (away < high) | ((away == high) & (fraction <= last))
-        code = old if (old > _I32(0)) & above & below else _I32(nearest + _I32(ZERO_POINT))
-        found[i] = _U8(code if bits[i] > _I32(0) else _I32(0))
-
-
 @kernel
 def _round_second(
     values: NDArray[np.float32],
@@ -455,8 +343,7 @@ def _round_second(
     old_columns: NDArray[np.uint8],
     before: NDArray[np.uint8],
     edges: NDArray[np.int32],
-    sides: NDArray[np.float64],
-    exponents: NDArray[np.int64],
+    room: NDArray[np.float64],
     rows: NDArray[np.uint8],
     columns: NDArray[np.uint8],
     elements: NDArray[np.uint8],
@@ -469,11 +356,9 @@ def _round_second(
     finite, negative = _kinds(bits)
     if negative or not finite:
         return _REFUSED, 0
-    sums, sides = sides[:N_SUMS], sides[N_SUMS:]
-    row_sums, band, column_sums = sides[:n_rows], sides[n_rows : n_rows + n], sides[n_rows + n :]
-    _sums(values, False, sums, band, row_sums, column_sums)
-    by_row, by_column = exponents[:n_rows], exponents[n_rows:]
-    _log_means(row_sums, column_sums, by_row, by_column)
+    _log_means(values, False, room, n_rows)
+    by_row = room[N_SUMS + n_rows : N_SUMS + 2 * n_rows].view(np.int64)
+    by_column = room[N_SUMS + 3 * n_rows : N_SUMS + 3 * n_rows + n].view(np.int64)
     largest = np.int64(NO_ROW)
     for row in range(n_rows):
         largest = max(largest, by_row[row])
@@ -481,18 +366,42 @@ def _round_second(
     base = _base_of((largest + 2) >> 2 if largest > NO_ROW else np.int64(0), old_base, known)
     same = known and base == old_base
     for row in range(n_rows):
-        code = _code_of(by_row[row] - 4 * base, np.int64(old_rows[row]) if same else np.int64(-1), 1)
-        rows[row] = code if by_row[row] > NO_ROW else 0
+        earlier = np.int64(old_rows[row]) if same else np.int64(-1)
+        rows[row] = _code_of(by_row[row] - 4 * base, earlier, 1) if by_row[row] > NO_ROW else 0
     for i in range(n):
-        old = np.int64(old_columns[i]) if same else np.int64(-1)
-        columns[i] = _code_of(by_column[i] + 4 * ZERO_POINT, old, 0)
-    if elements.size > 0:
-        for row in range(n_rows):
-            begin, end = row * n, (row + 1) * n
-            codes = before[begin:end] if before.size == values.size else before
-            first = _I32(np.int64(rows[row]) + base - ZERO_POINT)
-            line, found = values[begin:end], elements[begin:end]
-            _round_line_to_octaves(line, bits[begin:end], first, columns, codes, edges, found)
+        earlier = np.int64(old_columns[i]) if same else np.int64(-1)
+        columns[i] = _code_of(by_column[i] + 4 * ZERO_POINT, earlier, 0)
+    even_low, even_from, even_high, even_to = edges[0]
+    odd_low, odd_from, odd_high, odd_to = edges[1]
+    for row in range(n_rows if elements.size > 0 else 0):
+        begin, end = row * n, (row + 1) * n
+        codes = before[begin:end] if before.size == values.size else before
+        first = _I32(np.int64(rows[row]) + base - ZERO_POINT)
+        line, words, found = values[begin:end], bits[begin:end], elements[begin:end]
+        for i in range(n):
+            small = words[i] < _I32(_LEAST_NORMAL)
+            # A subnormal number is scaled up, exactly, and its exponent mended.
+            enlarged = _F32(line[i] * _F32(1 << _NORMALIZING_BITS)).view(np.int32)
+            number = enlarged if small else words[i]
+            unit = _I32(first + _I32(columns[i]))
+            odd = _I32(unit & _I32(1)) == _I32(1)
+            octave = _I32(_I32(_I32(number >> _I32(23)) - _I32(_BIAS)) - _I32(unit >> _I32(1)))
+            octave = _I32(octave - (_I32(_NORMALIZING_BITS) if small else _I32(0)))
+            fraction = _I32(number & _I32(_FRACTION))
+            # For an even unit the edge is the root of two, for an odd one a power: a tie, to even.
+            past = _I32(1) if fraction >= _I32(_PAST_ROOT) else _I32(0)
+            tie = _I32(octave & _I32(1)) if fraction == _I32(0) else _I32(0)
+            nearest = _I32(octave - tie) if odd else _I32(octave + past)
+            nearest = nearest if nearest > _I32(1 - ZERO_POINT) else _I32(1 - ZERO_POINT)
+            nearest = nearest if nearest < _I32(ZERO_POINT - 1) else _I32(ZERO_POINT - 1)
+            old = _I32(codes[i])
+            away = _I32(octave - _I32(old - _I32(ZERO_POINT)))
+            low, high = (odd_low, odd_high) if odd else (even_low, even_high)
+            start, last = (odd_from, odd_to) if odd else (even_from, even_to)
+            above = (away > low) | ((away == low) & (fraction >= start))
+            below = (away < high) | ((away == high) & (fraction <= last))
+            code = old if (old > _I32(0)) & above & below else _I32(nearest + _I32(ZERO_POINT))
+            found[i] = _U8(code if words[i] > _I32(0) else _I32(0))
     return _DONE, base
 
 
@@ -518,72 +427,45 @@ def _round_vector(
 _NOTHING = np.zeros(0, np.uint8)
 
 
-def _sides(n_rows: int, n_columns: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return zeros for sums, and room for the exponents of rows, twice, and of columns."""
-    return np.zeros(N_SUMS + n_rows + 2 * n_columns), np.empty(2 * n_rows + n_columns, np.int64)
-
-
 def round_first(
     values: Tensor, second: Tensor | None, n_rows: int, unit: float, allowed: float | None
 ) -> Codes | None:
     """See `moments.round_first`."""
-    n = values.numel()
-    rows, columns = np.empty(n_rows, np.uint8), np.empty(n // n_rows, np.uint8)
-    elements = new_array(n, np.uint8)
-    ended, base = _round_first(
-        values.numpy(),
-        _NO_SQUARES if second is None else second.numpy(),
-        unit,
-        -1.0 if allowed is None else allowed,
-        _UNITS,
-        _rooms.counts,
-        *_sides(n_rows, columns.size),
-        np.empty((3, columns.size), np.float32),
-        np.empty(columns.size, np.int32),
-        rows,
-        columns,
-        elements,
-    )
-    return _codes(ended, base, rows, columns, elements)
+    rows, columns = np.empty(n_rows, np.uint8), np.empty(values.numel() // n_rows, np.uint8)
+    elements = new_array(values.numel(), np.uint8)
+    squares, most = _NO_SQUARES if second is None else second.numpy(), -1.0 if allowed is None else allowed
+    room = np.zeros(N_SUMS + 3 * n_rows + 5 * columns.size)
+    numbers = (values.numpy(), squares, unit, most, _rooms.counts, room)
+    return _codes(_round_first(*numbers, rows, columns, elements), rows, columns, elements)
 
 
 def round_second(values: Tensor, n_rows: int, before: Codes | None, held: float | None) -> Codes | None:
     """See `moments.round_second`."""
-    n = values.numel()
-    rows, columns = np.empty(n_rows, np.uint8), np.empty(n // n_rows, np.uint8)
-    elements = _NOTHING if held is None else new_array(n, np.uint8)
-    old = (NO_BYTES,) * 3 if before is None else before[1:]
-    sums, exponents = _sides(n_rows, columns.size)
-    ended, base = _round_second(
-        values.numpy(),
-        0 if before is None else before.base,
-        *(part.numpy() for part in old[:2]),
-        old[2].numpy() if before is not None and held is not None else np.zeros(columns.size, np.uint8),
-        _edges(held or 0.0),
-        sums,
-        exponents[n_rows:],
-        rows,
-        columns,
-        elements,
-    )
-    return _codes(ended, base, rows, columns, elements)
+    rows, columns = np.empty(n_rows, np.uint8), np.empty(values.numel() // n_rows, np.uint8)
+    elements = _NOTHING if held is None else new_array(values.numel(), np.uint8)
+    known = (0, _NOTHING, _NOTHING, np.zeros(columns.size, np.uint8))
+    if before is not None:
+        old = before.elements.numpy() if elements.size else _NOTHING
+        known = (before.base, before.rows.numpy(), before.columns.numpy(), old)
+    room = np.zeros(N_SUMS + 3 * n_rows + 2 * columns.size)
+    ended = _round_second(values.numpy(), *known, _edges(held or 0.0), room, rows, columns, elements)
+    return _codes(ended, rows, columns, elements)
 
 
 def round_vector(values: Tensor, before: int | None) -> Codes | None:
     """See `moments.round_vector`."""
     codes = new_array(values.numel(), np.uint8)
-    ended, base = _round_vector(values.numpy().view(np.int32), before or 0, before is not None, codes)
-    return _codes(ended, base, _NOTHING, _NOTHING, codes)
+    ended = _round_vector(values.numpy().view(np.int32), before or 0, before is not None, codes)
+    return _codes(ended, _NOTHING, _NOTHING, codes)
 
 
-def _codes(
-    ended: int, base: int, rows: NDArray[np.uint8], columns: NDArray[np.uint8], elements: NDArray[np.uint8]
-) -> Codes | None:
-    if ended == _REFUSED:
+def _codes(ended: tuple[int, int], *sides: NDArray[np.uint8]) -> Codes | None:
+    if ended[0] == _REFUSED:
         return None
-    if ended == _EMPTY:
+    if ended[0] == _EMPTY:
         return Codes(0, NO_BYTES, NO_BYTES, NO_BYTES)
-    return Codes(base, torch.from_numpy(rows), torch.from_numpy(columns), torch.from_numpy(elements))
+    rows, columns, elements = map(torch.from_numpy, sides)
+    return Codes(ended[1], rows, columns, elements)
 
 
 @functools.lru_cache
