@@ -410,14 +410,8 @@ def round_to_lattice(
         after,
         new,
     )
-    return Rounded(
-        torch.from_numpy(tokens),
-        torch.from_numpy(after),
-        torch.from_numpy(new),
-        n_large,
-        n_exact,
-        largest,
-    )
+    coded, moved, changed = map(torch.from_numpy, (tokens, after, new))
+    return Rounded(coded, moved, changed, n_large, n_exact, largest)
 
 
 @kernel
