@@ -356,7 +356,7 @@ def _round_second(
     finite, negative = _kinds(bits)
     if negative or not finite:
         return _REFUSED, 0
-    _log_means(values, False, room, n_rows)
+    _log_means(values, negative, room, n_rows)  # a literal would have it compiled twice
     by_row = room[N_SUMS + n_rows : N_SUMS + 2 * n_rows].view(np.int64)
     by_column = room[N_SUMS + 3 * n_rows : N_SUMS + 3 * n_rows + n].view(np.int64)
     largest = np.int64(NO_ROW)
