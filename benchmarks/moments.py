@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from benchmarks.optimizer import FULL
 from benchmarks.results import DATA, write
 from benchmarks.resumed import one_thread, train
-from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codecs.moments.block import MomentsReference, pack, sides
-from inshrink_core.codecs.moments.rounding import factored, octaves, scaled
+from inshrink_core.codecs.moments.block import Form, MomentsReference, pack
 from inshrink_core.execution.kept import key_digest
+from inshrink_core.ops.flat import sides
+from inshrink_core.ops.moments import Codes, round_first, round_second, round_vector
 
 UNITS = (2.0, 3.0, 4.0, 4.65)
 """Of first moments, in root mean squares; the last is the root of a typical second moment."""
@@ -70,15 +70,18 @@ def second(
     tally, before = Tally(), dict[int, MomentsReference]()
     for number, frame in enumerate(frames):
         for place, (_, squares) in enumerate(frame):
-            spec = _spec(squares, TensorRole.EXP_AVG_SQ)
             values, old = squares.reshape(-1), before.get(place)
-            plain = rule == "octaves"
-            state = octaves(spec, values, old) if plain else factored(spec, values, old, held)
-            if number and old is not None:
-                change = (state.elements - old.elements).numpy()
+            known = None if old is None else old.codes
+            if rule == "octaves":
+                codes, form = round_vector(values, None if known is None else known.base), Form.OCTAVES
+            else:
+                codes, form = round_second(values, sides(tuple(squares.shape))[0], known, held), Form.FACTORED
+            state = _state(squares, form, codes)
+            if number and known is not None:
+                change = (state.codes.elements - known.elements).numpy()
                 off = (state.decoded().double() / squares).log2()[squares > 0].numpy()
                 whole = 8 * len(pack(state, old))
-                bits = entropy(change, None if rule == "octaves" else old.elements.numpy())
+                bits = entropy(change, None if rule == "octaves" else known.elements.numpy())
                 n = squares.numel()
                 tally.add(n, bits=bits, coded=whole, lag=n * off.mean(), error=n * off.std())
             before[place] = state
@@ -100,9 +103,11 @@ def first(
                 integers = (true / width).round()
                 kept, coded = integers * width, integers.numpy()
             else:
-                spec = _spec(values, TensorRole.EXP_AVG)
-                state = scaled(spec, values.reshape(-1), squares, unit)
-                kept, coded = state.decoded() / scale, state.elements.numpy()
+                codes = round_first(
+                    values.reshape(-1), squares.reshape(-1), sides(tuple(values.shape))[0], unit, None
+                )
+                state = _state(values, Form.SCALED, codes)
+                kept, coded = state.decoded() / scale, state.codes.elements.numpy()
             tally.add(
                 n,
                 bits=entropy(coded),
@@ -112,8 +117,10 @@ def first(
     return tally.row("first", f"{unit:g} root mean squares, {'plain' if plain else 'projection kept'}")
 
 
-def _spec(tensor: torch.Tensor, role: TensorRole) -> TensorSpec:
-    return TensorSpec(name="w", role=role, dtype="float32", shape=tuple(sides(tuple(tensor.shape))))
+def _state(tensor: torch.Tensor, form: Form, codes: Codes | None) -> MomentsReference:
+    if codes is None:
+        raise ValueError("a moment is not finite")
+    return MomentsReference("float32", sides(tuple(tensor.shape)), form, codes)
 
 
 def main(quick: bool = False) -> Path:

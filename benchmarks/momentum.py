@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.results import write
-from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codecs.moments.rounding import scaled
+from inshrink_core.codecs.moments.block import Form, MomentsReference
 from inshrink_core.lab.failing import Schedule, Setup, Training, isolated, task_evaluator
 from inshrink_core.lab.tasks import find_task
+from inshrink_core.ops.flat import as_float32, sides
+from inshrink_core.ops.moments import round_first
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
 
 TASKS = ("char-rnn", "char-conv", "char-conv-adamw")
@@ -97,13 +98,16 @@ class Save:
         """Return cost and bits a weight of first moments, in fixed units or in shares of a spacing."""
         moved, bits, n = {}, 0.0, 0
         for name, (first, second) in self._moments.items():
-            role = TensorRole.MOMENTUM if second is None else TensorRole.EXP_AVG
-            spec = TensorSpec(name=name, role=role, dtype="float32", shape=tuple(first.shape))
+            shape, squares = tuple(first.shape), None if second is None else as_float32(second)
             allowed = None if spacing is None else unit * spacing * self._factors[name] / self.reach
-            flat = first.reshape(-1).contiguous()
-            made = scaled(spec, flat, second, unit if spacing is None else 2.0, allowed)
+            n_rows, fixed = sides(shape)[0], unit if spacing is None else 2.0
+            codes = round_first(as_float32(first), squares, n_rows, fixed, allowed)
+            if codes is None:
+                raise ValueError(f"'{name}' is not finite")
+            form = Form.SCALED if codes.rows.numel() else Form.ZEROS
+            made = MomentsReference("float32", shape, form, codes)
             moved[name] = -self.reach * (made.decoded() - first) / self._scales[name]
-            bits, n = bits + entropy(made.elements.numpy()), n + first.numel()
+            bits, n = bits + entropy(codes.elements.numpy()), n + first.numel()
         return self.cost(moved), bits / n
 
 

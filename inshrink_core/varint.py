@@ -55,7 +55,7 @@ def read_varint(payload: bytes | memoryview, offset: int, max_bytes: int = _MAX_
     )
 
 
-def write_section(out: bytearray, section: bytes) -> None:
+def write_section(out: bytearray, section: bytes | memoryview) -> None:
     """Append bytes after their length."""
     write_varint(out, len(section))
     out += section

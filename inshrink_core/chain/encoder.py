@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inshrink_core.chain.attachments import tensor_digest
 from inshrink_core.chain.config import ChainConfig
@@ -263,7 +263,8 @@ class FrameEncoder:
             codec = role_codecs[place].codec if place else config_of[spec.key]
             if spec.key in unchanged:
                 return _left(checkpoint, spec, codec.unchanged(spec, old.pop(spec.key)))
-            item = _item(checkpoint, looked_at[place], devices[place], spec)
+            tensor = checkpoint.source.read(spec).to(devices[place])
+            item = _item(checkpoint, looked_at[place], devices[place], spec, tensor)
             if codec.uses_restored and (start := restored(spec)) is not None:
                 item = replace(item, restored=start.to(devices[place]))
             if (moment := past.pop(spec.key, None)) is not None:
@@ -356,7 +357,7 @@ class FrameEncoder:
 
 def _left(checkpoint: Checkpoint, spec: TensorSpec, encoded: Encoded) -> TensorResult:
     """Return a tensor that was left as it was; digest and error are of what it was not replaced by."""
-    tensor = _read(checkpoint.source, spec)
+    tensor = checkpoint.source.read(spec)
     error, norm = squared_error(tensor, encoded.reference) if spec.role in MODEL_ROLES else (0.0, 0.0)
     return TensorResult(spec, encoded.block, encoded.reference, None, tensor_digest(tensor), error, norm)
 
@@ -406,17 +407,9 @@ def _glimpse(
     checkpoint: Checkpoint, companions: frozenset[TensorRole], device: str, spec: TensorSpec, sampled: bool
 ) -> TensorInput:
     """Read a tensor that is only looked at, or its sample, and its companions."""
-    look = peek_sample if sampled else peek
-    item = _item(checkpoint, companions, device, spec, read=look, look=look)
-    return replace(item, sampled=sampled)
-
-
-def _read(source: TensorSource, spec: TensorSpec) -> Tensor:
-    """Read a tensor that is stored: it must match its checksum."""
-    return source.read(spec)
-
-
-_Reads: TypeAlias = "Callable[[TensorSource, TensorSpec], Tensor]"
+    read = peek_sample if sampled else peek
+    tensor = read(checkpoint.source, spec).to(device)
+    return _item(checkpoint, companions, device, spec, tensor, read=read, sampled=sampled)
 
 
 def _item(
@@ -424,15 +417,16 @@ def _item(
     companions: frozenset[TensorRole],
     device: str,
     spec: TensorSpec,
+    tensor: Tensor,
     *,
-    read: _Reads = _read,
-    look: _Reads = peek,
+    read: Callable[[TensorSource, TensorSpec], Tensor] = peek,
+    sampled: bool = False,
 ) -> TensorInput:
-    """Read a tensor, and look at the companions its codec asked for."""
+    """Return a tensor with the companions its codec asked for, which are looked at."""
 
     def companion(*roles: TensorRole) -> Tensor | None:
         found = checkpoint.companion_spec(spec, *roles)
-        return None if found is None else look(checkpoint.source, found).to(device)
+        return None if found is None else read(checkpoint.source, found).to(device)
 
     gradient = second_moment = momentum = None
     if spec.role is TensorRole.WEIGHT and TensorRole.GRADIENT in companions:
@@ -443,11 +437,12 @@ def _item(
         momentum = companion(TensorRole.MOMENTUM)
     return TensorInput(
         spec=spec,
-        tensor=read(checkpoint.source, spec).to(device),
+        tensor=tensor,
         gradient=gradient,
         second_moment=second_moment,
         momentum=momentum,
         owned=True,
+        sampled=sampled,
     )
 
 

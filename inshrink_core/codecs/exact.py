@@ -230,7 +230,7 @@ def decode_exact(spec: TensorSpec, payload: bytes | memoryview, reference: Tenso
     if before is None and mode in _RELATIVE:
         raise DamagedError("a lossless delta has no reference of its dtype and shape", where=spec.key)
     n_bytes = spec.nbytes
-    implied = {_Mode.RAW: n_bytes, _Mode.UNCHANGED: 0, _Mode.CONSTANT: _element_bytes(spec)}
+    implied = {_Mode.RAW: n_bytes, _Mode.UNCHANGED: 0, _Mode.CONSTANT: n_bytes // max(spec.numel, 1)}
     if mode in implied and len(body) != implied[mode]:
         raise DamagedError(
             "a lossless payload has the wrong length",
@@ -275,11 +275,6 @@ def _decode_history(spec: TensorSpec, body: memoryview) -> Decoded:
     return Decoded(decoded, LosslessReference(state.decoded(), history))
 
 
-def _element_bytes(spec: TensorSpec) -> int:
-    """Bytes of one element, but none where there is none."""
-    return spec.nbytes // spec.numel if spec.numel else 0
-
-
 def _host(spec: TensorSpec, tensor: Tensor) -> Tensor:
     """Contiguous on the CPU, with lazy conjugation and negation carried out; perhaps the caller's own."""
     spec.check(tensor)
@@ -315,12 +310,6 @@ def _words(tensor: Tensor) -> Tensor:
     return flat.view(_WORD_TYPES[flat.element_size()])
 
 
-def _bytes(words: Tensor) -> bytes:
-    """Little-endian bytes of words."""
-    data: bytes = words.numpy().tobytes()
-    return data
-
-
 def _transforms(spec: TensorSpec) -> tuple[Transform, Transform]:
     """Return the transform of a tensor alone, and the one relative to a reference."""
     dtype: torch.dtype = getattr(torch, spec.dtype)
@@ -340,7 +329,7 @@ def _encode_words(
 ) -> _Form | tuple[None, None]:
     """Return the smallest form but for the raw and unchanged ones; None where none can win."""
     if spec.numel > 1 and _is_constant(words, spec):
-        return bytes([_Mode.CONSTANT]) + _bytes(words[: words.numel() // spec.numel]), None
+        return bytes([_Mode.CONSTANT]) + words[: words.numel() // spec.numel].numpy().tobytes(), None
     if spec.nbytes <= _TINY_BYTES:
         return None, None
     alone, against = _transforms(spec)

@@ -94,7 +94,7 @@ class FallbackCodec(Codec[_Plan, _State]):
         """Decode one block of the bitstreams in `reads`."""
         if block.codec == EXACT:
             return decode_exact(spec, block.payload, reference)
-        state = self._state_after(spec, block, reference, device)
+        state = self.follow(spec, block, reference, device)
         return Decoded(state.decoded_anew(), state)
 
     @within_memory
@@ -104,12 +104,6 @@ class FallbackCodec(Codec[_Plan, _State]):
         """Return the state after a block."""
         if block.codec == EXACT:
             return decode_exact(spec, block.payload, reference).reference
-        return self._state_after(spec, block, reference, device)
-
-    def _state_after(
-        self, spec: TensorSpec, block: Block, reference: TensorReference | None, device: str
-    ) -> TensorReference:
-        """Return the state after a block of this codec's own bitstreams."""
         payload = memoryview(block.payload)
         if spec.dtype not in LOSSY_DTYPES or spec.numel == 0:
             raise DamagedError(f"a tensor of this kind has no {self.name} blocks", where=spec.key)

@@ -252,7 +252,9 @@ def _encode_chunk(
     # The previous symbols predict something, or else they cost no more than a table each, which only
     # matters where a chunk is small.
     if previous is None or chunk.size <= _SAMPLE:
-        forms.append((_PLAIN, _encode_plain(chunk, n_symbols)))
+        lengths = code_lengths(count_groups(chunk)[:n_symbols])
+        stream = stream_bytes(*pack_symbols(chunk, code_entries(lengths)))
+        forms.append((_PLAIN, serialize_lengths(lengths) + stream))
     kind, body = min(forms, key=lambda form: len(form[1]))
     if len(body) >= packed_bytes(chunk.size, n_symbols):
         return _PACKED, pack_bits(chunk, n_symbols)
@@ -275,12 +277,6 @@ def _constant_delta(
         if not np.array_equal(table[groups[probe]], chunk[probe]):
             return None
     return delta
-
-
-def _encode_plain(chunk: _Symbols, n_symbols: int) -> bytes:
-    """Symbols under one code, without regard to the previous ones."""
-    lengths = code_lengths(count_groups(chunk)[:n_symbols])
-    return serialize_lengths(lengths) + stream_bytes(*pack_symbols(chunk, code_entries(lengths)))
 
 
 def _decode_chunk(

@@ -144,8 +144,12 @@ def decode_rans(
     mode, body = payload[0], memoryview(payload)[1:]
     if mode == _PACKED:
         return torch.from_numpy(unpack_bits(body, n, n_symbols)).to(device)
+    if mode == CONSTANT and (len(body) != 1 or body[0] >= n_symbols):
+        raise DamagedError(
+            "a constant symbol is not one of the alphabet", expected=f"below {n_symbols}", found=body.hex()
+        )
     if mode == CONSTANT:
-        return _constant(body, n, n_symbols, device)
+        return torch.full((n,), body[0], dtype=torch.uint8, device=device)
     if mode != RANS:
         raise DamagedError("coded symbols have an unknown mode", expected="0 to 2", found=str(mode))
     if contexts is not None:
@@ -162,15 +166,6 @@ def estimate_bits_of_counts(counts: NDArray[np.int64]) -> float:
     lanes, block_length = stream_shape(n, bits)
     states = STATE_BITS * lanes * -(-n // block_length)
     return min(bits + states + 8.0 * _HEADER_BYTES, 8.0 * worst_case_rans_bytes(n, n_symbols))
-
-
-def _constant(body: memoryview, n: int, n_symbols: int, device: torch.device) -> Tensor:
-    """Symbols that are all the same."""
-    if len(body) != 1 or body[0] >= n_symbols:
-        raise DamagedError(
-            "a constant symbol is not one of the alphabet", expected=f"below {n_symbols}", found=body.hex()
-        )
-    return torch.full((n,), body[0], dtype=torch.uint8, device=device)
 
 
 def _check_arguments(

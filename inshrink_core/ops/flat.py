@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+
+def sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return rows and columns of a shape: all but the first dimension together; a vector is one row.
+
+    Examples
+    --------
+    >>> sides((8, 3, 3, 3)), sides((5,)), sides(())
+    ((8, 27), (1, 5), (1, 1))
+    """
+    return (shape[0], math.prod(shape[1:])) if len(shape) >= 2 else (1, math.prod(shape))
 
 
 def as_float32(tensor: Tensor) -> Tensor:

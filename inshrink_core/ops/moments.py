@@ -16,6 +16,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -38,7 +39,59 @@ N_SUMS, LINE, BAND = 16, 1 << 12, 1 << 8
 LOWEST, HIGHEST = -252, 252
 """Half octaves of the smallest and largest unit: normal float32 numbers."""
 
+MAX_BASE = 1024
+"""Largest magnitude of a base."""
+
+LEAST_BASE = -600
+"""Half octaves of the largest value below which a base does not follow it."""
+
+HEADROOM = 54
+"""Half octaves that the largest value may grow by before the codes of a chain begin anew."""
+
+NO_ROW = -(1 << 20)
+"""Exponent of a row of zeros, below every other."""
+
+EIGHTHS = tuple(2.0 ** (k / 8 - 1) for k in range(1, 8))
+"""Mantissas from .5 to 1 from which on there is one eighth of an octave more."""
+
+OCTAVE_CARRY = 0x800000 - 0x3504F3
+"""What carries a mantissa from the root of two on into the exponent: rounding to octaves is one addition."""
+
+PLAIN_THRESHOLD, LOWEST_THRESHOLD = 128, 26
+"""Thresholds in 256ths of a unit: plain rounding, and a tenth, below which all that is left is noise."""
+
+UNIT_RANGE = (0.25, 2.0)
+"""Of the unit of a first moment, by what it is allowed."""
+
+MAX_HALVINGS = 6
+"""Of the unit, where no threshold is low enough: values of very different size in one tensor."""
+
+NO_BYTES = torch.zeros(0, dtype=torch.uint8)
+"""Of tensors that a form does not have."""
+
 _SQRT2 = np.float32(math.sqrt(2))
+
+
+class Codes(NamedTuple):
+    """A tensor of optimizer state as bytes: of each row and column, and of each element.
+
+    Parameters
+    ----------
+    base
+        Half octaves (of a vector, octaves) that code 1 stands for is ``base + 1``.
+    rows, columns, elements : UInt8[Tensor, "..."]
+        Exponents of rows, 0 for a row of zeros, and of columns plus `ZERO_POINT`; octaves, integers or
+        residuals of elements. What there is not is empty.
+    """
+
+    base: int
+    rows: Tensor
+    columns: Tensor
+    elements: Tensor
+
+    def on(self, device: torch.device | str) -> Codes:
+        """Return the same codes on a device."""
+        return Codes(self.base, self.rows.to(device), self.columns.to(device), self.elements.to(device))
 
 
 class Kinds(NamedTuple):
@@ -101,15 +154,94 @@ def octave_edges(held: float) -> tuple[int, ...]:
     return tuple(edges)
 
 
+def base_of(largest: int, before: int, known: bool) -> int:
+    """Return the base of the frame before, if known, where the largest exponent still fits, or a new one."""
+    if known and 1 <= largest - before <= 255:
+        return before
+    return max(largest, LEAST_BASE) - (255 - HEADROOM)
+
+
 @op
-def kinds_of(values: Tensor) -> Kinds:
-    """Tell what kinds of values there are; neither NaN nor -0.0 is below zero.
+def round_first(
+    values: Tensor, second: Tensor | None, n_rows: int, unit: float, allowed: float | None
+) -> Codes | None:
+    """Round to integers in units of a power of two times row and column, so that the projection is preserved.
 
     Parameters
     ----------
     values : Float32[Tensor, "n"]
         Contiguous, at least one, as in all that follow.
+    second : Float32[Tensor, "n"] or None
+        The second moment of the same parameter: its root gives rows and columns their units. Without
+        it, or where it will not do, the root mean squares of the values' own rows do.
+    n_rows
+        Rows of equal length.
+    unit
+        In root mean squares of the values, where rows and columns are equal; 0: they are left out.
+    allowed
+        The unit that is fine enough, over the root of the second moment if there is one: taken in the place
+        of `unit`, but for a quarter of that at least and twice that at most. Not where there is one that
+        will not do.
+
+    Returns
+    -------
+    Codes or None
+        All empty where nothing but zeros is left; None where a value is not finite.
+
+    Notes
+    -----
+    With z the values in units, the integers are ``sign(z) * floor(abs(z) + 1 - t)`` with the largest t
+    between .1 and .5 for which their sum of products with z reaches that of the squares of z. O(n).
     """
+    raise NotImplementedError
+
+
+@op
+def round_second(values: Tensor, n_rows: int, before: Codes | None, held: float | None) -> Codes | None:
+    """Return factors of rows and columns in half octaves, and the octave of each element relative to them.
+
+    The factors are the means of rows and columns (Adafactor: Shazeer & Stern, 2018, section 3).
+
+    Parameters
+    ----------
+    values : Float32[Tensor, "n"]
+    n_rows
+        Rows of equal length.
+    before
+        Those of the frame before: codes stay where they are near enough.
+    held
+        Octaves that are near enough for an element, at least .5; for a row or a column it is three quarters
+        of a half octave. None: factors alone.
+
+    Returns
+    -------
+    Codes or None
+        None where a value is below zero or not finite. O(n).
+    """
+    raise NotImplementedError
+
+
+@op
+def round_vector(values: Tensor, before: int | None) -> Codes | None:
+    """Round to powers of two; zero stays zero, and nothing else becomes it.
+
+    Parameters
+    ----------
+    values : Float32[Tensor, "n"]
+    before
+        The base of the frame before, which is used again where it can be.
+
+    Returns
+    -------
+    Codes or None
+        Elements alone; None where a value is below zero or not finite. O(n).
+    """
+    raise NotImplementedError
+
+
+@op
+def kinds_of(values: Tensor) -> Kinds:
+    """Tell what kinds of values there are; neither NaN nor -0.0 is below zero."""
     raise NotImplementedError
 
 
@@ -127,7 +259,7 @@ def sum_sides(values: Tensor, n_rows: int, squared: bool) -> Sums:
 
 @op
 def relative_square(values: Tensor, units: Units) -> float:
-    """Return the sum of the squares of finite values in their units: of the sums of rows, rounded once."""
+    """Return the sum of the squares of finite values in their units: the sums of rows from first to last."""
     raise NotImplementedError
 
 

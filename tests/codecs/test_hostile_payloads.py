@@ -75,7 +75,7 @@ def test_a_moment_that_repeats_a_state_of_another_dtype_is_refused():
     wide, half = (giant((8, 8), dtype, TensorRole.EXP_AVG) for dtype in ("float32", "float16"))
     state = codec.encode(TensorInput(spec=wide, tensor=normal((8, 8), 1)), None, None).reference
     assert isinstance(state, MomentsReference)
-    same = struct.pack("<BBh", 1, state.form | 0x40, state.base)
+    same = struct.pack("<BBh", 1, state.form | 0x40, state.codes.base)
     assert bits(codec.decode(wide, Block(codec.bitstream, same), state).tensor) == bits(state.decoded())
     with pytest.raises(DamagedError, match="another dtype"):
         codec.decode(half, Block(codec.bitstream, same), state)

@@ -229,7 +229,7 @@ def test_a_delta_of_another_base_or_form_is_refused():
     delta = encode(second * 1.5, TensorRole.EXP_AVG_SQ, reference=before)
     spec = spec_of(second, TensorRole.EXP_AVG_SQ)
     for other in (
-        dataclasses.replace(before, base=before.base + 1),
+        dataclasses.replace(before, codes=before.codes._replace(base=before.codes.base + 1)),
         encode(second, TensorRole.EXP_AVG).reference,
     ):
         with pytest.raises(DamagedError):

@@ -1,6 +1,7 @@
 """The kernels of the moments codec return the bits of their norm."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -44,6 +45,9 @@ def both(call):
 
 
 def assert_same_bits(one, other):
+    if one is None or other is None:
+        assert one is other
+        return
     if isinstance(one, tuple):
         for mine, theirs in zip(one, other, strict=True):
             assert_same_bits(mine, theirs)
@@ -53,30 +57,48 @@ def assert_same_bits(one, other):
     assert one.tobytes() == other.tobytes()
 
 
-@pytest.mark.parametrize("special", [None, np.nan, -np.nan, np.inf, -np.inf, -1.0, 1.0, -0.0])
-def test_kinds_of_values_are_told_apart(special):
+SPECIAL = [None, np.nan, -np.nan, np.inf, -np.inf, -1.0, 1.0, -0.0, -1e-42]
+
+
+@pytest.mark.parametrize("special", SPECIAL)
+def test_values_that_will_not_do_are_refused(special):
     values = torch.zeros(100)
+    values[12] = 2.0
     if special is not None:
         values[37] = special
-    found, expected = both(lambda: ops.kinds_of(values))
-    assert found == expected
+    is_finite = special is None or math.isfinite(special)
+    for call, refused in (
+        (lambda: ops.round_first(values, None, 10, 2.0, None), not is_finite),
+        (lambda: ops.round_first(values, None, 10, 0.0, None), not is_finite),
+        (lambda: ops.round_second(values, 10, None, 1.0), special not in (None, 1.0, -0.0)),
+        (lambda: ops.round_vector(values, None), special not in (None, 1.0, -0.0)),
+    ):
+        found, expected = both(call)
+        assert (found is None, expected is None) == (refused, refused)
+        if not refused:
+            assert_same_bits(found, expected)
 
 
-@pytest.mark.parametrize("special", [0.0, -0.0, 1e-42, 3.0, -1e-42, np.inf, -np.inf, np.nan, -np.nan])
+@pytest.mark.parametrize("square", [0.0, -0.0, 1e-42, 3.0, -1e-42, np.inf, -np.inf, np.nan, -np.nan])
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-42, -2.0])
-def test_second_moments_cover_values_alike(special, value):
-    squares, values = torch.ones(50), torch.ones(50)
-    squares[7], values[7] = special, value
-    found, expected = both(lambda: ops.squares_cover(squares, values))
-    assert found == expected
+def test_second_moments_that_do_not_cover_a_value_give_no_units(square, value):
+    values = values_of((5, 10))
+    squares = values.square() + 1e-12
+    squares[7], values[7] = square, value
+    found, expected = both(lambda: ops.round_first(values, squares, 5, 2.0, 0.3))
+    assert_same_bits(found, expected)
+    with force_backend(Backend.REFERENCE):
+        fits = ops.squares_cover(squares, values)
+    alone = ops.round_first(values, None, 5, 2.0, None)
+    assert (found.columns.unique().numel() > 1) == fits
+    assert fits or found.rows.tolist() == alone.rows.tolist()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("squared", [False, True])
-def test_sums_are_added_in_the_same_order(shape, squared):
+def test_sums_are_those_of_rows_and_columns(shape, squared):
     values = values_of(shape)
-    found, expected = both(lambda: ops.sum_sides(values, shape[0], squared))
-    assert_same_bits(found, expected)
+    found = ops.sum_sides(values, shape[0], squared)
     exact = values.double().view(shape).square() if squared else values.double().view(shape)
     for row, total in zip(exact.tolist(), found.rows.tolist(), strict=True):
         assert total == pytest.approx(math.fsum(row), rel=1e-12, abs=1e-9)
@@ -85,44 +107,79 @@ def test_sums_are_added_in_the_same_order(shape, squared):
 
 def test_zeros_of_either_sign_add_up_to_zero():
     for zero in (0.0, -0.0):
-        found, expected = both(lambda zero=zero: ops.sum_sides(torch.full((600,), zero), 300, False))
-        assert_same_bits(found, expected)
-        assert not np.signbit(found.rows).any()
+        assert not np.signbit(ops.sum_sides(torch.full((600,), zero), 300, False).rows).any()
+        values = torch.full((600,), zero)
+        for call in (
+            lambda values=values: ops.round_first(values, None, 300, 2.0, None),
+            lambda values=values: ops.round_second(values, 300, None, 1.0),
+            lambda values=values: ops.round_vector(values, None),
+        ):
+            found, expected = both(call)
+            assert_same_bits(found, expected)
+            assert not found.elements.any()
 
 
+@pytest.mark.parametrize("unit", [0.01, 2.0])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_first_moments_are_measured_and_rounded_to_the_same_bits(shape):
-    values, units = values_of(shape), units_of(shape)
-    assert_same_bits(*both(lambda: ops.relative_square(values, units)))
-    assert_same_bits(*both(lambda: ops.row_reaches(values, shape[0], units.columns)))
-    assert_same_bits(*both(lambda: ops.count_magnitudes(values, units)))
-    assert_same_bits(*both(lambda: ops.round_in_units(values, units, 77)))
+def test_first_moments_are_rounded_to_the_same_bits(shape, unit):
+    values, rows = values_of(shape), torch.ones(shape)
+    rows[::3] = 0.0
+    for given in (values, values_of(shape, 1) * 1e-30, values * rows.view(-1)):
+        for second in (None, given.square() + 1e-12, values_of(shape, 2).square() + 1e-30):
+            for most in (None, 0.7) if values.numel() > 10_000 else (None, 1e-3, 0.7, 1e9):
+                assert_same_bits(*both(partial(ops.round_first, given, second, shape[0], unit, most)))
 
 
-@pytest.mark.parametrize("held", [0.5, 0.75, 1.0, 1.5])
+@pytest.mark.parametrize("held", [None, 0.5, 0.75, 1.0, 1.5])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_second_moments_are_rounded_to_the_same_octaves(shape, held):
-    values, units = values_of(shape).abs(), units_of(shape)
-    before = codes_of(values.numel(), 1)
-    first, expected = both(lambda: ops.round_to_octaves(values, units, None, held))
+def test_second_moments_are_rounded_to_the_same_bits(shape, held):
+    values = values_of(shape).abs()
+    first, expected = both(lambda: ops.round_second(values, shape[0], None, held))
     assert_same_bits(first, expected)
-    assert_same_bits(*both(lambda: ops.round_to_octaves(values, units, before, held)))
-    near = (first.int() + before % 5 - 2).clamp(0, 255).to(torch.uint8)
-    assert_same_bits(*both(lambda: ops.round_to_octaves(values, units, near, held)))
+    for growth in (1.0, 1.1, 1.3, 3.0, 1e9):
+        later = values * growth * torch.exp2(codes_of(values.numel(), 1).float() % 7 / 4)
+        assert_same_bits(*both(lambda later=later: ops.round_second(later, shape[0], first, held)))
+
+
+@pytest.mark.parametrize("before", [None, -260, -40, 7, 400])
+def test_vectors_are_rounded_to_the_same_powers(before):
+    for values in (values_of((1, 300)).abs(), edges()):
+        assert_same_bits(*both(lambda values=values: ops.round_vector(values, before)))
+
+
+def edges():
+    """Return powers of two and of its root, and the numbers next to them."""
+    powers = np.exp2(np.arange(-149.0, 128.0)).astype(np.float32)
+    roots = np.exp2(np.arange(-126.5, 127.5)).astype(np.float32)
+    on = np.concatenate((powers, roots))
+    return torch.from_numpy(
+        np.concatenate((np.nextafter(on, np.float32(0)), on, np.nextafter(on, np.float32(9e9))))
+    )
 
 
 def test_powers_of_two_and_of_its_root_are_rounded_alike_against_every_unit():
-    powers = np.exp2(np.arange(-149.0, 128.0)).astype(np.float32)
-    roots = np.exp2(np.arange(-126.5, 127.5)).astype(np.float32)
-    edges = np.concatenate((powers, roots))
-    values = np.concatenate((np.nextafter(edges, np.float32(0)), edges, np.nextafter(edges, np.float32(9e9))))
-    units = Units(np.arange(-9, 9), np.zeros(values.size, np.int64))
-    lines = torch.from_numpy(np.tile(values, 18))
-    first, expected = both(lambda: ops.round_to_octaves(lines, units, None, 1.0))
+    values = edges()
+    values = values[values < 2.0**100]
+    # The first column sets the means of rows, half octaves apart, and by them their units.
+    lines = torch.cat((torch.exp2(torch.arange(240, 249) / 2)[:, None], values.expand(9, -1)), 1)
+    lines = lines.reshape(-1).contiguous()
+    first, expected = both(lambda: ops.round_second(lines, 9, None, 1.0))
     assert_same_bits(first, expected)
+    assert set((first.rows.int() + first.columns[1]).remainder(2).tolist()) == {0, 1}
     for shift in (-2, -1, 0, 1, 2):
-        near = (first.int() + shift).clamp(0, 255).to(torch.uint8)
-        assert_same_bits(*both(lambda near=near: ops.round_to_octaves(lines, units, near, 1.0)))
+        near = (first.elements.int() + shift).clamp(0, 255).to(torch.uint8)
+        before = first._replace(elements=near)
+        assert_same_bits(*both(lambda before=before: ops.round_second(lines, 9, before, 1.0)))
+
+
+@pytest.mark.parametrize("eighth", range(9))
+def test_factors_on_the_edges_of_their_codes_are_held_alike(eighth):
+    """Means of rows are a multiple of an eighth of an octave from the codes before, or next to one."""
+    first = ops.round_second(torch.full((4 * 16,), 1.0), 4, None, 1.0)
+    scale = np.float32(2.0 ** (eighth / 8))
+    for value in (np.nextafter(scale, np.float32(0)), scale, np.nextafter(scale, np.float32(9))):
+        rows = torch.tensor([1.0, float(value), 1.0 / float(value), 0.0]).repeat_interleave(16)
+        assert_same_bits(*both(lambda rows=rows: ops.round_second(rows, 4, first, 1.0)))
 
 
 @pytest.mark.parametrize("base", [-1024, -201, 0, 1024])

@@ -235,10 +235,6 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
         """Return the number of centroids a tensor may have."""
         return self.embedding_bins if spec.layer is LayerType.EMBEDDING else self.bins
 
-    def prune_of(self, spec: TensorSpec) -> float:
-        """Return the fraction of a tensor's group that is pruned."""
-        return self.embedding_prune if spec.layer is LayerType.EMBEDDING else self.prune
-
     def group_of(self, spec: TensorSpec) -> str:
         """Return the name of the group whose thresholds a tensor shares."""
         return spec.key if self.pool == "tensor" or spec.layer is None else spec.layer.value
@@ -307,7 +303,7 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
             cuts[group] = thresholds(
                 merge(seen.magnitude for _, seen in members),
                 merge(known) if known else None,
-                prune=self.prune_of(members[0][0]),
+                prune=self.embedding_prune if members[0][0].layer is LayerType.EMBEDDING else self.prune,
                 protect=self.protect,
                 by_sensitivity=self.prune_metric == "sensitivity",
             )

@@ -24,7 +24,7 @@ from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.ops.distance import Distance, distance_to_lattice
-from inshrink_core.ops.flat import as_float32, flattened
+from inshrink_core.ops.flat import as_float32, flattened, sides
 from inshrink_core.ops.lattice import (
     CONTEXT_BITS,
     EXACT,
@@ -42,7 +42,7 @@ from inshrink_core.ops.lattice import (
     unpack_extra,
 )
 from inshrink_core.ops.rans import rans_counts
-from inshrink_core.varint import read_varint, write_varint
+from inshrink_core.varint import read_section, read_varint, write_section, write_varint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -160,8 +160,7 @@ def pack_delta(frame: Frame, shift: int, snap: bool = False) -> bytes:
 def points_moved(payload: bytes | memoryview) -> bool:
     """Whether a payload says more than that no point moved; within one with a residual, too."""
     if payload[0] & 15 == Kind.EXACT:
-        n, at = read_varint(payload, 1)
-        payload = payload[at : at + n]
+        payload, _ = read_section(memoryview(payload), 1)
     return bytes(payload) != UNCHANGED
 
 
@@ -176,9 +175,7 @@ def pack_snapshot(state: LatticeReference) -> bytes:
     write_varint(head, state.spacing.units)
     write_varint(head, divisor)
     if state.history is not None:
-        stream = encode_rans(state.history, None, _HISTORIES)
-        write_varint(head, len(stream))
-        head += stream
+        write_section(head, encode_rans(state.history, None, _HISTORIES))
     scales, contexts = pack_scales(rounded.tokens, state.shape)
     n_exact = state.exact_at.numel()
     rounded = rounded._replace(
@@ -203,8 +200,7 @@ def _pack(kind: Kind, frame: Frame, head: bytearray, contexts: Tensor | None, sp
         sections.append(words_of(state.exact_values).cpu().numpy().tobytes())
     parts = bytearray((kind | flags,)) + head
     for section in sections:
-        write_varint(parts, len(section))
-        parts += section
+        write_section(parts, section)
     n_tokens = rounded.largest + 1
     parts.append(n_tokens - 1)
     stream = encode_rans(rounded.tokens, contexts, n_tokens, 1 if contexts is None else N_CONTEXTS)
@@ -217,10 +213,14 @@ def words_of(values: Tensor) -> Tensor:
 
 
 class _Cursor:
-    """Reads a payload front to back; every length is checked before its bytes are taken."""
+    """Reads a payload front to back; every length is checked before its bytes are taken.
 
-    def __init__(self, payload: memoryview, where: str) -> None:
-        self.payload, self.where, self.at = payload, where, 1
+    `device` is where its tokens are decoded.
+    """
+
+    def __init__(self, payload: memoryview, where: str, device: torch.device) -> None:
+        self.payload, self.where, self.device = payload, where, device
+        self.flags, self.at = payload[0] & 0xF0, 1
 
     def byte(self) -> int:
         """Return the next byte."""
@@ -255,9 +255,11 @@ class _Cursor:
 
     def section(self) -> memoryview:
         """Return the next section: a length, and as many bytes."""
-        n = self.number(0, len(self.payload) - self.at, "length")
-        self.at += n
-        return self.payload[self.at - n : self.at]
+        n, begin = read_varint(self.payload, self.at)
+        self.at = begin + n
+        if self.at > len(self.payload):
+            raise DamagedError("a lattice block is cut short", where=self.where)
+        return self.payload[begin : self.at]
 
 
 def parse(
@@ -265,7 +267,7 @@ def parse(
     payload: memoryview,
     reference: LatticeReference | None,
     base: BaseReference | None = None,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
 ) -> LatticeReference:
     """Return the state after a payload, where the reference is, or else on a device.
 
@@ -276,16 +278,15 @@ def parse(
     """
     if len(payload) == 0:
         raise DamagedError("a lattice block is empty", where=spec.key)
-    kind, flags = payload[0] & 15, payload[0] & 0xF0
-    cursor = _Cursor(payload, spec.key)
+    kind, cursor = payload[0] & 15, _Cursor(payload, spec.key, torch.device(device))
     if kind == Kind.DELTA and reference is not None:
-        return _parse_delta(spec, cursor, flags, reference)
+        return _parse_delta(spec, cursor, reference)
     if kind in (Kind.STANDALONE, Kind.SNAPSHOT):
-        return _parse_alone(spec, cursor, flags, torch.device(device), snapshot=kind == Kind.SNAPSHOT)
+        return _parse_alone(spec, cursor, snapshot=kind == Kind.SNAPSHOT)
     if kind == Kind.BASED and base is not None:
-        return _parse_alone(spec, cursor, flags, torch.device(device), snapshot=False, base=base)
+        return _parse_alone(spec, cursor, snapshot=False, base=base)
     if kind == Kind.EXACT:
-        return _parse_exact(spec, cursor, flags, reference, base, device)
+        return _parse_exact(spec, cursor, reference, base)
     if kind == Kind.BASED:
         raise DamagedError("a lattice block needs a base model, and its frame names none", where=spec.key)
     if kind not in (Kind.UNCHANGED, Kind.DELTA):
@@ -294,29 +295,21 @@ def parse(
         )
     if reference is None:
         raise DamagedError("a lattice delta has no reference of its dtype and shape", where=spec.key)
-    if len(payload) > 1 or flags:
+    if len(payload) > 1 or cursor.flags:
         raise DamagedError("bytes follow in a block without change", where=spec.key)
     return reference if reference.exact is None else replace(reference, exact=None)
 
 
 def _parse_exact(
-    spec: TensorSpec,
-    cursor: _Cursor,
-    flags: int,
-    before: LatticeReference | None,
-    base: BaseReference | None,
-    device: str,
+    spec: TensorSpec, cursor: _Cursor, before: LatticeReference | None, base: BaseReference | None
 ) -> LatticeReference:
     """Return exact values beside the state of the points that their residual is taken from."""
-    if flags:
+    if cursor.flags:
         raise DamagedError("a lattice block with a residual has no flags", where=spec.key)
-    n, at = read_varint(cursor.payload, 1)
-    if n > len(cursor.payload) - at:
-        raise DamagedError("a lattice block is cut short", where=spec.key)
-    inner, residual = cursor.payload[at : at + n], cursor.payload[at + n :]
+    inner, residual = cursor.section(), cursor.payload[cursor.at :]
     if inner and inner[0] & 15 == Kind.EXACT:
         raise DamagedError("a lattice block with a residual holds another", where=spec.key)
-    state = parse(spec, inner, before, base, device)
+    state = parse(spec, inner, before, base, cursor.device)
     against = LosslessReference(_residual_base(inner, state.decoded(), before))
     return replace(state, exact=decode_exact(spec, residual, against).tensor)
 
@@ -370,20 +363,14 @@ def _residual_base(
 
 def _join(points: bytes | memoryview, residual: bytes | memoryview) -> bytes:
     head = bytearray((Kind.EXACT,))
-    write_varint(head, len(points))
-    return b"".join((head, points, residual))
+    write_section(head, points)
+    return b"".join((head, residual))
 
 
 def _parse_alone(
-    spec: TensorSpec,
-    cursor: _Cursor,
-    flags: int,
-    device: torch.device,
-    *,
-    snapshot: bool,
-    base: BaseReference | None = None,
+    spec: TensorSpec, cursor: _Cursor, *, snapshot: bool, base: BaseReference | None = None
 ) -> LatticeReference:
-    exponent = cursor.exponent()
+    flags, device, exponent = cursor.flags, cursor.device, cursor.exponent()
     units = cursor.number(1, MAX_UNITS, "spacing")
     divisor, history = units, None
     if snapshot:
@@ -397,16 +384,12 @@ def _parse_alone(
     lattice = lattice_of(Spacing(exponent, divisor), spec.dtype)
     contexts = parse_scales(cursor.section(), spec) if flags & CONTEXTS else None
     before = None if base is None else base_points(base, lattice).to(device)
-    state = _finish(spec, cursor, _Coded(flags, contexts, before, None, device), lattice, exponent)
-    if base is not None and flags & TRACKED:
-        history = state.history
-    return replace(state, spacing=Spacing(exponent, units), history=history)
+    state = _finish(spec, cursor, contexts, (before, None), lattice, Spacing(exponent, units))
+    return replace(state, history=history) if snapshot else state
 
 
-def _parse_delta(
-    spec: TensorSpec, cursor: _Cursor, flags: int, reference: LatticeReference
-) -> LatticeReference:
-    first = cursor.byte()
+def _parse_delta(spec: TensorSpec, cursor: _Cursor, reference: LatticeReference) -> LatticeReference:
+    flags, first = cursor.flags, cursor.byte()
     shift, snap = first & ~_SNAP, bool(first & _SNAP)
     units = cursor.number(1, MAX_UNITS, "spacing")
     exponent = reference.spacing.exponent - shift
@@ -420,7 +403,7 @@ def _parse_delta(
             raise DamagedError("a lattice block needs a history its reference lacks", where=spec.key)
         contexts = reference.history
     lattice = lattice_of(Spacing(exponent, units), spec.dtype)
-    before = refined(reference, shift, lattice)
+    before = refined(reference, shift, lattice) if shift else reference.integers
     if before is not None and snap:
         before = snapped(before, lattice)
     if before is None:
@@ -429,15 +412,12 @@ def _parse_delta(
         )
     history = reference.history if flags & TRACKED else None
     # Where the state is: a chain's in host memory, or where its keyframe was decoded.
-    coded = _Coded(flags, contexts, before, history, before.device)
-    state = _finish(spec, cursor, coded, lattice, exponent)
-    return state if flags & TRACKED else replace(state, history=None)
+    cursor.device = before.device
+    return _finish(spec, cursor, contexts, (before, history), lattice, Spacing(exponent, units))
 
 
 def refined(reference: LatticeReference, shift: int, lattice: Lattice) -> Tensor | None:
     """Return a reference's integers in units smaller by 2**shift; None where they leave the bound."""
-    if shift == 0:
-        return reference.integers
     if reference.integers.numel() and int(reference.integers.abs().max()) > lattice.bound >> shift:
         return None
     return reference.integers << shift
@@ -451,21 +431,16 @@ def snapped(integers: Tensor, lattice: Lattice) -> Tensor | None:
     return None if moved.numel() and int(moved.abs().max()) > lattice.bound else moved
 
 
-class _Coded(NamedTuple):
-    """What tokens were coded with, and where to decode them: flags, contexts, and the state before."""
-
-    flags: int
-    contexts: Tensor | None
-    integers: Tensor | None
-    history: Tensor | None
-    device: torch.device
-
-
 def _finish(
-    spec: TensorSpec, cursor: _Cursor, coded: _Coded, lattice: Lattice, exponent: int
+    spec: TensorSpec,
+    cursor: _Cursor,
+    contexts: Tensor | None,
+    before: tuple[Tensor | None, Tensor | None],
+    lattice: Lattice,
+    spacing: Spacing,
 ) -> LatticeReference:
-    """Decode tokens and apply them."""
-    flags, contexts, integers, history, device = coded
+    """Decode tokens and apply them to the integers and the history before; tracked as the flags say."""
+    flags, device = cursor.flags, cursor.device
     extra = cursor.section() if flags & EXTRA else None
     kept = cursor.section() if flags & KEPT else b""
     n_tokens = cursor.byte() + 1
@@ -476,29 +451,27 @@ def _finish(
     tokens = decode_rans(stream, spec.numel, n_tokens, contexts, n_contexts, device=device)
     large = np.zeros(0, np.int64) if extra is None else unpack_extra(tokens, extra)
     at, exact = _exact_values(spec, tokens, kept) if n_tokens > EXACT else no_exact(spec.dtype, device)
-    # Where there are extra bits, unpacking them has counted their tokens.
-    has_large = _has_large(tokens, n_tokens, at.numel()) if large is None or extra is None else large.size > 0
+    # Where there are extra bits, unpacking them has counted their tokens; most alphabets rule them out.
+    if extra is None and n_tokens > FIRST_LARGE:
+        has_large = int((tokens >= FIRST_LARGE).count_nonzero()) > at.numel()
+    else:
+        has_large = large is not None and large.size > 0
     if large is None or (extra is None) == has_large:
         raise DamagedError("extra bits do not fit the tokens", where=spec.key)
     if n_tokens <= EXACT and kept:
         raise DamagedError("exact values belong to no token", where=spec.key)
-    moved = advance(tokens, large, integers, history, lattice)
+    moved = advance(tokens, large, *before, lattice)
     if not moved.valid:
         raise DamagedError("a lattice value leaves its range", where=spec.key)
     return LatticeReference(
         dtype=spec.dtype,
         shape=spec.shape,
-        spacing=Spacing(exponent, lattice.spacing),
+        spacing=spacing,
         integers=moved.integers,
-        history=moved.history,
+        history=moved.history if flags & TRACKED else None,
         exact_at=at,
         exact_values=exact,
     )
-
-
-def _has_large(tokens: Tensor, n_tokens: int, n_exact: int) -> bool:
-    """Whether a token has extra bits; the alphabet of most blocks rules it out."""
-    return n_tokens > FIRST_LARGE and int((tokens >= FIRST_LARGE).count_nonzero()) > n_exact
 
 
 def _exact_values(spec: TensorSpec, tokens: Tensor, kept: bytes | memoryview) -> tuple[Tensor, Tensor]:
@@ -553,7 +526,12 @@ class LatticeReference(ShapedReference):
         """Return the tensor: integers times the unit, rounded once to the stored dtype, or `exact`."""
         if self.exact is not None:
             return self.exact
-        return put_exact(self, scale_integers(self.integers, math.ldexp(1.0, self.spacing.exponent)))
+        values = scale_integers(self.integers, math.ldexp(1.0, self.spacing.exponent))
+        if self.dtype != "float32":
+            values = values.to(getattr(torch, self.dtype))
+        if self.exact_at.numel():
+            values[self.exact_at] = self.exact_values
+        return values.view(self.shape)
 
     def decoded_anew(self) -> Tensor:
         """Return the tensor, one that the caller may write to."""
@@ -589,15 +567,6 @@ class LatticeReference(ShapedReference):
         return Levels("lattice", points, self.spacing.width, parts, integers, unit)
 
 
-def put_exact(state: LatticeReference, values: Tensor) -> Tensor:
-    """Return flat float32 lattice values in the stored dtype and shape, exact ones in their places."""
-    dtype = getattr(torch, state.dtype)
-    result = values if values.dtype == dtype else values.to(dtype)
-    if state.exact_at.numel():
-        result[state.exact_at] = state.exact_values
-    return result.view(state.shape)
-
-
 @lru_cache(maxsize=64)
 def no_exact(dtype: str, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return places and values where none is exact; the same tensors for all, never changed."""
@@ -624,7 +593,7 @@ def pack_scales(tokens: Tensor, shape: tuple[int, ...]) -> tuple[bytes, Tensor |
     shape
         Its shape; dimensions from the second on are columns together.
     """
-    rows, columns = _sides(shape)
+    rows, columns = sides(shape)
     if min(rows, columns) < _MIN_SIDE:
         return b"", None
     row_sums, column_sums = sum_tokens(tokens, rows)
@@ -636,8 +605,8 @@ def pack_scales(tokens: Tensor, shape: tuple[int, ...]) -> tuple[bytes, Tensor |
     if gain <= 8 * (len(stream) + 4):
         return b"", None
     section = bytearray()
-    write_varint(section, len(stream))
-    return bytes(section) + stream, contexts
+    write_section(section, stream)
+    return bytes(section), contexts
 
 
 def parse_scales(section: memoryview, spec: TensorSpec) -> Tensor:
@@ -648,15 +617,11 @@ def parse_scales(section: memoryview, spec: TensorSpec) -> Tensor:
     DamagedError
         It is none of this shape.
     """
-    rows, columns = _sides(spec.shape)
+    rows, columns = sides(spec.shape)
     if min(rows, columns) < _MIN_SIDE:
         raise DamagedError("a tensor of this shape has no classes of rows and columns", where=spec.key)
     classes = decode_rans(section, rows + columns, _N_CLASSES).numpy()
     return _contexts(classes[:rows], classes[rows:])
-
-
-def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    return (shape[0], math.prod(shape[1:])) if len(shape) >= 2 else (1, math.prod(shape))
 
 
 def _classes(sums: NDArray[np.int64], n: int) -> NDArray[np.uint8]:

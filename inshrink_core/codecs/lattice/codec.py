@@ -318,8 +318,8 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         """Encode one tensor; what is not finite or has no spacing becomes an exact block."""
         spec = item.spec
         encoded = None
-        has_points = self.exact or self.own(reference, spec) is not None
-        if self.covers(spec) and (has_points or not _is_finer(spec, plan)):
+        is_finer = not self.exact and _is_finer(spec, plan)
+        if self.covers(spec) and (not is_finer or self.own(reference, spec) is not None):
             encoded = self.encode_lossy(item, plan, reference)
         if encoded is None:
             return encode_exact(spec, item.tensor, reference)
@@ -376,7 +376,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     ) -> tuple[Block, LatticeReference] | None:
         """Return the block that a chain begins with: upon a base model's points, where that is smaller."""
         spec = item.spec
-        known, fed = self._known(item, plan, None)
+        known, fed = self._known(item, plan, None) if self.uses_past else (None, None)
         width = plan.widths[spec.key] * (1.0 if fed is None else fed.coarser)
         spacing = new_spacing(width, plan.rms[spec.key])
         if spacing is None:
@@ -411,16 +411,15 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         """Return the block of a change, and the state after it; None where too much would be exact."""
         spec = item.spec
         values = as_float32(item.tensor)
-        known, fed = self._known(item, plan, state)
+        known, fed = self._known(item, plan, state) if self.uses_past else (None, None)
         chosen = choose_spacing(plan, spec, state, 1.0 if fed is None else fed.coarser)
         gain: Gain | None = None
         if item.restored is not None and self.gain_per != "none":
             restored = _restored(item, item.restored)
             if restored is not None:
                 gain, chosen = choose_gain(values, restored, chosen, self.gain_per, spec, state)
-        before, tracked = chosen.integers, self.contexts == "history"
+        before, lattice, tracked = chosen.integers, chosen.lattice, self.contexts == "history"
         history = state.history if tracked else None
-        lattice = lattice_of(chosen.spacing, spec.dtype)
         changes = gain if fed is None else shaped_changes(values, before, lattice, gain, fed)
         rounded = round_to_lattice(values, before, history, lattice, changes)
         after = _state_after(item, rounded, chosen.spacing, rounded.history if tracked else None, known)
@@ -435,8 +434,6 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         self, item: TensorInput, plan: LatticePlan, state: LatticeReference | None
     ) -> tuple[Shaping | None, Fed | None]:
         """Return what is known of first moments, and what to feed forward."""
-        if not self.uses_past:
-            return None, None
         width = plan.widths.get(item.spec.key, 0.0)
         # Before any movement was seen, spacings are guesses at it.
         seen = positive(plan.memory.get("movement"))

@@ -28,7 +28,7 @@ from inshrink_core.codecs.lattice.spacing import (
     spacing_of,
 )
 from inshrink_core.ops.flat import as_float32, flattened
-from inshrink_core.ops.lattice import Gain, gain_grades
+from inshrink_core.ops.lattice import Gain, Lattice, gain_grades
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample, sample_sums
 
 _PROBES = 32
@@ -396,6 +396,7 @@ class Chosen(NamedTuple):
 
     shift: int
     spacing: Spacing
+    lattice: Lattice
     integers: Tensor
     snap: bool = False
 
@@ -416,7 +417,7 @@ def choose_spacing(
     width = held(width, state.spacing)
     chosen = _at_width(width, spec, state)
     if width > state.spacing.width:
-        moved = snapped(chosen.integers, lattice_of(chosen.spacing, spec.dtype))
+        moved = snapped(chosen.integers, chosen.lattice)
         if moved is not None:
             return chosen._replace(integers=moved, snap=True)
     return chosen
@@ -426,13 +427,14 @@ def _at_width(width: float, spec: TensorSpec, state: LatticeReference) -> Chosen
     """Express a spacing in units of the state, refined where the spacing would have too few."""
     exponent = state.spacing.exponent
     shift = 0
-    while width < _MIN_UNITS * 2.0 ** (exponent - shift) and exponent - shift > MIN_EXPONENT and shift < 24:
+    while width < math.ldexp(_MIN_UNITS, exponent - shift) and exponent - shift > MIN_EXPONENT and shift < 24:
         shift += 1
     while True:
         spacing = spacing_of(width, exponent - shift)
-        integers = refined(state, shift, lattice_of(spacing, spec.dtype))
+        lattice = lattice_of(spacing, spec.dtype)
+        integers = refined(state, shift, lattice) if shift else state.integers
         if integers is not None:
-            return Chosen(shift, spacing, integers)
+            return Chosen(shift, spacing, lattice, integers)
         shift -= 1
 
 
@@ -446,14 +448,12 @@ def choose_gain(
     if torch.equal(values, base):
         return None, chosen
     for _ in range(_MAX_HALVINGS):
-        lattice = lattice_of(chosen.spacing, spec.dtype)
-        grades = gain_grades(values, base, chosen.integers, lattice, 1)
+        grades = gain_grades(values, base, chosen.integers, chosen.lattice, 1)
         if int(grades[0]) >= 0:
             break
         finer = _at_width(chosen.spacing.width / 2, spec, state)
         if finer.spacing.width >= chosen.spacing.width:
             break
         chosen = finer
-    lattice = lattice_of(chosen.spacing, spec.dtype)
     rows = spec.shape[0] if gain_per == "row" else 1
-    return Gain(base, gain_grades(values, base, chosen.integers, lattice, rows).abs()), chosen
+    return Gain(base, gain_grades(values, base, chosen.integers, chosen.lattice, rows).abs()), chosen

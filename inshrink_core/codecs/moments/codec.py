@@ -22,11 +22,10 @@ from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference
 from inshrink_core.codecs.exact import BITSTREAM as EXACT
 from inshrink_core.codecs.fallback import FallbackCodec
-from inshrink_core.codecs.moments.block import MomentsReference, pack, parse, sides
-from inshrink_core.codecs.moments.rounding import factored, octaves, rank_one, scaled, zeros
+from inshrink_core.codecs.moments.block import Form, MomentsReference, pack, parse
 from inshrink_core.frame import Block
-from inshrink_core.ops.flat import as_float32
-from inshrink_core.ops.moments import kinds_of
+from inshrink_core.ops.flat import as_float32, sides
+from inshrink_core.ops.moments import Codes, round_first, round_second, round_vector
 
 if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
@@ -43,6 +42,10 @@ _UNITS = {
 }
 """Unit of first moments in root mean squares, where a frame does not say how far they move a weight. SGD has
 no other state, so its buffer is never left out."""
+
+HELD: Final = 1.0
+"""Octaves that a second moment may be off its code before that changes: at .5, plain rounding, values on an
+edge change again and again (``benchmarks/results/moments.csv``)."""
 
 _SHARE_OF_SPACING: Final = 0.5
 """Unit of first moments, in spacings of the weight, by what momentum still moves it: with it moments cost a
@@ -108,11 +111,12 @@ class MomentsCodec(FallbackCodec[Mapping[str, float] | None, MomentsReference]):
     ) -> Encoded | None:
         """Round a moment; None for what is not finite, and for a second moment that is none."""
         before = _fitting(reference, item.spec)
-        state = _rounded(item, self.preset, (plan or {}).get(item.spec.name), before)
-        if state is None:
+        form, codes = _rounded(item, self.preset, (plan or {}).get(item.spec.name), before)
+        if codes is None:
             return None
         # Where a chain keeps its states, which is in host memory, or where its keyframe was decoded.
-        state = state.on("cpu" if before is None else before.device)
+        device = "cpu" if before is None else before.device
+        state = MomentsReference(item.spec.dtype, item.spec.shape, form, codes.on(device))
         return Encoded(Block(self.bitstream, pack(state, before)), state)
 
     def decode_lossy(
@@ -149,23 +153,25 @@ def _fitting(reference: TensorReference | None, spec: TensorSpec) -> MomentsRefe
 
 def _rounded(
     item: TensorInput, preset: str, allowed: float | None, before: MomentsReference | None
-) -> MomentsReference | None:
-    """Return the state of a tensor; None for what is not finite, or a negative second moment.
+) -> tuple[Form, Codes | None]:
+    """Return the form of a tensor and its codes; None for what is not finite, or a negative second moment.
 
     `allowed` is what a first moment may be off by, over the root of the second where there is one.
     """
     spec, values = item.spec, as_float32(item.tensor)
-    kinds = kinds_of(values)
-    if not kinds.finite:
-        return None
+    n_rows, _ = sides(spec.shape)
     if spec.role in _FIRST:
-        unit = _UNITS.get((spec.role, preset))
-        second = item.second_moment if spec.role is TensorRole.EXP_AVG else None
-        if unit is None:
-            return zeros(spec)
-        return scaled(spec, values, second, unit, allowed)
-    if kinds.negative:
-        return None
+        second, unit = None, _UNITS.get((spec.role, preset), 0.0)
+        if spec.role is TensorRole.EXP_AVG:
+            # Without a second moment, what is allowed is over another unit than the values'.
+            second, allowed = item.second_moment, None if item.second_moment is None else allowed
+        squares = None if second is None else as_float32(second).to(values.device)
+        codes = round_first(values, squares, n_rows, unit, allowed)
+        return Form.ZEROS if codes is not None and not codes.rows.numel() else Form.SCALED, codes
+    form = Form.RANK_ONE if preset == "ratio" else Form.FACTORED
     if len(spec.shape) < 2:
-        return octaves(spec, values, before)
-    return rank_one(spec, values, before) if preset == "ratio" else factored(spec, values, before)
+        form = Form.OCTAVES
+    old = before.codes if before is not None and before.form is form else None
+    if form is Form.OCTAVES:
+        return form, round_vector(values, None if old is None else old.base)
+    return form, round_second(values, n_rows, old, HELD if form is Form.FACTORED else None)

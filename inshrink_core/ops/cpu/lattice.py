@@ -362,6 +362,15 @@ def _match(
         )
 
 
+def _given(
+    integers: Tensor | None, history: Tensor | None
+) -> tuple[NDArray[np.int32], int, NDArray[np.uint8], int]:
+    """Return integers and history as kernels take them: 1 behind each, or 0 if there is none."""
+    x = _NOTHING if integers is None else integers.numpy()
+    old = _UNKNOWN if history is None else history.numpy()
+    return x, int(integers is not None), old, int(history is not None)
+
+
 def round_to_lattice(
     values: Tensor,
     integers: Tensor | None,
@@ -380,19 +389,16 @@ def round_to_lattice(
     matched = isinstance(gain, Gain) and n > 0
     if integers is None and matched:
         integers = torch.zeros(n, dtype=torch.int32)
-    x = _NOTHING if integers is None else integers.numpy()
+    known = _given(integers, history)
     if isinstance(gain, Tensor):
         changes = gain.numpy()
     else:
         changes = new_array(_CHUNK if gain is None else n, np.float32)
     if isinstance(gain, Gain) and matched:
-        _match(w, gain.base.numpy(), x, unit, reciprocal, gain.grades.numpy(), changes)
+        _match(w, gain.base.numpy(), known[0], unit, reciprocal, gain.grades.numpy(), changes)
     n_large, n_exact, largest = _round(
         w,
-        x,
-        int(integers is not None),
-        _UNKNOWN if history is None else history.numpy(),
-        int(history is not None),
+        *known,
         unit,
         lattice.spacing,
         reciprocal,
@@ -404,14 +410,8 @@ def round_to_lattice(
         after,
         new,
     )
-    return Rounded(
-        torch.from_numpy(tokens),
-        torch.from_numpy(after),
-        torch.from_numpy(new),
-        n_large,
-        n_exact,
-        largest,
-    )
+    coded, moved, changed = map(torch.from_numpy, (tokens, after, new))
+    return Rounded(coded, moved, changed, n_large, n_exact, largest)
 
 
 @kernel
@@ -459,19 +459,8 @@ def advance(
     """See `lattice.advance`."""
     n = tokens.numel()
     after, new = new_array(n, np.int32), new_array(n, np.uint8)
-    valid = _advance(
-        tokens.numpy(),
-        large,
-        _NOTHING if integers is None else integers.numpy(),
-        int(integers is not None),
-        _UNKNOWN if history is None else history.numpy(),
-        int(history is not None),
-        lattice.spacing,
-        lattice.bound,
-        np.empty(_CHUNK, np.uint8),
-        after,
-        new,
-    )
+    numbers = (*_given(integers, history), lattice.spacing, lattice.bound)
+    valid = _advance(tokens.numpy(), large, *numbers, np.empty(_CHUNK, np.uint8), after, new)
     return Advanced(torch.from_numpy(after), torch.from_numpy(new), valid)
 
 
@@ -553,9 +542,9 @@ def _count_large(tokens: NDArray[np.uint8]) -> tuple[int, int]:  # pragma: no co
 @kernel
 def _take_large(
     tokens: NDArray[np.uint8],
+    after: NDArray[np.int32],
     before: NDArray[np.int32],
     known: int,
-    after: NDArray[np.int32],
     history: NDArray[np.uint8],
     tracked: int,
     spacing: int,
@@ -581,16 +570,7 @@ def large_changes(
     """See `lattice.large_changes`."""
     n_large, _ = _count_large(tokens.numpy())
     z = np.empty(n_large + 1, np.int64)
-    _take_large(
-        tokens.numpy(),
-        _NOTHING if before is None else before.numpy(),
-        int(before is not None),
-        after.numpy(),
-        _UNKNOWN if history is None else history.numpy(),
-        int(history is not None),
-        spacing,
-        z,
-    )
+    _take_large(tokens.numpy(), after.numpy(), *_given(before, history), spacing, z)
     return z[:n_large]
 
 

@@ -1,11 +1,13 @@
-"""Numba kernels of the moments codec: one pass over a tensor for each question.
+"""Numba kernels of the moments codec: one call a tensor, because a small tensor's time is that of its calls.
 
 `inshrink_core.ops.moments` documents the functions; `ops/reference/moments.py` has their twins in torch.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
 
 import numpy as np
 import torch
@@ -16,17 +18,25 @@ from inshrink_core.execution import new_array
 from inshrink_core.ops.cpu.compiled import kernel, part
 from inshrink_core.ops.moments import (
     BAND,
+    EIGHTHS,
     FRACTION_BITS,
     HIGHEST,
     LARGEST_INTEGER,
     LINE,
     LOWEST,
+    LOWEST_THRESHOLD,
+    MAX_BASE,
+    MAX_HALVINGS,
     MAX_MAGNITUDE,
     N_SUMS,
+    NO_BYTES,
+    NO_ROW,
+    OCTAVE_CARRY,
+    PLAIN_THRESHOLD,
+    UNIT_RANGE,
     ZERO_POINT,
-    Kinds,
-    Sums,
-    Units,
+    Codes,
+    base_of,
     half_octave_values,
     octave_edges,
 )
@@ -36,6 +46,15 @@ __all__: list[str] = []
 _F32, _F64, _I32, _U8 = np.float32, np.float64, np.int32, np.uint8
 
 _UNITS = half_octave_values(np.arange(LOWEST, HIGHEST + 1))
+_TABLE = half_octave_values(np.arange(-MAX_BASE - 3 * ZERO_POINT, MAX_BASE + 6 * ZERO_POINT))
+"""Units of all bases, each with those of all codes."""
+
+_EIGHTHS = np.array(EIGHTHS)
+_NO_SQUARES = np.zeros(0, np.float32)
+_REFUSED, _EMPTY, _DONE = 0, 1, 2
+"""How rounding ends: there are values that will not do, nothing but zeros is left, there are codes."""
+
+_base_of = part(base_of)
 
 _INFINITE = 0x7F800000
 """Bits of float32 infinity: of finite numbers, without the sign, less."""
@@ -49,27 +68,30 @@ _NORMALIZING_BITS = 24
 _BIAS = 127
 
 
-@kernel
-def _kinds(bits: NDArray[np.int32]) -> tuple[np.int32, np.int32]:  # pragma: no cover - compiled
-    """Return the largest magnitude as bits, and the bits that all numbers below zero have together."""
+class _Rooms(threading.local):
+    def __init__(self) -> None:
+        self.counts = np.zeros((3, MAX_MAGNITUDE + 1), np.int64)
+
+
+_rooms = _Rooms()
+"""Counts of magnitudes, zeros between calls, and two rows beside for those that occur."""
+
+
+@part
+def _kinds(bits: NDArray[np.int32]) -> tuple[np.bool, np.bool]:  # pragma: no cover - compiled
+    """Whether all numbers are finite, and whether some are below zero."""
     largest, negative = _I32(0), _I32(0)
     for i in range(bits.size):
         size = _I32(bits[i] & _I32(0x7FFFFFFF))
         largest = size if size > largest else largest
         there = (size != _I32(0)) & (size <= _I32(_INFINITE))
         negative = _I32(negative | (bits[i] if there else _I32(0)))
-    return largest, negative
+    return largest < _I32(_INFINITE), negative < _I32(0)
 
 
-def kinds_of(values: Tensor) -> Kinds:
-    """See `moments.kinds_of`."""
-    largest, negative = _kinds(values.numpy().view(np.int32))
-    return Kinds(int(largest) < _INFINITE, int(negative) < 0)
-
-
-@kernel
-def _uncovered(squares: NDArray[np.int32], values: NDArray[np.int32]) -> int:  # pragma: no cover - compiled
-    """Count second moments, as bits, that will not do."""
+@part
+def _covers(squares: NDArray[np.int32], values: NDArray[np.int32]) -> bool:  # pragma: no cover - compiled
+    """Whether second moments, as bits, are finite, not negative, and zero only where a value is."""
     found = 0
     for i in range(values.size):
         square, value = squares[i], _I32(values[i] & _I32(0x7FFFFFFF))
@@ -77,12 +99,7 @@ def _uncovered(squares: NDArray[np.int32], values: NDArray[np.int32]) -> int:  #
         zero = _I32(square & _I32(0x7FFFFFFF)) == _I32(0)
         fits = (square < _I32(_INFINITE)) & (square > _I32(0))
         found += not (fits | (zero & (value == _I32(0))))
-    return found
-
-
-def squares_cover(squares: Tensor, values: Tensor) -> bool:
-    """See `moments.squares_cover`."""
-    return int(_uncovered(squares.numpy().view(np.int32), values.numpy().view(np.int32))) == 0
+    return found == 0
 
 
 @part
@@ -98,18 +115,29 @@ def _sum_up(sums: NDArray[np.float64]) -> np.float64:  # pragma: no cover - comp
     return total
 
 
-@kernel
-def _sums(
-    values: NDArray[np.float32],
-    squared: bool,
-    sums: NDArray[np.float64],
-    band: NDArray[np.float64],
-    rows: NDArray[np.float64],
-    columns: NDArray[np.float64],
-) -> None:  # pragma: no cover - compiled
-    """Fill in the sums of rows and of columns; all arrays are zeros."""
-    n = columns.size
-    for row in range(rows.size):
+@part
+def _eighths(value: np.float64) -> np.int64:  # pragma: no cover - compiled
+    """Return the whole eighths of octaves in a number; `NO_ROW` in zero."""
+    fraction, exponent = math.frexp(value)
+    found = np.int64(8 * (exponent - 1))
+    for k in range(7):
+        found += fraction >= _EIGHTHS[k]
+    return found if value > 0.0 else np.int64(NO_ROW)
+
+
+@part
+def _log_means(
+    values: NDArray[np.float32], squared: bool, room: NDArray[np.float64], n_rows: int
+) -> np.float64:  # pragma: no cover - compiled
+    """Sum up rows and columns, or their squares, and return the sum of all; the room is zeros.
+
+    In it, after sums that are zero again and those of rows, are the eighths of row means, zeros for each row,
+    the eighths of column means over the mean of all, and zeros for each column.
+    """
+    n, total, sums, rows = values.size // n_rows, _F64(0.0), room[:N_SUMS], room[N_SUMS:]
+    columns, band = rows[3 * n_rows : 3 * n_rows + n], rows[3 * n_rows + n : 3 * n_rows + 2 * n]
+    by_row, by_column = rows[n_rows : 2 * n_rows].view(np.int64), columns.view(np.int64)
+    for row in range(n_rows):
         line = values[row * n : (row + 1) * n]
         for begin in range(0, n, LINE):
             end = min(begin + LINE, n)
@@ -127,70 +155,109 @@ def _sums(
                 sums[i - whole] += value
                 band[i] += value
             rows[row] += _sum_up(sums)
-        if row % BAND == BAND - 1 or row == rows.size - 1:
+        by_row[row] = _eighths(rows[row] / n)
+        total += rows[row]
+        if row % BAND == BAND - 1 or row == n_rows - 1:
             for i in range(n):
                 columns[i] += band[i]
                 band[i] = _F64(0.0)
-
-
-def sum_sides(values: Tensor, n_rows: int, squared: bool) -> Sums:
-    """See `moments.sum_sides`."""
-    rows, columns = np.zeros(n_rows), np.zeros(values.numel() // n_rows)
-    _sums(values.numpy(), squared, np.zeros(N_SUMS), np.zeros(columns.size), rows, columns)
-    return Sums(rows, columns)
+    mean = total / (n_rows * n)
+    for i in range(n):
+        by_column[i] = _eighths(columns[i] / n_rows / mean if total > 0.0 else _F64(1.0))
+    return total
 
 
 @part
-def _prepare(
-    columns: NDArray[np.int64], units: NDArray[np.float32], by_row: NDArray[np.float32]
-) -> tuple[np.int64, np.int64]:  # pragma: no cover - compiled
-    """Look the columns' units up for even and for odd rows; return the least and the largest column."""
-    low, high = columns[0], columns[0]
-    for i in range(columns.size):
-        low, high = min(low, columns[i]), max(high, columns[i])
-        by_row[0, i] = units[columns[i] - LOWEST]
-        by_row[1, i] = units[columns[i] + 1 - LOWEST]
-    return low, high
+def _clipped(value: np.int64, low: int, high: int) -> np.int64:  # pragma: no cover - compiled
+    """Return the nearest number from low to high."""
+    value = value if value > low else np.int64(low)
+    return value if value < high else np.int64(high)
 
 
 @part
 def _find_units(
-    row: np.int64,
-    columns: NDArray[np.int64],
-    bounds: tuple[np.int64, np.int64],
-    units: NDArray[np.float32],
-    by_row: NDArray[np.float32],
+    row: np.int64, columns: NDArray[np.int64], by_row: NDArray[np.float32]
 ) -> tuple[np.int64, np.float32]:  # pragma: no cover - compiled
     """Return which line of `by_row` has a row's units, and a power of two that they are short of.
 
-    Where the clipping of exponents counts, units are looked up one by one.
+    The first two are those of even and of odd rows. Where the clipping of exponents may count, units are
+    looked up one by one.
     """
-    if LOWEST <= row <= HIGHEST and row + bounds[0] >= LOWEST and row + bounds[1] <= HIGHEST:
+    if LOWEST + ZERO_POINT <= row <= HIGHEST - ZERO_POINT:
         odd = row & 1
-        return odd, units[row - odd - LOWEST]
+        return odd, _UNITS[row - odd - LOWEST]
     for i in range(columns.size):
-        k = row + columns[i]
-        k = k if k > LOWEST else np.int64(LOWEST)
-        by_row[2, i] = units[(k if k < HIGHEST else np.int64(HIGHEST)) - LOWEST]
+        by_row[2, i] = _UNITS[_clipped(row + columns[i], LOWEST, HIGHEST) - LOWEST]
     return np.int64(2), _F32(1.0)
 
 
+@part
+def _magnitude(value: np.float32, unit: np.float32) -> np.int32:  # pragma: no cover - compiled
+    """Return a magnitude in 256ths of a unit."""
+    share = _F32(_F32(np.abs(value) / unit) * _F32(1 << FRACTION_BITS))
+    return _I32(share if share < _F32(MAX_MAGNITUDE) else _F32(MAX_MAGNITUDE))
+
+
+@part
+def _find_threshold(counts: NDArray[np.int64], largest: int) -> int:  # pragma: no cover - compiled
+    """Return the largest threshold that preserves the projection, or -1; the counts become zeros."""
+    n, wanted = 0, np.int64(0)
+    for size in range(largest + 1):
+        if counts[0, size] > 0:
+            counts[1, n], counts[2, n] = size, counts[0, size] * size
+            wanted += counts[2, n] * size
+            counts[0, size] = 0
+            n += 1
+    low, high, best = LOWEST_THRESHOLD, PLAIN_THRESHOLD, -1
+    while low <= high:
+        threshold, found = (low + high) // 2, np.int64(0)
+        for k in range(n):
+            found += counts[2, k] * ((counts[1, k] + (1 << FRACTION_BITS) - threshold) >> FRACTION_BITS)
+        if found << FRACTION_BITS >= wanted:
+            best, low = threshold, threshold + 1
+        else:
+            high = threshold - 1
+    return best
+
+
 @kernel
-def _relative_squares(
+def _round_first(
     values: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    columns: NDArray[np.int64],
-    units: NDArray[np.float32],
-    by_row: NDArray[np.float32],
-    sums: NDArray[np.float64],
-    squares: NDArray[np.float64],
-) -> None:  # pragma: no cover - compiled
-    """Add up the squares of values in units by rows; `sums` and `squares` are zeros."""
-    n, bounds = columns.size, _prepare(columns, units, by_row)
-    for row in range(rows.size):
+    squares: NDArray[np.float32],
+    unit: float,
+    allowed: float,
+    counts: NDArray[np.int64],
+    room: NDArray[np.float64],
+    rows: NDArray[np.uint8],
+    columns: NDArray[np.uint8],
+    elements: NDArray[np.uint8],
+) -> tuple[int, int]:  # pragma: no cover - compiled
+    """Round a first moment; return how that ended, and the base. `squares` are empty where there are none."""
+    n_rows, n = rows.size, columns.size
+    if not _kinds(values.view(np.int32))[0]:
+        return _REFUSED, 0
+    adaptive = squares.size > 0 and _covers(squares.view(np.int32), values.view(np.int32))
+    total = _log_means(squares if adaptive else values, not adaptive, room, n_rows)
+    sums, reaches, by_hand, fitted, shifts, by_row, places = (
+        room[:N_SUMS],
+        room[N_SUMS : N_SUMS + n_rows],
+        room[N_SUMS + n_rows : N_SUMS + 2 * n_rows].view(np.int64),
+        room[N_SUMS + 2 * n_rows : N_SUMS + 3 * n_rows].view(np.int64),
+        room[N_SUMS + 3 * n_rows : N_SUMS + 3 * n_rows + n].view(np.int64),
+        room[N_SUMS + 3 * n_rows + n : N_SUMS + 3 * n_rows + 4 * n].view(np.float32).reshape(3, 2 * n),
+        room[N_SUMS + 3 * n_rows + 4 * n :].view(np.int32),
+    )
+    for i in range(n):
+        # Own columns would give the largest value of a row and a column a unit beyond itself.
+        shifts[i] = _clipped((shifts[i] + 4) >> 3, -ZERO_POINT, ZERO_POINT - 1) if adaptive else 0
+        columns[i] = shifts[i] + ZERO_POINT
+        by_row[0, i], by_row[1, i] = _UNITS[shifts[i] - LOWEST], _UNITS[shifts[i] + 1 - LOWEST]
+    square, furthest = _F64(0.0), _F64(0.0)
+    for row in range(n_rows):
         line = values[row * n : (row + 1) * n]
-        which, scale = _find_units(rows[row], columns, bounds, units, by_row)
-        found = by_row[which]
+        by_hand[row] = (by_hand[row] + 4) >> 3 if by_hand[row] > NO_ROW else NO_ROW
+        which, scale = _find_units(by_hand[row], shifts, by_row)
+        found, largest_here, of_row = by_row[which], np.int64(0), _F64(0.0)
         for begin in range(0, n, LINE):
             end = min(begin + LINE, n)
             whole = end - (end - begin) % N_SUMS
@@ -201,136 +268,122 @@ def _relative_squares(
             for i in range(whole, end):
                 relative = _F64(line[i]) / _F64(_F32(found[i] * scale))
                 sums[i - whole] += relative * relative
-            squares[row] += _sum_up(sums)
-
-
-def _room(units: Units) -> NDArray[np.float32]:
-    """Return where units of even rows, of odd ones and of any other are looked up."""
-    return np.empty((3, units.columns.size), np.float32)
-
-
-def relative_square(values: Tensor, units: Units) -> float:
-    """See `moments.relative_square`."""
-    squares = np.zeros(units.rows.size)
-    _relative_squares(values.numpy(), *units, _UNITS, _room(units), np.zeros(N_SUMS), squares)
-    return math.fsum(squares.tolist())
-
-
-@kernel
-def _reaches(
-    values: NDArray[np.float32], units: NDArray[np.float64], reaches: NDArray[np.int64]
-) -> None:  # pragma: no cover - compiled
-    """Fill in the bits of the largest magnitude of each row."""
-    n = units.size
-    for row in range(reaches.size):
-        line, largest = values[row * n : (row + 1) * n], np.int64(0)
+            of_row += _sum_up(sums)
+        square += of_row
         for i in range(n):
             # As integers: of floats, whose order NaN spoils, no vector takes the largest.
-            reach = _F64(np.abs(_F64(line[i])) / units[i]).view(np.int64)
-            largest = reach if reach > largest else largest
-        reaches[row] = largest
-
-
-def row_reaches(values: Tensor, n_rows: int, columns: NDArray[np.int64]) -> NDArray[np.float64]:
-    """See `moments.row_reaches`."""
-    reaches = np.empty(n_rows)
-    _reaches(values.numpy(), half_octave_values(columns).astype(np.float64), reaches.view(np.int64))
-    return reaches
+            reach = _F64(np.abs(_F64(line[i])) / _F64(by_row[0, i])).view(np.int64)
+            largest_here = reach if reach > largest_here else largest_here
+        reaches[row] = np.int64(largest_here).view(np.float64)
+        furthest = max(furthest, reaches[row])
+    if unit == 0.0 or furthest == 0.0:
+        return _EMPTY, 0
+    root = math.sqrt(square / values.size)
+    if allowed >= 0.0 and adaptive == (squares.size > 0):
+        share = allowed / (root if adaptive else math.sqrt(total / values.size))
+        unit = min(max(share, UNIT_RANGE[0] * unit), UNIT_RANGE[1] * unit)
+    finer, threshold, largest = (_eighths(unit * root) + 2) >> 2, -1, np.int64(NO_ROW)
+    for _ in range(MAX_HALVINGS + 1):
+        largest, top = np.int64(NO_ROW), _I32(0)
+        for row in range(n_rows):
+            line, fitted[row] = values[row * n : (row + 1) * n], NO_ROW
+            if reaches[row] > 0.0:
+                # A row whose integers would not fit a byte has a coarser unit.
+                most = reaches[row] / (LARGEST_INTEGER + 0.25)
+                least = _eighths(most)
+                whole = (least & 7) == 0 and math.frexp(most)[0] == 0.5
+                fitted[row] = max(by_hand[row] + finer, (least >> 2) + (0 if whole else 1))
+                largest = max(largest, fitted[row])
+            which, scale = _find_units(fitted[row], shifts, by_row)
+            found = by_row[which]
+            for i in range(n):
+                place = _magnitude(line[i], _F32(found[i] * scale))
+                top = place if place > top else top
+                places[i] = place
+            for i in range(n):
+                counts[0, places[i]] += 1
+        threshold = _find_threshold(counts, top)
+        if threshold >= 0:
+            break
+        finer -= 2
+    base = _base_of(largest, 0, False)
+    more = _I32((1 << FRACTION_BITS) - (threshold if threshold >= 0 else LOWEST_THRESHOLD))
+    for row in range(n_rows):
+        code = _clipped(fitted[row] - base, 1, 255) if fitted[row] > NO_ROW else np.int64(0)
+        rows[row] = code
+        which, scale = _find_units(code + base if code > 0 else np.int64(NO_ROW), shifts, by_row)
+        line, found, rounded = (
+            values[row * n : (row + 1) * n],
+            by_row[which],
+            elements[row * n : (row + 1) * n],
+        )
+        for i in range(n):
+            size = _I32(_I32(_magnitude(line[i], _F32(found[i] * scale)) + more) >> _I32(FRACTION_BITS))
+            size = size if size < _I32(LARGEST_INTEGER) else _I32(LARGEST_INTEGER)
+            rounded[i] = _U8(_I32(ZERO_POINT) - size if line[i] < _F32(0.0) else _I32(ZERO_POINT) + size)
+    return _DONE, base
 
 
 @part
-def _magnitude(value: np.float32, unit: np.float32) -> np.int32:  # pragma: no cover - compiled
-    """Return a magnitude in 256ths of a unit."""
-    share = _F32(_F32(np.abs(value) / unit) * _F32(1 << FRACTION_BITS))
-    return _I32(share if share < _F32(MAX_MAGNITUDE) else _F32(MAX_MAGNITUDE))
+def _code_of(eighths: np.int64, old: int, least: int) -> np.int64:  # pragma: no cover - compiled
+    """Return the half octaves of a row or a column as a code, or its old code where that is near enough."""
+    away = eighths - 4 * old
+    # Of 8 log2, rounded down: three quarters of a half octave on either side, which no float64 number is on.
+    if old >= least and -3 <= away <= 2:
+        return np.int64(old)
+    code: np.int64 = _clipped((eighths + 2) >> 2, least, 255)
+    return code
 
 
 @kernel
-def _count_magnitudes(
+def _round_second(
     values: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    columns: NDArray[np.int64],
-    units: NDArray[np.float32],
-    by_row: NDArray[np.float32],
-    places: NDArray[np.int32],
-    counts: NDArray[np.int64],
-) -> None:  # pragma: no cover - compiled
-    """Count magnitudes."""
-    n, bounds = columns.size, _prepare(columns, units, by_row)
-    for row in range(rows.size):
-        line = values[row * n : (row + 1) * n]
-        which, scale = _find_units(rows[row], columns, bounds, units, by_row)
-        found = by_row[which]
-        for i in range(n):
-            places[i] = _magnitude(line[i], _F32(found[i] * scale))
-        for i in range(n):
-            counts[places[i]] += 1
-
-
-def count_magnitudes(values: Tensor, units: Units) -> NDArray[np.int64]:
-    """See `moments.count_magnitudes`."""
-    counts = np.zeros(MAX_MAGNITUDE + 1, np.int64)
-    _count_magnitudes(
-        values.numpy(), *units, _UNITS, _room(units), np.empty(units.columns.size, np.int32), counts
-    )
-    return counts
-
-
-@kernel
-def _round_in_units(
-    values: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    columns: NDArray[np.int64],
-    units: NDArray[np.float32],
-    by_row: NDArray[np.float32],
-    threshold: int,
-    elements: NDArray[np.uint8],
-) -> None:  # pragma: no cover - compiled
-    """Round values to integers in their units."""
-    n, bounds = columns.size, _prepare(columns, units, by_row)
-    more, top, zero = _I32((1 << FRACTION_BITS) - threshold), _I32(LARGEST_INTEGER), _I32(ZERO_POINT)
-    for row in range(rows.size):
-        line, rounded = values[row * n : (row + 1) * n], elements[row * n : (row + 1) * n]
-        which, scale = _find_units(rows[row], columns, bounds, units, by_row)
-        found = by_row[which]
-        for i in range(n):
-            magnitude = _magnitude(line[i], _F32(found[i] * scale))
-            whole = _I32(_I32(magnitude + more) >> _I32(FRACTION_BITS))
-            whole = whole if whole < top else top
-            rounded[i] = _U8(zero - whole if line[i] < _F32(0.0) else zero + whole)
-
-
-def round_in_units(values: Tensor, units: Units, threshold: int) -> Tensor:
-    """See `moments.round_in_units`."""
-    elements = new_array(values.numel(), np.uint8)
-    _round_in_units(values.numpy(), *units, _UNITS, _room(units), threshold, elements)
-    return torch.from_numpy(elements)
-
-
-@kernel
-def _round_to_octaves(
-    values: NDArray[np.float32],
-    rows: NDArray[np.int32],
-    columns: NDArray[np.int32],
+    base: int,
+    old_rows: NDArray[np.uint8],
+    old_columns: NDArray[np.uint8],
     before: NDArray[np.uint8],
-    known: int,
     edges: NDArray[np.int32],
+    room: NDArray[np.float64],
+    rows: NDArray[np.uint8],
+    columns: NDArray[np.uint8],
     elements: NDArray[np.uint8],
-) -> None:  # pragma: no cover - compiled
-    """Find octaves from the bits of values; `known` is 1, or 0 where each row has the same codes before."""
-    n, bits = columns.size, values.view(np.int32)
+) -> tuple[int, int]:  # pragma: no cover - compiled
+    """Round a second moment; return how that ended, and the base. What was before is empty if nothing was.
+
+    `before` has zeros for a row then, and `elements` are empty where there shall be none.
+    """
+    n_rows, n, bits = rows.size, columns.size, values.view(np.int32)
+    finite, negative = _kinds(bits)
+    if negative or not finite:
+        return _REFUSED, 0
+    _log_means(values, negative, room, n_rows)  # a literal would have it compiled twice
+    by_row = room[N_SUMS + n_rows : N_SUMS + 2 * n_rows].view(np.int64)
+    by_column = room[N_SUMS + 3 * n_rows : N_SUMS + 3 * n_rows + n].view(np.int64)
+    largest = np.int64(NO_ROW)
+    for row in range(n_rows):
+        largest = max(largest, by_row[row])
+    known, old_base = old_rows.size > 0, base
+    base = _base_of((largest + 2) >> 2 if largest > NO_ROW else np.int64(0), old_base, known)
+    same = known and base == old_base
+    for row in range(n_rows):
+        earlier = np.int64(old_rows[row]) if same else np.int64(-1)
+        rows[row] = _code_of(by_row[row] - 4 * base, earlier, 1) if by_row[row] > NO_ROW else 0
+    for i in range(n):
+        earlier = np.int64(old_columns[i]) if same else np.int64(-1)
+        columns[i] = _code_of(by_column[i] + 4 * ZERO_POINT, earlier, 0)
     even_low, even_from, even_high, even_to = edges[0]
     odd_low, odd_from, odd_high, odd_to = edges[1]
-    for row in range(rows.size):
-        begin = row * n
-        line, whole, found = values[begin : begin + n], bits[begin : begin + n], elements[begin : begin + n]
-        codes = before[begin * known : begin * known + n]
+    for row in range(n_rows if elements.size > 0 else 0):
+        begin, end = row * n, (row + 1) * n
+        codes = before[begin:end] if before.size == values.size else before
+        first = _I32(np.int64(rows[row]) + base - ZERO_POINT)
+        line, words, found = values[begin:end], bits[begin:end], elements[begin:end]
         for i in range(n):
-            small = whole[i] < _I32(_LEAST_NORMAL)
+            small = words[i] < _I32(_LEAST_NORMAL)
             # A subnormal number is scaled up, exactly, and its exponent mended.
             enlarged = _F32(line[i] * _F32(1 << _NORMALIZING_BITS)).view(np.int32)
-            number = enlarged if small else whole[i]
-            unit = _I32(rows[row] + columns[i])
+            number = enlarged if small else words[i]
+            unit = _I32(first + _I32(columns[i]))
             odd = _I32(unit & _I32(1)) == _I32(1)
             octave = _I32(_I32(_I32(number >> _I32(23)) - _I32(_BIAS)) - _I32(unit >> _I32(1)))
             octave = _I32(octave - (_I32(_NORMALIZING_BITS) if small else _I32(0)))
@@ -344,21 +397,80 @@ def _round_to_octaves(
             old = _I32(codes[i])
             away = _I32(octave - _I32(old - _I32(ZERO_POINT)))
             low, high = (odd_low, odd_high) if odd else (even_low, even_high)
-            first, last = (odd_from, odd_to) if odd else (even_from, even_to)
-            above = (away > low) | ((away == low) & (fraction >= first))
+            start, last = (odd_from, odd_to) if odd else (even_from, even_to)
+            above = (away > low) | ((away == low) & (fraction >= start))
             below = (away < high) | ((away == high) & (fraction <= last))
             code = old if (old > _I32(0)) & above & below else _I32(nearest + _I32(ZERO_POINT))
-            found[i] = _U8(code if whole[i] > _I32(0) else _I32(0))
+            found[i] = _U8(code if words[i] > _I32(0) else _I32(0))
+    return _DONE, base
 
 
-def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, held: float) -> Tensor:
-    """See `moments.round_to_octaves`."""
+@kernel
+def _round_vector(
+    bits: NDArray[np.int32], base: int, known: bool, codes: NDArray[np.uint8]
+) -> tuple[int, int]:  # pragma: no cover - compiled
+    """Round non-negative values to powers of two; return how that ended, and the base."""
+    finite, negative = _kinds(bits)
+    if negative or not finite:
+        return _REFUSED, 0
+    largest = _I32(0)
+    for i in range(bits.size):
+        largest = max(largest, bits[i])
+    highest = np.int64((largest + OCTAVE_CARRY) >> 23) - _BIAS if largest > _I32(0) else np.int64(0)
+    base = _base_of(highest, base, known)
+    for i in range(bits.size):
+        code = _clipped(((bits[i] + OCTAVE_CARRY) >> 23) - _BIAS - base, 1, 255)
+        codes[i] = code if bits[i] > _I32(0) else 0
+    return _DONE, base
+
+
+_NOTHING = np.zeros(0, np.uint8)
+
+
+def round_first(
+    values: Tensor, second: Tensor | None, n_rows: int, unit: float, allowed: float | None
+) -> Codes | None:
+    """See `moments.round_first`."""
+    rows, columns = np.empty(n_rows, np.uint8), np.empty(values.numel() // n_rows, np.uint8)
     elements = new_array(values.numel(), np.uint8)
-    rows, columns = (side.astype(np.int32) for side in units)
-    given = np.zeros(columns.size, np.uint8) if before is None else before.numpy()
-    edges = np.array(octave_edges(held), np.int32).reshape(2, 4)
-    _round_to_octaves(values.numpy(), rows, columns, given, int(before is not None), edges, elements)
-    return torch.from_numpy(elements)
+    squares, most = _NO_SQUARES if second is None else second.numpy(), -1.0 if allowed is None else allowed
+    room = np.zeros(N_SUMS + 3 * n_rows + 5 * columns.size)
+    numbers = (values.numpy(), squares, unit, most, _rooms.counts, room)
+    return _codes(_round_first(*numbers, rows, columns, elements), rows, columns, elements)
+
+
+def round_second(values: Tensor, n_rows: int, before: Codes | None, held: float | None) -> Codes | None:
+    """See `moments.round_second`."""
+    rows, columns = np.empty(n_rows, np.uint8), np.empty(values.numel() // n_rows, np.uint8)
+    elements = _NOTHING if held is None else new_array(values.numel(), np.uint8)
+    known = (0, _NOTHING, _NOTHING, np.zeros(columns.size, np.uint8))
+    if before is not None:
+        old = before.elements.numpy() if elements.size else _NOTHING
+        known = (before.base, before.rows.numpy(), before.columns.numpy(), old)
+    room = np.zeros(N_SUMS + 3 * n_rows + 2 * columns.size)
+    ended = _round_second(values.numpy(), *known, _edges(held or 0.0), room, rows, columns, elements)
+    return _codes(ended, rows, columns, elements)
+
+
+def round_vector(values: Tensor, before: int | None) -> Codes | None:
+    """See `moments.round_vector`."""
+    codes = new_array(values.numel(), np.uint8)
+    ended = _round_vector(values.numpy().view(np.int32), before or 0, before is not None, codes)
+    return _codes(ended, _NOTHING, _NOTHING, codes)
+
+
+def _codes(ended: tuple[int, int], *sides: NDArray[np.uint8]) -> Codes | None:
+    if ended[0] == _REFUSED:
+        return None
+    if ended[0] == _EMPTY:
+        return Codes(0, NO_BYTES, NO_BYTES, NO_BYTES)
+    rows, columns, elements = map(torch.from_numpy, sides)
+    return Codes(ended[1], rows, columns, elements)
+
+
+@functools.lru_cache
+def _edges(held: float) -> NDArray[np.int32]:
+    return np.array(octave_edges(held), np.int32).reshape(2, 4)
 
 
 @kernel
@@ -392,11 +504,11 @@ def _expand(
 def expand_units(rows: Tensor, columns: Tensor, elements: Tensor | None, base: int, scaled: bool) -> Tensor:
     """See `moments.expand_units`."""
     values = new_array(rows.numel() * columns.numel(), np.float32)
-    table = half_octave_values(np.arange(-3 * ZERO_POINT, 6 * ZERO_POINT) + base)
     # Without elements each octave is that of the unit.
     given = np.full(columns.numel(), ZERO_POINT, np.uint8) if elements is None else elements.numpy()
     octaves = elements is None or not scaled
     # The table's first place is that of a row's code of 0, a column's of 0, and an octave's of 0.
     places = columns.numpy().astype(np.int32) + (0 if octaves else 2 * ZERO_POINT)
+    table = _TABLE[base + MAX_BASE : base + MAX_BASE + 9 * ZERO_POINT]
     _expand(rows.numpy(), places, given, int(elements is not None), int(not octaves), table, values)
     return torch.from_numpy(values)

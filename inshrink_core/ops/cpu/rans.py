@@ -132,10 +132,7 @@ def decode_lanes(
 
 def host(tensor: Tensor) -> NDArray[Any]:
     """Return values where the kernels can read them."""
-    if not (tensor.is_cpu and tensor.is_contiguous()):
-        tensor = tensor.cpu().contiguous()
-    values: NDArray[Any] = tensor.numpy()
-    return values
+    return (tensor if tensor.is_cpu and tensor.is_contiguous() else tensor.cpu().contiguous()).numpy()
 
 
 def contexts_of(contexts: Tensor | None) -> tuple[NDArray[np.uint8], np.int64]:

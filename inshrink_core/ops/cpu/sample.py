@@ -34,7 +34,6 @@ def _sum(
     terms: NDArray[np.float32],
     bits: NDArray[np.uint32],
     sums: NDArray[np.int64],
-    counts: NDArray[np.int64],
     places: NDArray[np.int64],
     probe: NDArray[np.float32],
 ) -> None:  # pragma: no cover - compiled
@@ -48,8 +47,10 @@ def _sum(
             terms[0], terms[1], terms[2] = _F32(w[i] * w[i]), _F32(away * away), m[i * adaptive]
             for k in range(3):
                 exponent = (bits[k] >> 23) & 255
-                sums[k, exponent] += bits[k] & 0x7FFFFF
-                counts[k, exponent] += 1
+                # With the hidden bit, which subnormal numbers do not have.
+                sums[k, exponent] += (bits[k] & 0x7FFFFF) | (0x800000 if exponent > 0 else 0)
+                if exponent == 255:
+                    sums[k, 256] += 1
     for k in range(places.size):
         probe[k] = w[places[k]]
 
@@ -67,7 +68,6 @@ def add_sample(
     n = values.numel()
     whole = n <= SAMPLE_RUN * SAMPLE_RUNS
     terms, sums = np.empty(3, np.float32), np.zeros((3, 257), np.int64)
-    counts = np.zeros((3, 256), np.int64)
     probe = np.empty(places.size, np.float32)
     _sum(
         values.numpy().reshape(-1),
@@ -80,12 +80,9 @@ def add_sample(
         terms,
         terms.view(np.uint32),
         sums,
-        counts,
         places,
         probe,
     )
-    sums[:, 1:256] += counts[:, 1:] << 23
-    sums[:, 256] = counts[:, 255]
     # What was not given was counted as zeros, and distances to them.
     if integers is None:
         sums[1] = 0

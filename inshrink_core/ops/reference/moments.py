@@ -1,11 +1,12 @@
 """The norm of the moments codec's kernels in plain torch, an operation for each step of the rule.
 
 `inshrink_core.ops.moments` documents the functions. What takes float64 is done in host memory, for not every
-device has that.
+device has that. Whole tensors are rounded by the ops that are done on any device, and by what these tell.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 
 import numpy as np
@@ -13,23 +14,155 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from inshrink_core.ops import moments as ops
 from inshrink_core.ops.moments import (
     BAND,
+    EIGHTHS,
     FRACTION_BITS,
     HIGHEST,
     LARGEST_INTEGER,
     LINE,
     LOWEST,
+    LOWEST_THRESHOLD,
+    MAX_HALVINGS,
     MAX_MAGNITUDE,
     N_SUMS,
+    NO_BYTES,
+    NO_ROW,
+    OCTAVE_CARRY,
+    PLAIN_THRESHOLD,
+    UNIT_RANGE,
     ZERO_POINT,
+    Codes,
     Kinds,
     Sums,
     Units,
+    base_of,
     half_octave_values,
 )
 
 __all__: list[str] = []
+
+
+def round_first(
+    values: Tensor, second: Tensor | None, n_rows: int, unit: float, allowed: float | None
+) -> Codes | None:
+    """See `moments.round_first`."""
+    n = values.numel()
+    if not ops.kinds_of(values).finite:
+        return None
+    adaptive = second is not None and ops.squares_cover(second, values)
+    sums = ops.sum_sides(second if second is not None and adaptive else values, n_rows, not adaptive)
+    rows, columns = _log_means(sums)
+    # Own columns would give the largest value of a row and a column a unit beyond itself.
+    columns = ((columns + 4) >> 3).clip(-ZERO_POINT, ZERO_POINT - 1) if adaptive else np.zeros_like(columns)
+    rows = np.where(rows > NO_ROW, (rows + 4) >> 3, NO_ROW)
+    reaches = ops.row_reaches(values, n_rows, columns)
+    if unit == 0 or not reaches.any():
+        return Codes(0, NO_BYTES, NO_BYTES, NO_BYTES)
+    root = math.sqrt(ops.relative_square(values, Units(rows, columns)) / n)
+    if allowed is not None and adaptive == (second is not None):
+        share = allowed / (root if adaptive else math.sqrt(float(sums.rows.cumsum()[-1]) / n))
+        unit = min(max(share, UNIT_RANGE[0] * unit), UNIT_RANGE[1] * unit)
+    wanted = rows + ((int(_eighths(np.array(unit * root))) + 2) >> 2)
+    fitted, threshold = _chosen(values, wanted, columns, reaches)
+    base = base_of(int(fitted.max()), 0, False)
+    codes = np.where(fitted > NO_ROW, (fitted - base).clip(1, 255), 0)
+    units = Units(np.where(codes > 0, codes + base, NO_ROW), columns)
+    return _codes(base, codes, columns + ZERO_POINT, ops.round_in_units(values, units, threshold))
+
+
+def round_second(values: Tensor, n_rows: int, before: Codes | None, held: float | None) -> Codes | None:
+    """See `moments.round_second`."""
+    if ops.kinds_of(values) != (True, False):
+        return None
+    by_row, by_column = _log_means(ops.sum_sides(values, n_rows, False))
+    largest, known = int(by_row.max()), before is not None
+    base = base_of((largest + 2) >> 2 if largest > NO_ROW else 0, before.base if before else 0, known)
+    same = before if before is not None and before.base == base else None
+    rows = _held(by_row - 4 * base, None if same is None else same.rows, 1)
+    rows[by_row == NO_ROW] = 0
+    columns = _held(by_column + 4 * ZERO_POINT, None if same is None else same.columns, 0)
+    elements = NO_BYTES
+    if held is not None:
+        old = None if before is None else before.elements.to(values.device)
+        elements = ops.round_to_octaves(values, Units(rows + base, columns - ZERO_POINT), old, held)
+    return _codes(base, rows, columns, elements)
+
+
+def round_vector(values: Tensor, before: int | None) -> Codes | None:
+    """See `moments.round_vector`."""
+    if ops.kinds_of(values) != (True, False):
+        return None
+    exponents = ((values.view(torch.int32) + OCTAVE_CARRY) >> 23) - 127
+    positive = values > 0
+    largest = int(exponents[positive].max()) if bool(positive.any()) else 0
+    base = base_of(largest, before or 0, before is not None)
+    codes = torch.where(positive, (exponents - base).clamp(1, 255), 0).to(torch.uint8)
+    return Codes(base, NO_BYTES, NO_BYTES, codes)
+
+
+def _codes(base: int, rows: NDArray[np.int64], columns: NDArray[np.int64], elements: Tensor) -> Codes:
+    by_row, by_column = (torch.from_numpy(side.astype(np.uint8)) for side in (rows, columns))
+    return Codes(base, by_row, by_column, elements)
+
+
+def _eighths(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the whole eighths of octaves in numbers; `NO_ROW` in zero."""
+    fractions, exponents = np.frexp(values)
+    found = 8 * (exponents.astype(np.int64) - 1) + np.searchsorted(EIGHTHS, fractions, side="right")
+    return np.where(values > 0, found, NO_ROW)
+
+
+def _log_means(sums: Sums) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the eighths of row means, and of column means over that of all."""
+    n_rows, n_columns = sums.rows.size, sums.columns.size
+    mean = float(sums.rows.cumsum()[-1]) / (n_rows * n_columns)
+    relative = sums.columns / n_rows / mean if mean > 0 else np.ones(n_columns)
+    return _eighths(sums.rows / n_columns), _eighths(relative)
+
+
+def _held(eighths: NDArray[np.int64], before: Tensor | None, least: int) -> NDArray[np.int64]:
+    """Return half octaves as codes; old ones where those are near enough: no number is on their edges."""
+    codes = ((eighths + 2) >> 2).clip(least, 255)
+    if before is None:
+        return codes
+    old = before.cpu().numpy().astype(np.int64)
+    away = eighths - 4 * old
+    return np.where((old >= least) & (away >= -3) & (away <= 2), old, codes)
+
+
+def _chosen(
+    values: Tensor, rows: NDArray[np.int64], columns: NDArray[np.int64], reaches: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], int]:
+    """Return exponents of rows and the threshold; where none preserves the projection, units are halved."""
+    most = reaches / (LARGEST_INTEGER + 0.25)
+    # A row whose integers would not fit a byte has a coarser unit.
+    least = _eighths(most)
+    least = (least >> 2) + ~((least & 7 == 0) & (np.frexp(most)[0] == 0.5))
+    for halvings in range(MAX_HALVINGS + 1):
+        fitted = np.where(reaches > 0, np.maximum(rows - 2 * halvings, least), NO_ROW)
+        threshold = _threshold(ops.count_magnitudes(values, Units(fitted, columns)))
+        if threshold is not None:
+            return fitted, threshold
+    return fitted, LOWEST_THRESHOLD
+
+
+def _threshold(counts: NDArray[np.int64]) -> int | None:
+    """Return the largest threshold that preserves the projection; None where none is low enough.
+
+    `counts` are those of magnitudes.
+    """
+    at = np.flatnonzero(counts)
+    counts = counts[at] * at
+
+    def falls_short(threshold: int) -> bool:
+        whole = (at + (1 << FRACTION_BITS) - threshold) >> FRACTION_BITS
+        return int((counts * whole).sum()) << FRACTION_BITS < int((counts * at).sum())
+
+    thresholds = range(LOWEST_THRESHOLD, PLAIN_THRESHOLD + 1)
+    n = bisect.bisect_left(thresholds, True, key=falls_short)
+    return thresholds[n - 1] if n else None
 
 
 def kinds_of(values: Tensor) -> Kinds:
@@ -80,7 +213,7 @@ def _values_of(exponents: Tensor) -> Tensor:
 def relative_square(values: Tensor, units: Units) -> float:
     """See `moments.relative_square`."""
     relative = values.cpu().double() / _values_of(_exponents(units))
-    return math.fsum(_sums_of_rows(relative.square().view(units.rows.size, -1)).tolist())
+    return float(_sums_of_rows(relative.square().view(units.rows.size, -1)).cumsum()[-1])
 
 
 def row_reaches(values: Tensor, n_rows: int, columns: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -7,8 +7,6 @@ order of the rule: a program adds up the slices of rows, or a band of columns, a
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 import triton
@@ -359,7 +357,7 @@ def sum_sides(values: Tensor, n_rows: int, squared: bool) -> Sums:
 
 def relative_square(values: Tensor, units: Units) -> float:
     """See `inshrink_core.ops.moments.relative_square`."""
-    return math.fsum(_sums_of_rows(values, units.rows.size, units, True).tolist())
+    return float(_sums_of_rows(values, units.rows.size, units, True).cumsum()[-1])
 
 
 def row_reaches(values: Tensor, n_rows: int, columns: NDArray[np.int64]) -> NDArray[np.float64]:
