@@ -92,7 +92,7 @@ def test_a_second_moment_stays_within_an_octave_over_a_chain_and_never_becomes_z
 
 
 def restored_and_true(shape, decay, every, after_restore=True, steps=40):
-    """Return second moments of a training that is restored at every so many saves, of one that is not, and goals.
+    """Return second moments, restored at every so many saves or never, and the logarithms they go to.
 
     Between two saves they keep a share of `decay`, and the rest is that of new gradients, about their goal.
     """

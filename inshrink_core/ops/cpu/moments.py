@@ -438,7 +438,8 @@ def _distance(value: np.float32, word: np.int32, unit: np.int64) -> np.int64:  #
     enlarged = _F32(value * _F32(1 << _NORMALIZING_BITS)).view(np.int32)
     number = enlarged if small else word
     octave = np.int64(number >> _I32(23)) - _BIAS - (_NORMALIZING_BITS if small else 0)
-    return (octave << 8) + _LOGARITHMS[(number & _I32(_FRACTION)) >> _I32(13)] - (unit << 7)
+    distance: np.int64 = (octave << 8) + _LOGARITHMS[(number & _I32(_FRACTION)) >> _I32(13)] - (unit << 7)
+    return distance
 
 
 @kernel
