@@ -71,6 +71,15 @@ NO_BYTES = torch.zeros(0, dtype=torch.uint8)
 
 _SQRT2 = np.float32(math.sqrt(2))
 
+LOGARITHMS = tuple(round(256 * math.log2(1 + (k + 0.5) / 1024)) for k in range(1024))
+"""Of one plus a fraction, by its first ten bits: 256ths of an octave."""
+
+LEAST_MOVE = 26
+"""Of codes after a restore, 256ths of an octave: below it octaves are drawn (``docs/design.md``)."""
+
+PLACE_FACTOR, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
+"""Odd numbers that mix the bits of a place (Knuth; Appleby, MurmurHash3)."""
+
 
 class Codes(NamedTuple):
     """A tensor of optimizer state as bytes: of each row and column, and of each element.
@@ -324,6 +333,66 @@ def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, held: 
     -----
     With ``y = log2(value) - unit / 2`` the octave is y to the nearest even integer, -127 to 127, and a code
     is near enough where it is at most `held` away from y.
+    """
+    raise NotImplementedError
+
+
+@op
+def carry_octaves(values: Tensor, units: Units, before: Tensor, rounded: Tensor) -> Tensor | None:
+    """Return octaves that have moved, from those before, by what the values have moved.
+
+    Parameters
+    ----------
+    values : Float32[Tensor, "n"]
+        In row-major order, finite, not negative.
+    units
+        Of rows and columns.
+    before : UInt8[Tensor, "n"]
+        Octaves relative to these units, plus `ZERO_POINT`; 0 for what was zero.
+    rounded : UInt8[Tensor, "n"]
+        What becomes of a value that was zero, or is.
+
+    Returns
+    -------
+    UInt8[Tensor, "n"] or None
+        None where values are less than `LEAST_MOVE` from their codes in the mean: a threshold would leave all
+        that move steadily, if slowly, where they are.
+
+    Notes
+    -----
+    With z how far a value is from its code, in octaves and whole 256ths by `LOGARITHMS`, codes move by
+    ``sign(z) * floor(abs(z) + 1 - t)``, with a threshold t for values that have grown and one for the
+    others, each the largest between .1 and .5 for which the moves' sum of products with z reaches that of
+    the squares of z. O(n).
+    """
+    raise NotImplementedError
+
+
+@op
+def draw_octaves(values: Tensor, units: Units, draw: int) -> Tensor:
+    """Return the octave below or above each value relative to its unit, by chance, plus `ZERO_POINT`.
+
+    The nearer one has the better chance, so that octaves are right in the mean (stochastic rounding).
+
+    Parameters
+    ----------
+    values : Float32[Tensor, "n"]
+        In row-major order, finite, not negative.
+    units
+        Of rows and columns.
+    draw
+        1 to 255. The same one draws the same number for a place again, so that a value that stays keeps its
+        octave.
+
+    Returns
+    -------
+    UInt8[Tensor, "n"]
+        0 for zero.
+
+    Notes
+    -----
+    With ``y = log2(value) - unit / 2`` in whole 256ths by `LOGARITHMS`, the octave is ``floor(y + k / 256)``,
+    -127 to 127, where k is a hash of place and draw, 0 to 255. O(n).
     """
     raise NotImplementedError
 

@@ -7,7 +7,7 @@ import torch
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import FrameContext, TensorInput
-from inshrink_core.codecs.moments.codec import MomentsCodec
+from inshrink_core.codecs.moments.codec import MomentsCodec, MomentsPlan
 from inshrink_core.errors import ConfigError, DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.testing.codecs import CodecSuite
@@ -89,6 +89,83 @@ def test_a_second_moment_stays_within_an_octave_over_a_chain_and_never_becomes_z
         ratio = reference.decoded() / second
         assert float(ratio.min()) >= 0.499
         assert float(ratio.max()) <= 2.002
+
+
+def restored_and_true(shape, decay, every, after_restore=True, steps=40):
+    """Return second moments, restored at every so many saves or never, and the logarithms they go to.
+
+    Between two saves they keep a share of `decay`, and the rest is that of new gradients, about their goal.
+    """
+    generator = torch.Generator().manual_seed(3)
+    goal, started = torch.randn(2, *shape, generator=generator).unbind()
+    restored = true = 1e-6 * started.exp2()
+    reference = None
+    for step in range(steps):
+        plan = MomentsPlan(after_restore=after_restore and step > 0 and (step - 1) % every == 0)
+        item = item_of(restored.contiguous(), TensorRole.EXP_AVG_SQ)
+        reference = CODEC.encode(item, plan, reference).reference
+        if step % every == 0:
+            restored = reference.decoded()
+        new = 1e-6 * (goal + 0.5 * torch.randn(shape, generator=generator)).exp2()
+        restored, true = (decay * one + (1 - decay) * new for one in (restored, true))
+    return restored, true, goal
+
+
+def slope_of(restored, true, goal):
+    """Return how far the logarithms of restored moments stay behind, over how far they go."""
+    behind = (true / restored).log2()
+    return float((behind * goal).sum() / goal.square().sum())
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("decay", [0.6, 0.8, 0.95])
+@pytest.mark.parametrize("shape", [(64, 96), (3000,)])
+def test_second_moments_get_where_they_go_however_often_training_is_restored(shape, decay, every):
+    restored, true, goal = restored_and_true(shape, decay, every)
+    assert abs(slope_of(restored, true, goal)) < 0.06
+    assert abs(float((restored / true).log2().mean())) < 0.12
+
+
+@pytest.mark.parametrize("decay", [0.6, 0.95])
+def test_second_moments_would_stay_where_they_are_if_restores_were_not_known(decay):
+    assert slope_of(*restored_and_true((64, 96), decay, 1, after_restore=False)) > 0.3
+
+
+def test_octaves_that_were_drawn_are_drawn_alike_by_another_session():
+    second, plan = second_moments(4), MomentsPlan(after_restore=True)
+    spec = spec_of(second, TensorRole.EXP_AVG_SQ)
+    first = CODEC.encode(item_of(second, TensorRole.EXP_AVG_SQ), None, None)
+    for nth in (1, 2):
+        # So near to the codes that no threshold would move what moves steadily.
+        near = item_of(first.reference.decoded() * 1.01, TensorRole.EXP_AVG_SQ)
+        drawn = CODEC.encode(near, plan, first.reference)
+        assert drawn.reference.draw == nth
+        again = CODEC.decode(spec, drawn.block, first.reference)
+        later = item_of(second * 1.1, TensorRole.EXP_AVG_SQ)
+        blocks = [CODEC.encode(later, None, one.reference).block for one in (drawn, again)]
+        assert blocks[0] == blocks[1]
+        first = again
+    assert CODEC.encode(later, None, None).reference.draw == 0
+
+
+def test_a_second_moment_that_has_not_moved_since_a_restore_keeps_its_octaves():
+    first = encode(second_moments(5), TensorRole.EXP_AVG_SQ)
+    same = item_of(first.reference.decoded(), TensorRole.EXP_AVG_SQ)
+    after = CODEC.encode(same, MomentsPlan(after_restore=True), first.reference)
+    moved = after.reference.codes.elements != first.reference.codes.elements
+    assert float(moved.float().mean()) < 0.05  # Where a row or column has another factor.
+
+
+@pytest.mark.parametrize("change", [{1: 0xA4, 4: 0}, {1: 0x62}, {1: 0x23}])
+def test_a_draw_that_no_encoder_writes_is_refused(change):
+    first = encode(second_moments(6), TensorRole.EXP_AVG_SQ).reference
+    near = item_of(first.decoded() * 1.01, TensorRole.EXP_AVG_SQ)
+    payload = bytearray(CODEC.encode(near, MomentsPlan(after_restore=True), first).block.payload)
+    assert payload[1] == 0xA4
+    for at, byte in change.items():
+        payload[at] = byte
+    with pytest.raises(DamagedError):
+        CODEC.decode(near.spec, Block("moments/1", bytes(payload)), first)
 
 
 def test_a_second_moment_that_drifts_as_a_whole_costs_its_rows_and_columns_alone():
@@ -318,5 +395,5 @@ def test_a_first_moment_without_a_second_keeps_its_unit():
     """It is not Adam's (Lion's is another), and what it moves a weight by is not known."""
     first = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
     plain = CODEC.encode_lossy(item_of(first, TensorRole.EXP_AVG), None, None)
-    planned = CODEC.encode_lossy(item_of(first, TensorRole.EXP_AVG), {"w": 1e-6}, None)
+    planned = CODEC.encode_lossy(item_of(first, TensorRole.EXP_AVG), MomentsPlan({"w": 1e-6}), None)
     assert plain.block == planned.block

@@ -141,6 +141,34 @@ def test_second_moments_are_rounded_to_the_same_bits(shape, held):
         assert_same_bits(*both(lambda later=later: ops.round_second(later, shape[0], first, held)))
 
 
+@pytest.mark.parametrize("growth", [1e-3, 1.0, 1.01, 3.0, 1e9])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_octaves_are_carried_and_drawn_to_the_same_bits(shape, growth):
+    n = shape[0] * shape[1]
+    values, units = values_of(shape).abs() * growth, units_of(shape)
+    near = ops.round_to_octaves(values / growth, units, None, 0.5)
+    for before in (codes_of(n, 3), near):
+        assert_same_bits(*both(partial(ops.carry_octaves, values, units, before, codes_of(n, 4))))
+    for draw in (1, 255):
+        assert_same_bits(*both(partial(ops.draw_octaves, values, units, draw)))
+
+
+def test_octaves_of_powers_and_of_the_numbers_next_to_them_are_drawn_alike():
+    values = edges()
+    units = Units(np.array([3]), np.zeros(values.numel(), np.int64))
+    assert_same_bits(*both(lambda: ops.draw_octaves(values, units, 9)))
+
+
+def test_octaves_are_drawn_right_in_the_mean_and_a_value_that_stays_keeps_its_own():
+    units = Units(np.zeros(1, np.int64), np.zeros(100_000, np.int64))
+    for octave in (-3.0, 0.1, 0.5, 7.9):
+        values = torch.full((100_000,), 2.0**octave)
+        drawn = ops.draw_octaves(values, units, 5)
+        assert float(drawn.double().mean()) - ops.ZERO_POINT == pytest.approx(octave, abs=0.01)
+        assert torch.equal(ops.draw_octaves(values, units, 5), drawn)
+    assert not torch.equal(ops.draw_octaves(values * 0.8, units, 6), ops.draw_octaves(values * 0.8, units, 5))
+
+
 @pytest.mark.parametrize("before", [None, -260, -40, 7, 400])
 def test_vectors_are_rounded_to_the_same_powers(before):
     for values in (values_of((1, 300)).abs(), edges()):

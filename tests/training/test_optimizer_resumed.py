@@ -144,3 +144,22 @@ def test_any_optimizer_is_stored_smaller_and_trains_on(make, exact, least, tmp_p
         assert state.keys() == restored[number].keys()
         assert all(torch.equal(state[word], restored[number][word]) for word in exact if word in state)
     assert all(torch.isfinite(torch.tensor(train(other, again, range(AT, AT + LATER)))))
+
+
+def test_second_moments_go_where_gradients_take_them_though_every_save_is_restored(tmp_path):
+    """Were octaves held, they would be back at the archive's after each restore."""
+    model = nn.Linear(64, 48)
+    goal = 1e-6 * torch.exp2(torch.randn(48, 64, generator=torch.Generator().manual_seed(1)))
+    optimizer = adam(model)
+    model(torch.ones(1, 64)).square().sum().backward()
+    optimizer.step()
+    optimizer.state[model.weight]["exp_avg_sq"].fill_(1e-6)
+    for step in range(1, 13):
+        with Saver(tmp_path / "run.inshrink", model, optimizer) as saver:
+            if step > 1:
+                saver.restore()
+            second = optimizer.state[model.weight]["exp_avg_sq"]
+            second.mul_(0.6).add_(goal, alpha=0.4)
+            saver.save(step)
+    behind, level = (goal / second).log2(), (goal / 1e-6).log2()
+    assert abs(float((behind * level).sum() / level.square().sum())) < 0.1

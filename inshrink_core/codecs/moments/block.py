@@ -65,6 +65,9 @@ class MomentsReference(ShapedReference):
         Which of the codes count.
     codes
         What there is in the form; the others are empty.
+    draw
+        Of the octaves of second moments, where they were drawn (`draw_octaves`); else 0. For the encoder of
+        the next frame, which draws alike.
 
     Notes
     -----
@@ -74,6 +77,7 @@ class MomentsReference(ShapedReference):
 
     form: Form
     codes: Codes
+    draw: int = 0
 
     @property
     def device(self) -> torch.device:
@@ -117,6 +121,10 @@ _HEADER = struct.Struct("<BBh")
 _VERSION = 1
 _DELTA = 0x80
 _SAME = 0x40
+_DRAWN = 0x20
+
+LAST_DRAW = 255
+"""A byte holds it."""
 
 _REACH = 6
 """Residuals beyond this share a context with it; few are."""
@@ -139,11 +147,15 @@ def pack(state: MomentsReference, before: MomentsReference | None) -> bytes:
     if before is not None and _comparable(before, form, base):
         old = before.codes
         pairs = zip(reversed(state.codes), reversed(old), strict=True)
-        if state.dtype == before.dtype and old.base == base and all(_equal(*pair) for pair in pairs):
+        alike = state.dtype == before.dtype and state.draw == before.draw and old.base == base
+        if alike and all(_equal(*pair) for pair in pairs):
             return _HEADER.pack(_VERSION, form | _SAME, base)
     if form is Form.ZEROS:
         return _HEADER.pack(_VERSION, form, base)
-    out = bytearray(_HEADER.pack(_VERSION, form | (_DELTA if old else 0), base))
+    marks = (_DELTA if old else 0) | (_DRAWN if state.draw else 0)
+    out = bytearray(_HEADER.pack(_VERSION, form | marks, base))
+    if state.draw:
+        out.append(state.draw)
     sections = []
     if form is Form.OCTAVES and not old:
         rows, columns = _middles(elements, state.shape)
@@ -178,10 +190,14 @@ def parse(
     if len(payload) < _HEADER.size:
         raise DamagedError("a block of a moment has no header", where=spec.key)
     version, kind, base = _HEADER.unpack_from(payload)
-    form_number, marks = kind & ~(_DELTA | _SAME), kind & (_DELTA | _SAME)
+    form_number, marks, drawn = kind & 0x1F, kind & (_DELTA | _SAME), kind & _DRAWN
     if version != _VERSION or form_number > max(Form) or abs(base) > MAX_BASE:
         raise DamagedError("a block of a moment has an unknown form", where=spec.key, found=str(kind))
-    form, body = Form(form_number), payload[_HEADER.size :]
+    form, body, draw = Form(form_number), payload[_HEADER.size :], 0
+    if drawn:
+        if form not in (Form.OCTAVES, Form.FACTORED) or marks & _SAME or not len(body) or not body[0]:
+            raise DamagedError("a block of a moment has an unknown draw", where=spec.key)
+        draw, body = body[0], body[1:]
     if marks and before is None:
         raise DamagedError("a block of a moment refers to a state that is not there", where=spec.key)
     if marks and before is not None and not _comparable(before, form, base):
@@ -194,7 +210,8 @@ def parse(
         raise DamagedError("a block of a moment has an unknown form", where=spec.key, found=str(kind))
     place = torch.device(device) if before is None else before.device
     old = before.codes if marks and before is not None else None
-    return MomentsReference(spec.dtype, spec.shape, form, Codes(base, *_parts(body, spec, form, old, place)))
+    codes = Codes(base, *_parts(body, spec, form, old, place))
+    return MomentsReference(spec.dtype, spec.shape, form, codes, draw)
 
 
 def _comparable(before: MomentsReference, form: Form, base: int) -> bool:

@@ -16,16 +16,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+
+import numpy as np
 
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference
 from inshrink_core.codecs.exact import BITSTREAM as EXACT
 from inshrink_core.codecs.fallback import FallbackCodec
-from inshrink_core.codecs.moments.block import Form, MomentsReference, pack, parse
+from inshrink_core.codecs.moments.block import LAST_DRAW, Form, MomentsReference, pack, parse
 from inshrink_core.frame import Block
 from inshrink_core.ops.flat import as_float32, sides
-from inshrink_core.ops.moments import Codes, round_first, round_second, round_vector
+from inshrink_core.ops.moments import (
+    ZERO_POINT,
+    Codes,
+    Units,
+    carry_octaves,
+    draw_octaves,
+    round_first,
+    round_second,
+    round_vector,
+)
 
 if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
@@ -52,8 +64,24 @@ _SHARE_OF_SPACING: Final = 0.5
 restore about what the weights do (``docs/design.md``)."""
 
 
+class MomentsPlan(NamedTuple):
+    """What is decided for all moments of a frame together.
+
+    Parameters
+    ----------
+    allowed
+        What a first moment may be off by, over the root of the second if there is one; by parameter.
+    after_restore
+        The training began with what the codes before say, so the octaves of second moments move by what they
+        have moved since: held, or rounded to the nearest, they would be back there after each restore.
+    """
+
+    allowed: Mapping[str, float] = MappingProxyType({})
+    after_restore: bool = False
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MomentsCodec(FallbackCodec[Mapping[str, float] | None, MomentsReference]):
+class MomentsCodec(FallbackCodec[MomentsPlan | None, MomentsReference]):
     """Codec of Adam's moments and of momentum buffers; every other tensor, and what is not finite, exact.
 
     Parameters
@@ -96,27 +124,28 @@ class MomentsCodec(FallbackCodec[Mapping[str, float] | None, MomentsReference]):
 
     def plan(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
-    ) -> Mapping[str, float]:
-        """Return by parameter what a first moment may be off by: it moves the weight by half a spacing."""
+    ) -> MomentsPlan:
+        """Return what first moments may be off by, which moves the weight by half a spacing."""
         if context is None:
-            return {}
-        return {
+            return MomentsPlan()
+        allowed = {
             name: _SHARE_OF_SPACING * context.spacings[name] / reach
             for name, reach in context.reaches.items()
             if name in context.spacings
         }
+        return MomentsPlan(allowed, context.after_restore)
 
     def encode_lossy(
-        self, item: TensorInput, plan: Mapping[str, float] | None, reference: TensorReference | None
+        self, item: TensorInput, plan: MomentsPlan | None, reference: TensorReference | None
     ) -> Encoded | None:
         """Round a moment; None for what is not finite, and for a second moment that is none."""
         before = _fitting(reference, item.spec)
-        form, codes = _rounded(item, self.preset, (plan or {}).get(item.spec.name), before)
+        form, codes, draw = _rounded(item, self.preset, plan or MomentsPlan(), before)
         if codes is None:
             return None
         # Where a chain keeps its states, which is in host memory, or where its keyframe was decoded.
         device = "cpu" if before is None else before.device
-        state = MomentsReference(item.spec.dtype, item.spec.shape, form, codes.on(device))
+        state = MomentsReference(item.spec.dtype, item.spec.shape, form, codes.on(device), draw)
         return Encoded(Block(self.bitstream, pack(state, before)), state)
 
     def decode_lossy(
@@ -152,11 +181,11 @@ def _fitting(reference: TensorReference | None, spec: TensorSpec) -> MomentsRefe
 
 
 def _rounded(
-    item: TensorInput, preset: str, allowed: float | None, before: MomentsReference | None
-) -> tuple[Form, Codes | None]:
-    """Return the form of a tensor and its codes; None for what is not finite, or a negative second moment.
+    item: TensorInput, preset: str, plan: MomentsPlan, before: MomentsReference | None
+) -> tuple[Form, Codes | None, int]:
+    """Return the form of a tensor, its codes and its draw; no codes where it is not to be rounded.
 
-    `allowed` is what a first moment may be off by, over the root of the second where there is one.
+    That is what is not finite, and a negative second moment.
     """
     spec, values = item.spec, as_float32(item.tensor)
     n_rows, _ = sides(spec.shape)
@@ -164,14 +193,36 @@ def _rounded(
         second, unit = None, _UNITS.get((spec.role, preset), 0.0)
         if spec.role is TensorRole.EXP_AVG:
             # Without a second moment, what is allowed is over another unit than the values'.
-            second, allowed = item.second_moment, None if item.second_moment is None else allowed
+            second = item.second_moment
+        allowed = None if spec.role is TensorRole.EXP_AVG and second is None else plan.allowed.get(spec.name)
         squares = None if second is None else as_float32(second).to(values.device)
         codes = round_first(values, squares, n_rows, unit, allowed)
-        return Form.ZEROS if codes is not None and not codes.rows.numel() else Form.SCALED, codes
+        return Form.ZEROS if codes is not None and not codes.rows.numel() else Form.SCALED, codes, 0
     form = Form.RANK_ONE if preset == "ratio" else Form.FACTORED
     if len(spec.shape) < 2:
         form = Form.OCTAVES
     old = before.codes if before is not None and before.form is form else None
     if form is Form.OCTAVES:
-        return form, round_vector(values, None if old is None else old.base)
-    return form, round_second(values, n_rows, old, HELD if form is Form.FACTORED else None)
+        codes = round_vector(values, None if old is None else old.base)
+    else:
+        codes = round_second(values, n_rows, old, HELD if form is Form.FACTORED else None)
+    draw = 0 if before is None else before.draw
+    if codes is None or form is Form.RANK_ONE or not (draw or plan.after_restore):
+        return form, codes, 0
+    units = _units_of(codes, values.numel())
+    if plan.after_restore:
+        comparable = old is not None and (form is Form.FACTORED or old.base == codes.base)
+        earlier = old.elements.to(values.device) if old is not None and comparable else codes.elements
+        carried = carry_octaves(values, units, earlier, codes.elements)
+        if carried is not None:
+            return form, codes._replace(elements=carried), 0
+        draw = draw % LAST_DRAW + 1
+    return form, codes._replace(elements=draw_octaves(values, units, draw)), draw
+
+
+def _units_of(codes: Codes, n: int) -> Units:
+    """Return what octaves are relative to; of a vector, its base."""
+    if not codes.rows.numel():
+        return Units(np.array([2 * (codes.base + ZERO_POINT)]), np.zeros(n, np.int64))
+    rows, columns = codes.rows.numpy().astype(np.int64), codes.columns.numpy().astype(np.int64)
+    return Units(rows + codes.base, columns - ZERO_POINT)

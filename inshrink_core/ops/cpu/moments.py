@@ -19,10 +19,13 @@ from inshrink_core.ops.cpu.compiled import kernel, part
 from inshrink_core.ops.moments import (
     BAND,
     EIGHTHS,
+    FIRST_FACTOR,
     FRACTION_BITS,
     HIGHEST,
     LARGEST_INTEGER,
+    LEAST_MOVE,
     LINE,
+    LOGARITHMS,
     LOWEST,
     LOWEST_THRESHOLD,
     MAX_BASE,
@@ -32,10 +35,13 @@ from inshrink_core.ops.moments import (
     NO_BYTES,
     NO_ROW,
     OCTAVE_CARRY,
+    PLACE_FACTOR,
     PLAIN_THRESHOLD,
+    SECOND_FACTOR,
     UNIT_RANGE,
     ZERO_POINT,
     Codes,
+    Units,
     base_of,
     half_octave_values,
     octave_edges,
@@ -50,6 +56,7 @@ _TABLE = half_octave_values(np.arange(-MAX_BASE - 3 * ZERO_POINT, MAX_BASE + 6 *
 """Units of all bases, each with those of all codes."""
 
 _EIGHTHS = np.array(EIGHTHS)
+_LOGARITHMS = np.array(LOGARITHMS, np.int32)
 _NO_SQUARES = np.zeros(0, np.float32)
 _REFUSED, _EMPTY, _DONE = 0, 1, 2
 """How rounding ends: there are values that will not do, nothing but zeros is left, there are codes."""
@@ -70,7 +77,7 @@ _BIAS = 127
 
 class _Rooms(threading.local):
     def __init__(self) -> None:
-        self.counts = np.zeros((3, MAX_MAGNITUDE + 1), np.int64)
+        self.counts, self.declines = np.zeros((2, 3, MAX_MAGNITUDE + 1), np.int64)
 
 
 _rooms = _Rooms()
@@ -422,6 +429,88 @@ def _round_vector(
         code = _clipped(((bits[i] + OCTAVE_CARRY) >> 23) - _BIAS - base, 1, 255)
         codes[i] = code if bits[i] > _I32(0) else 0
     return _DONE, base
+
+
+@part
+def _distance(value: np.float32, word: np.int32, unit: np.int64) -> np.int64:  # pragma: no cover - compiled
+    """Return the logarithm of a value, which has these bits, relative to its unit, in 256ths of an octave."""
+    small = word < _I32(_LEAST_NORMAL)
+    enlarged = _F32(value * _F32(1 << _NORMALIZING_BITS)).view(np.int32)
+    number = enlarged if small else word
+    octave = np.int64(number >> _I32(23)) - _BIAS - (_NORMALIZING_BITS if small else 0)
+    distance: np.int64 = (octave << 8) + _LOGARITHMS[(number & _I32(_FRACTION)) >> _I32(13)] - (unit << 7)
+    return distance
+
+
+@kernel
+def _carry_octaves(
+    values: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    columns: NDArray[np.int64],
+    before: NDArray[np.uint8],
+    counts: NDArray[np.int64],
+    declines: NDArray[np.int64],
+    elements: NDArray[np.uint8],
+) -> bool:  # pragma: no cover - compiled
+    """Move octaves as values have moved: `elements` are what they become where there is none before."""
+    n, bits, top, least = columns.size, values.view(np.int32), np.int64(0), np.int64(0)
+    known, total = 0, np.int64(0)
+    for row in range(rows.size):
+        for i in range(row * n, (row + 1) * n):
+            if before[i] > 0 and bits[i] > 0:
+                z = _distance(values[i], bits[i], rows[row] + columns[i - row * n])
+                z = _clipped(z - ((np.int64(before[i]) - ZERO_POINT) << 8), -MAX_MAGNITUDE, MAX_MAGNITUDE)
+                top, least, total, known = max(top, z), min(least, z), total + abs(z), known + 1
+                if z > 0:
+                    counts[0, z] += 1
+                else:
+                    declines[0, -z] += 1
+    up, down = _find_threshold(counts, top), _find_threshold(declines, -least)
+    if total < LEAST_MOVE * known:
+        return False
+    up = (1 << FRACTION_BITS) - (up if up >= 0 else LOWEST_THRESHOLD)
+    down = (1 << FRACTION_BITS) - (down if down >= 0 else LOWEST_THRESHOLD)
+    for row in range(rows.size):
+        for i in range(row * n, (row + 1) * n):
+            if before[i] > 0 and bits[i] > 0:
+                z = _distance(values[i], bits[i], rows[row] + columns[i - row * n])
+                z = _clipped(z - ((np.int64(before[i]) - ZERO_POINT) << 8), -MAX_MAGNITUDE, MAX_MAGNITUDE)
+                steps = (z + up) >> FRACTION_BITS if z > 0 else -((down - z) >> FRACTION_BITS)
+                elements[i] = _clipped(np.int64(before[i]) + steps, 1, 255)
+    return True
+
+
+def carry_octaves(values: Tensor, units: Units, before: Tensor, rounded: Tensor) -> Tensor | None:
+    """See `moments.carry_octaves`."""
+    elements, room = rounded.clone(), (_rooms.counts, _rooms.declines)
+    moved = _carry_octaves(values.numpy(), *units, before.numpy(), *room, elements.numpy())
+    return elements if moved else None
+
+
+@kernel
+def _draw_octaves(
+    values: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    columns: NDArray[np.int64],
+    draw: int,
+    elements: NDArray[np.uint8],
+) -> None:  # pragma: no cover - compiled
+    """Round to the octave below or above, by what is drawn for each place."""
+    n, bits = columns.size, values.view(np.int32)
+    for row in range(rows.size):
+        for i in range(row * n, (row + 1) * n):
+            y = _distance(values[i], bits[i], rows[row] + columns[i - row * n])
+            mixed = (np.uint64(i + draw * PLACE_FACTOR) * np.uint64(FIRST_FACTOR)) & np.uint64(0xFFFFFFFF)
+            mixed = ((mixed ^ (mixed >> np.uint64(15))) * np.uint64(SECOND_FACTOR)) & np.uint64(0xFFFFFFFF)
+            code = _clipped((y + np.int64(mixed >> np.uint64(24))) >> 8, 1 - ZERO_POINT, ZERO_POINT - 1)
+            elements[i] = code + ZERO_POINT if bits[i] > _I32(0) else 0
+
+
+def draw_octaves(values: Tensor, units: Units, draw: int) -> Tensor:
+    """See `moments.draw_octaves`."""
+    elements = new_array(values.numel(), np.uint8)
+    _draw_octaves(values.numpy(), *units, draw, elements)
+    return torch.from_numpy(elements)
 
 
 _NOTHING = np.zeros(0, np.uint8)

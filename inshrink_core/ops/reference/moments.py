@@ -18,10 +18,13 @@ from inshrink_core.ops import moments as ops
 from inshrink_core.ops.moments import (
     BAND,
     EIGHTHS,
+    FIRST_FACTOR,
     FRACTION_BITS,
     HIGHEST,
     LARGEST_INTEGER,
+    LEAST_MOVE,
     LINE,
+    LOGARITHMS,
     LOWEST,
     LOWEST_THRESHOLD,
     MAX_HALVINGS,
@@ -30,7 +33,9 @@ from inshrink_core.ops.moments import (
     NO_BYTES,
     NO_ROW,
     OCTAVE_CARRY,
+    PLACE_FACTOR,
     PLAIN_THRESHOLD,
+    SECOND_FACTOR,
     UNIT_RANGE,
     ZERO_POINT,
     Codes,
@@ -256,6 +261,40 @@ def round_to_octaves(values: Tensor, units: Units, before: Tensor | None, held: 
         old = before.cpu().double()
         codes = torch.where((old > 0) & ((wanted + ZERO_POINT - old).abs() <= held), old, codes)
     return torch.where(values > 0, codes, 0.0).to(torch.uint8).to(device)
+
+
+def carry_octaves(values: Tensor, units: Units, before: Tensor, rounded: Tensor) -> Tensor | None:
+    """See `moments.carry_octaves`."""
+    moves = _distances(values, units) - 256 * (before.long() - ZERO_POINT)
+    moves = moves.clamp(-MAX_MAGNITUDE, MAX_MAGNITUDE)
+    known = (before > 0) & (values > 0)
+    if int(moves[known].abs().sum()) < LEAST_MOVE * int(known.sum()):
+        return None
+    steps = torch.zeros_like(moves)
+    for sign in (1, -1):
+        there = known & (sign * moves > 0)
+        counts = torch.bincount(moves[there].abs(), minlength=1).cpu().numpy()
+        more = (1 << FRACTION_BITS) - (_threshold(counts) or LOWEST_THRESHOLD)
+        steps = torch.where(there, sign * ((sign * moves + more) >> FRACTION_BITS), steps)
+    carried = (before.long() + steps).clamp(1, 255).to(torch.uint8)
+    return torch.where(known, carried, rounded)
+
+
+def draw_octaves(values: Tensor, units: Units, draw: int) -> Tensor:
+    """See `moments.draw_octaves`."""
+    mixed = torch.arange(values.numel(), device=values.device) + draw * PLACE_FACTOR
+    mixed = (mixed * FIRST_FACTOR) & 0xFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 15)) * SECOND_FACTOR) & 0xFFFFFFFF
+    codes = (_distances(values, units) + (mixed >> 24)) >> 8
+    codes = codes.clamp(1 - ZERO_POINT, ZERO_POINT - 1) + ZERO_POINT
+    return torch.where(values > 0, codes, 0).to(torch.uint8)
+
+
+def _distances(values: Tensor, units: Units) -> Tensor:
+    """Return logarithms of values relative to their units, in 256ths of an octave."""
+    mantissas, exponents = torch.frexp(values)
+    above = torch.tensor(LOGARITHMS, device=values.device)[((2 * mantissas - 1) * 1024).int().clamp(0)]
+    return 256 * (exponents.long() - 1) + above - 128 * _exponents(units).to(values.device).view(-1)
 
 
 def expand_units(rows: Tensor, columns: Tensor, elements: Tensor | None, base: int, scaled: bool) -> Tensor:
