@@ -1,12 +1,11 @@
 """What of a restored state makes a training end elsewhere: weights, first moments or second moments.
 
 A task is trained uninterrupted and with restores from an archive of the defaults, where only some parts of
-what is restored come out of the archive, and the others are put back exactly. Two controls restore nothing:
-each weight is moved by at most 2⁻⁹ of itself, which is less than a last bit of bfloat16; and second moments
-are multiplied by the very errors of the archive's, shuffled among the elements of each tensor, so that they
-have the same size and no structure. Last bits of float32, the control of `rehearse`, take some 400 of these
-1,000 steps to grow to the distance that two trainings keep: they say nothing of a perturbation in the first
-steps, where these trainings are least stable.
+what is restored come out of the archive, and the others are put back exactly. With ``held`` the octaves of
+second moments are held after restores, too, as all were once. The control, ``moved``, restores nothing: each
+weight is moved by at most 2⁻⁹ of itself, which is less than a last bit of bfloat16. Last bits of float32,
+the control of `rehearse`, take some 400 of these 1,000 steps to grow to the distance that two trainings keep:
+they say nothing of a perturbation in the first steps, where these trainings are least stable.
 
 All arms of a seed share its uninterrupted training, so what is lucky there moves them all.
 ``results/restored_parts.csv`` has a row an arm: excess of the metric, half-width of its 95 % interval, and
@@ -16,27 +15,32 @@ each seed's. Finished trainings are kept in ``--folder``; several processes may 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import json
 import shutil
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import torch
-from torch import Tensor
 
 from benchmarks import gpt_sizes
 from benchmarks.results import DATA, renew
+from inshrink_core.codecs.moments.codec import MomentsCodec
 from inshrink_core.lab.failing import Schedule, Setup, Training, isolated, open_saver
 from inshrink_core.lab.rehearsal import Rehearse, half_width
 from inshrink_core.lab.tasks import find_task
 
 FOLDER = DATA / "restored_parts"
 PARTS: Final = {"weights": "model", "first": "exp_avg", "second": "exp_avg_sq"}
-ARMS: Final = ("weights+first+second", "weights+first", "second", "shuffled", "moved")
+ARMS: Final = (
+    *("weights+first+second", "weights+first+second+held"),
+    *("weights+first", "second", "second+held", "moved"),
+)
 _MOVED: Final = 2.0**-9
 _OTHER_SEED: Final = 12345
 _SEED_STRIDE: Final = 1_000_003
@@ -45,7 +49,7 @@ _SEED_STRIDE: Final = 1_000_003
 def mixed(
     exact: Mapping[str, Any], decoded: Mapping[str, Any], parts: Sequence[str], seed: int, step: int
 ) -> dict[str, Any]:
-    """Return an exact state with some parts of a decoded one; `shuffled` second moments have its errors."""
+    """Return an exact state with some parts of a decoded one."""
     state: dict[str, Any] = copy.deepcopy(dict(exact))
     if "weights" in parts:
         state["model"] = copy.deepcopy(decoded["model"])
@@ -59,16 +63,15 @@ def mixed(
         for part in ("first", "second"):
             if part in parts:
                 moments[PARTS[part]] = found[PARTS[part]].clone()
-        if "shuffled" in parts:
-            moments["exp_avg_sq"] = shuffled(moments["exp_avg_sq"], found["exp_avg_sq"], step)
     return state
 
 
-def shuffled(exact: Tensor, decoded: Tensor, seed: int) -> Tensor:
-    """Return exact values times the errors of decoded ones, in another order."""
-    generator = torch.Generator().manual_seed(seed)
-    errors = torch.where(exact > 0, decoded / exact, 1.0).flatten()
-    return exact * errors[torch.randperm(errors.numel(), generator=generator)].view_as(exact)
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Hold octaves after a restore."""
+    plan = MomentsCodec.plan
+    with mock.patch.object(MomentsCodec, "plan", lambda *given: plan(*given)._replace(after_restore=False)):
+        yield
 
 
 def train(setup: Setup, seed: int, arm: str | None, archive: Path) -> list[float]:
@@ -109,7 +112,7 @@ def kept(setup: Setup, seed: int, arm: str | None, folder: Path) -> list[float]:
     path = folder / f"{name}.json"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with isolated(1):
+        with isolated(1), held() if arm is not None and "held" in arm else contextlib.nullcontext():
             metrics = train(setup, seed, arm, folder / f"{name}.inshrink")
         path.write_text(json.dumps(metrics))
         sys.stderr.write(f"{name}: {metrics[-1]:.4f}\n")
