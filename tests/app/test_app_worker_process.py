@@ -82,7 +82,9 @@ def test_only_a_worker_that_starts_trusted_code_gets_the_users_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: str, is_given: bool
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    worker = job_services.start_request(tmp_path / "request.json", trusted)
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(asked(["inspect", str(tmp_path)]).to_json()))
+    worker = job_services.start_request(file, trusted)
     process, until = Path(f"/proc/{worker.pid}"), time.monotonic() + 60
     # Until it has become another program, it has nothing, or what its parent has.
     while b"inshrink_core.cli" not in (process / "cmdline").read_bytes() and time.monotonic() < until:

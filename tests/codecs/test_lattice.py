@@ -262,7 +262,7 @@ def test_a_payload_put_together_by_hand_decodes():
         (b"\x11\x00\x01\x01", "history"),
         (b"\x01\x00\x01\xff\x00", "too many tokens"),
         (b"\x21\x00\x01\x01\x00", "classes"),
-        (b"\x41\x00\x01\x7f\x00", "length"),
+        (b"\x41\x00\x01\x7f\x00", "cut short"),
         (b"\x81\x00\x01\x01\x00\x01\x00\x05", "belong to no token"),
     ],
 )

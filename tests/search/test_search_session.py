@@ -291,19 +291,20 @@ def test_a_search_says_what_settings_by_step_store_under_the_same_bounds_and_mea
 
 
 def test_a_search_that_settings_by_step_win_says_that_its_file_does_not_hold_them(
-    run, tmp_path, evaluator, monkeypatch
+    tmp_path, evaluator, monkeypatch
 ):
+    run = open_run(write_run(tmp_path / "run", n_steps=2))  # Of its own: trials are kept with a run.
     figures = {"drop": 0.0, "divergence": 0.0, "restore_cost": 0.0, "evaluations": 1}
     won = ByStep(ratio_weights=1e6, ratio_total=1e6, **figures)
     monkeypatch.setattr(Search, "_by_step", lambda *_: won)
     target = tmp_path / "s.json"
-    found = search(run, max_divergence=1e-3, gain=False, output=target, steps=run.steps[:2])
+    found = search(run, max_divergence=1e-3, gain=False, output=target)
     document = json.loads(target.read_text())
     (said,) = [one for one in document["notes"] if "each step" in one]
     held = f"the best of those, {ratio(found.best.ratio_weights)},"
     assert f"s.json holds one configuration for all steps, so it has {held} in their place" in said
     assert "--config" not in shown(found)
-    assert "s.json" not in search(run, max_divergence=1e-3, gain=False, steps=run.steps[:2]).notes[-1]
+    assert "s.json" not in search(run, max_divergence=1e-3, gain=False).notes[-1]
     target.write_text(json.dumps(document | {"best": None}))
     with pytest.raises(ConfigError, match="give compress the bounds instead of this file"):
         read_config_file(target)
