@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.browser import FAINT, IDLE, Server, browser_marks, wait_for
+from tests.app.browser import FAINT, IDLE, MILLISECONDS, Server, browser_marks, wait_for
 from tests.app.job_stubs import write_slow_run
 
 pytestmark = browser_marks
@@ -61,6 +61,10 @@ def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_
     page.get_by_role("button", name="Search", exact=True).click()
     page.get_by_text("evaluations left").wait_for()
     page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    for _ in range(MILLISECONDS // 100):  # The picture has traces before the first trial has ended.
+        if n_logged(server):
+            break
+        page.wait_for_timeout(100)
     page.get_by_role("button", name="Cancel").first.click()
     page.get_by_text("This was cancelled").wait_for()
     before = n_logged(server)
