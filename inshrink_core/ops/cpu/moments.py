@@ -442,6 +442,16 @@ def _distance(value: np.float32, word: np.int32, unit: np.int64) -> np.int64:  #
     return distance
 
 
+@part
+def _move(
+    value: np.float32, word: np.int32, unit: np.int64, code: np.int64
+) -> np.int64:  # pragma: no cover - compiled
+    """Return how far a value is from its code, in 256ths of an octave."""
+    distance = _distance(value, word, unit) - ((code - ZERO_POINT) << 8)
+    move: np.int64 = _clipped(distance, -MAX_MAGNITUDE, MAX_MAGNITUDE)
+    return move
+
+
 @kernel
 def _carry_octaves(
     values: NDArray[np.float32],
@@ -458,8 +468,7 @@ def _carry_octaves(
     for row in range(rows.size):
         for i in range(row * n, (row + 1) * n):
             if before[i] > 0 and bits[i] > 0:
-                z = _distance(values[i], bits[i], rows[row] + columns[i - row * n])
-                z = _clipped(z - ((np.int64(before[i]) - ZERO_POINT) << 8), -MAX_MAGNITUDE, MAX_MAGNITUDE)
+                z = _move(values[i], bits[i], rows[row] + columns[i - row * n], np.int64(before[i]))
                 top, least, total, known = max(top, z), min(least, z), total + abs(z), known + 1
                 if z > 0:
                     counts[0, z] += 1
@@ -473,8 +482,7 @@ def _carry_octaves(
     for row in range(rows.size):
         for i in range(row * n, (row + 1) * n):
             if before[i] > 0 and bits[i] > 0:
-                z = _distance(values[i], bits[i], rows[row] + columns[i - row * n])
-                z = _clipped(z - ((np.int64(before[i]) - ZERO_POINT) << 8), -MAX_MAGNITUDE, MAX_MAGNITUDE)
+                z = _move(values[i], bits[i], rows[row] + columns[i - row * n], np.int64(before[i]))
                 steps = (z + up) >> FRACTION_BITS if z > 0 else -((down - z) >> FRACTION_BITS)
                 elements[i] = _clipped(np.int64(before[i]) + steps, 1, 255)
     return True
