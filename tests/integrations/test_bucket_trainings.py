@@ -109,20 +109,3 @@ def test_the_saver_of_a_plain_loop_resumes_from_a_bucket_bit_for_bit(url, elsewh
     with inshrink_core.Saver(url, model, optimizer, **EXACT) as saver:
         assert saver.restore() == 5
         assert same(train(model, optimizer, range(5, 10)), uninterrupted)
-
-
-def test_what_many_processes_write_is_refused_at_an_address_in_one_line(url):
-    from torch.distributed import checkpoint
-
-    from inshrink_core.integrations.dcp import InshrinkWriter
-
-    with pytest.raises(checkpoint.api.CheckpointException) as raised:
-        checkpoint.save(
-            {"w": torch.zeros(3)},
-            storage_writer=InshrinkWriter(url, no_dist=True),
-            checkpoint_id="step-1",
-            no_dist=True,
-        )
-    (error,) = [error for error, _ in raised.value.failures.values()]
-    assert "written in parts on local or shared file systems only" in str(error)
-    assert not inshrink_core.archive.is_archive(url)

@@ -128,18 +128,23 @@ def test_a_search_finds_the_same_though_a_worker_is_killed_and_leaves_no_evaluat
     steps = inshrink_core.open(folder).steps[-3:]
     words = ["search", folder, "--evaluator", f"{slow}:slowly", "--eval-metric", "accuracy"]
     words += ["--max-drop", "0.02", "--codec", "lattice", "--steps", ",".join(map(str, steps))]
+    for name in ("alone", "shared"):
+        (tmp_path / name).mkdir()
     alone = subprocess.run(
-        **command(*words, "-o", tmp_path / "alone.json"), capture_output=True, text=True, check=False
+        **command(*words, "-o", tmp_path / "alone" / "found.json"),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert alone.returncode == 0, alone.stderr
-    words += ["-o", tmp_path / "shared.json", "--engine", engine, "--workers", "2"]
+    words += ["-o", tmp_path / "shared" / "found.json", "--engine", engine, "--workers", "2"]
     with subprocess.Popen(**command(*words), stdout=subprocess.PIPE, text=True) as started:
         found = wait_until(lambda: evaluating(started.pid, engine) or started.poll() is not None)
         os.kill(found[0], signal.SIGKILL)
         all_of_them = descendants(started.pid)
         told, _ = started.communicate(timeout=200)
     assert started.returncode == 0, told
-    one, other = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("alone", "shared"))
+    one, other = (json.loads((tmp_path / name / "found.json").read_text()) for name in ("alone", "shared"))
     for document in (one, other):
         for name in ("seconds", "log", "output"):
             document.pop(name, None)
