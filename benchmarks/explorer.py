@@ -161,11 +161,14 @@ def click(tab: Tab, place: tuple[float, float]) -> float:
     # Of so many rows each is about a pixel high, and a browser tells of whole pixels.
     in_sight = range(math.ceil(y), min(math.floor(y + height), HEIGHT - 10))
     tensors = [pixel for pixel in in_sight if rows[int((pixel - y) / height * len(rows))].endswith(SHAPE)]
-    before = json.dumps(tab.value("location.href"))
-    begun = time.perf_counter()
-    tab.click(x + place[0] * width, tensors[int(place[1] * len(tensors))])
-    tab.wait(f"location.href !== {before} && location.search.includes('layer=')")
-    layer = tab.value("new URLSearchParams(location.search).get('layer')")
+    layer, nth = "", int(place[1] * len(tensors))
+    while not layer.endswith(".weight"):  # At the edge of two rows a click may fall on the next one.
+        before = json.dumps(tab.value("location.href"))
+        begun = time.perf_counter()
+        tab.click(x + place[0] * width, tensors[nth])
+        tab.wait(f"location.href !== {before} && location.search.includes('layer=')")
+        layer = tab.value("new URLSearchParams(location.search).get('layer')")
+        nth = (nth + 1) % len(tensors)
     tab.wait(f"({INSIDE})({json.dumps(layer)})")
     return time.perf_counter() - begun
 
