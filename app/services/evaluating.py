@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from inshrink_app.jobs.work import Work
 from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.model.subject import Subject
-from inshrink_app.server.roots import Address, settings
+from inshrink_app.server.roots import settings
 from inshrink_app.services.inside import reported
 from inshrink_app.services.opening import engine_of, opened, resolve
 
@@ -153,9 +153,6 @@ def likely_evaluator(shown: Subject) -> str:
     beside = suggested_evaluator(shown)
     if Path(beside).is_file():
         return beside
-    names = () if isinstance(shown.folder, Address) else ("config.json", "*/config.json")
-    if names and not any(next(shown.folder.glob(name), None) for name in names):
-        return ""  # The files of the run are not opened for that.
     try:
         own_samples.prepare(engine_of(shown)[0])  # type: ignore[arg-type]
     except (InshrinkError, ServiceError):
