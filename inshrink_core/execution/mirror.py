@@ -36,9 +36,6 @@ from inshrink_core.errors import (
 from inshrink_core.execution.folders import new_held
 from inshrink_core.execution.kept import user_cache_folder
 from inshrink_core.plugins import plugin
-from inshrink_core.text import is_url as is_url
-from inshrink_core.text import url_of as url_of
-from inshrink_core.text import was_url as was_url
 
 STORAGES: Final = "inshrink.storages"
 """Group of entry points: what lies behind a URL, one a scheme."""

@@ -23,7 +23,7 @@ from inshrink_core.errors import (
     clipped,
     spoken,
 )
-from inshrink_core.execution.mirror import mirror_of, mirrored, url_of
+from inshrink_core.execution.mirror import mirror_of, mirrored
 from inshrink_core.formats.assembly import ParsedCheckpoint, Recall
 from inshrink_core.formats.attribution.laws import Attribution
 from inshrink_core.formats.attribution.registered import registered_order
@@ -58,6 +58,7 @@ from inshrink_core.formats.disk import (
 )
 from inshrink_core.formats.logs.log import RunSettings, TrainingLog, read_log, read_settings
 from inshrink_core.formats.source import accepting_damage
+from inshrink_core.text import url_of
 
 __all__ = ["NoCheckpointError", "Run", "open_run", "preview_steps", "unreadable_error"]
 

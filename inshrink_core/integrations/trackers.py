@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from inshrink_core.archive import is_archive
-from inshrink_core.archive.storage.registry import is_url, place_of
+from inshrink_core.archive.storage.registry import place_of
 from inshrink_core.chain import Archive, archive_size
 from inshrink_core.chain.meta import QUALITY
 from inshrink_core.chain.sizes import frame_size
 from inshrink_core.metrics import bits_per_parameter
+from inshrink_core.text import is_url
 
 if TYPE_CHECKING:
     import os

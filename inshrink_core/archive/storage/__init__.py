@@ -8,8 +8,9 @@ from inshrink_core.archive.storage.contract import Creation, Lock, RangeFile, St
 from inshrink_core.archive.storage.local import LOCK_NAME, LocalStorage
 from inshrink_core.archive.storage.memory import MemoryStorage, OverlaidStorage
 from inshrink_core.archive.storage.refusals import storage_error, storage_errors
-from inshrink_core.archive.storage.registry import found_at, is_url, object_at, storage_at, was_url
+from inshrink_core.archive.storage.registry import found_at, object_at, storage_at
 from inshrink_core.archive.storage.remote import RemoteStorage
+from inshrink_core.text import is_url, was_url
 
 __all__ = [
     "LOCK_NAME",

@@ -11,10 +11,9 @@ from inshrink_core.archive.storage.local import LocalFile, LocalStorage
 from inshrink_core.archive.storage.remote import RemoteStorage
 from inshrink_core.errors import NotFoundError
 from inshrink_core.execution import NotRegularError
-from inshrink_core.execution.mirror import STORAGES, url_of
-from inshrink_core.execution.mirror import is_url as is_url
-from inshrink_core.execution.mirror import was_url as was_url
+from inshrink_core.execution.mirror import STORAGES
 from inshrink_core.plugins import plugin
+from inshrink_core.text import url_of
 
 
 def _opened(url: str) -> Storage:

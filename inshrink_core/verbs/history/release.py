@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, StorageError, named
 from inshrink_core.execution.files import open_regular
-from inshrink_core.execution.mirror import url_of
 from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, Shown, python_call
-from inshrink_core.text import counted, duration, error_size, printable, size, steps_in_short
+from inshrink_core.text import counted, duration, error_size, printable, size, steps_in_short, url_of
 from inshrink_core.verbs.shared.groups import (
     AnyRun,
     ArchiveLike,

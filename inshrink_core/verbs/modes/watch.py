@@ -18,11 +18,10 @@ from inshrink_core.errors import (
     UnreadableError,
     spoken,
 )
-from inshrink_core.execution.mirror import url_of
 from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report, plain_value
 from inshrink_core.request import Option, Request, Watcher, python_call
-from inshrink_core.text import counted, duration, printable, ratio, size, steps_in_short
+from inshrink_core.text import counted, duration, printable, ratio, size, steps_in_short, url_of
 from inshrink_core.verbs.compress import Compress, Compressing, CompressReport
 from inshrink_core.verbs.shared.groups import PathLike
 from inshrink_core.verbs.shared.showing import (

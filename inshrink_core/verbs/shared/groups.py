@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 from inshrink_core.errors import InputError, NotFoundError, UnreadableError
 from inshrink_core.execution.engines import ENGINES, THREADS
-from inshrink_core.execution.mirror import url_of
 from inshrink_core.request import Option, Request
-from inshrink_core.text import parse_size
+from inshrink_core.text import parse_size, url_of
 from inshrink_core.verbs.shared.values import choose_steps, given_settings, read_config_file
 
 if TYPE_CHECKING:
