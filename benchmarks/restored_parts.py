@@ -42,7 +42,7 @@ ARMS: Final = (
     *("weights+first", "second", "second+held", "moved"),
 )
 _MOVED: Final = 2.0**-9
-_OTHER_SEED: Final = 12345
+OTHER_SEED: Final = 12345
 _SEED_STRIDE: Final = 1_000_003
 
 
@@ -91,7 +91,7 @@ def train(setup: Setup, seed: int, arm: str | None, archive: Path) -> list[float
         if arm is None or step not in schedule.restored_at:
             continue
         exact = training.state()
-        training = Training(setup, seed, _OTHER_SEED)
+        training = Training(setup, seed, OTHER_SEED)
         decoded: Mapping[str, Any] = exact
         if saver is not None:
             saver.close()

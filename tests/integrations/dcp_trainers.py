@@ -84,3 +84,5 @@ if __name__ == "__main__":
         with_lightning(Path(path), Path(rest[0]).read_text())
     else:
         with_accelerate(Path(path))
+    if torch.distributed.is_initialized():  # Else its threads may outlive the interpreter, which aborts.
+        torch.distributed.destroy_process_group()
