@@ -79,8 +79,7 @@ def _paths(cls: type[Report]) -> dict[str, str]:
     """Return the keys of a report's document, each with the attribute it shows; "" where it is computed."""
     owner = next((one for one in cls.__mro__ if "_document" in vars(one)), Report)
     if owner is Report:
-        said = (one for one in fields(cls) if not one.metadata.get("unsaid")) if is_dataclass(cls) else ()
-        return {one.name: one.name for one in said}
+        return cls.said()
     tree = ast.parse(textwrap.dedent(inspect.getsource(vars(owner)["_document"])))
     paths = {}
     for node in ast.walk(tree):
@@ -174,7 +173,8 @@ def document_schema(request: type[Request[Any]], verb: str, text: str) -> Schema
     for report in reports:
         keys = keys_of(report) or {}
         # Of a document that is not its report's fields, the page alone says what it always has.
-        chosen = "_document" in vars(report) or any(one.metadata for one in fields(report))
+        says = {"SAYS", "_document"} & vars(report).keys()
+        chosen = bool(says) or any(one.metadata for one in fields(report))
         certain = chosen or "to_json" not in vars(report)
         required.append(set(keys) if certain else set())
         for key, hint in keys.items():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from enum import Enum
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,9 +51,12 @@ def _listed(values: list[Any]) -> list[Any]:
 
 
 class Report:
-    """A frozen dataclass that is a JSON document: of its fields, or of what `_document` makes of them."""
+    """A frozen dataclass that is a JSON document: of fields, of what it `SAYS`, or what `_document` makes."""
 
     __slots__ = ()
+
+    SAYS: ClassVar[str] = ""
+    """Keys of the document, where they are not the fields: attributes, or ``key=path.of.attribute``."""
 
     def show(self, console: Console) -> None:
         """Print it for people."""
@@ -64,5 +68,13 @@ class Report:
 
     def _document(self) -> dict[str, Any]:
         """Return the values of the document in their order."""
-        said = (field for field in fields(self) if not field.metadata.get("unsaid"))  # type: ignore[arg-type]
-        return {field.name: getattr(self, field.name) for field in said}
+        return {key: attrgetter(path)(self) for key, path in self.said().items()}
+
+    @classmethod
+    def said(cls) -> dict[str, str]:
+        """Return the keys of the document, each with the path of the attribute that it shows."""
+        if not cls.SAYS:
+            own: tuple[Field[Any], ...] = fields(cls) if is_dataclass(cls) else ()
+            return {field.name: field.name for field in own if not field.metadata.get("unsaid")}
+        pairs = (word.partition("=") for word in cls.SAYS.split())
+        return {key: path or key for key, _, path in pairs}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,27 +118,11 @@ class Anatomy(Report):
     relative_error: float | None = None
     places: Places | None = None
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "tensor": self.spec.key,
-            "dtype": self.spec.dtype,
-            "shape": self.spec.shape,
-            "codec": self.codec,
-            "config": self.config,
-            "estimated": self.estimated,
-            "kind": self.kind,
-            "restored": self.restored,
-            "histogram": self.histogram,
-            "levels": self.levels,
-            "entropy_bits": self.entropy,
-            "nbytes": self.nbytes,
-            "keyframe_nbytes": self.keyframe_nbytes,
-            "bits_per_weight": self.bits_per_weight,
-            "sensitivity": self.sensitivity,
-            "relative_error": self.relative_error,
-            "places": self.places,
-        }
+    SAYS: ClassVar = (
+        "step tensor=spec.key dtype=spec.dtype shape=spec.shape codec config estimated kind restored "
+        "histogram levels entropy_bits=entropy nbytes keyframe_nbytes bits_per_weight sensitivity "
+        "relative_error places"
+    )
 
     @property
     def bits_per_weight(self) -> float | None:

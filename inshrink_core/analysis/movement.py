@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from inshrink_core.checkpoint import DTYPE_SIZES, TensorSpec
 from inshrink_core.report import Report
@@ -50,16 +50,7 @@ class Movement(Report):
     product: float = 0.0
     max_abs: float = 0.0
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "values": self.n_values,
-            "relative": self.relative,
-            "rms": self.rms,
-            "max_abs": self.max_abs,
-            "cosine": self.cosine,
-            "changed": self.changed,
-            "bits_changed": self.bits_changed,
-        }
+    SAYS: ClassVar = "values=n_values relative rms max_abs cosine changed bits_changed"
 
     def __add__(self, other: Movement) -> Movement:
         """Return the movement of both sets of values together."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.config import optimizer_of
@@ -274,14 +274,7 @@ class OriginalChecks(Report):
     kinds: tuple[str, ...] = ()
     damaged: tuple[DamagedOriginal, ...] = ()
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "text": self.text,
-            "checked": self.checked,
-            "unchecked": self.unchecked,
-            "unknown": self.unknown,
-            "damaged": self.damaged,
-        }
+    SAYS: ClassVar = "text checked unchecked unknown damaged"
 
     @property
     def text(self) -> str:

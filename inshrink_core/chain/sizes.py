@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.attachments import LAYOUT_KEY, LAYOUT_MEMORY
@@ -52,15 +52,9 @@ class FrameSize(Report):
     overhead_nbytes: int
     base: BaseRecord | None = None
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "step": self.info.step,
-            "kind": self.info.kind,
-            "branch": self.info.branch,
-            "bytes": self.info.nbytes,
-            "ratio_weights": self.ratio_weights,
-            "ratio_total": self.ratio_total,
-        }
+    SAYS: ClassVar = (
+        "step=info.step kind=info.kind branch=info.branch bytes=info.nbytes ratio_weights ratio_total"
+    )
 
     @property
     def raw_weights(self) -> int:

@@ -67,6 +67,10 @@ class FallbackCodec(Codec[_Plan, _State]):
     def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
         """Bound the payload of a covered tensor."""
 
+    def exact_below(self, spec: TensorSpec, nbytes: int) -> int:
+        """Return below which size an exact block is taken for a lossy one of `nbytes`; 0: none is tried."""
+        return nbytes + 1 if spec.numel <= TINY else 0
+
     def covers(self, spec: TensorSpec) -> bool:
         """Whether the lossy rule applies to a tensor; a setting ``vectors`` speaks of those without rows."""
         if spec.role not in self.lossy_roles or spec.exact or spec.numel == 0:
@@ -81,11 +85,11 @@ class FallbackCodec(Codec[_Plan, _State]):
             return encode_exact(spec, item.tensor, reference)
         spec.check(item.tensor)
         encoded = self.encode_lossy(item, plan, reference)
-        if encoded is None or spec.numel <= TINY:
-            exact = encode_exact(spec, item.tensor, reference)
-            if encoded is None or len(exact.block.payload) <= len(encoded.block.payload):
-                return exact
-        return encoded
+        below = 0 if encoded is None else self.exact_below(spec, len(encoded.block.payload))
+        if encoded is not None and not below:
+            return encoded
+        exact = encode_exact(spec, item.tensor, reference)
+        return exact if encoded is None or len(exact.block.payload) < below else encoded
 
     @within_memory
     def decode(

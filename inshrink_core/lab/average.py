@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Annotated, ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -128,22 +128,10 @@ class AverageReport(Report):
     seconds: float = 0.0
     device: str = "cpu"
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "source": self.source,
-            "files": self.paths,
-            "weights": self.weights,
-            "steps": self.steps,
-            "coefficients": self.coefficients,
-            "metric": self.metric,
-            "direction": self.direction,
-            "judged": self.judged,
-            "n_candidates": self.n_candidates,
-            "n_averaged": self.n_averaged,
-            "from_last": self.from_last,
-            "seconds": self.seconds,
-            "device": self.device,
-        }
+    SAYS: ClassVar = (
+        "source files=paths weights steps coefficients metric direction judged n_candidates n_averaged "
+        "from_last seconds device"
+    )
 
     def show(self, console: Console) -> None:
         """Print the coefficients, what they are worth, and what is no average."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 
@@ -108,26 +108,10 @@ class PartialRehearsal(Report):
     archive_bytes: int
     failures: tuple[PartialFailure, ...]
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "task": self.task,
-            "metric": self.metric,
-            "direction": self.direction,
-            "codec": self.codec,
-            "config": self.config,
-            "optimizer": self.optimizer,
-            "lose": self.lose,
-            "budget": self.budget,
-            "device": self.device,
-            "archive_bytes": self.archive_bytes,
-            "failures": self.failures,
-            "whole": self.whole,
-            "partial": self.partial,
-            "chance": self.chance,
-            "fewer": self.fewer,
-            "fewer_beyond_chance": self.fewer_beyond_chance,
-            "fewer_by_seed": self.fewer_by_seed,
-        }
+    SAYS: ClassVar = (
+        "task metric direction codec config optimizer lose budget device archive_bytes failures whole "
+        "partial chance fewer fewer_beyond_chance fewer_by_seed"
+    )
 
     def show(self, console: Console) -> None:
         """Print a row a failure, then what they say together."""

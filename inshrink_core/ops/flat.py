@@ -21,8 +21,7 @@ def sides(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def as_float32(tensor: Tensor) -> Tensor:
     """Return the values flat, contiguous, in float32 (exact for float16 and bfloat16)."""
-    flat = flattened(tensor)
-    return flat if flat.dtype == torch.float32 else flat.to(torch.float32)
+    return flat if (flat := flattened(tensor)).dtype == torch.float32 else flat.to(torch.float32)
 
 
 def flattened(tensor: Tensor) -> Tensor:

@@ -615,30 +615,12 @@ class CompressReport(Report):
     part: str | None = None
     waiting: tuple[int, ...] = ()
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "archive": self.path,
-            "codec": self.codec,
-            "config": self.config,
-            "optimizer": self.optimizer,
-            "roles": self.roles,
-            "ratio_total": self.size.ratio_total,
-            "ratio_weights": self.size.ratio_weights,
-            "bits_per_weight": self.size.bits_per_weight,
-            "raw_bytes": self.size.raw_total,
-            "archive_bytes": self.size.nbytes,
-            "relative_error": self.relative_error,
-            "seconds": self.seconds,
-            "mb_per_s": self.mb_per_s,
-            "device": self.device,
-            "appended": self.appended,
-            "skipped": self.skipped,
-            "unreadable": self.unreadable,
-            "left_out": self.left_out,
-            "originals": self.originals,
-            "unseen": self.unseen,
-            "frames": self.frames,
-        }
+    SAYS: ClassVar = (
+        "archive=path codec config optimizer roles ratio_total=size.ratio_total "
+        "ratio_weights=size.ratio_weights bits_per_weight=size.bits_per_weight raw_bytes=size.raw_total "
+        "archive_bytes=size.nbytes relative_error seconds mb_per_s device appended skipped unreadable "
+        "left_out originals unseen frames"
+    )
 
     @property
     def failure(self) -> CheckFailedError | None:

@@ -72,18 +72,7 @@ class StepDiff(Report):
     device: str = "cpu"
     most_rows: int | None = None
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "path": self.path,
-            "steps": self.steps,
-            "total": self.total,
-            "layers": self.layers,
-            "tensors": self.tensors,
-            "added": self.added,
-            "removed": self.removed,
-            "reshaped": self.reshaped,
-            "device": self.device,
-        }
+    SAYS: ClassVar = "path steps total layers tensors added removed reshaped device"
 
     @property
     def total(self) -> Movement:

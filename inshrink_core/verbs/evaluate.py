@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest
@@ -92,8 +92,7 @@ class EvaluatorReport(Report):
     why: str
     digest: str
 
-    def _document(self) -> dict[str, Any]:
-        return {"evaluator": self.output, "task": self.task, "why": self.why, "sha256": self.digest}
+    SAYS: ClassVar = "evaluator=output task why sha256=digest"
 
     def show(self, console: Console) -> None:
         """Print what was guessed."""

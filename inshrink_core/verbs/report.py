@@ -115,14 +115,7 @@ class PageReport(ReportBase):
     sections: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "output": self.output,
-            "bytes": self.nbytes,
-            "sha256": self.digest,
-            "sections": self.sections,
-            "notes": self.notes,
-        }
+    SAYS: ClassVar = "output bytes=nbytes sha256=digest sections notes"
 
     def show(self, console: Console) -> None:
         """Print what was made."""

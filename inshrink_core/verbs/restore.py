@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from inshrink_core.errors import InputError, NotFoundError, TooLargeError
 from inshrink_core.execution.progress import OnProgress, Progress
@@ -94,19 +94,10 @@ class RestoreReport(Report):
     device: str = "cpu"
     without_state: tuple[int, ...] = ()
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "steps": self.steps,
-            "steps_without_state": self.without_state,
-            "files": self.paths,
-            "format": self.layout,
-            "seconds": self.seconds,
-            "bytes_read": self.bytes_read,
-            "exact_roles": self.stored.exact,
-            "lossy_roles": self.stored.lossy,
-            "originals": self.originals,
-            "device": self.device,
-        }
+    SAYS: ClassVar = (
+        "steps steps_without_state=without_state files=paths format=layout seconds bytes_read "
+        "exact_roles=stored.exact lossy_roles=stored.lossy originals device"
+    )
 
     def show(self, console: Console) -> None:
         """Print the files written, the first ones by name."""

@@ -64,17 +64,10 @@ class SensitivityReport(Report):
     statistic: str = "mean"
     as_csv: bool = False
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "run": self.run,
-            "metric": self.table.metric,
-            "by": self.table.grouping,
-            "steps": self.table.steps,
-            "sources": self.table.sources,
-            "bytes_read": self.bytes_read,
-            "device": self.device,
-            "rows": self.rows,
-        }
+    SAYS: ClassVar = (
+        "run metric=table.metric by=table.grouping steps=table.steps sources=table.sources bytes_read "
+        "device rows"
+    )
 
     @property
     def rows(self) -> list[dict[str, Any]]:

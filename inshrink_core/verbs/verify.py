@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
 from inshrink_core.errors import CheckFailedError, DamagedError, InshrinkError, TooLargeError, spoken
 from inshrink_core.execution.progress import Progress
@@ -88,15 +88,10 @@ class StepError(Report):
     codec: str
     error: TensorError
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "tensor": self.key,
-            "codec": self.codec,
-            "max_abs": self.error.max_abs,
-            "relative_rms": self.error.relative_rms,
-            "bit_exact": self.error.bit_exact,
-        }
+    SAYS: ClassVar = (
+        "step tensor=key codec max_abs=error.max_abs relative_rms=error.relative_rms "
+        "bit_exact=error.bit_exact"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,21 +137,10 @@ class Verification(Report):
     originals: OriginalChecks
     device: str = "cpu"
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "ok": self.ok,
-            "problems": self.problems,
-            "notes": self.notes,
-            "frames": self.n_frames,
-            "deep": self.deep,
-            "device": self.device,
-            "missing_steps": self.missing_steps,
-            "unreadable": self.unreadable,
-            "exact_roles": self.stored.exact,
-            "lossy_roles": self.stored.lossy,
-            "originals": self.originals,
-            "errors": self.errors,
-        }
+    SAYS: ClassVar = (
+        "ok problems notes frames=n_frames deep device missing_steps unreadable exact_roles=stored.exact "
+        "lossy_roles=stored.lossy originals errors"
+    )
 
     @property
     def ok(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
@@ -134,11 +133,9 @@ class Frame(NamedTuple):
 
 def pack_standalone(frame: Frame, *, based: bool = False) -> bytes:
     """Return the payload of a tensor without a state before it; `based`: upon the points of a base model."""
-    spacing = frame.state.spacing
-    head = bytearray(struct.pack("<b", spacing.exponent))
-    write_varint(head, spacing.units)
     scales, contexts = pack_scales(frame.rounded.tokens, frame.state.shape)
-    return _pack(Kind.BASED if based else Kind.STANDALONE, frame, head + scales, contexts, spacing.units)
+    kind = Kind.BASED if based else Kind.STANDALONE
+    return _pack(kind, frame, frame.state.spacing.exponent, contexts, scales)
 
 
 def base_points(base: BaseReference, lattice: Lattice) -> Tensor:
@@ -152,9 +149,7 @@ def base_points(base: BaseReference, lattice: Lattice) -> Tensor:
 
 def pack_delta(frame: Frame, shift: int, snap: bool = False) -> bytes:
     """Return the payload of changes; the reference was `refined` by `shift` bits before, or `snapped`."""
-    head = bytearray((shift | (_SNAP if snap else 0),))
-    write_varint(head, frame.state.spacing.units)
-    return _pack(Kind.DELTA, frame, head, frame.history, frame.state.spacing.units)
+    return _pack(Kind.DELTA, frame, shift | (_SNAP if snap else 0), frame.history)
 
 
 def points_moved(payload: bytes | memoryview) -> bool:
@@ -171,8 +166,7 @@ def pack_snapshot(state: LatticeReference) -> bytes:
     multiples = (state.integers // divisor).to(torch.float32)
     rounded = round_to_lattice(multiples, zeros, None, _UNIT_LATTICE)
     rounded.tokens[state.exact_at] = EXACT
-    head = bytearray(struct.pack("<b", state.spacing.exponent))
-    write_varint(head, state.spacing.units)
+    head = bytearray()
     write_varint(head, divisor)
     if state.history is not None:
         write_section(head, encode_rans(state.history, None, _HISTORIES))
@@ -183,12 +177,17 @@ def pack_snapshot(state: LatticeReference) -> bytes:
         n_large=rounded.n_large + n_exact,
         largest=EXACT if n_exact else rounded.largest,
     )
-    return _pack(Kind.SNAPSHOT, Frame(rounded, zeros, None, state), head + scales, contexts, 1)
+    return _pack(
+        Kind.SNAPSHOT, Frame(rounded, zeros, None, state), state.spacing.exponent, contexts, head + scales
+    )
 
 
-def _pack(kind: Kind, frame: Frame, head: bytearray, contexts: Tensor | None, spacing: int) -> bytes:
-    """Return a payload: flags, what its kind begins with, extra bits, exact values, alphabet and tokens."""
+def _pack(
+    kind: Kind, frame: Frame, first: int, contexts: Tensor | None, head: bytes | bytearray = b""
+) -> bytes:
+    """Return a payload: flags, a byte, spacing, what else its kind has, extra bits, exact values, tokens."""
     rounded, state = frame.rounded, frame.state
+    spacing = 1 if kind is Kind.SNAPSHOT else state.spacing.units
     flags = (TRACKED if state.history is not None else 0) | (CONTEXTS if contexts is not None else 0)
     sections = []
     if rounded.n_large > rounded.n_exact:
@@ -198,7 +197,9 @@ def _pack(kind: Kind, frame: Frame, head: bytearray, contexts: Tensor | None, sp
     if state.exact_values.numel():
         flags |= KEPT
         sections.append(words_of(state.exact_values).cpu().numpy().tobytes())
-    parts = bytearray((kind | flags,)) + head
+    parts = bytearray((kind | flags, first & 0xFF))
+    write_varint(parts, state.spacing.units)
+    parts += head
     for section in sections:
         write_section(parts, section)
     n_tokens = rounded.largest + 1

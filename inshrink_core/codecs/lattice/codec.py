@@ -29,7 +29,7 @@ from inshrink_core.codec import (
     Tuning,
 )
 from inshrink_core.codecs.exact import BITSTREAM as EXACT_BITSTREAM
-from inshrink_core.codecs.exact import encode_exact, worst_case_exact_bytes
+from inshrink_core.codecs.exact import worst_case_exact_bytes
 from inshrink_core.codecs.fallback import TINY, FallbackCodec
 from inshrink_core.codecs.lattice.block import (
     UNCHANGED,
@@ -216,11 +216,12 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
 
     def covers(self, spec: TensorSpec) -> bool:
         """Whether the lossy rule covers a tensor: weights, master weights and running statistics."""
-        if spec.exact or not can_have_lattice(spec):
-            return False
-        if spec.role in _WEIGHTS:
-            return is_matrix(spec) or self.one_dimensional == "lattice"
-        return is_statistic(spec) and self.one_dimensional == "lattice"
+        return (
+            not spec.exact
+            and can_have_lattice(spec)
+            and (is_matrix(spec) or self.one_dimensional == "lattice")
+            and (spec.role in _WEIGHTS or is_statistic(spec))
+        )
 
     @classmethod
     def is_exact(cls, settings: Mapping[str, Any]) -> bool:
@@ -314,34 +315,25 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         """Return the movement and the learning rate the chain began with, and probes of the weights."""
         return dict(plan.memory)
 
-    def encode(self, item: TensorInput, plan: LatticePlan, reference: TensorReference | None) -> Encoded:
-        """Encode one tensor; what is not finite or has no spacing becomes an exact block."""
-        spec = item.spec
-        encoded = None
-        is_finer = not self.exact and _is_finer(spec, plan)
-        if self.covers(spec) and (not is_finer or self.own(reference, spec) is not None):
-            encoded = self.encode_lossy(item, plan, reference)
-        if encoded is None:
-            return encode_exact(spec, item.tensor, reference)
+    def exact_below(self, spec: TensorSpec, nbytes: int) -> int:
+        """Return the size of the block, where values of 16 bits or few of them may take less as they are."""
         # With a residual the points are kept, for the frames after it go on from them.
-        wide = spec.nbytes > 2 * spec.numel or self.exact
-        if wide and (spec.numel > TINY or 2 * len(encoded.block.payload) <= spec.nbytes):
-            return encoded
-        exact = encode_exact(spec, item.tensor, reference)
-        return min(encoded, exact, key=lambda one: len(one.block.payload))
+        return (
+            0
+            if (self.exact or spec.nbytes > 2 * spec.numel)
+            and (spec.numel > TINY or 2 * nbytes <= spec.nbytes)
+            else nbytes
+        )
 
     def encode_lossy(
         self, item: TensorInput, plan: LatticePlan, reference: TensorReference | None
     ) -> Encoded | None:
         """Return a block of lattice points; None where they do not suit, or take more than exact values."""
-        spec, state = item.spec, self.own(reference, item.spec)
-        spec.check(item.tensor)
+        spec, state, found = item.spec, self.own(reference, item.spec), None
         if state is not None:
             found = self._moved(item, plan, state)
-        elif spec.key in plan.widths:
+        elif spec.key in plan.widths and (self.exact or not _is_finer(spec, plan)):
             found = self._first(item, plan, _base_of(reference))
-        else:
-            return None
         if found is None:
             return None
         block, after = make_exact(spec, item.tensor, *found, state) if self.exact else found
@@ -443,10 +435,9 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
 
 def _is_finer(spec: TensorSpec, plan: LatticePlan) -> bool:
     """Whether points would be so much closer than the numbers of 16 bits that these take less as they are."""
-    if spec.nbytes > 2 * spec.numel or spec.key not in plan.widths:
-        return False
-    between_numbers = torch.finfo(getattr(torch, spec.dtype)).eps * plan.rms[spec.key]
-    return _FINER * plan.widths[spec.key] <= between_numbers
+    return spec.nbytes <= 2 * spec.numel and (
+        _FINER * plan.widths[spec.key] <= torch.finfo(getattr(torch, spec.dtype)).eps * plan.rms[spec.key]
+    )
 
 
 def _base_of(reference: TensorReference | None) -> BaseReference | None:
@@ -465,12 +456,12 @@ def _restored(item: TensorInput, restored: Tensor) -> Tensor | None:
 def _same(rounded: Rounded, after: LatticeReference, before: LatticeReference, moved: bool) -> bool:
     """Whether no element changed, so that the block can say just that."""
     # The largest token mostly decides; exact elements, and integers that were moved, have to be looked at.
-    if rounded.n_large > rounded.n_exact or 0 < rounded.largest < FIRST_LARGE:
-        return False
-    if (moved or rounded.n_exact) and not torch.equal(after.integers, before.integers):
-        return False
-    return torch.equal(after.exact_at, before.exact_at) and torch.equal(
-        words_of(after.exact_values), words_of(before.exact_values)
+    return (
+        rounded.n_large <= rounded.n_exact
+        and not 0 < rounded.largest < FIRST_LARGE
+        and (not (moved or rounded.n_exact) or torch.equal(after.integers, before.integers))
+        and torch.equal(after.exact_at, before.exact_at)
+        and torch.equal(words_of(after.exact_values), words_of(before.exact_values))
     )
 
 

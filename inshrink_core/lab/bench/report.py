@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inshrink_core.errors import InputError, MissingExtraError
 from inshrink_core.execution import write_whole
@@ -301,21 +301,7 @@ class BenchReport(Report):
     files: tuple[str, ...] = ()
     device: str = "cpu"
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "run": self.run,
-            "metric": self.metric,
-            "direction": self.direction,
-            "optimizer": self.optimizer,
-            "measured": self.measured,
-            "resumed": self.resumed,
-            "seconds": self.seconds,
-            "device": self.device,
-            "steps": self.steps,
-            "rows": self.rows,
-            "notes": self.notes,
-            "files": self.files,
-        }
+    SAYS: ClassVar = "run metric direction optimizer measured resumed seconds device steps rows notes files"
 
     @property
     def rows(self) -> tuple[BoundRow, ...]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inshrink_core.execution import new_array
 from inshrink_core.ops.changes import FIRST_LARGE, N_CLASSES, NEGATIVE, ChangeRule, Changes
-from inshrink_core.ops.cpu.compiled import kernel, part
+from inshrink_core.ops.cpu.compiled import Int16s, UInt8s, UInt32s, kernel, part
 
 _U8, _U32, _U64 = np.uint8, np.uint32, np.uint64
 _UNSIGNED: dict[torch.dtype, Any] = {torch.int16: np.uint16, torch.int32: np.uint32}
@@ -36,12 +36,7 @@ _AGE, _ONE_AGE = np.uint8(48), np.uint8(16)
 
 
 @part
-def renew(
-    tokens: NDArray[np.uint8],
-    odd: NDArray[np.uint8],
-    old: NDArray[np.uint8],
-    new: NDArray[np.uint8],
-) -> None:  # pragma: no cover - compiled
+def renew(tokens: UInt8s, odd: UInt8s, old: UInt8s, new: UInt8s) -> None:  # pragma: no cover - compiled
     """Fill in the histories after tokens; in bytes and without branches."""
     for i in range(tokens.size):
         token, before = tokens[i], old[i]
@@ -55,9 +50,7 @@ def renew(
 
 
 @part
-def to_tokens(
-    z: NDArray[Any], tokens: NDArray[np.uint8], low: NDArray[np.uint8]
-) -> None:  # pragma: no cover - compiled
+def to_tokens(z: NDArray[Any], tokens: UInt8s, low: UInt8s) -> None:  # pragma: no cover - compiled
     """Fill in tokens and numbers of extra bits; without branches, so that vectors hold what is one number."""
     for i in range(tokens.size):
         this = _U32(z[i])
@@ -73,7 +66,7 @@ def to_tokens(
 
 
 @part
-def any_large(tokens: NDArray[np.uint8]) -> np.bool:  # pragma: no cover - compiled
+def any_large(tokens: UInt8s) -> np.bool:  # pragma: no cover - compiled
     """Whether one of some tokens is large: those alone have a bit from the fifth on."""
     joined = _U8(0)
     for i in range(tokens.size):
@@ -85,14 +78,14 @@ def any_large(tokens: NDArray[np.uint8]) -> np.bool:  # pragma: no cover - compi
 def _find(
     words: NDArray[Any],
     earlier: NDArray[Any],
-    history: NDArray[np.uint8],
+    history: UInt8s,
     known: int,
     z: NDArray[Any],
-    odd: NDArray[np.uint8],
-    low: NDArray[np.uint8],
-    tokens: NDArray[np.uint8],
-    new: NDArray[np.uint8],
-    extra: NDArray[np.uint32],
+    odd: UInt8s,
+    low: UInt8s,
+    tokens: UInt8s,
+    new: UInt8s,
+    extra: UInt32s,
 ) -> np.int64:  # pragma: no cover - compiled
     """Find changes; return how many words the extra bits take."""
     kind = words.dtype.type
@@ -137,15 +130,15 @@ def _find(
 
 @kernel
 def _apply(
-    tokens: NDArray[np.uint8],
-    extra: NDArray[np.uint32],
+    tokens: UInt8s,
+    extra: UInt32s,
     earlier: NDArray[Any],
-    history: NDArray[np.uint8],
+    history: UInt8s,
     known: int,
     z: NDArray[Any],
-    odd: NDArray[np.uint8],
+    odd: UInt8s,
     words: NDArray[Any],
-    new: NDArray[np.uint8],
+    new: UInt8s,
 ) -> np.int64:  # pragma: no cover - compiled
     """Apply changes; return how many extra bits they took, or -1 where there are too few or more than zeros.
 
@@ -196,12 +189,12 @@ def _apply(
 @kernel
 def _contexts(
     earlier: NDArray[Any],
-    history: NDArray[np.uint8],
+    history: UInt8s,
     known: int,
     mapping: NDArray[Any],
     mantissa: int,
     top: int,
-    places: NDArray[np.int16],
+    places: Int16s,
     out: NDArray[Any],
 ) -> None:  # pragma: no cover - compiled
     kind = earlier.dtype.type
@@ -220,7 +213,7 @@ def _contexts(
             here[i] = mapping[places[i]]
 
 
-def _history(history: Tensor | None) -> tuple[NDArray[np.uint8], int]:
+def _history(history: Tensor | None) -> tuple[UInt8s, int]:
     """Histories and 1; or those of a block that stands for all, and 0."""
     return (_NOTHING, 0) if history is None else (history.numpy(), 1)
 
@@ -242,7 +235,7 @@ def find_changes(words: Tensor, earlier: Tensor, history: Tensor | None, rule: C
 
 
 def apply_changes(
-    tokens: Tensor, extra: NDArray[np.uint32], earlier: Tensor, history: Tensor | None, rule: ChangeRule
+    tokens: Tensor, extra: UInt32s, earlier: Tensor, history: Tensor | None, rule: ChangeRule
 ) -> tuple[Tensor, Tensor, bool]:
     """See `inshrink_core.ops.changes.apply_changes`."""
     before, (old, known) = _bits(earlier), _history(history)

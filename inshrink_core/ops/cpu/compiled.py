@@ -12,8 +12,21 @@ import logging
 import time
 from typing import Any
 
+import numpy as np
 from numba import njit
 from numba.core import event
+from numpy.typing import NDArray
+
+UInt8s = NDArray[np.uint8]
+UInt16s = NDArray[np.uint16]
+UInt32s = NDArray[np.uint32]
+UInt64s = NDArray[np.uint64]
+Int16s = NDArray[np.int16]
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+Float32s = NDArray[np.float32]
+Float64s = NDArray[np.float64]
+"""Arrays as kernels take them."""
 
 _njit: Any = njit
 

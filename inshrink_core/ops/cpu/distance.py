@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.cpu.compiled import kernel, part
+from inshrink_core.ops.cpu.compiled import Float32s, Float64s, Int32s, kernel, part
 from inshrink_core.ops.distance import N_SUMS, Distance, added_up, slices_of
 
 _F32, _F64 = np.float32, np.float64
@@ -17,7 +16,7 @@ _LARGEST = np.finfo(np.float32).max
 
 @part
 def add_square(
-    value: np.float32, away: np.float32, k: int, errors: NDArray[np.float64], norms: NDArray[np.float64]
+    value: np.float32, away: np.float32, k: int, errors: Float64s, norms: Float64s
 ) -> None:  # pragma: no cover - compiled
     """Add the squares of a value and of its error to a sum each."""
     # Neither comparison holds for NaN.
@@ -29,10 +28,7 @@ def add_square(
 
 @kernel
 def _add_squares(
-    values: NDArray[np.float32],
-    decoded: NDArray[np.float32],
-    errors: NDArray[np.float64],
-    norms: NDArray[np.float64],
+    values: Float32s, decoded: Float32s, errors: Float64s, norms: Float64s
 ) -> None:  # pragma: no cover - compiled
     """Add squares to sums, of which there are `N_SUMS` each."""
     whole = values.size // N_SUMS * N_SUMS
@@ -47,11 +43,7 @@ def _add_squares(
 
 @kernel
 def _add_squares_to_lattice(
-    values: NDArray[np.float32],
-    integers: NDArray[np.int32],
-    unit: np.float32,
-    errors: NDArray[np.float64],
-    norms: NDArray[np.float64],
+    values: Float32s, integers: Int32s, unit: np.float32, errors: Float64s, norms: Float64s
 ) -> None:  # pragma: no cover - compiled
     """Do what `_add_squares` does."""
     whole = values.size // N_SUMS * N_SUMS

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.execution import new_array
-from inshrink_core.ops.cpu.compiled import kernel, part
+from inshrink_core.ops.cpu.compiled import Float32s, Int32s, Int64s, UInt8s, kernel, part
 from inshrink_core.ops.lattice import (
     CONTEXT_BITS,
     EXACT,
@@ -64,11 +63,7 @@ _NEXT_HISTORIES = np.array([[_next_history(sign, old) for old in range(256)] for
 
 @part
 def turn(
-    z: NDArray[np.uint8],
-    history: NDArray[np.uint8],
-    forward: bool,
-    turned: NDArray[np.uint8],
-    new: NDArray[np.uint8],
+    z: UInt8s, history: UInt8s, forward: bool, turned: UInt8s, new: UInt8s
 ) -> np.int64:  # pragma: no cover - compiled
     """Turn small z, or turn tokens back; return the largest token. The next history comes with it.
 
@@ -97,7 +92,7 @@ def turn(
 
 
 @part
-def any_large(tokens: NDArray[np.uint8]) -> np.bool:  # pragma: no cover - compiled
+def any_large(tokens: UInt8s) -> np.bool:  # pragma: no cover - compiled
     """Whether one of a few tokens is large or exact: those alone have the highest bit."""
     joined = _U8(0)
     for i in range(tokens.size):
@@ -107,11 +102,7 @@ def any_large(tokens: NDArray[np.uint8]) -> np.bool:  # pragma: no cover - compi
 
 @part
 def find_changes(
-    w: NDArray[np.float32],
-    x: NDArray[np.int32],
-    unit: np.float32,
-    reciprocal: np.float32,
-    changes: NDArray[np.float32],
+    w: Float32s, x: Int32s, unit: np.float32, reciprocal: np.float32, changes: Float32s
 ) -> None:  # pragma: no cover - compiled
     """Find the changes to the nearest points as floats."""
     for i in range(w.size):
@@ -121,13 +112,13 @@ def find_changes(
 
 @part
 def match_changes(
-    w: NDArray[np.float32],
-    b: NDArray[np.float32],
-    x: NDArray[np.int32],
+    w: Float32s,
+    b: Float32s,
+    x: Int32s,
     unit: np.float32,
     reciprocal: np.float32,
     grade: int,
-    changes: NDArray[np.float32],
+    changes: Float32s,
 ) -> None:  # pragma: no cover - compiled
     """Find the changes of a row that keep its movement, as floats."""
     half, zero, scale = _F32(0.5), _F32(0.0), _F32(1.0 / 4096.0)
@@ -150,13 +141,7 @@ def match_changes(
 
 @part
 def take_changes(
-    changes: NDArray[np.float32],
-    x: NDArray[np.int32],
-    m: np.int32,
-    top: np.int32,
-    limit: np.float32,
-    after: NDArray[np.int32],
-    z: NDArray[np.uint8],
+    changes: Float32s, x: Int32s, m: np.int32, top: np.int32, limit: np.float32, after: Int32s, z: UInt8s
 ) -> tuple[np.int32, np.int32]:  # pragma: no cover - compiled
     """Turn float changes into integers; return the bits of all z, and less than 0 if one is out of range.
 
@@ -182,7 +167,7 @@ def take_changes(
 
 @part
 def enlarge(
-    changes: NDArray[np.float32], history: NDArray[np.uint8], tokens: NDArray[np.uint8]
+    changes: Float32s, history: UInt8s, tokens: UInt8s
 ) -> tuple[np.int64, np.int64]:  # pragma: no cover - compiled
     """Find all tokens of a chunk, in which some are large; return how many those are, and the largest.
 
@@ -204,14 +189,14 @@ def enlarge(
 
 @part
 def mend(
-    changes: NDArray[np.float32],
-    x: NDArray[np.int32],
-    history: NDArray[np.uint8],
+    changes: Float32s,
+    x: Int32s,
+    history: UInt8s,
     spacing: int,
     bound: int,
-    tokens: NDArray[np.uint8],
-    after: NDArray[np.int32],
-    new: NDArray[np.uint8],
+    tokens: UInt8s,
+    after: Int32s,
+    new: UInt8s,
 ) -> tuple[int, int, np.int64]:  # pragma: no cover - compiled
     """Do over a chunk that has exact changes; return how many are large or exact, and the largest token."""
     limit = _F32(MAX_PRODUCT // spacing)
@@ -241,14 +226,14 @@ def mend(
 
 @part
 def advance_large(
-    tokens: NDArray[np.uint8],
-    large: NDArray[np.int64],
-    integers: NDArray[np.int32],
-    history: NDArray[np.uint8],
+    tokens: UInt8s,
+    large: Int64s,
+    integers: Int32s,
+    history: UInt8s,
     spacing: int,
     bound: int,
-    after: NDArray[np.int32],
-    new: NDArray[np.uint8],
+    after: Int32s,
+    new: UInt8s,
 ) -> int:  # pragma: no cover - compiled
     """Do over a chunk with large or exact tokens; return how many large it took, or -1: not valid."""
     taken, outside, top = 0, _I32(0), _I32(bound)
@@ -279,7 +264,7 @@ def advance_large(
 
 @part
 def move(
-    z: NDArray[np.uint8], x: NDArray[np.int32], m: np.int32, top: np.int32, after: NDArray[np.int32]
+    z: UInt8s, x: Int32s, m: np.int32, top: np.int32, after: Int32s
 ) -> np.int32:  # pragma: no cover - compiled
     """Apply small changes; return less than 0 if one leads out of range."""
     outside = _I32(0)
@@ -294,21 +279,21 @@ def move(
 
 @kernel
 def _round(
-    values: NDArray[np.float32],
-    integers: NDArray[np.int32],
+    values: Float32s,
+    integers: Int32s,
     known: int,
-    history: NDArray[np.uint8],
+    history: UInt8s,
     tracked: int,
     unit: np.float32,
     spacing: int,
     reciprocal: np.float32,
     bound: int,
-    changes: NDArray[np.float32],
+    changes: Float32s,
     matched: int,
-    z: NDArray[np.uint8],
-    tokens: NDArray[np.uint8],
-    after: NDArray[np.int32],
-    new: NDArray[np.uint8],
+    z: UInt8s,
+    tokens: UInt8s,
+    after: Int32s,
+    new: UInt8s,
 ) -> tuple[int, int, int]:  # pragma: no cover - compiled
     """Round a tensor; return the counts of large and of exact tokens, and the largest token.
 
@@ -339,13 +324,13 @@ def _round(
 
 @kernel
 def _match(
-    values: NDArray[np.float32],
-    base: NDArray[np.float32],
-    integers: NDArray[np.int32],
+    values: Float32s,
+    base: Float32s,
+    integers: Int32s,
     unit: np.float32,
     reciprocal: np.float32,
-    grades: NDArray[np.int32],
-    changes: NDArray[np.float32],
+    grades: Int32s,
+    changes: Float32s,
 ) -> None:  # pragma: no cover - compiled
     """Find the changes of matched gain: a pass of its own, so that only a run with a restore compiles it."""
     length = values.size // grades.size
@@ -362,13 +347,12 @@ def _match(
         )
 
 
-def _given(
-    integers: Tensor | None, history: Tensor | None
-) -> tuple[NDArray[np.int32], int, NDArray[np.uint8], int]:
+def _given(integers: Tensor | None, history: Tensor | None) -> tuple[Int32s, int, UInt8s, int]:
     """Return integers and history as kernels take them: 1 behind each, or 0 if there is none."""
-    x = _NOTHING if integers is None else integers.numpy()
-    old = _UNKNOWN if history is None else history.numpy()
-    return x, int(integers is not None), old, int(history is not None)
+    return (
+        *((_NOTHING, 0) if integers is None else (integers.numpy(), 1)),
+        *((_UNKNOWN, 0) if history is None else (history.numpy(), 1)),
+    )
 
 
 def round_to_lattice(
@@ -416,17 +400,17 @@ def round_to_lattice(
 
 @kernel
 def _advance(
-    tokens: NDArray[np.uint8],
-    large: NDArray[np.int64],
-    integers: NDArray[np.int32],
+    tokens: UInt8s,
+    large: Int64s,
+    integers: Int32s,
     known: int,
-    history: NDArray[np.uint8],
+    history: UInt8s,
     tracked: int,
     spacing: int,
     bound: int,
-    z: NDArray[np.uint8],
-    after: NDArray[np.int32],
-    new: NDArray[np.uint8],
+    z: UInt8s,
+    after: Int32s,
+    new: UInt8s,
 ) -> bool:  # pragma: no cover - compiled
     """Apply tokens; `known` and `tracked` are 1, or 0 where their array is the same for each chunk."""
     m, top = _I32(spacing), _I32(bound)
@@ -450,11 +434,7 @@ def _advance(
 
 
 def advance(
-    tokens: Tensor,
-    large: NDArray[np.int64],
-    integers: Tensor | None,
-    history: Tensor | None,
-    lattice: Lattice,
+    tokens: Tensor, large: Int64s, integers: Tensor | None, history: Tensor | None, lattice: Lattice
 ) -> Advanced:
     """See `lattice.advance`."""
     n = tokens.numel()
@@ -465,9 +445,7 @@ def advance(
 
 
 @kernel
-def _scale(
-    integers: NDArray[np.int32], unit: np.float32, values: NDArray[np.float32]
-) -> None:  # pragma: no cover - compiled
+def _scale(integers: Int32s, unit: np.float32, values: Float32s) -> None:  # pragma: no cover - compiled
     """Turn integers into values."""
     for i in range(integers.size):
         values[i] = _F32(_F32(integers[i]) * unit)
@@ -485,14 +463,14 @@ _best_grade = part(reference.best_grade)
 
 @kernel
 def _grades(
-    values: NDArray[np.float32],
-    base: NDArray[np.float32],
-    integers: NDArray[np.int32],
+    values: Float32s,
+    base: Float32s,
+    integers: Int32s,
     unit: np.float32,
     reciprocal: np.float32,
-    keys: NDArray[np.int32],
-    counts: NDArray[np.int64],
-    grades: NDArray[np.int32],
+    keys: Int32s,
+    counts: Int64s,
+    grades: Int32s,
 ) -> None:  # pragma: no cover - compiled
     """Find the grade of each row; `keys` holds a chunk, `counts` is (3, bins)."""
     length = values.size // grades.size
@@ -526,7 +504,7 @@ def gain_grades(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice
 
 
 @kernel
-def _count_large(tokens: NDArray[np.uint8]) -> tuple[int, int]:  # pragma: no cover - compiled
+def _count_large(tokens: UInt8s) -> tuple[int, int]:  # pragma: no cover - compiled
     """Return how many tokens have extra bits, and how many bits."""
     n_large, quarters = 0, 0
     for begin in range(0, tokens.size, _NEIGHBOURS):
@@ -541,14 +519,14 @@ def _count_large(tokens: NDArray[np.uint8]) -> tuple[int, int]:  # pragma: no co
 
 @kernel
 def _take_large(
-    tokens: NDArray[np.uint8],
-    after: NDArray[np.int32],
-    before: NDArray[np.int32],
+    tokens: UInt8s,
+    after: Int32s,
+    before: Int32s,
     known: int,
-    history: NDArray[np.uint8],
+    history: UInt8s,
     tracked: int,
     spacing: int,
-    z: NDArray[np.int64],
+    z: Int64s,
 ) -> None:  # pragma: no cover - compiled
     """Fill in z, and one more; `known` and `tracked` are 1, or 0 where there is nothing before."""
     # A whole quotient below 2**26, which float64 has at hand: integers take five times as long to divide.
@@ -566,7 +544,7 @@ def _take_large(
 
 def large_changes(
     tokens: Tensor, before: Tensor | None, after: Tensor, history: Tensor | None, spacing: int
-) -> NDArray[np.int64]:
+) -> Int64s:
     """See `lattice.large_changes`."""
     n_large, _ = _count_large(tokens.numpy())
     z = np.empty(n_large + 1, np.int64)
@@ -575,7 +553,7 @@ def large_changes(
 
 
 @kernel
-def _write_extra(z: NDArray[np.int64], bits: NDArray[np.uint8]) -> int:  # pragma: no cover - compiled
+def _write_extra(z: Int64s, bits: UInt8s) -> int:  # pragma: no cover - compiled
     """Put the bits below the highest three of each number into bytes of zeros; return how many."""
     at = 0
     for i in range(z.size):
@@ -589,7 +567,7 @@ def _write_extra(z: NDArray[np.int64], bits: NDArray[np.uint8]) -> int:  # pragm
     return at
 
 
-def pack_extra(z: NDArray[np.int64]) -> bytes:
+def pack_extra(z: Int64s) -> bytes:
     """See `lattice.pack_extra`."""
     # Of 27 bits, 25 are extra.
     bits = np.zeros(4 * z.size + 1, np.uint8)
@@ -598,9 +576,7 @@ def pack_extra(z: NDArray[np.int64]) -> bytes:
 
 
 @kernel
-def _read_extra(
-    tokens: NDArray[np.uint8], bits: NDArray[np.uint8], z: NDArray[np.int64]
-) -> None:  # pragma: no cover - compiled
+def _read_extra(tokens: UInt8s, bits: UInt8s, z: Int64s) -> None:  # pragma: no cover - compiled
     """Fill in z; four bytes that are not read from follow those that are."""
     at = taken = np.int64(0)
     for begin in range(0, tokens.size, _NEIGHBOURS):
@@ -617,7 +593,7 @@ def _read_extra(
             at, taken = at + length, taken + 1
 
 
-def unpack_extra(tokens: Tensor, extra: bytes | memoryview) -> NDArray[np.int64] | None:
+def unpack_extra(tokens: Tensor, extra: bytes | memoryview) -> Int64s | None:
     """See `lattice.unpack_extra`."""
     n_large, n_bits = _count_large(tokens.numpy())
     stored = np.frombuffer(extra, np.uint8)
@@ -629,9 +605,7 @@ def unpack_extra(tokens: Tensor, extra: bytes | memoryview) -> NDArray[np.int64]
 
 
 @kernel
-def _sum_sides(
-    tokens: NDArray[np.uint8], rows: NDArray[np.int64], columns: NDArray[np.int64]
-) -> None:  # pragma: no cover - compiled
+def _sum_sides(tokens: UInt8s, rows: Int64s, columns: Int64s) -> None:  # pragma: no cover - compiled
     """Add tokens to the sums of their row and column."""
     n = columns.size
     for row in range(rows.size):
@@ -643,7 +617,7 @@ def _sum_sides(
         rows[row] = total
 
 
-def sum_tokens(tokens: Tensor, n_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def sum_tokens(tokens: Tensor, n_rows: int) -> tuple[Int64s, Int64s]:
     """See `lattice.sum_tokens`."""
     rows, columns = np.empty(n_rows, np.int64), np.zeros(tokens.numel() // n_rows, np.int64)
     _sum_sides(tokens.numpy(), rows, columns)

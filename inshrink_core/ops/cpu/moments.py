@@ -11,11 +11,10 @@ import threading
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.execution import new_array
-from inshrink_core.ops.cpu.compiled import kernel, part
+from inshrink_core.ops.cpu.compiled import Float32s, Float64s, Int32s, Int64s, UInt8s, kernel, part
 from inshrink_core.ops.moments import (
     BAND,
     EIGHTHS,
@@ -85,7 +84,7 @@ _rooms = _Rooms()
 
 
 @part
-def _kinds(bits: NDArray[np.int32]) -> tuple[np.bool, np.bool]:  # pragma: no cover - compiled
+def _kinds(bits: Int32s) -> tuple[np.bool, np.bool]:  # pragma: no cover - compiled
     """Whether all numbers are finite, and whether some are below zero."""
     largest, negative = _I32(0), _I32(0)
     for i in range(bits.size):
@@ -97,7 +96,7 @@ def _kinds(bits: NDArray[np.int32]) -> tuple[np.bool, np.bool]:  # pragma: no co
 
 
 @part
-def _covers(squares: NDArray[np.int32], values: NDArray[np.int32]) -> bool:  # pragma: no cover - compiled
+def _covers(squares: Int32s, values: Int32s) -> bool:  # pragma: no cover - compiled
     """Whether second moments, as bits, are finite, not negative, and zero only where a value is."""
     found = 0
     for i in range(values.size):
@@ -110,7 +109,7 @@ def _covers(squares: NDArray[np.int32], values: NDArray[np.int32]) -> bool:  # p
 
 
 @part
-def _sum_up(sums: NDArray[np.float64]) -> np.float64:  # pragma: no cover - compiled
+def _sum_up(sums: Float64s) -> np.float64:  # pragma: no cover - compiled
     """Add neighbours until one is left, and set all to zero."""
     left = N_SUMS
     while left > 1:
@@ -134,7 +133,7 @@ def _eighths(value: np.float64) -> np.int64:  # pragma: no cover - compiled
 
 @part
 def _log_means(
-    values: NDArray[np.float32], squared: bool, room: NDArray[np.float64], n_rows: int
+    values: Float32s, squared: bool, room: Float64s, n_rows: int
 ) -> np.float64:  # pragma: no cover - compiled
     """Sum up rows and columns, or their squares, and return the sum of all; the room is zeros.
 
@@ -183,7 +182,7 @@ def _clipped(value: np.int64, low: int, high: int) -> np.int64:  # pragma: no co
 
 @part
 def _find_units(
-    row: np.int64, columns: NDArray[np.int64], by_row: NDArray[np.float32]
+    row: np.int64, columns: Int64s, by_row: Float32s
 ) -> tuple[np.int64, np.float32]:  # pragma: no cover - compiled
     """Return which line of `by_row` has a row's units, and a power of two that they are short of.
 
@@ -206,7 +205,7 @@ def _magnitude(value: np.float32, unit: np.float32) -> np.int32:  # pragma: no c
 
 
 @part
-def _find_threshold(counts: NDArray[np.int64], largest: int) -> int:  # pragma: no cover - compiled
+def _find_threshold(counts: Int64s, largest: int) -> int:  # pragma: no cover - compiled
     """Return the largest threshold that preserves the projection, or -1; the counts become zeros."""
     n, wanted = 0, np.int64(0)
     for size in range(largest + 1):
@@ -229,15 +228,15 @@ def _find_threshold(counts: NDArray[np.int64], largest: int) -> int:  # pragma: 
 
 @kernel
 def _round_first(
-    values: NDArray[np.float32],
-    squares: NDArray[np.float32],
+    values: Float32s,
+    squares: Float32s,
     unit: float,
     allowed: float,
-    counts: NDArray[np.int64],
-    room: NDArray[np.float64],
-    rows: NDArray[np.uint8],
-    columns: NDArray[np.uint8],
-    elements: NDArray[np.uint8],
+    counts: Int64s,
+    room: Float64s,
+    rows: UInt8s,
+    columns: UInt8s,
+    elements: UInt8s,
 ) -> tuple[int, int]:  # pragma: no cover - compiled
     """Round a first moment; return how that ended, and the base. `squares` are empty where there are none."""
     n_rows, n = rows.size, columns.size
@@ -344,16 +343,16 @@ def _code_of(eighths: np.int64, old: int, least: int) -> np.int64:  # pragma: no
 
 @kernel
 def _round_second(
-    values: NDArray[np.float32],
+    values: Float32s,
     base: int,
-    old_rows: NDArray[np.uint8],
-    old_columns: NDArray[np.uint8],
-    before: NDArray[np.uint8],
-    edges: NDArray[np.int32],
-    room: NDArray[np.float64],
-    rows: NDArray[np.uint8],
-    columns: NDArray[np.uint8],
-    elements: NDArray[np.uint8],
+    old_rows: UInt8s,
+    old_columns: UInt8s,
+    before: UInt8s,
+    edges: Int32s,
+    room: Float64s,
+    rows: UInt8s,
+    columns: UInt8s,
+    elements: UInt8s,
 ) -> tuple[int, int]:  # pragma: no cover - compiled
     """Round a second moment; return how that ended, and the base. What was before is empty if nothing was.
 
@@ -414,7 +413,7 @@ def _round_second(
 
 @kernel
 def _round_vector(
-    bits: NDArray[np.int32], base: int, known: bool, codes: NDArray[np.uint8]
+    bits: Int32s, base: int, known: bool, codes: UInt8s
 ) -> tuple[int, int]:  # pragma: no cover - compiled
     """Round non-negative values to powers of two; return how that ended, and the base."""
     finite, negative = _kinds(bits)
@@ -454,13 +453,13 @@ def _move(
 
 @kernel
 def _carry_octaves(
-    values: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    columns: NDArray[np.int64],
-    before: NDArray[np.uint8],
-    counts: NDArray[np.int64],
-    declines: NDArray[np.int64],
-    elements: NDArray[np.uint8],
+    values: Float32s,
+    rows: Int64s,
+    columns: Int64s,
+    before: UInt8s,
+    counts: Int64s,
+    declines: Int64s,
+    elements: UInt8s,
 ) -> bool:  # pragma: no cover - compiled
     """Move octaves as values have moved: `elements` are what they become where there is none before."""
     n, bits, top, least = columns.size, values.view(np.int32), np.int64(0), np.int64(0)
@@ -497,11 +496,7 @@ def carry_octaves(values: Tensor, units: Units, before: Tensor, rounded: Tensor)
 
 @kernel
 def _draw_octaves(
-    values: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    columns: NDArray[np.int64],
-    draw: int,
-    elements: NDArray[np.uint8],
+    values: Float32s, rows: Int64s, columns: Int64s, draw: int, elements: UInt8s
 ) -> None:  # pragma: no cover - compiled
     """Round to the octave below or above, by what is drawn for each place."""
     n, bits = columns.size, values.view(np.int32)
@@ -556,7 +551,7 @@ def round_vector(values: Tensor, before: int | None) -> Codes | None:
     return _codes(ended, _NOTHING, _NOTHING, codes)
 
 
-def _codes(ended: tuple[int, int], *sides: NDArray[np.uint8]) -> Codes | None:
+def _codes(ended: tuple[int, int], *sides: UInt8s) -> Codes | None:
     if ended[0] == _REFUSED:
         return None
     if ended[0] == _EMPTY:
@@ -566,19 +561,19 @@ def _codes(ended: tuple[int, int], *sides: NDArray[np.uint8]) -> Codes | None:
 
 
 @functools.lru_cache
-def _edges(held: float) -> NDArray[np.int32]:
+def _edges(held: float) -> Int32s:
     return np.array(octave_edges(held), np.int32).reshape(2, 4)
 
 
 @kernel
 def _expand(
-    rows: NDArray[np.uint8],
-    columns: NDArray[np.int32],
-    elements: NDArray[np.uint8],
+    rows: UInt8s,
+    columns: Int32s,
+    elements: UInt8s,
     known: int,
     scaled: int,
-    table: NDArray[np.float32],
-    values: NDArray[np.float32],
+    table: Float32s,
+    values: Float32s,
 ) -> None:  # pragma: no cover - compiled
     """Look values up by their row's code, their column's and, but for integers, twice their own.
 

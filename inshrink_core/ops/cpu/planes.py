@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.cpu.compiled import kernel
+from inshrink_core.ops.cpu.compiled import UInt8s, kernel
 from inshrink_core.ops.planes import Transform
 
 __all__: list[str] = []
@@ -49,7 +49,7 @@ def _split(
     known: int,
     rule: NDArray[Any],
     block: NDArray[Any],
-    planes: NDArray[np.uint8],
+    planes: UInt8s,
 ) -> None:  # pragma: no cover - compiled
     delta, ordered, turned, shift, top = rule[0], rule[1], rule[2], rule[3], rule[4]
     kind = words.dtype.type
@@ -72,7 +72,7 @@ def _split(
 
 @kernel
 def _merge(
-    planes: NDArray[np.uint8],
+    planes: UInt8s,
     reference: NDArray[Any],
     known: int,
     rule: NDArray[Any],

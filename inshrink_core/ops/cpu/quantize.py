@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from inshrink_core.ops.cpu.compiled import Float32s, Int64s, UInt8s
 from inshrink_core.ops.cpu.symbols import count_groups
 from inshrink_core.ops.flat import as_float32, flattened
 from inshrink_core.ops.quantize import INFINITE_KEY, MAGNITUDE_KEYS, N_KEYS, PROTECTED
@@ -35,7 +36,7 @@ def _bits(tensor: Tensor) -> tuple[NDArray[Any], int]:
 
 
 @numba.njit(nogil=True, cache=True)
-def _histogram(bits: NDArray[Any], shift: int) -> NDArray[np.int64]:  # pragma: no cover - compiled
+def _histogram(bits: NDArray[Any], shift: int) -> Int64s:  # pragma: no cover - compiled
     counts = np.zeros(N_KEYS, np.int64)
     for i in range(bits.size):
         counts[bits[i] >> shift] += 1
@@ -51,8 +52,8 @@ def _sensitivity_key(value: np.float32, gradient: np.float32) -> int:  # pragma:
 
 @numba.njit(nogil=True, cache=True)
 def _histogram_between(
-    values: NDArray[np.float32], gradient: NDArray[np.float32], low: int, high: int
-) -> NDArray[np.int64]:  # pragma: no cover - compiled
+    values: Float32s, gradient: Float32s, low: int, high: int
+) -> Int64s:  # pragma: no cover - compiled
     counts = np.zeros(N_KEYS, np.int64)
     bits = values.view(np.uint32)
     for i in range(values.size):
@@ -63,9 +64,7 @@ def _histogram_between(
 
 
 @numba.njit(nogil=True, cache=True)
-def _histogram_products(
-    values: NDArray[np.float32], gradient: NDArray[np.float32]
-) -> NDArray[np.int64]:  # pragma: no cover - compiled
+def _histogram_products(values: Float32s, gradient: Float32s) -> Int64s:  # pragma: no cover - compiled
     counts = np.zeros(MAGNITUDE_KEYS, np.int64)
     for i in range(values.size):
         counts[_sensitivity_key(values[i], gradient[i])] += 1
@@ -73,21 +72,14 @@ def _histogram_products(
 
 
 @numba.njit(nogil=True, cache=True)
-def _assign(
-    bits: NDArray[Any], shift: int, lut: NDArray[np.uint8], out: NDArray[np.uint8]
-) -> None:  # pragma: no cover - compiled
+def _assign(bits: NDArray[Any], shift: int, lut: UInt8s, out: UInt8s) -> None:  # pragma: no cover - compiled
     for i in range(bits.size):
         out[i] = lut[bits[i] >> shift]
 
 
 @numba.njit(nogil=True, cache=True)
 def _assign_between(
-    values: NDArray[np.float32],
-    gradient: NDArray[np.float32],
-    lut: NDArray[np.uint8],
-    low: int,
-    high: int,
-    out: NDArray[np.uint8],
+    values: Float32s, gradient: Float32s, lut: UInt8s, low: int, high: int, out: UInt8s
 ) -> None:  # pragma: no cover - compiled
     bits = values.view(np.uint32)
     for i in range(values.size):
@@ -101,9 +93,7 @@ def _assign_between(
 
 
 @numba.njit(nogil=True, cache=True)
-def _gather(
-    bits: NDArray[Any], symbols: NDArray[np.uint8], out: NDArray[Any]
-) -> None:  # pragma: no cover - compiled
+def _gather(bits: NDArray[Any], symbols: UInt8s, out: NDArray[Any]) -> None:  # pragma: no cover - compiled
     position = 0
     for i in range(symbols.size):
         if symbols[i] == PROTECTED:
@@ -113,7 +103,7 @@ def _gather(
 
 @numba.njit(nogil=True, cache=True)
 def _dequantize(
-    symbols: NDArray[np.uint8], table: NDArray[Any], protected: NDArray[Any], out: NDArray[Any]
+    symbols: UInt8s, table: NDArray[Any], protected: NDArray[Any], out: NDArray[Any]
 ) -> None:  # pragma: no cover - compiled
     if protected.size == 0:
         for i in range(symbols.size):
@@ -130,11 +120,7 @@ def _dequantize(
 
 @numba.njit(nogil=True, cache=True)
 def _gather_decoded(
-    symbols: NDArray[np.uint8],
-    previous: NDArray[np.uint8],
-    table: NDArray[Any],
-    protected: NDArray[Any],
-    out: NDArray[Any],
+    symbols: UInt8s, previous: UInt8s, table: NDArray[Any], protected: NDArray[Any], out: NDArray[Any]
 ) -> None:  # pragma: no cover - compiled
     position, before = 0, 0
     for i in range(symbols.size):

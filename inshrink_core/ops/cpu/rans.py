@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.execution import new_array
-from inshrink_core.ops.cpu.compiled import inlined, kernel, part
+from inshrink_core.ops.cpu.compiled import Int64s, UInt8s, UInt16s, UInt32s, inlined, kernel, part
 from inshrink_core.ops.cpu.wide_rans import LANES, decode_steps, encode_steps, is_wide
 from inshrink_core.ops.rans import (
     BIT_LENGTHS,
@@ -58,13 +58,13 @@ _CONTEXT = np.uint64(CONTEXT_MASK)
 
 @part
 def encode_lanes(
-    symbols: NDArray[np.uint8],
-    contexts: NDArray[np.uint8],
+    symbols: UInt8s,
+    contexts: UInt8s,
     every: np.int64,
-    bases: NDArray[np.uint32],
-    table: NDArray[np.uint32],
-    states: NDArray[np.uint32],
-    words: NDArray[np.uint16],
+    bases: UInt32s,
+    table: UInt32s,
+    states: UInt32s,
+    words: UInt16s,
     end: int,
     stop: int,
 ) -> np.int64:  # pragma: no cover - compiled
@@ -94,13 +94,13 @@ def encode_lanes(
 
 @part
 def decode_lanes(
-    words: NDArray[np.uint16],
-    contexts: NDArray[np.uint8],
+    words: UInt16s,
+    contexts: UInt8s,
     every: np.int64,
-    bases: NDArray[np.uint32],
-    table: NDArray[np.uint32],
-    states: NDArray[np.uint32],
-    out: NDArray[np.uint8],
+    bases: UInt32s,
+    table: UInt32s,
+    states: UInt32s,
+    out: UInt8s,
     start: int,
     taken: int,
 ) -> np.int64:  # pragma: no cover - compiled
@@ -135,21 +135,21 @@ def host(tensor: Tensor) -> NDArray[Any]:
     return (tensor if tensor.is_cpu and tensor.is_contiguous() else tensor.cpu().contiguous()).numpy()
 
 
-def contexts_of(contexts: Tensor | None) -> tuple[NDArray[np.uint8], np.int64]:
+def contexts_of(contexts: Tensor | None) -> tuple[UInt8s, np.int64]:
     """Contexts, and the mask for places in them."""
     return (_NO_CONTEXTS, _NONE) if contexts is None else (host(contexts), _EVERY)
 
 
 @inlined
 def count(
-    symbols: NDArray[np.uint8],
-    contexts: NDArray[np.uint8],
+    symbols: UInt8s,
+    contexts: UInt8s,
     every: np.int64,
     n_contexts: int,
     n_symbols: int,
-    places: NDArray[np.uint16],
-    tables: NDArray[np.uint32],
-    counts: NDArray[np.int64],
+    places: UInt16s,
+    tables: UInt32s,
+    counts: Int64s,
 ) -> None:  # pragma: no cover - compiled
     """Count fewer than 2**31 pairs; those out of range are not counted.
 
@@ -195,16 +195,14 @@ def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_cont
 
 
 @inlined
-def _find_bases(rows: NDArray[np.int64], row_entries: int, bases: NDArray[np.uint32]) -> None:
+def _find_bases(rows: Int64s, row_entries: int, bases: UInt32s) -> None:
     """Find where the table of each possible context begins."""
     for c in range(MAX_CONTEXTS):  # pragma: no cover - compiled
         bases[c] = _U32(rows[c] * row_entries if c < rows.size else 0)
 
 
 @inlined
-def _fill(
-    frequencies: NDArray[np.int64], table: NDArray[np.uint32], entries: NDArray[np.uint32]
-) -> None:  # pragma: no cover - compiled
+def _fill(frequencies: Int64s, table: UInt32s, entries: UInt32s) -> None:  # pragma: no cover - compiled
     """Fill in what coding a symbol takes, each table's after the one before.
 
     For whole steps ``frequency - 1 | start << 12``. For single lanes limit of the state, reciprocal, bias,
@@ -232,13 +230,13 @@ def _fill(
 
 @kernel
 def encode_blocks(
-    symbols: NDArray[np.uint8],
-    contexts: NDArray[np.uint8],
+    symbols: UInt8s,
+    contexts: UInt8s,
     every: np.int64,
     tables: tuple[NDArray[Any], ...],
-    states: NDArray[np.uint32],
-    words: NDArray[np.uint16],
-    n_words: NDArray[np.int64],
+    states: UInt32s,
+    words: UInt16s,
+    n_words: Int64s,
     block_length: int,
 ) -> np.int64:  # pragma: no cover - compiled
     """Code all blocks from the last, so that their words meet; return where they begin.
@@ -287,13 +285,13 @@ def rans_encode(
 
 @kernel
 def decode_blocks(
-    words: NDArray[np.uint16],
-    n_words: NDArray[np.int64],
-    contexts: NDArray[np.uint8],
+    words: UInt16s,
+    n_words: Int64s,
+    contexts: UInt8s,
     every: np.int64,
     tables: tuple[NDArray[Any], ...],
-    states: NDArray[np.uint32],
-    out: NDArray[np.uint8],
+    states: UInt32s,
+    out: UInt8s,
     block_length: int,
 ) -> bool:  # pragma: no cover - compiled
     """Decode all blocks; return whether each took its words and ended where an encoder starts.

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.cpu.compiled import brief
+from inshrink_core.ops.cpu.compiled import Float32s, Int32s, Int64s, UInt32s, brief
 from inshrink_core.ops.flat import as_float32, flattened
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, Sampled, sample
 
@@ -22,20 +21,20 @@ _NO_INTEGERS, _NO_MOMENTS = np.zeros(1, np.int32), np.zeros(1, np.float32)
 
 @brief
 def _sum(
-    w: NDArray[np.float32],
-    x: NDArray[np.int32],
+    w: Float32s,
+    x: Int32s,
     known: int,
-    m: NDArray[np.float32],
+    m: Float32s,
     adaptive: int,
     n_runs: int,
     run: int,
     apart: int,
     unit: np.float32,
-    terms: NDArray[np.float32],
-    bits: NDArray[np.uint32],
-    sums: NDArray[np.int64],
-    places: NDArray[np.int64],
-    probe: NDArray[np.float32],
+    terms: Float32s,
+    bits: UInt32s,
+    sums: Int64s,
+    places: Int64s,
+    probe: Float32s,
 ) -> None:  # pragma: no cover - compiled
     """Add up runs; `known` and `adaptive` are 1, or 0 where their array has one element.
 
@@ -56,11 +55,7 @@ def _sum(
 
 
 def add_sample(
-    values: Tensor,
-    integers: Tensor | None,
-    second: Tensor | None,
-    unit: float,
-    places: NDArray[np.int64],
+    values: Tensor, integers: Tensor | None, second: Tensor | None, unit: float, places: Int64s
 ) -> Sampled:
     """See `sample.sample_sums`."""
     if values.dtype != torch.float32 or (second is not None and second.dtype != torch.float32):
@@ -90,11 +85,7 @@ def add_sample(
 
 
 def _of_samples(
-    values: Tensor,
-    integers: Tensor | None,
-    second: Tensor | None,
-    unit: float,
-    places: NDArray[np.int64],
+    values: Tensor, integers: Tensor | None, second: Tensor | None, unit: float, places: Int64s
 ) -> Sampled:
     """Take the samples first, in float32: the kernel knows no other dtype."""
     flat = flattened(values)

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.execution import new_array
-from inshrink_core.ops.cpu.compiled import kernel, part
+from inshrink_core.ops.cpu.compiled import Float32s, Float64s, Int32s, Int64s, kernel, part
 from inshrink_core.ops.lattice import Lattice
 from inshrink_core.ops.reference import shaping as reference
 from inshrink_core.ops.shaping import (
@@ -38,19 +37,19 @@ _F32, _F64 = np.float32, np.float64
 
 @part
 def take_rows(
-    w: NDArray[np.float32],
-    b: NDArray[np.float32],
+    w: Float32s,
+    b: Float32s,
     based: bool,
-    x: NDArray[np.int32],
+    x: Int32s,
     unit: np.float32,
     reciprocal: np.float32,
     place: int,
     step: int,
     size: int,
-    moved: NDArray[np.float32],
-    offset: NDArray[np.float32],
-    plain: NDArray[np.float32],
-    near: NDArray[np.float32],
+    moved: Float32s,
+    offset: Float32s,
+    plain: Float32s,
+    near: Float32s,
 ) -> None:  # pragma: no cover - compiled
     """Take a part of one row: its movement and offset in parts, its plain change; `near` is 1, or 0."""
     zero, one, far, parts = _F32(0.0), _F32(1.0), _F32(FAR), _F32(PARTS)
@@ -70,9 +69,7 @@ def take_rows(
 
 
 @part
-def feed(
-    gains: NDArray[np.float64], sums: NDArray[np.float64], scale: float, fed: NDArray[np.float64]
-) -> None:  # pragma: no cover - compiled
+def feed(gains: Float64s, sums: Float64s, scale: float, fed: Float64s) -> None:  # pragma: no cover - compiled
     """Fill in what is fed to a column."""
     for lane in range(_LANES):
         total = 0.0
@@ -82,9 +79,7 @@ def feed(
 
 
 @part
-def spread(
-    directions: NDArray[np.float64], error: NDArray[np.float64], sums: NDArray[np.float64]
-) -> None:  # pragma: no cover - compiled
+def spread(directions: Float64s, error: Float64s, sums: Float64s) -> None:  # pragma: no cover - compiled
     """Add the errors of a column to the sums of their rows."""
     for lane in range(_LANES):
         for r in range(RANK):
@@ -93,11 +88,7 @@ def spread(
 
 @part
 def round_nearest(
-    fed: NDArray[np.float64],
-    moved: NDArray[np.float32],
-    near: NDArray[np.float32],
-    changes: NDArray[np.float32],
-    error: NDArray[np.float64],
+    fed: Float64s, moved: Float32s, near: Float32s, changes: Float32s, error: Float64s
 ) -> None:  # pragma: no cover - compiled
     """Round a column to the nearest points, where there is no offset."""
     most, worst, parts = _F64(MOST_FED), _F64(MOST_ERROR), _F64(PARTS)
@@ -112,14 +103,14 @@ def round_nearest(
 
 @part
 def round_matched(
-    fed: NDArray[np.float64],
-    moved: NDArray[np.float32],
-    offset: NDArray[np.float32],
-    near: NDArray[np.float32],
-    grades: NDArray[np.float64],
-    changes: NDArray[np.float32],
-    error: NDArray[np.float64],
-    leads: NDArray[np.float64],
+    fed: Float64s,
+    moved: Float32s,
+    offset: Float32s,
+    near: Float32s,
+    grades: Float64s,
+    changes: Float32s,
+    error: Float64s,
+    leads: Float64s,
 ) -> None:  # pragma: no cover - compiled
     """Round a column under matched gain; `grades` has a threshold by lane, then one for what crossed."""
     most, worst, parts = _F64(MOST_FED), _F64(MOST_ERROR), _F64(PARTS)
@@ -143,20 +134,20 @@ def round_matched(
 
 @kernel
 def _shape(
-    w: NDArray[np.float32],
-    b: NDArray[np.float32],
+    w: Float32s,
+    b: Float32s,
     based: bool,
-    x: NDArray[np.int32],
+    x: Int32s,
     unit: np.float32,
     reciprocal: np.float32,
-    grades: NDArray[np.int32],
-    gains: NDArray[np.float64],
-    directions: NDArray[np.float64],
+    grades: Int32s,
+    gains: Float64s,
+    directions: Float64s,
     scale: float,
-    work: NDArray[np.float32],
-    sums: NDArray[np.float64],
-    changes: NDArray[np.float32],
-    leads: NDArray[np.int64],
+    work: Float32s,
+    sums: Float64s,
+    changes: Float32s,
+    leads: Int64s,
 ) -> None:  # pragma: no cover - compiled
     """Shape a tensor; `work` holds four parts of sixteen rows, `sums` what else there is to each row."""
     n, n_rows, width = gains.shape[0], leads.shape[0], _COLUMNS * _LANES
@@ -208,16 +199,16 @@ def _shape(
 
 @part
 def feed_both(
-    gains: NDArray[np.float64],
-    sums: NDArray[np.float64],
-    row_gains: NDArray[np.float64],
-    down: NDArray[np.float64],
+    gains: Float64s,
+    sums: Float64s,
+    row_gains: Float64s,
+    down: Float64s,
     place: int,
     length: int,
     scale: float,
     row_scale: float,
-    along: NDArray[np.float64],
-    fed: NDArray[np.float64],
+    along: Float64s,
+    fed: Float64s,
 ) -> None:  # pragma: no cover - compiled
     """Fill in what is fed to a diagonal, along its rows and in all; lanes are at places that follow."""
     for lane in range(_LANES):
@@ -234,15 +225,15 @@ def feed_both(
 
 @part
 def spread_both(
-    directions: NDArray[np.float64],
-    sums: NDArray[np.float64],
-    row_directions: NDArray[np.float64],
-    down: NDArray[np.float64],
+    directions: Float64s,
+    sums: Float64s,
+    row_directions: Float64s,
+    down: Float64s,
     place: int,
     length: int,
-    near: NDArray[np.float32],
-    along: NDArray[np.float64],
-    error: NDArray[np.float64],
+    near: Float32s,
+    along: Float64s,
+    error: Float64s,
 ) -> None:  # pragma: no cover - compiled
     """Add the errors of a diagonal to the sums of their rows, and of their columns."""
     worst = _F64(MOST_ERROR)
@@ -259,23 +250,23 @@ def spread_both(
 
 @kernel
 def _shape_both(
-    w: NDArray[np.float32],
-    b: NDArray[np.float32],
+    w: Float32s,
+    b: Float32s,
     based: bool,
-    x: NDArray[np.int32],
+    x: Int32s,
     unit: np.float32,
     reciprocal: np.float32,
-    grades: NDArray[np.int32],
-    columns: NDArray[np.float64],
-    rows: NDArray[np.float64],
+    grades: Int32s,
+    columns: Float64s,
+    rows: Float64s,
     scale: float,
     row_scale: float,
     n: int,
-    down: NDArray[np.float64],
-    work: NDArray[np.float32],
-    sums: NDArray[np.float64],
-    changes: NDArray[np.float32],
-    leads: NDArray[np.int64],
+    down: Float64s,
+    work: Float32s,
+    sums: Float64s,
+    changes: Float32s,
+    leads: Int64s,
 ) -> None:  # pragma: no cover - compiled
     """Shape a tensor both ways: lane i of sixteen rows is i columns behind the first.
 
@@ -370,7 +361,7 @@ _decompose, _feed_forward = kernel(reference.decompose), kernel(reference.feed_f
 
 
 def factorize(
-    sketch: NDArray[np.float64], signs: NDArray[np.float64], trace: float, dampings: Sequence[float]
+    sketch: Float64s, signs: Float64s, trace: float, dampings: Sequence[float]
 ) -> tuple[Factors, ...]:
     """See `shaping.factorize`."""
     return reference.factors_by(_decompose, _feed_forward, sketch, signs, trace, dampings)

@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.execution import new_array
-from inshrink_core.ops.cpu.compiled import inlined, kernel
+from inshrink_core.ops.cpu.compiled import Int64s, UInt8s, UInt16s, UInt32s, inlined, kernel
 from inshrink_core.ops.cpu.rans import (
     CHUNK,
     COUNTED,
@@ -70,13 +69,13 @@ class _Room(NamedTuple):
     """Arrays that the calls of a thread share, for any alphabet and contexts."""
 
     chosen: Scratch
-    tables: NDArray[np.uint32]
-    places: NDArray[np.uint16]
-    bases: NDArray[np.uint32]
-    table: NDArray[np.uint32]
-    entries: NDArray[np.uint32]
-    head: NDArray[np.uint8]
-    slots: NDArray[np.uint32]
+    tables: UInt32s
+    places: UInt16s
+    bases: UInt32s
+    table: UInt32s
+    entries: UInt32s
+    head: UInt8s
+    slots: UInt32s
 
 
 class _Rooms(threading.local):
@@ -117,7 +116,7 @@ def _shape(n: int, data_bits: int) -> tuple[int, int]:  # pragma: no cover - com
 
 
 @inlined
-def _get(payload: NDArray[np.uint8], at: int) -> np.int64:  # pragma: no cover - compiled
+def _get(payload: UInt8s, at: int) -> np.int64:  # pragma: no cover - compiled
     """Read 32 bits."""
     value = np.int64(0)
     for k in range(STATE_BYTES):
@@ -127,19 +126,19 @@ def _get(payload: NDArray[np.uint8], at: int) -> np.int64:  # pragma: no cover -
 
 @kernel
 def _write(
-    symbols: NDArray[np.uint8],
-    contexts: NDArray[np.uint8],
+    symbols: UInt8s,
+    contexts: UInt8s,
     every: np.int64,
     n_symbols: int,
     n_contexts: int,
     apart: bool,
     log2_lanes: int,
     log2_block: int,
-    costs: NDArray[np.int64],
+    costs: Int64s,
     room: _Room,
-    states: NDArray[np.uint32],
-    n_words: NDArray[np.int64],
-    words: NDArray[np.uint16],
+    states: UInt32s,
+    n_words: Int64s,
+    words: UInt16s,
 ) -> tuple[int, int, int]:  # pragma: no cover - compiled
     """Write what a stream begins with into `head`; return its size, how many blocks follow, and their place.
 
@@ -238,16 +237,16 @@ def write_stream(
 
 @kernel
 def _read(
-    payload: NDArray[np.uint8],
+    payload: UInt8s,
     n_symbols: int,
     n_contexts: int,
-    contexts: NDArray[np.uint8],
+    contexts: UInt8s,
     every: np.int64,
     room: _Room,
-    states: NDArray[np.uint32],
-    n_words: NDArray[np.int64],
-    words: NDArray[np.uint16],
-    out: NDArray[np.uint8],
+    states: UInt32s,
+    n_words: Int64s,
+    words: UInt16s,
+    out: UInt8s,
 ) -> bool:  # pragma: no cover - compiled
     """Decode a stream; return whether it is intact. Every length is checked before its bytes are taken."""
     rows, frequencies = room.chosen.rows, room.chosen.frequencies

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
+
+from inshrink_core.ops.cpu.compiled import UInt8s, UInt32s, UInt64s
 
 _U64 = np.uint64
 
@@ -34,12 +35,7 @@ _FAST_FROM = 4096
 
 @njit(nogil=True, inline="always")
 def put(
-    words: NDArray[np.uint64],
-    at: int,
-    window: np.uint64,
-    filled: np.uint64,
-    value: np.uint64,
-    n_bits: np.uint64,
+    words: UInt64s, at: int, window: np.uint64, filled: np.uint64, value: np.uint64, n_bits: np.uint64
 ) -> tuple[int, np.uint64, np.uint64]:  # pragma: no cover - compiled
     """Append up to 63 bits to a stream of which the last word, with less than 64 bits, is in `window`."""
     window |= value << filled
@@ -51,7 +47,7 @@ def put(
 
 
 @njit(nogil=True, inline="always")
-def _window_at(words: NDArray[np.uint64], position: np.uint64) -> np.uint64:  # pragma: no cover - compiled
+def _window_at(words: UInt64s, position: np.uint64) -> np.uint64:  # pragma: no cover - compiled
     """Return the 64 bits from a position, which is at most the end of the stream."""
     word = position >> _U64(6)
     shift = position & _U64(63)
@@ -60,9 +56,7 @@ def _window_at(words: NDArray[np.uint64], position: np.uint64) -> np.uint64:  # 
 
 
 @njit(nogil=True, cache=True)
-def _literals_at_once(
-    windows: NDArray[np.uint32], out: NDArray[np.uint64]
-) -> None:  # pragma: no cover - compiled
+def _literals_at_once(windows: UInt32s, out: UInt64s) -> None:  # pragma: no cover - compiled
     """Find the literals, at most six, that each value of `FAST_BITS` bits holds whole.
 
     An entry has the literals in its bytes 0 to 5, their number in byte 6 and their bits in byte 7.
@@ -85,7 +79,7 @@ def _literals_at_once(
 
 @njit(nogil=True, cache=True)
 def _events_at_once(
-    runs: NDArray[np.uint32], literals: NDArray[np.uint32], fill: int, out: NDArray[np.uint64]
+    runs: UInt32s, literals: UInt32s, fill: int, out: UInt64s
 ) -> int:  # pragma: no cover - compiled
     """Find the events, at most two, that each value of `FAST_BITS` bits holds whole.
 
@@ -140,12 +134,12 @@ def _events_at_once(
 
 @njit(nogil=True, cache=True)
 def unpack_literals(
-    words: NDArray[np.uint64],
+    words: UInt64s,
     position: np.uint64,
     n_bits: int,
-    literals: NDArray[np.uint32],
-    fast: NDArray[np.uint64],
-    grouped: NDArray[np.uint8],
+    literals: UInt32s,
+    fast: UInt64s,
+    grouped: UInt8s,
     start: np.uint64,
     stop: np.uint64,
 ) -> np.uint64:  # pragma: no cover - compiled
@@ -182,14 +176,14 @@ def unpack_literals(
 
 @njit(nogil=True, cache=True)
 def unpack_runs(
-    words: NDArray[np.uint64],
+    words: UInt64s,
     position: np.uint64,
     n_bits: int,
-    runs: NDArray[np.uint32],
-    literals: NDArray[np.uint32],
+    runs: UInt32s,
+    literals: UInt32s,
     fill: int,
-    fast: NDArray[np.uint64],
-    grouped: NDArray[np.uint8],
+    fast: UInt64s,
+    grouped: UInt8s,
     start: np.uint64,
     stop: np.uint64,
 ) -> np.uint64:  # pragma: no cover - compiled

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from inshrink_core.ops.cpu.compiled import Int64s, UInt8s, UInt32s, UInt64s
 from inshrink_core.ops.cpu.symbol_windows import FAST_BITS, put, unpack_literals, unpack_runs
 from inshrink_core.ops.reference.symbols import LITERAL_SHIFT, NO_LITERAL, RUN_MASK, run_token
 from inshrink_core.ops.reference.symbols import code_lengths as _reference_code_lengths
@@ -29,7 +29,7 @@ code_lengths = njit(nogil=True, cache=True)(_reference_code_lengths)
 
 
 @njit(nogil=True, cache=True)
-def count_groups(groups: NDArray[np.uint8]) -> NDArray[np.int64]:  # pragma: no cover - compiled
+def count_groups(groups: UInt8s) -> Int64s:  # pragma: no cover - compiled
     """See `inshrink_core.ops.symbols.count_groups`."""
     # Four tables, because a counter that is incremented twice in a row waits for its own store.
     parts = np.zeros((4, 256), np.int64)
@@ -41,14 +41,12 @@ def count_groups(groups: NDArray[np.uint8]) -> NDArray[np.int64]:  # pragma: no 
         parts[3, groups[i + 3]] += 1
     for i in range(n - n % 4, n):
         parts[0, groups[i]] += 1
-    counts: NDArray[np.int64] = parts[0] + parts[1] + parts[2] + parts[3]
+    counts: Int64s = parts[0] + parts[1] + parts[2] + parts[3]
     return counts
 
 
 @njit(nogil=True, cache=True)
-def count_pairs(
-    groups: NDArray[np.uint8], symbols: NDArray[np.uint8], stride: int
-) -> NDArray[np.int64]:  # pragma: no cover - compiled
+def count_pairs(groups: UInt8s, symbols: UInt8s, stride: int) -> Int64s:  # pragma: no cover - compiled
     """See `inshrink_core.ops.symbols.count_pairs`."""
     counts = np.zeros((256, 256), np.int64)
     for i in range(0, symbols.size, stride):
@@ -69,12 +67,8 @@ def _run_token(run: int) -> int:  # pragma: no cover - compiled
 
 @njit(nogil=True, cache=True)
 def delta_events(
-    groups: NDArray[np.uint8],
-    symbols: NDArray[np.uint8],
-    bases: NDArray[np.int64],
-    expected: NDArray[np.int64],
-    modulus: int,
-) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:  # pragma: no cover - compiled
+    groups: UInt8s, symbols: UInt8s, bases: Int64s, expected: Int64s, modulus: int
+) -> tuple[UInt32s, Int64s, Int64s]:  # pragma: no cover - compiled
     """See `inshrink_core.ops.symbols.delta_events`."""
     sizes = count_groups(groups)
     grouped = np.empty(symbols.size, np.uint8)
@@ -109,10 +103,7 @@ def delta_events(
 
 @njit(nogil=True, cache=True)
 def _gather(
-    groups: NDArray[np.uint8],
-    sizes: NDArray[np.int64],
-    symbols: NDArray[np.uint8],
-    grouped: NDArray[np.uint8],
+    groups: UInt8s, sizes: Int64s, symbols: UInt8s, grouped: UInt8s
 ) -> None:  # pragma: no cover - compiled
     """Sort symbols by group; `sizes` are the counts of `groups`, so that places stay in range."""
     places = (np.cumsum(sizes) - sizes).astype(np.uint64)
@@ -125,7 +116,7 @@ def _gather(
 
 @njit(nogil=True, cache=True)
 def _scatter(
-    groups: NDArray[np.uint8], sizes: NDArray[np.int64], grouped: NDArray[np.uint8], out: NDArray[np.uint8]
+    groups: UInt8s, sizes: Int64s, grouped: UInt8s, out: UInt8s
 ) -> None:  # pragma: no cover - compiled
     """Undo `_gather`."""
     places = (np.cumsum(sizes) - sizes).astype(np.uint64)
@@ -137,7 +128,7 @@ def _scatter(
 
 
 @njit(nogil=True, cache=True)
-def _subtract(base: int, modulus: int, values: NDArray[np.uint8]) -> None:  # pragma: no cover - compiled
+def _subtract(base: int, modulus: int, values: UInt8s) -> None:  # pragma: no cover - compiled
     """Replace values below `modulus` by ``(base - value) mod modulus``, which undoes itself."""
     # Bytes alone, so that the compiler uses wide registers: the result is below 256, hence exact.
     low = np.uint8(base)
@@ -149,7 +140,7 @@ def _subtract(base: int, modulus: int, values: NDArray[np.uint8]) -> None:  # pr
 
 @njit(nogil=True, cache=True)
 def _record(
-    deltas: NDArray[np.uint8], rests: np.uint32, records: NDArray[np.uint32], at: np.uint64
+    deltas: UInt8s, rests: np.uint32, records: UInt32s, at: np.uint64
 ) -> np.uint64:  # pragma: no cover - compiled
     """Write the records of one group; return the place after them."""
     run = np.uint32(0)
@@ -169,13 +160,13 @@ def _record(
 
 @njit(nogil=True, cache=True)
 def pack_events(
-    records: NDArray[np.uint32],
-    n_events: NDArray[np.int64],
-    expected: NDArray[np.int64],
-    tables: NDArray[np.int64],
-    run_codes: NDArray[np.uint32],
-    literal_codes: NDArray[np.uint32],
-) -> tuple[NDArray[np.uint64], int]:  # pragma: no cover - compiled
+    records: UInt32s,
+    n_events: Int64s,
+    expected: Int64s,
+    tables: Int64s,
+    run_codes: UInt32s,
+    literal_codes: UInt32s,
+) -> tuple[UInt64s, int]:  # pragma: no cover - compiled
     """See `inshrink_core.ops.symbols.pack_events`."""
     # A record takes at most 12 + 19 + 12 bits, less than a word, and one word is open.
     words = np.empty(records.size + 1, np.uint64)
@@ -217,17 +208,17 @@ def pack_events(
 
 @njit(nogil=True, cache=True)
 def unpack_events(
-    words: NDArray[np.uint64],
+    words: UInt64s,
     n_bits: int,
-    groups: NDArray[np.uint8],
-    sizes: NDArray[np.int64],
-    bases: NDArray[np.int64],
-    expected: NDArray[np.int64],
+    groups: UInt8s,
+    sizes: Int64s,
+    bases: Int64s,
+    expected: Int64s,
     modulus: int,
-    tables: NDArray[np.int64],
-    run_windows: NDArray[np.uint32],
-    literal_windows: NDArray[np.uint32],
-    out: NDArray[np.uint8],
+    tables: Int64s,
+    run_windows: UInt32s,
+    literal_windows: UInt32s,
+    out: UInt8s,
 ) -> int:  # pragma: no cover - compiled
     """See `inshrink_core.ops.symbols.unpack_events`."""
     # An event that is missing in a fast table is filled in where the group ends, if it ends there.
@@ -256,9 +247,7 @@ def unpack_events(
 
 
 @njit(nogil=True, cache=True)
-def pack_symbols(
-    symbols: NDArray[np.uint8], codes: NDArray[np.uint32]
-) -> tuple[NDArray[np.uint64], int]:  # pragma: no cover - compiled
+def pack_symbols(symbols: UInt8s, codes: UInt32s) -> tuple[UInt64s, int]:  # pragma: no cover - compiled
     """See `inshrink_core.ops.symbols.pack_symbols`."""
     # At most 12 bits a symbol, so that four fit into a word; and one word is open.
     words = np.empty(symbols.size * 12 // 64 + 2, np.uint64)
@@ -283,7 +272,7 @@ def pack_symbols(
 
 @njit(nogil=True, cache=True)
 def unpack_symbols(
-    words: NDArray[np.uint64], n_bits: int, windows: NDArray[np.uint32], out: NDArray[np.uint8]
+    words: UInt64s, n_bits: int, windows: UInt32s, out: UInt8s
 ) -> int:  # pragma: no cover - compiled
     """See `inshrink_core.ops.symbols.unpack_symbols`."""
     fast = np.empty(1 << FAST_BITS, np.uint64)

@@ -12,9 +12,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from inshrink_core.ops.cpu.compiled import brief, inlined, part
+from inshrink_core.ops.cpu.compiled import Float64s, Int64s, UInt8s, brief, inlined, part
 from inshrink_core.ops.rans import BIT_LENGTHS, PRECISION
 
 _SIZE = 1 << PRECISION
@@ -76,15 +75,15 @@ class Tables(NamedTuple):
         Bits of the symbols with these tables.
     """
 
-    rows: NDArray[np.int64]
-    frequencies: NDArray[np.int64]
+    rows: Int64s
+    frequencies: Int64s
     precision: int
-    packed: NDArray[np.uint8]
+    packed: UInt8s
     n_bits: int
     data_bits: float
 
 
-def pool_contexts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
+def pool_contexts(counts: Int64s) -> tuple[Int64s, float]:
     """Choose which contexts share a table, merging greedily while tables and data together get smaller.
 
     Parameters
@@ -112,7 +111,7 @@ def pool_contexts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
     return rows, sum(pair_bits.diagonal()[leads].tolist(), start=0.0)
 
 
-def choose_tables(counts: NDArray[np.int64], precisions: NDArray[np.int64], *, apart: bool = False) -> Tables:
+def choose_tables(counts: Int64s, precisions: Int64s, *, apart: bool = False) -> Tables:
     """Choose the precision, and pooled tables or one for all, of least data and tables.
 
     Parameters
@@ -139,13 +138,13 @@ def choose_tables(counts: NDArray[np.int64], precisions: NDArray[np.int64], *, a
 class Scratch(NamedTuple):
     """Where `choose_kernel` works, flat: `counts` are given, `rows` and `frequencies` what it chose."""
 
-    counts: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    frequencies: NDArray[np.int64]
-    tried: NDArray[np.int64]
-    merged: NDArray[np.int64]
-    leaders: NDArray[np.int64]
-    pair_bits: NDArray[np.float64]
+    counts: Int64s
+    rows: Int64s
+    frequencies: Int64s
+    tried: Int64s
+    merged: Int64s
+    leaders: Int64s
+    pair_bits: Float64s
 
     @classmethod
     def of(cls, n_contexts: int, n_symbols: int) -> Scratch:
@@ -157,8 +156,8 @@ class Scratch(NamedTuple):
 
 
 def read_tables(
-    packed: NDArray[np.uint8], n_bits: int, shape: tuple[int, int, int], precision: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    packed: UInt8s, n_bits: int, shape: tuple[int, int, int], precision: int
+) -> tuple[Int64s, Int64s, int]:
     """Return table numbers and tables that bits begin with, and how many bits they took, or -1 if none.
 
     Parameters
@@ -179,12 +178,7 @@ def read_tables(
 
 @inlined
 def choose_kernel(
-    n_contexts: int,
-    n_symbols: int,
-    apart: bool,
-    precisions: NDArray[np.int64],
-    costs: NDArray[np.int64],
-    scratch: Scratch,
+    n_contexts: int, n_symbols: int, apart: bool, precisions: Int64s, costs: Int64s, scratch: Scratch
 ) -> tuple[int, int, int, int]:
     """Do what `choose_tables` does; return how many tables, their precision, the data's cost, their bits."""
     counts, rows, frequencies, tried, merged, leaders, pair_bits = scratch
@@ -245,9 +239,7 @@ def choose_kernel(
 
 
 @inlined
-def write_kernel(
-    rows: NDArray[np.int64], frequencies: NDArray[np.int64], precision: int, packed: NDArray[np.uint8]
-) -> None:
+def write_kernel(rows: Int64s, frequencies: Int64s, precision: int, packed: UInt8s) -> None:
     """Write table numbers and tables whose rows sum to ``2**precision`` into bytes of zeros.
 
     For each symbol until the sum is reached: the change of the bit length of the frequency from that
@@ -274,7 +266,7 @@ def write_kernel(
 
 
 @part
-def _put(packed: NDArray[np.uint8], at: int, value: int, n_bits: int) -> int:
+def _put(packed: UInt8s, at: int, value: int, n_bits: int) -> int:
     """Write fewer than 32 bits, lowest first; return the place after them."""
     word = value << (at & 7)
     for k in range(((at & 7) + n_bits + 7) >> 3):
@@ -283,18 +275,13 @@ def _put(packed: NDArray[np.uint8], at: int, value: int, n_bits: int) -> int:
 
 
 @part
-def _bit(packed: NDArray[np.uint8], at: int) -> np.int64:
+def _bit(packed: UInt8s, at: int) -> np.int64:
     """Return a bit; 0 beyond the last byte."""
     return (np.int64(packed[at >> 3]) >> (at & 7)) & 1 if at >> 3 < packed.size else np.int64(0)
 
 
 @brief
-def fit_kernel(
-    counts: NDArray[np.int64],
-    precision: int,
-    costs: NDArray[np.int64],
-    frequencies: NDArray[np.int64],
-) -> tuple[int, int]:
+def fit_kernel(counts: Int64s, precision: int, costs: Int64s, frequencies: Int64s) -> tuple[int, int]:
     """Fill frequencies (`normalize_counts`); return the cost of the data and the tables' bits.
 
     `costs` is by frequency in 4096ths; its first entry stands for 4096, whose symbols take no bits.
@@ -337,7 +324,7 @@ def fit_kernel(
 
 
 @brief
-def pool_kernel(merged: NDArray[np.int64], leaders: NDArray[np.int64], bits: NDArray[np.float64]) -> None:
+def pool_kernel(merged: Int64s, leaders: Int64s, bits: Float64s) -> None:
     """Merge contexts in place (`pool_contexts`).
 
     `merged` begins as the counts with their sums in a last column, `leaders` as the numbers of the contexts
@@ -387,13 +374,7 @@ def pool_kernel(merged: NDArray[np.int64], leaders: NDArray[np.int64], bits: NDA
 
 
 @inlined
-def read_kernel(
-    packed: NDArray[np.uint8],
-    n_bits: int,
-    precision: int,
-    rows: NDArray[np.int64],
-    frequencies: NDArray[np.int64],
-) -> int:
+def read_kernel(packed: UInt8s, n_bits: int, precision: int, rows: Int64s, frequencies: Int64s) -> int:
     """Read table numbers and frequencies (`write_kernel`); return how many bits they took, or -1."""
     n_tables, n_symbols = frequencies.shape
     at, width = np.int64(0), BIT_LENGTHS[n_tables - 1]

@@ -83,20 +83,10 @@ class PatchReport(Report):
     changed: float
     seconds: float
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "archive": self.archive,
-            "output": self.output,
-            "from": self.base,
-            "to": self.result,
-            "dtype": self.dtype,
-            "bytes": self.nbytes,
-            "raw_bytes": self.raw_nbytes,
-            "tensors": self.n_tensors,
-            "tensors_changed": self.n_changed,
-            "changed": self.changed,
-            "seconds": self.seconds,
-        }
+    SAYS: ClassVar = (
+        "archive output from=base to=result dtype bytes=nbytes raw_bytes=raw_nbytes tensors=n_tensors "
+        "tensors_changed=n_changed changed seconds"
+    )
 
     def show(self, console: Console) -> None:
         """Print what it is, and how large."""
@@ -137,17 +127,7 @@ class ApplyReport(Report):
     nbytes: int
     seconds: float
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "patch": self.patch,
-            "base": self.base,
-            "output": self.output,
-            "step": self.step,
-            "digest": self.digest,
-            "tensors": self.n_tensors,
-            "bytes": self.nbytes,
-            "seconds": self.seconds,
-        }
+    SAYS: ClassVar = "patch base output step digest tensors=n_tensors bytes=nbytes seconds"
 
     def show(self, console: Console) -> None:
         """Print what was made, and that it is what it should be."""

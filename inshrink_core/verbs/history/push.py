@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from inshrink_core.errors import ConflictError, InputError
 from inshrink_core.report import Report
@@ -76,19 +76,7 @@ class PushReport(Report):
     changed: bool
     seconds: float
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "archive": self.archive,
-            "target": self.target,
-            "commit": self.commit,
-            "changed": self.changed,
-            "uploaded": self.uploaded,
-            "bytes_uploaded": self.nbytes,
-            "removed": self.removed,
-            "steps": self.steps,
-            "card": self.card,
-            "seconds": self.seconds,
-        }
+    SAYS: ClassVar = "archive target commit changed uploaded bytes_uploaded=nbytes removed steps card seconds"
 
     def show(self, console: Console) -> None:
         """Print what went there, and how it is read from there."""

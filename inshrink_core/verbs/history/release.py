@@ -127,18 +127,7 @@ class ReleaseReport(Report):
         """The steps that are deleted, or would be."""
         return tuple(row.step for row in self.steps if row.released)
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "run": self.run,
-            "archive": self.archive,
-            "applied": self.applied,
-            "released": self.released,
-            "bytes_freed": self.freed,
-            "steps": self.steps,
-            "finished": self.finished,
-            "problems": self.problems,
-            "seconds": self.seconds,
-        }
+    SAYS: ClassVar = "run archive applied released bytes_freed=freed steps finished problems seconds"
 
     @property
     def failure(self) -> CheckFailedError | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.report import Report
@@ -48,15 +48,7 @@ class PackReport(Report):
     nbytes: int
     seconds: float
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "archive": self.archive,
-            "output": self.output,
-            "steps": self.steps,
-            "frames": self.n_frames,
-            "bytes": self.nbytes,
-            "seconds": self.seconds,
-        }
+    SAYS: ClassVar = "archive output steps frames=n_frames bytes=nbytes seconds"
 
     def show(self, console: Console) -> None:
         """Print what was copied."""
