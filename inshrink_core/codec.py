@@ -624,13 +624,10 @@ class Codec(ABC, Generic[_Plan, _State]):
 
     def own(self, reference: TensorReference | None, spec: TensorSpec) -> _State | None:
         """Return a reference if it is a state of this codec, and of a tensor's dtype and shape."""
-        return (
-            cast("_State", reference)
-            if isinstance(reference, self.state)
-            and isinstance(reference, ShapedReference)
-            and (reference.dtype, reference.shape) == (spec.dtype, spec.shape)
-            else None
-        )
+        if isinstance(reference, self.state) and isinstance(reference, ShapedReference):
+            fits = reference.dtype == spec.dtype and reference.shape == spec.shape
+            return cast("_State", reference) if fits else None
+        return None
 
     @abstractmethod
     def encode(self, item: TensorInput, plan: _Plan, reference: TensorReference | None) -> Encoded:

@@ -318,12 +318,8 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     def exact_below(self, spec: TensorSpec, nbytes: int) -> int:
         """Return the size of the block, where values of 16 bits or few of them may take less as they are."""
         # With a residual the points are kept, for the frames after it go on from them.
-        return (
-            0
-            if (self.exact or spec.nbytes > 2 * spec.numel)
-            and (spec.numel > TINY or 2 * nbytes <= spec.nbytes)
-            else nbytes
-        )
+        wide = self.exact or spec.nbytes > 2 * spec.numel
+        return 0 if wide and (spec.numel > TINY or 2 * nbytes <= spec.nbytes) else nbytes
 
     def encode_lossy(
         self, item: TensorInput, plan: LatticePlan, reference: TensorReference | None

@@ -149,11 +149,8 @@ def lattice_of(spacing: Spacing, dtype: str) -> Lattice:
 
     The bound keeps values finite in the stored dtype; bfloat16 reaches as far as float32.
     """
-    return Lattice(
-        unit=math.ldexp(1.0, spacing.exponent),
-        spacing=spacing.units,
-        reciprocal=float(np.float32(1.0 / spacing.width)),
-        bound=min(_MAX_INTEGER, int(math.ldexp(_FLOAT16_MAX, -spacing.exponent)))
-        if dtype == "float16"
-        else _MAX_INTEGER,
-    )
+    bound = _MAX_INTEGER
+    if dtype == "float16":
+        bound = min(bound, int(math.ldexp(_FLOAT16_MAX, -spacing.exponent)))
+    reciprocal = float(np.float32(1.0 / spacing.width))
+    return Lattice(math.ldexp(1.0, spacing.exponent), spacing.units, reciprocal, bound)

@@ -349,10 +349,9 @@ def _match(
 
 def _given(integers: Tensor | None, history: Tensor | None) -> tuple[Int32s, int, UInt8s, int]:
     """Return integers and history as kernels take them: 1 behind each, or 0 if there is none."""
-    return (
-        *((_NOTHING, 0) if integers is None else (integers.numpy(), 1)),
-        *((_UNKNOWN, 0) if history is None else (history.numpy(), 1)),
-    )
+    x = _NOTHING if integers is None else integers.numpy()
+    old = _UNKNOWN if history is None else history.numpy()
+    return x, int(integers is not None), old, int(history is not None)
 
 
 def round_to_lattice(
