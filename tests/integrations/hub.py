@@ -49,7 +49,10 @@ class Repository:
 
 
 class Hub(ThreadingHTTPServer):
-    """The server; `repositories` by kind and id, `asked` the calls so far, `before_commit` may interfere."""
+    """The server; `repositories` by kind and id, `asked` the calls so far, `before_commit` may interfere.
+
+    What ends as `in_git` says is kept in git, with its bytes in the commit, not by LFS.
+    """
 
     daemon_threads = True
     request_queue_size = 128
@@ -60,6 +63,7 @@ class Hub(ThreadingHTTPServer):
         self.lock = threading.RLock()
         self.before_commit = lambda repository: None
         self.fails = {}
+        self.in_git = (".md", ".gitattributes")
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -217,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
         rows = [
             {
                 "path": file["path"],
-                "uploadMode": "regular" if file["path"].endswith((".md", ".gitattributes")) else "lfs",
+                "uploadMode": "regular" if file["path"].endswith(self.server.in_git) else "lfs",
                 "shouldIgnore": False,
             }
             for file in json.loads(body)["files"]
