@@ -96,6 +96,7 @@ _REFUSALS: Final = (
         "there is no such bucket",
         "make it, or mend the address",
     ),
+    _Refusal(r"InvalidBucketName|InvalidResourceName", "no bucket can have this name", "mend the address"),
     _Refusal(
         r"RequestTimeTooSkewed|RequestExpired|Date header.*old|not yet valid",
         "the clock of this machine differs too much from the store's",
@@ -109,8 +110,8 @@ _REFUSALS: Final = (
     ),
     _Refusal(
         r"InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|ExpiredToken|TokenRefreshRequired|"
-        r"AuthenticationFailed|InvalidAuthenticationInfo|Unauthenticated|status code: 401|invalid_grant|"
-        r"Error decoding key|InvalidKey",
+        r"AuthenticationFailed|failed to authenticate|InvalidAuthenticationInfo|Unauthenticated|status code: 401|invalid_grant|"
+        r"Error decoding key|InvalidKey|Invalid Access Key",
         "the store does not accept the credentials",
         "set {} in the environment to credentials that are valid",
     ),
@@ -541,7 +542,8 @@ class ObjectStorage(UploadedStorage):
         except Exception as error:
             if type(error).__name__ != "AlreadyExistsError":
                 raise
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
+            if not self.holds(path, file):  # or its answer was lost
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
         finally:
             with contextlib.suppress(InshrinkError, OSError):
                 self._patiently(lambda: self.store.delete(unfinished))
@@ -636,11 +638,11 @@ class ObjectStorage(UploadedStorage):
 
 
 def _completed(upload: Callable[[], None]) -> None:
-    """Upload in pieces; where it was completed and the answer lost, S3 does not know the upload any more."""
+    """Upload in pieces; where it was completed and the answer lost, the store does not know them any more."""
     try:
         upload()
-    except FileNotFoundError as error:
-        if "NoSuchUpload" in str(error):
+    except Exception as error:
+        if re.search("NoSuchUpload|InvalidBlockList", str(error)):  # of S3, of Azure
             raise ConnectionError("error sending request: the upload was completed already") from None
         raise
 
