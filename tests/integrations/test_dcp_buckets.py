@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -167,6 +168,21 @@ def test_a_large_part_goes_up_in_pieces_and_its_name_is_taken_first(server, url,
     frame = [path for method, path in proxy.requests if method == "PUT" and "-1.frame" in path]
     assert "partNumber" not in frame[0]
     assert sum("partNumber" in path for path in frame[1:]) == len(frame) - 1 >= 2
+    assert not inshrink_core.verify(url, deep=True).problems
+
+
+def test_training_goes_on_while_the_parts_of_an_async_save_are_uploaded(server, url, tmp_path):
+    """What is saved is what the model held then, and it is in the archive when the future has its result."""
+    gate = tmp_path / "gate"
+
+    def wait(number, method, path):
+        until = time.monotonic() + 120
+        while method == "PUT" and ".frame" in path and gate.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+
+    with Proxy(server, wait) as proxy:
+        run(2, tmp_path, proxy.address, ranks.save_behind, url, gate, tmp_path / "whole.pt")
+    assert Archive.open(url).steps == (1, 2)
     assert not inshrink_core.verify(url, deep=True).problems
 
 

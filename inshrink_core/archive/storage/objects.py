@@ -70,6 +70,7 @@ _OWNER: Final = "inshrinkwriter"
 """Metadata of an object: who created it, so that a request whose answer was lost is known again."""
 
 _SECRETS: Final = re.compile(r"(?i)[?&](x-amz-|x-goog-|sig=|sv=|se=|token|awsaccesskeyid|signature|key=)")
+_BUCKET: Final = re.compile(r"[A-Za-z0-9$:._-]+")
 _CODE: Final = re.compile(r"<Code>([A-Za-z]+)</Code>")
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _URL: Final = re.compile(r"\S+://\S+")
@@ -98,6 +99,11 @@ _REFUSALS: Final = (
     ),
     _Refusal(r"InvalidBucketName|InvalidResourceName", "no bucket can have this name", "mend the address"),
     _Refusal(
+        r"InvalidObjectState|BlobArchived",
+        "the object is in a storage class that must be thawed first",
+        "restore it by the bucket's own tools, and run it again",
+    ),
+    _Refusal(
         r"RequestTimeTooSkewed|RequestExpired|Date header.*old|not yet valid",
         "the clock of this machine differs too much from the store's",
         "set the clock",
@@ -110,8 +116,8 @@ _REFUSALS: Final = (
     ),
     _Refusal(
         r"InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|ExpiredToken|TokenRefreshRequired|"
-        r"AuthenticationFailed|failed to authenticate|InvalidAuthenticationInfo|Unauthenticated|status code: 401|invalid_grant|"
-        r"Error decoding key|InvalidKey|Invalid Access Key",
+        r"AuthenticationFailed|failed to authenticate|InvalidAuthenticationInfo|Unauthenticated|"
+        r"status code: 401|invalid_grant|Error decoding key|InvalidKey|Invalid Access Key",
         "the store does not accept the credentials",
         "set {} in the environment to credentials that are valid",
     ),
@@ -186,6 +192,10 @@ def _parsed(url: str) -> tuple[str, str, str]:
         raise InputError("an address must not hold credentials", where=f"{scheme}://…", remedy=hint)
     if not bucket:
         raise InputError("the address names no bucket", where=url, expected=f"{scheme}://BUCKET/ARCHIVE")
+    if not _BUCKET.fullmatch(bucket):  # the client panics
+        raise InputError(
+            "no bucket can have this name", where=url, expected="letters, digits, hyphens and dots"
+        )
     return scheme.lower(), bucket, root.strip("/")
 
 
