@@ -13,12 +13,16 @@ Rows of ``results/sharded.csv``:
 - *observed*: of each cell of all ranks, the bytes that every rank is told of it, and the seconds of a
   processor to read that and to plan.
 - *async*: seconds until ``async_save`` (on a thread) returns over those of ``save``; medians, interleaved.
+- *async, bucket*: the same into a bucket of a server (moto) that takes a second longer for each part. Needs
+  obstore and ``moto[server]``; ``--bucket`` measures this row alone, and keeps the others.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -32,7 +36,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from benchmarks.results import write
+from benchmarks.results import renew, write
 from inshrink_core.archive.document import pack_value
 from inshrink_core.chain import Archive, parts
 from inshrink_core.checkpoint import Box, TensorRole, TensorSpec
@@ -43,7 +47,8 @@ from inshrink_core.integrations.dcp_ranks import Ranks
 LAYERS, WIDTH = 4, 1024
 N_CELLS = 1024
 STEPS, MORE, ROUNDS = 4, 2, 5
-TARGETS = {"cells": 1.01, "resharded": 1.5, "read": 1.1, "async": 0.1, "meta": 1.1}
+TARGETS = {"cells": 1.01, "resharded": 1.5, "read": 1.1, "async": 0.1, "async, bucket": 0.1, "meta": 1.1}
+_PART_S = 1.0
 
 
 def state_at(step: int) -> dict[str, Any]:
@@ -104,9 +109,10 @@ def _overlaps(attributes: tuple[Any, ...], rows: range) -> bool:
     return bool(begin < rows.stop and begin + attributes[2][0] > rows.start)
 
 
-def wait(archive: Path, found: Path) -> None:
+def wait(archive: str, found: Path, variables: dict[str, str]) -> None:
     """Save in turns, waiting and not, and note how long training waits."""
-    writers = {name: InshrinkWriter(archive / name) for name in ("save", "async_save")}
+    os.environ |= variables
+    writers = {name: InshrinkWriter(f"{archive}/{name}") for name in ("save", "async_save")}
     waits: dict[str, list[float]] = {name: [] for name in writers}
     for step in range(ROUNDS + 1):
         state = state_at(step)
@@ -264,10 +270,31 @@ def measure(folder: Path) -> list[dict[str, object]]:
     grown(folder, add)
     planned(add)
     (folder / "wait").mkdir()
-    on_ranks(2, folder, wait, folder / "wait", folder)
+    on_ranks(2, folder, wait, f"{folder}/wait", folder, {})
     waits = torch.load(folder / "w.pt")
     add("async", "2", waits["async_save"], waits["save"], "seconds")
+    rows.append(into_bucket(folder))
     return rows
+
+
+def into_bucket(folder: Path) -> dict[str, object]:
+    """Return the row of a bucket."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from tests.integrations.servers import KEYS, Proxy, make_bucket, moto
+
+    def rule(number: int, method: str, path: str) -> None:
+        if method == "PUT" and ".frame" in path:
+            time.sleep(_PART_S)
+
+    with moto() as address, Proxy(address, rule) as proxy:
+        make_bucket(address, "bench")
+        variables = {**KEYS, "AWS_ENDPOINT_URL": proxy.address, "INSHRINK_WAITING": f"{folder}/waiting"}
+        on_ranks(2, folder, wait, "s3://bench/a", folder, variables)
+    waits = torch.load(folder / "w.pt")
+    row = {"what": "async, bucket", "ranks": "2", "unit": "seconds", "value": waits["async_save"]}
+    row |= {"of": waits["save"], "ratio": waits["async_save"] / waits["save"]}
+    print(row, flush=True)
+    return row | {"target": TARGETS["async, bucket"]}
 
 
 def main() -> None:
@@ -275,7 +302,10 @@ def main() -> None:
     context = torch.multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed.tensor", "inshrink_core.integrations.dcp"])
     with tempfile.TemporaryDirectory() as folder:
-        write("sharded", measure(Path(folder)))
+        if "--bucket" in sys.argv:
+            renew("sharded", [into_bucket(Path(folder))], ["what", "ranks"])
+        else:
+            write("sharded", measure(Path(folder)))
 
 
 if __name__ == "__main__":

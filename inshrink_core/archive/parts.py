@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Self
 
@@ -212,6 +212,10 @@ class PartWriter:
         else:
             self._next += 1
 
+    def told(self, info: FrameInfo) -> Told:
+        """Return what `Gathering.commit` has to know of the part of a frame that this one has written."""
+        return Told(info, {info.path: self.storage.told(info.path)})
+
     def meta_of_others(self) -> dict[str, Any]:
         """Return what another part says of the first frame that waits for this one; else nothing."""
         if not self._waiting:
@@ -291,6 +295,13 @@ def _require_one_job(reader: PartReader, n_parts: int) -> None:
         before = {frame.frame_id}
 
 
+class Told(NamedTuple):
+    """What a process says of its part of a frame, and what its place has to know of the file."""
+
+    part: FrameInfo
+    files: Mapping[str, Any]
+
+
 class Gathering:
     """A frame whose parts several processes write where no lock keeps others out, and that this one lists.
 
@@ -328,12 +339,12 @@ class Gathering:
             taken = max(map(file_number, self._storage.names(FRAME_FOLDER)), default=0)
         self.generation = max(self._manifest.next_generation, taken + 1)
 
-    def commit(self, parts: Sequence[FrameInfo]) -> None:
+    def commit(self, told: Sequence[Told]) -> None:
         """List the frame.
 
         Parameters
         ----------
-        parts
+        told
             What each process has written, as its `PartWriter` says.
 
         Raises
@@ -343,14 +354,15 @@ class Gathering:
         StorageError
             The store refused. Whether the frame is listed, the archive tells.
         """
-        where = self._storage.name
+        where, parts = self._storage.name, [one.part for one in told]
         frame = joined(parts)
         same = {(one.frame_id, one.kind, one.n_parts, one.generation) for one in parts}
         numbers = [file.number for file in frame.files]
         if len(same) != 1 or frame.generation != self.generation or numbers != [*range(frame.n_parts)]:
             raise ConflictError("the parts are not those of one frame", where=where, remedy=_agree(where))
         with storage_errors("the frame cannot be listed", where):
-            self._storage.replace(MANIFEST_NAME, self._manifest.with_frame(frame).pack(), self._tag)
+            files = {path: about for one in told for path, about in one.files.items()}
+            self._storage.gather(files, MANIFEST_NAME, self._manifest.with_frame(frame).pack(), self._tag)
 
 
 class Committed(NamedTuple):

@@ -17,10 +17,9 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -160,8 +159,8 @@ class Content:
         Path(name).unlink()
         os.truncate(self.descriptor, one.nbytes)
         """To read from, once `fill` returned."""
-        self.nbytes_here = 0
-        """Bytes that are here."""
+        self.nbytes_here = self.used = 0
+        """Bytes that are here, and when it was asked for last, by `_CLOCK`."""
 
     def fill(self, spans: Iterable[tuple[int, int]], *, compared: bool = True) -> None:
         """Return when some spans, each an offset and a size, are here, and what was promised of them is true.
@@ -299,7 +298,7 @@ class Mirror:
             self.root.mkdir()
         STANDS_FOR[str(self.root)] = url
         self._listed: dict[str, Listed] = {}
-        self._contents: OrderedDict[str, Content] = OrderedDict()
+        self._contents: dict[str, Content] = {}
         self._promised: dict[str, Promised] = {}
         self._lock = threading.RLock()
         self._wanted: Sequence[str] = ()
@@ -394,11 +393,9 @@ class Mirror:
                 # What was taken for true of an object outlasts what was fetched of it.
                 content.promised = self._promised.setdefault(path, content.promised)
                 self._contents[path] = content
-            self._contents.move_to_end(path)
-            n_here = sum(one.nbytes_here for one in self._contents.values())
-            while n_here > MAX_HERE_NBYTES and len(self._contents) > 1:
-                n_here -= self._contents.popitem(last=False)[1].nbytes_here
-            return content
+            content.used = next(_CLOCK)
+        _let_go(content)
+        return content
 
     def fetch(self, place: Path) -> None:
         """Make a small file one that any process can read."""
@@ -457,6 +454,20 @@ class Mirror:
 
 _MIRRORS: Final[dict[tuple[str, str], Mirror]] = {}
 _MAKING: Final = threading.Lock()
+_CLOCK: Final = count(1)
+
+
+def _let_go(wanted: Content) -> None:
+    """Let go of what was asked for longest ago, of all mirrors, where too much is here."""
+    contents = [mirror._contents for mirror in tuple(_MIRRORS.values())]
+    held = [(one, path, of) for of in contents for path, one in tuple(of.items()) if one is not wanted]
+    n_here = wanted.nbytes_here + sum(one.nbytes_here for one, _, _ in held)
+    if n_here > MAX_HERE_NBYTES:
+        for one, path, of in sorted(held, key=lambda each: each[0].used):
+            if n_here <= MAX_HERE_NBYTES:
+                break
+            of.pop(path, None)
+            n_here -= one.nbytes_here
 
 
 @contextlib.contextmanager

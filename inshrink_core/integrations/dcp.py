@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, PartWriter, commit_parts, is_archive
-from inshrink_core.archive.parts import Gathering
+from inshrink_core.archive.parts import Gathering, Told
 from inshrink_core.archive.storage import storage_at
 from inshrink_core.chain import Archive, ChainWriter
 from inshrink_core.chain.attachments import stored_view
@@ -214,7 +214,7 @@ class InshrinkWriter(StorageWriter):
         self._written: bytes | None = None
         self._lock: Lock | None = None
         self._gathering: Gathering | None = None
-        self._parts: list[FrameInfo] = []
+        self._parts: list[Told] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._require_live(there=False)
@@ -407,7 +407,7 @@ class InshrinkWriter(StorageWriter):
             _part_of(chain).suspend()
             self._written = _id_of(chain.parent)
             if told.generation is not None:
-                self._parts = ranks.gathered(lambda: cast("FrameInfo", chain.parent))
+                self._parts = ranks.gathered(lambda: _part_of(chain).told(cast("FrameInfo", chain.parent)))
         except BaseException:
             if self._chain is not None:
                 _part_of(self._chain).suspend()

@@ -388,6 +388,13 @@ def test_credentials_in_an_address_are_refused_and_not_repeated(address):
         assert "hushhush" not in str(raised.value)
 
 
+@pytest.mark.parametrize("bucket", ["bad bucket", "bück", "a%20b", "a?b", "a#b", "a\nb"])
+def test_a_name_that_no_bucket_can_have_is_refused_before_anything_is_asked(bucket):
+    for ask in (storage_at, ArchiveReader.open, lambda url: ArchiveWriter(url, create=True)):
+        with pytest.raises(InputError, match="no bucket can have this name"):
+            ask(f"s3://{bucket}/a")
+
+
 @pytest.mark.parametrize(
     ("said", "what"),
     [
@@ -396,6 +403,11 @@ def test_credentials_in_an_address_are_refused_and_not_repeated(address):
         ("status code: 403 <Code>InvalidAccessKeyId</Code>", "does not accept the credentials"),
         ("status code: 403 <Code>SignatureDoesNotMatch</Code>", "does not accept the credentials"),
         ("status code: 403 <Code>RequestTimeTooSkewed</Code>", "clock"),
+        ("status code: 403 <Code>InvalidObjectState</Code>", "must be thawed"),
+        ("status code: 409 <Code>BlobArchived</Code>", "must be thawed"),
+        ("status code: 400 <Code>InvalidBucketName</Code>", "no bucket can have this name"),
+        ("status code: 403 Server failed to authenticate the request", "does not accept the credentials"),
+        ("Invalid Access Key: Invalid symbol 32, offset 2.", "does not accept the credentials"),
         ("status code: 301 <Code>PermanentRedirect</Code>", "another region"),
         ("PUT http://169.254.169.254/latest/api/token", "no credentials were found"),
         ("status code: 503 <Code>SlowDown</Code>", "overloaded"),

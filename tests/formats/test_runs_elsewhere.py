@@ -471,3 +471,23 @@ def test_records_of_four_gigabytes_are_foretold_as_pytorch_writes_them():
         b"PK\x07\x08\x07\0\0\0" + 2 * nbytes.to_bytes(8, "little"),
     )
     assert _framed(_Record(4912, b"archive/data/1", 7, nbytes, 0), limit + 1) is None
+
+
+def test_what_is_kept_is_bounded_over_all_addresses_and_the_oldest_goes_first(bucket, piecemeal, monkeypatch):
+    for name in ("a", "b"):
+        save_large(bucket.folder / name)
+    runs = [open_run(f"{bucket.url}/{name}") for name in ("a", "b")]
+    held = [mirror._MIRRORS[f"{bucket.url}/{name}", ""]._contents for name in ("a", "b")]
+    nbytes = max(run.nbytes_of(1) for run in runs)
+    monkeypatch.setattr(mirror, "MAX_HERE_NBYTES", 2 * nbytes)
+    first, last = ({spec.key: run[1][spec.key] for spec in run[1].specs} for run in runs)
+    oldest = next(name for name in held[0] if "1" in name)
+    for step in (2, 3):
+        for spec in runs[1][step].specs:
+            assert runs[1][step][spec.key].shape == tuple(spec.shape)
+        here = sum(one.nbytes_here for of in held for one in of.values())
+        assert here <= 2 * nbytes + max(one.nbytes_here for one in held[1].values())
+    assert oldest not in held[0]
+    assert held[1]
+    for run, before in zip(runs, (first, last), strict=True):
+        assert all(same_bits(run[1][key], tensor) for key, tensor in before.items())

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+from tests.integrations.hub import TOKEN, Hub
 from tests.integrations.servers import connect, make_bucket, moto
 
 
@@ -35,6 +36,23 @@ def server():
     pytest.importorskip("moto", reason="moto[server] is not installed")
     with moto() as address:
         yield address
+
+
+@pytest.fixture(scope="module")
+def hub():
+    """A server of the Hub, which every address ``hf://`` leads to."""
+    constants = pytest.importorskip("huggingface_hub.constants", reason="the extra 'hub' is not installed")
+    server = Hub()
+    with pytest.MonkeyPatch.context() as patch:
+        constants_endpoint = constants.ENDPOINT
+        patch.setattr(constants, "ENDPOINT", server.url)
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants_endpoint)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + template)
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True, raising=False)
+        patch.setenv("HF_TOKEN", TOKEN)
+        yield server
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.fixture

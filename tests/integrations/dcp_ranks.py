@@ -275,6 +275,36 @@ def save_aside(folder: Path) -> None:
     keep(training.whole(), folder / "whole.pt")
 
 
+def save_behind(archive: str, gate: Path, kept: Path) -> None:
+    """Train on while the store takes no part of a save; then it does, and that step is there."""
+    training, group = Training(), dist.new_group(backend="gloo")
+    writer = InshrinkWriter(archive, **EXACT, process_group=group)
+    training.train(1)
+    save(training.state(), writer, 1, process_group=group)
+    training.train(2)
+    expected = training.whole()
+    if dist.get_rank() == 0:
+        gate.touch()
+    dist.barrier()
+    options = {"storage_writer": writer, "process_group": group, "checkpoint_id": "step-2"}
+    begun = time.monotonic()
+    saved = dcp.async_save(training.state(), **options)
+    returned = time.monotonic() - begun
+    training.train(6)
+    time.sleep(1)
+    assert not saved.done()
+    assert Archive.open(archive).steps == (1,)
+    dist.barrier()
+    gate.unlink(missing_ok=True)
+    saved.result()
+    assert time.monotonic() - begun > returned + 1
+    assert Archive.open(archive).steps == (1, 2)
+    assert training.step == 6
+    training.load(storage_reader=InshrinkReader(archive, step=2))
+    assert same(training.whole(), expected)
+    keep(expected, kept)
+
+
 def save_aligned(archive: Path, codec: str) -> None:
     """Save tensors whose shards are whole cells on 1, 2 and 4 ranks."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))

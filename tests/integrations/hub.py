@@ -49,7 +49,11 @@ class Repository:
 
 
 class Hub(ThreadingHTTPServer):
-    """The server; `repositories` by kind and id, `asked` the calls so far, `before_commit` may interfere."""
+    """The server; `repositories` by kind and id, `asked` the calls so far, `before_commit` may interfere.
+
+    What ends as `in_git` says is kept in git, with its bytes in the commit, not by LFS. `rule` is asked at
+    every call what becomes of it, as `servers.Proxy` does: ``drop`` or ``lose``.
+    """
 
     daemon_threads = True
     request_queue_size = 128
@@ -60,6 +64,8 @@ class Hub(ThreadingHTTPServer):
         self.lock = threading.RLock()
         self.before_commit = lambda repository: None
         self.fails = {}
+        self.in_git = (".md", ".gitattributes")
+        self.rule = lambda number, method, path: None
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -80,6 +86,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status, content=b"", headers=None):
         content = content if isinstance(content, bytes) else json.dumps(content).encode()
+        if self.fate == "lose":
+            self.close_connection = True
+            return
         self.send_response(status)
         for key, value in (headers or {}).items():
             self.send_header(key, value)
@@ -108,7 +117,12 @@ class _Handler(BaseHTTPRequestHandler):
         address = urllib.parse.urlsplit(self.path)
         path = urllib.parse.unquote(address.path)
         self.query = dict(urllib.parse.parse_qsl(address.query))
-        self.server.asked.append((self.command, path))
+        with self.server.lock:
+            self.server.asked.append((self.command, path))
+            self.fate = self.server.rule(len(self.server.asked) - 1, self.command, path)
+        if self.fate == "drop":
+            self.close_connection = True
+            return None
         fails = self.server.fails
         for pattern in fails:
             if fails[pattern] and re.search(pattern, path):
@@ -217,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
         rows = [
             {
                 "path": file["path"],
-                "uploadMode": "regular" if file["path"].endswith((".md", ".gitattributes")) else "lfs",
+                "uploadMode": "regular" if file["path"].endswith(self.server.in_git) else "lfs",
                 "shouldIgnore": False,
             }
             for file in json.loads(body)["files"]

@@ -1,6 +1,9 @@
 """Servers of buckets that tests start: of S3, of Azure, of Google; and a proxy that cuts answers."""
 
+import base64
 import contextlib
+import hashlib
+import hmac
 import http.client
 import importlib.util
 import itertools
@@ -15,6 +18,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -90,11 +94,15 @@ KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "hushhush", "AWS_R
 
 def connect(monkeypatch, address):
     """Speak to a server of S3 from now on."""
+    _connect(monkeypatch, {**KEYS, "AWS_ENDPOINT_URL": address})
+
+
+def _connect(monkeypatch, variables):
     from inshrink_core.archive.storage import objects
     from inshrink_core.execution import mirror
 
     mirror._MIRRORS.clear()  # they have their clients
-    for name, value in {**KEYS, "AWS_ENDPOINT_URL": address}.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     objects._store_of.cache_clear()
     objects._PROVEN.clear()
@@ -113,6 +121,28 @@ def azurite(folder):
     command = [azurite_command(), "--silent", "--skipApiVersionCheck", "--location", str(folder)]
     with running([*command, "--blobHost", "127.0.0.1", "--blobPort", str(port)], port):
         yield f"http://127.0.0.1:{port}/{AZURITE_ACCOUNT}"
+
+
+def make_container(address, name):
+    """Make a container of Azure by a request that is signed with the key everybody knows."""
+    date = formatdate(usegmt=True)
+    canonical = f"x-ms-date:{date}\nx-ms-version:2021-08-06\n"
+    resource = f"/{AZURITE_ACCOUNT}/{AZURITE_ACCOUNT}/{name}\nrestype:container"
+    text = "PUT" + 12 * "\n" + canonical + resource
+    digest = hmac.new(base64.b64decode(AZURITE_KEY), text.encode(), hashlib.sha256).digest()
+    headers = {
+        "x-ms-date": date,
+        "x-ms-version": "2021-08-06",
+        "Authorization": f"SharedKey {AZURITE_ACCOUNT}:{base64.b64encode(digest).decode()}",
+    }
+    address = f"{address}/{name}?restype=container"
+    urllib.request.urlopen(urllib.request.Request(address, method="PUT", headers=headers)).read()
+
+
+def connect_azure(monkeypatch, address, key=AZURITE_KEY):
+    """Speak to a server of Azure's blobs from now on."""
+    variables = {"ACCOUNT_NAME": AZURITE_ACCOUNT, "ACCOUNT_KEY": key, "ENDPOINT": address}
+    _connect(monkeypatch, {f"AZURE_STORAGE_{name}": value for name, value in variables.items()})
 
 
 def fake_gcs_command():

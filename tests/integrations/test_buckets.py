@@ -15,16 +15,7 @@ from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive
 from inshrink_core.archive.storage import behind, objects, storage_at
 from inshrink_core.errors import InputError, InshrinkError, StorageError
 from inshrink_core.testing.storages import StorageSuite
-from tests.integrations.servers import (
-    AZURITE_ACCOUNT,
-    AZURITE_KEY,
-    Proxy,
-    Refusing,
-    azurite,
-    azurite_command,
-    connect,
-    inshrink,
-)
+from tests.integrations.servers import Proxy, Refusing, connect, inshrink
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("waiting")]
 
@@ -36,55 +27,6 @@ class TestS3(StorageSuite):
 
     def place(self, folder):
         return f"s3://{self.bucket_name}/some runs/é?#%25+&*~'(1)/a"
-
-
-@pytest.mark.skipif(azurite_command() is None, reason="azurite is not installed (npm install azurite)")
-class TestAzure(StorageSuite):
-    @pytest.fixture(autouse=True)
-    def container(self, azure, monkeypatch):
-        for name, value in {
-            "AZURE_STORAGE_ACCOUNT_NAME": AZURITE_ACCOUNT,
-            "AZURE_STORAGE_ACCOUNT_KEY": AZURITE_KEY,
-            "AZURE_STORAGE_ENDPOINT": azure,
-        }.items():
-            monkeypatch.setenv(name, value)
-        objects._store_of.cache_clear()
-        objects._PROVEN.clear()
-
-    def place(self, folder):
-        return f"az://tests/{folder.name}/é#%25+&~'(1)/a"
-
-
-@pytest.fixture(scope="session")
-def azure(tmp_path_factory):
-    with azurite(tmp_path_factory.mktemp("azurite")) as address:
-        make_container(address)
-        yield address
-
-
-def make_container(address):
-    """Make a container by a request that is signed with the key everybody knows."""
-    import base64
-    import hashlib
-    import hmac
-    import urllib.request
-    from email.utils import formatdate
-
-    date = formatdate(usegmt=True)
-    canonical = f"x-ms-date:{date}\nx-ms-version:2021-08-06\n"
-    resource = f"/{AZURITE_ACCOUNT}/{AZURITE_ACCOUNT}/tests\nrestype:container"
-    text = "PUT\n\n\n\n\n\n\n\n\n\n\n\n" + canonical + resource
-    digest = hmac.new(base64.b64decode(AZURITE_KEY), text.encode(), hashlib.sha256).digest()
-    request = urllib.request.Request(
-        f"{address}/tests?restype=container",
-        method="PUT",
-        headers={
-            "x-ms-date": date,
-            "x-ms-version": "2021-08-06",
-            "Authorization": f"SharedKey {AZURITE_ACCOUNT}:{base64.b64encode(digest).decode()}",
-        },
-    )
-    urllib.request.urlopen(request).read()
 
 
 def append(writer, step):

@@ -4,10 +4,13 @@ import contextlib
 import os
 import signal
 import sys
+import time
+import uuid
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint import CheckpointException
 
 pytest.importorskip("obstore", reason="the extra 'remote' is not installed")
 sys.path.insert(0, str(Path(__file__).parent))  # as the ranks have it
@@ -19,8 +22,7 @@ import inshrink_core
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.archive.storage import objects, storage_at
 from inshrink_core.chain import Archive
-from inshrink_core.errors import InputError
-from inshrink_core.integrations.dcp import InshrinkWriter
+from tests.integrations.hub import TOKEN
 from tests.integrations.servers import KEYS, Proxy
 
 pytestmark = [
@@ -32,8 +34,15 @@ pytestmark = [
 
 
 def run(world, folder, address, function, *arguments, mortal=None):
-    """Run a function on ranks that speak to a server."""
-    variables = {**KEYS, "AWS_ENDPOINT_URL": address, "INSHRINK_WAITING": str(folder / "ranks-wait")}
+    """Run a function on ranks that speak to a server of S3, or of the Hub."""
+    variables = {
+        **KEYS,
+        "AWS_ENDPOINT_URL": address,
+        "INSHRINK_WAITING": str(folder / "ranks-wait"),
+        "HF_ENDPOINT": address,
+        "HF_TOKEN": TOKEN,
+        "HF_HUB_DISABLE_XET": "1",
+    }
     on_ranks(world, folder, ranks.with_environment, variables, mortal, function, *arguments)
 
 
@@ -162,7 +171,94 @@ def test_a_large_part_goes_up_in_pieces_and_its_name_is_taken_first(server, url,
     assert not inshrink_core.verify(url, deep=True).problems
 
 
-def test_the_hub_is_refused_when_the_writer_is_made():
-    pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")
-    with pytest.raises(InputError, match="no locks"):
-        InshrinkWriter("hf://owner/name", no_dist=True)
+def test_training_goes_on_while_the_parts_of_an_async_save_are_uploaded(server, url, tmp_path):
+    """What is saved is what the model held then, and it is in the archive when the future has its result."""
+    gate = tmp_path / "gate"
+
+    def wait(number, method, path):
+        until = time.monotonic() + 120
+        while method == "PUT" and ".frame" in path and gate.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+
+    with Proxy(server, wait) as proxy:
+        run(2, tmp_path, proxy.address, ranks.save_behind, url, gate, tmp_path / "whole.pt")
+    assert Archive.open(url).steps == (1, 2)
+    assert not inshrink_core.verify(url, deep=True).problems
+
+
+@pytest.fixture(params=["lfs", "git"])
+def repository(request, hub, monkeypatch):
+    """A repository that is not there yet, and keeps frames in one of the two ways of the Hub."""
+    if request.param == "git":
+        monkeypatch.setattr(hub, "in_git", (*hub.in_git, ".frame"))
+    return f"hf://me/run-{uuid.uuid4().hex}/a"
+
+
+def commits_of(hub, address):
+    return [message for _, message in hub.repository("/".join(address.split("/")[2:4])).commits]
+
+
+def test_ranks_write_to_the_hub_and_all_parts_of_a_save_are_one_commit(
+    hub, repository, tmp_path, uninterrupted
+):
+    whole, folder = uninterrupted
+    run(2, tmp_path, hub.url, ranks.train_on, repository, 2, tmp_path / "none.pt")
+    begun = commits_of(hub, repository)
+    run(2, tmp_path, hub.url, ranks.train_on, repository, 3, tmp_path / "whole.pt")
+    assert ranks.same(torch.load(tmp_path / "whole.pt"), whole)
+    there, here = Archive.open(repository), Archive.open(folder)
+    assert [(one.kind, one.n_parts) for one in there.frames] == [("keyframe", 2), ("delta", 2), ("delta", 2)]
+    for one, other in zip(there.frames, here.frames, strict=True):
+        mine, theirs = there.frame(one), here.frame(other)
+        assert [mine.read(entry) for entry in mine.entries] == [
+            theirs.read(entry) for entry in theirs.entries
+        ]
+    assert not inshrink_core.verify(repository, deep=True).problems
+    assert sum("manifest" in message for message in begun) == 3  # the archive, and two saves
+    assert len(commits_of(hub, repository)) == len(begun) + 1
+
+
+@pytest.mark.parametrize(
+    ("point", "rank"),
+    [("after its part has its name", 1), ("before the frame is listed", 0), ("after the frame is listed", 0)],
+)
+def test_a_rank_that_dies_leaves_nothing_of_its_save_on_the_hub(hub, tmp_path, uninterrupted, point, rank):
+    address = f"hf://me/run-{uuid.uuid4().hex}"
+    with pytest.raises(torch.multiprocessing.ProcessExitedException, match="SIGKILL"):
+        run(2, tmp_path, hub.url, ranks.train_on, address, 3, tmp_path / "none.pt", (point, rank))
+    listed = {file.path for frame in Archive.open(address).frames for file in frame.files}
+    assert {f"frames/{name}" for name in frames_in(address)} == listed
+    assert Archive.open(address).steps == ((1, 2) if point.startswith("after the frame") else (1,))
+    run(2, tmp_path, hub.url, ranks.train_on, address, 3, tmp_path / "whole.pt")
+    assert ranks.same(torch.load(tmp_path / "whole.pt"), uninterrupted[0])
+    assert not inshrink_core.verify(address, deep=True).problems
+
+
+def test_of_two_trainings_on_the_hub_only_one_lists_its_frame_and_the_other_is_told(hub, tmp_path):
+    address = f"hf://me/run-{uuid.uuid4().hex}"
+    run(2, tmp_path, hub.url, ranks.overtaken, address)
+    assert Archive.open(address).steps == (1, 2)
+    assert not inshrink_core.verify(address, deep=True).problems
+
+
+def test_somebody_who_commits_beside_the_archive_does_not_keep_ranks_from_saving(hub, tmp_path, monkeypatch):
+    address, left = f"hf://me/run-{uuid.uuid4().hex}/a", [2]
+
+    def interfere(repository):
+        if left[0] and len(repository.commits) > 2:
+            left[0] -= 1
+            repository.commit({f"note-{left[0]}": b"x"}, (), "a note")
+
+    monkeypatch.setattr(hub, "before_commit", interfere)
+    run(1, tmp_path, hub.url, ranks.save_small, address, (1, 2))
+    assert left == [0]
+    assert Archive.open(address).steps == (1, 2)
+    assert not inshrink_core.verify(address, deep=True).problems
+
+
+def test_who_may_not_write_to_the_hub_is_told_in_one_line(hub, tmp_path, monkeypatch):
+    address = f"hf://me/run-{uuid.uuid4().hex}"
+    monkeypatch.setenv("HF_TOKEN", "hf_of_somebody_else")
+    with pytest.raises(CheckpointException, match="check that HF_TOKEN or the login may do this") as raised:
+        ranks.save_alone(address, (1,))
+    assert "hf_of_somebody_else" not in str(raised.value)

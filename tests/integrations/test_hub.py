@@ -23,9 +23,9 @@ from inshrink_core.testing.storages import StorageSuite
 from inshrink_core.text import ratio
 from inshrink_core.verbs.history.push import push
 from inshrink_core.verbs.shared.measured import Measurements
-from tests.integrations.hub import TOKEN, Hub
+from tests.integrations.hub import TOKEN
 
-constants = pytest.importorskip("huggingface_hub.constants", reason="the extra 'hub' is not installed")
+pytest.importorskip("huggingface_hub", reason="the extra 'hub' is not installed")
 
 pytestmark = [
     pytest.mark.integration,
@@ -34,22 +34,6 @@ pytestmark = [
 ]
 
 _NUMBERS = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def hub():
-    """The server, which every address ``hf://`` leads to."""
-    server = Hub()
-    with pytest.MonkeyPatch.context() as patch:
-        constants_endpoint = constants.ENDPOINT
-        patch.setattr(constants, "ENDPOINT", server.url)
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants_endpoint)
-        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + template)
-        patch.setattr(constants, "HF_HUB_DISABLE_XET", True, raising=False)
-        patch.setenv("HF_TOKEN", TOKEN)
-        yield server
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.fixture

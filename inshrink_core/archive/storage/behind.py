@@ -107,6 +107,15 @@ class UploadedStorage(Storage):
         """Make an object of a file as `upload` does, for a name that no other writer uses again."""
         self.upload(path, file)
 
+    def holds(self, path: str, file: IO[bytes]) -> bool:
+        """Tell whether an object is, byte for byte, a file."""
+        nbytes = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        return self.size(path) == nbytes and all(
+            file.read(_PIECE_NBYTES) == self.read(path, at, _PIECE_NBYTES)
+            for at in range(0, nbytes, _PIECE_NBYTES)
+        )
+
     def create_once(self, path: str) -> Creation:
         """Begin an object on the local disk, which is uploaded when it is committed."""
         return _Once(self, checked(path))
@@ -538,21 +547,13 @@ class BehindStorage(Storage):
                 self._remote.claim(path, file)
             except FileExistsError:
                 # One that was uploaded before its process died, or another writer's of the same name.
-                if not self._is_same(path):
+                if not self._remote.holds(path, file):
                     raise ConflictError(
                         "another writer has written this frame", where=f"{self.name}, {path}"
                     ) from None
         with self._changed:
             if path in self._queued:
                 self._queued.remove(path)
-
-    def _is_same(self, path: str) -> bool:
-        """Tell whether an object in the bucket is, byte for byte, the file that is to be uploaded."""
-        nbytes = self._local.size(path)
-        return self._remote.size(path) == nbytes and all(
-            self._local.read(path, at, _PIECE_NBYTES) == self._remote.read(path, at, _PIECE_NBYTES)
-            for at in range(0, nbytes, _PIECE_NBYTES)
-        )
 
     def _forget(self) -> None:
         """Note that nothing waits."""

@@ -283,7 +283,8 @@ class Storage(ABC):
     """Whether it has the methods that write."""
 
     gathers: bool = False
-    """Whether many may create objects at a time that one of them lists, though no lock keeps others out."""
+    """Whether many may create objects (`create_once`) that one of them lists (`gather`), though no lock keeps
+    others out."""
 
     exclusive: bool = True
     """Whether `lock` keeps others out. Where it does not, an object that the manifest does not list may be
@@ -354,6 +355,14 @@ class Storage(ABC):
     def create_once(self, path: str) -> Creation:
         """Begin an object of any size, whose name no other writer uses again."""
         return self.create(path)
+
+    def told(self, path: str) -> Any:
+        """Return what `gather` has to know of an object that was created here; it can be pickled."""
+        return None
+
+    def gather(self, told: Mapping[str, Any], path: str, content: bytes, expected: Tag | None) -> None:
+        """Replace an object that lists others, which many have created and told of; raises as `replace`."""
+        self.replace(path, content, expected)
 
     def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
         """Give an object new content, if it is unchanged; durable when this returns.

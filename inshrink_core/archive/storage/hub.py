@@ -96,6 +96,8 @@ class HubStorage(Storage):
     exclusive = False
     """Its lock keeps nobody out."""
 
+    gathers = True
+
     absent = "check the name; a private repository needs `hf auth login`, or HF_TOKEN"
 
     @functools.cached_property
@@ -242,7 +244,39 @@ class HubStorage(Storage):
         """Begin an object, on this machine's disk; its commit is one of the repository's."""
         return _NewObject(self, checked(path), over=over)
 
-    def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
+    def create_once(self, path: str) -> Creation:
+        """Begin an object that is uploaded when it is committed, and seen when `gather` has listed it."""
+        return _Staged(self, checked(path), over=False)
+
+    def stage(self, path: str, place: Path) -> None:
+        """Upload a file that a later commit, of anybody who is told of it, makes an object."""
+        with _hub_errors(self.name, path), _quietly():
+            from huggingface_hub import CommitOperationAdd
+
+            addition = CommitOperationAdd(self._place(path), str(place))
+            self._api.preupload_lfs_files(
+                **self._about, additions=[addition], revision=self.repository.revision
+            )
+            if addition.path_or_fileobj != b"":  # what the Hub keeps in git is a part of the commit
+                addition.path_or_fileobj = place.read_bytes()
+            self._staged[path] = addition
+
+    @functools.cached_property
+    def _staged(self) -> dict[str, Any]:
+        """Operations of the library, by path, whose bytes are uploaded."""
+        return {}
+
+    def told(self, path: str) -> Any:
+        """Return the operation that makes an object of what was uploaded."""
+        return self._staged.pop(path, None)
+
+    def gather(self, told: Mapping[str, Any], path: str, content: bytes, expected: Tag | None) -> None:
+        """Replace an object together with those that it lists: in one commit."""
+        self.replace(path, content, expected, told)
+
+    def replace(
+        self, path: str, content: bytes, expected: Tag | None, beside: Mapping[str, Any] | None = None
+    ) -> Tag:
         """Give an object new content, if it has the one expected at the commit before."""
 
         def is_expected(head: str) -> None:
@@ -254,7 +288,7 @@ class HubStorage(Storage):
                 raise self.overtaken(path)
 
         checked(path)
-        self._settle(is_expected, {path: bytes(content)}, (), f"Write {path}")
+        self._settle(is_expected, {**(beside or {}), path: bytes(content)}, (), f"Write {path}")
         return _tag(content)
 
     def delete(self, path: str) -> None:
@@ -297,8 +331,10 @@ class HubStorage(Storage):
         with _hub_errors(self.name):
             return str(self._api.repo_info(**self._about, revision=self.repository.revision).sha)
 
-    def put(self, contents: Mapping[str, bytes | Path], gone: Iterable[str], head: str, message: str) -> str:
+    def put(self, contents: Mapping[str, Any], gone: Iterable[str], head: str, message: str) -> str:
         """Write and remove objects in one commit, if the last one is still `head`; return the new one.
+
+        Contents are bytes, paths of files, or what `told` returned.
 
         Raises
         ------
@@ -312,8 +348,10 @@ class HubStorage(Storage):
                 CommitOperationDelete(self._place(path), is_folder=False) for path in gone
             ]
             for path, content in contents.items():
-                source = content if isinstance(content, bytes) else str(content)
-                operations.append(CommitOperationAdd(self._place(path), source))
+                if not isinstance(content, CommitOperationAdd):
+                    source = content if isinstance(content, bytes) else str(content)
+                    content = CommitOperationAdd(self._place(path), source)
+                operations.append(content)
             return str(
                 self._api.create_commit(
                     **self._about,
@@ -327,7 +365,7 @@ class HubStorage(Storage):
     def _settle(
         self,
         check: Callable[[str], None],
-        contents: Mapping[str, bytes | Path],
+        contents: Mapping[str, Any],
         gone: Iterable[str],
         message: str,
     ) -> None:
@@ -374,6 +412,18 @@ class _NewObject(Creation):
         """Remove the file."""
         self._file.close()
         self._folder.cleanup()
+
+
+class _Staged(_NewObject):
+    """A file on this machine that is uploaded, for a commit that others make."""
+
+    def commit(self) -> None:
+        """Upload the file."""
+        try:
+            self._file.close()
+            self._storage.stage(self._path, self._place)
+        finally:
+            self.abort()
 
 
 def _tag(content: bytes) -> Tag:

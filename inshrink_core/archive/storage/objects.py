@@ -70,6 +70,7 @@ _OWNER: Final = "inshrinkwriter"
 """Metadata of an object: who created it, so that a request whose answer was lost is known again."""
 
 _SECRETS: Final = re.compile(r"(?i)[?&](x-amz-|x-goog-|sig=|sv=|se=|token|awsaccesskeyid|signature|key=)")
+_BUCKET: Final = re.compile(r"[A-Za-z0-9$:._-]+")
 _CODE: Final = re.compile(r"<Code>([A-Za-z]+)</Code>")
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _URL: Final = re.compile(r"\S+://\S+")
@@ -96,6 +97,12 @@ _REFUSALS: Final = (
         "there is no such bucket",
         "make it, or mend the address",
     ),
+    _Refusal(r"InvalidBucketName|InvalidResourceName", "no bucket can have this name", "mend the address"),
+    _Refusal(
+        r"InvalidObjectState|BlobArchived",
+        "the object is in a storage class that must be thawed first",
+        "restore it by the bucket's own tools, and run it again",
+    ),
     _Refusal(
         r"RequestTimeTooSkewed|RequestExpired|Date header.*old|not yet valid",
         "the clock of this machine differs too much from the store's",
@@ -109,8 +116,8 @@ _REFUSALS: Final = (
     ),
     _Refusal(
         r"InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|ExpiredToken|TokenRefreshRequired|"
-        r"AuthenticationFailed|InvalidAuthenticationInfo|Unauthenticated|status code: 401|invalid_grant|"
-        r"Error decoding key|InvalidKey",
+        r"AuthenticationFailed|failed to authenticate|InvalidAuthenticationInfo|Unauthenticated|"
+        r"status code: 401|invalid_grant|Error decoding key|InvalidKey|Invalid Access Key",
         "the store does not accept the credentials",
         "set {} in the environment to credentials that are valid",
     ),
@@ -185,6 +192,10 @@ def _parsed(url: str) -> tuple[str, str, str]:
         raise InputError("an address must not hold credentials", where=f"{scheme}://…", remedy=hint)
     if not bucket:
         raise InputError("the address names no bucket", where=url, expected=f"{scheme}://BUCKET/ARCHIVE")
+    if not _BUCKET.fullmatch(bucket):  # the client panics
+        raise InputError(
+            "no bucket can have this name", where=url, expected="letters, digits, hyphens and dots"
+        )
     return scheme.lower(), bucket, root.strip("/")
 
 
@@ -541,7 +552,8 @@ class ObjectStorage(UploadedStorage):
         except Exception as error:
             if type(error).__name__ != "AlreadyExistsError":
                 raise
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
+            if not self.holds(path, file):  # or its answer was lost
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
         finally:
             with contextlib.suppress(InshrinkError, OSError):
                 self._patiently(lambda: self.store.delete(unfinished))
@@ -636,11 +648,11 @@ class ObjectStorage(UploadedStorage):
 
 
 def _completed(upload: Callable[[], None]) -> None:
-    """Upload in pieces; where it was completed and the answer lost, S3 does not know the upload any more."""
+    """Upload in pieces; where it was completed and the answer lost, the store does not know them any more."""
     try:
         upload()
-    except FileNotFoundError as error:
-        if "NoSuchUpload" in str(error):
+    except Exception as error:
+        if re.search("NoSuchUpload|InvalidBlockList", str(error)):  # of S3, of Azure
             raise ConnectionError("error sending request: the upload was completed already") from None
         raise
 

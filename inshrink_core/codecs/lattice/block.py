@@ -256,11 +256,8 @@ class _Cursor:
 
     def section(self) -> memoryview:
         """Return the next section: a length, and as many bytes."""
-        n, begin = read_varint(self.payload, self.at)
-        self.at = begin + n
-        if self.at > len(self.payload):
-            raise DamagedError("a lattice block is cut short", where=self.where)
-        return self.payload[begin : self.at]
+        section, self.at = read_section(self.payload, self.at)
+        return section
 
 
 def parse(

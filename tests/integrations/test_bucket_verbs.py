@@ -1,0 +1,246 @@
+"""Every verb that writes to an address: killed between requests, answers lost, rivals, stores that lie."""
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import uuid
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("obstore", reason="the extra 'remote' is not installed")
+pytest.importorskip("moto", reason="moto[server] is not installed")
+
+import torch
+
+import inshrink_core
+from inshrink_core import verbs
+from inshrink_core.archive import ArchiveWriter, is_archive
+from inshrink_core.archive.storage import behind, storage_at
+from inshrink_core.chain import Archive
+from inshrink_core.errors import ConflictError, StorageError
+from tests.integrations.hub import TOKEN
+from tests.integrations.servers import KEYS, Proxy, connect
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.usefixtures("waiting"),
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+STEPS = (1, 2, 3)
+EXACT = {"codec": "lossless", "optimizer": "exact"}
+
+
+def weights(step):
+    return {"w": torch.arange(64.0) * step}
+
+
+def compress(run, archive, url):
+    verbs.compress(run, url, **EXACT)
+
+
+def watch(run, archive, url):
+    verbs.watch(run, url, interval=0.05, until=STEPS[-1], **EXACT)
+
+
+def save(run, archive, url):
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.zeros(64))
+    with inshrink_core.Saver(url, model, codec="lossless") as saver:
+        last = saver.restore() or 0  # also what the last one had not uploaded
+        for step in STEPS:
+            if step > last:
+                model.load_state_dict(weights(step))
+                saver.save(step)
+        saver.flush(remote=True)
+
+
+def prune(run, archive, url):
+    if not is_archive(url):
+        put(archive, url)
+    verbs.prune(url, keep_last=1, apply=True)
+
+
+def release(run, archive, url):
+    if not is_archive(url):
+        put(archive, url)
+    verbs.release(run, url, apply=True, keep_newest=1)
+
+
+def push(run, archive, url):
+    verbs.push(archive, url)
+
+
+VERBS = {one.__name__: one for one in (compress, watch, save, prune, release, push)}
+WRITING = ["compress", "watch", "save", "prune"]
+
+
+def put(archive, url):
+    """Copy an archive into a bucket, its manifest last."""
+    storage = storage_at(url)
+    for path in [*sorted(Path(archive).glob("frames/*")), Path(archive) / "inshrink-manifest"]:
+        storage.store.put(storage.key(path.relative_to(archive).as_posix()), path)
+
+
+def act(name, variables, *places):
+    """Do what a process does that may be killed."""
+    os.environ.update(variables)
+    os.setpgrp()
+    VERBS[name](*places)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of three steps."""
+    (tmp_path / "run").mkdir()
+    for step in STEPS:
+        torch.save({"model": weights(step), "step": step}, tmp_path / f"run/step_{step}.pt")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def archive(run, tmp_path):
+    """Its archive, on the disk."""
+    verbs.compress(run, tmp_path / "a.inshrink", **EXACT)
+    return tmp_path / "a.inshrink"
+
+
+def expected(name):
+    return STEPS[-1:] if name == "prune" else STEPS
+
+
+def require_whole(url, among=STEPS):
+    """What is seen there is whole; return its steps."""
+    if not is_archive(url):
+        return ()
+    seen = Archive.open(url).steps
+    assert seen == tuple(step for step in among if step in seen)
+    for step in seen:
+        assert torch.equal(Archive.open(url)[step]["w"], weights(step)["w"])
+    assert not [one for one in verbs.verify(url, deep=True).problems if not one.leftover]
+    return seen
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_verb_killed_between_any_two_requests_loses_nothing_and_the_next_goes_on(
+    name, server, url, hub, run, archive, tmp_path, monkeypatch
+):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["inshrink_core.verbs", "inshrink_core.training.saver", "torch"])
+    # A watch asks what compress asks, and looks in between.
+    for n in range(0, 120, 3 if name == "watch" else 1):
+        mine = shutil.copytree(run, tmp_path / f"run-{n}")
+        place = f"hf://me/run-{uuid.uuid4().hex}" if name == "push" else f"{url}-{n}"
+        if name in ("prune", "release"):
+            put(archive, place)
+        begun, victim, fate = [], [], ("drop", "lose")[n % 2]
+
+        def rule(number, method, path, n=n, fate=fate, begun=begun, victim=victim):
+            begun.append(path)
+            if len(begun) - 1 != n or not victim:
+                return None
+            os.kill(victim[0].pid, signal.SIGKILL)
+            return fate
+
+        with Proxy(server, rule if name != "push" else lambda *_: None) as proxy:
+            monkeypatch.setattr(hub, "rule", rule if name == "push" else lambda *_: None)
+            variables = {
+                **KEYS,
+                "AWS_ENDPOINT_URL": proxy.address,
+                "HF_ENDPOINT": hub.url,
+                "HF_TOKEN": TOKEN,
+                "HF_HUB_DISABLE_XET": "1",
+                behind.WAITING_VARIABLE: os.environ[behind.WAITING_VARIABLE],
+            }
+            victim.append(context.Process(target=act, args=(name, variables, mine, archive, place)))
+            victim[0].start()
+            victim[0].join(200)
+            monkeypatch.setattr(hub, "rule", lambda *_: None)
+        seen = require_whole(place)
+        gone = {step for step in STEPS if not (mine / f"step_{step}.pt").exists()}
+        assert gone <= set(seen), "an original is gone that is in no archive"
+        if victim[0].exitcode == 0:
+            assert seen == expected(name)
+            break
+        assert victim[0].exitcode == -signal.SIGKILL
+        VERBS[name](mine, archive, place)
+        assert require_whole(place) == expected(name)
+        if name != "push":
+            ArchiveWriter(place).close()
+            listed = {path for frame in Archive.open(place).frames for path in frame.paths}
+            assert {f"frames/{one}" for one in storage_at(place).names("frames")} == listed
+    else:
+        pytest.fail("it never came to its end")
+    assert n > 3
+
+
+@pytest.mark.parametrize("fate", ["refuse", "drop", "lose", "cut"])
+@pytest.mark.parametrize("name", [*WRITING, "release"])
+def test_answers_that_fail_change_nothing_of_what_a_verb_does(
+    name, fate, server, url, run, archive, monkeypatch
+):
+    put(archive, f"{url}-there")
+    place = f"{url}-there" if name in ("prune", "release") else url
+    with Proxy(server, lambda n, method, path: fate if n % 3 == 2 else None) as proxy:
+        connect(monkeypatch, proxy.address)
+        VERBS[name](run, archive, place)
+        assert len(proxy.requests) > 3
+    connect(monkeypatch, server)
+    assert require_whole(place) == expected(name)
+    assert storage_at(place).remains("frames") == ()
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_a_verb_that_another_writer_overtakes_stops_and_what_both_wrote_is_whole(
+    name, server, url, run, archive, tmp_path, monkeypatch
+):
+    if name == "prune":
+        put(archive, url)
+    else:
+        verbs.compress(run, url, steps=[1], **EXACT)
+    overtaken, rival = [], tmp_path / "step_99.pt"
+    torch.save({"model": weights(99), "step": 99}, rival)
+
+    def rule(number, method, path):
+        if method == "PUT" and "inshrink-manifest" in path and not overtaken:
+            overtaken.append(path)
+            monkeypatch.setenv(behind.WAITING_VARIABLE, str(tmp_path / "other machine"))
+            verbs.compress(rival, url, **EXACT)
+            monkeypatch.setenv(behind.WAITING_VARIABLE, str(tmp_path / "this machine"))
+        return
+
+    with Proxy(server, rule) as proxy:
+        connect(monkeypatch, proxy.address)
+        monkeypatch.setenv(behind.WAITING_VARIABLE, str(tmp_path / "this machine"))
+        # A watch looks again, and archives what is not there.
+        refused = (
+            contextlib.nullcontext() if name == "watch" else pytest.raises((ConflictError, StorageError))
+        )
+        with refused as raised:
+            VERBS[name](run, archive, url)
+        assert overtaken
+    if name != "watch":
+        assert "another writer" in str(raised.value)
+        assert "\n" not in str(raised.value)
+    connect(monkeypatch, server)
+    assert require_whole(url, (*STEPS, 99)) == ((*STEPS, 99) if name in ("prune", "watch") else (1, 99))
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_a_store_that_lies_about_conditions_is_refused_by_every_verb_before_it_writes(
+    name, server, url, run, archive, monkeypatch
+):
+    if name == "prune":
+        put(archive, url)
+    before = storage_at(url).names("frames")
+    with Proxy(server, lambda n, method, path: "blind") as proxy:
+        connect(monkeypatch, proxy.address)
+        with pytest.raises(StorageError, match="does not compare before it writes"):
+            VERBS[name](run, archive, url)
+    connect(monkeypatch, server)
+    assert storage_at(url).names("frames") == before
+    assert require_whole(url) == (STEPS if name == "prune" else ())
