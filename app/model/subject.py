@@ -51,6 +51,9 @@ class Subject:
         How the names of a run tell its steps; empty where nobody said.
     is_ordered
         Whether the tensors stand in the model's order; else they stand by name.
+    directory, newest
+        Of a run, where its settings and measurements lie, and its last checkpoint: on this machine, also
+        where the run lies at an address.
     """
 
     path: Path
@@ -68,6 +71,8 @@ class Subject:
     archive: ChainReport | None = None
     step_pattern: str = ""
     is_ordered: bool = True
+    directory: Path = Path()
+    newest: Path = Path()
 
     @property
     def place(self) -> Path:

@@ -154,8 +154,8 @@ def likely_evaluator(shown: Subject) -> str:
     if Path(beside).is_file():
         return beside
     try:
-        own_samples.prepare(engine_of(shown)[0])  # type: ignore[arg-type]
-    except (InshrinkError, ServiceError):
+        own_samples.model_of(shown.newest, shown.directory)
+    except InshrinkError:
         return ""
     return own_samples.AUTO
 

@@ -20,7 +20,7 @@ from inshrink_app.server.recent import recent_file
 if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
 
-_VERSION = 6
+_VERSION = 7
 """Raised when what is kept changes."""
 
 _KIND = _FIELD = "headers"
@@ -95,8 +95,10 @@ def kept_headers(folder: Path, stamp: str) -> tuple[Subject, str] | None:
 
 def keep_headers(subject: Subject, token: str, stamp: str) -> None:
     """Keep what a run told; a disk that refuses costs the next opening some time."""
+    paths = {name: str(getattr(subject, name)) for name in ("directory", "newest")}
     tensors = [(row.name, row.role, row.dtype, row.shape, row.exact, row.layer) for row in subject.tensors]
-    document = {name: getattr(subject, name) for name in _FIELDS} | {"token": token, "tensors": tensors}
+    document = {name: getattr(subject, name) for name in _FIELDS} | paths
+    document |= {"token": token, "tensors": tensors}
     key = {"path": str(subject.path), "stamp": stamp}
     keep_for_run(file_of_run(_KIND, subject.path), key, _FIELD, document, _MOST_KEPT)
 
@@ -139,6 +141,7 @@ _FIELDS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "unreadable": _rows,
     "notes": lambda told: tuple(map(str, told)),
     "is_ordered": bool,
+    **dict.fromkeys(("directory", "newest"), Path),
     "log": lambda told: {str(name): tuple((int(a), float(b)) for a, b in row) for name, row in told.items()},
 }
 """What is kept of a run, and what makes it of JSON."""

@@ -49,7 +49,7 @@ class Sample(NamedTuple):
 class Opened(NamedTuple):
     """What the headers of a run or an archive told.
 
-    `token` changes when its data does. `stamp` is that of all its files as they were before they were read;
+    `token` changes when its data does; of a run, it is what its measurements are kept by. `stamp` is that of all its files as they were before they were read;
     None where it cannot be told.
     """
 
@@ -221,6 +221,7 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
     """Open a run or an archive and read its headers; one that cannot be read is not cached."""
     import inshrink_core
     from inshrink_core.chain import Archive
+    from inshrink_core.verbs.shared.measured import run_content
 
     place = place_of(path_of(path))
     require_inside(place)
@@ -237,10 +238,7 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
         else:
             newest.append(engine)
             # Not the folder's time: measuring writes its cache into the folder.
-            files = " ".join(engine.identity(step) for step in engine.steps)
-            found = Opened(
-                _run_subject(engine, path_of(path)), hashlib.sha256(files.encode()).hexdigest(), stamp
-            )
+            found = Opened(_run_subject(engine, path_of(path)), run_content(engine), stamp)
     engine_at(path, found.token, engine)
     if stamp is not None and found.subject.kind == "run":
         keep_headers(found.subject, found.token, stamp)
@@ -285,6 +283,8 @@ def _run_subject(run: Run, path: Path) -> Subject:
         notes=tuple(run.notes),
         step_pattern="" if path == place else path.name,
         is_ordered=run.is_ordered,
+        directory=run.directory,
+        newest=run.path_of(run.steps[-1]) if run.steps else run.directory,
         log={name: tuple(series) for name, series in logged.items()},
     )
 

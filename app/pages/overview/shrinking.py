@@ -15,7 +15,7 @@ from inshrink_app.services.comparing import comparison, spread_of
 from inshrink_app.services.evaluating import EvaluatorCode
 from inshrink_app.services.exporting import ExportRequest, chain_export
 from inshrink_app.services.jobs import documents_of, start_job
-from inshrink_app.services.opening import chain_of, engine_of, opened
+from inshrink_app.services.opening import chain_of, opened
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainReport
@@ -95,10 +95,9 @@ def known_goals(shown: Subject, judge: EvaluatorCode | None) -> KnownGoals | Non
     from inshrink_core.verbs.shared.measured import Measurements
 
     try:
-        run: Any = engine_of(shown)[0]
+        found = Measurements.of_content(opened(str(shown.path)).token, shown.directory)
     except ServiceError:  # What cannot be opened any more is said where it is asked for.
         return None
-    found = Measurements.of_run(run)
     for earlier in (False, True):
         for one in found.rows("goals", earlier=earlier):
             is_asked = one.question.get("steps") == list(shown.steps) or earlier
