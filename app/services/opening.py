@@ -49,8 +49,8 @@ class Sample(NamedTuple):
 class Opened(NamedTuple):
     """What the headers of a run or an archive told.
 
-    `token` changes when its data does; of a run, it is what its measurements are kept by. `stamp` is that of all its files as they were before they were read;
-    None where it cannot be told.
+    `token` changes when its data does; measurements of a run are kept by it. `stamp` is that of all its
+    files as they were before they were read; None where it cannot be told.
     """
 
     subject: Subject

@@ -82,7 +82,7 @@ def prepare(run: Run) -> Prepared:
 
 
 def model_of(last: Path, directory: Path) -> tuple[str, dict[str, Any]]:
-    """Return the class of a run's model and its configuration, by the last checkpoint and the run's directory.
+    """Return the class of a run's model and its configuration, as they lie by its last checkpoint.
 
     Raises
     ------
