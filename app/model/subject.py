@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
-    from inshrink_core.checkpoint import TensorSpec
+from inshrink_core.chain import ChainReport
+from inshrink_core.checkpoint import MODEL_ROLES, TensorSpec
 
 ASK_ABOVE_BYTES = 200_000_000
 """Reading more than this takes long enough that the reader is asked first."""
@@ -87,8 +85,6 @@ class Subject:
     @property
     def model_tensors(self) -> tuple[TensorSpec, ...]:
         """Weights and buffers of the last checkpoint."""
-        from inshrink_core.checkpoint import MODEL_ROLES
-
         return tuple(row for row in self.tensors if row.role in MODEL_ROLES)
 
     @property

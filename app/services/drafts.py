@@ -18,6 +18,8 @@ from inshrink_app.model.subject import Subject
 from inshrink_app.services.headers import file_of_run, keep_for_run
 from inshrink_app.services.searching import SearchPoint, check_config
 
+from inshrink_core.execution import load_result
+
 _KIND, _FIELD = "drafts", "draft"
 _PLAIN = ("start", "searched", "owner", "at")
 """Of an `Edit`, kept as they are."""
@@ -121,8 +123,6 @@ def keep_draft(edit: Edit, owner: str) -> None:
 
 def kept_draft(shown: Subject) -> Edit | None:
     """Return what was kept of a run; None where there is nothing, or nothing that can still be used."""
-    from inshrink_core.execution import load_result
-
     run = str(shown.path)
     found = load_result(file_of_run(_KIND, shown.path), {"path": run}, _FIELD, lambda told: _edit(run, told))
     try:

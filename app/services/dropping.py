@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import BinaryIO, NamedTuple, TypeVar
@@ -20,6 +19,7 @@ from inshrink_app.model.subject import Subject
 from inshrink_app.services.inside import dropped_folder, is_dropped, reported
 from inshrink_app.services.opening import load_subject
 
+from inshrink_core.formats.discovery import WEIGHT_SUFFIXES
 from inshrink_core.text import elided as elide
 from inshrink_core.text import size as bytes_text
 
@@ -29,9 +29,6 @@ _CHUNK_BYTES = 1 << 20
 _LONGEST_NAME_BYTES = 200
 _ARCHIVE_SUFFIX = ".inshrink"
 _Read = TypeVar("_Read")
-
-_SETTLED_NS = 2_000_000_000
-"""Two changes within a tick of the file system's clock have the same time; older ones are told by it."""
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _NOT_IN_NAMES = re.compile(r"[^\w .,=+@()\[\]{}~-]")
@@ -53,26 +50,9 @@ class Dropped(NamedTuple):
 
 def dropped() -> tuple[Dropped, ...]:
     """Return all that was dropped and not removed, newest first."""
-    folder = dropped_folder()
-    try:
-        changed_ns = folder.stat().st_mtime_ns
-    except OSError:
-        return ()
-    if time.time_ns() - changed_ns < _SETTLED_NS:
-        return _listed(folder)
-    return _listed_at(str(folder), changed_ns)
-
-
-@st.cache_data(show_spinner=False, max_entries=4)
-def _listed_at(folder: str, changed_ns: int) -> tuple[Dropped, ...]:
-    """List the folder as it was when it had this time: what is in it comes and goes as a whole."""
-    return _listed(Path(folder))
-
-
-def _listed(kept_in: Path) -> tuple[Dropped, ...]:
     found = []
     with contextlib.suppress(OSError):
-        folders = [path for path in kept_in.iterdir() if _DIGEST.fullmatch(path.name)]
+        folders = [path for path in dropped_folder().iterdir() if _DIGEST.fullmatch(path.name)]
         for folder in sorted(folders, key=lambda path: path.stat().st_mtime_ns, reverse=True):
             inner = next((path for path in folder.iterdir() if not path.name.startswith(".")), None)
             if inner is not None:
@@ -176,15 +156,11 @@ def _safe(name: str) -> str:
 
 def _opens(name: str) -> bool:
     """Return whether a name is that of an archive or a checkpoint."""
-    from inshrink_core.formats.discovery import WEIGHT_SUFFIXES
-
     return PureWindowsPath(name).suffix in (_ARCHIVE_SUFFIX, *WEIGHT_SUFFIXES)
 
 
 def _checked_names(names: Sequence[str]) -> list[str]:
     """Return names that are safe to write, each once."""
-    from inshrink_core.formats.discovery import WEIGHT_SUFFIXES
-
     if len(names) > _MOST_FILES:
         raise ServiceError(Problem(f"more than {_MOST_FILES} files", remedy="open their folder by its path"))
     safe = [_safe(name) for name in names]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from inshrink_app.jobs.work import Work
 from inshrink_app.model.problem import Problem, ServiceError
@@ -13,12 +13,13 @@ from inshrink_app.server.roots import settings
 from inshrink_app.services.inside import reported
 from inshrink_app.services.opening import engine_of, opened, resolve
 
-if TYPE_CHECKING:
-    from inshrink_core import Run
-    from inshrink_core.evaluate.template import TaskGuess
-    from inshrink_core.verbs import EvaluatorReport
-    from inshrink_core.verbs.evaluate import MakeEvaluator
-
+from inshrink_core import Run, verbs
+from inshrink_core.errors import InshrinkError
+from inshrink_core.evaluate import own_samples
+from inshrink_core.formats.logs.log import read_settings
+from inshrink_core.samples import is_trusted_sample
+from inshrink_core.verbs import EvaluatorReport
+from inshrink_core.verbs.evaluate import Evaluate
 
 _MAX_CODE_BYTES = 200_000
 """More code than this is not read before it is trusted, and is not offered."""
@@ -64,9 +65,6 @@ def evaluator_of(subject: Subject) -> EvaluatorCode | None:
     ServiceError
         It cannot be read, or lies outside of the run.
     """
-    from inshrink_core.formats.logs.log import read_settings
-    from inshrink_core.samples import is_trusted_sample
-
     folder = subject.folder
     with reported():
         told = read_settings(folder)
@@ -101,8 +99,6 @@ def given_evaluator(text: str, subject: Subject) -> EvaluatorCode:
     ServiceError
         There is no such file inside of the roots.
     """
-    from inshrink_core.evaluate import own_samples
-
     if text.strip() == own_samples.AUTO:
         code = Path(own_samples.__file__)
         return _code(code, own_samples.AUTO, own_samples.evaluator_of.__name__, "", "", bundled=True)
@@ -132,13 +128,6 @@ def _code(
     return EvaluatorCode(spec, file, function, metric, direction, shown, digest, bundled)
 
 
-def guessed_task(shown: Subject) -> TaskGuess:
-    """Return what a run's model is probably for, told from names and shapes."""
-    from inshrink_core.evaluate.template import guess_task
-
-    return guess_task(shown.tensors)
-
-
 def suggested_evaluator(shown: Subject) -> str:
     """Return where an evaluator is written by default: beside the checkpoints, where that is allowed."""
     folder = shown.folder
@@ -147,9 +136,6 @@ def suggested_evaluator(shown: Subject) -> str:
 
 def likely_evaluator(shown: Subject) -> str:
     """Return what evaluates a run that names nothing: a file beside it, or ``auto`` where that can; or ""."""
-    from inshrink_core.errors import InshrinkError
-    from inshrink_core.evaluate import own_samples
-
     beside = suggested_evaluator(shown)
     if Path(beside).is_file():
         return beside
@@ -160,13 +146,6 @@ def likely_evaluator(shown: Subject) -> str:
     return own_samples.AUTO
 
 
-def evaluator_template(shown: Subject, target: str, task: str, model: str, *, replace: bool) -> MakeEvaluator:
-    """Return the request that writes an evaluator to begin with."""
-    from inshrink_core.verbs.evaluate import MakeEvaluator
-
-    return MakeEvaluator(str(shown.path), target, task=task, model=model or None, force=replace)
-
-
 def make_evaluator(shown: Subject, target: str, task: str, model: str, *, replace: bool) -> EvaluatorReport:
     """Write an evaluator to begin with, inside of the roots; reads headers and executes nothing.
 
@@ -175,8 +154,6 @@ def make_evaluator(shown: Subject, target: str, task: str, model: str, *, replac
     ServiceError
         The place or the model's name will not do.
     """
-    from inshrink_core import verbs
-
     path = resolve(target)
     if not settings().may_write(path):
         raise ServiceError(Problem("an evaluator goes into a folder of yours", target))
@@ -187,8 +164,6 @@ def make_evaluator(shown: Subject, target: str, task: str, model: str, *, replac
 
 def evaluator_trial(shown: Subject, judge: EvaluatorCode) -> Work:
     """Return the trial of an evaluator, as it is now, on the last step."""
-    from inshrink_core.verbs.evaluate import Evaluate
-
     request = Evaluate(str(shown.path), step=shown.steps[-1], **judge.fields)
     of = (opened(str(shown.path)).token, judge.digest)
     more = {"page": "allocate", "topic": "evaluator", "trusted": judge.trusted}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import streamlit as st
 from inshrink_app.jobs.job import Job
@@ -22,10 +22,11 @@ from inshrink_app.services.inside import is_own
 from inshrink_app.services.jobs import documents_of, job_of, start_job
 from inshrink_app.services.opening import chain_of, opened, resolve
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
-    from inshrink_core.request import Request
-
+from inshrink_core.chain import ChainReport
+from inshrink_core.request import Request
+from inshrink_core.verbs.compress import Compress
+from inshrink_core.verbs.export import Export, chosen_names
+from inshrink_core.verbs.modes.watch import Watch
 
 _SUFFIX = ".inshrink"
 _N_TRIED = 2
@@ -75,8 +76,6 @@ class ExportRequest:
 
     def keeps(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return which tensors of weights are kept."""
-        from inshrink_core.verbs.export import chosen_names
-
         return chosen_names(names, self.file.tensors, self.file.without)
 
     def on(self, device: str) -> ExportRequest:
@@ -125,10 +124,6 @@ def chain_export(
     **fields
         Of the engine's request.
     """
-    from inshrink_core.verbs.compress import Compress
-    from inshrink_core.verbs.export import Export
-    from inshrink_core.verbs.modes.watch import Watch
-
     path, chosen = str(shown.path), chosen_steps(steps, shown.steps)
     written = Watch(path, "", **fields) if watch else Compress(path, "", steps=chosen, **fields)
     return ExportRequest(asked=(written, Export("", pack="")) if packed else (written,), steps=steps)
@@ -136,28 +131,16 @@ def chain_export(
 
 def pack_export(shown: Subject) -> ExportRequest:
     """Return the copy of an archive as one file."""
-    from inshrink_core.verbs.export import Export
-
     return ExportRequest(asked=(Export(str(shown.path), pack=""),), steps=shown.steps)
 
 
 def step_export(shown: Subject, step: int, **weights: Any) -> ExportRequest:
     """Return the export of one step, whole or, with fields of the engine's request, of its weights."""
-    from inshrink_core.verbs.compress import Compress
-    from inshrink_core.verbs.export import Export
-
     path, first = str(shown.path), []
     if shown.kind == "run":
         optimizer = "drop" if weights else "exact"
         first = [Compress(path, "", codec="lossless", optimizer=optimizer, steps=(step,))]
     return ExportRequest(asked=(*first, Export(path, "", step=step, **weights)), steps=(step,))
-
-
-def engines() -> tuple[str, ...]:
-    """Return the engines that are installed, the default first."""
-    from inshrink_core.execution.engines import installed_engines
-
-    return installed_engines()
 
 
 def chosen_steps(steps: Sequence[int], every: Sequence[int] = ()) -> tuple[int, ...] | None:
@@ -197,12 +180,18 @@ def suggested_name(shown: Subject, request: ExportRequest) -> str:
         stem = f"{stem}-packed"
     elif request.chain.optimizer == "drop":
         stem = f"{stem}-weights"
-    folder, suffix = default_folder(shown), request.suffix
-    for position in range(1, 100):
-        path = folder / (f"{stem}{suffix}" if position == 1 else f"{stem}-{position}{suffix}")
-        if not os.path.lexists(path) or (request.file is None and _goes_on(path, request)):
-            return str(path)
-    return str(folder / f"{stem}{suffix}")
+    return _free_path(shown, stem, request.suffix, lambda path: _goes_on(path, request))
+
+
+def suggested_path(shown: Subject, name: str, what: str, suffix: str = "") -> str:
+    """Return a path at which there is nothing yet: beside the run, or in the first root for a sample."""
+    return _free_path(shown, f"{name.removesuffix(_SUFFIX)}-{what}", suffix, lambda path: False)
+
+
+def _free_path(shown: Subject, stem: str, suffix: str, is_free: Callable[[Path], bool]) -> str:
+    names = (stem, *(f"{stem}-{position}" for position in range(2, 100)))
+    paths = [default_folder(shown) / f"{name}{suffix}" for name in names]
+    return str(next((path for path in paths if not os.path.lexists(path) or is_free(path)), paths[0]))
 
 
 def default_folder(shown: Subject) -> Path:
@@ -213,11 +202,11 @@ def default_folder(shown: Subject) -> Path:
 
 def _goes_on(path: Path, request: ExportRequest) -> bool:
     """Return whether what lies at a path is an archive of the same settings, to be appended to."""
-    try:
-        chain = chain_of(str(path)) if request.kind == "chain" else None
-    except ServiceError:
+    if request.file is not None:
         return False
-    if chain is None:
+    try:
+        chain = chain_of(str(path))
+    except ServiceError:
         return False
     asked = request.chain
     if asked.max_restore_cost is None:
@@ -451,13 +440,6 @@ def download_url(path: Path) -> tuple[str, int] | None:
         return downloads.offer(real), real.stat().st_size
     except (ServiceError, OSError):
         return None
-
-
-def suggested_path(shown: Subject, name: str, what: str, suffix: str = "") -> str:
-    """Return a path at which there is nothing yet: beside the run, or in the first root for a sample."""
-    base, stem = default_folder(shown), f"{name.removesuffix(_SUFFIX)}-{what}"
-    names = [f"{stem}{suffix}", *(f"{stem}-{i}{suffix}" for i in range(2, 100))]
-    return str(next((base / one for one in names if not os.path.lexists(base / one)), base / names[0]))
 
 
 def restore_target(text: str) -> Path:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import streamlit as st
 from inshrink_app.model.problem import Problem, ServiceError
@@ -18,9 +18,7 @@ from inshrink_app.services.dropping import dropped, keep_dropped
 from inshrink_app.services.inside import is_inside, reported
 from inshrink_app.services.opening import resolve
 
-if TYPE_CHECKING:
-    from inshrink_core.formats import MetricsFile
-
+from inshrink_core.formats import MetricsFile, read_metrics
 
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 _NAMES = ("trainer_state.json",)
@@ -125,8 +123,6 @@ def _state(text: str) -> tuple[str, int, int]:
 @st.cache_resource(show_spinner=False, max_entries=2)
 def _metrics_at(path: str, mtime_ns: int, size: int) -> MetricsFile:
     """Read a file as it was when it had this time and size."""
-    from inshrink_core.formats import read_metrics
-
     with reported():
         return read_metrics(path)
 

@@ -8,7 +8,7 @@ import hashlib
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import streamlit as st
 from inshrink_app.model.problem import Problem, ServiceError
@@ -18,13 +18,13 @@ from inshrink_app.server.roots import Address, OutsideRootsError, path_of, real_
 from inshrink_app.services.headers import files_stamp, forget_headers, keep_headers, kept_headers
 from inshrink_app.services.inside import is_inside, is_own, keep_inside, reported, require_inside
 
+import inshrink_core
+from inshrink_core import Run
+from inshrink_core.archive.storage import object_at, storage_at
+from inshrink_core.chain import Archive, ChainReport, chain_report, original_checks
+from inshrink_core.formats import NamedStep, Skipped, preview_steps, split_step_pattern, suggest_step_pattern
 from inshrink_core.text import elided as elide
-
-if TYPE_CHECKING:
-    from inshrink_core import Archive, Run
-    from inshrink_core.chain import ChainReport
-    from inshrink_core.formats import NamedStep, Skipped
-
+from inshrink_core.verbs.shared.measured import run_content
 
 _MOST_OPEN = 4
 """Headers of a run of 400 tensors and 200 checkpoints take some 100 MB of memory."""
@@ -39,13 +39,6 @@ _NOTHING = (0, 0)
 """The stamp of what is not there."""
 
 
-class Sample(NamedTuple):
-    """A bundled run."""
-
-    name: str
-    path: Path
-
-
 class Opened(NamedTuple):
     """What the headers of a run or an archive told.
 
@@ -56,15 +49,6 @@ class Opened(NamedTuple):
     subject: Subject
     token: str
     stamp: str | None = None
-
-
-@st.cache_data(show_spinner=False, max_entries=32)
-def samples() -> tuple[Sample, ...]:
-    """Return the bundled runs; none where the package came without them."""
-    from inshrink_core.samples import sample, sample_names
-
-    with reported():
-        return tuple(Sample(name, Path(os.path.realpath(sample(name)))) for name in sample_names())
 
 
 def resolve(text: str) -> Path:
@@ -105,8 +89,6 @@ def path_in_roots(path: Path) -> str:
 
 def place_of(path: Path) -> Path:
     """Return the folder or file of what is opened: its path without a step pattern at the end."""
-    from inshrink_core.formats import split_step_pattern
-
     place = split_step_pattern(path)[0]
     return path_of(str(place)) if isinstance(path, Address) else place
 
@@ -181,8 +163,6 @@ def engine_at(path: str, token: str, _made: Run | Archive | None = None) -> Run 
     ServiceError
         It cannot be opened.
     """
-    import inshrink_core
-
     if _made is not None:
         return _made
     require_inside(place_of(path_of(path)))
@@ -205,8 +185,6 @@ def _stamp(path: Path) -> tuple[int, int]:
 @st.cache_data(show_spinner=False, max_entries=256, ttl=_SECONDS_ELSEWHERE)
 def _seen_at(address: str) -> tuple[int, int]:
     """Return what changes with the objects at an address, and how many there are."""
-    from inshrink_core.archive.storage import object_at, storage_at
-
     with reported():
         found = list(storage_at(address).objects())
         if not found and address.count("/") > 2:  # a single file
@@ -219,10 +197,6 @@ def _seen_at(address: str) -> tuple[int, int]:
 @st.cache_resource(show_spinner=False, max_entries=16)
 def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
     """Open a run or an archive and read its headers; one that cannot be read is not cached."""
-    import inshrink_core
-    from inshrink_core.chain import Archive
-    from inshrink_core.verbs.shared.measured import run_content
-
     place = place_of(path_of(path))
     require_inside(place)
     stamp = files_stamp(place) if place.is_dir() else None
@@ -297,8 +271,6 @@ def _shown(run: Path, row: Skipped) -> tuple[str, str]:
 
 def _archive_subject(archive: Archive, path: Path) -> Subject:
     """Gather what the indexes of an archive tell."""
-    from inshrink_core.chain import chain_report, original_checks
-
     chain = dataclasses.replace(chain_report(archive), path=path)
     checks = original_checks(archive, archive.frames).text if archive.steps else ""
     return Subject(
@@ -333,8 +305,6 @@ def chain_of(text: str) -> ChainReport:
 @st.cache_resource(show_spinner=False, max_entries=128)
 def _chain_at(path: str, stamps: tuple[tuple[int, int], ...]) -> ChainReport:
     """Read the chain, as it was when these files had these times and sizes; what cannot be is not cached."""
-    from inshrink_core.chain import Archive, chain_report
-
     require_inside(path_of(path))
     with reported():
         return dataclasses.replace(chain_report(Archive.open(path)), path=path_of(path))
@@ -353,8 +323,6 @@ def listed_at(folder: Address) -> tuple[Address, ...]:
 
 @st.cache_data(show_spinner=False, max_entries=64, ttl=_SECONDS_ELSEWHERE)
 def _listed_at(folder: str) -> tuple[Address, ...]:
-    from inshrink_core.archive.storage import storage_at
-
     with reported():
         return tuple(Address(f"{folder}/{name}") for name in storage_at(folder).list(""))
 
@@ -377,8 +345,6 @@ def _archive_of_run(run: Subject) -> ChainReport | None:
 
 def step_pattern_of(shown: Subject) -> str:
     """Return the step pattern of a run, else one that suits its names; empty where none does."""
-    from inshrink_core.formats import preview_steps, suggest_step_pattern
-
     if shown.step_pattern:
         return shown.step_pattern
     with reported():
@@ -394,8 +360,6 @@ def steps_by_pattern(shown: Subject, pattern: str) -> tuple[NamedStep, ...]:
         The pattern is none with ``{step}``. Regular expressions are left to the command line: a hostile one,
         which may stand in a link, would never end.
     """
-    from inshrink_core.formats import preview_steps
-
     with_step_pattern(shown, pattern)
     with reported():
         return preview_steps(shown.place, pattern)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pandas as pd
 import streamlit as st
+from inshrink_app import services
 from inshrink_app.widgets import fmt
 
 from inshrink_core.text import csv_cell
@@ -188,6 +189,12 @@ def table_buttons(table: pd.DataFrame | Callable[[], pd.DataFrame], stem: str) -
     )
 
 
-def file_link(label: str, url: str, nbytes: int) -> None:
-    """Offer a file of any size, which the server streams from disk."""
-    st.link_button(f"{label} ({fmt.size(nbytes)})", url, icon=":material/download:")
+def download(path: Path) -> None:
+    """Offer a file of any size, which the server streams from disk; say so where it cannot be fetched."""
+    offered = services.download_url(path)
+    if offered is None:
+        st.caption("It is not there any more, or lies outside of the folders that the explorer may see.")
+        return
+    url, nbytes = offered
+    label = f"Download {fmt.markdown(path.name)} ({fmt.size(nbytes)})"
+    st.link_button(label, url, icon=":material/download:")

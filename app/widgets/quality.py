@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from inshrink_app.model.measured import known_of, when
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.layout import Fact
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
-    from inshrink_core.verbs.shared.measured import Known
-
+from inshrink_core.chain import ChainReport, is_exact
+from inshrink_core.errors import InshrinkError
+from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds, Figures
+from inshrink_core.verbs.shared.measured import Known
 
 NATS: Final = (
     "Divergence: how far the restored model's predictions are from the original's, the mean "
@@ -36,16 +36,12 @@ NOT_KNOWN = "not known without an evaluator that runs"
 
 def is_over(cost: float | None) -> bool:
     """Return whether a restore costs more than archives promise by default."""
-    from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds, Figures
-
     bounds = Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
     return cost is not None and not bounds.judge(Figures(restore_cost=cost)).kept
 
 
 def bound_text() -> str:
     """Return what a restore may cost by default, as a share of the loss."""
-    from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
-
     return fmt.percent(DEFAULT_MAX_RESTORE_COST)
 
 
@@ -119,9 +115,6 @@ def size_facts(chain: ChainReport, device: str = "") -> list[Fact]:
 
 def archive_facts(archive: ChainReport) -> list[Fact]:
     """Return the figures of an archive: exact, or as they were measured last."""
-    from inshrink_core.chain import is_exact
-    from inshrink_core.errors import InshrinkError
-
     try:
         exact = is_exact(archive.codec, archive.config) and archive.optimizer in ("exact", "drop")
     except InshrinkError:  # written by a codec that is not installed

@@ -67,10 +67,14 @@ def _draw(board: Board) -> None:
     text = f"Bound {fmt.percent(limit) if figure == 'drop' else f'{fmt.value(limit or 0)} nats'}"
     if figure == "divergence" and (cost := board.found.limits.get("restore_cost")) is not None:
         text = f"Restore cost {fmt.percent(cost)}"
+    told = board.numbers
+    here = Here(None, None)
+    if told is not None:
+        here = Here(told.ratio_weights, getattr(told, figure), told.basis == "measured")
     drawn = allocation_figure(
         points,
         board.rates,
-        _here(board, figure),
+        here,
         figure,
         Marks(limit, text, board.found.default_ratio, board.found.target_ratio),
         weight_bytes(board.shown) * max(1, len(board.steps)),
@@ -85,14 +89,6 @@ def _draw(board: Board) -> None:
         selection_mode=("points",),
     )
     st.caption(" ".join(_said(board, figure)), help=quality.NATS if figure == "divergence" else None)
-
-
-def _here(board: Board, figure: str) -> Here:
-    """Return the large point."""
-    told = board.numbers
-    if told is None:
-        return Here(None, None)
-    return Here(told.ratio_weights, getattr(told, figure), told.basis == "measured")
 
 
 def _against(known: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -14,11 +14,10 @@ from inshrink_app.model.measured import verified, when
 from inshrink_app.widgets import fmt, job_card, listing
 from inshrink_app.widgets.layout import facts, section
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
-    from inshrink_core.request import Request
-    from inshrink_core.verbs.prune import Prune
-
+from inshrink_core.chain import ChainReport
+from inshrink_core.request import Request
+from inshrink_core.verbs.prune import Prune
+from inshrink_core.verbs.verify import Verify
 
 _FATES = {"kept": "kept", "reference": "kept, others need it", "removed": "removed"}
 _WRITTEN = {"rekeyed": ", becomes a keyframe", "rewritten": ", written anew"}
@@ -37,8 +36,6 @@ def _work(rules: Prune, chain: ChainReport) -> Work:
 
 def verifying(chain: ChainReport, *, deep: bool) -> Request[Any]:
     """Return the request that checks an archive."""
-    from inshrink_core.verbs.verify import Verify
-
     return Verify(str(chain.path), deep=deep)
 
 
@@ -99,8 +96,6 @@ def _findings(findings: list[dict[str, Any]], name: str) -> None:
 
 def prune(chain: ChainReport) -> Prune:
     """Draw the card and return the rules on screen."""
-    from inshrink_core.verbs.prune import Prune
-
     with section("Prune"):
         if chain.is_packed:
             st.write("A packed archive is read and copied, not changed. Unpack it to prune it.")
@@ -134,8 +129,6 @@ def prune(chain: ChainReport) -> Prune:
 
 def _rules(chain: ChainReport) -> Prune:
     """Draw the rules; a link or the session does not carry them: pruning is never one click away."""
-    from inshrink_core.verbs.prune import Prune
-
     first, second, third = st.columns(3)
     last = first.number_input(
         "Keep the last", 0, len(chain.frames), 0, key="prune.last", help="0: no such rule"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import streamlit as st
 from inshrink_app import services, state
@@ -16,9 +16,8 @@ from inshrink_app.services import LogChoice
 from inshrink_app.widgets import fmt, job_card, listing
 from inshrink_app.widgets.layout import answer, section
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
-    from inshrink_core.verbs.report import Report
+from inshrink_core.chain import ChainReport
+from inshrink_core.verbs.report import Report
 
 _SUFFIX = ".html"
 
@@ -35,8 +34,6 @@ def report_request(
     log
         The metrics that the reader chose; None for what the run has logged itself.
     """
-    from inshrink_core.verbs.report import Report
-
     job = None if original is None else _rehearsal(original)
     kept = None if job is None else job.folder.output
     return Report(
@@ -81,7 +78,8 @@ def show(chain: ChainReport, shown: Subject, original: Subject | None) -> Any:
             job_card.running(job, "Writing the report")
             return job.requests[-1]
         if job is not None and job_card.settled(job, "Writing the report"):
-            _made(Path(job.result["output"]))
+            st.code(job.result["output"], language=None, wrap_lines=True)
+            listing.download(Path(job.result["output"]))
         else:
             st.write(
                 "One HTML file to attach to a pull request: before and after, where an error hurts, the "
@@ -103,13 +101,3 @@ def show(chain: ChainReport, shown: Subject, original: Subject | None) -> Any:
                 services.start_job(Work.asking([request], shown=chain.path, **more))
                 st.rerun()
     return report_request(chain, original, typed, log)
-
-
-def _made(path: Path) -> None:
-    """Draw where the report is."""
-    st.code(str(path), language=None, wrap_lines=True)
-    offered = services.download_url(path)
-    if offered is None:
-        st.caption("It is not there any more, or lies outside of the folders that the explorer may see.")
-        return
-    listing.file_link(f"Download {fmt.markdown(path.name)}", *offered)

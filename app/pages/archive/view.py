@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
@@ -16,8 +14,8 @@ from inshrink_app.pages.archive import figure as chain_figure
 from inshrink_app.widgets import archive_picker, ending, fmt, listing, quality, subject
 from inshrink_app.widgets.layout import answer, chart, facts, section
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
+from inshrink_core.chain import ChainReport
+from inshrink_core.verbs.compress import Compress
 
 _ID_WIDTH = 12
 _MOST_LISTED = 5
@@ -31,8 +29,6 @@ _COLUMNS |= {"digest": "SHA-256", "damage": "damage"}
 
 def render() -> None:
     """Draw the page."""
-    from inshrink_core.verbs.compress import Compress
-
     shown = subject.require("Archive", _rescue)
     if shown is None:
         return
@@ -107,7 +103,8 @@ def _facts(chain: ChainReport) -> None:
             *quality.archive_facts(chain),
         ]
     )
-    parts = [f"Codec {chain.codec}; optimizer state: {_optimizer(chain)}"]
+    optimizer = "dropped" if chain.optimizer == "drop" else chain.optimizer
+    parts = [f"Codec {chain.codec}; optimizer state: {optimizer}"]
     parts += [f"first frame encoded relative to the base model {chain.base}"] if chain.base else []
     settings = ", ".join(f"{name}={value}" for name, value in chain.config.items())
     whose = "" if chain.is_uniform else "settings by step, of the last: "
@@ -120,11 +117,6 @@ def _facts(chain: ChainReport) -> None:
                 f"Of some tensors instead ({fmt.counted(len(chain.overrides), 'override')}): {words}"
             )
         )
-
-
-def _optimizer(chain: ChainReport) -> str:
-    """Say how optimizer state is stored; dropped is what people call it that was left out."""
-    return "dropped" if chain.optimizer == "drop" else chain.optimizer
 
 
 def _warnings(chain: ChainReport) -> None:

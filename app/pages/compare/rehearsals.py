@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -17,13 +17,10 @@ from inshrink_app.widgets import fmt, job_card, listing
 from inshrink_app.widgets.choices import codec_labels
 from inshrink_app.widgets.layout import answer, chart, facts, section
 
-if TYPE_CHECKING:
-    from inshrink_app.services.rehearsing import Training
-
-    from inshrink_core.request import Request
+from inshrink_core.request import Request, request_from_json
 
 
-def rehearse(original: Subject, training: Training) -> None:
+def rehearse(original: Subject, training: Any) -> None:
     """Draw the card of a sample's training."""
     with section("Failure rehearsal"):
         training = _choose(training)
@@ -39,7 +36,7 @@ def rehearse(original: Subject, training: Training) -> None:
             _live(job)
             return
         is_done = job is not None and job.state == "finished"
-        jobs = (job,) if job is not None and is_done else services.finished_rehearsals(training)
+        jobs = (job,) if job is not None and is_done else services.finished_rehearsals(training.name)
         finished = [one for one in map(services.read_result, jobs) if isinstance(one, dict)]
         if job is not None and not is_done:
             job_card.stopped(job, primary=False)
@@ -55,7 +52,7 @@ def rehearse(original: Subject, training: Training) -> None:
         st.code(shell_text([request]), language=None, wrap_lines=True)
 
 
-def _choose(own: Training) -> Training:
+def _choose(own: Any) -> Any:
     """Let the reader rehearse another of the shipped trainings than the sample's own."""
     names = list(services.trainings())
     picked = st.selectbox(
@@ -73,10 +70,8 @@ def _choose(own: Training) -> Training:
     return chosen or own
 
 
-def _request(training: Training) -> Request[Any]:
+def _request(training: Any) -> Request[Any]:
     """Draw the controls and return the request that rehearses."""
-    from inshrink_core.request import request_from_json
-
     first, second, third, fourth = st.columns(4)
     own = f"rehearse.{training.name}"
     codecs = codec_labels()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -33,9 +33,10 @@ from inshrink_app.widgets import (
 from inshrink_app.widgets.choices import one_of_few
 from inshrink_app.widgets.layout import chart, facts, section
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
-    from inshrink_core.verbs.shared.measured import Known
+from inshrink_core.chain import ChainReport
+from inshrink_core.verbs.restore import Restore
+from inshrink_core.verbs.shared.measured import Known
+from inshrink_core.verbs.verify import Verify
 
 _BOUND = "cost"
 _DEFAULT_BOUND = "0.3"
@@ -260,9 +261,6 @@ def _snippet(
     device: str = choices.AUTO,
 ) -> None:
     """Show the same without the explorer."""
-    from inshrink_core.verbs.restore import Restore
-    from inshrink_core.verbs.verify import Verify
-
     run = str(original.path)
     path = archive.path if archive is not None else Path(f"{run.rstrip('/')}.inshrink")
     ending.requests(

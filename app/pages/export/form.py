@@ -143,8 +143,9 @@ def _weights(shown: Subject) -> dict[str, Any]:
                 "The values are as coarse as such a packed file has them; the plain file is no smaller."
             )
     elif grade == "size":
+        eighth = round(0.5 * shown.n_parameters / 1e6, 3)  # of the weights as float32
         megabytes = st.number_input(
-            "At most, MB", 0.001, None, max(0.001, _eighth(shown)), format="%.3f", key="export.size"
+            "At most, MB", 0.001, None, max(0.001, eighth), format="%.3f", key="export.size"
         )
         fields["size"] = round(1e6 * megabytes)
     else:
@@ -152,11 +153,6 @@ def _weights(shown: Subject) -> dict[str, Any]:
     if layout != "packed":
         fields["dtype"] = one_of_few("export", "Floats as", "dtype", _DTYPES, "same")
     return fields
-
-
-def _eighth(shown: Subject) -> float:
-    """Return an eighth of the weights as float32, in MB."""
-    return round(0.5 * shown.n_parameters / 1e6, 3)
 
 
 def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:

@@ -18,6 +18,8 @@ from inshrink_app.server.roots import CHECKPOINT_SUFFIXES, Address, settings
 from inshrink_app.widgets import ending, fmt, problem
 from inshrink_app.widgets.layout import answer, section
 
+from inshrink_core.verbs.inspect import Inspect
+
 _PROBLEM = "inshrink.open_problem"
 _DROPS = "inshrink.drops"
 _RECENT_SHOWN = 5
@@ -57,7 +59,6 @@ def render() -> None:
             _path_form()
         _address_card()
         _drop_card()
-    from inshrink_core.verbs.inspect import Inspect
 
     ending.requests([Inspect(current or "RUN")])
 
@@ -100,9 +101,7 @@ def _address_card() -> None:
 def _sample_card() -> None:
     """Offer the bundled run."""
     with section("Sample run"):
-        offered = answer(services.samples)
-        if offered is None:
-            return
+        offered = services.samples()
         if not offered:
             st.write("This installation came without sample runs.")
         for position, sample in enumerate(offered):
@@ -113,13 +112,13 @@ def _sample_card() -> None:
                 icon=":material/play_arrow:",
                 key=f"sample.{sample.name}",
             ):
-                _open(sample.path)
+                _open(sample)
 
 
-def _sample_text(sample: services.Sample) -> str:
+def _sample_text(sample: Path) -> str:
     """Say what a sample is; its headers are read once and cached."""
     try:
-        subject = services.load_subject(str(sample.path))
+        subject = services.load_subject(str(sample))
     except ServiceError as error:
         return f"It cannot be read: {fmt.markdown(error.problem.what)}."
     return (

@@ -16,14 +16,14 @@ from inshrink_app.model.subject import Subject
 from inshrink_app.pages.overview import shrinking
 from inshrink_app.pages.overview.shrinking import Shrunk
 from inshrink_app.services import EvaluatorCode
-from inshrink_app.widgets import choices, evaluator_consent, fmt, job_card, listing, problem, quality
+from inshrink_app.widgets import choices, evaluator_consent, fmt, job_card, problem, quality
 from inshrink_app.widgets.choices import one_of_few
 from inshrink_app.widgets.layout import Fact, answer, facts, section
 
+from inshrink_core.verbs.shared.measured import Known
+
 if TYPE_CHECKING:
     from streamlit.delta_generator import DeltaGenerator
-
-    from inshrink_core.verbs.shared.measured import Known
 
 RECOMMENDED = "resume"
 
@@ -86,7 +86,11 @@ def show(shown: Subject) -> Requests:
     with section("Shrink this run"):
         job = services.newest_job("overview", "shrink", shown.path)
         if job is not None and job.is_running:
-            _at_work(job)
+            st.write(
+                "Exports, then decodes every tensor again, then compares with the run. You may leave this "
+                "page."
+            )
+            job_card.running(job)
             return job.requests
         is_made = job is not None and job.state == "finished"
         made = answer(lambda: shrinking.shrunk_by(job)) if job is not None and is_made else None
@@ -110,12 +114,6 @@ def show(shown: Subject) -> Requests:
         tried = shrinking.goals_request(shown, judge, device)
         judge = None if has_failed else judge
         return [tried, *_launch(shown, left, goal, judge, device, bound=is_bound, again=is_made)]
-
-
-def _at_work(job: Job) -> None:
-    """Draw the one line of progress."""
-    st.write("Exports, then decodes every tensor again, then compares with the run. You may leave this page.")
-    job_card.running(job)
 
 
 def _goals(
@@ -355,9 +353,6 @@ def _made(made: Shrunk) -> None:
         if known is not None and st.button("See the comparison", icon=":material/compare_arrows:"):
             st.session_state["compare.archives"] = [str(made.chain.path)]
             state.go_to("compare")
-        offered = services.download_url(made.chain.path)
-        if offered is not None:
-            listing.file_link(f"Download {fmt.markdown(made.chain.name)}", *offered)
     st.divider()
 
 

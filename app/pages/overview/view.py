@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import streamlit as st
@@ -16,8 +15,8 @@ from inshrink_app.server.roots import Address
 from inshrink_app.widgets import ending, figures, fmt, layout, listing, quality, subject
 from inshrink_app.widgets.layout import panels, section
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
+from inshrink_core.chain import ChainReport
+from inshrink_core.verbs.inspect import Inspect
 
 _MAX_PANELS = 4
 
@@ -30,7 +29,6 @@ def render() -> None:
     shown = subject.require("Overview", watched=True)
     if shown is None:
         return
-    from inshrink_core.verbs.inspect import Inspect
 
     did = shrink.show(shown) if shown.kind == "run" else []
     _facts(shown)

@@ -23,6 +23,8 @@ from inshrink_app.theme import MARK
 from inshrink_app.widgets import ending, fmt, modules
 from inshrink_app.widgets.layout import chart
 
+from inshrink_core.analysis.findings import findings
+
 _CHART = "heatmap"
 _NAME_WIDTH = 60
 _MOST_CARRIED = 100
@@ -107,8 +109,6 @@ def _say(shown: Subject, table: Sensitivity) -> None:
         return
 
     def said() -> str:
-        from inshrink_core.analysis.findings import findings
-
         names = [row.name for row in table.rows]
         rates = rows.learning_rates_of(shown, table)
         means, extents = table.values["mean"], table.extents()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
@@ -23,10 +22,8 @@ from inshrink_app.widgets.figures import (
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-if TYPE_CHECKING:
-    from inshrink_core.analysis.anatomy import Anatomy, Places, SensitivityMap, ValueHistogram
-    from inshrink_core.analysis.trajectory import Trajectory
-
+from inshrink_core.analysis.anatomy import Anatomy, Places, SensitivityMap, ValueHistogram
+from inshrink_core.analysis.trajectory import Trajectory
 
 _HEIGHT = 276
 _MOVEMENT = "Relative movement"

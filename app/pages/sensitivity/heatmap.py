@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -28,8 +28,7 @@ from inshrink_app.widgets.figures import (
 from inshrink_app.widgets.modules import Node
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from inshrink_core.analysis.profile import Row
+from inshrink_core.analysis.profile import Row
 
 MAX_COLUMNS = 100
 """More columns are thinner than a reader can tell apart on a laptop's screen."""
