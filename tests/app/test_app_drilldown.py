@@ -490,7 +490,7 @@ def test_loading_ahead_opens_the_run_and_reads_no_weight_of_it(
     ahead._load_ahead(shown)
     assert drilldown.engine_of(shown)[0] is engine
     assert engine.bytes_read == headers
-    assert tried == [str(services.samples()[0].path)]
+    assert tried == [str(services.samples()[0])]
 
 
 def test_codecs_are_tried_on_the_sample() -> None:
