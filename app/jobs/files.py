@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from inshrink_app.jobs.work import Work
-from inshrink_app.model.problem import Problem
+from inshrink_app.model import Problem
 from inshrink_app.server.recent import is_time, read_json, recent_file
 
 from inshrink_core.errors import StorageError

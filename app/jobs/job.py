@@ -14,7 +14,7 @@ from typing import Any
 
 from inshrink_app.jobs.files import NOWHERE, JobFolder, JobRecord
 from inshrink_app.jobs.work import Work
-from inshrink_app.model.problem import Problem
+from inshrink_app.model import Problem
 
 from inshrink_core.request import Request
 

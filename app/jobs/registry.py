@@ -21,7 +21,7 @@ from inshrink_app.jobs.files import JobFolder, job_folders
 from inshrink_app.jobs.follow import StartRequest, end_process, follow, not_kept, remove_scratch, start_next
 from inshrink_app.jobs.job import Job, Load, load_kept, load_last, refresh_job, revive
 from inshrink_app.jobs.work import Work
-from inshrink_app.model.problem import Problem
+from inshrink_app.model import Problem
 
 from inshrink_core.errors import InputError
 

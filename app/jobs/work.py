@@ -82,9 +82,12 @@ class Work:
     scratch: tuple[str | Own, ...] = ()
 
     @classmethod
-    def asking(cls, requests: Iterable[Request[Any]], *, shown: str | Path, **more: Any) -> Work:
+    def asking(
+        cls, requests: Iterable[Request[Any]], shown: str | Path, page: str, topic: str = "", **more: Any
+    ) -> Work:
         """Return work of some requests."""
-        return cls(documents=tuple(map(_document, requests)), shown=str(shown), **more)
+        documents = tuple(map(_document, requests))
+        return cls(documents=documents, shown=str(shown), page=page, topic=topic, **more)
 
     @functools.cached_property
     def key(self) -> str:

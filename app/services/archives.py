@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from inshrink_app.model.config import config_words
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import ServiceError, Subject, config_words
 from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import Address, real_path, settings
 from inshrink_app.services.inside import samples

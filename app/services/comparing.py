@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, Work
+from inshrink_app.model import Subject
 from inshrink_app.services.evaluating import EvaluatorCode, judged_by
 from inshrink_app.services.jobs import start_job
 from inshrink_app.services.opening import opened
@@ -53,8 +52,8 @@ def start_compare(
     used = [step for step in steps if any(step in one.steps for one in held)]
     request = comparison(subject, [one.path for one in held], used, judge, **more)
     of = (opened(str(subject.path)).token, *(one.content for one in archives))
-    asked = {"page": "compare", "topic": "compare", "of": of, "trusted": judge.trusted}
-    return start_job(Work.asking([request], shown=subject.path, **asked))
+    work = Work.asking([request], subject.path, "compare", "compare", of=of, trusted=judge.trusted)
+    return start_job(work)
 
 
 def compared(job: Job) -> tuple[Known, ...]:

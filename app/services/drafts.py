@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inshrink_app.model.config import plain
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import ServiceError, Subject, plain
 from inshrink_app.services.headers import file_of_run, keep_for_run
 from inshrink_app.services.searching import SearchPoint, check_config
 

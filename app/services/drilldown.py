@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import streamlit as st
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Subject
 from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import Address, list_folder, real_path, settings
 from inshrink_app.services.archives import original_of

@@ -6,9 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Work
+from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.roots import settings
 from inshrink_app.services.inside import reported
 from inshrink_app.services.opening import engine_of, opened, resolve
@@ -73,9 +72,7 @@ def evaluator_of(subject: Subject) -> EvaluatorCode | None:
         file = (folder / told.file).resolve()
         if not file.is_relative_to(folder.resolve()):
             raise ServiceError(
-                Problem(
-                    "inshrink.toml names an evaluator outside of the run", str(file), "put it into the run"
-                )
+                "inshrink.toml names an evaluator outside of the run", str(file), "put it into the run"
             )
         bundled = is_trusted_sample(folder) and told.file == "evaluator.py"
         return _code(
@@ -109,9 +106,7 @@ def given_evaluator(text: str, subject: Subject) -> EvaluatorCode:
     is_beside = "\0" not in name and not Path(name).is_absolute() and beside.is_file()
     file = resolve(str(beside) if is_beside else name)
     if file.suffix != ".py" or not file.is_file():
-        raise ServiceError(
-            Problem("there is no such Python file", str(file), "give FILE.py or FILE.py:FUNCTION")
-        )
+        raise ServiceError("there is no such Python file", str(file), "give FILE.py or FILE.py:FUNCTION")
     with reported():
         return _code(file, f"{file}:{function}", function, "", "", bundled=False)
 
@@ -121,7 +116,7 @@ def _code(
 ) -> EvaluatorCode:
     """Read the code, to be shown and to be known again."""
     if file.stat().st_size > _MAX_CODE_BYTES:
-        raise ServiceError(Problem("the evaluator is too large to be read before it runs", str(file)))
+        raise ServiceError("the evaluator is too large to be read before it runs", str(file))
     content = file.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     shown = content.decode("utf-8", "replace")
@@ -156,7 +151,7 @@ def make_evaluator(shown: Subject, target: str, task: str, model: str, *, replac
     """
     path = resolve(target)
     if not settings().may_write(path):
-        raise ServiceError(Problem("an evaluator goes into a folder of yours", target))
+        raise ServiceError("an evaluator goes into a folder of yours", target)
     run: Run = engine_of(shown)[0]  # type: ignore[assignment]
     with reported():
         return verbs.make_evaluator(run, path, task=task, model=model or None, force=replace)
@@ -166,5 +161,4 @@ def evaluator_trial(shown: Subject, judge: EvaluatorCode) -> Work:
     """Return the trial of an evaluator, as it is now, on the last step."""
     request = Evaluate(str(shown.path), step=shown.steps[-1], **judge.fields)
     of = (opened(str(shown.path)).token, judge.digest)
-    more = {"page": "allocate", "topic": "evaluator", "trusted": judge.trusted}
-    return Work.asking([request], shown=shown.path, of=of, **more)
+    return Work.asking([request], shown.path, "allocate", "evaluator", of=of, trusted=judge.trusted)

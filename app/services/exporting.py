@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import streamlit as st
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Own, Work
-from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, Own, Work
+from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.downloads import downloads
 from inshrink_app.server.roots import Address, settings
 from inshrink_app.services.archives import archives_of
@@ -150,7 +148,7 @@ def chosen_steps(steps: Sequence[int], every: Sequence[int] = ()) -> tuple[int, 
 
 def _export(shown: Subject, requests: list[Request[Any]], scratch: str = "") -> Job:
     kept = (scratch,) if scratch and len(requests) > 1 else ()
-    return start_job(Work.asking(requests, shown=shown.path, page="export", topic="export", scratch=kept))
+    return start_job(Work.asking(requests, shown.path, "export", "export", scratch=kept))
 
 
 def start_export(shown: Subject, request: ExportRequest, target: Path) -> Job:
@@ -225,10 +223,10 @@ def export_target(text: str, request: ExportRequest) -> Path:
     """
     path = writable(text, "an export goes into a folder of yours", request.suffix)
     if request.file is not None and path.is_dir():
-        raise ServiceError(Problem("a folder is there already", str(path), "choose another name"))
+        raise ServiceError("a folder is there already", str(path), "choose another name")
     if request.file is not None and path.exists() and not request.replaces:
         remedy = "choose another name, or let it be replaced"
-        raise ServiceError(Problem("the file exists already", str(path), remedy))
+        raise ServiceError("the file exists already", str(path), remedy)
     return path
 
 
@@ -245,15 +243,15 @@ def writable(text: str, what: str, suffix: str = "") -> Path:
         remedy = (
             "choose a folder; inshrink compress, export and report on the command line write to addresses"
         )
-        raise ServiceError(Problem("the explorer writes no files to addresses", text, remedy))
+        raise ServiceError("the explorer writes no files to addresses", text, remedy)
     if not settings().may_write(path):
-        raise ServiceError(Problem(what, text, "choose one that the explorer may see"))
+        raise ServiceError(what, text, "choose one that the explorer may see")
     if suffix and (path.suffix != suffix or path.name.startswith(".")):
         remedy = f"call it, for example, {path.stem}{suffix}"
-        raise ServiceError(Problem(f"the name of such a file ends in {suffix}", text, remedy))
+        raise ServiceError(f"the name of such a file ends in {suffix}", text, remedy)
     if not path.parent.is_dir():
         remedy = "make the folder, or choose another one"
-        raise ServiceError(Problem("its folder does not exist", str(path.parent), remedy))
+        raise ServiceError("its folder does not exist", str(path.parent), remedy)
     return path
 
 
@@ -334,14 +332,8 @@ def trial_work(shown: Subject, request: ExportRequest) -> Work:
     fields = {name: getattr(request.chain, name) for name in ("codec", "config", "optimizer", "device")}
     tried = chain_export(shown, request.steps[middle : middle + _N_TRIED], keyframe_every=_N_TRIED, **fields)
     target = Own(f"trial{_SUFFIX}")
-    return Work.asking(
-        tried.placed(target),
-        shown=shown.path,
-        page="export",
-        topic="trial",
-        of=(opened(str(shown.path)).token,),
-        scratch=(target,),
-    )
+    of = (opened(str(shown.path)).token,)
+    return Work.asking(tried.placed(target), shown.path, "export", "trial", of=of, scratch=(target,))
 
 
 class Made(NamedTuple):
@@ -455,7 +447,7 @@ def restore_target(text: str) -> Path:
         if not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
             return path
     remedy = "choose a new folder; nothing is overwritten"
-    raise ServiceError(Problem("there is something at this path already", str(path), remedy))
+    raise ServiceError("there is something at this path already", str(path), remedy)
 
 
 def restored_files(document: Mapping[str, Any], folder: str) -> list[tuple[str, int, str]]:

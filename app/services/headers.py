@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Subject
 from inshrink_app.server.recent import recent_file
 
 import inshrink_core

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from inshrink_app.model.problem import Problem, ServiceError
+from inshrink_app.model import ServiceError
 from inshrink_app.server.recent import recent_file
 from inshrink_app.server.roots import links_below, settings
 
@@ -74,21 +74,17 @@ def require_inside(path: Path) -> None:
             target = Path(os.path.realpath(link))
             if not is_inside(target):
                 raise ServiceError(
-                    Problem(
-                        "a link in it leads out of the folders that the explorer may see",
-                        str(link),
-                        "remove the link, or start the explorer with --root also for where it leads",
-                        f"It leads to {target}",
-                    )
+                    "a link in it leads out of the folders that the explorer may see",
+                    str(link),
+                    "remove the link, or start the explorer with --root also for where it leads",
+                    f"It leads to {target}",
                 )
     except OSError as error:
         raise ServiceError(
-            Problem(
-                "nothing tells whether its links stay inside of the folders that the explorer may see",
-                str(error.filename or path),
-                "open a smaller folder, or one that you may read",
-                str(error.strerror or error),
-            )
+            "nothing tells whether its links stay inside of the folders that the explorer may see",
+            str(error.filename or path),
+            "open a smaller folder, or one that you may read",
+            str(error.strerror or error),
         ) from error
 
 
@@ -100,17 +96,14 @@ def reported() -> Iterator[None]:
     except NoCheckpointError as error:
         detail = "\n".join(f"{row.path}: {row.reason}" for row in error.skipped)
         remedy = "choose a folder of .pt, .pth, .bin, .ckpt or .safetensors files, or of checkpoint folders"
-        raise ServiceError(Problem("no readable checkpoint in here", error.where, remedy, detail)) from error
+        raise ServiceError("no readable checkpoint in here", error.where, remedy, detail) from error
     except InshrinkError as error:
         detail = f"expected {error.expected}, found {error.found}" if error.expected or error.found else ""
-        raise ServiceError(Problem(error.what, error.where, error.remedy, detail)) from error
+        raise ServiceError(error.what, error.where, error.remedy, detail) from error
     except OSError as error:
-        problem = Problem(
-            f"the file system refused: {error.strerror or error}",
-            str(error.filename or ""),
-            "check that the folder exists and that you may read it",
-        )
-        raise ServiceError(problem) from error
+        what = f"the file system refused: {error.strerror or error}"
+        remedy = "check that the folder exists and that you may read it"
+        raise ServiceError(what, str(error.filename or ""), remedy) from error
 
 
 @functools.cache

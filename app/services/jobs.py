@@ -13,8 +13,7 @@ from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.job import Job, Load, load_kept, load_last
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.jobs.work import Work, subject_of, subjects_of, texts_in
-from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.model.sensitivity import METRICS
+from inshrink_app.model import METRICS, ServiceError
 from inshrink_app.server.roots import Address, path_of, real_path, settings
 from inshrink_app.services.inside import is_inside
 
@@ -124,7 +123,7 @@ def resume_job(job: Job) -> Job:
         Its files lie outside of the roots of this explorer.
     """
     if not _is_visible(job):
-        raise ServiceError(Problem("this job is about files that the explorer may not see"))
+        raise ServiceError("this job is about files that the explorer may not see")
     registry().resume(job.job_id)
     return job
 

@@ -13,10 +13,8 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.sensitivity import METRICS, Sensitivity
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, Work
+from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.services.drilldown import gain_partner
 from inshrink_app.services.jobs import LOADERS, job_of, start_job
 from inshrink_app.services.opening import opened
@@ -117,7 +115,7 @@ def _work(text: str, metric: str) -> Work:
     found = opened(text)
     subject, topic = found.subject, "gain" if METRICS[metric].pooled else metric
     request = sensitivity_request(subject, metric, ",".join(Grouping))
-    return Work.asking([request], shown=subject.path, page="sensitivity", topic=topic, of=(found.token,))
+    return Work.asking([request], subject.path, "sensitivity", topic, of=(found.token,))
 
 
 def sensitivity_job(text: str, metric: str) -> Job | None:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import streamlit as st
-from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.recent import remember_recent
 from inshrink_app.server.roots import Address, OutsideRootsError, path_of, real_path, settings
 from inshrink_app.services.headers import files_stamp, forget_headers, keep_headers, kept_headers
@@ -71,12 +70,10 @@ def resolve(text: str) -> Path:
         if isinstance(address := path_of(text.strip()), Address):
             shown = root = "s3://BUCKET/PREFIX" if "@" in text or "?" in text else str(address)
         raise ServiceError(
-            Problem(
-                str(error),
-                shown,
-                f"start the explorer with what holds it: inshrink ui --root {shlex.quote(root)}",
-                f"The explorer may see: {', '.join(map(str, (*current.roots, *current.addresses)))}",
-            )
+            str(error),
+            shown,
+            f"start the explorer with what holds it: inshrink ui --root {shlex.quote(root)}",
+            f"The explorer may see: {', '.join(map(str, (*current.roots, *current.addresses)))}",
         ) from error
 
 
@@ -124,7 +121,7 @@ def opened(text: str) -> Opened:
     is_there = _stamp(path) != _NOTHING if isinstance(path, Address) else place_of(path).exists()
     if not is_there:
         raise ServiceError(
-            Problem("there is nothing at this path", str(path), "it may have been moved; open it again")
+            "there is nothing at this path", str(path), "it may have been moved; open it again"
         )
     found = _open_at(str(path), *_stamp(path))
     if found.subject.kind == "archive":
@@ -377,5 +374,5 @@ def with_step_pattern(shown: Subject, pattern: str) -> str:
         return str(shown.place)
     if "{step}" not in pattern or any(sign in pattern for sign in "/\\\0"):
         remedy = "write a whole name, with {step} for its number: model_ep{step}_*.pt"
-        raise ServiceError(Problem("this is no step pattern", pattern[:200].replace("\0", ""), remedy))
+        raise ServiceError("this is no step pattern", pattern[:200].replace("\0", ""), remedy)
     return str(shown.place / pattern)

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import streamlit as st
+from inshrink_app.jobs import Job
 from inshrink_app.jobs.files import jobs_folder
-from inshrink_app.jobs.job import Job
-from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import ServiceError, Subject
 from inshrink_app.services.inside import reported
 from inshrink_app.services.jobs import all_jobs
 from inshrink_app.services.opening import resolve
@@ -149,27 +148,23 @@ def saved_rehearsals(text: str) -> tuple[dict[str, Any], ...]:
         found = _kept(path)
         if not found:
             raise ServiceError(
-                Problem(
-                    "there is no finished pair of trainings of a shipped task in this folder",
-                    str(path),
-                    "give the folder that `inshrink rehearse -o` was given, or a file of its --json",
-                )
+                "there is no finished pair of trainings of a shipped task in this folder",
+                str(path),
+                "give the folder that `inshrink rehearse -o` was given, or a file of its --json",
             )
         return found
     if not path.is_file():
-        raise ServiceError(Problem("there is nothing at this path", str(path), "give a file or a folder"))
+        raise ServiceError("there is nothing at this path", str(path), "give a file or a folder")
     try:
         return (checked(_read(path)),)
     except OSError as error:
-        raise ServiceError(Problem(f"it cannot be read: {error.strerror or error}", str(path))) from error
+        raise ServiceError(f"it cannot be read: {error.strerror or error}", str(path)) from error
     except _MALFORMED as error:
         raise ServiceError(
-            Problem(
-                "this is no rehearsal",
-                str(path),
-                "save one: inshrink rehearse TASK --json > rehearsal.json",
-                f"{type(error).__name__}: {error}",
-            )
+            "this is no rehearsal",
+            str(path),
+            "save one: inshrink rehearse TASK --json > rehearsal.json",
+            f"{type(error).__name__}: {error}",
         ) from error
 
 

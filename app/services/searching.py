@@ -12,11 +12,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import streamlit as st
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Own, Work
-from inshrink_app.model.config import config_words, engine_settings
-from inshrink_app.model.measured import known_of
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, Own, Work
+from inshrink_app.model import Subject, config_words, engine_settings, known_of
 from inshrink_app.services.archives import archives_of
 from inshrink_app.services.comparing import compared
 from inshrink_app.services.evaluating import EvaluatorCode
@@ -318,8 +315,8 @@ def baselines_work(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -
     fields = {"run": str(shown.path), "codecs": codecs, "steps": list(steps), **judge.fields}
     kept: dict[str, Any] = {"output": Own("bench")}
     bench = replace(request_from_json({"verb": "bench", "fields": fields}), **kept)
-    of, more = (opened(str(shown.path)).token, judge.digest), {"page": "allocate", "topic": "baselines"}
-    return Work.asking([bench], shown=shown.path, of=of, trusted=judge.trusted, **more)
+    of = _measured_on(shown, judge)
+    return Work.asking([bench], shown.path, "allocate", "baselines", of=of, trusted=judge.trusted)
 
 
 def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
@@ -351,8 +348,8 @@ def measuring_work(
         Compress(path, target, codec=codec, config=given or None, optimizer="drop", steps=chosen),
         CompareArchives((target,), path, steps=chosen, **judge.fields),
     )
-    of, more = _measured_on(shown, judge), {"page": "allocate", "topic": "measured", "scratch": (target,)}
-    return Work.asking(requests, shown=path, of=of, trusted=judge.trusted, **more)
+    more: dict[str, Any] = {"of": _measured_on(shown, judge), "scratch": (target,)}
+    return Work.asking(requests, path, "allocate", "measured", trusted=judge.trusted, **more)
 
 
 def _measured_on(shown: Subject, judge: EvaluatorCode) -> tuple[str, ...]:
@@ -460,7 +457,7 @@ def estimating_work(shown: Subject, steps: Sequence[int], codec: str, *, is_cali
     """
     of = (opened(str(shown.path)).token, "calibrated" if is_calibrated else "uncalibrated")
     request = estimate_levels(shown, steps, codec)
-    return Work.asking([request], shown=shown.path, page="allocate", topic="estimates", of=of)
+    return Work.asking([request], shown.path, "allocate", "estimates", of=of)
 
 
 def estimate_levels(shown: Subject, steps: Sequence[int], codec: str) -> EstimateLevels:

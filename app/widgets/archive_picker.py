@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Subject
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.choices import one_of_many
 from inshrink_app.widgets.layout import section

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Subject
 from inshrink_app.server.recent import is_trusted, trust
 from inshrink_app.server.roots import Address
 from inshrink_app.services import EvaluatorCode

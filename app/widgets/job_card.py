@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Work
+from inshrink_app.jobs import Job, Work
 from inshrink_app.model import measured
 from inshrink_app.widgets import fmt, problem
 from inshrink_app.widgets.layout import answer, section

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.widgets import fmt
+from inshrink_app.widgets import fmt, quality
 
 from inshrink_core.text import csv_cell
 
@@ -68,7 +68,7 @@ def show(
     wide
         Columns of long text.
     helps
-        What stands behind a heading.
+        What stands behind a heading, but for those that many tables have.
     columns
         Columns with a look of their own.
     hidden
@@ -80,10 +80,9 @@ def show(
     """
     drawn = table.drop(columns=list(hidden))
     drawn = drawn if most is None else drawn.head(most)
-    forms = {**_USUAL, **(formats or {})}
+    forms, tips = {**_USUAL, **(formats or {})}, {**quality.HELPS, **(helps or {})}
     looks = {
-        name: _column(drawn, name, forms.get(name), (helps or {}).get(name), name in wide)
-        for name in drawn.columns
+        name: _column(drawn, name, forms.get(name), tips.get(name), name in wide) for name in drawn.columns
     }
     looks |= columns or {}
     bare(drawn, looks, alt, **more)

@@ -8,8 +8,7 @@ from typing import Final, NamedTuple
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.roots import Address
 from inshrink_app.services.headers import files_stamp
 from inshrink_app.widgets import fmt, problem

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
-from inshrink_app.jobs.job import Job
-from inshrink_app.model.config import engine_settings
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job
+from inshrink_app.model import ServiceError, Subject, engine_settings
 from inshrink_app.services import Edit, EvaluatorCode, Searched
 from inshrink_app.services.inside import reported
 from inshrink_app.services.searching import SearchPoint, codec_settings, estimated

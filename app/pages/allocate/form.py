@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import streamlit as st
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Subject
 from inshrink_app.widgets import quality
 from inshrink_app.widgets.choices import (
     codec_labels,

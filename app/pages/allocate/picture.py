@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.job import Job
+from inshrink_app.jobs import Job
 from inshrink_app.pages.allocate import editor
 from inshrink_app.pages.allocate.allocating import Board, calibration, weight_bytes
 from inshrink_app.pages.allocate.figure import Here, Marks, allocation_figure, clicked_point
@@ -152,12 +152,6 @@ def show_points(board: Board) -> None:
         "search",
         alt="Configurations with ratio, worst drop, largest divergence and restore gain",
         formats={"restore gain": "%.3f"},
-        helps={
-            "divergence": quality.NATS,
-            "restore cost": quality.tip(),
-            "restore gain": quality.GAIN,
-            "restore noise": quality.NOISE,
-        },
         key=_TABLE,
         on_select=_row_chosen,
         selection_mode="single-row",

@@ -10,10 +10,8 @@ from typing import Any
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.page import Page
-from inshrink_app.model.subject import ASK_ABOVE_BYTES, Subject
+from inshrink_app.jobs import Job, Work
+from inshrink_app.model import ASK_ABOVE_BYTES, Page, Subject
 from inshrink_app.pages.allocate import allocating, editor, form, layers, picture
 from inshrink_app.pages.allocate.allocating import Board
 from inshrink_app.services import Edit, EvaluatorCode, Searched
@@ -51,14 +49,8 @@ def render() -> None:
     if job is not None:
         job_card.log(job)
     _snippet(shown, request, judge, by_step=board.found.is_best_by_step)
-    ending.offer(
-        ending.Next(
-            "Write an archive: Export", "export", "With the configuration that you applied, if you did."
-        ),
-        ending.Next(
-            "Is it good enough? Restore & compare", "compare", "What a restore of an archive really costs."
-        ),
-    )
+    applied = "With the configuration that you applied, if you did."
+    ending.offer(ending.EXPORT._replace(why=applied), ending.COMPARE)
 
 
 def _controls(shown: Subject, job: Job | None) -> tuple[Search, EvaluatorCode | None, bool]:
@@ -95,8 +87,8 @@ def _controls(shown: Subject, job: Job | None) -> tuple[Search, EvaluatorCode | 
         ):
             state.clicked()
             trusted_code = judge.trusted if judge is not None else ""
-            more = {"page": "allocate", "topic": "search", "trusted": trusted_code}
-            state.publish(job=services.start_job(Work.asking([request], shown=shown.path, **more)).job_id)
+            work = Work.asking([request], shown.path, "allocate", "search", trusted=trusted_code)
+            state.publish(job=services.start_job(work).job_id)
             st.rerun()
     if job is not None and is_running:
         job_card.running(job)

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.measured import verified, when
+from inshrink_app.jobs import Work
+from inshrink_app.model import verified, when
 from inshrink_app.widgets import fmt, job_card, listing
 from inshrink_app.widgets.layout import facts, section
 
@@ -31,7 +31,7 @@ def says_something(rules: Prune) -> bool:
 def _work(rules: Prune, chain: ChainReport) -> Work:
     """Return what plans by rules, for the archive as it is; or prunes by them."""
     topic, of = ("prune", ()) if rules.apply else ("plan", tuple(chain.state))
-    return Work.asking([rules], shown=chain.path, page="archive", topic=topic, of=of)
+    return Work.asking([rules], chain.path, "archive", topic, of=of)
 
 
 def verifying(chain: ChainReport, *, deep: bool) -> Request[Any]:
@@ -42,17 +42,9 @@ def verifying(chain: ChainReport, *, deep: bool) -> Request[Any]:
 def verify(chain: ChainReport) -> None:
     """Offer to verify the archive, and say what that found."""
     with section("Is it sound?"):
-        work = {
-            deep: Work.asking(
-                [verifying(chain, deep=deep)],
-                shown=chain.path,
-                page="archive",
-                topic="verify",
-                of=tuple(chain.state),
-            )
-            for deep in (False, True)
-        }
-        jobs = [job for job in map(services.job_of, work.values()) if job is not None]
+        asked, of = (verifying(chain, deep=deep) for deep in (False, True)), tuple(chain.state)
+        work = [Work.asking([one], chain.path, "archive", "verify", of=of) for one in asked]
+        jobs = [job for job in map(services.job_of, work) if job is not None]
         at_work = next((job for job in jobs if job.is_running), None)
         if at_work is not None:
             job_card.running(at_work, "Verifying")

@@ -8,10 +8,8 @@ from typing import Any
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, Work
+from inshrink_app.model import ServiceError, Subject
 from inshrink_app.services import LogChoice
 from inshrink_app.widgets import fmt, job_card, listing
 from inshrink_app.widgets.layout import answer, section
@@ -61,9 +59,7 @@ def report_target(text: str) -> Path:
     """
     path = services.writable(text, "a report goes into a folder of yours", _SUFFIX)
     if os.path.lexists(path):
-        raise ServiceError(
-            Problem("there is something at this path already", str(path), "choose another name")
-        )
+        raise ServiceError("there is something at this path already", str(path), "choose another name")
     return path
 
 
@@ -97,7 +93,7 @@ def show(chain: ChainReport, shown: Subject, original: Subject | None) -> Any:
             target = answer(lambda: report_target(typed))
             if target is not None:
                 request = report_request(chain, original, str(target), log)
-                more = {"page": "archive", "topic": "report", "of": tuple(chain.state)}
-                services.start_job(Work.asking([request], shown=chain.path, **more))
+                work = Work.asking([request], chain.path, "archive", "report", of=tuple(chain.state))
+                services.start_job(work)
                 st.rerun()
     return report_request(chain, original, typed, log)

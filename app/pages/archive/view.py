@@ -5,10 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.model.config import config_words
-from inshrink_app.model.page import Page
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Page, ServiceError, Subject, config_words
 from inshrink_app.pages.archive import cards, report
 from inshrink_app.pages.archive import figure as chain_figure
 from inshrink_app.widgets import archive_picker, ending, fmt, listing, quality, subject
@@ -69,12 +66,7 @@ def _sections(chain: ChainReport, shown: Subject | None = None) -> None:
         requests += [report.show(chain, shown, services.original_of(shown))]
     ending.requests(requests)
     ending.offer(
-        ending.Next(
-            "What comes back? Restore & compare",
-            "compare",
-            "Restores steps as files, and measures what a restore costs.",
-            widgets={"compare.archives": [str(chain.path)]},
-        ),
+        ending.COMPARE._replace(widgets={"compare.archives": [str(chain.path)]}),
         ending.Next("Hand it on: Export", "export", "One packed file, or one step for transfer."),
     )
 

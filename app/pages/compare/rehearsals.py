@@ -8,10 +8,8 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.printed import shell_text
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, Work, shell_text
+from inshrink_app.model import Subject
 from inshrink_app.pages.compare.figures import rehearsal_figure
 from inshrink_app.widgets import fmt, job_card, listing
 from inshrink_app.widgets.choices import codec_labels
@@ -30,7 +28,7 @@ def rehearse(original: Subject, training: Any) -> None:
             "compression costs a training that fails."
         )
         request = _request(training)
-        work = Work.asking([request], shown=original.path, page="compare", topic="rehearse")
+        work = Work.asking([request], original.path, "compare", "rehearse")
         job = services.job_of(work)
         if job is not None and job.is_running:
             _live(job)

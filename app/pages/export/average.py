@@ -9,9 +9,8 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, Work
+from inshrink_app.model import Subject
 from inshrink_app.services import EvaluatorCode
 from inshrink_app.widgets import ending, evaluator_consent, fmt, job_card, listing
 from inshrink_app.widgets.choices import ends_of_range, one_of_few
@@ -48,8 +47,8 @@ def _draw(shown: Subject, job: Job | None) -> None:
         target = answer(lambda: services.restore_target(fields["output"]))
         if target is not None:
             request = _request({**fields, "output": str(target)})
-            more = {"page": "export", "topic": "average", "trusted": judge.trusted if judge else ""}
-            services.start_job(Work.asking([request], shown=shown.path, **more))
+            trusted = judge.trusted if judge else ""
+            services.start_job(Work.asking([request], shown.path, "export", "average", trusted=trusted))
             st.rerun()
     ending.requests([_request(fields)], "average.snippets")
 

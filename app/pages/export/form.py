@@ -8,8 +8,7 @@ from typing import Any
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.config import engine_settings, toml_text
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Subject, engine_settings, toml_text
 from inshrink_app.pages.export import layers
 from inshrink_app.services import ExportRequest
 from inshrink_app.widgets import fmt, modules

@@ -8,11 +8,8 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.printed import shell_text
-from inshrink_app.model.page import Page
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, shell_text
+from inshrink_app.model import Page, ServiceError, Subject
 from inshrink_app.pages.export import average, layers
 from inshrink_app.pages.export import form as export_form
 from inshrink_app.services import ExportRequest, Made, Plan
@@ -71,18 +68,8 @@ def _next(shown: Subject, job: Job | None) -> None:
     made = None if made is None or made.suffix != _SUFFIX else made
     widgets = {} if made is None else {"compare.archives": [str(made)]}
     ending.offer(
-        ending.Next(
-            "Is it good enough? Restore & compare",
-            "compare",
-            "Measures what a restore of the archive costs, step by step.",
-            widgets=widgets,
-        ),
-        ending.Next(
-            "Open the archive",
-            "archive",
-            "Its chain, its checksums, and what can go.",
-            {} if made is None else {"archive": str(made)},
-        ),
+        ending.COMPARE._replace(widgets=widgets),
+        ending.ARCHIVE._replace(carried={} if made is None else {"archive": str(made)}),
     )
 
 

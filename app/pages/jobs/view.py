@@ -8,9 +8,8 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.job import Job
-from inshrink_app.model.measured import moment
-from inshrink_app.model.page import Page
+from inshrink_app.jobs import Job
+from inshrink_app.model import Page, moment
 from inshrink_app.widgets import ending, fmt, job_card, listing, modules, problem, subject
 from inshrink_app.widgets.layout import section
 

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.measured import when
-from inshrink_app.model.page import Page
-from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Page, Problem, ServiceError, Subject, when
 from inshrink_app.pages.open import runs
 from inshrink_app.server.recent import forget_recent, load_recent
 from inshrink_app.server.roots import CHECKPOINT_SUFFIXES, Address, settings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Subject
 from inshrink_app.services import LogChoice
 from inshrink_app.widgets import ending, figures, fmt
 from inshrink_app.widgets.layout import answer, folded, panels

@@ -7,7 +7,7 @@ import functools
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Subject
 from inshrink_app.widgets import ending, fmt, listing
 from inshrink_app.widgets.layout import answer, folded
 

@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Requests, Work
-from inshrink_app.model.measured import known_of, when
-from inshrink_app.model.problem import Problem
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, Requests, Work
+from inshrink_app.model import Problem, Subject, known_of, when
 from inshrink_app.pages.overview import shrinking
 from inshrink_app.pages.overview.shrinking import Shrunk
 from inshrink_app.services import EvaluatorCode
@@ -78,7 +75,7 @@ _BECOME = {
 
 def chosen_goal() -> str:
     """Return the goal that is chosen, by the link, else the session."""
-    return state.choice(_GOAL, shrinking.goal_names(), RECOMMENDED)
+    return state.choice(_GOAL, shrinking.GOAL_NAMES, RECOMMENDED)
 
 
 def show(shown: Subject) -> Requests:
@@ -100,7 +97,7 @@ def show(shown: Subject) -> Requests:
             st.warning("The archive is not there any more.", icon=":material/warning:")
         elif job is not None:
             job_card.stopped(job, primary=False)
-        names = shrinking.goal_names()
+        names = shrinking.GOAL_NAMES
         labels = {name: _WORDS[name].label for name in names}
         goal = one_of_few("overview", "What is it for?", _GOAL, labels, RECOMMENDED)
         cards = st.container()
@@ -186,7 +183,7 @@ def _trying(shown: Subject, trial: Job, goal: str, is_judged: bool) -> None:
 
 def _cards(rows: Mapping[str, Mapping[str, Any]], before: int | None, goal: str) -> None:
     """Draw a card a goal."""
-    names = shrinking.goal_names()
+    names = shrinking.GOAL_NAMES
     for name, column in zip(names, st.columns(len(names), gap="small"), strict=True):
         with column, st.container(border=True, height="stretch", gap="small"):
             _goal(name, rows.get(name), before, chosen=name == goal)
@@ -296,9 +293,7 @@ def _launch(
         )
         steps = fmt.all_steps(len(shown.steps))
         small = (
-            ""
-            if request.chain.max_restore_cost is None
-            else f", within a restore cost of {quality.bound_text()}"
+            "" if request.chain.max_restore_cost is None else f", within a restore cost of {quality.BOUND}"
         )
         how = (
             "every tensor with the run"
@@ -328,7 +323,7 @@ def _judge(shown: Subject) -> tuple[EvaluatorCode | None, str]:
         st.caption(
             "Without an evaluator that may run, every step is written with the default settings, and what a "
             "restore costs stays unknown. With one, each step becomes as small as a restore cost of "
-            f"{quality.bound_text()} of the loss allows: often much smaller, and finer where the defaults "
+            f"{quality.BOUND} of the loss allows: often much smaller, and finer where the defaults "
             "would cost more."
         )
     return judge if trusted else None, choices.device("overview")
@@ -369,7 +364,7 @@ def _verdict(made: Shrunk, known: Known | None) -> None:
             problem.show(Problem(finding["what"], finding["where"], finding["remedy"]))
     elif quality.is_over(cost):
         st.warning(
-            f"Sound, but a restore costs {fmt.percent(cost)} of the loss, more than {quality.bound_text()}. "
+            f"Sound, but a restore costs {fmt.percent(cost)} of the loss, more than {quality.BOUND}. "
             "Search finds finer settings.",
             icon=":material/warning:",
         )

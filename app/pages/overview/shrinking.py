@@ -6,11 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.measured import known_of
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import ASK_ABOVE_BYTES, Subject
+from inshrink_app.jobs import Job, Work
+from inshrink_app.model import ASK_ABOVE_BYTES, ServiceError, Subject, known_of
 from inshrink_app.services.comparing import comparison, spread_of
 from inshrink_app.services.evaluating import EvaluatorCode
 from inshrink_app.services.exporting import ExportRequest, chain_export
@@ -24,10 +21,8 @@ from inshrink_core.verbs.estimate import GOALS, EstimateGoals
 from inshrink_core.verbs.shared.measured import Measurements
 from inshrink_core.verbs.verify import Verify
 
-
-def goal_names() -> tuple[str, ...]:
-    """Return what an archive may be for, in the engine's words."""
-    return tuple(goal.name for goal in GOALS)
+GOAL_NAMES = tuple(goal.name for goal in GOALS)
+"""What an archive may be for, in the engine's words."""
 
 
 def goal_request(shown: Subject, name: str, *, bound: bool = False, device: str = "auto") -> ExportRequest:
@@ -72,8 +67,8 @@ def goals_work(shown: Subject, judge: EvaluatorCode | None, device: str) -> Work
     """
     request = goals_request(shown, judge, device)
     of = (opened(str(shown.path)).token, "" if judge is None else judge.digest)
-    more = {"page": "overview", "topic": "goals", "trusted": "" if judge is None else judge.trusted}
-    return Work.asking([request], shown=shown.path, of=of, **more)
+    trusted = "" if judge is None else judge.trusted
+    return Work.asking([request], shown.path, "overview", "goals", of=of, trusted=trusted)
 
 
 class KnownGoals(NamedTuple):
@@ -139,8 +134,7 @@ def shrink_requests(
 def start_shrink(shown: Subject, requests: Sequence[Request[Any]], judge: EvaluatorCode | None) -> Job:
     """Do the whole; with an evaluator only after the reader has said that its code may run."""
     trusted = judge.trusted if judge is not None and requests[-1].verb() == "compare" else ""
-    more = {"page": "overview", "topic": "shrink", "trusted": trusted}
-    return start_job(Work.asking(requests, shown=shown.path, **more))
+    return start_job(Work.asking(requests, shown.path, "overview", "shrink", trusted=trusted))
 
 
 class Shrunk(NamedTuple):

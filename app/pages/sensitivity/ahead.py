@@ -7,8 +7,7 @@ import threading
 import time
 
 import streamlit as st
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import ServiceError, Subject
 from inshrink_app.services.inside import samples
 from inshrink_app.services.opening import engine_of
 

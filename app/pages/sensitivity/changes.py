@@ -11,8 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.sensitivity import METRICS, Sensitivity
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.pages.sensitivity import heatmap
 from inshrink_app.pages.sensitivity.heatmap import heatmap_figure
 from inshrink_app.widgets import ending, fmt, listing, modules

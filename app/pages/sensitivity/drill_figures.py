@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import plotly.graph_objects as go
-from inshrink_app.model.sensitivity import METRICS
+from inshrink_app.model import METRICS
 from inshrink_app.theme import CATEGORICAL, GAP, MARK, SEQUENTIAL
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import (

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.sensitivity import METRICS, Sensitivity
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.pages.sensitivity import arranging, heatmap
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.selection import Event, Selection
