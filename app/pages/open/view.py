@@ -209,11 +209,11 @@ def _is_openable(path: str) -> bool:
 def _path_form() -> None:
     """Take a typed path; a form, so that nothing is opened while it is being typed."""
     with st.form("path", border=False, enter_to_submit=True):
-        field, button = st.columns([4, 1], vertical_alignment="bottom")
-        text = field.text_input(
-            "Path of a run, checkpoint or archive", placeholder="runs/my-training", key="typed_path"
-        )
-        if button.form_submit_button("Open", width="stretch"):
+        with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
+            label = "Path of a run, checkpoint or archive"
+            text = st.text_input(label, placeholder="runs/my-training", key="typed_path")
+            pressed = st.form_submit_button("Open")
+        if pressed:
             if text.strip():
                 _open(text)
             st.session_state[_PROBLEM] = Problem(
