@@ -64,7 +64,7 @@ _BECOME = {
     "": ("become about", "", ""),
     "written": ("became", "", "As it was written."),
     "judged": (
-        "become at most about",
+        "become at most",
         " or more",
         "Of the two steps that were tried the first was written alone; with more steps before them, frames "
         "take less.",
