@@ -33,7 +33,7 @@ _OPTIMIZERS = {
     "compressed": "Compressed",
     "compact": "Compact",
 }
-_LAYOUTS = {"packed": "Packed archive", "safetensors": "Plain safetensors"}
+_LAYOUTS = {"packed": "Packed archive", "safetensors": "safetensors"}
 _GRADES = {"ratio": "By ratio", "size": "By size", "exact": "Every bit"}
 _DTYPES = {"same": "As they are", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 _MOST_LISTED = 500

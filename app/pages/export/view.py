@@ -247,7 +247,7 @@ def _weights_plan(shown: Subject, request: ExportRequest) -> None:
     told: list[Fact] = [
         ("Step", fmt.count(request.steps[0]) if request.steps else "–", "weights only"),
         ("Tensors", fmt.count(len(kept)), f"of {fmt.count(len(model))}"),
-        ("Raw size", fmt.size(raw), f"{fmt.compact(weights)} parameters"),
+        ("Raw size", fmt.size(raw), f"{fmt.compact(weights)} values"),
     ]
     if asked.layout == "safetensors":
         wide = DTYPE_SIZES.get(DTYPES[asked.dtype])
