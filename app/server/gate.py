@@ -73,7 +73,7 @@ _NARROW = """<style>
       [data-testid="stColumn"]:has(.st-key-heatmap) + [data-testid="stColumn"] { order: 1; min-width: 100% }
     }
   </style>"""
-"""On a narrow screen the heatmap has the whole width; below it stand what was clicked on, and then the table."""
+"""On a narrow screen the heatmap has the whole width; below it stand what was clicked on, and the table."""
 
 _DENIAL = "websocket.http.response"
 _REFUSED = "This server is not called so, or is not spoken to from there.\n"

@@ -205,9 +205,10 @@ def map_figure(told: SensitivityMap) -> go.Figure:
         )
     )
     lay_out(figure, _HEIGHT)
+    metric = METRICS[told.metric]
     figure.update_xaxes(title=title("|w|"), showgrid=False, **_ticks(told.log_magnitude))
     figure.update_yaxes(
-        title=title(fmt.html(METRICS[told.metric].symbol)),
+        title=title(fmt.html(f"{metric.label}, {metric.symbol}")),
         showgrid=False,
         automargin=True,
         **_ticks(told.log_sensitivity),
