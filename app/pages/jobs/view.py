@@ -121,7 +121,7 @@ def _table(job_ids: tuple[str, ...], chosen: str, was_running: bool) -> None:
         lambda ids: state.publish(job=ids[0]) if ids else None,
         alt="Jobs with their state, progress, start, duration and path",
         columns={
-            "Job": st.column_config.Column(width="large"),
+            "Job": st.column_config.Column(width="medium"),
             "Done": listing.share_column(),
             "Started": st.column_config.DatetimeColumn(format="DD MMM YYYY, HH:mm"),
             "Seconds": st.column_config.NumberColumn(format="%.1f"),
