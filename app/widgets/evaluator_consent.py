@@ -7,11 +7,12 @@ from pathlib import Path
 
 import streamlit as st
 from inshrink_app import services
+from inshrink_app.jobs import python_text, shell_text
 from inshrink_app.model import Subject
 from inshrink_app.server.recent import is_trusted, trust
 from inshrink_app.server.roots import Address
 from inshrink_app.services import EvaluatorCode
-from inshrink_app.widgets import ending, fmt, job_card
+from inshrink_app.widgets import fmt, job_card
 from inshrink_app.widgets.layout import answer, facts, folded
 
 from inshrink_core.evaluate.template import guess_task
@@ -129,7 +130,8 @@ def _make(original: Subject) -> None:
             st.rerun()
     st.caption("Then fill in what is marked TODO, in your own editor, trust it here and try it on one step.")
     request = MakeEvaluator(str(original.path), target, task=task, model=model or None, force=bool(replace))
-    ending.requests([request], "evaluator.snippets")
+    st.code(shell_text([request]), language=None, wrap_lines=True)
+    st.code(python_text([request]), language=None, wrap_lines=True)
 
 
 def _trial(original: Subject, judge: EvaluatorCode, *, trusted: bool) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.jobs import Job, Work
+from inshrink_app.jobs import Job, Work, python_text, shell_text
 from inshrink_app.model import Subject
 from inshrink_app.services import EvaluatorCode
-from inshrink_app.widgets import ending, evaluator_consent, fmt, job_card, listing
+from inshrink_app.widgets import evaluator_consent, fmt, job_card, listing
 from inshrink_app.widgets.choices import ends_of_range, one_of_few
 from inshrink_app.widgets.layout import answer, facts, folded
 
@@ -50,7 +50,9 @@ def _draw(shown: Subject, job: Job | None) -> None:
             trusted = judge.trusted if judge else ""
             services.start_job(Work.asking([request], shown.path, "export", "average", trusted=trusted))
             st.rerun()
-    ending.requests([_request(fields)], "average.snippets")
+    request = _request(fields)
+    st.code(shell_text([request]), language=None, wrap_lines=True)
+    st.code(python_text([request]), language=None, wrap_lines=True)
 
 
 def _request(fields: Mapping[str, Any]) -> Any:
