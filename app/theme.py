@@ -23,34 +23,22 @@ MARK: Final = "#FF2D55"
 GAP: Final = "#9AA0A6"
 """Where there is no value; neutral grey, outside of the sequential map, visible on white and black."""
 
-_LIGHT = {
-    "primaryColor": PRIMARY,
-    "backgroundColor": "#FFFFFF",
-    "secondaryBackgroundColor": "#F4F6F8",
-    "textColor": "#0C1118",
-    "linkColor": "#00639C",
-    "borderColor": "#DDE3E9",
-    "codeTextColor": "#0C1118",
-    "codeBackgroundColor": "#F4F6F8",
-    "grayBackgroundColor": "#EEF1F4",
-    "grayTextColor": "#4E5965",
-    "violetTextColor": "#0C1118",
+# In the dark, white on the primary colour, and it on the page (the value of a slider), both have a contrast
+# of 4.5; that leaves room for no lighter page. Violet is the colour of plain text, for `fmt.inked`.
+_COLOURS = {
+    "primaryColor": (PRIMARY, "#1B7BBF"),
+    "backgroundColor": ("#FFFFFF", "#030507"),
+    "secondaryBackgroundColor": ("#F4F6F8", "#11171E"),
+    "textColor": ("#0C1118", "#E4E9EE"),
+    "linkColor": ("#00639C", "#7CC0F0"),
+    "borderColor": ("#DDE3E9", "#2B353F"),
+    "codeTextColor": ("#0C1118", "#E4E9EE"),
+    "codeBackgroundColor": ("#F4F6F8", "#11171E"),
+    "grayBackgroundColor": ("#EEF1F4", "#1D252D"),
+    "grayTextColor": ("#4E5965", "#AEB8C2"),
+    "violetTextColor": ("#0C1118", "#E4E9EE"),
 }
-# White on the primary colour, and it on the page (the value of a slider), both have a contrast of 4.5; that
-# leaves room for no lighter page. Violet is the colour of plain text, for `fmt.inked`.
-_DARK = {
-    "primaryColor": "#1B7BBF",
-    "backgroundColor": "#030507",
-    "secondaryBackgroundColor": "#11171E",
-    "textColor": "#E4E9EE",
-    "linkColor": "#7CC0F0",
-    "borderColor": "#2B353F",
-    "codeTextColor": "#E4E9EE",
-    "codeBackgroundColor": "#11171E",
-    "grayBackgroundColor": "#1D252D",
-    "grayTextColor": "#AEB8C2",
-    "violetTextColor": "#E4E9EE",
-}
+"""In light and in dark."""
 
 
 def theme_config() -> dict[str, object]:
@@ -64,6 +52,6 @@ def theme_config() -> dict[str, object]:
         "theme.paddingTop": "2.5rem",
         "theme.chartCategoricalColors": list(CATEGORICAL),
     }
-    for mode, colours in (("light", _LIGHT), ("dark", _DARK)):
-        config |= {f"theme.{mode}.{key}": value for key, value in colours.items()}
+    for place, mode in enumerate(("light", "dark")):
+        config |= {f"theme.{mode}.{key}": colours[place] for key, colours in _COLOURS.items()}
     return config

@@ -17,14 +17,15 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from inshrink_app.jobs.work import Work
-from inshrink_app.model.problem import Problem
+from inshrink_app.model import Problem
 from inshrink_app.server.recent import is_time, read_json, recent_file
 
-if TYPE_CHECKING:
-    from inshrink_core.request import Request
+from inshrink_core.errors import StorageError
+from inshrink_core.execution.kept import write_whole
+from inshrink_core.request import Request
 
 NOWHERE = Path(os.devnull)
 _NO_LOCK = -1
@@ -101,9 +102,6 @@ class JobFolder:
 
     def write(self, record: JobRecord) -> None:
         """Replace the record at once; a disk that refuses costs the memory of the job, not the job."""
-        from inshrink_core.errors import StorageError
-        from inshrink_core.execution.kept import write_whole
-
         fields = record._asdict() | {
             "work": record.work.to_json(),
             "problem": record.problem and list(record.problem),

@@ -15,7 +15,7 @@ from typing import Any
 
 from inshrink_app.jobs.job import Job, Load
 from inshrink_app.jobs.work import subject_of
-from inshrink_app.model.problem import Problem
+from inshrink_app.model import Problem
 
 StartRequest = Callable[[Path, str], "subprocess.Popen[str]"]
 """Starts `inshrink run` with a file; and the SHA-256 of the code that the reader has trusted, if any."""

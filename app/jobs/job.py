@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inshrink_app.jobs.files import NOWHERE, JobFolder, JobRecord
 from inshrink_app.jobs.work import Work
-from inshrink_app.model.problem import Problem
+from inshrink_app.model import Problem
 
-if TYPE_CHECKING:
-    from inshrink_core.request import Request
+from inshrink_core.request import Request
 
 _log = logging.getLogger(__name__)
 

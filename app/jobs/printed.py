@@ -7,10 +7,12 @@ import shlex
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+import inshrink_core
+from inshrink_core import analysis, verbs
+from inshrink_core.request import Request, python_call
+
 if TYPE_CHECKING:
     from inshrink_app.jobs.work import Requests
-
-    from inshrink_core.request import Request
 
 _SHOWN = {
     "average": "print(found.coefficients, found.judged)",
@@ -53,10 +55,6 @@ def python_text(requests: Requests) -> str:
 
 def _function(request: Request[Any]) -> tuple[str, str]:
     """Return the public package that has the function of a verb, and its name."""
-    import inshrink_core
-    from inshrink_core import analysis, verbs
-    from inshrink_core.request import python_call
-
     call = python_call(type(request))
     name, homes = call.__name__, (inshrink_core, verbs, analysis)
     return next((home.__name__ for home in homes if getattr(home, name, None) is call), verbs.__name__), name

@@ -21,7 +21,9 @@ from inshrink_app.jobs.files import JobFolder, job_folders
 from inshrink_app.jobs.follow import StartRequest, end_process, follow, not_kept, remove_scratch, start_next
 from inshrink_app.jobs.job import Job, Load, load_kept, load_last, refresh_job, revive
 from inshrink_app.jobs.work import Work
-from inshrink_app.model.problem import Problem
+from inshrink_app.model import Problem
+
+from inshrink_core.errors import InputError
 
 MOST_AT_WORK = min(2, os.cpu_count() or 1)
 """Jobs that are worked on at a time: one uses every core, and the memory that its work takes."""
@@ -205,8 +207,6 @@ class JobRegistry:
 
     def _begin(self, job: Job) -> bool:
         """Start the first request of a job; one that cannot be read or started has failed."""
-        from inshrink_core.errors import InputError
-
         problem = None
         try:
             start_next(job, 0, self._start_request)

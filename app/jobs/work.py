@@ -9,10 +9,9 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from inshrink_core.request import Request
+from inshrink_core.request import Request, fields_of, request_from_json
 
 Requests = Sequence["Request[Any]"]
 
@@ -43,8 +42,6 @@ class Own(os.PathLike[str]):
 
 def subjects_of(request: Request[Any]) -> list[str]:
     """Return the runs or archives that a request is about: what is given by its place."""
-    from inshrink_core.request import fields_of
-
     value = getattr(request, fields_of(type(request))[0].name)
     return [os.fspath(one) for one in ([value] if isinstance(value, str | os.PathLike) else value)]
 
@@ -85,9 +82,12 @@ class Work:
     scratch: tuple[str | Own, ...] = ()
 
     @classmethod
-    def asking(cls, requests: Iterable[Request[Any]], *, shown: str | Path, **more: Any) -> Work:
+    def asking(
+        cls, requests: Iterable[Request[Any]], shown: str | Path, page: str, topic: str = "", **more: Any
+    ) -> Work:
         """Return work of some requests."""
-        return cls(documents=tuple(map(_document, requests)), shown=str(shown), **more)
+        documents = tuple(map(_document, requests))
+        return cls(documents=documents, shown=str(shown), page=page, topic=topic, **more)
 
     @functools.cached_property
     def key(self) -> str:
@@ -120,8 +120,6 @@ class Work:
         InputError
             A document is none that this version reads.
         """
-        from inshrink_core.request import request_from_json
-
         return tuple(request_from_json(_placed(one, folder)) for one in self.documents)
 
     def texts(self) -> list[str]:

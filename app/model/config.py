@@ -7,6 +7,8 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from inshrink_core.verbs.search import describe
+
 OVERRIDE_COLUMNS = ("layer type", "names", "setting", "value")
 """Columns of the table of overrides; ``names`` is a pattern of parameter names."""
 
@@ -121,8 +123,6 @@ def engine_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def config_words(config: Mapping[str, Any]) -> str:
     """Return a configuration in a few words, as the engine has them. Untrusted text."""
-    from inshrink_core.verbs.search import describe
-
     return describe({"codec": "", **config})
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
-    from inshrink_core.verbs.shared.measured import Known, Measurement
+from inshrink_core.chain import ChainReport
+from inshrink_core.verbs.shared.measured import Known, Measurement, Measurements, known_comparison
 
 
 def known_of(chain: ChainReport) -> Known | None:
@@ -17,15 +15,11 @@ def known_of(chain: ChainReport) -> Known | None:
     Where nothing is known of the archive as it is, what was measured before its last change
     (`Known.is_current`).
     """
-    from inshrink_core.verbs.shared.measured import known_comparison
-
     return known_comparison(chain) if chain.archive_id else None
 
 
 def verified(chain: ChainReport) -> Iterator[Measurement]:
     """Yield what verifying the archive as it is has found, the newest first."""
-    from inshrink_core.verbs.shared.measured import Measurements
-
     if chain.archive_id:
         yield from Measurements.of_archive(chain).rows("verify")
 

@@ -15,8 +15,8 @@ class Problem(NamedTuple):
 
 
 class ServiceError(Exception):
-    """A service could not answer; carries what the page shows instead."""
+    """A service could not answer; carries the `Problem` that the page shows instead, given by its parts."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        super().__init__(problem.what)
+    def __init__(self, what: str, where: str = "", remedy: str = "", detail: str = "") -> None:
+        self.problem = Problem(what, where, remedy, detail)
+        super().__init__(what)

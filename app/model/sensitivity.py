@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from inshrink_core.analysis.findings import weighted
+from inshrink_core.analysis.profile import Row
 from inshrink_core.sensitivity import SensitivityMetric
-
-if TYPE_CHECKING:
-    from inshrink_core.analysis.profile import Row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,8 +139,6 @@ class Sensitivity:
 
     def carried(self) -> NDArray[np.float64]:
         """Return what the parameters of a row carry together: mean times size, NaN where not measured."""
-        from inshrink_core.analysis.findings import weighted
-
         return weighted(self.values["mean"], self.extents())
 
     def extents(self) -> NDArray[np.float64]:

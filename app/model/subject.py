@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
-    from inshrink_core.checkpoint import TensorSpec
+from inshrink_core.chain import ChainReport
+from inshrink_core.checkpoint import MODEL_ROLES, TensorSpec
 
 ASK_ABOVE_BYTES = 200_000_000
 """Reading more than this takes long enough that the reader is asked first."""
@@ -51,6 +49,9 @@ class Subject:
         How the names of a run tell its steps; empty where nobody said.
     is_ordered
         Whether the tensors stand in the model's order; else they stand by name.
+    directory, newest
+        Of a run, where its settings and measurements lie, and its last checkpoint: on this machine, also
+        where the run lies at an address.
     """
 
     path: Path
@@ -68,6 +69,8 @@ class Subject:
     archive: ChainReport | None = None
     step_pattern: str = ""
     is_ordered: bool = True
+    directory: Path = Path()
+    newest: Path = Path()
 
     @property
     def place(self) -> Path:
@@ -82,8 +85,6 @@ class Subject:
     @property
     def model_tensors(self) -> tuple[TensorSpec, ...]:
         """Weights and buffers of the last checkpoint."""
-        from inshrink_core.checkpoint import MODEL_ROLES
-
         return tuple(row for row in self.tensors if row.role in MODEL_ROLES)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from inshrink_app.model.page import Page
+from inshrink_app.model import Page
 
 NAMES = (
     "open",

@@ -63,6 +63,18 @@ _NO_RAW_CSV = (
 )
 """Streamlit's own button writes names as they are, and a spreadsheet takes some for formulas; ours do not."""
 
+_NARROW = """<style>
+    @media (max-width: 1100px) {
+      [data-testid="stHorizontalBlock"]:has(> [data-testid="stColumn"] .st-key-heatmap) { flex-wrap: wrap }
+      [data-testid="stColumn"]:has(.st-key-heatmap),
+      [data-testid="stColumn"]:has(.st-key-heatmap) > [data-testid="stVerticalBlock"] { display: contents }
+      [data-testid="stColumn"]:has(.st-key-heatmap) > [data-testid="stVerticalBlock"] >
+        :has(.st-key-heatmap) + * ~ * { order: 2 }
+      [data-testid="stColumn"]:has(.st-key-heatmap) + [data-testid="stColumn"] { order: 1; min-width: 100% }
+    }
+  </style>"""
+"""On a narrow screen the heatmap has the whole width; below it stand what was clicked on, and the table."""
+
 _DENIAL = "websocket.http.response"
 _REFUSED = "This server is not called so, or is not spoken to from there.\n"
 
@@ -97,7 +109,7 @@ def shell(index: Path, command: str = "inshrink ui") -> str:
     for charts in (index.parent / "static" / "js").glob("PlotlyChart.*.js"):  # 5 MB, on most pages
         link = f'<link rel="modulepreload" crossorigin href="./static/js/{charts.name}">'
         page = page.replace("</head>", f"  {link}\n  </head>", 1)
-    page = page.replace("</head>", f"  {_NO_RAW_CSV}\n  </head>", 1)
+    page = page.replace("</head>", f"  {_NO_RAW_CSV}\n  {_NARROW}\n  </head>", 1)
     return page.replace("</body>", f"  {_GONE.format(away=_AWAY, command=escape(command))}\n  </body>", 1)
 
 

@@ -7,18 +7,14 @@ import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from inshrink_app.model.config import config_words
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import ServiceError, Subject, config_words
 from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import Address, real_path, settings
-from inshrink_app.services.opening import chain_of, listed_at, load_subject, samples
+from inshrink_app.services.inside import samples
+from inshrink_app.services.opening import chain_of, listed_at, load_subject
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
-
+from inshrink_core.chain import ChainReport
 
 _SUFFIX = ".inshrink"
 _MAX_CANDIDATES = 64
@@ -93,8 +89,7 @@ def original_of(subject: Subject) -> Subject | None:
     folders = (subject.path.parent, *settings().roots)
     paths = [str(folder / stem) for folder in folders]
     paths += [row.path for row in load_recent() if row.kind == "run"]
-    with contextlib.suppress(ServiceError):
-        paths += [str(sample.path) for sample in samples()]
+    paths += map(str, samples())
     for path in dict.fromkeys(paths):
         try:
             found = load_subject(path)

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, Work
+from inshrink_app.model import Subject
 from inshrink_app.services.evaluating import EvaluatorCode, judged_by
 from inshrink_app.services.jobs import start_job
 from inshrink_app.services.opening import opened
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
-    from inshrink_core.verbs.compare import CompareArchives
-    from inshrink_core.verbs.shared.measured import Known
-
+from inshrink_core.chain import ChainReport
+from inshrink_core.evaluate import EvaluatedStep
+from inshrink_core.verbs.compare import CompareArchives
+from inshrink_core.verbs.shared.measured import Known, Measurement, merged
 
 _SPREAD = 8
 """Steps that are compared to begin with: enough to see a course, few enough to wait for."""
@@ -39,8 +37,6 @@ def comparison(
     **more: Any,
 ) -> CompareArchives:
     """Return the request that compares archives with their run."""
-    from inshrink_core.verbs.compare import CompareArchives
-
     fields = judged_by(judge) | more
     return CompareArchives(tuple(map(str, archives)), str(subject.path), steps=tuple(steps) or None, **fields)
 
@@ -56,15 +52,12 @@ def start_compare(
     used = [step for step in steps if any(step in one.steps for one in held)]
     request = comparison(subject, [one.path for one in held], used, judge, **more)
     of = (opened(str(subject.path)).token, *(one.content for one in archives))
-    asked = {"page": "compare", "topic": "compare", "of": of, "trusted": judge.trusted}
-    return start_job(Work.asking([request], shown=subject.path, **asked))
+    work = Work.asking([request], subject.path, "compare", "compare", of=of, trusted=judge.trusted)
+    return start_job(work)
 
 
 def compared(job: Job) -> tuple[Known, ...]:
     """Return what a comparison has found so far, an archive each; what it has found is kept by the engine."""
-    from inshrink_core.evaluate import EvaluatedStep
-    from inshrink_core.verbs.shared.measured import Measurement, merged
-
     rows: dict[str, dict[int, dict[str, Any]]] = {}
     for row in job.told():
         rows.setdefault(str(row["of"]), {})[int(row["step"])] = row

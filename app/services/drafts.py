@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inshrink_app.model.config import plain
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import ServiceError, Subject, plain
 from inshrink_app.services.headers import file_of_run, keep_for_run
 from inshrink_app.services.searching import SearchPoint, check_config
+
+from inshrink_core.execution import load_result
 
 _KIND, _FIELD = "drafts", "draft"
 _PLAIN = ("start", "searched", "owner", "at")
@@ -121,8 +121,6 @@ def keep_draft(edit: Edit, owner: str) -> None:
 
 def kept_draft(shown: Subject) -> Edit | None:
     """Return what was kept of a run; None where there is nothing, or nothing that can still be used."""
-    from inshrink_core.execution import load_result
-
     run = str(shown.path)
     found = load_result(file_of_run(_KIND, shown.path), {"path": run}, _FIELD, lambda told: _edit(run, told))
     try:

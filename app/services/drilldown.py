@@ -9,22 +9,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import streamlit as st
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Subject
 from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import Address, list_folder, real_path, settings
 from inshrink_app.services.archives import original_of
-from inshrink_app.services.inside import reported
-from inshrink_app.services.opening import engine_at, engine_of, place_of, samples
+from inshrink_app.services.inside import reported, samples
+from inshrink_app.services.opening import engine_at, engine_of, place_of
 
-if TYPE_CHECKING:
-    from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram
-    from inshrink_core.analysis.trajectory import Trajectory
-    from inshrink_core.verbs.diff import StepDiff
-
+from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram, anatomy, value_histogram
+from inshrink_core.analysis.trajectory import Trajectory, trajectory
+from inshrink_core.codec import QUANTIZED, weight_codecs
+from inshrink_core.verbs.diff import StepDiff, diff
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +42,6 @@ _Seen = TypeVar("_Seen")
 
 def stored_ways(subject: Subject, step: int) -> tuple[str, ...]:
     """Return the ways a tensor can be shown: as an archive holds it, or as a codec would store it."""
-    from inshrink_core.codec import weight_codecs
-
     if subject.kind == "archive":
         return (ARCHIVE,)
     archived = subject.archive is not None and step in subject.archive.steps
@@ -84,8 +80,6 @@ def drill_down(subject: Subject, step: int, tensor: str, way: str, metric: str |
     stamp = _stamp(subject) if way == ARCHIVE else engine_of(subject)[1]
 
     def look() -> Anatomy:
-        from inshrink_core.analysis.anatomy import anatomy
-
         engine: Any = engine_of(subject)[0]
         if way != ARCHIVE:
             return anatomy(engine, step, tensor, way, metric=metric)
@@ -124,9 +118,6 @@ def values_at(subject: Subject, step: int, tensor: str) -> ValueHistogram:
     """
 
     def count() -> ValueHistogram:
-        from inshrink_core.analysis.anatomy import value_histogram
-        from inshrink_core.codec import QUANTIZED
-
         return value_histogram(engine_of(subject)[0][step][tensor], QUANTIZED)
 
     return _seen((str(subject.path), engine_of(subject)[1], step, tensor, "values"), count)
@@ -158,8 +149,6 @@ def course(subject: Subject, tensor: str, *, every: bool = False) -> Trajectory:
     steps = course_steps(subject, tensor, every=every)
 
     def follow() -> Trajectory:
-        from inshrink_core.analysis.trajectory import trajectory
-
         return trajectory(engine_of(subject)[0], tensor, steps=steps, archive=_archive_of(subject))
 
     return _seen((str(subject.path), _stamp(subject), tensor, steps), follow)
@@ -180,8 +169,6 @@ def moved_between(subject: Subject, first: int, second: int) -> StepDiff:
     """
 
     def measure() -> StepDiff:
-        from inshrink_core.verbs.diff import diff
-
         return diff(engine_of(subject)[0], steps=(first, second))
 
     return _seen((str(subject.path), engine_of(subject)[1], first, second), measure)
@@ -201,9 +188,6 @@ def other_runs(subject: Subject) -> tuple[Path, ...]:
             known |= {entry.path: None for entry in entries if entry.kind in ("run", "archive")}
         except OSError as error:
             _log.info("the neighbours of a run cannot be listed: %s", error)
-    try:
-        known |= {sample.path: None for sample in samples()}
-    except ServiceError:
-        _log.info("there are no samples to lay a run over")
+    known |= dict.fromkeys(samples())
     known.pop(subject.path, None)
     return tuple(known)[:_MOST_OTHER_RUNS]

@@ -9,17 +9,16 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import BinaryIO, NamedTuple, TypeVar
 
 import streamlit as st
-from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import ServiceError, Subject
 from inshrink_app.services.inside import dropped_folder, is_dropped, reported
 from inshrink_app.services.opening import load_subject
 
+from inshrink_core.formats.discovery import WEIGHT_SUFFIXES
 from inshrink_core.text import elided as elide
 from inshrink_core.text import size as bytes_text
 
@@ -29,9 +28,6 @@ _CHUNK_BYTES = 1 << 20
 _LONGEST_NAME_BYTES = 200
 _ARCHIVE_SUFFIX = ".inshrink"
 _Read = TypeVar("_Read")
-
-_SETTLED_NS = 2_000_000_000
-"""Two changes within a tick of the file system's clock have the same time; older ones are told by it."""
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _NOT_IN_NAMES = re.compile(r"[^\w .,=+@()\[\]{}~-]")
@@ -53,26 +49,9 @@ class Dropped(NamedTuple):
 
 def dropped() -> tuple[Dropped, ...]:
     """Return all that was dropped and not removed, newest first."""
-    folder = dropped_folder()
-    try:
-        changed_ns = folder.stat().st_mtime_ns
-    except OSError:
-        return ()
-    if time.time_ns() - changed_ns < _SETTLED_NS:
-        return _listed(folder)
-    return _listed_at(str(folder), changed_ns)
-
-
-@st.cache_data(show_spinner=False, max_entries=4)
-def _listed_at(folder: str, changed_ns: int) -> tuple[Dropped, ...]:
-    """List the folder as it was when it had this time: what is in it comes and goes as a whole."""
-    return _listed(Path(folder))
-
-
-def _listed(kept_in: Path) -> tuple[Dropped, ...]:
     found = []
     with contextlib.suppress(OSError):
-        folders = [path for path in kept_in.iterdir() if _DIGEST.fullmatch(path.name)]
+        folders = [path for path in dropped_folder().iterdir() if _DIGEST.fullmatch(path.name)]
         for folder in sorted(folders, key=lambda path: path.stat().st_mtime_ns, reverse=True):
             inner = next((path for path in folder.iterdir() if not path.name.startswith(".")), None)
             if inner is not None:
@@ -92,7 +71,7 @@ def forget_dropped(folder: Path) -> None:
         The file system refuses, or the folder is none of them.
     """
     if folder.parent != dropped_folder() or not _DIGEST.fullmatch(folder.name):
-        raise ServiceError(Problem("nothing was dropped here", str(folder)))
+        raise ServiceError("nothing was dropped here", str(folder))
     with reported():
         shutil.rmtree(folder)
 
@@ -138,13 +117,14 @@ def keep_dropped(files: Sequence[tuple[str, BinaryIO]], read: Callable[[Path], _
         return read(place)
     except ServiceError as error:
         if is_new:
-            forget_dropped(_folder_of(place))
+            kept_in = dropped_folder()
+            forget_dropped(kept_in / place.relative_to(kept_in).parts[0])
         found = error.problem
         # Where it lay a moment ago helps nobody.
         where = ", ".join(names[:3]) if not found.where or is_dropped(Path(found.where)) else found.where
         remedy = found.remedy or "drop it again, whole: it may have been cut off on its way"
         what = found.what.replace(f"{place}", where)
-        raise ServiceError(found._replace(where=where, what=what, remedy=remedy)) from error
+        raise ServiceError(what, where, remedy, found.detail) from error
 
 
 def _opened_whole(place: Path, n_files: int) -> Subject:
@@ -154,7 +134,7 @@ def _opened_whole(place: Path, n_files: int) -> Subject:
     if rows or (subject.kind == "run" and len(subject.steps) < n_files):
         left_out, reason = rows[0] if rows else ("", "")
         remedy = "drop the others alone, or open their folder by its path, which leaves such files out"
-        raise ServiceError(Problem(f"one of the files cannot be used: {reason}", left_out, remedy))
+        raise ServiceError(f"one of the files cannot be used: {reason}", left_out, remedy)
     return subject
 
 
@@ -170,34 +150,28 @@ def _safe(name: str) -> str:
     safe = _NOT_IN_NAMES.sub("_", PureWindowsPath(name).name).lstrip(". ")
     if not 0 < len(safe.encode()) <= _LONGEST_NAME_BYTES:
         what = "the file's name is too long" if safe else "the file has no name"
-        raise ServiceError(Problem(what, elide(name, 200), "give it another one"))
+        raise ServiceError(what, elide(name, 200), "give it another one")
     return safe
 
 
 def _opens(name: str) -> bool:
     """Return whether a name is that of an archive or a checkpoint."""
-    from inshrink_core.formats.discovery import WEIGHT_SUFFIXES
-
     return PureWindowsPath(name).suffix in (_ARCHIVE_SUFFIX, *WEIGHT_SUFFIXES)
 
 
 def _checked_names(names: Sequence[str]) -> list[str]:
     """Return names that are safe to write, each once."""
-    from inshrink_core.formats.discovery import WEIGHT_SUFFIXES
-
     if len(names) > _MOST_FILES:
-        raise ServiceError(Problem(f"more than {_MOST_FILES} files", remedy="open their folder by its path"))
+        raise ServiceError(f"more than {_MOST_FILES} files", remedy="open their folder by its path")
     safe = [_safe(name) for name in names]
     if other := next((name for name in safe if not _opens(name)), None):
         remedy = f"drop a packed archive ({_ARCHIVE_SUFFIX}) or checkpoints ({' '.join(WEIGHT_SUFFIXES)})"
-        raise ServiceError(Problem("neither an archive nor a checkpoint, by its name", other, remedy))
+        raise ServiceError("neither an archive nor a checkpoint, by its name", other, remedy)
     twice = next((name for name in safe if safe.count(name) > 1), None)
     if twice is not None:
-        raise ServiceError(Problem("two files have the same name", twice, "rename one, or drop one alone"))
+        raise ServiceError("two files have the same name", twice, "rename one, or drop one alone")
     if len(safe) > 1 and any(name.endswith(_ARCHIVE_SUFFIX) for name in safe):
-        raise ServiceError(
-            Problem("an archive is opened alone", ", ".join(safe[:3]), "drop it without others")
-        )
+        raise ServiceError("an archive is opened alone", ", ".join(safe[:3]), "drop it without others")
     return safe
 
 
@@ -205,20 +179,16 @@ def _check_sizes(files: Sequence[tuple[str, BinaryIO]]) -> None:
     """Refuse empty files, and what is too much for memory or for the folder."""
     sizes = [content.seek(0, os.SEEK_END) for _, content in files]
     if 0 in sizes:
-        raise ServiceError(
-            Problem("the file is empty", elide(files[sizes.index(0)][0], 200), "copy it again")
-        )
+        raise ServiceError("the file is empty", elide(files[sizes.index(0)][0], 200), "copy it again")
     most = st.get_option("server.maxUploadSize") << 20
     if sum(sizes) > most:
         remedy = "open it by its path below: then nothing is copied, whatever its size"
         limit = f"at most {bytes_text(most)}"
-        raise ServiceError(Problem(f"{bytes_text(sum(sizes))} are too much to drop: {limit}", remedy=remedy))
+        raise ServiceError(f"{bytes_text(sum(sizes))} are too much to drop: {limit}", remedy=remedy)
     held = sum(one.nbytes for one in dropped())
     if held + sum(sizes) > _MOST_KEPT_BYTES:
         what = f"the dropped files would take more than {bytes_text(_MOST_KEPT_BYTES)}"
-        raise ServiceError(
-            Problem(what, str(dropped_folder()), "remove some of those that were dropped before")
-        )
+        raise ServiceError(what, str(dropped_folder()), "remove some of those that were dropped before")
 
 
 def _keep(files: Sequence[tuple[str, BinaryIO]]) -> tuple[Path, bool]:
@@ -260,7 +230,3 @@ def _run_name(names: Sequence[str]) -> str:
     same = [len(set(signs)) == 1 for signs in zip(*names, strict=False)]
     stem = re.sub(r"[\W\d_]+$", "", names[0][: (*same, False).index(False)])
     return f"{stem or 'run'}-{len(names)}-files"
-
-
-def _folder_of(place: Path) -> Path:
-    return dropped_folder() / place.relative_to(dropped_folder()).parts[0]

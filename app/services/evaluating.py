@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Work
+from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.roots import settings
 from inshrink_app.services.inside import reported
 from inshrink_app.services.opening import engine_of, opened, resolve
 
-if TYPE_CHECKING:
-    from inshrink_core import Run
-    from inshrink_core.evaluate.template import TaskGuess
-    from inshrink_core.verbs import EvaluatorReport
-    from inshrink_core.verbs.evaluate import MakeEvaluator
-
+from inshrink_core import Run, verbs
+from inshrink_core.errors import InshrinkError
+from inshrink_core.evaluate import own_samples
+from inshrink_core.formats.logs.log import read_settings
+from inshrink_core.samples import is_trusted_sample
+from inshrink_core.verbs import EvaluatorReport
+from inshrink_core.verbs.evaluate import Evaluate
 
 _MAX_CODE_BYTES = 200_000
 """More code than this is not read before it is trusted, and is not offered."""
@@ -64,9 +64,6 @@ def evaluator_of(subject: Subject) -> EvaluatorCode | None:
     ServiceError
         It cannot be read, or lies outside of the run.
     """
-    from inshrink_core.formats.logs.log import read_settings
-    from inshrink_core.samples import is_trusted_sample
-
     folder = subject.folder
     with reported():
         told = read_settings(folder)
@@ -75,9 +72,7 @@ def evaluator_of(subject: Subject) -> EvaluatorCode | None:
         file = (folder / told.file).resolve()
         if not file.is_relative_to(folder.resolve()):
             raise ServiceError(
-                Problem(
-                    "inshrink.toml names an evaluator outside of the run", str(file), "put it into the run"
-                )
+                "inshrink.toml names an evaluator outside of the run", str(file), "put it into the run"
             )
         bundled = is_trusted_sample(folder) and told.file == "evaluator.py"
         return _code(
@@ -101,8 +96,6 @@ def given_evaluator(text: str, subject: Subject) -> EvaluatorCode:
     ServiceError
         There is no such file inside of the roots.
     """
-    from inshrink_core.evaluate import own_samples
-
     if text.strip() == own_samples.AUTO:
         code = Path(own_samples.__file__)
         return _code(code, own_samples.AUTO, own_samples.evaluator_of.__name__, "", "", bundled=True)
@@ -113,9 +106,7 @@ def given_evaluator(text: str, subject: Subject) -> EvaluatorCode:
     is_beside = "\0" not in name and not Path(name).is_absolute() and beside.is_file()
     file = resolve(str(beside) if is_beside else name)
     if file.suffix != ".py" or not file.is_file():
-        raise ServiceError(
-            Problem("there is no such Python file", str(file), "give FILE.py or FILE.py:FUNCTION")
-        )
+        raise ServiceError("there is no such Python file", str(file), "give FILE.py or FILE.py:FUNCTION")
     with reported():
         return _code(file, f"{file}:{function}", function, "", "", bundled=False)
 
@@ -125,18 +116,11 @@ def _code(
 ) -> EvaluatorCode:
     """Read the code, to be shown and to be known again."""
     if file.stat().st_size > _MAX_CODE_BYTES:
-        raise ServiceError(Problem("the evaluator is too large to be read before it runs", str(file)))
+        raise ServiceError("the evaluator is too large to be read before it runs", str(file))
     content = file.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     shown = content.decode("utf-8", "replace")
     return EvaluatorCode(spec, file, function, metric, direction, shown, digest, bundled)
-
-
-def guessed_task(shown: Subject) -> TaskGuess:
-    """Return what a run's model is probably for, told from names and shapes."""
-    from inshrink_core.evaluate.template import guess_task
-
-    return guess_task(shown.tensors)
 
 
 def suggested_evaluator(shown: Subject) -> str:
@@ -147,24 +131,14 @@ def suggested_evaluator(shown: Subject) -> str:
 
 def likely_evaluator(shown: Subject) -> str:
     """Return what evaluates a run that names nothing: a file beside it, or ``auto`` where that can; or ""."""
-    from inshrink_core.errors import InshrinkError
-    from inshrink_core.evaluate import own_samples
-
     beside = suggested_evaluator(shown)
     if Path(beside).is_file():
         return beside
     try:
-        own_samples.prepare(engine_of(shown)[0])  # type: ignore[arg-type]
-    except (InshrinkError, ServiceError):
+        own_samples.model_of(shown.newest, shown.directory)
+    except InshrinkError:
         return ""
     return own_samples.AUTO
-
-
-def evaluator_template(shown: Subject, target: str, task: str, model: str, *, replace: bool) -> MakeEvaluator:
-    """Return the request that writes an evaluator to begin with."""
-    from inshrink_core.verbs.evaluate import MakeEvaluator
-
-    return MakeEvaluator(str(shown.path), target, task=task, model=model or None, force=replace)
 
 
 def make_evaluator(shown: Subject, target: str, task: str, model: str, *, replace: bool) -> EvaluatorReport:
@@ -175,11 +149,9 @@ def make_evaluator(shown: Subject, target: str, task: str, model: str, *, replac
     ServiceError
         The place or the model's name will not do.
     """
-    from inshrink_core import verbs
-
     path = resolve(target)
     if not settings().may_write(path):
-        raise ServiceError(Problem("an evaluator goes into a folder of yours", target))
+        raise ServiceError("an evaluator goes into a folder of yours", target)
     run: Run = engine_of(shown)[0]  # type: ignore[assignment]
     with reported():
         return verbs.make_evaluator(run, path, task=task, model=model or None, force=replace)
@@ -187,9 +159,6 @@ def make_evaluator(shown: Subject, target: str, task: str, model: str, *, replac
 
 def evaluator_trial(shown: Subject, judge: EvaluatorCode) -> Work:
     """Return the trial of an evaluator, as it is now, on the last step."""
-    from inshrink_core.verbs.evaluate import Evaluate
-
     request = Evaluate(str(shown.path), step=shown.steps[-1], **judge.fields)
     of = (opened(str(shown.path)).token, judge.digest)
-    more = {"page": "allocate", "topic": "evaluator", "trusted": judge.trusted}
-    return Work.asking([request], shown=shown.path, of=of, **more)
+    return Work.asking([request], shown.path, "allocate", "evaluator", of=of, trusted=judge.trusted)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import streamlit as st
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Own, Work
-from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, Own, Work
+from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.downloads import downloads
 from inshrink_app.server.roots import Address, settings
 from inshrink_app.services.archives import archives_of
@@ -22,10 +20,11 @@ from inshrink_app.services.inside import is_own
 from inshrink_app.services.jobs import documents_of, job_of, start_job
 from inshrink_app.services.opening import chain_of, opened, resolve
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
-    from inshrink_core.request import Request
-
+from inshrink_core.chain import ChainReport
+from inshrink_core.request import Request
+from inshrink_core.verbs.compress import Compress
+from inshrink_core.verbs.export import Export, chosen_names
+from inshrink_core.verbs.modes.watch import Watch
 
 _SUFFIX = ".inshrink"
 _N_TRIED = 2
@@ -75,8 +74,6 @@ class ExportRequest:
 
     def keeps(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return which tensors of weights are kept."""
-        from inshrink_core.verbs.export import chosen_names
-
         return chosen_names(names, self.file.tensors, self.file.without)
 
     def on(self, device: str) -> ExportRequest:
@@ -125,10 +122,6 @@ def chain_export(
     **fields
         Of the engine's request.
     """
-    from inshrink_core.verbs.compress import Compress
-    from inshrink_core.verbs.export import Export
-    from inshrink_core.verbs.modes.watch import Watch
-
     path, chosen = str(shown.path), chosen_steps(steps, shown.steps)
     written = Watch(path, "", **fields) if watch else Compress(path, "", steps=chosen, **fields)
     return ExportRequest(asked=(written, Export("", pack="")) if packed else (written,), steps=steps)
@@ -136,28 +129,16 @@ def chain_export(
 
 def pack_export(shown: Subject) -> ExportRequest:
     """Return the copy of an archive as one file."""
-    from inshrink_core.verbs.export import Export
-
     return ExportRequest(asked=(Export(str(shown.path), pack=""),), steps=shown.steps)
 
 
 def step_export(shown: Subject, step: int, **weights: Any) -> ExportRequest:
     """Return the export of one step, whole or, with fields of the engine's request, of its weights."""
-    from inshrink_core.verbs.compress import Compress
-    from inshrink_core.verbs.export import Export
-
     path, first = str(shown.path), []
     if shown.kind == "run":
         optimizer = "drop" if weights else "exact"
         first = [Compress(path, "", codec="lossless", optimizer=optimizer, steps=(step,))]
     return ExportRequest(asked=(*first, Export(path, "", step=step, **weights)), steps=(step,))
-
-
-def engines() -> tuple[str, ...]:
-    """Return the engines that are installed, the default first."""
-    from inshrink_core.execution.engines import installed_engines
-
-    return installed_engines()
 
 
 def chosen_steps(steps: Sequence[int], every: Sequence[int] = ()) -> tuple[int, ...] | None:
@@ -167,7 +148,7 @@ def chosen_steps(steps: Sequence[int], every: Sequence[int] = ()) -> tuple[int, 
 
 def _export(shown: Subject, requests: list[Request[Any]], scratch: str = "") -> Job:
     kept = (scratch,) if scratch and len(requests) > 1 else ()
-    return start_job(Work.asking(requests, shown=shown.path, page="export", topic="export", scratch=kept))
+    return start_job(Work.asking(requests, shown.path, "export", "export", scratch=kept))
 
 
 def start_export(shown: Subject, request: ExportRequest, target: Path) -> Job:
@@ -197,12 +178,18 @@ def suggested_name(shown: Subject, request: ExportRequest) -> str:
         stem = f"{stem}-packed"
     elif request.chain.optimizer == "drop":
         stem = f"{stem}-weights"
-    folder, suffix = default_folder(shown), request.suffix
-    for position in range(1, 100):
-        path = folder / (f"{stem}{suffix}" if position == 1 else f"{stem}-{position}{suffix}")
-        if not os.path.lexists(path) or (request.file is None and _goes_on(path, request)):
-            return str(path)
-    return str(folder / f"{stem}{suffix}")
+    return _free_path(shown, stem, request.suffix, lambda path: _goes_on(path, request))
+
+
+def suggested_path(shown: Subject, name: str, what: str, suffix: str = "") -> str:
+    """Return a path at which there is nothing yet: beside the run, or in the first root for a sample."""
+    return _free_path(shown, f"{name.removesuffix(_SUFFIX)}-{what}", suffix, lambda path: False)
+
+
+def _free_path(shown: Subject, stem: str, suffix: str, is_free: Callable[[Path], bool]) -> str:
+    names = (stem, *(f"{stem}-{position}" for position in range(2, 100)))
+    paths = [default_folder(shown) / f"{name}{suffix}" for name in names]
+    return str(next((path for path in paths if not os.path.lexists(path) or is_free(path)), paths[0]))
 
 
 def default_folder(shown: Subject) -> Path:
@@ -213,11 +200,11 @@ def default_folder(shown: Subject) -> Path:
 
 def _goes_on(path: Path, request: ExportRequest) -> bool:
     """Return whether what lies at a path is an archive of the same settings, to be appended to."""
-    try:
-        chain = chain_of(str(path)) if request.kind == "chain" else None
-    except ServiceError:
+    if request.file is not None:
         return False
-    if chain is None:
+    try:
+        chain = chain_of(str(path))
+    except ServiceError:
         return False
     asked = request.chain
     if asked.max_restore_cost is None:
@@ -236,10 +223,10 @@ def export_target(text: str, request: ExportRequest) -> Path:
     """
     path = writable(text, "an export goes into a folder of yours", request.suffix)
     if request.file is not None and path.is_dir():
-        raise ServiceError(Problem("a folder is there already", str(path), "choose another name"))
+        raise ServiceError("a folder is there already", str(path), "choose another name")
     if request.file is not None and path.exists() and not request.replaces:
         remedy = "choose another name, or let it be replaced"
-        raise ServiceError(Problem("the file exists already", str(path), remedy))
+        raise ServiceError("the file exists already", str(path), remedy)
     return path
 
 
@@ -256,15 +243,15 @@ def writable(text: str, what: str, suffix: str = "") -> Path:
         remedy = (
             "choose a folder; inshrink compress, export and report on the command line write to addresses"
         )
-        raise ServiceError(Problem("the explorer writes no files to addresses", text, remedy))
+        raise ServiceError("the explorer writes no files to addresses", text, remedy)
     if not settings().may_write(path):
-        raise ServiceError(Problem(what, text, "choose one that the explorer may see"))
+        raise ServiceError(what, text, "choose one that the explorer may see")
     if suffix and (path.suffix != suffix or path.name.startswith(".")):
         remedy = f"call it, for example, {path.stem}{suffix}"
-        raise ServiceError(Problem(f"the name of such a file ends in {suffix}", text, remedy))
+        raise ServiceError(f"the name of such a file ends in {suffix}", text, remedy)
     if not path.parent.is_dir():
         remedy = "make the folder, or choose another one"
-        raise ServiceError(Problem("its folder does not exist", str(path.parent), remedy))
+        raise ServiceError("its folder does not exist", str(path.parent), remedy)
     return path
 
 
@@ -345,14 +332,8 @@ def trial_work(shown: Subject, request: ExportRequest) -> Work:
     fields = {name: getattr(request.chain, name) for name in ("codec", "config", "optimizer", "device")}
     tried = chain_export(shown, request.steps[middle : middle + _N_TRIED], keyframe_every=_N_TRIED, **fields)
     target = Own(f"trial{_SUFFIX}")
-    return Work.asking(
-        tried.placed(target),
-        shown=shown.path,
-        page="export",
-        topic="trial",
-        of=(opened(str(shown.path)).token,),
-        scratch=(target,),
-    )
+    of = (opened(str(shown.path)).token,)
+    return Work.asking(tried.placed(target), shown.path, "export", "trial", of=of, scratch=(target,))
 
 
 class Made(NamedTuple):
@@ -453,13 +434,6 @@ def download_url(path: Path) -> tuple[str, int] | None:
         return None
 
 
-def suggested_path(shown: Subject, name: str, what: str, suffix: str = "") -> str:
-    """Return a path at which there is nothing yet: beside the run, or in the first root for a sample."""
-    base, stem = default_folder(shown), f"{name.removesuffix(_SUFFIX)}-{what}"
-    names = [f"{stem}{suffix}", *(f"{stem}-{i}{suffix}" for i in range(2, 100))]
-    return str(next((base / one for one in names if not os.path.lexists(base / one)), base / names[0]))
-
-
 def restore_target(text: str) -> Path:
     """Return the real path of a folder that files may be restored to: a new one, or an empty one.
 
@@ -473,7 +447,7 @@ def restore_target(text: str) -> Path:
         if not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
             return path
     remedy = "choose a new folder; nothing is overwritten"
-    raise ServiceError(Problem("there is something at this path already", str(path), remedy))
+    raise ServiceError("there is something at this path already", str(path), remedy)
 
 
 def restored_files(document: Mapping[str, Any], folder: str) -> list[tuple[str, int, str]]:

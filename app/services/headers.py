@@ -12,15 +12,17 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Subject
 from inshrink_app.server.recent import recent_file
 
-if TYPE_CHECKING:
-    from inshrink_core.checkpoint import TensorSpec
+import inshrink_core
+from inshrink_core.checkpoint import LayerType, TensorRole, TensorSpec
+from inshrink_core.errors import StorageError
+from inshrink_core.execution import keep_result, load_result
 
-_VERSION = 6
+_VERSION = 7
 """Raised when what is kept changes."""
 
 _KIND = _FIELD = "headers"
@@ -34,8 +36,6 @@ _OWN_FOLDER = ".inshrink"
 
 def files_stamp(folder: Path) -> str | None:
     """Return what changes with any file of a run; None where it cannot be told, or costs too much."""
-    import inshrink_core
-
     told = hashlib.sha256(f"{_VERSION} {inshrink_core.__version__}\0".encode())
     n_files = 0
     try:
@@ -69,9 +69,6 @@ def keep_for_run(path: Path, key: Mapping[str, Any], field: str, document: Any, 
 
     A disk that refuses costs what would have been kept, and no more.
     """
-    from inshrink_core.errors import StorageError
-    from inshrink_core.execution import keep_result
-
     with contextlib.suppress(OSError, StorageError, UnicodeError, ValueError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         keep_result(path, key, field, document)
@@ -82,8 +79,6 @@ def keep_for_run(path: Path, key: Mapping[str, Any], field: str, document: Any, 
 
 def kept_headers(folder: Path, stamp: str) -> tuple[Subject, str] | None:
     """Return the run and the token that were kept under a stamp, without its archive; None without any."""
-    from inshrink_core.execution import load_result
-
     path = file_of_run(_KIND, folder)
     key = {"path": str(folder), "stamp": stamp}
     found = load_result(path, key, _FIELD, lambda told: (_subject(path, folder, told), str(told["token"])))
@@ -95,8 +90,10 @@ def kept_headers(folder: Path, stamp: str) -> tuple[Subject, str] | None:
 
 def keep_headers(subject: Subject, token: str, stamp: str) -> None:
     """Keep what a run told; a disk that refuses costs the next opening some time."""
+    paths = {name: str(getattr(subject, name)) for name in ("directory", "newest")}
     tensors = [(row.name, row.role, row.dtype, row.shape, row.exact, row.layer) for row in subject.tensors]
-    document = {name: getattr(subject, name) for name in _FIELDS} | {"token": token, "tensors": tensors}
+    document = {name: getattr(subject, name) for name in _FIELDS} | paths
+    document |= {"token": token, "tensors": tensors}
     key = {"path": str(subject.path), "stamp": stamp}
     keep_for_run(file_of_run(_KIND, subject.path), key, _FIELD, document, _MOST_KEPT)
 
@@ -118,8 +115,6 @@ def _rows(told: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _spec(name: str, role: str, dtype: str, shape: list[int], exact: bool, layer: str) -> TensorSpec:
-    from inshrink_core.checkpoint import LayerType, TensorRole, TensorSpec
-
     return TensorSpec(
         name=str(name),
         role=TensorRole(role),
@@ -139,6 +134,7 @@ _FIELDS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "unreadable": _rows,
     "notes": lambda told: tuple(map(str, told)),
     "is_ordered": bool,
+    **dict.fromkeys(("directory", "newest"), Path),
     "log": lambda told: {str(name): tuple((int(a), float(b)) for a, b in row) for name, row in told.items()},
 }
 """What is kept of a run, and what makes it of JSON."""

@@ -7,38 +7,32 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from inshrink_app.model.problem import Problem, ServiceError
+from inshrink_app.model import ServiceError
 from inshrink_app.server.recent import recent_file
 from inshrink_app.server.roots import links_below, settings
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import Archive
-    from inshrink_core.formats import Run
+from inshrink_core.chain import Archive
+from inshrink_core.errors import InshrinkError
+from inshrink_core.execution import why_no_cuda
+from inshrink_core.formats import NoCheckpointError, Run
+from inshrink_core.samples import sample, sample_names
 
 _Engine = TypeVar("_Engine", "Run", "Archive", "Run | Archive")
 
 
 def keep_inside(engine: _Engine) -> _Engine:
     """Return a run or an archive; an archive's base model is not looked for outside of the roots."""
-    from inshrink_core.chain import Archive
-
     if isinstance(engine, Archive):
         engine.bases.allows = is_inside
     return engine
 
 
 @functools.cache
-def _sample_folders() -> tuple[Path, ...]:
+def samples() -> tuple[Path, ...]:
     """Return the folders of the bundled runs; none where the package came without them."""
-    from inshrink_core.errors import InshrinkError
-    from inshrink_core.samples import sample, sample_names
-
-    try:
-        return tuple(Path(os.path.realpath(sample(name))) for name in sample_names())
-    except (InshrinkError, OSError):
-        return ()
+    return tuple(Path(os.path.realpath(sample(name))) for name in sample_names())
 
 
 def dropped_folder() -> Path:
@@ -54,7 +48,7 @@ def is_dropped(real: Path) -> bool:
 
 def is_own(real: Path) -> bool:
     """Return whether a resolved path lies in a bundled run, or in what was dropped."""
-    return any(real.is_relative_to(folder) for folder in _sample_folders()) or is_dropped(real)
+    return any(real.is_relative_to(folder) for folder in samples()) or is_dropped(real)
 
 
 def is_inside(real: Path) -> bool:
@@ -80,51 +74,39 @@ def require_inside(path: Path) -> None:
             target = Path(os.path.realpath(link))
             if not is_inside(target):
                 raise ServiceError(
-                    Problem(
-                        "a link in it leads out of the folders that the explorer may see",
-                        str(link),
-                        "remove the link, or start the explorer with --root also for where it leads",
-                        f"It leads to {target}",
-                    )
+                    "a link in it leads out of the folders that the explorer may see",
+                    str(link),
+                    "remove the link, or start the explorer with --root also for where it leads",
+                    f"It leads to {target}",
                 )
     except OSError as error:
         raise ServiceError(
-            Problem(
-                "nothing tells whether its links stay inside of the folders that the explorer may see",
-                str(error.filename or path),
-                "open a smaller folder, or one that you may read",
-                str(error.strerror or error),
-            )
+            "nothing tells whether its links stay inside of the folders that the explorer may see",
+            str(error.filename or path),
+            "open a smaller folder, or one that you may read",
+            str(error.strerror or error),
         ) from error
 
 
 @contextmanager
 def reported() -> Iterator[None]:
     """Turn what the engine and the file system raise into a `ServiceError`."""
-    from inshrink_core.errors import InshrinkError
-    from inshrink_core.formats import NoCheckpointError
-
     try:
         yield
     except NoCheckpointError as error:
         detail = "\n".join(f"{row.path}: {row.reason}" for row in error.skipped)
         remedy = "choose a folder of .pt, .pth, .bin, .ckpt or .safetensors files, or of checkpoint folders"
-        raise ServiceError(Problem("no readable checkpoint in here", error.where, remedy, detail)) from error
+        raise ServiceError("no readable checkpoint in here", error.where, remedy, detail) from error
     except InshrinkError as error:
         detail = f"expected {error.expected}, found {error.found}" if error.expected or error.found else ""
-        raise ServiceError(Problem(error.what, error.where, error.remedy, detail)) from error
+        raise ServiceError(error.what, error.where, error.remedy, detail) from error
     except OSError as error:
-        problem = Problem(
-            f"the file system refused: {error.strerror or error}",
-            str(error.filename or ""),
-            "check that the folder exists and that you may read it",
-        )
-        raise ServiceError(problem) from error
+        what = f"the file system refused: {error.strerror or error}"
+        remedy = "check that the folder exists and that you may read it"
+        raise ServiceError(what, str(error.filename or ""), remedy) from error
 
 
 @functools.cache
 def missing_cuda() -> str:
     """Return why nothing can be worked on with CUDA here; nothing where it can."""
-    from inshrink_core.execution import why_no_cuda
-
     return why_no_cuda()

@@ -13,10 +13,12 @@ from inshrink_app.jobs.files import jobs_folder
 from inshrink_app.jobs.job import Job, Load, load_kept, load_last
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.jobs.work import Work, subject_of, subjects_of, texts_in
-from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.model.sensitivity import METRICS
+from inshrink_app.model import METRICS, ServiceError
 from inshrink_app.server.roots import Address, path_of, real_path, settings
-from inshrink_app.services.opening import samples
+from inshrink_app.services.inside import is_inside
+
+from inshrink_core.errors import InputError
+from inshrink_core.execution.process import minimal_environment, start_python, user_environment
 
 LOADERS: dict[str, Load] = {}
 """What reads the result of the jobs of a page, where that is not the last report."""
@@ -39,8 +41,6 @@ def start_request(file: Path, trusted: str) -> subprocess.Popen[str]:
     Only where it runs code that the reader has trusted, known by its SHA-256, is it given the user's
     environment; other code it refuses. What tells stores who one is, where it names an allowed address.
     """
-    from inshrink_core.execution.process import minimal_environment, start_python, user_environment
-
     trust = ["--trust", trusted] if trusted else []
     named = map(path_of, texts_in(json.loads(file.read_text())))
     is_elsewhere = any(isinstance(path, Address) and settings().allows(path) for path in named)
@@ -100,11 +100,6 @@ def linked_job(job_id: str, page: str, path: Path) -> Job | None:
     return None if job is None or (job.work.page, job.shown) != (page, str(path)) else job
 
 
-def place_in_queue(job: Job) -> int | None:
-    """Return how many jobs go before a queued one, itself included; None where it does not wait here."""
-    return registry().place(job)
-
-
 def stop_job(job: Job) -> None:
     """Cancel a running job."""
     registry().stop(job)
@@ -128,7 +123,7 @@ def resume_job(job: Job) -> Job:
         Its files lie outside of the roots of this explorer.
     """
     if not _is_visible(job):
-        raise ServiceError(Problem("this job is about files that the explorer may not see"))
+        raise ServiceError("this job is about files that the explorer may not see")
     registry().resume(job.job_id)
     return job
 
@@ -150,8 +145,6 @@ def documents_of(job: Job) -> list[Any]:
 
 def _is_visible(job: Job) -> bool:
     """Return whether a job can be read, and its files are inside of the roots, a sample's or ours."""
-    from inshrink_core.errors import InputError
-
     paths = [
         text
         for text in job.work.texts()
@@ -169,12 +162,7 @@ def _is_allowed(path: str) -> bool:
         return False
     file, _, function = path.rpartition(":")
     real = real_path(file if function.isidentifier() and file.endswith(".py") else path)
-    if settings().allows(real) or real.is_relative_to(os.path.realpath(jobs_folder().parent)):
-        return True
-    try:
-        return any(real.is_relative_to(sample.path) for sample in samples())
-    except ServiceError:
-        return False
+    return is_inside(real) or real.is_relative_to(os.path.realpath(jobs_folder().parent))
 
 
 _LINKED = ("compare", "compress", "export", "prune", "report", "search", "verify")

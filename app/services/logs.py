@@ -6,24 +6,23 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import streamlit as st
-from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import ServiceError, Subject
 from inshrink_app.services.dropping import dropped, keep_dropped
 from inshrink_app.services.inside import is_inside, reported
 from inshrink_app.services.opening import resolve
 
-if TYPE_CHECKING:
-    from inshrink_core.formats import MetricsFile
+from inshrink_core.formats import MetricsFile, read_metrics
 
+_NAMES = re.compile(r"\.(csv|tsv|jsonl|ndjson)\Z|\Atrainer_state\.json\Z|tfevents")
+"""Of files that may hold metrics."""
 
-_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
-_NAMES = ("trainer_state.json",)
 _MOST_FILES = 50
 _MOST_SCANNED = 20_000
 _DEEPEST = 3
@@ -60,7 +59,7 @@ class LogChoice(NamedTuple):
         except (ValueError, TypeError, RecursionError):
             file, step_column, columns = None, None, []
         if not all(isinstance(word, str) for word in (file, step_column, *columns)) or not columns:
-            raise ServiceError(Problem("the link names no metrics", remedy="choose them on the Overview"))
+            raise ServiceError("the link names no metrics", remedy="choose them on the Overview")
         return cls(file, step_column, tuple(columns))
 
 
@@ -75,7 +74,7 @@ def chosen_log(said: str) -> LogChoice | None:
 def log_files(shown: Subject) -> tuple[Path, ...]:
     """Return files that may hold metrics: of the run, of its folder, and those that were dropped."""
     place = shown.place
-    found = [path for path in islice(_below(place), _MOST_SCANNED) if _may_hold_metrics(path.name)]
+    found = [path for path in islice(_below(place), _MOST_SCANNED) if _NAMES.search(path.name)]
     found = [path for path in dict.fromkeys(found) if is_inside(Path(os.path.realpath(path)))]
     return (*found[:_MOST_FILES], *(one.path for one in dropped() if one.is_log))
 
@@ -97,10 +96,6 @@ def _entries(folder: Path) -> list[Path]:
     with contextlib.suppress(OSError):
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     return []
-
-
-def _may_hold_metrics(name: str) -> bool:
-    return name.endswith(_SUFFIXES) or name in _NAMES or "tfevents" in name
 
 
 def metrics_of(text: str) -> MetricsFile:
@@ -125,8 +120,6 @@ def _state(text: str) -> tuple[str, int, int]:
 @st.cache_resource(show_spinner=False, max_entries=2)
 def _metrics_at(path: str, mtime_ns: int, size: int) -> MetricsFile:
     """Read a file as it was when it had this time and size."""
-    from inshrink_core.formats import read_metrics
-
     with reported():
         return read_metrics(path)
 

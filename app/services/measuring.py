@@ -9,25 +9,27 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.sensitivity import METRICS, Sensitivity
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, Work
+from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.services.drilldown import gain_partner
 from inshrink_app.services.jobs import LOADERS, job_of, start_job
 from inshrink_app.services.opening import opened
 
+import inshrink_core
+from inshrink_core.analysis.profile import Row
+from inshrink_core.chain import TensorGain, pool
+from inshrink_core.checkpoint import OPTIMIZER_ROLES, TensorRole
+from inshrink_core.errors import StorageError
+from inshrink_core.execution import write_whole
+from inshrink_core.formats.attribution.laws import in_order
+from inshrink_core.request import Request
 from inshrink_core.sensitivity import STATISTICS, Grouping
-
-if TYPE_CHECKING:
-    from inshrink_core.analysis.profile import Row
-    from inshrink_core.chain import TensorGain
-    from inshrink_core.request import Request
-
+from inshrink_core.verbs.inspect import Inspect
+from inshrink_core.verbs.sensitivity import Sensitivity as Measure
 
 _KEPT_TABLES = "tables.npz"
 
@@ -63,8 +65,6 @@ def known_shares(subject: Subject) -> tuple[str, dict[str, float]]:
 
 def tells_order(subject: Subject, names: Sequence[str]) -> bool:
     """Whether rows stand in the order of the model, as its files or its code have it; else by name."""
-    from inshrink_core.formats.attribution.laws import in_order
-
     return subject.is_ordered or in_order(names, ()) != list(names)
 
 
@@ -83,8 +83,6 @@ def untold_metrics(subject: Subject) -> tuple[str, ...]:
 
 def optimizer_state(subject: Subject) -> tuple[str, ...]:
     """Return the roles of optimizer state that the last checkpoint holds, counters aside."""
-    from inshrink_core.checkpoint import OPTIMIZER_ROLES, TensorRole
-
     roles = {row.role for row in subject.tensors}
     return tuple(role.value for role in TensorRole if role in roles & OPTIMIZER_ROLES - {TensorRole.STEP})
 
@@ -104,9 +102,6 @@ def measuring_cost(subject: Subject, metric: str) -> int:
 
 def sensitivity_request(subject: Subject, metric: str, by: str, statistic: str = "mean") -> Request[Any]:
     """Return the request that measures a metric; gain and noise come of one measurement, of all tensors."""
-    from inshrink_core.verbs.inspect import Inspect
-    from inshrink_core.verbs.sensitivity import Sensitivity as Measure
-
     path = str(subject.path)
     if not METRICS[metric].pooled:
         return Measure(path, metric=metric, by=by, statistic=statistic)
@@ -120,7 +115,7 @@ def _work(text: str, metric: str) -> Work:
     found = opened(text)
     subject, topic = found.subject, "gain" if METRICS[metric].pooled else metric
     request = sensitivity_request(subject, metric, ",".join(Grouping))
-    return Work.asking([request], shown=subject.path, page="sensitivity", topic=topic, of=(found.token,))
+    return Work.asking([request], subject.path, "sensitivity", topic, of=(found.token,))
 
 
 def sensitivity_job(text: str, metric: str) -> Job | None:
@@ -157,9 +152,6 @@ LOADERS["sensitivity"] = load_tables
 
 def _keep_tables(path: Path, found: Mapping[str, Mapping[str, Sensitivity]]) -> None:
     """Keep what a document told in a form that is read a hundred times as fast."""
-    from inshrink_core.errors import StorageError
-    from inshrink_core.execution import write_whole
-
     tables = [table for grouped in found.values() for table in grouped.values()]
     about = [(table.metric, table.by, table.rows, table.steps, table.note) for table in tables]
     arrays: dict[str, Any] = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
@@ -173,8 +165,6 @@ def _keep_tables(path: Path, found: Mapping[str, Mapping[str, Sensitivity]]) -> 
 
 def _kept_tables(path: Path) -> dict[str, dict[str, Sensitivity]] | None:
     """Return what `_keep_tables` kept; None where there is nothing, or nothing sound."""
-    from inshrink_core.analysis.profile import Row
-
     found: dict[str, dict[str, Sensitivity]] = {}
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
@@ -196,8 +186,6 @@ def _kept_tables(path: Path) -> dict[str, dict[str, Sensitivity]] | None:
 
 def _tables(document: Mapping[str, Any]) -> dict[str, dict[str, Sensitivity]]:
     """Return the tables of ``inshrink sensitivity --by`` with several groupings."""
-    from inshrink_core.analysis.profile import Row
-
     tables = {str(one["by"]): one for one in document["tables"]}
     counts = {by: Counter(str(row[by]) for row in tables["tensor"]["rows"]) for by in ("block", "layer_type")}
     found = {}
@@ -254,9 +242,6 @@ def _note(table: Mapping[str, Any], *, restored: bool) -> str:
 
 def _gains(job: Job, document: Mapping[str, Any]) -> dict[str, dict[str, Sensitivity]]:
     """Pool the sums of each tensor, which were told on the way, into blocks and layer types."""
-    import inshrink_core
-    from inshrink_core.chain import TensorGain, pool
-
     source = inshrink_core.open(job.shown)
     steps = tuple(source.steps)
     found: dict[int, dict[str, TensorGain]] = {
@@ -295,8 +280,6 @@ def _gains(job: Job, document: Mapping[str, Any]) -> dict[str, dict[str, Sensiti
 
 def _heat_row(name: str, members: Sequence[Any], by: str) -> Row:
     """Return what a page shows of a row: of several tensors, the layer type of the largest."""
-    from inshrink_core.analysis.profile import Row
-
     largest = max(members, key=lambda spec: spec.numel)
     layer = name if by == "layer_type" else str(largest.layer)
     shape = tuple(largest.shape) if by == "tensor" else None

@@ -8,23 +8,22 @@ import hashlib
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import streamlit as st
-from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.recent import remember_recent
 from inshrink_app.server.roots import Address, OutsideRootsError, path_of, real_path, settings
 from inshrink_app.services.headers import files_stamp, forget_headers, keep_headers, kept_headers
 from inshrink_app.services.inside import is_inside, is_own, keep_inside, reported, require_inside
 
+import inshrink_core
+from inshrink_core import Run
+from inshrink_core.archive.storage import object_at, storage_at
+from inshrink_core.chain import Archive, ChainReport, chain_report, original_checks
+from inshrink_core.formats import NamedStep, Skipped, preview_steps, split_step_pattern, suggest_step_pattern
 from inshrink_core.text import elided as elide
-
-if TYPE_CHECKING:
-    from inshrink_core import Archive, Run
-    from inshrink_core.chain import ChainReport
-    from inshrink_core.formats import NamedStep, Skipped
-
+from inshrink_core.verbs.shared.measured import run_content
 
 _MOST_OPEN = 4
 """Headers of a run of 400 tensors and 200 checkpoints take some 100 MB of memory."""
@@ -39,32 +38,16 @@ _NOTHING = (0, 0)
 """The stamp of what is not there."""
 
 
-class Sample(NamedTuple):
-    """A bundled run."""
-
-    name: str
-    path: Path
-
-
 class Opened(NamedTuple):
     """What the headers of a run or an archive told.
 
-    `token` changes when its data does. `stamp` is that of all its files as they were before they were read;
-    None where it cannot be told.
+    `token` changes when its data does; measurements of a run are kept by it. `stamp` is that of all its
+    files as they were before they were read; None where it cannot be told.
     """
 
     subject: Subject
     token: str
     stamp: str | None = None
-
-
-@st.cache_data(show_spinner=False, max_entries=32)
-def samples() -> tuple[Sample, ...]:
-    """Return the bundled runs; none where the package came without them."""
-    from inshrink_core.samples import sample, sample_names
-
-    with reported():
-        return tuple(Sample(name, Path(os.path.realpath(sample(name)))) for name in sample_names())
 
 
 def resolve(text: str) -> Path:
@@ -87,12 +70,10 @@ def resolve(text: str) -> Path:
         if isinstance(address := path_of(text.strip()), Address):
             shown = root = "s3://BUCKET/PREFIX" if "@" in text or "?" in text else str(address)
         raise ServiceError(
-            Problem(
-                str(error),
-                shown,
-                f"start the explorer with what holds it: inshrink ui --root {shlex.quote(root)}",
-                f"The explorer may see: {', '.join(map(str, (*current.roots, *current.addresses)))}",
-            )
+            str(error),
+            shown,
+            f"start the explorer with what holds it: inshrink ui --root {shlex.quote(root)}",
+            f"The explorer may see: {', '.join(map(str, (*current.roots, *current.addresses)))}",
         ) from error
 
 
@@ -105,8 +86,6 @@ def path_in_roots(path: Path) -> str:
 
 def place_of(path: Path) -> Path:
     """Return the folder or file of what is opened: its path without a step pattern at the end."""
-    from inshrink_core.formats import split_step_pattern
-
     place = split_step_pattern(path)[0]
     return path_of(str(place)) if isinstance(path, Address) else place
 
@@ -142,7 +121,7 @@ def opened(text: str) -> Opened:
     is_there = _stamp(path) != _NOTHING if isinstance(path, Address) else place_of(path).exists()
     if not is_there:
         raise ServiceError(
-            Problem("there is nothing at this path", str(path), "it may have been moved; open it again")
+            "there is nothing at this path", str(path), "it may have been moved; open it again"
         )
     found = _open_at(str(path), *_stamp(path))
     if found.subject.kind == "archive":
@@ -181,8 +160,6 @@ def engine_at(path: str, token: str, _made: Run | Archive | None = None) -> Run 
     ServiceError
         It cannot be opened.
     """
-    import inshrink_core
-
     if _made is not None:
         return _made
     require_inside(place_of(path_of(path)))
@@ -205,8 +182,6 @@ def _stamp(path: Path) -> tuple[int, int]:
 @st.cache_data(show_spinner=False, max_entries=256, ttl=_SECONDS_ELSEWHERE)
 def _seen_at(address: str) -> tuple[int, int]:
     """Return what changes with the objects at an address, and how many there are."""
-    from inshrink_core.archive.storage import object_at, storage_at
-
     with reported():
         found = list(storage_at(address).objects())
         if not found and address.count("/") > 2:  # a single file
@@ -219,9 +194,6 @@ def _seen_at(address: str) -> tuple[int, int]:
 @st.cache_resource(show_spinner=False, max_entries=16)
 def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
     """Open a run or an archive and read its headers; one that cannot be read is not cached."""
-    import inshrink_core
-    from inshrink_core.chain import Archive
-
     place = place_of(path_of(path))
     require_inside(place)
     stamp = files_stamp(place) if place.is_dir() else None
@@ -237,10 +209,7 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
         else:
             newest.append(engine)
             # Not the folder's time: measuring writes its cache into the folder.
-            files = " ".join(engine.identity(step) for step in engine.steps)
-            found = Opened(
-                _run_subject(engine, path_of(path)), hashlib.sha256(files.encode()).hexdigest(), stamp
-            )
+            found = Opened(_run_subject(engine, path_of(path)), run_content(engine), stamp)
     engine_at(path, found.token, engine)
     if stamp is not None and found.subject.kind == "run":
         keep_headers(found.subject, found.token, stamp)
@@ -285,6 +254,8 @@ def _run_subject(run: Run, path: Path) -> Subject:
         notes=tuple(run.notes),
         step_pattern="" if path == place else path.name,
         is_ordered=run.is_ordered,
+        directory=run.directory,
+        newest=run.path_of(run.steps[-1]) if run.steps else run.directory,
         log={name: tuple(series) for name, series in logged.items()},
     )
 
@@ -297,8 +268,6 @@ def _shown(run: Path, row: Skipped) -> tuple[str, str]:
 
 def _archive_subject(archive: Archive, path: Path) -> Subject:
     """Gather what the indexes of an archive tell."""
-    from inshrink_core.chain import chain_report, original_checks
-
     chain = dataclasses.replace(chain_report(archive), path=path)
     checks = original_checks(archive, archive.frames).text if archive.steps else ""
     return Subject(
@@ -333,8 +302,6 @@ def chain_of(text: str) -> ChainReport:
 @st.cache_resource(show_spinner=False, max_entries=128)
 def _chain_at(path: str, stamps: tuple[tuple[int, int], ...]) -> ChainReport:
     """Read the chain, as it was when these files had these times and sizes; what cannot be is not cached."""
-    from inshrink_core.chain import Archive, chain_report
-
     require_inside(path_of(path))
     with reported():
         return dataclasses.replace(chain_report(Archive.open(path)), path=path_of(path))
@@ -353,8 +320,6 @@ def listed_at(folder: Address) -> tuple[Address, ...]:
 
 @st.cache_data(show_spinner=False, max_entries=64, ttl=_SECONDS_ELSEWHERE)
 def _listed_at(folder: str) -> tuple[Address, ...]:
-    from inshrink_core.archive.storage import storage_at
-
     with reported():
         return tuple(Address(f"{folder}/{name}") for name in storage_at(folder).list(""))
 
@@ -377,8 +342,6 @@ def _archive_of_run(run: Subject) -> ChainReport | None:
 
 def step_pattern_of(shown: Subject) -> str:
     """Return the step pattern of a run, else one that suits its names; empty where none does."""
-    from inshrink_core.formats import preview_steps, suggest_step_pattern
-
     if shown.step_pattern:
         return shown.step_pattern
     with reported():
@@ -394,8 +357,6 @@ def steps_by_pattern(shown: Subject, pattern: str) -> tuple[NamedStep, ...]:
         The pattern is none with ``{step}``. Regular expressions are left to the command line: a hostile one,
         which may stand in a link, would never end.
     """
-    from inshrink_core.formats import preview_steps
-
     with_step_pattern(shown, pattern)
     with reported():
         return preview_steps(shown.place, pattern)
@@ -413,5 +374,5 @@ def with_step_pattern(shown: Subject, pattern: str) -> str:
         return str(shown.place)
     if "{step}" not in pattern or any(sign in pattern for sign in "/\\\0"):
         remedy = "write a whole name, with {step} for its number: model_ep{step}_*.pt"
-        raise ServiceError(Problem("this is no step pattern", pattern[:200].replace("\0", ""), remedy))
+        raise ServiceError("this is no step pattern", pattern[:200].replace("\0", ""), remedy)
     return str(shown.place / pattern)

@@ -6,16 +6,19 @@ import contextlib
 import json
 import logging
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import streamlit as st
+from inshrink_app.jobs import Job
 from inshrink_app.jobs.files import jobs_folder
-from inshrink_app.jobs.job import Job
-from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import ServiceError, Subject
 from inshrink_app.services.inside import reported
 from inshrink_app.services.jobs import all_jobs
 from inshrink_app.services.opening import resolve
+
+from inshrink_core.execution import ResultStore
+from inshrink_core.plugins import plugin, plugins
+from inshrink_core.samples import is_trusted_sample
 
 _log = logging.getLogger(__name__)
 
@@ -27,19 +30,11 @@ _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, Recur
 _FIGURES = ("excess", "excess_half_width", "noise", "ratio_weights", "ratio_total")
 
 
-class Training(NamedTuple):
-    """A shipped training, and what a rehearsal of it does by default."""
+def training_of(subject: Subject) -> Any:
+    """Return the shipped training of a run: of a bundled sample, known by its digest; None of others.
 
-    name: str
-    n_steps: int
-    n_saves: int
-    n_restores: int
-
-
-def training_of(subject: Subject) -> Training | None:
-    """Return the shipped training of a run: of a bundled sample, known by its digest; None of others."""
-    from inshrink_core.samples import is_trusted_sample
-
+    It is a task of the laboratory.
+    """
     with contextlib.suppress(ServiceError), reported():
         is_named = subject.kind == "run" and subject.name in trainings() and subject.path.is_dir()
         if is_named and is_trusted_sample(subject.path):
@@ -49,20 +44,15 @@ def training_of(subject: Subject) -> Training | None:
 
 def trainings() -> tuple[str, ...]:
     """Return the names of the shipped trainings."""
-    from inshrink_core.plugins import plugins
-
     return tuple(plugins("inshrink.tasks"))
 
 
 @st.cache_resource(show_spinner=False, max_entries=32)
-def training_named(name: str) -> Training | None:
+def training_named(name: str) -> Any:
     """Return a shipped training; None where it cannot be made here, as without an extra package."""
-    from inshrink_core.plugins import plugin
-
     point = plugin("inshrink.tasks", name)
     try:
-        task = None if point is None else point.load()()
-        return task and Training(name, task.n_steps, task.n_saves, task.n_restores)
+        return None if point is None else point.load()()
     except Exception as error:
         _log.info("the training %s cannot be made: %s", name, error)
     return None
@@ -73,12 +63,12 @@ def rehearsals_folder() -> Path:
     return jobs_folder().with_name("rehearsals")
 
 
-def finished_rehearsals(training: Training) -> tuple[Job, ...]:
+def finished_rehearsals(training: str) -> tuple[Job, ...]:
     """Return the rehearsals of a training that were finished, the newest first."""
     return tuple(
         job
         for job in all_jobs()
-        if job.work.topic == "rehearse" and job.state == "finished" and _asked(job).task == training.name
+        if job.work.topic == "rehearse" and job.state == "finished" and _asked(job).task == training
     )
 
 
@@ -102,7 +92,6 @@ def _asked(job: Job) -> Any:
 
 def _kept(folder: Path) -> tuple[dict[str, Any], ...]:
     """Return the reports in the folder of `inshrink rehearse -o`; what cannot be read is passed over."""
-    from inshrink_core.execution import ResultStore
 
     def parse(document: Any) -> dict[str, Any]:
         try:
@@ -159,27 +148,23 @@ def saved_rehearsals(text: str) -> tuple[dict[str, Any], ...]:
         found = _kept(path)
         if not found:
             raise ServiceError(
-                Problem(
-                    "there is no finished pair of trainings of a shipped task in this folder",
-                    str(path),
-                    "give the folder that `inshrink rehearse -o` was given, or a file of its --json",
-                )
+                "there is no finished pair of trainings of a shipped task in this folder",
+                str(path),
+                "give the folder that `inshrink rehearse -o` was given, or a file of its --json",
             )
         return found
     if not path.is_file():
-        raise ServiceError(Problem("there is nothing at this path", str(path), "give a file or a folder"))
+        raise ServiceError("there is nothing at this path", str(path), "give a file or a folder")
     try:
         return (checked(_read(path)),)
     except OSError as error:
-        raise ServiceError(Problem(f"it cannot be read: {error.strerror or error}", str(path))) from error
+        raise ServiceError(f"it cannot be read: {error.strerror or error}", str(path)) from error
     except _MALFORMED as error:
         raise ServiceError(
-            Problem(
-                "this is no rehearsal",
-                str(path),
-                "save one: inshrink rehearse TASK --json > rehearsal.json",
-                f"{type(error).__name__}: {error}",
-            )
+            "this is no rehearsal",
+            str(path),
+            "save one: inshrink rehearse TASK --json > rehearsal.json",
+            f"{type(error).__name__}: {error}",
         ) from error
 
 

@@ -9,14 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import streamlit as st
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Own, Work
-from inshrink_app.model.config import config_words, engine_settings
-from inshrink_app.model.measured import known_of
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, Own, Work
+from inshrink_app.model import Subject, config_words, engine_settings, known_of
 from inshrink_app.services.archives import archives_of
 from inshrink_app.services.comparing import compared
 from inshrink_app.services.evaluating import EvaluatorCode
@@ -32,14 +29,19 @@ from inshrink_app.services.jobs import (
 )
 from inshrink_app.services.opening import engine_at, opened
 
+from inshrink_core.chain import default_optimizer as of_engine
+from inshrink_core.chain.defaults import make_configs
+from inshrink_core.codec import make_codec
+from inshrink_core.codecs import compared_variants
+from inshrink_core.request import request_from_json
+from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
 from inshrink_core.text import percentage
 from inshrink_core.text import ratio as ratio_text
-
-if TYPE_CHECKING:
-    from inshrink_core.verbs.estimate import EstimateLevels, EstimateReport
-    from inshrink_core.verbs.search import Search
-    from inshrink_core.verbs.shared.measured import Known
-
+from inshrink_core.verbs.compare import CompareArchives
+from inshrink_core.verbs.compress import Compress
+from inshrink_core.verbs.estimate import EstimateLevels, EstimateReport, estimate
+from inshrink_core.verbs.search import Search
+from inshrink_core.verbs.shared.measured import Known
 
 _MEASURED = "measured.inshrink"
 """The archive of one configuration, that is compared and goes."""
@@ -178,11 +180,6 @@ class Searched:
         return None if limit is None or not shares else limit * statistics.median(shares)
 
 
-def newest_search(shown: Subject) -> Job | None:
-    """Return the last search on a run."""
-    return newest_job("allocate", "search", shown.path)
-
-
 def searched_before(shown: Subject, job: Job) -> Searched | None:
     """Return what the last finished search found, where the last of all did not finish; None for neither."""
     if job.is_running or job.state == "finished":
@@ -257,8 +254,6 @@ def limits_of(
     asked, told, rows
         The request, its report and its trials, as far as there are any.
     """
-    from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
-
     if "bounds" in told:
         bounds = {name: float(limit) for name, limit in told["bounds"].items() if limit is not None}
         return {name: limit for name, limit in bounds.items() if math.isfinite(limit)}
@@ -315,22 +310,17 @@ def _keeps(figures: Mapping[str, Any], limits: Mapping[str, float]) -> bool:
 
 def baselines_work(shown: Subject, steps: Sequence[int], judge: EvaluatorCode) -> Work:
     """Return the measuring of the baselines: a bench of codecs with everything held."""
-    from inshrink_core.codecs import compared_variants
-    from inshrink_core.request import request_from_json
-
     # The laboratory's verb is found by its name, as every verb that another package registers.
     codecs = ",".join(one.label for one in compared_variants().values())
     fields = {"run": str(shown.path), "codecs": codecs, "steps": list(steps), **judge.fields}
     kept: dict[str, Any] = {"output": Own("bench")}
     bench = replace(request_from_json({"verb": "bench", "fields": fields}), **kept)
-    of, more = (opened(str(shown.path)).token, judge.digest), {"page": "allocate", "topic": "baselines"}
-    return Work.asking([bench], shown=shown.path, of=of, trusted=judge.trusted, **more)
+    of = _measured_on(shown, judge)
+    return Work.asking([bench], shown.path, "allocate", "baselines", of=of, trusted=judge.trusted)
 
 
 def baselines(job: Job | None) -> tuple[SearchPoint, ...]:
     """Return the baselines as points, those measured so far; nothing is promised of them."""
-    from inshrink_core.codecs import compared_variants
-
     told = {row["codec"]: row for row in (() if job is None else job.told())}
     names = {one.label: name for name, one in compared_variants().items()}
     points = [
@@ -352,17 +342,14 @@ def measuring_work(
     shown: Subject, steps: Sequence[int], judge: EvaluatorCode, config: Mapping[str, Any]
 ) -> Work:
     """Return the measuring of one configuration: an archive is written with it, and compared."""
-    from inshrink_core.verbs.compare import CompareArchives
-    from inshrink_core.verbs.compress import Compress
-
     target, chosen, path = Own(_MEASURED), tuple(steps) or None, str(shown.path)
     given, codec = engine_settings(config), str(config["codec"])
     requests = (
         Compress(path, target, codec=codec, config=given or None, optimizer="drop", steps=chosen),
         CompareArchives((target,), path, steps=chosen, **judge.fields),
     )
-    of, more = _measured_on(shown, judge), {"page": "allocate", "topic": "measured", "scratch": (target,)}
-    return Work.asking(requests, shown=path, of=of, trusted=judge.trusted, **more)
+    more: dict[str, Any] = {"of": _measured_on(shown, judge), "scratch": (target,)}
+    return Work.asking(requests, path, "allocate", "measured", trusted=judge.trusted, **more)
 
 
 def _measured_on(shown: Subject, judge: EvaluatorCode) -> tuple[str, ...]:
@@ -470,13 +457,11 @@ def estimating_work(shown: Subject, steps: Sequence[int], codec: str, *, is_cali
     """
     of = (opened(str(shown.path)).token, "calibrated" if is_calibrated else "uncalibrated")
     request = estimate_levels(shown, steps, codec)
-    return Work.asking([request], shown=shown.path, page="allocate", topic="estimates", of=of)
+    return Work.asking([request], shown.path, "allocate", "estimates", of=of)
 
 
 def estimate_levels(shown: Subject, steps: Sequence[int], codec: str) -> EstimateLevels:
     """Return the request that estimates a codec from fine to coarse, tensor by tensor."""
-    from inshrink_core.verbs.estimate import EstimateLevels
-
     return EstimateLevels(
         str(shown.path), codec=codec, levels=_LEVELS, by_tensor=True, steps=chosen_steps(steps, shown.steps)
     )
@@ -493,16 +478,12 @@ def estimates(job: Job | None) -> tuple[SearchPoint, ...]:
 
 def codec_settings(codec: str) -> dict[str, Any]:
     """Return the settings of a codec with their defaults."""
-    from inshrink_core.codec import make_codec
-
     with reported():
         return make_codec(codec, None).settings()
 
 
 def default_optimizer(codec: str, config: Mapping[str, Any]) -> str:
     """Return how the engine stores optimizer state beside such weights where nobody says."""
-    from inshrink_core.chain import default_optimizer as of_engine
-
     with reported():
         return of_engine(codec, config)
 
@@ -515,8 +496,6 @@ def check_config(config: Mapping[str, Any]) -> None:
     ServiceError
         A setting that the codec does not have, or a value out of its range.
     """
-    from inshrink_core.chain.defaults import make_configs
-
     with reported():
         make_configs(str(config["codec"]), engine_settings(config))
 
@@ -553,8 +532,6 @@ def estimated(shown: Subject, steps: Sequence[int], config: Mapping[str, Any], k
 
 @st.cache_data(show_spinner=False, max_entries=256)
 def _estimated(path: str, token: str, steps: tuple[int, ...], config: str, known: int) -> EstimateReport:
-    from inshrink_core.verbs.estimate import estimate
-
     document = json.loads(config)
     run: Any = engine_at(path, token)
     settings = engine_settings(document)

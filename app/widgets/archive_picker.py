@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Subject
 from inshrink_app.widgets import fmt
+from inshrink_app.widgets.choices import one_of_many
 from inshrink_app.widgets.layout import section
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
-
+from inshrink_core.chain import ChainReport
 
 ARCHIVE = "archive"
 
@@ -22,20 +19,11 @@ _SETTINGS_WIDTH = 60
 
 def choose(shown: Subject) -> ChainReport | None:
     """Return the archive chosen among those of a run; None where it has none."""
-    choices = services.archives_of(shown)
-    if len(choices) < 2:
-        return choices[0] if choices else None
-    names = {str(one.path): one for one in choices}
-    wanted = state.choice(ARCHIVE, list(names), str(choices[0].path))
-    chosen = st.selectbox(
-        "Archive",
-        list(names),
-        index=list(names).index(wanted),
-        format_func=lambda path: choice_text(names[path]),
-        key="archive.choice",
-    )
-    state.publish(archive=str(chosen))
-    return names[str(chosen)]
+    there = {str(one.path): one for one in services.archives_of(shown)}
+    if len(there) < 2:
+        return next(iter(there.values()), None)
+    labels = {path: choice_text(one) for path, one in there.items()}
+    return there[one_of_many("archive", "Archive", ARCHIVE, labels, next(iter(there)))]
 
 
 def choice_text(one: ChainReport) -> str:

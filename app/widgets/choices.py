@@ -10,6 +10,9 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.widgets import fmt
 
+from inshrink_core.codec import get_codec, weight_codecs
+from inshrink_core.search.space import space_of
+
 
 def one_of_few(
     page: str,
@@ -37,8 +40,8 @@ def one_of_few(
         For what draws it.
     """
     widget = f"{page}.{key}"
-    labels = {name: fmt.inked(said) for name, said in options.items()}
-    named = labels if draw is st.segmented_control else options
+    is_inked = draw is st.segmented_control
+    named = {name: fmt.inked(said) for name, said in options.items()} if is_inked else options
     # None where a click takes back the answer, or comes before the first drawing has ended.
     if st.session_state.get(widget) not in options:
         st.session_state[widget] = state.choice(key, list(options), default)
@@ -67,7 +70,7 @@ def device(page: str) -> str:
 
 def engine(page: str, tip: str) -> tuple[str, int | None]:
     """Draw who does the work, and with how many workers, of which each does what the tip says."""
-    names = services.engines()
+    names = services.installed_engines()
     labels = {"threads": "Threads of one process", "processes": "Several processes", "ray": "Ray"}
     chosen = str(
         st.selectbox("Engine", names, format_func=lambda name: labels.get(name, name), key=f"{page}.engine")
@@ -98,8 +101,6 @@ def codec_labels(*, searched: bool = False) -> dict[str, str]:
     searched
         Only those that have something to search.
     """
-    from inshrink_core.codec import get_codec, weight_codecs
-
     kinds = {name: get_codec(name) for name in weight_codecs()}
     return {
         name: kind.label or name for name, kind in kinds.items() if kind.tuning is not None or not searched
@@ -108,15 +109,11 @@ def codec_labels(*, searched: bool = False) -> dict[str, str]:
 
 def strategies(codec: str) -> tuple[str, ...]:
     """Return the strategies that search a codec."""
-    from inshrink_core.search.space import space_of
-
     return ("auto", *space_of(codec).STRATEGIES)
 
 
 def ask_for_knob(codec: str, page: str) -> dict[str, Any]:
     """Draw the knob of a codec on a page and return its settings; nothing where it has none."""
-    from inshrink_core.codec import get_codec
-
     kind = get_codec(codec)
     if kind.tuning is None:
         return {}

@@ -8,8 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import streamlit as st
 from inshrink_app import state
-from inshrink_app.jobs.printed import python_text, shell_text
-from inshrink_app.jobs.work import Requests
+from inshrink_app.jobs import Requests, python_text, shell_text
 from inshrink_app.widgets.layout import folded, section
 
 
@@ -76,6 +75,13 @@ class Next(NamedTuple):
     widgets: Mapping[str, Any] = _NOTHING
 
 
+ALLOCATE: Final = Next(
+    "Give layers their bits: Allocate", "allocate", "More bits or fewer, and what that costs."
+)
+ARCHIVE: Final = Next("Open the archive", "archive", "Its chain, its checksums, and what can go.")
+COMPARE: Final = Next(
+    "Is it good enough? Restore & compare", "compare", "Measures what a restore really costs, step by step."
+)
 EXPORT: Final = Next("Write an archive: Export", "export", "All steps, a range, or one for transfer.")
 
 

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.jobs.printed import python_text, shell_text
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import python_text, shell_text
+from inshrink_app.model import Subject
 from inshrink_app.server.recent import is_trusted, trust
 from inshrink_app.server.roots import Address
 from inshrink_app.services import EvaluatorCode
 from inshrink_app.widgets import fmt, job_card
 from inshrink_app.widgets.layout import answer, facts, folded
+
+from inshrink_core.evaluate.template import guess_task
+from inshrink_core.verbs.evaluate import MakeEvaluator
 
 _OTHER = "evaluator.other"
 _OF = "evaluator.of"
@@ -106,7 +109,7 @@ def _find(original: Subject) -> EvaluatorCode | None:
 
 def _make(original: Subject) -> None:
     """Offer to write an evaluator to begin with; nothing is executed."""
-    guess = services.guessed_task(original)
+    guess = guess_task(original.tensors)
     st.caption(fmt.markdown(f"Guessed from names and shapes: {guess.why}. It reads {guess.inputs}."))
     task = st.selectbox(
         "Task",
@@ -126,7 +129,7 @@ def _make(original: Subject) -> None:
             st.session_state[_MADE] = str(made.output)
             st.rerun()
     st.caption("Then fill in what is marked TODO, in your own editor, trust it here and try it on one step.")
-    request = services.evaluator_template(original, target, task, model, replace=bool(replace))
+    request = MakeEvaluator(str(original.path), target, task=task, model=model or None, force=bool(replace))
     st.code(shell_text([request]), language=None, wrap_lines=True)
     st.code(python_text([request]), language=None, wrap_lines=True)
 

@@ -16,6 +16,8 @@ from inshrink_app.theme import CATEGORICAL, GAP
 from inshrink_app.widgets import fmt
 from numpy.typing import NDArray
 
+from inshrink_core.analysis.thinning import thinned
+
 CONFIG: Mapping[str, object] = {
     "displaylogo": False,
     "scrollZoom": False,
@@ -349,8 +351,6 @@ def log_figure(
     legends
         Titles tell the metrics of a panel apart; else they are its name.
     """
-    from inshrink_core.analysis.thinning import thinned
-
     figure, titles = go.Figure(), []
     for place, (group, members) in enumerate(groups.items()):
         titles.append(_legend(members) if legends else fmt.html(fmt.elided(group, _NAME_WIDTH)))

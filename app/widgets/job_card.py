@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Work
+from inshrink_app.jobs import Job, Work
 from inshrink_app.model import measured
 from inshrink_app.widgets import fmt, problem
 from inshrink_app.widgets.layout import answer, section
@@ -86,7 +85,7 @@ def progress(job: Job) -> None:
 
 def _queued_text(job: Job) -> str:
     """Say how long the queue is before a job."""
-    place = services.place_in_queue(job)
+    place = services.registry().place(job)
     if place is None:
         return "Queued" if not job.is_elsewhere else "Queued by another explorer"
     before = f"{fmt.counted(place - 1, 'job')} before it, after" if place > 1 else "next, after"

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import state
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import ASK_ABOVE_BYTES
+from inshrink_app.model import ASK_ABOVE_BYTES, ServiceError
 from inshrink_app.widgets import fmt, problem
 from inshrink_app.widgets.figures import CONFIG, CURVE_PARTS, log_figure
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import pandas as pd
 import streamlit as st
-from inshrink_app.widgets import fmt
+from inshrink_app import services
+from inshrink_app.widgets import fmt, quality
 
 from inshrink_core.text import csv_cell
 
@@ -67,7 +68,7 @@ def show(
     wide
         Columns of long text.
     helps
-        What stands behind a heading.
+        What stands behind a heading, but for those that many tables have.
     columns
         Columns with a look of their own.
     hidden
@@ -79,10 +80,9 @@ def show(
     """
     drawn = table.drop(columns=list(hidden))
     drawn = drawn if most is None else drawn.head(most)
-    forms = {**_USUAL, **(formats or {})}
+    forms, tips = {**_USUAL, **(formats or {})}, {**quality.HELPS, **(helps or {})}
     looks = {
-        name: _column(drawn, name, forms.get(name), (helps or {}).get(name), name in wide)
-        for name in drawn.columns
+        name: _column(drawn, name, forms.get(name), tips.get(name), name in wide) for name in drawn.columns
     }
     looks |= columns or {}
     bare(drawn, looks, alt, **more)
@@ -188,6 +188,12 @@ def table_buttons(table: pd.DataFrame | Callable[[], pd.DataFrame], stem: str) -
     )
 
 
-def file_link(label: str, url: str, nbytes: int) -> None:
-    """Offer a file of any size, which the server streams from disk."""
-    st.link_button(f"{label} ({fmt.size(nbytes)})", url, icon=":material/download:")
+def download(path: Path) -> None:
+    """Offer a file of any size, which the server streams from disk; say so where it cannot be fetched."""
+    offered = services.download_url(path)
+    if offered is None:
+        st.caption("It is not there any more, or lies outside of the folders that the explorer may see.")
+        return
+    url, nbytes = offered
+    label = f"Download {fmt.markdown(path.name)} ({fmt.size(nbytes)})"
+    st.link_button(label, url, icon=":material/download:")

@@ -11,6 +11,7 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import state
 from inshrink_app.widgets import fmt, listing
+from inshrink_app.widgets.choices import one_of_few
 
 LAYER_TYPE, BLOCK, TENSOR = "layer_type", "block", "tensor"
 """Levels beside those that are numbers: by kind, the modules that hold tensors, and tensors."""
@@ -190,21 +191,9 @@ def level_slider(page: str, names: Sequence[str], *, types: bool = True) -> str:
     options = levels(names) if types else levels(names)[1:]
     if len(options) == 1:
         return options[0]
-    widget = f"{page}.level"
-    if st.session_state.get(widget) not in options:
-        st.session_state[widget] = state.choice(state.BY, options, default_level(tuple(names)))
-    chosen = str(
-        st.select_slider(
-            "Rows",
-            options,
-            key=widget,
-            format_func=lambda level: _LEVELS.get(level, f"Modules {level}"),
-            help=_LEVELS_HELP,
-            width=240,
-        )
-    )
-    state.publish(**{state.BY: chosen})
-    return chosen
+    labels = {level: _LEVELS.get(level, f"Modules {level}") for level in options}
+    usual = default_level(tuple(names))
+    return one_of_few(page, "Rows", state.BY, labels, usual, _LEVELS_HELP, st.select_slider, width=240)
 
 
 def labels(nodes: Sequence[Node]) -> list[str]:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 import streamlit as st
-from inshrink_app.model.problem import Problem
+from inshrink_app.model import Problem
 from inshrink_app.widgets import fmt
 
 _MOST_NAMED = 10

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from inshrink_app.model.measured import known_of, when
+from inshrink_app.model import known_of, when
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.layout import Fact
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
-    from inshrink_core.verbs.shared.measured import Known
-
+from inshrink_core.chain import ChainReport, is_exact
+from inshrink_core.errors import InshrinkError
+from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds, Figures
+from inshrink_core.verbs.shared.measured import Known
 
 NATS: Final = (
     "Divergence: how far the restored model's predictions are from the original's, the mean "
@@ -31,30 +31,28 @@ PROXY: Final = (
 DAMAGE: Final = "What rounding is expected to cost, by the proxy: the weighted squared error, of all layers."
 RATIO: Final = "Raw bytes of everything that is stored, optimizer state included, over bytes of the archive."
 
+BOUND: Final = fmt.percent(DEFAULT_MAX_RESTORE_COST)
+"""What a restore may cost by default, as a share of the loss."""
+
+TIP: Final = (
+    "How much the training loss is expected to rise right after a restore, relative to the loss. An "
+    f"archive promises at most {BOUND} where an evaluator is given and no other bound."
+)
+HELPS: Final = {
+    **dict.fromkeys(("divergence", "largest divergence"), NATS),
+    **dict.fromkeys(("restore cost", "restore_cost"), TIP),
+    "restore gain": GAIN,
+    "restore noise": NOISE,
+}
+"""What stands behind the headings of tables."""
+
 NOT_KNOWN = "not known without an evaluator that runs"
 
 
 def is_over(cost: float | None) -> bool:
     """Return whether a restore costs more than archives promise by default."""
-    from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds, Figures
-
     bounds = Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
     return cost is not None and not bounds.judge(Figures(restore_cost=cost)).kept
-
-
-def bound_text() -> str:
-    """Return what a restore may cost by default, as a share of the loss."""
-    from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
-
-    return fmt.percent(DEFAULT_MAX_RESTORE_COST)
-
-
-def tip() -> str:
-    """Return what stands behind every restore cost."""
-    return (
-        "How much the training loss is expected to rise right after a restore, relative to the loss. An "
-        f"archive promises at most {bound_text()} where an evaluator is given and no other bound."
-    )
 
 
 def known_facts(one: Known, n_steps: int | None = None) -> list[Fact]:
@@ -75,11 +73,11 @@ def known_facts(one: Known, n_steps: int | None = None) -> list[Fact]:
         about = f"Measured before the last change, {when(one.at)}: measure it again."
     old = "" if one.is_current else "before the last change"
     if dearest is None:
-        cost: Fact = ("Restore cost", "–", "the evaluator returns no loss", tip())
+        cost: Fact = ("Restore cost", "–", "the evaluator returns no loss", TIP)
     else:
-        said = f"above {bound_text()}, " if is_over(dearest.restore_cost) else ""
+        said = f"above {BOUND}, " if is_over(dearest.restore_cost) else ""
         said += old or f"of the loss, measured on {on}"
-        cost = ("Restore cost", fmt.percent(dearest.restore_cost), said, f"{about} {tip()}")
+        cost = ("Restore cost", fmt.percent(dearest.restore_cost), said, f"{about} {TIP}")
     if worst is None:
         return [cost]
     share = one.granularity
@@ -119,19 +117,16 @@ def size_facts(chain: ChainReport, device: str = "") -> list[Fact]:
 
 def archive_facts(archive: ChainReport) -> list[Fact]:
     """Return the figures of an archive: exact, or as they were measured last."""
-    from inshrink_core.chain import is_exact
-    from inshrink_core.errors import InshrinkError
-
     try:
         exact = is_exact(archive.codec, archive.config) and archive.optimizer in ("exact", "drop")
     except InshrinkError:  # written by a codec that is not installed
         exact = False
     if exact and not archive.overrides:
-        return [("Restore cost", "none", "exact: every bit of the weights", tip())]
+        return [("Restore cost", "none", "exact: every bit of the weights", TIP)]
     found = known_of(archive)
     if found is not None:
         return known_facts(found, len(archive.steps))
     if archive.predicted is not None:
         cost = fmt.percent(archive.predicted.restore_cost)
-        return [("Restore cost", f"≤ {cost}", "predicted, not measured; compare it", tip())]
-    return [("Restore cost", "–", "not measured; compare it", tip())]
+        return [("Restore cost", f"≤ {cost}", "predicted, not measured; compare it", TIP)]
+    return [("Restore cost", "–", "not measured; compare it", TIP)]

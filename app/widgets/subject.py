@@ -8,8 +8,7 @@ from typing import Final, NamedTuple
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.roots import Address
 from inshrink_app.services.headers import files_stamp
 from inshrink_app.widgets import fmt, problem
@@ -158,14 +157,10 @@ def _watch(shown: Subject) -> None:
         "Watch",
         is_on(),
         key=_CONTROL,
-        on_change=_switched,
+        # The widget's own value goes with its page.
+        on_change=lambda: st.session_state.update({_SWITCH: st.session_state[_CONTROL]}),
         help="New checkpoints appear by themselves, here and on the other page that has this switch.",
     )
-
-
-def _switched() -> None:
-    """Remember the switch for other pages; the widget's own value goes with its page."""
-    st.session_state[_SWITCH] = st.session_state[_CONTROL]
 
 
 @st.fragment(run_every=_SECONDS)

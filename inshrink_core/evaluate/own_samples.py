@@ -70,18 +70,8 @@ def prepare(run: Run) -> Prepared:
     MissingExtraError
         `transformers` is not installed.
     """
-    from inshrink_core.formats.disk import parse_json
-
     last = run.steps[-1]
-    path = _config_of(run)
-    try:
-        read = parse_json(read_regular(at_hand(path), _MOST_CONFIG_BYTES), str(path))
-    except (OSError, DamagedError) as error:
-        raise InputError(f"it cannot be read ({error})", where=str(path)) from error
-    config: dict[str, Any] = read if isinstance(read, dict) else {}
-    name = _architecture(config, path)
-    if importlib.util.find_spec("transformers") is None:
-        raise MissingExtraError("transformers", "hf")
+    name, config = model_of(run.path_of(last), run.directory)
 
     def write(folder: Path) -> None:
         own = {key: value for key, value in config.items() if key not in _IGNORED}
@@ -91,9 +81,30 @@ def prepare(run: Run) -> Prepared:
     return Prepared(f"{run.identity(last)} {name}", write)
 
 
-def _config_of(run: Run) -> Path:
-    last = run.path_of(run.steps[-1])
-    folders = (last if last.is_dir() else last.parent, run.directory)
+def model_of(last: Path, directory: Path) -> tuple[str, dict[str, Any]]:
+    """Return the class of a run's model and its configuration, as they lie by its last checkpoint.
+
+    Raises
+    ------
+    InputError, MissingExtraError
+        As `prepare` does.
+    """
+    from inshrink_core.formats.disk import parse_json
+
+    path = _config_of(last, directory)
+    try:
+        read = parse_json(read_regular(at_hand(path), _MOST_CONFIG_BYTES), str(path))
+    except (OSError, DamagedError) as error:
+        raise InputError(f"it cannot be read ({error})", where=str(path)) from error
+    config: dict[str, Any] = read if isinstance(read, dict) else {}
+    name = _architecture(config, path)
+    if importlib.util.find_spec("transformers") is None:
+        raise MissingExtraError("transformers", "hf")
+    return name, config
+
+
+def _config_of(last: Path, directory: Path) -> Path:
+    folders = (last if last.is_dir() else last.parent, directory)
     for folder in folders:
         path = folder / _CONFIG
         if path.is_file() and not path.is_symlink():

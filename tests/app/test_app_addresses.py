@@ -11,6 +11,7 @@ from inshrink_app.jobs.work import Work
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.server import roots
 from inshrink_app.server.roots import Address, OutsideRootsError, path_of
+from inshrink_app.services import jobs as job_services
 from streamlit.testing.v1 import AppTest
 
 from inshrink_core import verbs
@@ -175,13 +176,11 @@ def test_a_job_about_an_address_that_is_not_allowed_any_more_is_not_shown(
 def test_keys_of_stores_are_given_only_to_jobs_that_name_an_allowed_address(
     bucket: MemoryStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from inshrink_core.execution import process
-
     started: list[dict[str, str]] = []
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hushhush")
     monkeypatch.setenv("https_proxy", "http://proxy")
     monkeypatch.setattr(
-        process, "start_python", lambda *words, environment, **more: started.append(environment)
+        job_services, "start_python", lambda *words, environment, **more: started.append(environment)
     )
     asked = root / "request.json"
     for path, is_given in {

@@ -72,6 +72,15 @@ def test_a_page_that_rebinds_its_name_to_this_computer_gets_no_session(address: 
     assert answers == {host: b"101", "evil.example": b"403"}
 
 
+BELOW = """() => {
+    const box = name => document.querySelector(name).getBoundingClientRect();
+    const picture = box(".st-key-heatmap"), inside = box(".st-key-drill-histogram");
+    const table = box(".st-key-sensitivity-table");
+    return picture.width > 600 && inside.top >= picture.bottom && table.top >= inside.bottom;
+}"""
+"""On a narrow screen the heatmap has the width of the page; the inside of a tensor and the table follow."""
+
+
 def click(page: Any, place: tuple[float, float]) -> tuple[str, int]:
     """Click into the heatmap; return layer and step once the address names them."""
     before = page.url
@@ -137,6 +146,7 @@ def test_three_clicks_look_inside_and_keep_mark_and_zoom_and_their_link_shows_th
     assert other.get_by_test_id("stMetricValue").all_inner_texts() == facts
     assert other.evaluate(MARKED)
     assert other.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    wait_for(other, BELOW)
     assert other.evaluate(FAINT) == []
     assert layer in other.get_by_role("combobox", name="Find a tensor").input_value()
     # The search box moves heatmap, address and inside together.

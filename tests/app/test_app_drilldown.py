@@ -318,7 +318,7 @@ def test_two_steps_are_compared_with_the_largest_change_first(run: Path) -> None
     assert (app.query_params["view"], app.query_params["a"]) == ("diff", "10")
     button(app, "Swap").click().run()
     assert (app.query_params["a"], app.query_params["b"]) == ("20", "10")
-    app.selectbox(key="steps.a").set_value(10).run()
+    app.selectbox(key="steps.a").set_value("10").run()
     assert "Choose two different steps" in texts(app)
 
 
@@ -439,7 +439,7 @@ def test_a_huge_model_is_shown_by_module_and_opened_step_by_step(
     button(app, "Close this module").click().run()
     assert not app.exception
     assert len(app.dataframe[0].value) == 1 + 400
-    app.select_slider(key="control.level").set_value("tensor").run()
+    app.select_slider(key="control.by").set_value("tensor").run()
     assert not app.exception
     assert app.query_params["by"] == "tensor"
     assert len(app.dataframe[0].value) == 1 + 400 + 800 - 2, "what was closed by hand stays so"
@@ -490,7 +490,7 @@ def test_loading_ahead_opens_the_run_and_reads_no_weight_of_it(
     ahead._load_ahead(shown)
     assert drilldown.engine_of(shown)[0] is engine
     assert engine.bytes_read == headers
-    assert tried == [str(services.samples()[0].path)]
+    assert tried == [str(services.samples()[0])]
 
 
 def test_codecs_are_tried_on_the_sample() -> None:

@@ -162,21 +162,3 @@ def test_only_what_was_dropped_is_removed(root: Path) -> None:
     with pytest.raises(ServiceError, match="nothing was dropped"):
         services.forget_dropped(run)
     assert run.exists()
-
-
-def test_the_list_of_what_was_dropped_is_read_once_until_it_changes(
-    checkpoints: list[tuple[str, bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = drop(checkpoints[0])
-    monkeypatch.setattr(dropping, "_SETTLED_NS", 0)
-    reads = []
-    listed = dropping._listed
-    monkeypatch.setattr(dropping, "_listed", lambda folder: reads.append(folder) or listed(folder))
-    assert (
-        [one.path for one in services.dropped()] == [one.path for one in services.dropped()] == [first.path]
-    )
-    assert len(reads) == 1
-    drop(checkpoints[1])
-    assert len(services.dropped()) == 2
-    services.forget_dropped(services.dropped()[0].folder)
-    assert len(services.dropped()) == 1

@@ -104,9 +104,7 @@ def test_an_engine_that_is_installed_can_be_chosen_with_a_number_of_workers(
     archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for installed in (("threads", "processes"), ("threads", "processes", "ray")):
-        monkeypatch.setattr(
-            "inshrink_core.execution.engines.installed_engines", lambda found=installed: found
-        )
+        monkeypatch.setattr(services, "installed_engines", lambda found=installed: found)
         app = explorer("export", run=str(archived), codec="lossless")
         assert len(app.selectbox(key="export.engine").options) == len(installed)
     assert not [box for box in app.number_input if box.label == "Workers"]

@@ -225,7 +225,7 @@ def test_sizes_that_were_judged_are_told_as_the_most_it_takes(archived: Path, jo
     jobs.answers["estimate"] = goals(basis="judged", restore_cost=0.0012)
     app = explorer("overview", run=str(archived))
     told = {metric.value: (metric.label, metric.delta) for metric in app.metric}
-    assert told["500 kB"] == ("10.0 MB become at most about", "20.0× smaller or more")
+    assert told["500 kB"] == ("10.0 MB become at most", "20.0× smaller or more")
 
 
 @pytest.mark.usefixtures("asked_for")

@@ -7,18 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
-from inshrink_app.jobs.job import Job
-from inshrink_app.model.config import engine_settings
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job
+from inshrink_app.model import ServiceError, Subject, engine_settings
 from inshrink_app.services import Edit, EvaluatorCode, Searched
 from inshrink_app.services.inside import reported
 from inshrink_app.services.searching import SearchPoint, codec_settings, estimated
 from inshrink_app.widgets import fmt
 
+from inshrink_core.chain.config import assigned, assignments
+from inshrink_core.chain.defaults import make_chain_config
+from inshrink_core.checkpoint import TensorSpec
+from inshrink_core.codec import Knob, get_codec
+from inshrink_core.errors import InputError
+
 if TYPE_CHECKING:
-    from inshrink_core.checkpoint import TensorSpec
-    from inshrink_core.codec import Knob
     from inshrink_core.search.rates import Predicted, Rates
 
 
@@ -144,8 +146,6 @@ def calibration(board: Board, rates: Rates) -> str:
 
 def number_of(codec: str) -> Knob | None:
     """Return the one number that a codec is turned by; None of a codec without, or with several settings."""
-    from inshrink_core.codec import get_codec
-
     with reported():
         tuning = get_codec(codec).tuning
     return tuning.knob if tuning is not None and tuning.knob.within is not None else None
@@ -166,7 +166,6 @@ def rates(shown: Subject, job: Job | None, codec: str) -> Rates | None:
 
 @st.cache_resource(show_spinner=False, max_entries=8)
 def _rates(job_id: str, path: str, setting: str, _job: Job, _specs: Sequence[TensorSpec]) -> Rates | None:
-    from inshrink_core.errors import InputError
     from inshrink_core.search.rates import rates_of
 
     try:
@@ -241,9 +240,6 @@ def allocation_of(shown: Subject, config: Mapping[str, Any], keys: Sequence[str]
     ServiceError
         The configuration asks for what the codec does not have.
     """
-    from inshrink_core.chain.config import assigned
-    from inshrink_core.chain.defaults import make_chain_config
-
     number = number_of(str(config["codec"]))
     if number is None:
         raise ValueError("a codec of several settings has no number to allocate")
@@ -271,8 +267,6 @@ def with_allocation(
     -----
     The number that most of the values have becomes that of all, and the rest are overrides.
     """
-    from inshrink_core.chain.config import assignments
-
     number = number_of(str(config["codec"]))
     if number is None:
         raise ValueError("a codec of several settings has no number to allocate")

@@ -10,12 +10,9 @@ from uuid import uuid4
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.job import Job
+from inshrink_app.jobs import Job
+from inshrink_app.model import Problem, ServiceError, Subject, toml_text, when
 from inshrink_app.model import config as search_config
-from inshrink_app.model.config import toml_text
-from inshrink_app.model.measured import when
-from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.model.subject import Subject
 from inshrink_app.pages.allocate.allocating import Board
 from inshrink_app.services import Edit
 from inshrink_app.widgets import fmt, listing, problem
@@ -35,12 +32,6 @@ def pick(place: object) -> None:
         st.session_state[_PICKED] = place
 
 
-def _picked(n_points: int) -> int | None:
-    """Return the point that was picked since this was asked last; None for none."""
-    place = st.session_state.pop(_PICKED, None)
-    return place if isinstance(place, int) and 0 <= place < n_points else None
-
-
 def current(board: Board, job: Job | None) -> Edit:
     """Return what is in the editor; a point that was picked, or the best of a new search, goes into it first.
 
@@ -55,11 +46,13 @@ def current(board: Board, job: Job | None) -> Edit:
         first = list(services.codec_settings(board.codec).items())[:1]
         edit = Edit(str(shown.path), {"codec": board.codec, "settings": dict(first)})
         st.session_state[_EDIT] = edit
-    place = _picked(len(points))
-    if place is not None and points[place].config:
-        edit.load(points[place])
-        _say_loaded(points[place].name or points[place].label)
-    elif place is not None:
+    place = st.session_state.pop(_PICKED, -1)
+    point = points[place] if 0 <= place < len(points) else None
+    if point is not None and point.config:
+        edit.load(point)
+        label = fmt.markdown(fmt.elided(point.name or point.label, _LABEL_WIDTH))
+        st.toast(f"Loaded: {label}. Undo goes back.", icon=":material/upload:")
+    elif point is not None:
         st.toast("Each step of this archive has settings of its own: there is no single configuration.")
     best = board.found.best
     is_new = job is not None and job.state == "finished" and job.job_id != edit.searched
@@ -68,11 +61,6 @@ def current(board: Board, job: Job | None) -> Edit:
         edit.load(best)
     _keep(edit)
     return edit
-
-
-def _say_loaded(name: str) -> None:
-    label = fmt.markdown(fmt.elided(name, _LABEL_WIDTH))
-    st.toast(f"Loaded: {label}. Undo goes back.", icon=":material/upload:")
 
 
 def _owner() -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import streamlit as st
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Subject
 from inshrink_app.widgets import quality
 from inshrink_app.widgets.choices import (
     codec_labels,
@@ -18,8 +18,8 @@ from inshrink_app.widgets.choices import (
     strategies,
 )
 
-if TYPE_CHECKING:
-    from inshrink_core.verbs.search import Search
+from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, DEFAULT_MAX_RESTORE_COST
+from inshrink_core.verbs.search import Search
 
 _GOALS = {"restore_cost": "Restore cost", "drop": "Drop", "divergence": "Divergence", "ratio": "Ratio"}
 _WHICH = {"all": "All steps", "recent": "The last 8", "range": "A range"}
@@ -40,8 +40,6 @@ _STRATEGY_HELP = (
 
 def show(shown: Subject, before: tuple[int, ...]) -> Search:
     """Draw the controls and return what they ask for; by default on the steps of the search before."""
-    from inshrink_core.verbs.search import Search
-
     goal = one_of_few("search", "Bound", _GOAL, _GOALS, "restore_cost")
     fields = _limits(goal)
     names = codec_labels(searched=True)
@@ -69,8 +67,6 @@ def show(shown: Subject, before: tuple[int, ...]) -> Search:
 
 def _limits(goal: str) -> dict[str, Any]:
     """Draw the limit that counts; return it by the engine's name for it."""
-    from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
-
     if goal == "restore_cost":
         tip = "How much the loss may be expected to rise when training goes on from a restored step."
         return {"max_restore_cost": _percent("Restore cost allowed, %", DEFAULT_MAX_RESTORE_COST, goal, tip)}
@@ -93,8 +89,6 @@ def _percent(label: str, usual: float, goal: str, tip: str) -> float:
 
 def _beside() -> float | None:
     """Draw the divergence that is bound together with the drop; None leaves it to the engine."""
-    from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
-
     besides = {"default": f"{DEFAULT_MAX_DIVERGENCE:g} nats", "own": "Another", "none": "None"}
     chosen = one_of_few(
         "search",
@@ -114,8 +108,6 @@ def _beside() -> float | None:
 
 def _divergence(key: str) -> float:
     """Draw a bound on the divergence."""
-    from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
-
     return st.number_input(
         "Divergence allowed, nats",
         0.0,

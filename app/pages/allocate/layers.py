@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Subject
 from inshrink_app.pages.allocate import allocating
 from inshrink_app.pages.allocate.allocating import Board
 from inshrink_app.services import Edit
@@ -130,7 +130,7 @@ def show_numbers(board: Board) -> None:
         ),
     ]
     if numbers.restore_cost is not None:
-        drawn.append(("Restore cost", fmt.percent(numbers.restore_cost), "measured", quality.tip()))
+        drawn.append(("Restore cost", fmt.percent(numbers.restore_cost), "measured", quality.TIP))
     facts(drawn)
     if board.beyond:
         st.warning(f"Beyond the bound on the {board.beyond}, {numbers.basis}.", icon=":material/warning:")

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.job import Job
+from inshrink_app.jobs import Job
 from inshrink_app.pages.allocate import editor
 from inshrink_app.pages.allocate.allocating import Board, calibration, weight_bytes
 from inshrink_app.pages.allocate.figure import Here, Marks, allocation_figure, clicked_point
@@ -67,10 +67,14 @@ def _draw(board: Board) -> None:
     text = f"Bound {fmt.percent(limit) if figure == 'drop' else f'{fmt.value(limit or 0)} nats'}"
     if figure == "divergence" and (cost := board.found.limits.get("restore_cost")) is not None:
         text = f"Restore cost {fmt.percent(cost)}"
+    told = board.numbers
+    here = Here(None, None)
+    if told is not None:
+        here = Here(told.ratio_weights, getattr(told, figure), told.basis == "measured")
     drawn = allocation_figure(
         points,
         board.rates,
-        _here(board, figure),
+        here,
         figure,
         Marks(limit, text, board.found.default_ratio, board.found.target_ratio),
         weight_bytes(board.shown) * max(1, len(board.steps)),
@@ -85,14 +89,6 @@ def _draw(board: Board) -> None:
         selection_mode=("points",),
     )
     st.caption(" ".join(_said(board, figure)), help=quality.NATS if figure == "divergence" else None)
-
-
-def _here(board: Board, figure: str) -> Here:
-    """Return the large point."""
-    told = board.numbers
-    if told is None:
-        return Here(None, None)
-    return Here(told.ratio_weights, getattr(told, figure), told.basis == "measured")
 
 
 def _against(known: Sequence[str]) -> str:
@@ -156,12 +152,6 @@ def show_points(board: Board) -> None:
         "search",
         alt="Configurations with ratio, worst drop, largest divergence and restore gain",
         formats={"restore gain": "%.3f"},
-        helps={
-            "divergence": quality.NATS,
-            "restore cost": quality.tip(),
-            "restore gain": quality.GAIN,
-            "restore noise": quality.NOISE,
-        },
         key=_TABLE,
         on_select=_row_chosen,
         selection_mode="single-row",

@@ -6,14 +6,12 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.page import Page
-from inshrink_app.model.subject import ASK_ABOVE_BYTES, Subject
+from inshrink_app.jobs import Job, Work
+from inshrink_app.model import ASK_ABOVE_BYTES, Page, Subject
 from inshrink_app.pages.allocate import allocating, editor, form, layers, picture
 from inshrink_app.pages.allocate.allocating import Board
 from inshrink_app.services import Edit, EvaluatorCode, Searched
@@ -21,8 +19,9 @@ from inshrink_app.widgets import ending, evaluator_consent, fmt, job_card, subje
 from inshrink_app.widgets.choices import codec_labels, one_of_few
 from inshrink_app.widgets.layout import answer, section
 
-if TYPE_CHECKING:
-    from inshrink_core.verbs.search import Search
+from inshrink_core.codec import DEFAULT_CODEC
+from inshrink_core.verbs.compress import Compress
+from inshrink_core.verbs.search import Search
 
 _MEASURING = "allocate.measuring"
 _BOUNDS = ("max_drop", "max_divergence", "max_restore_cost", "evaluator", "trust_run")
@@ -38,7 +37,8 @@ def render() -> None:
         _archive(shown)
         return
     linked = services.linked_job(state.choice_text("job"), "allocate", shown.path)
-    job = linked if linked is not None and linked.verb == "search" else services.newest_search(shown)
+    job = linked if linked is not None and linked.verb == "search" else None
+    job = job or services.newest_job("allocate", "search", shown.path)
     with st.container(border=True):
         request, judge, trusted = _controls(shown, job)
         board = _board(shown, request, job, judge if trusted else None)
@@ -49,14 +49,8 @@ def render() -> None:
     if job is not None:
         job_card.log(job)
     _snippet(shown, request, judge, by_step=board.found.is_best_by_step)
-    ending.offer(
-        ending.Next(
-            "Write an archive: Export", "export", "With the configuration that you applied, if you did."
-        ),
-        ending.Next(
-            "Is it good enough? Restore & compare", "compare", "What a restore of an archive really costs."
-        ),
-    )
+    applied = "With the configuration that you applied, if you did."
+    ending.offer(ending.EXPORT._replace(why=applied), ending.COMPARE)
 
 
 def _controls(shown: Subject, job: Job | None) -> tuple[Search, EvaluatorCode | None, bool]:
@@ -93,8 +87,8 @@ def _controls(shown: Subject, job: Job | None) -> tuple[Search, EvaluatorCode | 
         ):
             state.clicked()
             trusted_code = judge.trusted if judge is not None else ""
-            more = {"page": "allocate", "topic": "search", "trusted": trusted_code}
-            state.publish(job=services.start_job(Work.asking([request], shown=shown.path, **more)).job_id)
+            work = Work.asking([request], shown.path, "allocate", "search", trusted=trusted_code)
+            state.publish(job=services.start_job(work).job_id)
             st.rerun()
     if job is not None and is_running:
         job_card.running(job)
@@ -122,7 +116,9 @@ def _board(shown: Subject, request: Search, job: Job | None, judge: EvaluatorCod
         n_left_out = len(searched.points) if searched.steps != steps else 0
         found = found if n_left_out else searched
     own = () if judge is None else services.measured_configs(shown, steps, judge, found)
-    published = () if judge is None else services.baselines(_baselines(shown, steps, judge))
+    published: tuple[services.SearchPoint, ...] = ()
+    if judge is not None:
+        published = services.baselines(services.job_of(services.baselines_work(shown, steps, judge)))
     archives = services.measured_archives(shown, judge, steps)
     # The archive that has what was found for each step is drawn once.
     ratios = {fmt.ratio(one.ratio) for one in archives if not one.config}
@@ -154,11 +150,6 @@ def _board(shown: Subject, request: Search, job: Job | None, judge: EvaluatorCod
         judge=judge,
         edit=Edit(str(shown.path), {}),
     )
-
-
-def _baselines(shown: Subject, steps: tuple[int, ...], judge: EvaluatorCode) -> Job | None:
-    """Return the measuring of the published codecs on these steps, if it was started."""
-    return services.job_of(services.baselines_work(shown, steps, judge))
 
 
 def _limits(found: Searched) -> dict[str, float]:
@@ -276,8 +267,6 @@ def _measure(board: Board) -> None:
 
 def _snippet(shown: Subject, request: Search, judge: EvaluatorCode | None, *, by_step: bool = False) -> None:
     """Show the same without the explorer, and compressing with what is found."""
-    from inshrink_core.verbs.compress import Compress
-
     path = str(shown.place).rstrip("/")
     search = dataclasses.replace(request, output=f"{path}-search.json")
     archive = Path(f"{path}-searched.inshrink")
@@ -292,9 +281,6 @@ def _snippet(shown: Subject, request: Search, judge: EvaluatorCode | None, *, by
 
 def _archive(shown: Subject) -> None:
     """Say that a search needs the originals, and lead to them where they are known."""
-    from inshrink_core.codec import DEFAULT_CODEC
-    from inshrink_core.verbs.search import Search
-
     original = services.original_of(shown)
     with section("A search needs the original run"):
         st.write(

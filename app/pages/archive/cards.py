@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.measured import verified, when
+from inshrink_app.jobs import Work
+from inshrink_app.model import verified, when
 from inshrink_app.widgets import fmt, job_card, listing
 from inshrink_app.widgets.layout import facts, section
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
-    from inshrink_core.request import Request
-    from inshrink_core.verbs.prune import Prune
-
+from inshrink_core.chain import ChainReport
+from inshrink_core.request import Request
+from inshrink_core.verbs.prune import Prune
+from inshrink_core.verbs.verify import Verify
 
 _FATES = {"kept": "kept", "reference": "kept, others need it", "removed": "removed"}
 _WRITTEN = {"rekeyed": ", becomes a keyframe", "rewritten": ", written anew"}
@@ -32,30 +31,20 @@ def says_something(rules: Prune) -> bool:
 def _work(rules: Prune, chain: ChainReport) -> Work:
     """Return what plans by rules, for the archive as it is; or prunes by them."""
     topic, of = ("prune", ()) if rules.apply else ("plan", tuple(chain.state))
-    return Work.asking([rules], shown=chain.path, page="archive", topic=topic, of=of)
+    return Work.asking([rules], chain.path, "archive", topic, of=of)
 
 
 def verifying(chain: ChainReport, *, deep: bool) -> Request[Any]:
     """Return the request that checks an archive."""
-    from inshrink_core.verbs.verify import Verify
-
     return Verify(str(chain.path), deep=deep)
 
 
 def verify(chain: ChainReport) -> None:
     """Offer to verify the archive, and say what that found."""
     with section("Is it sound?"):
-        work = {
-            deep: Work.asking(
-                [verifying(chain, deep=deep)],
-                shown=chain.path,
-                page="archive",
-                topic="verify",
-                of=tuple(chain.state),
-            )
-            for deep in (False, True)
-        }
-        jobs = [job for job in map(services.job_of, work.values()) if job is not None]
+        asked, of = (verifying(chain, deep=deep) for deep in (False, True)), tuple(chain.state)
+        work = [Work.asking([one], chain.path, "archive", "verify", of=of) for one in asked]
+        jobs = [job for job in map(services.job_of, work) if job is not None]
         at_work = next((job for job in jobs if job.is_running), None)
         if at_work is not None:
             job_card.running(at_work, "Verifying")
@@ -99,8 +88,6 @@ def _findings(findings: list[dict[str, Any]], name: str) -> None:
 
 def prune(chain: ChainReport) -> Prune:
     """Draw the card and return the rules on screen."""
-    from inshrink_core.verbs.prune import Prune
-
     with section("Prune"):
         if chain.is_packed:
             st.write("A packed archive is read and copied, not changed. Unpack it to prune it.")
@@ -134,8 +121,6 @@ def prune(chain: ChainReport) -> Prune:
 
 def _rules(chain: ChainReport) -> Prune:
     """Draw the rules; a link or the session does not carry them: pruning is never one click away."""
-    from inshrink_core.verbs.prune import Prune
-
     first, second, third = st.columns(3)
     last = first.number_input(
         "Keep the last", 0, len(chain.frames), 0, key="prune.last", help="0: no such rule"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
@@ -12,9 +11,7 @@ from inshrink_app.theme import CATEGORICAL, GAP
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import few_ticks, lay_out, title
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainFrame
-
+from inshrink_core.chain import ChainFrame
 
 MAX_COLUMNS = 240
 """More steps than this are drawn closer than a mark is wide; the newest are shown then."""

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, Work
+from inshrink_app.model import ServiceError, Subject
 from inshrink_app.services import LogChoice
 from inshrink_app.widgets import fmt, job_card, listing
 from inshrink_app.widgets.layout import answer, section
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
-    from inshrink_core.verbs.report import Report
+from inshrink_core.chain import ChainReport
+from inshrink_core.verbs.report import Report
 
 _SUFFIX = ".html"
 
@@ -35,8 +32,6 @@ def report_request(
     log
         The metrics that the reader chose; None for what the run has logged itself.
     """
-    from inshrink_core.verbs.report import Report
-
     job = None if original is None else _rehearsal(original)
     kept = None if job is None else job.folder.output
     return Report(
@@ -64,9 +59,7 @@ def report_target(text: str) -> Path:
     """
     path = services.writable(text, "a report goes into a folder of yours", _SUFFIX)
     if os.path.lexists(path):
-        raise ServiceError(
-            Problem("there is something at this path already", str(path), "choose another name")
-        )
+        raise ServiceError("there is something at this path already", str(path), "choose another name")
     return path
 
 
@@ -81,7 +74,8 @@ def show(chain: ChainReport, shown: Subject, original: Subject | None) -> Any:
             job_card.running(job, "Writing the report")
             return job.requests[-1]
         if job is not None and job_card.settled(job, "Writing the report"):
-            _made(Path(job.result["output"]))
+            st.code(job.result["output"], language=None, wrap_lines=True)
+            listing.download(Path(job.result["output"]))
         else:
             st.write(
                 "One HTML file to attach to a pull request: before and after, where an error hurts, the "
@@ -99,17 +93,7 @@ def show(chain: ChainReport, shown: Subject, original: Subject | None) -> Any:
             target = answer(lambda: report_target(typed))
             if target is not None:
                 request = report_request(chain, original, str(target), log)
-                more = {"page": "archive", "topic": "report", "of": tuple(chain.state)}
-                services.start_job(Work.asking([request], shown=chain.path, **more))
+                work = Work.asking([request], chain.path, "archive", "report", of=tuple(chain.state))
+                services.start_job(work)
                 st.rerun()
     return report_request(chain, original, typed, log)
-
-
-def _made(path: Path) -> None:
-    """Draw where the report is."""
-    st.code(str(path), language=None, wrap_lines=True)
-    offered = services.download_url(path)
-    if offered is None:
-        st.caption("It is not there any more, or lies outside of the folders that the explorer may see.")
-        return
-    listing.file_link(f"Download {fmt.markdown(path.name)}", *offered)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.model.config import config_words
-from inshrink_app.model.page import Page
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Page, ServiceError, Subject, config_words
 from inshrink_app.pages.archive import cards, report
 from inshrink_app.pages.archive import figure as chain_figure
 from inshrink_app.widgets import archive_picker, ending, fmt, listing, quality, subject
 from inshrink_app.widgets.layout import answer, chart, facts, section
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
+from inshrink_core.chain import ChainReport
+from inshrink_core.verbs.compress import Compress
 
 _ID_WIDTH = 12
 _MOST_LISTED = 5
@@ -31,8 +26,6 @@ _COLUMNS |= {"digest": "SHA-256", "damage": "damage"}
 
 def render() -> None:
     """Draw the page."""
-    from inshrink_core.verbs.compress import Compress
-
     shown = subject.require("Archive", _rescue)
     if shown is None:
         return
@@ -73,12 +66,7 @@ def _sections(chain: ChainReport, shown: Subject | None = None) -> None:
         requests += [report.show(chain, shown, services.original_of(shown))]
     ending.requests(requests)
     ending.offer(
-        ending.Next(
-            "What comes back? Restore & compare",
-            "compare",
-            "Restores steps as files, and measures what a restore costs.",
-            widgets={"compare.archives": [str(chain.path)]},
-        ),
+        ending.COMPARE._replace(widgets={"compare.archives": [str(chain.path)]}),
         ending.Next("Hand it on: Export", "export", "One packed file, or one step for transfer."),
     )
 
@@ -107,7 +95,8 @@ def _facts(chain: ChainReport) -> None:
             *quality.archive_facts(chain),
         ]
     )
-    parts = [f"Codec {chain.codec}; optimizer state: {_optimizer(chain)}"]
+    optimizer = "dropped" if chain.optimizer == "drop" else chain.optimizer
+    parts = [f"Codec {chain.codec}; optimizer state: {optimizer}"]
     parts += [f"first frame encoded relative to the base model {chain.base}"] if chain.base else []
     settings = ", ".join(f"{name}={value}" for name, value in chain.config.items())
     whose = "" if chain.is_uniform else "settings by step, of the last: "
@@ -120,11 +109,6 @@ def _facts(chain: ChainReport) -> None:
                 f"Of some tensors instead ({fmt.counted(len(chain.overrides), 'override')}): {words}"
             )
         )
-
-
-def _optimizer(chain: ChainReport) -> str:
-    """Say how optimizer state is stored; dropped is what people call it that was left out."""
-    return "dropped" if chain.optimizer == "drop" else chain.optimizer
 
 
 def _warnings(chain: ChainReport) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -12,8 +12,7 @@ from inshrink_app.theme import CATEGORICAL, GAP
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import lay_out, log_ticks, steps_axis, title
 
-if TYPE_CHECKING:
-    from inshrink_core.verbs.shared.measured import Known
+from inshrink_core.verbs.shared.measured import Known
 
 _NAME_WIDTH = 30
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.printed import shell_text
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, Work, shell_text
+from inshrink_app.model import Subject
 from inshrink_app.pages.compare.figures import rehearsal_figure
 from inshrink_app.widgets import fmt, job_card, listing
 from inshrink_app.widgets.choices import codec_labels
 from inshrink_app.widgets.layout import answer, chart, facts, section
 
-if TYPE_CHECKING:
-    from inshrink_app.services.rehearsing import Training
-
-    from inshrink_core.request import Request
+from inshrink_core.request import Request, request_from_json
 
 
-def rehearse(original: Subject, training: Training) -> None:
+def rehearse(original: Subject, training: Any) -> None:
     """Draw the card of a sample's training."""
     with section("Failure rehearsal"):
         training = _choose(training)
@@ -33,13 +28,13 @@ def rehearse(original: Subject, training: Training) -> None:
             "compression costs a training that fails."
         )
         request = _request(training)
-        work = Work.asking([request], shown=original.path, page="compare", topic="rehearse")
+        work = Work.asking([request], original.path, "compare", "rehearse")
         job = services.job_of(work)
         if job is not None and job.is_running:
             _live(job)
             return
         is_done = job is not None and job.state == "finished"
-        jobs = (job,) if job is not None and is_done else services.finished_rehearsals(training)
+        jobs = (job,) if job is not None and is_done else services.finished_rehearsals(training.name)
         finished = [one for one in map(services.read_result, jobs) if isinstance(one, dict)]
         if job is not None and not is_done:
             job_card.stopped(job, primary=False)
@@ -55,7 +50,7 @@ def rehearse(original: Subject, training: Training) -> None:
         st.code(shell_text([request]), language=None, wrap_lines=True)
 
 
-def _choose(own: Training) -> Training:
+def _choose(own: Any) -> Any:
     """Let the reader rehearse another of the shipped trainings than the sample's own."""
     names = list(services.trainings())
     picked = st.selectbox(
@@ -73,10 +68,8 @@ def _choose(own: Training) -> Training:
     return chosen or own
 
 
-def _request(training: Training) -> Request[Any]:
+def _request(training: Any) -> Request[Any]:
     """Draw the controls and return the request that rehearses."""
-    from inshrink_core.request import request_from_json
-
     first, second, third, fourth = st.columns(4)
     own = f"rehearse.{training.name}"
     codecs = codec_labels()

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.problem import Problem
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, Work
+from inshrink_app.model import Problem, Subject
 from inshrink_app.widgets import archive_picker, fmt, job_card, listing, problem
 from inshrink_app.widgets.layout import answer, section
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
-
+from inshrink_core.chain import ChainReport
+from inshrink_core.verbs.restore import Restore
+from inshrink_core.verbs.verify import Verify
 
 _LAYOUTS = {"same": "As the run was", "safetensors": "safetensors", "torch": "torch"}
 
@@ -61,15 +59,9 @@ def _one_of(archives: tuple[ChainReport, ...], label: str, key: str) -> ChainRep
 
 def _errors(shown: Subject, original: Subject, chain: ChainReport) -> Work:
     """Return what measures the errors of an archive: another question once it or the run has changed."""
-    from inshrink_core.verbs.verify import Verify
-
-    return Work.asking(
-        [Verify(str(chain.path), against=str(original.path))],
-        shown=shown.path,
-        page="compare",
-        topic="errors",
-        of=(*chain.state, services.opened(str(original.path)).token),
-    )
+    request = Verify(str(chain.path), against=str(original.path))
+    of = (*chain.state, services.opened(str(original.path)).token)
+    return Work.asking([request], shown.path, "compare", "errors", of=of)
 
 
 def _found(document: dict[str, Any]) -> None:
@@ -180,8 +172,6 @@ def _choices(archives: tuple[ChainReport, ...]) -> tuple[ChainReport, int, str]:
 
 def _form(shown: Subject, archive: ChainReport, step: int, layout: str, *, is_running: bool) -> None:
     """Ask for the folder, and begin."""
-    from inshrink_core.verbs.restore import Restore
-
     suggested = services.suggested_path(shown, archive.path.name, f"step-{step}")
     if st.session_state.get("restore.suggested") != suggested and not is_running:
         st.session_state["restore.suggested"] = suggested
@@ -192,8 +182,7 @@ def _form(shown: Subject, archive: ChainReport, step: int, layout: str, *, is_ru
         if target is None:
             return
         request = Restore(str(archive.path), str(target), steps=(step,), layout=layout)
-        work = Work.asking([request], shown=shown.path, page="compare", topic="restore")
-        services.start_job(work)
+        services.start_job(Work.asking([request], shown.path, "compare", "restore"))
         st.rerun()
 
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import subjects_of
-from inshrink_app.model.measured import known_of, when
-from inshrink_app.model.page import Page
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, subjects_of
+from inshrink_app.model import Page, ServiceError, Subject, known_of, when
 from inshrink_app.pages.compare import figures as comparison_figures
 from inshrink_app.pages.compare import rehearsals, tensors
 from inshrink_app.services import EvaluatorCode
@@ -33,9 +29,10 @@ from inshrink_app.widgets import (
 from inshrink_app.widgets.choices import one_of_few
 from inshrink_app.widgets.layout import chart, facts, section
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
-    from inshrink_core.verbs.shared.measured import Known
+from inshrink_core.chain import ChainReport
+from inshrink_core.verbs.restore import Restore
+from inshrink_core.verbs.shared.measured import Known
+from inshrink_core.verbs.verify import Verify
 
 _BOUND = "cost"
 _DEFAULT_BOUND = "0.3"
@@ -78,17 +75,9 @@ def render() -> None:
 
 def _next(archive: ChainReport | None) -> None:
     """Lead on, with the archive that was compared."""
-    way = ending.Next(
-        "Finer or coarser? Allocate", "allocate", "Finds the smallest archive that keeps a bound."
-    )
-    if archive is None:
-        ending.offer(way)
-        return
-    carried = {archive_picker.ARCHIVE: str(archive.path)}
-    ending.offer(
-        ending.Next("Open the archive", "archive", "Its chain, its checksums, and what can go.", carried),
-        way,
-    )
+    carried = {} if archive is None else {archive_picker.ARCHIVE: str(archive.path)}
+    ways = () if archive is None else (ending.ARCHIVE._replace(carried=carried),)
+    ending.offer(*ways, ending.ALLOCATE)
 
 
 def _follow_link(original: Subject, there: tuple[ChainReport, ...]) -> None:
@@ -168,7 +157,7 @@ def _choices(
                 _number(text),
                 0.1,
                 key="compare.bound",
-                help=f"A step of which a restore costs more is marked. {quality.tip()}",
+                help=f"A step of which a restore costs more is marked. {quality.TIP}",
                 width=200,
             )
             state.publish(bound=f"{bound:g}")
@@ -260,9 +249,6 @@ def _snippet(
     device: str = choices.AUTO,
 ) -> None:
     """Show the same without the explorer."""
-    from inshrink_core.verbs.restore import Restore
-    from inshrink_core.verbs.verify import Verify
-
     run = str(original.path)
     path = archive.path if archive is not None else Path(f"{run.rstrip('/')}.inshrink")
     ending.requests(
@@ -344,7 +330,6 @@ def _archives(archives: Sequence[ChainReport], known: Mapping[Path, Known], boun
         pd.DataFrame(rows),
         "compared",
         alt="Size, ratio, bits per weight, restore cost, drop and divergence of each archive",
-        helps={"restore cost": quality.tip(), "largest divergence": quality.NATS},
     )
 
 
@@ -402,7 +387,7 @@ def _table(found: Sequence[Known], bound: float) -> None:
         alt="Original and restored metric, drop and divergence of every step",
         formats={"original": metric, "restored": metric, **shares, **small},
         hidden=[] if len(found) > 1 else ["archive"],
-        helps={"restore_cost": quality.tip(), **dict.fromkeys(small, quality.NATS)},
+        helps=dict.fromkeys(small, quality.NATS),
     )
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.printed import python_text, shell_text
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, Work, python_text, shell_text
+from inshrink_app.model import Subject
 from inshrink_app.services import EvaluatorCode
 from inshrink_app.widgets import evaluator_consent, fmt, job_card, listing
 from inshrink_app.widgets.choices import ends_of_range, one_of_few
 from inshrink_app.widgets.layout import answer, facts, folded
+
+from inshrink_core.request import request_from_json
 
 _WEIGHTS = {"uniform": "All alike", "ema": "More for later ones", "search": "Searched"}
 _NAMES = {"last": "Last step", **_WEIGHTS}
@@ -47,8 +47,8 @@ def _draw(shown: Subject, job: Job | None) -> None:
         target = answer(lambda: services.restore_target(fields["output"]))
         if target is not None:
             request = _request({**fields, "output": str(target)})
-            more = {"page": "export", "topic": "average", "trusted": judge.trusted if judge else ""}
-            services.start_job(Work.asking([request], shown=shown.path, **more))
+            trusted = judge.trusted if judge else ""
+            services.start_job(Work.asking([request], shown.path, "export", "average", trusted=trusted))
             st.rerun()
     request = _request(fields)
     st.code(shell_text([request]), language=None, wrap_lines=True)
@@ -57,8 +57,6 @@ def _draw(shown: Subject, job: Job | None) -> None:
 
 def _request(fields: Mapping[str, Any]) -> Any:
     """Return the request: the laboratory's verb is found by its name, as another package's would be."""
-    from inshrink_core.request import request_from_json
-
     return request_from_json({"verb": "average", "fields": dict(fields)})
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.config import engine_settings, toml_text
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Subject, engine_settings, toml_text
 from inshrink_app.pages.export import layers
 from inshrink_app.services import ExportRequest
 from inshrink_app.widgets import fmt, modules
@@ -34,7 +33,7 @@ _OPTIMIZERS = {
     "compressed": "Compressed",
     "compact": "Compact",
 }
-_LAYOUTS = {"packed": "Packed archive", "safetensors": "Plain safetensors"}
+_LAYOUTS = {"packed": "Packed archive", "safetensors": "safetensors"}
 _GRADES = {"ratio": "By ratio", "size": "By size", "exact": "Every bit"}
 _DTYPES = {"same": "As they are", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 _MOST_LISTED = 500
@@ -143,8 +142,9 @@ def _weights(shown: Subject) -> dict[str, Any]:
                 "The values are as coarse as such a packed file has them; the plain file is no smaller."
             )
     elif grade == "size":
+        eighth = round(0.5 * shown.n_parameters / 1e6, 3)  # of the weights as float32
         megabytes = st.number_input(
-            "At most, MB", 0.001, None, max(0.001, _eighth(shown)), format="%.3f", key="export.size"
+            "At most, MB", 0.001, None, max(0.001, eighth), format="%.3f", key="export.size"
         )
         fields["size"] = round(1e6 * megabytes)
     else:
@@ -152,11 +152,6 @@ def _weights(shown: Subject) -> dict[str, Any]:
     if layout != "packed":
         fields["dtype"] = one_of_few("export", "Floats as", "dtype", _DTYPES, "same")
     return fields
-
-
-def _eighth(shown: Subject) -> float:
-    """Return an eighth of the weights as float32, in MB."""
-    return round(0.5 * shown.n_parameters / 1e6, 3)
 
 
 def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:

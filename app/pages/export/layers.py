@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.sensitivity import METRICS
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import METRICS, Subject
 from inshrink_app.services import ExportRequest
 from inshrink_app.widgets import fmt, listing, modules
 from inshrink_app.widgets.modules import Node

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.printed import shell_text
-from inshrink_app.model.page import Page
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, shell_text
+from inshrink_app.model import Page, ServiceError, Subject
 from inshrink_app.pages.export import average, layers
 from inshrink_app.pages.export import form as export_form
 from inshrink_app.services import ExportRequest, Made, Plan
@@ -21,8 +17,10 @@ from inshrink_app.widgets import ending, fmt, job_card, listing, problem, qualit
 from inshrink_app.widgets.figures import frames_figure
 from inshrink_app.widgets.layout import Fact, answer, chart, facts, section
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
+from inshrink_core.chain import ChainReport
+from inshrink_core.checkpoint import DTYPE_SIZES
+from inshrink_core.verbs.export import CASTABLE, DTYPES
+from inshrink_core.verbs.restore import Restore
 
 _MAX_BARS = 120
 _SUFFIX = ".inshrink"
@@ -70,18 +68,8 @@ def _next(shown: Subject, job: Job | None) -> None:
     made = None if made is None or made.suffix != _SUFFIX else made
     widgets = {} if made is None else {"compare.archives": [str(made)]}
     ending.offer(
-        ending.Next(
-            "Is it good enough? Restore & compare",
-            "compare",
-            "Measures what a restore of the archive costs, step by step.",
-            widgets=widgets,
-        ),
-        ending.Next(
-            "Open the archive",
-            "archive",
-            "Its chain, its checksums, and what can go.",
-            {} if made is None else {"archive": str(made)},
-        ),
+        ending.COMPARE._replace(widgets=widgets),
+        ending.ARCHIVE._replace(carried={} if made is None else {"archive": str(made)}),
     )
 
 
@@ -101,15 +89,13 @@ def _job(shown: Subject, job: Job) -> None:
 
 def _result(shown: Subject, job: Job) -> None:
     """Draw what a finished export has made."""
-    from inshrink_core.verbs.restore import Restore
-
     with section("Exported"):
         st.code(str(services.export_made_at(job)), language=None, wrap_lines=True)
         try:
             made = services.made_by(job)
         except ServiceError as error:
             problem.show(error.problem)
-            _download(services.export_made_at(job))
+            listing.download(services.export_made_at(job))
             return
         if made is None:
             st.warning("It is not there any more.", icon=":material/warning:")
@@ -170,16 +156,7 @@ def _hand_over(shown: Subject, made: Made) -> None:
                 st.rerun()
             st.caption("A folder cannot be downloaded as it is.")
         return
-    _download(path)
-
-
-def _download(path: Path) -> None:
-    """Offer a file of any size."""
-    offered = services.download_url(path)
-    if offered is None:
-        st.caption("The file lies outside of the folders that the explorer may see.")
-        return
-    listing.file_link(f"Download {fmt.markdown(path.name)}", *offered)
+    listing.download(path)
 
 
 def _chain_plan(shown: Subject, request: ExportRequest) -> None:
@@ -263,9 +240,6 @@ def _other_plan(shown: Subject, request: ExportRequest) -> None:
 
 def _weights_plan(shown: Subject, request: ExportRequest) -> None:
     """Say which layers would be written, and how large they become; the list follows the patterns."""
-    from inshrink_core.checkpoint import DTYPE_SIZES
-    from inshrink_core.verbs.export import CASTABLE, DTYPES
-
     asked, model = request.file, shown.model_tensors
     names = set(request.keeps(row.name for row in model))
     kept = [row for row in model if row.name in names]
@@ -273,7 +247,7 @@ def _weights_plan(shown: Subject, request: ExportRequest) -> None:
     told: list[Fact] = [
         ("Step", fmt.count(request.steps[0]) if request.steps else "–", "weights only"),
         ("Tensors", fmt.count(len(kept)), f"of {fmt.count(len(model))}"),
-        ("Raw size", fmt.size(raw), f"{fmt.compact(weights)} parameters"),
+        ("Raw size", fmt.size(raw), f"{fmt.compact(weights)} values"),
     ]
     if asked.layout == "safetensors":
         wide = DTYPE_SIZES.get(DTYPES[asked.dtype])
@@ -309,32 +283,22 @@ def _launch(shown: Subject, request: ExportRequest, *, again: bool) -> str:
                 shown.unreadable, "The archive will hold all others: keep these files, or fetch whole ones."
             )
         exists = Path(typed).is_file()
+        is_of_weights = request.kind == "step" and request.file.weights_only
+        is_empty = is_of_weights and not request.keeps(row.name for row in shown.model_tensors)
         replace = bool(exists and st.checkbox("Replace the file that is there"))
         if press.button(
             "Export",
             type="secondary" if again else "primary",
             icon=":material/archive:",
             width="stretch",
-            disabled=not request.steps or not _has_layers(shown, request),
+            disabled=not request.steps or is_empty,
         ):
-            _start(shown, dataclasses.replace(request, replaces=replace), typed)
+            asked = dataclasses.replace(request, replaces=replace)
+            target = answer(lambda: services.export_target(typed, asked))
+            if target is not None:
+                state.publish(job=services.start_export(shown, asked, target).job_id)
+                st.rerun()
     return typed
-
-
-def _has_layers(shown: Subject, request: ExportRequest) -> bool:
-    """Return whether anything is left of the weights."""
-    is_whole = request.kind != "step" or not request.file.weights_only
-    return is_whole or bool(request.keeps(row.name for row in shown.model_tensors))
-
-
-def _start(shown: Subject, request: ExportRequest, typed: str) -> None:
-    """Begin the export, or say why not."""
-    target = answer(lambda: services.export_target(typed, request))
-    if target is None:
-        return
-    job = services.start_export(shown, request, target)
-    state.publish(job=job.job_id)
-    st.rerun()
 
 
 PAGE = Page("Export", ":material/archive:", render)

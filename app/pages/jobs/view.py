@@ -8,9 +8,8 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.job import Job
-from inshrink_app.model.measured import moment
-from inshrink_app.model.page import Page
+from inshrink_app.jobs import Job
+from inshrink_app.model import Page, moment
 from inshrink_app.widgets import ending, fmt, job_card, listing, modules, problem, subject
 from inshrink_app.widgets.layout import section
 
@@ -122,7 +121,7 @@ def _table(job_ids: tuple[str, ...], chosen: str, was_running: bool) -> None:
         lambda ids: state.publish(job=ids[0]) if ids else None,
         alt="Jobs with their state, progress, start, duration and path",
         columns={
-            "Job": st.column_config.Column(width="large"),
+            "Job": st.column_config.Column(width="medium"),
             "Done": listing.share_column(),
             "Started": st.column_config.DatetimeColumn(format="DD MMM YYYY, HH:mm"),
             "Seconds": st.column_config.NumberColumn(format="%.1f"),

@@ -10,7 +10,7 @@ from typing import NoReturn
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Subject
 from inshrink_app.pages.open import shelf
 from inshrink_app.server.roots import settings
 from inshrink_app.widgets import fmt, layout, listing

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from inshrink_app.model.measured import known_of
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import ServiceError, Subject, known_of
 from inshrink_app.server.roots import Entry, list_folder
 from inshrink_app.services.opening import load_subject
 

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.measured import when
-from inshrink_app.model.page import Page
-from inshrink_app.model.problem import Problem, ServiceError
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Page, Problem, ServiceError, Subject, when
 from inshrink_app.pages.open import runs
 from inshrink_app.server.recent import forget_recent, load_recent
 from inshrink_app.server.roots import CHECKPOINT_SUFFIXES, Address, settings
 from inshrink_app.widgets import ending, fmt, problem
 from inshrink_app.widgets.layout import answer, section
+
+from inshrink_core.verbs.inspect import Inspect
 
 _PROBLEM = "inshrink.open_problem"
 _DROPS = "inshrink.drops"
@@ -57,7 +56,6 @@ def render() -> None:
             _path_form()
         _address_card()
         _drop_card()
-    from inshrink_core.verbs.inspect import Inspect
 
     ending.requests([Inspect(current or "RUN")])
 
@@ -100,9 +98,7 @@ def _address_card() -> None:
 def _sample_card() -> None:
     """Offer the bundled run."""
     with section("Sample run"):
-        offered = answer(services.samples)
-        if offered is None:
-            return
+        offered = services.samples()
         if not offered:
             st.write("This installation came without sample runs.")
         for position, sample in enumerate(offered):
@@ -113,13 +109,13 @@ def _sample_card() -> None:
                 icon=":material/play_arrow:",
                 key=f"sample.{sample.name}",
             ):
-                _open(sample.path)
+                _open(sample)
 
 
-def _sample_text(sample: services.Sample) -> str:
+def _sample_text(sample: Path) -> str:
     """Say what a sample is; its headers are read once and cached."""
     try:
-        subject = services.load_subject(str(sample.path))
+        subject = services.load_subject(str(sample))
     except ServiceError as error:
         return f"It cannot be read: {fmt.markdown(error.problem.what)}."
     return (
@@ -213,11 +209,11 @@ def _is_openable(path: str) -> bool:
 def _path_form() -> None:
     """Take a typed path; a form, so that nothing is opened while it is being typed."""
     with st.form("path", border=False, enter_to_submit=True):
-        field, button = st.columns([4, 1], vertical_alignment="bottom")
-        text = field.text_input(
-            "Path of a run, checkpoint or archive", placeholder="runs/my-training", key="typed_path"
-        )
-        if button.form_submit_button("Open", width="stretch"):
+        with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
+            label = "Path of a run, checkpoint or archive"
+            text = st.text_input(label, placeholder="runs/my-training", key="typed_path")
+            pressed = st.form_submit_button("Open")
+        if pressed:
             if text.strip():
                 _open(text)
             st.session_state[_PROBLEM] = Problem(

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Subject
 from inshrink_app.services import LogChoice
 from inshrink_app.widgets import ending, figures, fmt
 from inshrink_app.widgets.layout import answer, folded, panels
+
+from inshrink_core.verbs.report import Report
 
 _FILE = "log.file"
 _DROPS = "log.drops"
@@ -51,7 +53,6 @@ def _draw(shown: Subject) -> None:
             _choose(choice.text)
         if used is not None and st.button("Use the run's own", icon=":material/undo:", key="log.own"):
             _choose("")
-    from inshrink_core.verbs.report import Report
 
     asked = Report(str(shown.path), output="report.html", **choice.fields)
     ending.requests([asked], "log.snippets")

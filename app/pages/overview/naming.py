@@ -7,9 +7,11 @@ import functools
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Subject
 from inshrink_app.widgets import ending, fmt, listing
 from inshrink_app.widgets.layout import answer, folded
+
+from inshrink_core.verbs.inspect import Inspect
 
 
 @st.fragment
@@ -52,7 +54,6 @@ def _draw(shown: Subject) -> None:
             _open(path)
         if shown.step_pattern and st.button("Without a pattern", icon=":material/undo:", key="names.none"):
             _open(str(shown.place))
-    from inshrink_core.verbs.inspect import Inspect
 
     ending.requests([Inspect(path)], "names.snippets")
 

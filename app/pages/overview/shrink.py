@@ -8,22 +8,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Requests, Work
-from inshrink_app.model.measured import known_of, when
-from inshrink_app.model.problem import Problem
-from inshrink_app.model.subject import Subject
+from inshrink_app.jobs import Job, Requests, Work
+from inshrink_app.model import Problem, Subject, known_of, when
 from inshrink_app.pages.overview import shrinking
 from inshrink_app.pages.overview.shrinking import Shrunk
 from inshrink_app.services import EvaluatorCode
-from inshrink_app.widgets import choices, evaluator_consent, fmt, job_card, listing, problem, quality
+from inshrink_app.widgets import choices, evaluator_consent, fmt, job_card, problem, quality
 from inshrink_app.widgets.choices import one_of_few
 from inshrink_app.widgets.layout import Fact, answer, facts, section
 
+from inshrink_core.verbs.shared.measured import Known
+
 if TYPE_CHECKING:
     from streamlit.delta_generator import DeltaGenerator
-
-    from inshrink_core.verbs.shared.measured import Known
 
 RECOMMENDED = "resume"
 
@@ -67,7 +64,7 @@ _BECOME = {
     "": ("become about", "", ""),
     "written": ("became", "", "As it was written."),
     "judged": (
-        "become at most about",
+        "become at most",
         " or more",
         "Of the two steps that were tried the first was written alone; with more steps before them, frames "
         "take less.",
@@ -78,7 +75,7 @@ _BECOME = {
 
 def chosen_goal() -> str:
     """Return the goal that is chosen, by the link, else the session."""
-    return state.choice(_GOAL, shrinking.goal_names(), RECOMMENDED)
+    return state.choice(_GOAL, shrinking.GOAL_NAMES, RECOMMENDED)
 
 
 def show(shown: Subject) -> Requests:
@@ -86,7 +83,11 @@ def show(shown: Subject) -> Requests:
     with section("Shrink this run"):
         job = services.newest_job("overview", "shrink", shown.path)
         if job is not None and job.is_running:
-            _at_work(job)
+            st.write(
+                "Exports, then decodes every tensor again, then compares with the run. You may leave this "
+                "page."
+            )
+            job_card.running(job)
             return job.requests
         is_made = job is not None and job.state == "finished"
         made = answer(lambda: shrinking.shrunk_by(job)) if job is not None and is_made else None
@@ -96,7 +97,7 @@ def show(shown: Subject) -> Requests:
             st.warning("The archive is not there any more.", icon=":material/warning:")
         elif job is not None:
             job_card.stopped(job, primary=False)
-        names = shrinking.goal_names()
+        names = shrinking.GOAL_NAMES
         labels = {name: _WORDS[name].label for name in names}
         goal = one_of_few("overview", "What is it for?", _GOAL, labels, RECOMMENDED)
         cards = st.container()
@@ -110,12 +111,6 @@ def show(shown: Subject) -> Requests:
         tried = shrinking.goals_request(shown, judge, device)
         judge = None if has_failed else judge
         return [tried, *_launch(shown, left, goal, judge, device, bound=is_bound, again=is_made)]
-
-
-def _at_work(job: Job) -> None:
-    """Draw the one line of progress."""
-    st.write("Exports, then decodes every tensor again, then compares with the run. You may leave this page.")
-    job_card.running(job)
 
 
 def _goals(
@@ -188,7 +183,7 @@ def _trying(shown: Subject, trial: Job, goal: str, is_judged: bool) -> None:
 
 def _cards(rows: Mapping[str, Mapping[str, Any]], before: int | None, goal: str) -> None:
     """Draw a card a goal."""
-    names = shrinking.goal_names()
+    names = shrinking.GOAL_NAMES
     for name, column in zip(names, st.columns(len(names), gap="small"), strict=True):
         with column, st.container(border=True, height="stretch", gap="small"):
             _goal(name, rows.get(name), before, chosen=name == goal)
@@ -298,9 +293,7 @@ def _launch(
         )
         steps = fmt.all_steps(len(shown.steps))
         small = (
-            ""
-            if request.chain.max_restore_cost is None
-            else f", within a restore cost of {quality.bound_text()}"
+            "" if request.chain.max_restore_cost is None else f", within a restore cost of {quality.BOUND}"
         )
         how = (
             "every tensor with the run"
@@ -330,7 +323,7 @@ def _judge(shown: Subject) -> tuple[EvaluatorCode | None, str]:
         st.caption(
             "Without an evaluator that may run, every step is written with the default settings, and what a "
             "restore costs stays unknown. With one, each step becomes as small as a restore cost of "
-            f"{quality.bound_text()} of the loss allows: often much smaller, and finer where the defaults "
+            f"{quality.BOUND} of the loss allows: often much smaller, and finer where the defaults "
             "would cost more."
         )
     return judge if trusted else None, choices.device("overview")
@@ -355,9 +348,6 @@ def _made(made: Shrunk) -> None:
         if known is not None and st.button("See the comparison", icon=":material/compare_arrows:"):
             st.session_state["compare.archives"] = [str(made.chain.path)]
             state.go_to("compare")
-        offered = services.download_url(made.chain.path)
-        if offered is not None:
-            listing.file_link(f"Download {fmt.markdown(made.chain.name)}", *offered)
     st.divider()
 
 
@@ -374,7 +364,7 @@ def _verdict(made: Shrunk, known: Known | None) -> None:
             problem.show(Problem(finding["what"], finding["where"], finding["remedy"]))
     elif quality.is_over(cost):
         st.warning(
-            f"Sound, but a restore costs {fmt.percent(cost)} of the loss, more than {quality.bound_text()}. "
+            f"Sound, but a restore costs {fmt.percent(cost)} of the loss, more than {quality.BOUND}. "
             "Search finds finer settings.",
             icon=":material/warning:",
         )

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from inshrink_app.jobs.job import Job
-from inshrink_app.jobs.work import Work
-from inshrink_app.model.measured import known_of
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import ASK_ABOVE_BYTES, Subject
+from inshrink_app.jobs import Job, Work
+from inshrink_app.model import ASK_ABOVE_BYTES, ServiceError, Subject, known_of
 from inshrink_app.services.comparing import comparison, spread_of
 from inshrink_app.services.evaluating import EvaluatorCode
 from inshrink_app.services.exporting import ExportRequest, chain_export
 from inshrink_app.services.jobs import documents_of, start_job
-from inshrink_app.services.opening import chain_of, engine_of, opened
+from inshrink_app.services.opening import chain_of, opened
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
-    from inshrink_core.request import Request
-    from inshrink_core.verbs.estimate import EstimateGoals
+from inshrink_core.chain import ChainReport
+from inshrink_core.request import Request
+from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
+from inshrink_core.verbs.estimate import GOALS, EstimateGoals
+from inshrink_core.verbs.shared.measured import Measurements
+from inshrink_core.verbs.verify import Verify
 
-
-def goal_names() -> tuple[str, ...]:
-    """Return what an archive may be for, in the engine's words."""
-    from inshrink_core.verbs.estimate import GOALS
-
-    return tuple(goal.name for goal in GOALS)
+GOAL_NAMES = tuple(goal.name for goal in GOALS)
+"""What an archive may be for, in the engine's words."""
 
 
 def goal_request(shown: Subject, name: str, *, bound: bool = False, device: str = "auto") -> ExportRequest:
@@ -42,9 +37,6 @@ def goal_request(shown: Subject, name: str, *, bound: bool = False, device: str 
     device
         Where it is written.
     """
-    from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
-    from inshrink_core.verbs.estimate import GOALS
-
     goal = next(goal for goal in GOALS if goal.name == name)
     return chain_export(
         shown,
@@ -58,9 +50,6 @@ def goal_request(shown: Subject, name: str, *, bound: bool = False, device: str 
 
 def goals_request(shown: Subject, judge: EvaluatorCode | None, device: str = "auto") -> EstimateGoals:
     """Return the request that tries two steps for every goal, and has them judged where code may run."""
-    from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
-    from inshrink_core.verbs.estimate import EstimateGoals
-
     # Judged are whole steps, written several times: of a large model that takes too long to begin with.
     if judge is None or sum(row.nbytes for row in shown.model_tensors) > ASK_ABOVE_BYTES:
         return EstimateGoals(str(shown.path), device=device)
@@ -78,8 +67,8 @@ def goals_work(shown: Subject, judge: EvaluatorCode | None, device: str) -> Work
     """
     request = goals_request(shown, judge, device)
     of = (opened(str(shown.path)).token, "" if judge is None else judge.digest)
-    more = {"page": "overview", "topic": "goals", "trusted": "" if judge is None else judge.trusted}
-    return Work.asking([request], shown=shown.path, of=of, **more)
+    trusted = "" if judge is None else judge.trusted
+    return Work.asking([request], shown.path, "overview", "goals", of=of, trusted=trusted)
 
 
 class KnownGoals(NamedTuple):
@@ -92,13 +81,10 @@ class KnownGoals(NamedTuple):
 
 def known_goals(shown: Subject, judge: EvaluatorCode | None) -> KnownGoals | None:
     """Return what the newest trial of the goals has told, whoever asked for it; None without one."""
-    from inshrink_core.verbs.shared.measured import Measurements
-
     try:
-        run: Any = engine_of(shown)[0]
+        found = Measurements.of_content(opened(str(shown.path)).token, shown.directory)
     except ServiceError:  # What cannot be opened any more is said where it is asked for.
         return None
-    found = Measurements.of_run(run)
     for earlier in (False, True):
         for one in found.rows("goals", earlier=earlier):
             is_asked = one.question.get("steps") == list(shown.steps) or earlier
@@ -134,8 +120,6 @@ def shrink_requests(
     bound
         Whether what the evaluator returns tells what a restore costs.
     """
-    from inshrink_core.verbs.verify import Verify
-
     request = goal_request(shown, goal, bound=bound and judge is not None, device=device)
     fields = judge.fields if judge is not None and request.chain.max_restore_cost is not None else {}
     written = request.placed(target, **fields)
@@ -150,8 +134,7 @@ def shrink_requests(
 def start_shrink(shown: Subject, requests: Sequence[Request[Any]], judge: EvaluatorCode | None) -> Job:
     """Do the whole; with an evaluator only after the reader has said that its code may run."""
     trusted = judge.trusted if judge is not None and requests[-1].verb() == "compare" else ""
-    more = {"page": "overview", "topic": "shrink", "trusted": trusted}
-    return start_job(Work.asking(requests, shown=shown.path, **more))
+    return start_job(Work.asking(requests, shown.path, "overview", "shrink", trusted=trusted))
 
 
 class Shrunk(NamedTuple):
@@ -204,8 +187,6 @@ def shrunk_by(job: Job) -> Shrunk | None:
     ServiceError
         What lies there cannot be read.
     """
-    from inshrink_core.verbs.estimate import GOALS
-
     asked: Any = job.requests[0]
     target, documents = Path(getattr(asked, "archive", "")), documents_of(job)
     if not target.exists() or len(documents) < len(job.requests):

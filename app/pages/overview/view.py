@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.model.page import Page
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import Page, Subject
 from inshrink_app.pages.overview import logs, naming, shrink, shrinking
 from inshrink_app.server.roots import Address
 from inshrink_app.widgets import ending, figures, fmt, layout, listing, quality, subject
 from inshrink_app.widgets.layout import panels, section
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import ChainReport
+from inshrink_core.chain import ChainReport
+from inshrink_core.verbs.inspect import Inspect
 
 _MAX_PANELS = 4
 
@@ -30,7 +28,6 @@ def render() -> None:
     shown = subject.require("Overview", watched=True)
     if shown is None:
         return
-    from inshrink_core.verbs.inspect import Inspect
 
     did = shrink.show(shown) if shown.kind == "run" else []
     _facts(shown)
@@ -62,22 +59,14 @@ def render() -> None:
 def _next(shown: Subject) -> None:
     """Lead on."""
     if shown.kind == "archive":
-        ending.offer(
-            ending.Next("Is it sound? Archive", "archive", "Verify it, prune it, see its chain."),
-            ending.Next("Restore & compare", "compare", "What comes back of every step."),
-        )
+        ending.offer(ending.ARCHIVE._replace(label="Is it sound? Archive"), ending.COMPARE)
         return
     goal = shrinking.goal_request(shown, shrink.chosen_goal()).chain
     carried = {"codec": goal.codec, "drop": "yes" if goal.optimizer == "drop" else "no"}
+    hurts = "Where would an error hurt? Sensitivity"
     ending.offer(
-        ending.Next(
-            "Where would an error hurt? Sensitivity",
-            "sensitivity",
-            "Every layer at every step in one picture.",
-        ),
-        ending.Next(
-            "Choose every setting yourself: Export", "export", "With the chosen goal to begin with.", carried
-        ),
+        ending.Next(hurts, "sensitivity", "Every layer at every step in one picture."),
+        ending.Next("Choose every setting yourself: Export", "export", "With the chosen goal.", carried),
     )
 
 

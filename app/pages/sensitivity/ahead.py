@@ -7,9 +7,13 @@ import threading
 import time
 
 import streamlit as st
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.subject import Subject
-from inshrink_app.services.opening import engine_of, samples
+from inshrink_app.model import ServiceError, Subject
+from inshrink_app.services.inside import samples
+from inshrink_app.services.opening import engine_of
+
+import inshrink_core
+from inshrink_core.analysis.anatomy import anatomy
+from inshrink_core.errors import InshrinkError
 
 _log = logging.getLogger(__name__)
 
@@ -42,13 +46,11 @@ def _warm_up(path: str, _subject: Subject) -> threading.Timer:
 
 def _load_ahead(subject: Subject) -> None:
     """Open the run, and have the codecs loaded and compiled."""
-    from inshrink_core.errors import InshrinkError
-
     _wait_for_quiet()
     try:
         engine_of(subject)
         for sample in samples()[:1]:
-            _try_codecs(str(sample.path))
+            _try_codecs(str(sample))
     except (InshrinkError, ServiceError, OSError, RuntimeError) as error:
         # RuntimeError: the explorer is ending, and nothing may be started any more.
         _log.info("nothing was loaded ahead: %s", error)
@@ -56,9 +58,6 @@ def _load_ahead(subject: Subject) -> None:
 
 def _try_codecs(path: str) -> None:
     """Look into the smallest matrix of a run with those codecs that take long to load."""
-    import inshrink_core
-    from inshrink_core.analysis.anatomy import anatomy
-
     run = inshrink_core.open(path)
     step = run.steps[-1]
     matrices = (spec for spec in run[step].specs if spec.role == "weight" and len(spec.shape) >= 2)

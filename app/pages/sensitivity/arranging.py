@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from inshrink_app.model.sensitivity import Sensitivity
+from inshrink_app.model import Sensitivity
 
 NORMALISED: Mapping[str, str] = {
     "plain": "Per weight",

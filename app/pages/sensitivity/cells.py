@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import state
-from inshrink_app.model.sensitivity import METRICS, Sensitivity
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.pages.sensitivity import ahead, drilldown, heatmap, rows
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.heatmap import MAX_COLUMNS, column_edges, is_both_ways
@@ -22,6 +22,8 @@ from inshrink_app.pages.sensitivity.selection import Event, Selection
 from inshrink_app.theme import MARK
 from inshrink_app.widgets import ending, fmt, modules
 from inshrink_app.widgets.layout import chart
+
+from inshrink_core.analysis.findings import findings
 
 _CHART = "heatmap"
 _NAME_WIDTH = 60
@@ -72,7 +74,10 @@ def show(
             picture, panel = st.columns([3, 2], gap="medium")
             with picture:
                 _chart(view, found)
-                _tree(view, found)
+                # The same rows as a table: what is selected in one is in the other.
+                about = (view.statistic, view.relative, view.nodes)
+                frame = _kept("sensitivity.frame", view.tensors, about, lambda: rows.summary(view))
+                rows.show_table(view, frame, found)
             with panel:
                 _panel(view, found)
     chosen.publish(found)
@@ -91,11 +96,9 @@ def _go_on(view: View, found: Selection | None) -> None:
     if len(names) == 1 and not whole:
         label = f"Allocate bits to {fmt.elided(names[0], _LISTED_WIDTH)}"
     ending.offer(
-        ending.Next(
-            fmt.markdown(label),
-            "allocate",
-            "More bits or fewer, layer by layer, and what that costs.",
-            {state.LAYERS: "" if whole else json.dumps(names[:_MOST_CARRIED])},
+        ending.ALLOCATE._replace(
+            label=fmt.markdown(label),
+            carried={state.LAYERS: "" if whole else json.dumps(names[:_MOST_CARRIED])},
         ),
         ending.EXPORT,
     )
@@ -107,8 +110,6 @@ def _say(shown: Subject, table: Sensitivity) -> None:
         return
 
     def said() -> str:
-        from inshrink_core.analysis.findings import findings
-
         names = [row.name for row in table.rows]
         rates = rows.learning_rates_of(shown, table)
         means, extents = table.values["mean"], table.extents()
@@ -143,30 +144,19 @@ def _valid(found: Selection | None, tensors: Sensitivity) -> Selection | None:
 def _chart(view: View, found: Selection | None) -> None:
     """Draw the heatmap; its figure stays the same while clicks select in it."""
     table = view.table
-    figure = _kept(
-        "heatmap.figure",
-        view.tensors,
-        _base(view),
-        lambda: heatmap.heatmap_figure(
-            table,
-            view.statistic,
-            relative=view.relative,
-            loss=_loss(view),
-            tree=_labels(view),
-        ),
-    )
+
+    def made() -> go.Figure:
+        shapes = ["" if row.shape is None else fmt.shape(row.shape) for row in table.rows]
+        tree, loss = list(zip(modules.labels(view.nodes), shapes, strict=True)), _loss(view)
+        return heatmap.heatmap_figure(table, view.statistic, relative=view.relative, loss=loss, tree=tree)
+
+    figure = _kept("heatmap.figure", view.tensors, _base(view), made)
     with st.container(gap=None):
         alt = f"{METRICS[table.metric].label} of {len(table.rows)} rows over {len(table.steps)} steps"
         chart(figure, _CHART, alt)
         told = functools.partial(_clicked, [row.name for row in table.rows], table.steps)
         picked_cells(_CHART, told, marked=_marked(view, found), named=functools.partial(_named, view))
     st.caption(_caption(view))
-
-
-def _labels(view: View) -> list[tuple[str, str]]:
-    """Return what each row is called, as it stands in the tree, and its shape."""
-    shapes = ["" if row.shape is None else fmt.shape(row.shape) for row in view.table.rows]
-    return list(zip(modules.labels(view.nodes), shapes, strict=True))
 
 
 def _named(view: View, said: object) -> None:
@@ -181,13 +171,6 @@ def _named(view: View, said: object) -> None:
         above = [one for one in view.nodes[:said] if one.is_open and modules.is_within(node.name, one.name)]
         if above:
             chosen.fold(run, above[-1].name, is_open=True)
-
-
-def _tree(view: View, found: Selection | None) -> None:
-    """Draw the same rows as a table below the picture: what is selected in one is in the other."""
-    about = (view.statistic, view.relative, view.nodes)
-    frame = _kept("sensitivity.frame", view.tensors, about, lambda: rows.summary(view))
-    rows.show_table(view, frame, found)
 
 
 def _loss(view: View) -> tuple[str, Sequence[tuple[int, float]]] | None:

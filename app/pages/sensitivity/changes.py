@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.sensitivity import METRICS, Sensitivity
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.pages.sensitivity import heatmap
 from inshrink_app.pages.sensitivity.heatmap import heatmap_figure
 from inshrink_app.widgets import ending, fmt, listing, modules
+from inshrink_app.widgets.choices import one_of_many
 from inshrink_app.widgets.figures import log_figure, log_ticks
 from inshrink_app.widgets.layout import allowed, answer, chart, section
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from inshrink_core.verbs.diff import StepDiff
-
+from inshrink_core.verbs.diff import Diff, StepDiff
 
 _MOST_DRAWN = 30
 _NAMES_LISTED = 20
@@ -188,24 +186,18 @@ def two_steps(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str)
     _steps_table(found, moved, (first, second), METRICS[table.metric].word)
     if moved is not None:
         _list_names(moved.reshaped, "With another shape or dtype")
-    from inshrink_core.verbs.diff import Diff
 
     ending.requests([Diff(str(shown.path), steps=(first, second))])
 
 
 def _steps(steps: Sequence[int]) -> tuple[int, int]:
     """Draw the two pickers, beginning with what the link says; by default the first and the last step."""
-    chosen = {}
+    labels = {str(step): fmt.count(step) for step in steps}
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
-        for key, label, default in ((_FIRST, "From step", steps[0]), (_SECOND, "To step", steps[-1])):
-            widget = f"steps.{key}"
-            if st.session_state.get(widget) not in steps:
-                known = state.choice(key, [str(step) for step in steps], str(default))
-                st.session_state[widget] = int(known)
-            chosen[key] = st.selectbox(label, steps, key=widget, format_func=fmt.count, width=170)
+        first = one_of_many("steps", "From step", _FIRST, labels, str(steps[0]), width=170)
+        second = one_of_many("steps", "To step", _SECOND, labels, str(steps[-1]), width=170)
         st.button("Swap", icon=":material/swap_horiz:", on_click=_swap)
-    state.publish(**{key: str(step) for key, step in chosen.items()})
-    return chosen[_FIRST], chosen[_SECOND]
+    return int(first), int(second)
 
 
 def _swap() -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
-from inshrink_app.model.sensitivity import METRICS
+from inshrink_app.model import METRICS
 from inshrink_app.theme import CATEGORICAL, GAP, MARK, SEQUENTIAL
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import (
@@ -23,10 +22,8 @@ from inshrink_app.widgets.figures import (
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-if TYPE_CHECKING:
-    from inshrink_core.analysis.anatomy import Anatomy, Places, SensitivityMap, ValueHistogram
-    from inshrink_core.analysis.trajectory import Trajectory
-
+from inshrink_core.analysis.anatomy import Anatomy, Places, SensitivityMap, ValueHistogram
+from inshrink_core.analysis.trajectory import Trajectory
 
 _HEIGHT = 276
 _MOVEMENT = "Relative movement"
@@ -208,9 +205,10 @@ def map_figure(told: SensitivityMap) -> go.Figure:
         )
     )
     lay_out(figure, _HEIGHT)
+    metric = METRICS[told.metric]
     figure.update_xaxes(title=title("|w|"), showgrid=False, **_ticks(told.log_magnitude))
     figure.update_yaxes(
-        title=title(fmt.html(METRICS[told.metric].symbol)),
+        title=title(fmt.html(f"{metric.label}, {metric.symbol}")),
         showgrid=False,
         automargin=True,
         **_ticks(told.log_sensitivity),

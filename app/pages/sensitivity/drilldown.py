@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
-from inshrink_app.model.sensitivity import METRICS, Sensitivity
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.pages.sensitivity import drill_figures
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.selection import Event
@@ -21,9 +19,7 @@ from inshrink_app.widgets.choices import codec_labels
 from inshrink_app.widgets.layout import allowed, answer, chart, facts
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram
-
+from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram
 
 _REST = 1000
 """Pixels of what stands below the histogram, about."""
@@ -101,13 +97,9 @@ def _step_slider(steps: Sequence[int], step: int) -> None:
         steps,
         key=_STEP,
         format_func=fmt.count,
-        on_change=_stepped,
+        on_change=lambda: chosen.apply(Event("step", step=st.session_state[_STEP])),
         width=300,
     )
-
-
-def _stepped() -> None:
-    chosen.apply(Event("step", step=st.session_state[_STEP]))
 
 
 def _way(shown: Subject, step: int) -> str:

@@ -7,11 +7,11 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
-from inshrink_app.model.sensitivity import METRICS, Sensitivity
+from inshrink_app.model import METRICS, Sensitivity
 from inshrink_app.theme import CATEGORICAL, DIVERGING, GAP, SEQUENTIAL
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import (
@@ -28,8 +28,7 @@ from inshrink_app.widgets.figures import (
 from inshrink_app.widgets.modules import Node
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from inshrink_core.analysis.profile import Row
+from inshrink_core.analysis.profile import Row
 
 MAX_COLUMNS = 100
 """More columns are thinner than a reader can tell apart on a laptop's screen."""
@@ -140,12 +139,6 @@ def _told(table: Sensitivity, values: NDArray[np.float32], statistic: str, relat
         "times" if relative == "times" else metric.symbol if metric.pooled else f"{statistic} {metric.symbol}"
     )
     return f"{fmt.html(word)} = %{{customdata:{form}}}"
-
-
-def _around(middle: float, low: float, high: float) -> tuple[float, float]:
-    """Return ends that are equally far from the middle."""
-    reach = max(abs(high - middle), abs(middle - low), 1e-3)
-    return middle - reach, middle + reach
 
 
 def _row_category(row: Row) -> str:
@@ -302,7 +295,9 @@ def heatmap_figure(
     scale = "log" if relative == "times" else metric.scale
     colours, low, high = scaled(values, scale)
     if is_both_ways(table, relative):
-        low, high = _around(0.0 if scale == "log" else 1.0, low, high)
+        middle = 0.0 if scale == "log" else 1.0
+        reach = max(abs(high - middle), abs(middle - low), 1e-3)
+        low, high = middle - reach, middle + reach
     rows = [_row_category(row) for row in table.rows]
     row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(rows) <= most)
     height = TOOLBAR + max(220, len(rows) * row_pixels + 62)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model.sensitivity import METRICS, Sensitivity
-from inshrink_app.model.subject import Subject
+from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.pages.sensitivity import arranging, heatmap
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.selection import Event, Selection
@@ -19,8 +18,8 @@ from inshrink_app.widgets import fmt, listing, modules
 from inshrink_app.widgets.modules import Node
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from inshrink_core.analysis.profile import Row
+from inshrink_core.analysis.findings import learning_rates
+from inshrink_core.analysis.profile import Row
 
 _FIND, _TABLE = "find", "sensitivity.table"
 
@@ -159,8 +158,6 @@ def narrowed(
 
 def learning_rates_of(shown: Subject, table: Sensitivity) -> NDArray[np.float64] | None:
     """Return the learning rates that lead to the checkpoints, of movement where they were logged."""
-    from inshrink_core.analysis.findings import learning_rates
-
     return learning_rates(shown.log, table.steps) if table.metric == "update" else None
 
 

@@ -8,11 +8,8 @@ from typing import NamedTuple
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs.job import Job
-from inshrink_app.model.page import Page
-from inshrink_app.model.problem import ServiceError
-from inshrink_app.model.sensitivity import METRICS, Sensitivity
-from inshrink_app.model.subject import ASK_ABOVE_BYTES, Subject
+from inshrink_app.jobs import Job
+from inshrink_app.model import ASK_ABOVE_BYTES, METRICS, Page, Sensitivity, ServiceError, Subject
 from inshrink_app.pages.sensitivity import cells, changes
 from inshrink_app.widgets import ending, fmt, job_card, modules, problem, subject
 from inshrink_app.widgets.choices import one_of_few, one_of_many
@@ -49,12 +46,7 @@ def render() -> None:
         changes.two_steps(shown, tables, statistic)
     else:
         changes.two_runs(shown, tables, statistic, level, lambda other: _measured(other, metric, ".other"))
-    ending.offer(
-        ending.Next(
-            "Give layers their bits: Allocate", "allocate", "More bits or fewer, and what that costs."
-        ),
-        ending.EXPORT,
-    )
+    ending.offer(ending.ALLOCATE, ending.EXPORT)
 
 
 def _choices(shown: Subject) -> tuple[str, str, str, str]:

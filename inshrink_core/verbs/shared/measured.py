@@ -149,9 +149,13 @@ class Measurements:
     @classmethod
     def of_run(cls, run: Run, *, make: bool = False) -> Self:
         """Return those of a run, as its files are by their paths, sizes and times."""
-        found = results_folder(run.directory, make=make)
-        content = key_digest({"run": [run.identity(step) for step in run.steps]})
-        return cls([] if found is None else [found / _FOLDER], _OF_RUN, content, run.address)
+        return cls.of_content(run_content(run), run.directory, run.address, make=make)
+
+    @classmethod
+    def of_content(cls, content: str, directory: Path, path: str = "", *, make: bool = False) -> Self:
+        """Return those of a run that is not open: by its `run_content` and the directory it lies in."""
+        found = results_folder(directory, make=make)
+        return cls([] if found is None else [found / _FOLDER], _OF_RUN, content, path)
 
     def add(self, kind: str, question: Mapping[str, Any], document: Mapping[str, Any]) -> None:
         """Keep an answer; a disk that refuses costs no result."""
@@ -174,6 +178,11 @@ class Measurements:
         """Return the newest answer to a question; None where it was not asked of this content."""
         asked = key_digest(question)
         return next((one for one in self.rows(kind) if key_digest(one.question) == asked), None)
+
+
+def run_content(run: Run) -> str:
+    """Return a digest of what a run holds, told by the paths, sizes and times of its files."""
+    return key_digest({"run": [run.identity(step) for step in run.steps]})
 
 
 def answer_as(report: type[R], known: Measurement, **rows: Callable[..., Any]) -> R | None:
