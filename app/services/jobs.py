@@ -100,6 +100,11 @@ def linked_job(job_id: str, page: str, path: Path) -> Job | None:
     return None if job is None or (job.work.page, job.shown) != (page, str(path)) else job
 
 
+def place_in_queue(job: Job) -> int | None:
+    """Return how many jobs go before a queued one, itself included; None where it does not wait here."""
+    return registry().place(job)
+
+
 def stop_job(job: Job) -> None:
     """Cancel a running job."""
     registry().stop(job)

@@ -85,7 +85,7 @@ def progress(job: Job) -> None:
 
 def _queued_text(job: Job) -> str:
     """Say how long the queue is before a job."""
-    place = services.registry().place(job)
+    place = services.place_in_queue(job)
     if place is None:
         return "Queued" if not job.is_elsewhere else "Queued by another explorer"
     before = f"{fmt.counted(place - 1, 'job')} before it, after" if place > 1 else "next, after"

@@ -210,7 +210,7 @@ LIGHT = ("inshrink_core.text", "inshrink_core.sensitivity")
 """Words and names; importing them takes milliseconds."""
 
 
-def test_the_engine_is_imported_by_packages_that_may_and_never_while_a_module_loads() -> None:
+def test_the_engine_is_imported_by_packages_that_may() -> None:
     importers = set()
     for path in modules():
         tree = Executed().visit(ast.parse(path.read_text()))
@@ -219,7 +219,6 @@ def test_the_engine_is_imported_by_packages_that_may_and_never_while_a_module_lo
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.split(".")[0] == "inshrink_core" and name not in LIGHT for name in names):
                 importers.add(path.relative_to(APP).parts[0])
-                assert node not in tree.body or path.name == "launch.py", f"{path}:{node.lineno}"
     assert importers <= {"jobs", "model", "pages", "services", "widgets", "launch.py"}
 
 

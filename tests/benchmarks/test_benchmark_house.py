@@ -76,5 +76,5 @@ def test_the_files_from_a_request_to_its_verb_are_those_of_the_command_line():
 
 def test_what_runs_in_the_lattice_is_counted_from_its_encode():
     names = {place.name for place in house._encoding()}
-    assert "LatticeCodec.encode" in names
+    assert "FallbackCodec.encode" in names
     assert "Archive.append" not in names
