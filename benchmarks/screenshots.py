@@ -130,6 +130,7 @@ def take(browser: Any, address: str, run: Path, shot: Shot, target: Path) -> Non
     if layer is not None:
         page.locator(f".js-plotly-plot {layer}").first.wait_for(state="attached")
     page.locator("[data-testid=stExpander]").last.wait_for(state="attached")
+    page.locator("[data-testid=stProgress]").filter(visible=True).wait_for(state="hidden")
     # A click scrolls to its button, which may lie below.
     page.evaluate("document.querySelector('[data-testid=stMain]').scrollTo(0, 0)")
     # Charts fade in; nothing in the page tells when that is over.

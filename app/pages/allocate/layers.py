@@ -146,11 +146,11 @@ def show_handles(board: Board) -> None:
     # The geometric mean of the numbers, by the size of the tensors.
     sizes = found.rates.sizes / found.rates.sizes.sum()
     middle = math.exp(float(np.log(np.asarray(found.values)) @ sizes))
-    now = min(options, key=lambda one: abs(math.log(one / middle)))
-    st.session_state[_HANDLE] = now
+    nearest = min(options, key=lambda one: abs(math.log(one / middle)))
+    st.session_state[_HANDLE] = options[options.index(nearest)] = float(f"{middle:.3g}")
 
     def moved() -> None:
-        found.scaled(range(len(found.values)), st.session_state[_HANDLE] / now)
+        found.scaled(range(len(found.values)), st.session_state[_HANDLE] / middle)
 
     def best() -> None:
         is_locked = [key in found.edit.locked for key in found.rates.keys]
