@@ -302,7 +302,9 @@ def _about(found: Sequence[Known]) -> str:
     one = max(found, key=lambda one: one.at)
     n = "" if one.n_samples is None else f" on {fmt.counted(one.n_samples, 'sample')}"
     metric = f"Metric: {one.comparison.metric}, {one.comparison.direction} is better{n}"
-    grain = "" if one.granularity is None else f"; one sample is {fmt.percent(one.granularity)} of it"
+    grain = ""
+    if one.worst is not None and one.granularity is not None:
+        grain = f"; one sample is {fmt.percent(one.granularity)} of it at step {fmt.count(one.worst.step)}"
     where = f"{when(one.at)}, on {one.comparison.device.upper()}"
     return fmt.markdown(f"{metric}{grain}. Measured {where}. {_stale_note(found)}")
 
