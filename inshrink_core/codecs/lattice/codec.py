@@ -216,12 +216,11 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
 
     def covers(self, spec: TensorSpec) -> bool:
         """Whether the lossy rule covers a tensor: weights, master weights and running statistics."""
-        return (
-            not spec.exact
-            and can_have_lattice(spec)
-            and (is_matrix(spec) or self.one_dimensional == "lattice")
-            and (spec.role in _WEIGHTS or is_statistic(spec))
-        )
+        if spec.exact or not can_have_lattice(spec):
+            return False
+        if spec.role in _WEIGHTS:
+            return is_matrix(spec) or self.one_dimensional == "lattice"
+        return is_statistic(spec) and self.one_dimensional == "lattice"
 
     @classmethod
     def is_exact(cls, settings: Mapping[str, Any]) -> bool:
@@ -452,12 +451,12 @@ def _restored(item: TensorInput, restored: Tensor) -> Tensor | None:
 def _same(rounded: Rounded, after: LatticeReference, before: LatticeReference, moved: bool) -> bool:
     """Whether no element changed, so that the block can say just that."""
     # The largest token mostly decides; exact elements, and integers that were moved, have to be looked at.
-    return (
-        rounded.n_large <= rounded.n_exact
-        and not 0 < rounded.largest < FIRST_LARGE
-        and (not (moved or rounded.n_exact) or torch.equal(after.integers, before.integers))
-        and torch.equal(after.exact_at, before.exact_at)
-        and torch.equal(words_of(after.exact_values), words_of(before.exact_values))
+    if rounded.n_large > rounded.n_exact or 0 < rounded.largest < FIRST_LARGE:
+        return False
+    if (moved or rounded.n_exact) and not torch.equal(after.integers, before.integers):
+        return False
+    return torch.equal(after.exact_at, before.exact_at) and torch.equal(
+        words_of(after.exact_values), words_of(before.exact_values)
     )
 
 
