@@ -57,6 +57,18 @@ def uninterrupted(tmp_path_factory):
     return torch.load(folder / "whole.pt"), folder / "a"
 
 
+def require_blocks_of(place, folder):
+    """Require that an archive elsewhere has the blocks of one in a folder, and is sound."""
+    there, here = Archive.open(place), Archive.open(folder)
+    assert [(one.kind, one.n_parts) for one in there.frames] == [("keyframe", 2), ("delta", 2), ("delta", 2)]
+    for one, other in zip(there.frames, here.frames, strict=True):
+        mine, theirs = there.frame(one), here.frame(other)
+        assert [mine.read(entry) for entry in mine.entries] == [
+            theirs.read(entry) for entry in theirs.entries
+        ]
+    assert not inshrink_core.verify(place, deep=True).problems
+
+
 def test_ranks_write_into_a_bucket_the_blocks_that_they_write_into_a_folder(
     server, url, tmp_path, uninterrupted
 ):
@@ -65,14 +77,7 @@ def test_ranks_write_into_a_bucket_the_blocks_that_they_write_into_a_folder(
     run(2, tmp_path, server, ranks.train_on, url, 2, tmp_path / "none.pt")
     run(2, tmp_path, server, ranks.train_on, url, 3, tmp_path / "whole.pt")
     assert ranks.same(torch.load(tmp_path / "whole.pt"), whole)
-    there, here = Archive.open(url), Archive.open(folder)
-    assert [(one.kind, one.n_parts) for one in there.frames] == [("keyframe", 2), ("delta", 2), ("delta", 2)]
-    for one, other in zip(there.frames, here.frames, strict=True):
-        mine, theirs = there.frame(one), here.frame(other)
-        assert [mine.read(entry) for entry in mine.entries] == [
-            theirs.read(entry) for entry in theirs.entries
-        ]
-    assert not inshrink_core.verify(url, deep=True).problems
+    require_blocks_of(url, folder)
     run(1, tmp_path, server, ranks.train_on, url, 4, tmp_path / "last.pt")
     assert [one.n_parts for one in Archive.open(url).frames] == [2, 2, 2, 1]
     assert not inshrink_core.verify(url, deep=True).problems
@@ -206,14 +211,7 @@ def test_ranks_write_to_the_hub_and_all_parts_of_a_save_are_one_commit(
     begun = commits_of(hub, repository)
     run(2, tmp_path, hub.url, ranks.train_on, repository, 3, tmp_path / "whole.pt")
     assert ranks.same(torch.load(tmp_path / "whole.pt"), whole)
-    there, here = Archive.open(repository), Archive.open(folder)
-    assert [(one.kind, one.n_parts) for one in there.frames] == [("keyframe", 2), ("delta", 2), ("delta", 2)]
-    for one, other in zip(there.frames, here.frames, strict=True):
-        mine, theirs = there.frame(one), here.frame(other)
-        assert [mine.read(entry) for entry in mine.entries] == [
-            theirs.read(entry) for entry in theirs.entries
-        ]
-    assert not inshrink_core.verify(repository, deep=True).problems
+    require_blocks_of(repository, folder)
     assert sum("manifest" in message for message in begun) == 3  # the archive, and two saves
     assert len(commits_of(hub, repository)) == len(begun) + 1
 
