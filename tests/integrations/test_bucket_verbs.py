@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import uuid
 from pathlib import Path
 
@@ -129,6 +130,8 @@ def require_whole(url, among=STEPS):
 def test_a_verb_killed_between_two_requests_loses_nothing_and_the_next_goes_on(
     name, server, url, hub, run, archive, tmp_path, monkeypatch
 ):
+    # The children find this module, and what is installed before what lies beside it.
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[2])])
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["inshrink_core.verbs", "inshrink_core.training.saver", "torch"])
     # A watch asks what compress asks, and looks in between.
