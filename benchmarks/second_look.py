@@ -34,8 +34,8 @@ from torch import Tensor
 from benchmarks.restore_cost import _expected_rise, _outputs
 from benchmarks.results import DATA, renew
 from benchmarks.shaping import TUNED
-from inshrink_core.codecs.lattice.shaping import BARE, Shaping, grown, shaped_changes
 from inshrink_core.codecs.lattice.spacing import geometric_mean, lattice_of, new_spacing
+from inshrink_core.codecs.shaping import BARE, Shaping, grown, shaped_changes
 from inshrink_core.lab.failing import Schedule, Setup, Training, isolated
 from inshrink_core.lab.tasks import Task, find_task
 from inshrink_core.ops.lattice import round_to_lattice

@@ -40,7 +40,7 @@ from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain import Archive, ChainWriter, FrameEncoder, archive_size
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import TensorRole
-from inshrink_core.codecs.lattice.shaping import Fed, grown, shaped_changes
+from inshrink_core.codecs.shaping import Fed, grown, shaped_changes
 from inshrink_core.lab.failing import Schedule, Setup, isolated, train_restored
 from inshrink_core.lab.tasks import find_task
 from inshrink_core.ops.lattice import Gain, Lattice, gain_grades, round_to_lattice

@@ -221,6 +221,11 @@ class TensorReference(ABC):
     def nbytes(self) -> int:
         """Memory the state holds, in bytes."""
 
+    @property
+    def noise(self) -> float:
+        """Share of the values' sum of squares that is rounding errors, where the state knows of it."""
+        return 0.0
+
     def decoded_anew(self) -> Tensor:
         """Return the tensor, one that the caller may write to."""
         return self.decoded().clone()
@@ -309,6 +314,8 @@ class TensorInput:
     moment_before
         First moment or momentum of this parameter as the frame before decodes to it, for a codec with
         `Codec.uses_past`; None where that holds none.
+    moment_noise
+        `TensorReference.noise` of it.
     owned
         True where nobody else will write to `tensor`: a state may then keep it instead of a copy.
     sampled
@@ -323,6 +330,7 @@ class TensorInput:
     momentum: Tensor | None = None
     restored: Tensor | None = None
     moment_before: Tensor | None = None
+    moment_noise: float = 0.0
     owned: bool = False
     sampled: bool = False
 
@@ -389,13 +397,14 @@ class PastFrame(NamedTuple):
         Of the tensor.
     settings
         The settings it was written with.
-    moment_before
+    moment_before, moment_noise
         As of `TensorInput`.
     """
 
     block: Block
     settings: Mapping[str, Any]
     moment_before: Tensor | None
+    moment_noise: float = 0.0
 
 
 class Encoded(NamedTuple):

@@ -313,21 +313,22 @@ class ChainWriter:
         self, spec: TensorSpec, reference: TensorReference, chain: Sequence[FrameInfo]
     ) -> TensorReference:
         """Return a tensor's state with what its codec had seen of the frames of its chain."""
-        codec = self.config.config_of(spec)
-        if not codec.uses_past or spec.role not in codec.takes():
-            return reference
-        return codec.recall(reference, self._past(spec, chain))
+        codec = self.config.codec_of(spec)
+        return codec.recall(reference, self._past(spec, chain)) if codec.uses_past else reference
 
     def _past(self, spec: TensorSpec, chain: Iterable[FrameInfo]) -> Iterator[PastFrame]:
         """Yield a tensor's blocks, each with its first moment in the frame before."""
-        archive, moment = self.archive.sequential(values=False), None
+        archive, moment, noise = self.archive.sequential(values=False), None, 0.0
         for info in chain:
             frame, described = archive.frame(info), archive.checkpoint(info)
             if spec.key in described:
                 entry = frame.entry(spec.key)
-                yield PastFrame(Block(entry.codec, frame.read(entry)), settings_of(frame.meta, spec), moment)
-            companion = described.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM)
-            moment = None if companion is None else archive.decode(info, companion.key)[0]
+                block, settings = Block(entry.codec, frame.read(entry)), settings_of(frame.meta, spec)
+                yield PastFrame(block, settings, moment, noise)
+            companion, moment = described.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM), None
+            if companion is not None:
+                moment, reference = archive.decode(info, companion.key)
+                noise = reference.noise
 
     def _recalled(
         self, spec: TensorSpec, origin: Origin | None, history: Tensor | None = None

@@ -16,7 +16,7 @@ from inshrink_core.errors import ConfigError, InputError
 _MOMENTS_CODEC = "moments"
 """The default codec of optimizer state."""
 
-_MOMENTS: Mapping[str, str] = {"compressed": "fidelity", "compact": "ratio"}
+_MOMENTS: Mapping[str, str] = {"compressed": "fidelity", "shaped": "shaped", "compact": "ratio"}
 """Preset of the moments codec by how the user asked for optimizer state."""
 
 OPTIMIZER_CHOICES = ("exact", *_MOMENTS, "drop")
@@ -75,9 +75,10 @@ class ChainConfig:
         Settings for some of the tensors it encodes; later ones win.
     optimizer
         How optimizer state is stored that the codec leaves to others. ``exact`` keeps it bit for bit;
-        ``compressed`` keeps second moments to an octave and the direction of first moments,
-        ``compact`` second moments as rank-one factors only (`inshrink_core.codecs.moments.codec`); both
-        store master weights as the lattice codec stores weights. ``drop`` leaves it out, so that training
+        ``compressed`` keeps second moments to an octave and the direction of first moments, ``shaped`` does
+        so with coarser first moments whose errors lie where the loss is flat, ``compact`` keeps second
+        moments as rank-one factors only (`inshrink_core.codecs.moments.codec`); all three store master
+        weights as the lattice codec stores weights. ``drop`` leaves it out, so that training
         cannot be resumed without warming the optimizer up again. By default `default_optimizer`; whatever
         the moments codec has no rule for is stored exactly, tensor by tensor.
     keyframe_every
@@ -146,6 +147,12 @@ class ChainConfig:
     def config_of(self, spec: TensorSpec) -> AnyCodec:
         """Return the config of one tensor that the chain's own codec takes."""
         return overridden(self.config, self.overrides, spec)
+
+    def codec_of(self, spec: TensorSpec) -> AnyCodec:
+        """Return the codec of any tensor, as it is set for it."""
+        codecs = self.role_codecs()
+        place = next(i for i, one in enumerate(codecs) if spec.role in one.roles)
+        return codecs[place].codec if place else self.config_of(spec)
 
     def role_codecs(self) -> tuple[RoleCodec, ...]:
         """Return the codecs in order of precedence: the chain's own first, lossless last."""

@@ -128,7 +128,11 @@ def shape_changes(
 
 @op
 def factorize(
-    sketch: NDArray[np.float64], signs: NDArray[np.float64], trace: float, dampings: Sequence[float]
+    sketch: NDArray[np.float64],
+    signs: NDArray[np.float64],
+    trace: float,
+    dampings: Sequence[float],
+    noise: float = 0.0,
 ) -> tuple[Factors, ...]:
     """Return the factors of a matrix H from its sketch, for each of several dampings.
 
@@ -142,6 +146,8 @@ def factorize(
         Of H.
     dampings
         What is added to the diagonal, in means of that of H.
+    noise
+        How much of the trace is no H but rounding errors, alike in all directions: it is taken away again.
 
     Notes
     -----

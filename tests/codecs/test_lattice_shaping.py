@@ -11,9 +11,9 @@ import inshrink_core
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import BaseReference, FrameContext, PastFrame, TensorInput
+from inshrink_core.codecs.foretold import bits_of
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from inshrink_core.codecs.lattice.foretold import bits_of
-from inshrink_core.codecs.lattice.shaping import Fed, Shaping, grown
+from inshrink_core.codecs.shaping import Fed, Shaping, grown
 from inshrink_core.testing.codecs import CodecSuite, state_bits
 from tests.codecs.lattice_chains import frame, moving
 from tests.runs import write_run
@@ -217,7 +217,10 @@ def compressed(run, path, **settings):
 
 @pytest.mark.parametrize(
     ("shaping", "optimizer"),
-    [*((how, "compressed") for how in ("on", "both", "auto")), ("on", "exact"), ("on", "drop")],
+    [
+        *((how, "compressed") for how in ("on", "both", "auto")),
+        *(("on", "exact"), ("on", "drop"), ("off", "shaped"), ("auto", "shaped")),
+    ],
 )
 def test_two_sessions_write_the_frames_of_one(tmp_path, shaping, optimizer):
     run = inshrink_core.open(write_run(tmp_path / "run", n_steps=6))
@@ -225,13 +228,20 @@ def test_two_sessions_write_the_frames_of_one(tmp_path, shaping, optimizer):
     once = compressed(run, tmp_path / "once", **on)
     compressed(run, tmp_path / "twice", steps=run.steps[:4], **on)
     assert compressed(run, tmp_path / "twice", steps=run.steps[4:], **on) == once
-    assert compressed(run, tmp_path / "plain", optimizer=optimizer) != once
+    plainly = optimizer.replace("shaped", "compressed")
+    assert compressed(run, tmp_path / "plain", optimizer=plainly) != once
 
 
-@pytest.mark.parametrize("shaping", ["on", "auto"])
-def test_the_number_of_parts_changes_no_byte(tmp_path, shaping):
+@pytest.mark.parametrize(("shaping", "optimizer"), [("on", "compressed"), ("auto", "shaped")])
+def test_the_number_of_parts_changes_no_byte(tmp_path, shaping, optimizer):
     run = inshrink_core.open(write_run(tmp_path / "run", n_steps=4))
-    on = {"settings": {"shaping": shaping}, "look_ahead": True, "coarseness": 2.0, "threads": 1}
+    on = {
+        "settings": {"shaping": shaping},
+        "look_ahead": True,
+        "coarseness": 2.0,
+        "threads": 1,
+        "optimizer": optimizer,
+    }
     inshrink_core.compress(run, tmp_path / "whole", **on)
     for part in ("1/2", "2/2"):
         inshrink_core.compress(run, tmp_path / "parts", part=part, **on)

@@ -28,11 +28,11 @@ def uneven(n: int, octaves: float = 8.0) -> torch.Tensor:
     return turned @ torch.diag(torch.logspace(0, -octaves, n, base=2.0, dtype=torch.float64)) @ turned.T
 
 
-def factors_of(matrix: torch.Tensor, damping: float = 1.0):
+def factors_of(matrix: torch.Tensor, damping: float = 1.0, noise: float = 0.0):
     n = matrix.shape[0]
     signs = torch.eye(n) if n <= SKETCHED else normal((n, SKETCHED), 2).sign()
     signs = signs.double()
-    return factorize((matrix @ signs).numpy(), signs.numpy(), float(matrix.trace()), (damping,))[0]
+    return factorize((matrix @ signs).numpy(), signs.numpy(), float(matrix.trace()), (damping,), noise)[0]
 
 
 def changes_by(backend, device, *arguments):
@@ -76,11 +76,11 @@ def test_a_gpu_rounds_as_the_reference_does():
     check_back_ends_agree("cuda", shapes=((1, 8), (16, 33), (37, 150)))
 
 
-@pytest.mark.parametrize("n", [8, 34])
-def test_compiled_factors_are_those_of_the_reference(n):
-    found = factors_of(uneven(n))
+@pytest.mark.parametrize(("n", "noise"), [(8, 0.0), (34, 0.0), (34, 0.9)])
+def test_compiled_factors_are_those_of_the_reference(n, noise):
+    found = factors_of(uneven(n), noise=noise)
     with force_backend(Backend.REFERENCE):
-        expected = factors_of(uneven(n))
+        expected = factors_of(uneven(n), noise=noise)
     assert np.array_equal(found.gains, expected.gains)
     assert np.array_equal(found.directions, expected.directions)
     assert found[2:] == expected[2:]
@@ -114,6 +114,15 @@ def test_errors_fed_both_ways_cost_the_product_of_both_shares():
 
     share = cost(shaped) / cost((values * 4).round())
     assert abs(share / (sides[0].share * sides[1].share) - 1) < 0.3
+
+
+def test_noise_that_is_told_is_no_part_of_a_matrix():
+    matrix = uneven(96)
+    level = float(matrix.trace()) / 96
+    noisy = matrix + 1.5 * level * torch.eye(96, dtype=torch.float64)
+    known, told, untold = factors_of(matrix), factors_of(noisy, noise=96 * 1.5 * level), factors_of(noisy)
+    assert abs(told.share - known.share) < 0.15
+    assert untold.share > told.share + 0.05
 
 
 def test_a_white_matrix_is_said_to_gain_nothing():

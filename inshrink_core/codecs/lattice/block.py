@@ -17,8 +17,8 @@ from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import PROTECTED, QUANTIZED, BaseReference, Levels, ShapedReference
 from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_exact
 from inshrink_core.codecs.fallback import LOSSY_DTYPES
-from inshrink_core.codecs.lattice.shaping import Shaping
 from inshrink_core.codecs.lattice.spacing import MAX_EXPONENT, MAX_UNITS, MIN_EXPONENT, Spacing, lattice_of
+from inshrink_core.codecs.shaping import Shaping
 from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block

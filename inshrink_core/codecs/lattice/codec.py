@@ -64,7 +64,8 @@ from inshrink_core.codecs.lattice.plan import (
     observe_statistic,
     observe_tensor,
 )
-from inshrink_core.codecs.lattice.shaping import (
+from inshrink_core.codecs.lattice.spacing import Spacing, lattice_of, new_spacing
+from inshrink_core.codecs.shaping import (
     Fed,
     PastBlock,
     Shaping,
@@ -72,7 +73,6 @@ from inshrink_core.codecs.lattice.shaping import (
     recalled,
     shaped_changes,
 )
-from inshrink_core.codecs.lattice.spacing import Spacing, lattice_of, new_spacing
 from inshrink_core.errors import ConfigError
 from inshrink_core.frame import Block
 from inshrink_core.ops.flat import as_float32, flattened
@@ -254,6 +254,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
                 moved=frame.block.codec != self.bitstream or points_moved(frame.block.payload),
                 shaping=frame.settings.get("shaping", "off"),
                 moment=frame.moment_before,
+                noise=frame.moment_noise,
             )
             for frame in past
         )

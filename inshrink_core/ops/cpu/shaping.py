@@ -8,9 +8,13 @@ fused or not, and as fast in vectors as no 64-bit integer is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
+from numba import types
+from numba.extending import intrinsic
 from torch import Tensor
 
 from inshrink_core.execution import new_array
@@ -33,6 +37,70 @@ _COLUMNS = 128
 """Columns turned at a time: their parts and changes take 24 kB beside 4 kB of sums."""
 
 _F32, _F64 = np.float32, np.float64
+
+_VECTOR = ir.VectorType(ir.DoubleType(), _LANES)
+_intrinsic: Any = intrinsic
+
+
+class _Vectors:
+    """Loads and stores vectors of an array of float64.
+
+    LLVM makes none of a loop over the ranks of two arrays: it cannot know that these do not overlap.
+    """
+
+    def __init__(self, context: Any, builder: Any, kind: Any, array: Any) -> None:
+        self._builder, self._data = builder, context.make_array(kind)(context, builder, array).data
+
+    def _pointer(self, at: Any) -> Any:
+        return self._builder.bitcast(self._builder.gep(self._data, [at]), _VECTOR.as_pointer())
+
+    def load(self, at: Any) -> Any:
+        """Return the vector at an index."""
+        return self._builder.load(self._pointer(at), align=8)
+
+    def store(self, value: Any, at: Any) -> None:
+        """Write a vector."""
+        self._builder.store(value, self._pointer(at), align=8)
+
+
+@_intrinsic
+def sum_products(
+    _: Any, out: Any, one: Any, at: Any, step: Any, other: Any, other_at: Any, other_step: Any
+) -> Any:
+    """Store in `out` the sum of products of `RANK` vectors of two arrays, each a step from the last."""
+
+    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        result, first, second = (_Vectors(context, builder, signature.args[i], given[i]) for i in (0, 1, 4))
+        place, other_place, total = given[2], given[5], None
+        for _ in range(RANK):
+            product = builder.fmul(first.load(place), second.load(other_place))
+            total = product if total is None else builder.fadd(total, product)
+            place, other_place = builder.add(place, given[3]), builder.add(other_place, given[6])
+        result.store(total, context.get_constant(types.intp, 0))
+        return context.get_dummy_value()
+
+    integers = (types.intp, types.intp)
+    return types.void(out, one, *integers, other, *integers), build
+
+
+@_intrinsic
+def add_products(
+    _: Any, out: Any, at: Any, step: Any, one: Any, one_at: Any, one_step: Any, factor: Any
+) -> Any:
+    """Add to `RANK` vectors of `out`, each a step after the one before, those of `one` times one vector."""
+
+    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        result, first, second = (_Vectors(context, builder, signature.args[i], given[i]) for i in (0, 3, 6))
+        times = second.load(context.get_constant(types.intp, 0))
+        place, other_place = given[1], given[4]
+        for _ in range(RANK):
+            product = builder.fmul(first.load(other_place), times)
+            result.store(builder.fadd(result.load(place), product), place)
+            place, other_place = builder.add(place, given[2]), builder.add(other_place, given[5])
+        return context.get_dummy_value()
+
+    integers = (types.intp, types.intp)
+    return types.void(out, *integers, one, *integers, factor), build
 
 
 @part
@@ -211,16 +279,11 @@ def feed_both(
     fed: Float64s,
 ) -> None:  # pragma: no cover - compiled
     """Fill in what is fed to a diagonal, along its rows and in all; lanes are at places that follow."""
+    sum_products(along, gains, place, length, sums, 0, _LANES)
+    sum_products(fed, row_gains, 0, _LANES, down, place, length)
     for lane in range(_LANES):
-        total = 0.0
-        for r in range(RANK):
-            total += gains[r * length + place + lane] * sums[r * _LANES + lane]
-        along[lane] = np.floor(total * scale + 0.5)
-    for lane in range(_LANES):
-        total = 0.0
-        for r in range(RANK):
-            total += row_gains[r * _LANES + lane] * down[r * length + place + lane]
-        fed[lane] = along[lane] + np.floor(total * row_scale + 0.5)
+        along[lane] = np.floor(along[lane] * scale + 0.5)
+        fed[lane] = along[lane] + np.floor(fed[lane] * row_scale + 0.5)
 
 
 @part
@@ -237,15 +300,11 @@ def spread_both(
 ) -> None:  # pragma: no cover - compiled
     """Add the errors of a diagonal to the sums of their rows, and of their columns."""
     worst = _F64(MOST_ERROR)
-    for lane in range(_LANES):
-        for r in range(RANK):
-            sums[r * _LANES + lane] += directions[r * length + place + lane] * error[lane]
+    add_products(sums, 0, _LANES, directions, place, length, error)
     for lane in range(_LANES):
         passed = min(max(error[lane] + along[lane], -worst), worst)
         along[lane] = passed if near[lane] > _F32(0.0) else 0.0
-    for lane in range(_LANES):
-        for r in range(RANK):
-            down[r * length + place + lane] += row_directions[r * _LANES + lane] * along[lane]
+    add_products(down, place, length, row_directions, 0, _LANES, along)
 
 
 @kernel
@@ -361,7 +420,7 @@ _decompose, _feed_forward = kernel(reference.decompose), kernel(reference.feed_f
 
 
 def factorize(
-    sketch: Float64s, signs: Float64s, trace: float, dampings: Sequence[float]
+    sketch: Float64s, signs: Float64s, trace: float, dampings: Sequence[float], noise: float = 0.0
 ) -> tuple[Factors, ...]:
     """See `shaping.factorize`."""
-    return reference.factors_by(_decompose, _feed_forward, sketch, signs, trace, dampings)
+    return reference.factors_by(_decompose, _feed_forward, sketch, signs, trace, dampings, noise)

@@ -108,12 +108,13 @@ def _fed(sums: Tensor, gains: Tensor, shift: int) -> Tensor:
 def decompose(
     sketch: NDArray[np.float64],
     signs: NDArray[np.float64],
+    floor: float,
     core: NDArray[np.float64],
     turned: NDArray[np.float64],
     columns: NDArray[np.float64],
     found: NDArray[np.float64],
 ) -> float:
-    """Fill in G; return the sum of its squares.
+    """Fill in G, each column's square less by a floor; return the sum of its squares.
 
     `core` and `turned` are (p, p), `columns` is (n, p), `found` is (n, rank).
     """
@@ -187,6 +188,14 @@ def decompose(
             energy += total * total
         if best >= 0:
             core[best, best] = 0.0
+        if floor > 0.0:
+            square = 0.0
+            for k in range(n):
+                square += found[k, r] * found[k, r]
+            shrink = math.sqrt(1.0 - floor / square) if square > floor else 0.0
+            for k in range(n):
+                found[k, r] *= shrink
+            energy -= min(square, floor)
     return energy
 
 
@@ -246,10 +255,14 @@ def feed_forward(
 
 
 def factorize(
-    sketch: NDArray[np.float64], signs: NDArray[np.float64], trace: float, dampings: Sequence[float]
+    sketch: NDArray[np.float64],
+    signs: NDArray[np.float64],
+    trace: float,
+    dampings: Sequence[float],
+    noise: float = 0.0,
 ) -> tuple[Factors, ...]:
     """See `shaping.factorize`."""
-    return factors_by(decompose, feed_forward, sketch, signs, trace, dampings)
+    return factors_by(decompose, feed_forward, sketch, signs, trace, dampings, noise)
 
 
 def factors_by(
@@ -259,12 +272,14 @@ def factors_by(
     signs: NDArray[np.float64],
     trace: float,
     dampings: Sequence[float],
+    noise: float,
 ) -> tuple[Factors, ...]:
     """Return the factors, the two loops as they are or compiled."""
     (n, p), rank = sketch.shape, RANK
     found, gains = np.zeros((n, rank)), np.zeros((n, rank))
     core, turned, columns = np.empty((p, p)), np.empty((p, p)), np.empty((n, p))
-    energy = decomposing(sketch, signs, core, turned, columns, found)
+    energy = decomposing(sketch, signs, noise / n, core, turned, columns, found)
+    trace -= noise
     rest = max(0.0, trace - energy) / n
     # Whole numbers: each column of G as large as its bound allows, V as large as all of it fits.
     sums, largest = np.abs(found).sum(0), np.abs(found).max(0, initial=0.0)

@@ -18,9 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.codec import TensorInput
-from inshrink_core.codecs.lattice.foretold import bits_of
+from inshrink_core.codecs.foretold import bits_of
 from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.lattice import GAIN_SLACK, MAX_GRADE, MIN_GRADE, Gain, Lattice
 from inshrink_core.ops.shaping import SKETCHED, Factors, factorize, shape_changes
@@ -49,6 +48,10 @@ _POWER: Final = -0.33
 _LEAST_SHARE: Final = 0.05
 """Less than that is foretold only by a sketch of too few moments."""
 
+_DOUBT: Final = 0.5
+"""Samples a column at which half of a promise, in octaves, is believed: errors cost five times what the
+first moments of one frame foretell, and about as much as those of ten (``docs/design.md``)."""
+
 _SIDES: Final = (8, 1 << 14)
 """Columns of a matrix that is shaped; wider ones would leave G no bits."""
 
@@ -62,7 +65,10 @@ _SLICE: Final = 1 << 18
 """Elements turned to float64 at a time: 2 MB."""
 
 _TRIES: Final = 8
-"""Halvings of the range of thresholds: 6 of 4096ths remain."""
+"""Thresholds that are tried at most."""
+
+_CLOSE: Final = 16
+"""4096ths of a spacing that a threshold may be off."""
 
 
 class Side(NamedTuple):
@@ -72,15 +78,24 @@ class Side(NamedTuple):
     ----------
     sketch : (n, p)
         H times `signs_of`.
-    trace
-        Of H.
+    trace, noise
+        Of H, and how much of it is rounding errors.
+    samples
+        Rows of the moments so far (of its columns: of their transposes).
     factors
         Of H, by damping.
     """
 
     sketch: NDArray[np.float64]
     trace: float
+    noise: float
+    samples: int
     factors: Mapping[float, Factors]
+
+    @property
+    def certainty(self) -> float:
+        """What is left, as a power, of the share that a sketch of so few samples promises."""
+        return float(self.samples / (self.samples + _DOUBT * self.sketch.shape[0]))
 
     @property
     def choices(self) -> tuple[Factors, ...]:
@@ -124,6 +139,34 @@ class Shaping:
         if by_row is not None and by_row.share >= _MOST_SHARE:
             by_row = None
         return None if by_row is None and columns.share >= _MOST_SHARE else Fed(columns, by_row)
+
+    def for_moment(self, size: float) -> tuple[Fed, float] | None:
+        """Return what to feed forward where a first moment is rounded, and how much wider its unit may be.
+
+        It is not stored as a change, so what is fed to it costs no more than what it adds to its size.
+
+        Parameters
+        ----------
+        size
+            Mean square of the moment in units of plain rounding.
+
+        Returns
+        -------
+        fed, wider
+            At about an equal cost; None where the matrix is nearly white, or has few rows.
+        """
+        along, down = self.columns.choices, () if self.rows is None else self.rows.choices
+        if self.rows is None or not (along or down):
+            return None
+
+        def share(fed: Fed) -> float:
+            by_row = 1.0 if fed.rows is None or self.rows is None else fed.rows.share**self.rows.certainty
+            return float(max(fed.columns.share**self.columns.certainty * by_row, _LEAST_SHARE))
+
+        rows = self.rows.factors if down else {}
+        choices = [Fed(one, rows.get(damping)) for damping, one in self.columns.factors.items()][1:]
+        best = min(choices, key=lambda fed: size * share(fed) + (fed.variance - 1.0) / 12.0)
+        return best, float(share(best) ** -0.5)
 
     def chosen(self, movement: float) -> Fed | None:
         """Return what to feed forward so that deltas take least at an equal cost; None for nothing.
@@ -171,14 +214,29 @@ class Fed(NamedTuple):
         return float(self.share**_POWER)
 
 
-def grown(before: Shaping | None, moment: Tensor, shaping: str) -> Shaping | None:
-    """Return what is known with one more first moment, in the shape of its matrix, by the codec's setting.
+def grown(
+    before: Shaping | None, moment: Tensor, shaping: str = "moments", noise: float = 0.0
+) -> Shaping | None:
+    """Return what is known with one more first moment, in the shape of its matrix.
 
+    Parameters
+    ----------
+    before
+        What was known.
+    moment
+        As the archive decodes it.
+    shaping
+        The setting of the codec of weights; ``moments`` where first moments themselves are rounded.
+    noise
+        Share of its sum of squares that is rounding errors.
+
+    Notes
+    -----
     Moments count, and factors are renewed, at frames whose number has two binary digits that are set at
     most: a factor that changes moves the points of many weights.
     """
     n_seen, both = 0 if before is None else before.n_seen, shaping != "on"
-    dampings = _DAMPINGS if shaping == "auto" else (_DAMPING,)
+    dampings = _DAMPINGS if shaping in ("auto", "moments") else (_DAMPING,)
     if before is not None and n_seen.bit_count() > _DIGITS:
         return Shaping(n_seen + 1, before.columns, before.rows if both else None)
     values = as_float32(moment).cpu().view(moment.shape[0], -1)
@@ -188,15 +246,15 @@ def grown(before: Shaping | None, moment: Tensor, shaping: str) -> Shaping | Non
     # Whole numbers whose products and sums stay below 2**53: exact, whoever adds them up in whatever order.
     bits = min(_BITS, (52 - math.ceil(math.log2(values.numel()))) // 2)
     up = bits - math.frexp(largest)[1]
-    columns = _side(None if before is None else before.columns, values, up, dampings)
+    columns = _side(None if before is None else before.columns, values, up, noise, dampings)
     low, high = _SIDES
     if not both or not low <= values.shape[0] <= high:
         return Shaping(n_seen + 1, columns, None)
-    rows = _side(None if before is None else before.rows, values.T, up, dampings)
+    rows = _side(None if before is None else before.rows, values.T, up, noise, dampings)
     return Shaping(n_seen + 1, columns, rows)
 
 
-def _side(before: Side | None, values: Tensor, up: int, dampings: Sequence[float]) -> Side:
+def _side(before: Side | None, values: Tensor, up: int, noise: float, dampings: Sequence[float]) -> Side:
     """Return a side with one more moment, which is rounded to multiples of ``2**-up``."""
     n = values.shape[1]
     signs = signs_of(n)
@@ -207,10 +265,12 @@ def _side(before: Side | None, values: Tensor, up: int, dampings: Sequence[float
         found += whole.T @ (whole @ turned)
         squares += float(whole.square().sum())
     sketch, trace = np.ldexp(found.numpy(), -2 * up), math.ldexp(squares, -2 * up)
+    noise, samples = noise * trace, values.shape[0]
     if before is not None:
-        sketch, trace = before.sketch + sketch, before.trace + trace
-    factors = factorize(sketch, signs, trace, dampings)
-    return Side(sketch, trace, dict(zip(dampings, factors, strict=True)))
+        sketch, trace, noise = before.sketch + sketch, before.trace + trace, before.noise + noise
+        samples += before.samples
+    factors = factorize(sketch, signs, trace, dampings, noise)
+    return Side(sketch, trace, noise, samples, dict(zip(dampings, factors, strict=True)))
 
 
 @functools.lru_cache(maxsize=16)
@@ -228,10 +288,10 @@ def signs_of(n: int) -> NDArray[np.float64]:
     return signs.reshape(n, SKETCHED)
 
 
-def can_be_shaped(spec: TensorSpec) -> bool:
+def can_be_shaped(shape: Sequence[int]) -> bool:
     """Whether a tensor has columns enough to feed errors from one to the next, and not too many."""
     low, high = _SIDES
-    return len(spec.shape) >= 2 and low <= spec.numel // max(spec.shape[0], 1) <= high
+    return len(shape) >= 2 and low <= math.prod(shape[1:]) <= high and shape[0] > 0
 
 
 def known_of(
@@ -242,7 +302,7 @@ def known_of(
     In a chain that has no first moment yet, or stores none, the frame's own serves once. `movement` is as for
     `Shaping.chosen`.
     """
-    if not can_be_shaped(item.spec):
+    if not can_be_shaped(item.spec.shape):
         return None, None
 
     def fed(known: Shaping | None) -> Fed | None:
@@ -251,7 +311,7 @@ def known_of(
         return known.chosen(movement) if shaping == "auto" else known.fed()
 
     if item.moment_before is not None:
-        known = grown(before, item.moment_before, shaping)
+        known = grown(before, item.moment_before, shaping, item.moment_noise)
         return known, fed(known)
     own = item.momentum if item.gradient is None else item.gradient
     once = None if own is None or own.shape != item.spec.shape else grown(None, own, shaping)
@@ -261,28 +321,84 @@ def known_of(
 def shaped_changes(values: Tensor, integers: Tensor, lattice: Lattice, gain: Gain | None, fed: Fed) -> Tensor:
     """Return the changes of a frame; under matched gain with thresholds that stand inside the feedback.
 
-    The largest threshold is taken with which the movement is kept, as without feedback: by halving, since
-    what is fed forward depends on it.
+    The largest threshold is taken with which the movement is kept, as without feedback: by trial, since what
+    is fed forward depends on it.
     """
     known = torch.zeros(1, dtype=torch.int32)
     if gain is None:
         return shape_changes(values, None, integers, lattice, known, *fed).changes
     n_rows = gain.grades.numel()
-    low, high = torch.full((n_rows,), MIN_GRADE), torch.full((n_rows,), MAX_GRADE + 1)
-    grades, nearest = known.expand(n_rows).contiguous(), torch.zeros(n_rows, dtype=torch.bool)
-    for number in range(_TRIES + 1):
+    grades, search = known.expand(n_rows).contiguous(), _Thresholds(n_rows)
+    best: Tensor | None = None
+    while True:
         changes, leads = shape_changes(values, gain.base, integers, lattice, grades, *fed)
-        sums = leads if n_rows > 1 else leads.sum(0, keepdim=True)
-        enough = sums[:, 0] + sums[:, 1] // GAIN_SLACK >= 0
-        if number == 0:
-            nearest = enough
+        enough = search.told(grades, leads if n_rows > 1 else leads.sum(0, keepdim=True))
+        if search.is_over:
+            break
+        # Of several rows each has its own threshold, and what one is fed depends on those of others.
+        best = changes if n_rows == 1 and enough else best
+        grades = search.next()
+    if torch.equal(search.found, grades):
+        return changes
+    if best is not None:
+        return best
+    return shape_changes(values, gain.base, integers, lattice, search.found, *fed).changes
+
+
+class _Thresholds:
+    """Looks for the largest threshold of each row with which its movement is kept.
+
+    By false position, where one end stays twice with half its value (Illinois). Whole numbers alone, so that
+    a threshold is the same everywhere. About four passes over a tensor.
+    """
+
+    def __init__(self, n_rows: int) -> None:
+        self._low, self._high = torch.full((n_rows,), MIN_GRADE), torch.full((n_rows,), MAX_GRADE)
+        self._above, self._below = (
+            torch.zeros(n_rows, dtype=torch.int64),
+            torch.zeros(n_rows, dtype=torch.int64),
+        )
+        self._done = torch.zeros(n_rows, dtype=torch.bool)
+        self._nearest = self._done
+        self._n_told = 0
+
+    def told(self, grades: Tensor, sums: Tensor) -> bool:
+        """Take in how far the movements of the rows are exceeded at some thresholds; whether all are kept."""
+        lead, slack = sums[:, 0] + sums[:, 1] // GAIN_SLACK, sums[:, 1] // GAIN_SLACK
+        enough = lead >= 0
+        if self._n_told == 0:
+            self._nearest = self._done = enough
+            self._below = lead
         else:
-            low, high = torch.where(enough, grades, low), torch.where(enough, high, grades)
-        if bool(nearest.all()):
-            return changes
-        grades = torch.where(nearest, 0, (low + high) // 2).to(torch.int32)
-    grades = torch.where(nearest, 0, low).to(torch.int32)
-    return shape_changes(values, gain.base, integers, lattice, grades, *fed).changes
+            again_low, again_high = enough & (self._above > 0), ~enough & (self._below < 0)
+            self._below = torch.where(again_low, self._below // 2, torch.where(enough, self._below, lead))
+            self._above = torch.where(
+                again_high, self._above // 2, torch.where(enough, lead + 1, self._above)
+            )
+            self._low = torch.where(enough, grades, self._low)
+            self._high = torch.where(enough, self._high, grades)
+            near = enough & (lead <= 2 * slack)
+            self._done = self._done | near | (self._high - self._low <= _CLOSE)
+        self._n_told += 1
+        return bool(enough.all())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all are found, or near enough."""
+        return self._n_told > _TRIES or bool(self._done.all())
+
+    @property
+    def found(self) -> Tensor:
+        """The largest thresholds that kept the movement, the smallest that there is where none has."""
+        return torch.where(self._nearest, 0, self._low).to(torch.int32)
+
+    def next(self) -> Tensor:
+        """Return the thresholds to try next."""
+        span = self._high - self._low
+        share = (span * self._above).div((self._above - self._below).clamp(min=1), rounding_mode="floor")
+        share = torch.where(self._above > 0, share, span // 2)
+        tried = self._low + share.clamp(min=_CLOSE // 2).minimum((span - _CLOSE // 2).clamp(min=1))
+        return torch.where(self._nearest, 0, torch.where(self._done, self._low, tried)).to(torch.int32)
 
 
 class PastBlock(NamedTuple):
@@ -292,6 +408,7 @@ class PastBlock(NamedTuple):
     moved: bool
     shaping: str
     moment: Tensor | None
+    noise: float = 0.0
 
 
 def recalled(past: Iterable[PastBlock]) -> Shaping | None:
@@ -301,5 +418,5 @@ def recalled(past: Iterable[PastBlock]) -> Shaping | None:
         if not frame.is_lattice or (frame.moved and frame.shaping == "off"):
             known = None
         elif frame.moved and frame.moment is not None:
-            known = grown(known, frame.moment, frame.shaping)
+            known = grown(known, frame.moment, frame.shaping, frame.noise)
     return known
