@@ -103,10 +103,13 @@ _COARSE = ("lattice, coarseness 4", "lattice", {"coarseness": 4.0})
 
 _ADAM: tuple[Setting, ...] = (
     Setting("exact", "lossless", {}, "compressed", far=False),
+    Setting("exact", "lossless", {}, "shaped", far=False),
     Setting("exact", "lossless", {}, "compact"),
     Setting("exact", "lossless", {}, "drop", far=False),
     Setting("lattice, default", "lattice", {}, "compressed"),
+    Setting("lattice, default", "lattice", {}, "shaped"),
     Setting("lattice, coarseness 2", "lattice", {"coarseness": 2.0}, "compressed"),
+    Setting("lattice, coarseness 2", "lattice", {"coarseness": 2.0}, "shaped"),
     Setting(*_COARSE, "exact", far=False),
     Setting(*_COARSE, "compressed"),
     Setting(*_COARSE, "compact"),

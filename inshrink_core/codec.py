@@ -526,6 +526,11 @@ class Codec(ABC, Generic[_Plan, _State]):
         """Whether `encode` looks at `TensorInput.moment_before`; mostly not."""
         return False
 
+    @property
+    def lasting(self) -> float:
+        """How long errors of the weights go on to cost a training, over those of plain rounding."""
+        return 1.0
+
     def recall(self, reference: TensorReference, past: Iterable[PastFrame]) -> TensorReference:
         """Return a decoded state with what `encode` had added to it for frames to come.
 

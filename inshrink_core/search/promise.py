@@ -230,10 +230,10 @@ class Promises:
         return StepBounds(target, stale, self.is_informative(stale))
 
     def _target(self, chain: ChainWriter, checkpoint: Checkpoint) -> Bounds:
-        """Return the bounds; a restore may cost the less, the less is learned after it.
+        """Return the bounds; a restore may cost the less, the longer that will last.
 
         What a restore costs is forgotten as training goes on, at a pace in proportion to the learning rate.
-        Late in a training it would stay.
+        Late in a training it would stay; and a codec may know that its errors are forgotten more slowly.
         """
         if not self._peak and chain.parent is not None:
             quality = chain.archive.frame(chain.parent).meta.get("quality")
@@ -241,7 +241,7 @@ class Promises:
             self._peak = float(known) if isinstance(known, int | float) and 0 < known < math.inf else 0.0
         rate = self.saw(checkpoint)
         share = max(rate / self._peak, _LEAST_SHARE) if self._peak else 1.0
-        return self.bounds.with_restore_cost(share)
+        return self.bounds.with_restore_cost(share / chain.config.config.lasting)
 
     def stale(self, parent: FrameInfo | None, step: int) -> Figures | None:
         """Return the figures of the previous checkpoint in a step's place; of a first step, the next one's.

@@ -86,6 +86,10 @@ _DIVERGENCE = 4.3e-4
 """Nats that the worst step of a chain diverges by, over the square of `coarseness`, which is in units of the
 run's own movement: geometric mean over three runs, coarseness .5 to 8.5; 1.5e-4 to 6.3e-4."""
 
+_LASTING = 1.5
+"""What is left of a shaped error's cost after 20 steps of training, over what is left of a plain one's that
+cost as much at once: 1.1 to 2.1 on three tasks (``docs/measurements/size.md``)."""
+
 _MAX_EXACT_SHARE = 8
 """A tensor of which more than an eighth would be exact values is stored exactly as a whole."""
 
@@ -243,6 +247,11 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     def uses_past(self) -> bool:
         """Whether rounding is shaped, by the first moments of all frames before."""
         return self.shaping != "off"
+
+    @property
+    def lasting(self) -> float:
+        """How long errors go on to cost a training: where the loss is flat it forgets them more slowly."""
+        return _LASTING if self.uses_past else 1.0
 
     def recall(self, reference: TensorReference, past: Iterable[PastFrame]) -> TensorReference:
         """Return a state with what is known of the first moments of its chain."""
