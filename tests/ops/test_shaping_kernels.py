@@ -41,7 +41,7 @@ def changes_by(backend, device, *arguments):
     return found.changes.cpu().view(torch.int32), found.leads
 
 
-def check_back_ends_agree(device, backend=Backend.CUDA, shapes=((18, 9),)):
+def check_back_ends_agree(device, backend=Backend.CUDA, shapes=((18, 9), (20, 40))):
     for rows, n in shapes:
         values = normal((rows * n,), 3) * 100
         values[1], values[3], values[4] = float("nan"), 1e30, -float("inf")

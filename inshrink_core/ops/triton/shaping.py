@@ -1,6 +1,7 @@
 """Shaped rounding in Triton: a program for a few rows, which goes along the columns.
 
-Both ways, rows and columns, the plain-torch twin rounds the diagonals.
+Both ways, each row is one column behind the row above. Programs wait for each other by launches: in each
+all go on by some columns, two launches behind the program of the rows above.
 
 `inshrink_core.ops.shaping` documents the functions; `inshrink_core.ops.reference.shaping` has their twins in
 plain torch. Importing this module needs Triton. Parts of spacings are integers; what floats come before them
@@ -15,7 +16,6 @@ import triton.language as tl
 from torch import Tensor
 
 from inshrink_core.ops.lattice import Lattice
-from inshrink_core.ops.reference import shaping as reference
 from inshrink_core.ops.shaping import FAR, MOST_COUNTED, MOST_ERROR, MOST_FED, PARTS, RANK, Factors, Shaped
 from inshrink_core.ops.triton.lattice import nearest
 
@@ -28,6 +28,59 @@ _COUNTED = tl.constexpr(MOST_COUNTED)
 
 _ROWS = 16
 """Rows of a program: their sums are 64-bit numbers in registers, eight a thread."""
+
+_STEPS = 32
+"""Columns that a program goes along in one launch both ways: at least as many as it has rows."""
+
+
+@triton.jit
+def _taken(
+    values: tl.tensor,
+    base: tl.tensor,
+    integers: tl.tensor,
+    place: tl.tensor,
+    here: tl.tensor,
+    unit: tl.tensor,
+    reciprocal: tl.tensor,
+    based: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Return movements and offsets in parts, whether they are near, and plain changes."""
+    w = tl.load(values + place, mask=here, other=0.0)
+    at = tl.load(integers + place, mask=here, other=0).to(tl.float32) * unit
+    u = (w - at) * reciprocal
+    r = u
+    o = tl.zeros_like(u)
+    if based:
+        start = tl.load(base + place, mask=here, other=0.0)
+        r = (w - start) * reciprocal
+        o = (at - start) * reciprocal
+    near = (tl.abs(r) < _FAR) & (tl.abs(o) < _FAR)  # false for NaN
+    moved = nearest(tl.where(near, r * _PARTS, 0.0)).to(tl.int64)
+    offset = nearest(tl.where(near, o * _PARTS, 0.0)).to(tl.int64)
+    return moved, offset, near, nearest(u)
+
+
+@triton.jit
+def _fed(sums: tl.tensor, gains: tl.tensor, shift: tl.tensor) -> tl.tensor:
+    """Return what sums feed, in parts."""
+    half = (tl.full((), 1, tl.int64) << shift) >> 1
+    return (tl.sum(sums * gains, 1) + half) >> shift
+
+
+@triton.jit
+def _rounded(
+    moved: tl.tensor, offset: tl.tensor, near: tl.tensor, fed: tl.tensor, grade: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return points from where training began, changes, and errors in parts."""
+    wanted = moved - tl.minimum(tl.maximum(fed, -_FED), _FED)
+    crossed = tl.where(wanted < 0, -offset, offset) > _PARTS // 2
+    threshold = tl.where(crossed, grade * 7 // 10, grade)
+    length = (4 * tl.abs(wanted) + 4 * _PARTS - threshold) >> 12
+    matched = tl.where(wanted < 0, -length, length)
+    y = tl.where(grade == 0, (wanted + _PARTS // 2) >> 10, matched)
+    q = (_PARTS * y - offset + _PARTS // 2) >> 10
+    error = _PARTS * q + offset - moved
+    return y, q, tl.where(near, tl.minimum(tl.maximum(error, -_ERROR), _ERROR), 0)
 
 
 @triton.jit(do_not_specialize=["n_rows", "per_row", "shift"])
@@ -56,42 +109,85 @@ def _shape(
     sums = tl.zeros((size, _RANK), tl.int64)
     lead = tl.zeros((size,), tl.int64)
     energy = tl.zeros((size,), tl.int64)
-    half = (tl.full((), 1, tl.int64) << shift) >> 1
     for k in range(n):
         place = row * n + k
-        w = tl.load(values + place, mask=here, other=0.0)
-        at = tl.load(integers + place, mask=here, other=0).to(tl.float32) * unit
-        u = (w - at) * reciprocal
-        r = u
-        o = tl.zeros((size,), tl.float32)
-        if based:
-            start = tl.load(base + place, mask=here, other=0.0)
-            r = (w - start) * reciprocal
-            o = (at - start) * reciprocal
-        near = (tl.abs(r) < _FAR) & (tl.abs(o) < _FAR)  # false for NaN
-        moved = nearest(tl.where(near, r * _PARTS, 0.0)).to(tl.int64)
-        offset = nearest(tl.where(near, o * _PARTS, 0.0)).to(tl.int64)
+        moved, offset, near, plain = _taken(values, base, integers, place, here, unit, reciprocal, based)
         gain = tl.load(gains + k * _RANK + rank).to(tl.int64)
-        fed = (tl.sum(sums * gain[None, :], 1) + half) >> shift
-        fed = tl.minimum(tl.maximum(fed, -_FED), _FED)
-        wanted = moved - fed
-        crossed = tl.where(wanted < 0, -offset, offset) > _PARTS // 2
-        threshold = tl.where(crossed, grade * 7 // 10, grade)
-        length = (4 * tl.abs(wanted) + 4 * _PARTS - threshold) >> 12
-        matched = tl.where(wanted < 0, -length, length)
-        y = tl.where(grade == 0, (wanted + _PARTS // 2) >> 10, matched)
-        q = (_PARTS * y - offset + _PARTS // 2) >> 10
-        error = _PARTS * q + offset - moved
-        error = tl.where(near, tl.minimum(tl.maximum(error, -_ERROR), _ERROR), 0)
+        y, q, error = _rounded(moved, offset, near, _fed(sums, gain[None, :], shift), grade)
         direction = tl.load(directions + k * _RANK + rank).to(tl.int64)
         sums += error[:, None] * direction[None, :]
         if based:
             movement = tl.where(near & (tl.abs(moved) < _COUNTED), moved, 0)
             lead += (_PARTS * y - movement) * movement
             energy += movement * movement
-        tl.store(changes + place, tl.where(near, q.to(tl.float32), nearest(u)), mask=here)
+        tl.store(changes + place, tl.where(near, q.to(tl.float32), plain), mask=here)
     tl.store(leads + 2 * row, lead, mask=here)
     tl.store(leads + 2 * row + 1, energy, mask=here)
+
+
+@triton.jit(do_not_specialize=["n_rows", "per_row", "shift", "row_shift", "wave"])
+def _shape_both(
+    values: tl.tensor,
+    base: tl.tensor,
+    integers: tl.tensor,
+    grades: tl.tensor,
+    gains: tl.tensor,
+    directions: tl.tensor,
+    row_gains: tl.tensor,
+    row_directions: tl.tensor,
+    along: tl.tensor,
+    down: tl.tensor,
+    changes: tl.tensor,
+    leads: tl.tensor,
+    unit: tl.tensor,
+    reciprocal: tl.tensor,
+    n_rows: tl.tensor,
+    n: tl.tensor,
+    per_row: tl.tensor,
+    shift: tl.tensor,
+    row_shift: tl.tensor,
+    wave: tl.tensor,
+    based: tl.constexpr,
+    size: tl.constexpr,
+    steps: tl.constexpr,
+) -> None:
+    """Go on along the columns, each row one behind the row above; programs are two launches behind."""
+    lane = tl.arange(0, size)
+    row = tl.program_id(0).to(tl.int64) * size + lane
+    begun = (wave - 2 * tl.program_id(0)) * steps + tl.zeros_like(row)
+    inside = (row < n_rows) & (begun >= 0)
+    rank = tl.arange(0, _RANK)
+    own = row[:, None] * _RANK + rank[None, :]
+    grade = tl.load(grades + row * per_row, mask=inside, other=0).to(tl.int64)
+    by_row = tl.load(row_gains + own, mask=inside[:, None], other=0).to(tl.int64)
+    downward = tl.load(row_directions + own, mask=inside[:, None], other=0).to(tl.int64)
+    sums = tl.load(along + own, mask=inside[:, None], other=0)
+    lead = tl.load(leads + 2 * row, mask=inside, other=0)
+    energy = tl.load(leads + 2 * row + 1, mask=inside, other=0)
+    for step in range(steps):
+        k = begun + step - lane
+        here = inside & (k >= 0) & (k < n)
+        place = row * n + k
+        column = k[:, None] * _RANK + rank[None, :]
+        moved, offset, near, plain = _taken(values, base, integers, place, here, unit, reciprocal, based)
+        near = near & here
+        gain = tl.load(gains + column, mask=here[:, None], other=0).to(tl.int64)
+        held = tl.load(down + column, mask=here[:, None], other=0)
+        of_row = _fed(sums, gain, shift)
+        y, q, error = _rounded(moved, offset, near, of_row + _fed(held, by_row, row_shift), grade)
+        direction = tl.load(directions + column, mask=here[:, None], other=0).to(tl.int64)
+        sums += error[:, None] * direction
+        passed = tl.where(near, tl.minimum(tl.maximum(error + of_row, -_ERROR), _ERROR), 0)
+        tl.store(down + column, held + passed[:, None] * downward, mask=here[:, None])
+        tl.debug_barrier()  # the next row reads what this one has passed down
+        if based:
+            movement = tl.where(near & (tl.abs(moved) < _COUNTED), moved, 0)
+            lead += (_PARTS * y - movement) * movement
+            energy += movement * movement
+        tl.store(changes + place, tl.where(near, q.to(tl.float32), plain), mask=here)
+    tl.store(along + own, sums, mask=inside[:, None])
+    tl.store(leads + 2 * row, lead, mask=inside)
+    tl.store(leads + 2 * row + 1, energy, mask=inside)
 
 
 def shape_changes(
@@ -104,15 +200,25 @@ def shape_changes(
     by_row: Factors | None,
 ) -> Shaped:
     """See `inshrink_core.ops.shaping.shape_changes`."""
-    if by_row is not None:
-        return reference.shape_changes(values, base, integers, lattice, grades, factors, by_row)
     device, n = values.device, factors.gains.shape[0]
     n_rows = values.numel() // n
     changes = torch.empty_like(values)
-    leads = torch.empty(n_rows, 2, dtype=torch.int64, device=device)
-    sides = (torch.from_numpy(side).to(device) for side in (factors.gains, factors.directions))
+    leads = torch.zeros(n_rows, 2, dtype=torch.int64, device=device)
     start = values if base is None else base.to(device)
-    tensors = (values, start, integers.to(device), grades.to(device), *sides, changes, leads)
+    tensors = (values, start, integers.to(device), grades.to(device), *_sides(factors, device))
     numbers = (lattice.unit, lattice.reciprocal, n_rows, n, int(grades.numel() > 1), factors.shift)
-    _shape[(triton.cdiv(n_rows, _ROWS),)](*tensors, *numbers, base is not None, _ROWS, enable_fp_fusion=False)
+    n_programs, based = triton.cdiv(n_rows, _ROWS), base is not None
+    if by_row is None:
+        _shape[(n_programs,)](*tensors, changes, leads, *numbers, based, _ROWS, enable_fp_fusion=False)
+        return Shaped(changes, leads.to(integers.device))
+    held = (torch.zeros(size, RANK, dtype=torch.int64, device=device) for size in (n_rows, n))
+    both = (*tensors, *_sides(by_row, device), *held, changes, leads, *numbers, by_row.shift)
+    # The last row of a program passes a column in the launch after the one in which its first row did.
+    for wave in range(2 * (n_programs - 1) + triton.cdiv(n + _ROWS - 1, _STEPS)):
+        _shape_both[(n_programs,)](*both, wave, based, _ROWS, _STEPS, enable_fp_fusion=False)
     return Shaped(changes, leads.to(integers.device))
+
+
+def _sides(factors: Factors, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return V and G on a device."""
+    return torch.from_numpy(factors.gains).to(device), torch.from_numpy(factors.directions).to(device)
