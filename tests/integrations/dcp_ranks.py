@@ -305,16 +305,18 @@ def save_behind(archive: str, gate: Path, kept: Path) -> None:
     keep(expected, kept)
 
 
-def save_aligned(archive: Path, codec: str) -> None:
-    """Save tensors whose shards are whole cells on 1, 2 and 4 ranks."""
+def save_aligned(archive: Path, codec: str, config: dict, optimizer: str) -> None:
+    """Save tensors whose shards are whole cells on 1, 2 and 4 ranks; they move in few directions."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    writer = InshrinkWriter(archive, codec=codec)
+    writer = InshrinkWriter(archive, codec=codec, config=config, optimizer=optimizer)
     generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(8, 512, generator=generator) / 3
     held = {name: torch.randn(2048, 512, generator=generator) * 0.02 for name in ("one.weight", "two.weight")}
     moments = {name: torch.zeros(2048, 512) for name in held}
     for step in (1, 2, 3):
         for name in held:
-            change = torch.randn(2048, 512, generator=generator)
+            change = torch.randn(2048, 8, generator=generator) @ directions
+            change += 0.1 * torch.randn(2048, 512, generator=generator)
             held[name] = held[name] + 1e-3 * change
             moments[name] = 0.9 * moments[name] + 0.1 * change
         sharded = [

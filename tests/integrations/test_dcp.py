@@ -89,15 +89,26 @@ def test_some_ranks_of_a_training_save_and_one_alone(tmp_path):
         assert all(torch.equal(archive[step]["weight"], whole * step) for step in (1, 2))
 
 
-@pytest.mark.parametrize("codec", ["lattice", "inshrinkerator"])
-def test_blocks_do_not_depend_on_the_number_of_ranks_where_cells_agree(tmp_path, codec):
+@pytest.mark.parametrize(
+    ("codec", "config", "optimizer"),
+    [
+        ("lattice", {}, "compressed"),
+        ("lattice", {"shaping": "auto"}, "shaped"),
+        ("inshrinkerator", {}, "compressed"),
+    ],
+)
+def test_blocks_do_not_depend_on_the_number_of_ranks_where_cells_agree(tmp_path, codec, config, optimizer):
     for world in (1, 2, 4):
-        on_ranks(world, tmp_path, ranks.save_aligned, tmp_path / f"{world}", codec)
+        on_ranks(world, tmp_path, ranks.save_aligned, tmp_path / f"{world}", codec, config, optimizer)
     for step in (1, 2, 3):
         expected = blocks(tmp_path / "1", step)
         assert "one.weight[512:1024,0:512]@exp_avg" in expected
         for world in (2, 4):
             assert blocks(tmp_path / f"{world}", step) == expected
+    if config:
+        on_ranks(1, tmp_path, ranks.save_aligned, tmp_path / "plain", codec, {}, "compressed")
+        shaped, plain = blocks(tmp_path / "1", 3), blocks(tmp_path / "plain", 3)
+        assert all(shaped[key] != plain[key] for key in shaped if key.endswith(("]", "@exp_avg")))
 
 
 KILLS = [
