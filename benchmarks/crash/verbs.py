@@ -223,6 +223,8 @@ class Watch(Compress):
             interval=0.001,
             until=STEPS[-1],
             codec="lattice",
+            settings={"shaping": "auto"},
+            optimizer="shaped",
             keyframe_every=3,
             threads=1,
             progress=lambda now: (

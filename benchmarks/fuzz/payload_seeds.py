@@ -49,6 +49,7 @@ _CONFIGS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
     ("context", {}),
     ("moments", {"preset": "fidelity"}),
     ("moments", {"preset": "ratio"}),
+    ("moments", {"preset": "shaped"}),
     ("lossless", {}),
 )
 
