@@ -8,6 +8,7 @@ derivation and the measurements are in ``docs/design.md``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
@@ -86,9 +87,9 @@ _DIVERGENCE = 4.3e-4
 """Nats that the worst step of a chain diverges by, over the square of `coarseness`, which is in units of the
 run's own movement: geometric mean over three runs, coarseness .5 to 8.5; 1.5e-4 to 6.3e-4."""
 
-_LASTING = 1.5
+_LASTING = 1.4
 """What is left of a shaped error's cost after 20 steps of training, over what is left of a plain one's that
-cost as much at once: 1.1 to 2.1 on three tasks (``docs/measurements/size.md``)."""
+cost as much at once: the geometric mean of five, 1.1 to 2.1 (``docs/measurements/size.md``)."""
 
 _MAX_EXACT_SHARE = 8
 """A tensor of which more than an eighth would be exact values is stored exactly as a whole."""
@@ -306,8 +307,10 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         return _DIVERGENCE * float(self.coarseness) ** 2 if relative_error > 0 else 0.0
 
     def spacing(self, plan: LatticePlan, spec: TensorSpec) -> float | None:
-        """Return the width of its cells; None where it is stored exactly."""
-        return None if self.exact else plan.widths.get(spec.key)
+        """Return the width of its cells, about that where rounding is shaped; None where it is exact."""
+        width = None if self.exact else plan.widths.get(spec.key)
+        # First moments, which follow it, are not asked to be finer because errors of weights last longer.
+        return None if width is None else width * math.sqrt(self.lasting)
 
     def predicted(self, plan: LatticePlan) -> Mapping[str, Any] | None:
         """Return the cost that is predicted, what it may be, and the coarseness chosen by it."""
