@@ -7,7 +7,7 @@ fused or not, and as fast in vectors as no 64-bit integer is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba import types
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.execution import new_array
@@ -58,49 +59,74 @@ class _Vectors:
         """Return the vector at an index."""
         return self._builder.load(self._pointer(at), align=8)
 
+    def spread(self, at: Any) -> Any:
+        """Return the number at an index in every lane."""
+        number = self._builder.load(self._builder.gep(self._data, [at]))
+        first = self._builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), number, ir.IntType(32)(0))
+        lanes = ir.Constant(ir.VectorType(ir.IntType(32), _LANES), [0] * _LANES)
+        return self._builder.shuffle_vector(first, first, lanes)
+
     def store(self, value: Any, at: Any) -> None:
         """Write a vector."""
         self._builder.store(value, self._pointer(at), align=8)
 
 
-@_intrinsic
-def sum_products(
-    _: Any, out: Any, one: Any, at: Any, step: Any, other: Any, other_at: Any, other_step: Any
-) -> Any:
-    """Store in `out` the sum of products of `RANK` vectors of two arrays, each a step from the last."""
+def _summing(take: Callable[[_Vectors, Any], Any]) -> Any:
+    """Return a function that stores in `out` the sum of products of `RANK` vectors of two arrays.
 
-    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        result, first, second = (_Vectors(context, builder, signature.args[i], given[i]) for i in (0, 1, 4))
-        place, other_place, total = given[2], given[5], None
-        for _ in range(RANK):
-            product = builder.fmul(first.load(place), second.load(other_place))
-            total = product if total is None else builder.fadd(total, product)
-            place, other_place = builder.add(place, given[3]), builder.add(other_place, given[6])
-        result.store(total, context.get_constant(types.intp, 0))
-        return context.get_dummy_value()
+    Each is a step after the last; `take` says how those of the first array are read.
+    """
 
-    integers = (types.intp, types.intp)
-    return types.void(out, one, *integers, other, *integers), build
+    def sum_products(
+        _: Any, out: Any, one: Any, at: Any, step: Any, other: Any, other_at: Any, other_step: Any
+    ) -> Any:
+        def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            result, first, second = (
+                _Vectors(context, builder, signature.args[i], given[i]) for i in (0, 1, 4)
+            )
+            place, other_place, total = given[2], given[5], None
+            for _ in range(RANK):
+                product = builder.fmul(take(first, place), second.load(other_place))
+                total = product if total is None else builder.fadd(total, product)
+                place, other_place = builder.add(place, given[3]), builder.add(other_place, given[6])
+            result.store(total, context.get_constant(types.intp, 0))
+            return context.get_dummy_value()
+
+        integers = (types.intp, types.intp)
+        return types.void(out, one, *integers, other, *integers), build
+
+    return _intrinsic(sum_products)
 
 
-@_intrinsic
-def add_products(
-    _: Any, out: Any, at: Any, step: Any, one: Any, one_at: Any, one_step: Any, factor: Any
-) -> Any:
-    """Add to `RANK` vectors of `out`, each a step after the one before, those of `one` times one vector."""
+def _adding(take: Callable[[_Vectors, Any], Any]) -> Any:
+    """Return a function that adds to `RANK` vectors of `out` those of `one` times one vector.
 
-    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        result, first, second = (_Vectors(context, builder, signature.args[i], given[i]) for i in (0, 3, 6))
-        times = second.load(context.get_constant(types.intp, 0))
-        place, other_place = given[1], given[4]
-        for _ in range(RANK):
-            product = builder.fmul(first.load(other_place), times)
-            result.store(builder.fadd(result.load(place), product), place)
-            place, other_place = builder.add(place, given[2]), builder.add(other_place, given[5])
-        return context.get_dummy_value()
+    Each is a step after the last; `take` says how those of `one` are read.
+    """
 
-    integers = (types.intp, types.intp)
-    return types.void(out, *integers, one, *integers, factor), build
+    def add_products(
+        _: Any, out: Any, at: Any, step: Any, one: Any, one_at: Any, one_step: Any, factor: Any
+    ) -> Any:
+        def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            result, first, second = (
+                _Vectors(context, builder, signature.args[i], given[i]) for i in (0, 3, 6)
+            )
+            times = second.load(context.get_constant(types.intp, 0))
+            place, other_place = given[1], given[4]
+            for _ in range(RANK):
+                product = builder.fmul(take(first, other_place), times)
+                result.store(builder.fadd(result.load(place), product), place)
+                place, other_place = builder.add(place, given[2]), builder.add(other_place, given[5])
+            return context.get_dummy_value()
+
+        integers = (types.intp, types.intp)
+        return types.void(out, *integers, one, *integers, factor), build
+
+    return _intrinsic(add_products)
+
+
+_sum_products, _sum_scaled = _summing(_Vectors.load), _summing(_Vectors.spread)
+_add_products, _add_scaled = _adding(_Vectors.load), _adding(_Vectors.spread)
 
 
 @part
@@ -139,19 +165,15 @@ def take_rows(
 @part
 def feed(gains: Float64s, sums: Float64s, scale: float, fed: Float64s) -> None:  # pragma: no cover - compiled
     """Fill in what is fed to a column."""
+    _sum_scaled(fed, gains, 0, 1, sums, 0, _LANES)
     for lane in range(_LANES):
-        total = 0.0
-        for r in range(RANK):
-            total += gains[r] * sums[r * _LANES + lane]
-        fed[lane] = np.floor(total * scale + 0.5)
+        fed[lane] = np.floor(fed[lane] * scale + 0.5)
 
 
 @part
 def spread(directions: Float64s, error: Float64s, sums: Float64s) -> None:  # pragma: no cover - compiled
     """Add the errors of a column to the sums of their rows."""
-    for lane in range(_LANES):
-        for r in range(RANK):
-            sums[r * _LANES + lane] += directions[r] * error[lane]
+    _add_scaled(sums, 0, _LANES, directions, 0, 1, error)
 
 
 @part
@@ -279,8 +301,8 @@ def feed_both(
     fed: Float64s,
 ) -> None:  # pragma: no cover - compiled
     """Fill in what is fed to a diagonal, along its rows and in all; lanes are at places that follow."""
-    sum_products(along, gains, place, length, sums, 0, _LANES)
-    sum_products(fed, row_gains, 0, _LANES, down, place, length)
+    _sum_products(along, gains, place, length, sums, 0, _LANES)
+    _sum_products(fed, row_gains, 0, _LANES, down, place, length)
     for lane in range(_LANES):
         along[lane] = np.floor(along[lane] * scale + 0.5)
         fed[lane] = along[lane] + np.floor(fed[lane] * row_scale + 0.5)
@@ -300,11 +322,11 @@ def spread_both(
 ) -> None:  # pragma: no cover - compiled
     """Add the errors of a diagonal to the sums of their rows, and of their columns."""
     worst = _F64(MOST_ERROR)
-    add_products(sums, 0, _LANES, directions, place, length, error)
+    _add_products(sums, 0, _LANES, directions, place, length, error)
     for lane in range(_LANES):
         passed = min(max(error[lane] + along[lane], -worst), worst)
         along[lane] = passed if near[lane] > _F32(0.0) else 0.0
-    add_products(down, place, length, row_directions, 0, _LANES, along)
+    _add_products(down, place, length, row_directions, 0, _LANES, along)
 
 
 @kernel
@@ -371,6 +393,19 @@ def _shape_both(
             leads[first + lane, 1] = np.int64(lane_leads[_LANES + lane])
 
 
+def _aligned(n: int) -> Float64s:
+    """Return memory for n numbers that begins where a vector of any processor may."""
+    memory = np.empty(n + 7)
+    begin = -memory.__array_interface__["data"][0] // 8 % 8
+    return memory[begin : begin + n]
+
+
+def _aligned_copy(values: NDArray[np.generic]) -> Float64s:
+    copy = _aligned(values.size)
+    copy[:] = values.reshape(-1)
+    return copy
+
+
 def shape_changes(
     values: Tensor,
     base: Tensor | None,
@@ -387,10 +422,10 @@ def shape_changes(
     start = (values if base is None else base).numpy()
     known = (values.numpy(), start, base is not None, integers.numpy())
     numbers = (_F32(lattice.unit), _F32(lattice.reciprocal))
-    scale, sums = 2.0**-factors.shift, np.empty((RANK + 7) * _LANES, np.float64)
+    scale, sums = 2.0**-factors.shift, _aligned((RANK + 7) * _LANES)
     if by_row is None:
         sides = (factors.gains.astype(np.float64), factors.directions.astype(np.float64))
-        work = np.empty(4 * _COLUMNS * _LANES, np.float32)
+        work = _aligned(2 * _COLUMNS * _LANES).view(np.float32)
         _shape(*known, *numbers, grades.numpy(), *sides, scale, work, sums, changes, leads)
         return Shaped(torch.from_numpy(changes), torch.from_numpy(leads))
     around = ((0, 0), (_LANES, _LANES))
@@ -398,17 +433,19 @@ def shape_changes(
     above = ((0, -n_rows % _LANES), (0, 0))
     rows = np.stack([np.pad(side, above) for side in (by_row.gains, by_row.directions)])
     rows = rows.reshape(2, -1, _LANES, RANK).transpose(1, 0, 3, 2)
+    down = _aligned(RANK * (n + 2 * _LANES))
+    down[:] = 0.0
     _shape_both(
         *known,
         *numbers,
         grades.numpy(),
-        columns.astype(np.float64).reshape(-1),
-        np.ascontiguousarray(rows, np.float64).reshape(-1),
+        _aligned_copy(columns),
+        _aligned_copy(rows),
         scale,
         2.0**-by_row.shift,
         n,
-        np.zeros(RANK * (n + 2 * _LANES)),
-        np.empty(4 * (n + _LANES) * _LANES, np.float32),
+        down,
+        _aligned(2 * (n + _LANES) * _LANES).view(np.float32),
         sums,
         changes,
         leads,
