@@ -348,8 +348,8 @@ def shaped_changes(values: Tensor, integers: Tensor, lattice: Lattice, gain: Gai
 class _Thresholds:
     """Looks for the largest threshold of each row with which its movement is kept.
 
-    By false position, where one end stays twice with half its value (Illinois). Whole numbers alone, so that
-    a threshold is the same everywhere. About four passes over a tensor.
+    By false position, where one end stays twice with half its value (Illinois). From whole numbers by single
+    operations, so that a threshold is the same everywhere. About four passes over a tensor.
     """
 
     def __init__(self, n_rows: int) -> None:
@@ -395,9 +395,9 @@ class _Thresholds:
     def next(self) -> Tensor:
         """Return the thresholds to try next."""
         span = self._high - self._low
-        share = (span * self._above).div((self._above - self._below).clamp(min=1), rounding_mode="floor")
-        share = torch.where(self._above > 0, share, span // 2)
-        tried = self._low + share.clamp(min=_CLOSE // 2).minimum((span - _CLOSE // 2).clamp(min=1))
+        share = self._above.double() / (self._above - self._below).clamp(min=1)
+        ahead = torch.where(self._above > 0, (span * share).long(), span // 2)
+        tried = self._low + ahead.clamp(min=_CLOSE // 2).minimum((span - _CLOSE // 2).clamp(min=1))
         return torch.where(self._nearest, 0, torch.where(self._done, self._low, tried)).to(torch.int32)
 
 
