@@ -172,8 +172,8 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
                 # What is the default depends on it: weights that stay exact have exact state beside them.
                 key=f"export.optimizer.{default}",
                 help="Compressed rounds each second moment to a power of two; shaped also rounds first "
-                "moments more coarsely where the loss is flat, which takes longer; compact keeps only factors "
-                "of rows and columns. All are much smaller. Training goes on from them, not bit for bit.",
+                "moments more coarsely where the loss is flat, which takes longer; compact keeps only "
+                "factors of rows and columns. All are much smaller. Training goes on from them, not bit for bit.",
             )
         )
         if optimizer != "exact":
