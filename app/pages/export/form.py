@@ -173,7 +173,8 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
                 key=f"export.optimizer.{default}",
                 help="Compressed rounds each second moment to a power of two; shaped also rounds first "
                 "moments more coarsely where the loss is flat, which takes longer; compact keeps only "
-                "factors of rows and columns. All are much smaller. Training goes on from them, not bit for bit.",
+                "factors of rows and columns. All are much smaller. Training goes on from them, not bit "
+                "for bit.",
             )
         )
         if optimizer != "exact":
