@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def aborted_at_exit(said: str) -> bool:
+    """Whether a rank has said that gloo's threads aborted it as Python ended (pytorch/pytorch#190489)."""
+    return "terminate called without an active exception" in said
+
+
 def descendants(pid: int) -> dict[int, str]:
     """Return the processes that a process has started, and those that they have, by their command lines."""
     parents: dict[int, int] = {}

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.processes import aborted_at_exit
+
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
 
@@ -103,6 +105,8 @@ def run_in_order(page: str, folder: Path) -> dict[str, str]:
             timeout=300,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-4000:])
+        # What it has written by then is compared by those who ask.
+        well = done.returncode == 0 or (words[0] == "torchrun" and aborted_at_exit(done.stderr))
+        assert well, (command, done.stdout[-2000:], done.stderr[-4000:])
         said[command] = done.stdout
     return said

@@ -10,11 +10,17 @@ import pytest
 
 from tests.integrations.hub import TOKEN, Hub
 from tests.integrations.servers import connect, make_bucket, moto
+from tests.processes import aborted_at_exit
+
+FINISHED = "nothing is left to do"
 
 
 @pytest.fixture
 def on_two_ranks():
-    """Return a function that runs a script with its arguments on two processes, and requires success."""
+    """Return a function that runs a script with its arguments on two processes, and requires success.
+
+    A script says `FINISHED` on each of them when nothing is left to do but to end Python.
+    """
 
     def run(*script):
         command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
@@ -25,7 +31,9 @@ def on_two_ranks():
             timeout=550,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        assert done.returncode == 0, done.stderr[-5000:]
+        finished = done.stdout.count(FINISHED) == 2
+        assert finished, (done.stdout[-2000:], done.stderr[-5000:])
+        assert done.returncode == 0 or aborted_at_exit(done.stderr), done.stderr[-5000:]
 
     return run
 

@@ -86,6 +86,7 @@ def main(folder: Path, page: Path, mode: str) -> None:
     torch.save((whole, resumed), folder / f"{dist.get_rank()}.pt")
     dist.barrier()
     dist.destroy_process_group()
+    print("nothing is left to do", flush=True)
 
 
 if __name__ == "__main__":

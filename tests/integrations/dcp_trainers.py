@@ -86,3 +86,4 @@ if __name__ == "__main__":
         with_accelerate(Path(path))
     if torch.distributed.is_initialized():  # Else its threads may outlive the interpreter, which aborts.
         torch.distributed.destroy_process_group()
+    print("nothing is left to do", flush=True)

@@ -133,6 +133,7 @@ def test_two_ranks_resume_from_the_archive_as_if_never_interrupted(tmp_path: Pat
     body = "import sys, pathlib\nsys.path.insert(0, {!r})\nfrom test_lightning_sharded import *\n"
     # Else threads of gloo may outlive the interpreter, which aborts.
     end = "torch.distributed.barrier()\ntorch.distributed.destroy_process_group()\n"
+    end += "print('nothing is left to do', flush=True)\n"
     script.write_text(body.format(str(Path(__file__).parent)) + "train(pathlib.Path(sys.argv[1]))\n" + end)
     on_two_ranks(script, tmp_path)
     archive = inshrink_core.open(tmp_path / "run.inshrink")
