@@ -63,6 +63,11 @@ class RoleCodec(NamedTuple):
     roles: frozenset[TensorRole]
 
 
+def place_among(codecs: Sequence[RoleCodec], spec: TensorSpec) -> int:
+    """Return which of a chain's codecs, in order of precedence, takes a tensor."""
+    return next(i for i, one in enumerate(codecs) if spec.role in one.roles)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChainConfig:
     """How a run is written.
@@ -151,7 +156,7 @@ class ChainConfig:
     def codec_of(self, spec: TensorSpec) -> AnyCodec:
         """Return the codec of any tensor, as it is set for it."""
         codecs = self.role_codecs()
-        place = next(i for i, one in enumerate(codecs) if spec.role in one.roles)
+        place = place_among(codecs, spec)
         return codecs[place].codec if place else self.config_of(spec)
 
     def role_codecs(self) -> tuple[RoleCodec, ...]:

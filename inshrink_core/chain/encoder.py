@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inshrink_core.chain.attachments import tensor_digest
-from inshrink_core.chain.config import ChainConfig
+from inshrink_core.chain.config import ChainConfig, place_among
 from inshrink_core.chain.parts import Shards
 from inshrink_core.chain.recall import HELD_NBYTES, Origin
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, TensorSource, TensorSpec
@@ -325,7 +325,7 @@ class FrameEncoder:
 
     def _place(self, spec: TensorSpec) -> int:
         """Return which of the codecs takes a tensor."""
-        return next(i for i, one in enumerate(self._role_codecs) if spec.role in one.roles)
+        return place_among(self._role_codecs, spec)
 
     def _configs(
         self, checkpoint: Checkpoint, members: Sequence[TensorSpec], *, alone: bool

@@ -364,7 +364,8 @@ class _Thresholds:
 
     def told(self, grades: Tensor, sums: Tensor) -> bool:
         """Take in how far the movements of the rows are exceeded at some thresholds; whether all are kept."""
-        lead, slack = sums[:, 0] + sums[:, 1] // GAIN_SLACK, sums[:, 1] // GAIN_SLACK
+        slack = sums[:, 1] // GAIN_SLACK
+        lead = sums[:, 0] + slack
         enough = lead >= 0
         if self._n_told == 0:
             self._nearest = self._done = enough

@@ -176,8 +176,7 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None, MomentsReference]):
         self, item: TensorInput, plan: MomentsPlan | None, reference: TensorReference | None
     ) -> Encoded | None:
         """Round a moment; None for what is not finite, and for a second moment that is none."""
-        before = _fitting(reference, item.spec)
-        spec = item.spec
+        spec, before = item.spec, _fitting(reference, item.spec)
         form, codes, draw = _rounded(item, self.preset, plan or MomentsPlan(), before)
         if codes is None:
             return None
@@ -271,10 +270,10 @@ def _shaped(values: Tensor, codes: Codes, known: Shaping | None) -> tuple[Codes,
 
     Their projection on the values is kept; where it cannot be, or nothing is gained, they are as given.
     """
-    squares, n = _squares(values, codes), values.numel()
-    found = None if known is None else known.for_moment(squares.values / n / (1 << 2 * FRACTION_BITS))
+    plain, n = _squares(values, codes), values.numel()
+    found = None if known is None else known.for_moment(plain.values / n / (1 << 2 * FRACTION_BITS))
     if found is None:
-        return codes, squares.off
+        return codes, plain.off
     fed, wider = found
     coarse = codes._replace(base=codes.base + math.floor(2 * math.log2(wider)))
     origin = torch.zeros(n, dtype=torch.int32)
@@ -283,7 +282,7 @@ def _shaped(values: Tensor, codes: Codes, known: Shaping | None) -> tuple[Codes,
     integers = changes.clamp(-LARGEST_INTEGER, LARGEST_INTEGER) + ZERO_POINT
     coarse = coarse._replace(elements=integers.to(torch.uint8))
     squares = _squares(values, coarse)
-    return (coarse, squares.off) if squares.is_kept else _shaped(values, codes, None)
+    return (coarse, squares.off) if squares.is_kept else (codes, plain.off)
 
 
 class _Squares(NamedTuple):

@@ -83,6 +83,13 @@ def _rounded(
     return y, q, tl.where(near, tl.minimum(tl.maximum(error, -_ERROR), _ERROR), 0)
 
 
+@triton.jit
+def _counted(moved: tl.tensor, near: tl.tensor, y: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Return by how much the projections of rounded movements exceed their squares, and these."""
+    movement = tl.where(near & (tl.abs(moved) < _COUNTED), moved, 0)
+    return (_PARTS * y - movement) * movement, movement * movement
+
+
 @triton.jit(do_not_specialize=["n_rows", "per_row", "shift"])
 def _shape(
     values: tl.tensor,
@@ -117,9 +124,9 @@ def _shape(
         direction = tl.load(directions + k * _RANK + rank).to(tl.int64)
         sums += error[:, None] * direction[None, :]
         if based:
-            movement = tl.where(near & (tl.abs(moved) < _COUNTED), moved, 0)
-            lead += (_PARTS * y - movement) * movement
-            energy += movement * movement
+            beyond, square = _counted(moved, near, y)
+            lead += beyond
+            energy += square
         tl.store(changes + place, tl.where(near, q.to(tl.float32), plain), mask=here)
     tl.store(leads + 2 * row, lead, mask=here)
     tl.store(leads + 2 * row + 1, energy, mask=here)
@@ -181,9 +188,9 @@ def _shape_both(
         tl.store(down + column, held + passed[:, None] * downward, mask=here[:, None])
         tl.debug_barrier()  # the next row reads what this one has passed down
         if based:
-            movement = tl.where(near & (tl.abs(moved) < _COUNTED), moved, 0)
-            lead += (_PARTS * y - movement) * movement
-            energy += movement * movement
+            beyond, square = _counted(moved, near, y)
+            lead += beyond
+            energy += square
         tl.store(changes + place, tl.where(near, q.to(tl.float32), plain), mask=here)
     tl.store(along + own, sums, mask=inside[:, None])
     tl.store(leads + 2 * row, lead, mask=inside)
