@@ -32,7 +32,7 @@ from benchmarks.controlled import TASKS
 from benchmarks.results import DATA, RESULTS, renew
 from inshrink_core.chain import QUALITY, archive_size
 from inshrink_core.checkpoint import Checkpoint, TensorRole
-from inshrink_core.codecs.lattice.plan import COST_OF_ERROR
+from inshrink_core.codecs.lattice.plan import COST_OF_SHAPED
 from inshrink_core.lab.failing import Schedule, Setup, Training, isolated, task_evaluator
 from inshrink_core.lab.tasks import find_task
 
@@ -99,7 +99,7 @@ def measured(name: str, seed: int, n_judged: int) -> Iterator[dict[str, Any]]:
             "mean_cost": statistics.fmean(costs),
             "largest_cost": max(costs),
             "predicted": max(foreseen) if foreseen else None,
-            "cost_of_error": max(costs) / max(foreseen) * COST_OF_ERROR if foreseen else None,
+            "cost_of_error": max(costs) / max(foreseen) * COST_OF_SHAPED if foreseen else None,
             "above": sum(cost > BOUND for cost in costs),
         }
 

@@ -32,10 +32,10 @@ TASKS: Final = (
 
 PLAIN: Final = "plain"
 ARMS: Final[Mapping[str, Mapping[str, Any]]] = {
-    PLAIN: {"optimizer": "compressed"},
-    "auto": {"config": {"shaping": "auto"}, "optimizer": "compressed"},
-    "moments": {"optimizer": "shaped"},
-    "auto, moments": {"config": {"shaping": "auto"}, "optimizer": "shaped"},
+    PLAIN: {"config": {"shaping": "off"}, "optimizer": "compressed"},
+    "auto": {"optimizer": "compressed"},
+    "moments": {"config": {"shaping": "off"}, "optimizer": "shaped"},
+    "auto, moments": {"optimizer": "shaped"},
 }
 TUNED_MOMENTS: Final = frozenset({*TUNED, "denoise"})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -19,17 +19,17 @@ from inshrink_core.chain.attachments import (
 )
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, require_base_codec
 from inshrink_core.chain.budget import Budget, unchanged_keys
-from inshrink_core.chain.config import ChainConfig, settings_of
+from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.encoder import ChainState, FrameEncoder, FramePlan, PreparedFrame, TensorResult
 from inshrink_core.chain.meta import METRICS, ORIGINALS, QUALITY, WRITTEN, pack_attributes, spec_of
 from inshrink_core.chain.parts import Shards, Split, box_of, memory_of
 from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
-from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
-from inshrink_core.codec import FALLBACK_CODEC, BaseReference, PastFrame, TensorReference, get_codec
+from inshrink_core.checkpoint import Checkpoint, TensorSpec
+from inshrink_core.codec import FALLBACK_CODEC, BaseReference, TensorReference, get_codec
 from inshrink_core.errors import NotFoundError
 from inshrink_core.formats.source import FileSource
-from inshrink_core.frame import Block, FrameInfo, FrameKind
+from inshrink_core.frame import FrameInfo, FrameKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -303,32 +303,10 @@ class ChainWriter:
             if spec.nbytes > HELD_NBYTES and frame.entry(spec.key).codec in lossless.reads:
                 self._references[spec.key] = self._recalled(spec, None)
             else:
-                _, reference = archive.decode(self.parent, spec.key)
-                self._references[spec.key] = self._recall(spec, reference, chain)
+                self._references[spec.key] = archive.recalled(self.config, self.parent, spec)
         for entry in frame.entries:
             if entry.attachment and self._is_first:
                 self._attachments[entry.key] = archive.attachment(self.parent, entry.key)
-
-    def _recall(
-        self, spec: TensorSpec, reference: TensorReference, chain: Sequence[FrameInfo]
-    ) -> TensorReference:
-        """Return a tensor's state with what its codec had seen of the frames of its chain."""
-        codec = self.config.codec_of(spec)
-        return codec.recall(reference, self._past(spec, chain)) if codec.uses_past else reference
-
-    def _past(self, spec: TensorSpec, chain: Iterable[FrameInfo]) -> Iterator[PastFrame]:
-        """Yield a tensor's blocks, each with its first moment in the frame before."""
-        archive, moment, noise = self.archive.sequential(values=False), None, 0.0
-        for info in chain:
-            frame, described = archive.frame(info), archive.checkpoint(info)
-            if spec.key in described:
-                entry = frame.entry(spec.key)
-                block, settings = Block(entry.codec, frame.read(entry)), settings_of(frame.meta, spec)
-                yield PastFrame(block, settings, moment, noise)
-            companion, moment = described.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM), None
-            if companion is not None:
-                moment, reference = archive.decode(info, companion.key)
-                noise = reference.noise
 
     def _recalled(
         self, spec: TensorSpec, origin: Origin | None, history: Tensor | None = None

@@ -25,6 +25,7 @@ from inshrink_core.chain.attachments import (
     unpack_layout,
 )
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, BaseRecord
+from inshrink_core.chain.config import settings_of
 from inshrink_core.chain.meta import check_meta, decoding_nbytes, spec_of
 from inshrink_core.chain.parts import box_of, whole_specs
 from inshrink_core.checkpoint import (
@@ -35,7 +36,7 @@ from inshrink_core.checkpoint import (
     TensorsInMemory,
     TensorSpec,
 )
-from inshrink_core.codec import BaseReference, codec_for_block
+from inshrink_core.codec import BaseReference, PastFrame, codec_for_block
 from inshrink_core.errors import DamagedError, InputError, MissingFrameError, NotFoundError
 from inshrink_core.execution import Limits, resolve_device
 from inshrink_core.formats import Run, open_run
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
     from inshrink_core.archive.storage.ahead import Windows
     from inshrink_core.chain.base import BaseLike
+    from inshrink_core.chain.config import ChainConfig
     from inshrink_core.codec import TensorReference
 
 
@@ -426,6 +428,43 @@ class Archive(Mapping[int, Checkpoint]):
             The tensor cannot be decoded.
         """
         return self._steadily(lambda now: self._decode(now, key), info)
+
+    def recalled(self, config: ChainConfig, info: FrameInfo, spec: TensorSpec) -> TensorReference:
+        """Return the state of one tensor after a frame, with what its codec had seen of the frames before.
+
+        Parameters
+        ----------
+        config
+            How the next frame is encoded.
+        info
+            The frame.
+        spec
+            The tensor.
+
+        Raises
+        ------
+        DamagedError, MissingFrameError, IncompatibleError
+            The tensor, or a first moment of its chain, cannot be decoded.
+        """
+        reference, codec = self.decode(info, spec.key)[1], config.codec_of(spec)
+        return codec.recall(reference, self._past(info, spec)) if codec.uses_past else reference
+
+    def _past(self, info: FrameInfo, spec: TensorSpec) -> Iterator[PastFrame]:
+        """Yield a tensor's blocks, each with its first moment in the frame before."""
+        archive, moment, noise = self.sequential(values=False), None, 0.0
+        for earlier in self.reader.chain(info.frame_id):
+            # Blocks as they are: a part of a frame has no layout, and a cell a first moment of its own.
+            frame, where = archive.frame(earlier), archive.where(earlier)
+            blocks = (spec_of(entry, where) for entry in frame.entries if not entry.attachment)
+            described = Checkpoint(step=earlier.step, specs=tuple(blocks), source=_Unread())
+            if spec.key in described:
+                entry = frame.entry(spec.key)
+                block, settings = Block(entry.codec, frame.read(entry)), settings_of(frame.meta, spec)
+                yield PastFrame(block, settings, moment, noise)
+            companion, moment = described.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM), None
+            if companion is not None:
+                moment, reference = archive.decode(earlier, companion.key)
+                noise = reference.noise
 
     def _decode(self, info: FrameInfo, key: str) -> tuple[Tensor, TensorReference]:
         cells = self._tensors(info)[1].get(key)

@@ -431,6 +431,8 @@ def _item(
     gradient = second_moment = momentum = None
     if spec.role is TensorRole.WEIGHT and TensorRole.GRADIENT in companions:
         gradient = companion(TensorRole.GRADIENT, TensorRole.EXP_AVG)
+    elif spec.role is TensorRole.WEIGHT and TensorRole.EXP_AVG in companions:
+        gradient = companion(TensorRole.EXP_AVG)
     if spec.role in _WITH_COMPANIONS and TensorRole.EXP_AVG_SQ in companions:
         second_moment = companion(TensorRole.EXP_AVG_SQ)
     if spec.role in _OF_MODEL and TensorRole.MOMENTUM in companions:

@@ -76,6 +76,7 @@ class EncodedStep:
     results: Mapping[str, TensorResult] = field(repr=False)
     seconds: float
     _frame: Callable[[], tuple[int, FrameIndex]] = field(repr=False)
+    _moments: Callable[[], Mapping[str, TensorReference]] = field(repr=False)
 
     @cached_property
     def _framed(self) -> tuple[int, FrameIndex]:
@@ -95,6 +96,11 @@ class EncodedStep:
     def references(self) -> Mapping[str, TensorReference]:
         """States after it: what it decodes to, and what the next delta is encoded against."""
         return {key: result.reference for key, result in self.results.items()}
+
+    @cached_property
+    def moments(self) -> Mapping[str, TensorReference]:
+        """States of the first moments that the next delta's rounding follows; encoded where it does."""
+        return self._moments()
 
     @cached_property
     def nbytes(self) -> Mapping[str, int]:
@@ -201,12 +207,20 @@ def encode_step(
         meta = chain.record() | {"content": _any_digest(blocks)} | remembered
         return frame_overhead(stored_view(checkpoint, chain.optimizer), blocks, chain, meta, index)
 
+    def moments() -> Mapping[str, TensorReference]:
+        stored = stored_view(checkpoint, chain.optimizer)
+        shaped = (spec for spec in chosen if chain.config_of(spec).uses_past)
+        found = (stored.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM) for spec in shaped)
+        specs = {spec.key: spec for spec in found if spec is not None}
+        return {result.spec.key: result.reference for result in plan.encode(tuple(specs.values()))}
+
     return EncodedStep(
         checkpoint=checkpoint if keys is None else replace(checkpoint, specs=chosen, aliases={}),
         plan=plan,
         results=results,
         seconds=time.perf_counter() - begun,
         _frame=frame,
+        _moments=moments,
     )
 
 
@@ -253,7 +267,8 @@ def following(
         return ChainState(memory=foreseen), None
     if keyframe:
         return ChainState(memory=before.plan.memory), None
-    return ChainState(references=before.references, memory=before.plan.memory), before.index
+    references = {**before.references, **before.moments}
+    return ChainState(references=references, memory=before.plan.memory), before.index
 
 
 def frame_overhead(

@@ -99,14 +99,26 @@ def verb_of(name: str) -> Callable[[Path, Path], object]:
     return lambda run, target: compress(run, target, threads=1)
 
 
+@pytest.fixture(scope="module")
+def error_without_explosion(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("calm")
+    states = run_with(folder / "run")
+    compress(folder / "run", folder / "a", threads=1)
+    largest = max(errors(folder / "a", states).values())
+    assert largest < 0.04
+    return largest
+
+
 @pytest.mark.parametrize("verb", ["compress", "watch"])
 @pytest.mark.parametrize("at", [1, 2, 4, N_SAVES])
 @pytest.mark.parametrize("kind", EXPLOSIONS)
-def test_weights_that_explode_at_one_step_do_not_harm_the_others(tmp_path, verb, at, kind):
+def test_weights_that_explode_at_one_step_do_not_harm_the_others(
+    tmp_path, verb, at, kind, error_without_explosion
+):
     states = run_with(tmp_path / "run", EXPLOSIONS[kind], at)
     verb_of(verb)(tmp_path / "run", tmp_path / "a")
     found = errors(tmp_path / "a", states)
-    assert max(found.values()) < 0.05
+    assert max(found.values()) < 4 * error_without_explosion
     if kind not in ("1000 times", "1e30"):
         assert found[at * EVERY] == 0
 

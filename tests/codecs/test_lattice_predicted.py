@@ -13,7 +13,7 @@ from inshrink_core.chain import QUALITY, Archive, ChainState, FrameEncoder
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.chain.report import chain_report, predicted_cost
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from inshrink_core.codecs.lattice.plan import COST_OF_ERROR
+from inshrink_core.codecs.lattice.plan import COST_OF_SHAPED
 from tests.builders import memory_run
 from tests.codecs.test_lattice_look_ahead import chain_of
 from tests.runs import write_run
@@ -66,14 +66,14 @@ def test_the_coarseness_is_what_the_predicted_cost_allows() -> None:
         assert quality["how"] == "predicted"
         assert quality["bounds"] == {"restore_cost": BOUND}
         assert 0.8 * BOUND < quality["restore_cost"] <= BOUND
-        assert quality["restore_cost"] == pytest.approx(COST_OF_ERROR * error, rel=0.1)
+        assert quality["restore_cost"] == pytest.approx(COST_OF_SHAPED * error, rel=0.1)
 
 
 def test_it_is_never_below_the_one_that_is_set_and_the_cost_is_told_as_it_is() -> None:
     for quality, error in frames_of(training(3, 0.45), predicted_cost=BOUND):
         assert quality["coarseness"] == 0.5
         assert quality["restore_cost"] > quality["bounds"]["restore_cost"]
-        assert quality["restore_cost"] == pytest.approx(COST_OF_ERROR * error, rel=0.1)
+        assert quality["restore_cost"] == pytest.approx(COST_OF_SHAPED * error, rel=0.1)
 
 
 def test_it_is_never_above_four() -> None:

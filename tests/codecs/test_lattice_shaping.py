@@ -19,7 +19,7 @@ from tests.codecs.lattice_chains import frame, moving
 from tests.runs import write_run
 from tests.strategies import bits, normal, spec_of
 
-ON, OFF = LatticeCodec(shaping="on", coarseness=2.0), LatticeCodec(coarseness=2.0)
+ON, OFF = (LatticeCodec(shaping=shaping, coarseness=2.0) for shaping in ("on", "off"))
 AUTO = replace(ON, shaping="auto")
 SHAPE = (100, 120)
 
@@ -228,8 +228,8 @@ def test_two_sessions_write_the_frames_of_one(tmp_path, shaping, optimizer):
     once = compressed(run, tmp_path / "once", **on)
     compressed(run, tmp_path / "twice", steps=run.steps[:4], **on)
     assert compressed(run, tmp_path / "twice", steps=run.steps[4:], **on) == once
-    plainly = optimizer.replace("shaped", "compressed")
-    assert compressed(run, tmp_path / "plain", optimizer=plainly) != once
+    plainly = {"settings": {"shaping": "off"}, "optimizer": optimizer.replace("shaped", "compressed")}
+    assert compressed(run, tmp_path / "plain", **plainly) != once
 
 
 @pytest.mark.parametrize(("shaping", "optimizer"), [("on", "compressed"), ("auto", "shaped")])
@@ -248,8 +248,6 @@ def test_the_number_of_parts_changes_no_byte(tmp_path, shaping, optimizer):
     assert blocks_of(tmp_path / "parts") == blocks_of(tmp_path / "whole")
 
 
-def test_frames_without_shaping_do_not_speak_of_it():
-    assert "shaping" not in OFF.settings()
-    assert ON.settings()["shaping"] == "on"
-    assert ON.encoding_companions() == {TensorRole.GRADIENT, TensorRole.MOMENTUM}
+def test_first_moments_are_asked_for_where_weights_are_shaped():
+    assert ON.encoding_companions() == {TensorRole.EXP_AVG, TensorRole.MOMENTUM}
     assert not OFF.encoding_companions()

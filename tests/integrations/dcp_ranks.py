@@ -306,9 +306,13 @@ def save_behind(archive: str, gate: Path, kept: Path) -> None:
 
 
 def save_aligned(archive: Path, codec: str, config: dict, optimizer: str) -> None:
-    """Save tensors whose shards are whole cells on 1, 2 and 4 ranks; they move in few directions."""
+    """Save tensors whose shards are whole cells on 1, 2 and 4 ranks; they move in few directions.
+
+    On 2 another session saves the last step.
+    """
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    writer = InshrinkWriter(archive, codec=codec, config=config, optimizer=optimizer)
+    how = {"codec": codec, "config": config, "optimizer": optimizer}
+    writer = InshrinkWriter(archive, **how)
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(8, 512, generator=generator) / 3
     held = {name: torch.randn(2048, 512, generator=generator) * 0.02 for name in ("one.weight", "two.weight")}
@@ -328,6 +332,8 @@ def save_aligned(archive: Path, codec: str, config: dict, optimizer: str) -> Non
             for name, tensor in sharded[1].items()
         }
         groups = [{"lr": 1e-3, "betas": (0.9, 0.999), "params": list(held)}]
+        if step == 3 and mesh.size() == 2:
+            writer = InshrinkWriter(archive, **how)
         save({"model": sharded[0], "optim": {"state": state, "param_groups": groups}}, writer, step)
 
 

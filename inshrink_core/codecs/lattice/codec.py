@@ -199,7 +199,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     gain_per: str = "tensor"
     contexts: str = "history"
     one_dimensional: str = "lattice"
-    shaping: str = "off"
+    shaping: str = "auto"
     predicted_cost: float = 0.0
     exact: bool = False
 
@@ -209,8 +209,8 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
             raise ConfigError("'exact' is a switch", expected="true or false", found=repr(self.exact))
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings; shaping and prediction only where they are on, as frames always said it."""
-        off = {"shaping": "off", "predicted_cost": 0.0}
+        """Return the settings; prediction only where it is on, as frames always said it."""
+        off = {"predicted_cost": 0.0}
         return {key: value for key, value in asdict(self).items() if off.get(key) != value}
 
     @classmethod
@@ -242,7 +242,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
 
     def encoding_companions(self) -> frozenset[TensorRole]:
         """Return the roles of first moments if rounding is shaped; the plan has what followed from others."""
-        return frozenset({TensorRole.GRADIENT, TensorRole.MOMENTUM} if self.uses_past else ())
+        return frozenset({TensorRole.EXP_AVG, TensorRole.MOMENTUM} if self.uses_past else ())
 
     @property
     def uses_past(self) -> bool:

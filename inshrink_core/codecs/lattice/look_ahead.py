@@ -155,7 +155,7 @@ def _coarseness(
             for spec, seen in matrices
             if at < len(seen.squares)
         ]
-        costs.append(predicted_cost(rows))
+        costs.append(predicted_cost(rows, settings.uses_past))
     return max(affordable(max(costs), settings.predicted_cost), settings.coarseness)
 
 

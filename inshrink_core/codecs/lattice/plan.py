@@ -67,9 +67,10 @@ than that is an explosion, or the way back from one: as the unit of a spacing it
 _UNKNOWN_SHARE = 1 / 32
 """Guess without learning rate or second moments, in root mean squares of the tensor itself."""
 
-COST_OF_ERROR = 1.5
+COST_OF_ERROR, COST_OF_SHAPED = 1.5, 2.5
 """What a restore costs at most, as a share of the loss, over the squared error of all matrices as a share of
-their squares: the largest that was measured of any task, and a margin (`benchmarks.predicted`)."""
+their squares: the largest that was measured of any task, and a margin (`benchmarks.predicted`). The errors
+are those of plain rounding, with the same spacing; where it is shaped, their cost is the second of these."""
 
 _MOST_COARSENESS = 4.0
 """Where a predicted cost allows more: beyond it cost grows by more than the square of the coarseness."""
@@ -199,6 +200,10 @@ class LatticeSettings(Protocol):
     def predicted_cost(self) -> float:
         """What a restore may cost, as predicted; 0: the coarseness is as set."""
 
+    @property
+    def uses_past(self) -> bool:
+        """Whether rounding is shaped."""
+
 
 def make_plan(
     settings: LatticeSettings,
@@ -231,7 +236,7 @@ def make_plan(
             (known[key][0].numel, o.mean_square, bases[key], factors.get(key, 1.0))
             for key, o in matrices.items()
         )
-        unit_cost = predicted_cost(rows)
+        unit_cost = predicted_cost(rows, settings.uses_past)
         coarseness = memory.coarseness
         # Spacings that are held change by powers of two.
         while unit_cost * coarseness**2 > settings.predicted_cost and coarseness / 2 >= settings.coarseness:
@@ -254,7 +259,7 @@ def make_plan(
     )
 
 
-def predicted_cost(matrices: Iterable[tuple[int, float, float, float]]) -> float:
+def predicted_cost(matrices: Iterable[tuple[int, float, float, float]], shaped: bool) -> float:
     """Return what a restore costs, as a share of the loss, at a coarseness of 1; 0 where nothing tells.
 
     It is about in proportion to the squared errors of all matrices over their squares.
@@ -263,11 +268,13 @@ def predicted_cost(matrices: Iterable[tuple[int, float, float, float]]) -> float
     ----------
     matrices
         Of each, how many weights it has, their mean square, and the two factors of its spacing.
+    shaped
+        Whether their rounding is.
     """
     rows = [row for row in matrices if math.isfinite(row[1])]
     squares = math.fsum(n * square for n, square, _, _ in rows)
     errors = math.fsum(n * (base * factor) ** 2 / 12 for n, _, base, factor in rows)
-    return COST_OF_ERROR * errors / squares if squares > 0 else 0.0
+    return (COST_OF_SHAPED if shaped else COST_OF_ERROR) * errors / squares if squares > 0 else 0.0
 
 
 def affordable(unit_cost: float, most: float) -> float:
