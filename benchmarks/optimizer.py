@@ -99,17 +99,20 @@ class OtherwiseTrained(CharRNNTask):
 _CAP = {"alpha": 1.0}
 """Every residual threshold at ExCP's cap of 2.5 medians: its highest ratio."""
 
-_COARSE = ("lattice, coarseness 4", "lattice", {"coarseness": 4.0})
+_PLAIN: Mapping[str, Any] = {"shaping": "off"}
+"""How all rows round weights, so that they differ in optimizer state alone."""
+
+_COARSE = ("lattice, plain, coarseness 4", "lattice", {**_PLAIN, "coarseness": 4.0})
 
 _ADAM: tuple[Setting, ...] = (
     Setting("exact", "lossless", {}, "compressed", far=False),
     Setting("exact", "lossless", {}, "shaped", far=False),
     Setting("exact", "lossless", {}, "compact"),
     Setting("exact", "lossless", {}, "drop", far=False),
-    Setting("lattice, default", "lattice", {}, "compressed"),
-    Setting("lattice, default", "lattice", {}, "shaped"),
-    Setting("lattice, coarseness 2", "lattice", {"coarseness": 2.0}, "compressed"),
-    Setting("lattice, coarseness 2", "lattice", {"coarseness": 2.0}, "shaped"),
+    Setting("lattice, plain", "lattice", _PLAIN, "compressed"),
+    Setting("lattice, plain", "lattice", _PLAIN, "shaped"),
+    Setting("lattice, plain, coarseness 2", "lattice", {**_PLAIN, "coarseness": 2.0}, "compressed"),
+    Setting("lattice, plain, coarseness 2", "lattice", {**_PLAIN, "coarseness": 2.0}, "shaped"),
     Setting(*_COARSE, "exact", far=False),
     Setting(*_COARSE, "compressed"),
     Setting(*_COARSE, "compact"),
@@ -123,7 +126,7 @@ _ADAM: tuple[Setting, ...] = (
 _AGAINST_EXCP = tuple(
     setting._replace(far=False)
     for setting in _ADAM
-    if setting.label in ("lattice, default", "lattice, coarseness 2", "excp, published")
+    if setting.label in ("lattice, plain", "lattice, plain, coarseness 2", "excp, published")
     or setting == Setting(*_COARSE, "compressed")
 )
 
@@ -131,7 +134,7 @@ _OTHER = tuple(
     Setting(label, codec, config, optimizer, far=False)
     for label, codec, config, optimizer, _ in _ADAM
     if (label, optimizer)
-    in {("exact", "compressed"), ("exact", "compact"), ("lattice, default", "compressed")}
+    in {("exact", "compressed"), ("exact", "compact"), ("lattice, plain", "compressed")}
 )
 
 _SGD = tuple(setting for setting in _ADAM if setting.codec != "excp")

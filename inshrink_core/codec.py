@@ -526,9 +526,14 @@ class Codec(ABC, Generic[_Plan, _State]):
         """Whether `encode` looks at `TensorInput.moment_before`; mostly not."""
         return False
 
-    @property
-    def lasting(self) -> float:
-        """How long errors of the weights go on to cost a training, over those of plain rounding."""
+    def lasting(self, states: Iterable[TensorReference]) -> float:
+        """Return how long errors of weights go on to cost a training, over those of plain rounding.
+
+        Parameters
+        ----------
+        states
+            Of the weights, in the frame before; none before the first.
+        """
         return 1.0
 
     def recall(self, reference: TensorReference, past: Iterable[PastFrame]) -> TensorReference:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -246,6 +247,9 @@ class FrameEncoder:
         for spec in members:
             codec = config_of[spec.key]
             width = codec.spacing(plan_of[id(codec)], spec) if spec.role in _OF_MODEL else None
+            if width is not None:
+                # Units of first moments do not get finer because errors of the weights last longer.
+                width *= math.sqrt(codec.lasting([old[spec.key]] if spec.key in old else []))
             # The optimizer moves master weights, where there are any.
             if width is not None and (spec.role is TensorRole.MASTER or spec.name not in spacings):
                 spacings[spec.name] = width

@@ -130,6 +130,12 @@ class Shaping:
             side.sketch.nbytes + sum(2 * one.gains.nbytes for one in side.factors.values()) for side in sides
         )
 
+    def is_fed(self, shaping: str) -> bool:
+        """Whether anything may be fed forward, by the setting of the codec of weights."""
+        if shaping == "auto":
+            return bool(self.columns.choices or (self.rows is not None and self.rows.choices))
+        return self.fed() is not None
+
     def fed(self) -> Fed | None:
         """Return what to feed forward as a setting says; None where little is gained."""
         columns = self.columns.factors.get(_DAMPING)

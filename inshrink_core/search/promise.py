@@ -241,7 +241,8 @@ class Promises:
             self._peak = float(known) if isinstance(known, int | float) and 0 < known < math.inf else 0.0
         rate = self.saw(checkpoint)
         share = max(rate / self._peak, _LEAST_SHARE) if self._peak else 1.0
-        return self.bounds.with_restore_cost(share / chain.config.config.lasting)
+        lasting = chain.config.config.lasting(chain.state(keyframe=False).references.values())
+        return self.bounds.with_restore_cost(share / lasting)
 
     def stale(self, parent: FrameInfo | None, step: int) -> Figures | None:
         """Return the figures of the previous checkpoint in a step's place; of a first step, the next one's.

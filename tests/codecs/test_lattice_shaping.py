@@ -248,6 +248,16 @@ def test_the_number_of_parts_changes_no_byte(tmp_path, shaping, optimizer):
     assert blocks_of(tmp_path / "parts") == blocks_of(tmp_path / "whole")
 
 
+def test_errors_are_said_to_last_longer_where_rounding_is_shaped():
+    codec, white = replace(ON, shaping="auto"), [normal(SHAPE, i) for i in range(6)]
+    shaped, plain = (chain(moving(6), codec, of)[-1].reference for of in ([moment(0)] * 6, white))
+    most = codec.lasting([])
+    assert codec.lasting([shaped]) == most > 1
+    assert codec.lasting([plain]) == 1
+    assert codec.lasting([shaped, plain]) == pytest.approx((1 + most) / 2)
+    assert OFF.lasting([shaped]) == 1
+
+
 def test_first_moments_are_asked_for_where_weights_are_shaped():
     assert ON.encoding_companions() == {TensorRole.EXP_AVG, TensorRole.MOMENTUM}
     assert not OFF.encoding_companions()

@@ -8,7 +8,6 @@ derivation and the measurements are in ``docs/design.md``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
@@ -249,10 +248,21 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         """Whether rounding is shaped, by the first moments of all frames before."""
         return self.shaping != "off"
 
-    @property
-    def lasting(self) -> float:
-        """How long errors go on to cost a training: where the loss is flat it forgets them more slowly."""
-        return _LASTING if self.uses_past else 1.0
+    def lasting(self, states: Iterable[TensorReference]) -> float:
+        """Return how long errors go on to cost a training, which forgets them slowly where the loss is flat.
+
+        By the share of the weights whose rounding is shaped, of those of which that is known.
+        """
+        if not self.uses_past:
+            return 1.0
+        rows = [
+            (one.integers.numel(), one.shaping.is_fed(self.shaping))
+            for one in states
+            if isinstance(one, LatticeReference) and one.shaping is not None
+        ]
+        known = sum(numel for numel, _ in rows)
+        share = sum(numel for numel, fed in rows if fed) / known if known else 1.0
+        return 1.0 + share * (_LASTING - 1.0)
 
     def recall(self, reference: TensorReference, past: Iterable[PastFrame]) -> TensorReference:
         """Return a state with what is known of the first moments of its chain."""
@@ -308,9 +318,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
 
     def spacing(self, plan: LatticePlan, spec: TensorSpec) -> float | None:
         """Return the width of its cells, about that where rounding is shaped; None where it is exact."""
-        width = None if self.exact else plan.widths.get(spec.key)
-        # First moments, which follow it, are not asked to be finer because errors of weights last longer.
-        return None if width is None else width * math.sqrt(self.lasting)
+        return None if self.exact else plan.widths.get(spec.key)
 
     def predicted(self, plan: LatticePlan) -> Mapping[str, Any] | None:
         """Return the cost that is predicted, what it may be, and the coarseness chosen by it."""
