@@ -38,7 +38,7 @@ SEEDS, BAD_SEEDS = 5, 3
 KNOWN_BAD = 10 * DEFAULT_MAX_RESTORE_COST
 BAD_SPACING = {
     **{"char-finetune": 8.0, "char-lora": 8.0, "char-gpt": 8.0},
-    **{"digits-resnet": 1.0, "regression": 1.0},
+    **{"digits-resnet": 1.0, "regression": 4.0},
 }
 """Coarseness, of tasks where ten times the bound takes far more than half of the bits, or does no harm."""
 
