@@ -133,8 +133,7 @@ _AGAINST_EXCP = tuple(
 _OTHER = tuple(
     Setting(label, codec, config, optimizer, far=False)
     for label, codec, config, optimizer, _ in _ADAM
-    if (label, optimizer)
-    in {("exact", "compressed"), ("exact", "compact"), ("lattice, plain", "compressed")}
+    if (label, optimizer) in {("exact", "compressed"), ("exact", "compact"), ("lattice, plain", "compressed")}
 )
 
 _SGD = tuple(setting for setting in _ADAM if setting.codec != "excp")

@@ -526,13 +526,17 @@ class Codec(ABC, Generic[_Plan, _State]):
         """Whether `encode` looks at `TensorInput.moment_before`; mostly not."""
         return False
 
-    def lasting(self, states: Iterable[TensorReference]) -> float:
+    def shaped(self, states: Iterable[TensorReference]) -> tuple[int, int]:
+        """Count the weights whose rounding is shaped, and all of which it is known, by their states."""
+        return 0, 0
+
+    def lasting(self, shaped: int, known: int) -> float:
         """Return how long errors of weights go on to cost a training, over those of plain rounding.
 
         Parameters
         ----------
-        states
-            Of the weights, in the frame before; none before the first.
+        shaped, known
+            As `shaped` counts them in the frame before, of all ranks; 0 where nothing is known.
         """
         return 1.0
 

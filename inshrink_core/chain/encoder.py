@@ -249,7 +249,8 @@ class FrameEncoder:
             width = codec.spacing(plan_of[id(codec)], spec) if spec.role in _OF_MODEL else None
             if width is not None:
                 # Units of first moments do not get finer because errors of the weights last longer.
-                width *= math.sqrt(codec.lasting([old[spec.key]] if spec.key in old else []))
+                counts = codec.shaped([old[spec.key]] if spec.key in old else [])
+                width *= math.sqrt(codec.lasting(*counts))
             # The optimizer moves master weights, where there are any.
             if width is not None and (spec.role is TensorRole.MASTER or spec.name not in spacings):
                 spacings[spec.name] = width

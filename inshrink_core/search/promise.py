@@ -241,7 +241,9 @@ class Promises:
             self._peak = float(known) if isinstance(known, int | float) and 0 < known < math.inf else 0.0
         rate = self.saw(checkpoint)
         share = max(rate / self._peak, _LEAST_SHARE) if self._peak else 1.0
-        lasting = chain.config.config.lasting(chain.state(keyframe=False).references.values())
+        codec = chain.config.config
+        rows = chain.of_all(codec.shaped(chain.state(keyframe=False).references.values()))
+        lasting = codec.lasting(*(sum(counts) for counts in zip(*rows, strict=True)))
         return self.bounds.with_restore_cost(share / lasting)
 
     def stale(self, parent: FrameInfo | None, step: int) -> Figures | None:

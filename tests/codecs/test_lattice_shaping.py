@@ -251,11 +251,12 @@ def test_the_number_of_parts_changes_no_byte(tmp_path, shaping, optimizer):
 def test_errors_are_said_to_last_longer_where_rounding_is_shaped():
     codec, white = replace(ON, shaping="auto"), [normal(SHAPE, i) for i in range(6)]
     shaped, plain = (chain(moving(6), codec, of)[-1].reference for of in ([moment(0)] * 6, white))
-    most = codec.lasting([])
-    assert codec.lasting([shaped]) == most > 1
-    assert codec.lasting([plain]) == 1
-    assert codec.lasting([shaped, plain]) == pytest.approx((1 + most) / 2)
-    assert OFF.lasting([shaped]) == 1
+    numel, most = SHAPE[0] * SHAPE[1], codec.lasting(0, 0)
+    assert codec.shaped([shaped, plain]) == (numel, 2 * numel)
+    assert codec.lasting(*codec.shaped([shaped])) == most > 1
+    assert codec.lasting(*codec.shaped([plain])) == 1
+    assert codec.lasting(*codec.shaped([shaped, plain])) == pytest.approx((1 + most) / 2)
+    assert OFF.lasting(*OFF.shaped([shaped])) == 1
 
 
 def test_first_moments_are_asked_for_where_weights_are_shaped():

@@ -44,21 +44,25 @@ def saved(folder: Path, name: str, world: int, *arguments, **options) -> Path:
     return folder / name
 
 
+PLAIN = {"shaping": "off"}
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """What one rank decides."""
-    return said(saved(tmp_path_factory.mktemp("alone"), "a", 1))
+    """What one rank decides, where rounding does not depend on how many rows a rank has."""
+    return said(saved(tmp_path_factory.mktemp("alone"), "a", 1, config=PLAIN))
 
 
 @pytest.mark.parametrize("replicas", [False, True], ids=["shards", "copies"])
 def test_ranks_decide_as_one_does_and_every_frame_keeps_the_promise(tmp_path, alone, replicas):
-    archive = saved(tmp_path, "a", 2, replicas)
-    assert said(archive) == alone
+    assert said(saved(tmp_path, "plain", 2, replicas, config=PLAIN)) == alone
     assert len({str(config) for config, _ in alone}) > 2  # it moves
-    found = costs(archive, tmp_path)
-    assert max(found) <= checks.BOUND
-    assert max(found) > 0.1 * checks.BOUND
-    assert not inshrink_core.verify(archive, deep=True).problems
+    archive = saved(tmp_path, "a", 2, replicas)
+    for written in (tmp_path / "plain", archive):
+        found = costs(written, tmp_path)
+        assert max(found) <= checks.BOUND
+        assert max(found) > 0.1 * checks.BOUND
+        assert not inshrink_core.verify(written, deep=True).problems
 
 
 def test_ranks_that_ask_about_samples_of_their_own_keep_the_mean(tmp_path):

@@ -248,21 +248,23 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         """Whether rounding is shaped, by the first moments of all frames before."""
         return self.shaping != "off"
 
-    def lasting(self, states: Iterable[TensorReference]) -> float:
-        """Return how long errors go on to cost a training, which forgets them slowly where the loss is flat.
-
-        By the share of the weights whose rounding is shaped, of those of which that is known.
-        """
-        if not self.uses_past:
-            return 1.0
+    def shaped(self, states: Iterable[TensorReference]) -> tuple[int, int]:
+        """Count the weights whose rounding is shaped, and all of which it is known, by their states."""
         rows = [
             (one.integers.numel(), one.shaping.is_fed(self.shaping))
             for one in states
             if isinstance(one, LatticeReference) and one.shaping is not None
         ]
-        known = sum(numel for numel, _ in rows)
-        share = sum(numel for numel, fed in rows if fed) / known if known else 1.0
-        return 1.0 + share * (_LASTING - 1.0)
+        return sum(numel for numel, fed in rows if fed), sum(numel for numel, _ in rows)
+
+    def lasting(self, shaped: int, known: int) -> float:
+        """Return how long errors go on to cost a training, which forgets them slowly where the loss is flat.
+
+        By the share of the weights whose rounding is shaped; where none is known, of all.
+        """
+        if not self.uses_past:
+            return 1.0
+        return 1.0 + (shaped / known if known else 1.0) * (_LASTING - 1.0)
 
     def recall(self, reference: TensorReference, past: Iterable[PastFrame]) -> TensorReference:
         """Return a state with what is known of the first moments of its chain."""
