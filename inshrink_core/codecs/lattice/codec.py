@@ -69,6 +69,7 @@ from inshrink_core.codecs.shaping import (
     Fed,
     PastBlock,
     Shaping,
+    can_be_shaped,
     known_of,
     recalled,
     shaped_changes,
@@ -268,7 +269,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
 
     def recall(self, reference: TensorReference, past: Iterable[PastFrame]) -> TensorReference:
         """Return a state with what is known of the first moments of its chain."""
-        if not isinstance(reference, LatticeReference):
+        if not isinstance(reference, LatticeReference) or not can_be_shaped(reference.shape):
             return reference
         blocks = (
             PastBlock(
