@@ -237,11 +237,9 @@ def _one(archive: Archive, run: Run, before: FrameInfo, info: FrameInfo, device:
     decoded = archive.checkpoint(before)
     after = stored_view(run.as_archived(info.step, archive.checkpoint(info)), chain.optimizer)
     weights = [spec for spec in after.specs if spec.role is TensorRole.WEIGHT and spec.key in decoded]
-    shaped = (spec for spec in weights if chain.config_of(spec).uses_past)
-    moments = (decoded.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM) for spec in shaped)
-    held = {spec.key: spec for spec in (*weights, *moments) if spec is not None}
+    held = (*weights, *chain.first_moments(decoded, weights))
     state = ChainState(
-        references={key: archive.recalled(chain, before, spec) for key, spec in held.items()},
+        references={spec.key: archive.recalled(chain, before, spec) for spec in held},
         memory=old_meta.get("memory") if old_meta.get("codec") == chain.codec else None,
     )
     return step_gain(chain, run.as_archived(before.step, decoded), after, state)

@@ -127,6 +127,7 @@ class Archive(Mapping[int, Checkpoint]):
         self._held = self._granted = 0
         self._described: dict[FrameInfo, Checkpoint] = {}
         self._cells: MutableMapping[FrameReader, _Tensors] = WeakKeyDictionary()
+        self._blocks: MutableMapping[FrameReader, Checkpoint] = WeakKeyDictionary()
         self._windows: dict[bytes, Windows] = {}
         self._walk: tuple[bytes, str | None, Windows | None] = (b"", None, None)
 
@@ -177,7 +178,7 @@ class Archive(Mapping[int, Checkpoint]):
         """Return another view, for which the frames that are open need not be opened again."""
         view = Archive(self.reader, keep_state=keep_state, limits=limits, device=device, bases=self.bases)
         view._frames, view._described, view._lock = self._frames, self._described, self._lock
-        view._records, view._cells = self._records, self._cells
+        view._records, view._cells, view._blocks = self._records, self._cells, self._blocks
         return view
 
     @property
@@ -453,10 +454,13 @@ class Archive(Mapping[int, Checkpoint]):
         """Yield a tensor's blocks, each with its first moment in the frame before."""
         archive, moment, noise = self.sequential(values=False), None, 0.0
         for earlier in self.reader.chain(info.frame_id):
-            # Blocks as they are: a part of a frame has no layout, and a cell a first moment of its own.
-            frame, where = archive.frame(earlier), archive.where(earlier)
-            blocks = (spec_of(entry, where) for entry in frame.entries if not entry.attachment)
-            described = Checkpoint(step=earlier.step, specs=tuple(blocks), source=_Unread())
+            frame = archive.frame(earlier)
+            if frame not in self._blocks:
+                # As they are: a part of a frame has no layout, and a cell a first moment of its own.
+                where = archive.where(earlier)
+                blocks = (spec_of(entry, where) for entry in frame.entries if not entry.attachment)
+                self._blocks[frame] = Checkpoint(step=earlier.step, specs=tuple(blocks), source=_Unread())
+            described = self._blocks[frame]
             if spec.key in described:
                 entry = frame.entry(spec.key)
                 block, settings = Block(entry.codec, frame.read(entry)), settings_of(frame.meta, spec)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from inshrink_core.checkpoint import LayerType, TensorRole, TensorSpec
+from inshrink_core.checkpoint import Checkpoint, LayerType, TensorRole, TensorSpec
 from inshrink_core.codec import FALLBACK_CODEC, AnyCodec, get_codec, make_codec
 from inshrink_core.errors import ConfigError, InputError
 
@@ -158,6 +158,12 @@ class ChainConfig:
         codecs = self.role_codecs()
         place = place_among(codecs, spec)
         return codecs[place].codec if place else self.config_of(spec)
+
+    def first_moments(self, checkpoint: Checkpoint, specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """Return the first moments in a checkpoint that the rounding of some tensors follows."""
+        past = (spec for spec in specs if self.config_of(spec).uses_past)
+        found = (checkpoint.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM) for spec in past)
+        return tuple({spec.key: spec for spec in found if spec is not None}.values())
 
     def role_codecs(self) -> tuple[RoleCodec, ...]:
         """Return the codecs in order of precedence: the chain's own first, lossless last."""

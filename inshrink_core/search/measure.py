@@ -208,11 +208,8 @@ def encode_step(
         return frame_overhead(stored_view(checkpoint, chain.optimizer), blocks, chain, meta, index)
 
     def moments() -> Mapping[str, TensorReference]:
-        stored = stored_view(checkpoint, chain.optimizer)
-        shaped = (spec for spec in chosen if chain.config_of(spec).uses_past)
-        found = (stored.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM) for spec in shaped)
-        specs = {spec.key: spec for spec in found if spec is not None}
-        return {result.spec.key: result.reference for result in plan.encode(tuple(specs.values()))}
+        specs = chain.first_moments(stored_view(checkpoint, chain.optimizer), chosen)
+        return {result.spec.key: result.reference for result in plan.encode(specs)}
 
     return EncodedStep(
         checkpoint=checkpoint if keys is None else replace(checkpoint, specs=chosen, aliases={}),
