@@ -22,7 +22,7 @@ from inshrink_core.codec import TensorInput
 from inshrink_core.codecs.foretold import bits_of
 from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.lattice import GAIN_SLACK, MAX_GRADE, MIN_GRADE, Gain, Lattice
-from inshrink_core.ops.shaping import SKETCHED, Factors, factorize, shape_changes
+from inshrink_core.ops.shaping import SKETCHED, Factors, factorize, shape_changes, sketch_sides
 
 _DAMPING: Final = 2.0
 """Means of the diagonal of H that are added to it: stronger feedback makes deltas a fresh draw."""
@@ -60,9 +60,6 @@ _DIGITS: Final = 2
 
 _BITS: Final = 11
 """Of a first moment in a sketch: decoded ones have fewer."""
-
-_SLICE: Final = 1 << 18
-"""Elements turned to float64 at a time: 2 MB."""
 
 _TRIES: Final = 8
 """Thresholds that are tried at most."""
@@ -252,30 +249,32 @@ def grown(
     # Whole numbers whose products and sums stay below 2**53: exact, whoever adds them up in whatever order.
     bits = min(_BITS, (52 - math.ceil(math.log2(values.numel()))) // 2)
     up = bits - math.frexp(largest)[1]
-    columns = _side(None if before is None else before.columns, values, up, noise, dampings)
     low, high = _SIDES
-    if not both or not low <= values.shape[0] <= high:
-        return Shaping(n_seen + 1, columns, None)
-    rows = _side(None if before is None else before.rows, values.T, up, noise, dampings)
+    n_rows, n = values.shape
+    down = both and low <= n_rows <= high
+    found = sketch_sides(values, up, signs_of(n), signs_of(n_rows) if down else None)
+    kept = (None, None) if before is None else (before.columns, before.rows)
+    columns = _side(kept[0], found.columns, found.square, noise, n_rows, dampings)
+    rows = None
+    if found.rows is not None:
+        rows = _side(kept[1], found.rows, found.square, noise, n, dampings)
     return Shaping(n_seen + 1, columns, rows)
 
 
-def _side(before: Side | None, values: Tensor, up: int, noise: float, dampings: Sequence[float]) -> Side:
-    """Return a side with one more moment, which is rounded to multiples of ``2**-up``."""
-    n = values.shape[1]
-    signs = signs_of(n)
-    turned, found, squares = torch.from_numpy(signs), torch.zeros(signs.shape, dtype=torch.float64), 0.0
-    step = max(1, _SLICE // n)
-    for begin in range(0, values.shape[0], step):
-        whole = values[begin : begin + step].double().mul_(2.0**up).round_()
-        found += whole.T @ (whole @ turned)
-        squares += float(whole.square().sum())
-    sketch, trace = np.ldexp(found.numpy(), -2 * up), math.ldexp(squares, -2 * up)
-    noise, samples = noise * trace, values.shape[0]
+def _side(
+    before: Side | None,
+    sketch: NDArray[np.float64],
+    trace: float,
+    noise: float,
+    samples: int,
+    dampings: Sequence[float],
+) -> Side:
+    """Return a side with the sketch of one more moment."""
+    noise *= trace
     if before is not None:
         sketch, trace, noise = before.sketch + sketch, before.trace + trace, before.noise + noise
         samples += before.samples
-    factors = factorize(sketch, signs, trace, dampings, noise)
+    factors = factorize(sketch, signs_of(sketch.shape[0]), trace, dampings, noise)
     return Side(sketch, trace, noise, samples, dict(zip(dampings, factors, strict=True)))
 
 

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import functools
 import os
+import socket
 import sys
 import uuid
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 
 from inshrink_core.errors import EngineError, IncompatibleError, MissingExtraError
@@ -21,6 +23,9 @@ _SECONDS_BETWEEN: Final = 0.5
 """Between two words of a task about how far it is."""
 
 _SECONDS_TO_LISTEN: Final = 30.0
+
+_SECONDS_TO_ANSWER: Final = 3.0
+"""Until a head that is noted counts as gone."""
 
 _TASKS_PER_WORKER: Final = 2
 """Of one each, a machine that joins would get none. Whoever says how many workers there are gets no more."""
@@ -90,10 +95,12 @@ def _connected() -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
+    address = "local" if _noted_is_gone() else None
     try:
         with contextlib.redirect_stdout(sys.stderr):
             # Workers would look for modules where this process stands; now it is in an empty folder.
             ray.init(
+                address=address,
                 runtime_env={"working_dir": str(empty_directory())},
                 include_dashboard=False,
                 log_to_driver=False,
@@ -110,6 +117,26 @@ def _connected() -> Iterator[Any]:
     finally:
         _boards.clear()
         ray.shutdown()
+
+
+def _noted_is_gone() -> bool:
+    """Whether the cluster that was noted as this machine's is gone: Ray would wait for it in vain.
+
+    What was killed, or ended with the machine, leaves its address in a file.
+    """
+    if os.environ.get("RAY_ADDRESS"):
+        return False
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"  # as Ray looks
+    try:
+        noted = Path(folder, "ray", "ray_current_cluster").read_text("utf-8").strip()
+    except OSError:
+        return False
+    host, _, port = noted.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_ANSWER).close()
+    except (OSError, ValueError):
+        return True
+    return False
 
 
 def _board(ray: Any) -> Any:

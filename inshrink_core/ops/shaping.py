@@ -126,6 +126,46 @@ def shape_changes(
     raise NotImplementedError
 
 
+class Sketches(NamedTuple):
+    """What one matrix M adds to the sketches of its two sides.
+
+    Parameters
+    ----------
+    columns : (n, p)
+        ``M' M @ signs``.
+    rows : (rows, q) or None
+        ``M M' @ row_signs``.
+    square
+        The sum of the squares of M, the trace of both.
+    """
+
+    columns: NDArray[np.float64]
+    rows: NDArray[np.float64] | None
+    square: float
+
+
+@op
+def sketch_sides(
+    values: Tensor, up: int, signs: NDArray[np.float64], row_signs: NDArray[np.float64] | None
+) -> Sketches:
+    """Return the sketches of a matrix whose elements are rounded to multiples of ``2**-up``.
+
+    Parameters
+    ----------
+    values : Float32[Tensor, "rows n"]
+        Finite; so small that all sums of whole numbers stay below 2**53, which makes them exact.
+    up
+        As said; results are in the matrix's own unit.
+    signs, row_signs
+        (n, p) and (rows, q), whole numbers, p and q at most `SKETCHED`; without the second only columns.
+
+    Notes
+    -----
+    O(rows n p), twice that with rows.
+    """
+    raise NotImplementedError
+
+
 @op
 def factorize(
     sketch: NDArray[np.float64],

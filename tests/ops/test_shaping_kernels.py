@@ -14,6 +14,7 @@ from inshrink_core.ops.shaping import (
     SKETCHED,
     factorize,
     shape_changes,
+    sketch_sides,
 )
 from tests.ops.interpreted import NEEDS_GPU, NEEDS_TRITON, outcomes
 from tests.strategies import normal
@@ -151,3 +152,37 @@ def test_the_error_of_what_is_stored_exactly_is_not_fed_forward():
         shape_changes(v, None, zeros, LATTICE, NEAREST, factors_of(matrix)).changes for v in (values, odd)
     )
     assert torch.equal(one[1:], other[1:])
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (17, 100), (300, 9), (8, 40)])
+def test_numba_sketches_as_the_reference_does(shape):
+    values = 300 * normal(shape, 8) * normal((shape[0], 1), 9)
+
+    def signs(n):
+        return (torch.eye(n) if n <= SKETCHED else normal((n, SKETCHED), 10).sign()).double().numpy()
+
+    for row_signs in (signs(shape[0]), None):
+        arguments = (values, 1, signs(shape[1]), row_signs)
+        found = sketch_sides(*arguments)
+        with force_backend(Backend.REFERENCE):
+            expected = sketch_sides(*arguments)
+        assert np.array_equal(found.columns, expected.columns)
+        assert found.square == expected.square > 0
+        assert (found.rows is None) == (row_signs is None)
+        assert row_signs is None or np.array_equal(found.rows, expected.rows)
+
+
+@pytest.mark.parametrize("n", [9, 20, 40])
+def test_numba_factorizes_as_the_reference_does(n):
+    matrix, signs = (
+        uneven(n),
+        np.eye(n) if n <= SKETCHED else normal((n, SKETCHED), 2).sign().double().numpy(),
+    )
+    arguments = (matrix.numpy() @ signs, signs, float(matrix.trace()), (0.1, 2.0), 0.01)
+    found = factorize(*arguments)
+    with force_backend(Backend.REFERENCE):
+        expected = factorize(*arguments)
+    for one, other in zip(found, expected, strict=True):
+        assert np.array_equal(one.gains, other.gains)
+        assert np.array_equal(one.directions, other.directions)
+        assert one[2:] == other[2:]

@@ -7,6 +7,7 @@ fused or not, and as fast in vectors as no 64-bit integer is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,12 +15,20 @@ import numpy as np
 import torch
 from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.execution import new_array
-from inshrink_core.ops.cpu.compiled import Float32s, Float64s, Int32s, Int64s, kernel, part
+from inshrink_core.ops.cpu.compiled import (
+    Float32s,
+    Float64s,
+    Int32s,
+    Int64s,
+    inlined,
+    kernel,
+    part,
+)
 from inshrink_core.ops.lattice import Lattice
 from inshrink_core.ops.reference import shaping as reference
 from inshrink_core.ops.shaping import (
@@ -29,13 +38,20 @@ from inshrink_core.ops.shaping import (
     MOST_FED,
     PARTS,
     RANK,
+    SKETCHED,
     Factors,
     Shaped,
+    Sketches,
 )
 
 _LANES = 16
-_COLUMNS = 128
-"""Columns turned at a time: their parts and changes take 24 kB beside 4 kB of sums."""
+_STEPS = 128
+"""Columns turned at a time: they take 24 kB beside 4 kB of sums."""
+
+_WIDTH = _STEPS * _LANES
+
+_FED, _ERROR, _NEAR, _ALONG, _BELOW, _GRADES, _LEADS = (_LANES * at for at in (0, 1, 2, 3, 4, 5, 7))
+"""Where what a step has of each lane lies; of the last two there are two."""
 
 _F32, _F64 = np.float32, np.float64
 
@@ -66,271 +82,268 @@ class _Vectors:
         lanes = ir.Constant(ir.VectorType(ir.IntType(32), _LANES), [0] * _LANES)
         return self._builder.shuffle_vector(first, first, lanes)
 
+    def put(self, number: Any, at: Any) -> None:
+        """Write one number."""
+        self._builder.store(number, self._builder.gep(self._data, [at]))
+
     def store(self, value: Any, at: Any) -> None:
         """Write a vector."""
         self._builder.store(value, self._pointer(at), align=8)
 
 
-def _summing(take: Callable[[_Vectors, Any], Any]) -> Any:
-    """Return a function that stores in `out` the sum of products of `RANK` vectors of two arrays.
+def _fused(builder: Any, one: Any, other: Any, total: Any) -> Any:
+    """Return a product and a total, added: in one operation where the processor has that."""
+    kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
+    insert: Any = cgutils.get_or_insert_function
+    add = insert(builder.module, kind, f"llvm.fmuladd.v{_LANES}f64")
+    return builder.call(add, [one, other, total])
 
-    Each is a step after the last; `take` says how those of the first array are read.
+
+@_intrinsic
+def _add_products(
+    _: Any,
+    out: Any,
+    at: Any,
+    vectors: Any,
+    place: Any,
+    step: Any,
+    numbers: Any,
+    number_at: Any,
+    number_step: Any,
+) -> Any:
+    """Add to a vector of `out` sixteen others, each times a number."""
+
+    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        target, source, factors = (_Vectors(context, builder, signature.args[i], given[i]) for i in (0, 2, 5))
+        total, place, number_at = target.load(given[1]), given[3], given[6]
+        for _ in range(_LANES):
+            total = _fused(builder, source.load(place), factors.spread(number_at), total)
+            place, number_at = builder.add(place, given[4]), builder.add(number_at, given[7])
+        target.store(total, given[1])
+        return context.get_dummy_value()
+
+    integer = types.intp
+    return types.void(out, integer, vectors, integer, integer, numbers, integer, integer), build
+
+
+class _Total:
+    """A sum of products, in two halves: each of `RANK` additions waits for the one before the last."""
+
+    def __init__(self, builder: Any) -> None:
+        self._builder, self._halves = builder, [ir.Constant(_VECTOR, [0.0] * _LANES)] * 2
+
+    def add(self, one: Any, other: Any) -> None:
+        """Add a product."""
+        self._halves.reverse()
+        self._halves[0] = _fused(self._builder, one, other, self._halves[0])
+
+    def end(self) -> Any:
+        """Return the sum."""
+        return self._builder.fadd(*self._halves)
+
+
+def _advancing(take: Callable[[_Vectors, Any], Any]) -> Any:
+    """Return a function that adds the errors of a column to the sums of their rows, and feeds the next.
+
+    Each of `RANK` sums is `_LANES` after the last, what it is multiplied with a step; `take` says how that
+    is read.
     """
 
-    def sum_products(
-        _: Any, out: Any, one: Any, at: Any, step: Any, other: Any, other_at: Any, other_step: Any
+    def advance(
+        _: Any, out: Any, sums: Any, error: Any, directions: Any, at: Any, gains: Any, next_at: Any, step: Any
     ) -> Any:
         def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            result, first, second = (
-                _Vectors(context, builder, signature.args[i], given[i]) for i in (0, 1, 4)
+            fed, held, missed, spread, feed = (
+                _Vectors(context, builder, signature.args[i], given[i]) for i in (0, 1, 2, 3, 5)
             )
-            place, other_place, total = given[2], given[5], None
-            for _ in range(RANK):
-                product = builder.fmul(take(first, place), second.load(other_place))
-                total = product if total is None else builder.fadd(total, product)
-                place, other_place = builder.add(place, given[3]), builder.add(other_place, given[6])
-            result.store(total, context.get_constant(types.intp, 0))
+            place, next_place, total = given[4], given[6], _Total(builder)
+            error = missed.load(context.get_constant(types.intp, 0))
+            for rank in range(RANK):
+                here = context.get_constant(types.intp, rank * _LANES)
+                now = _fused(builder, take(spread, place), error, held.load(here))
+                held.store(now, here)
+                total.add(take(feed, next_place), now)
+                place, next_place = builder.add(place, given[7]), builder.add(next_place, given[7])
+            fed.store(total.end(), context.get_constant(types.intp, 0))
             return context.get_dummy_value()
 
-        integers = (types.intp, types.intp)
-        return types.void(out, one, *integers, other, *integers), build
+        integers = (types.intp,) * 3
+        return types.void(out, sums, error, directions, integers[0], gains, *integers[1:]), build
 
-    return _intrinsic(sum_products)
+    return _intrinsic(advance)
 
 
-def _adding(take: Callable[[_Vectors, Any], Any]) -> Any:
-    """Return a function that adds to `RANK` vectors of `out` those of `one` times one vector.
+_advance_row, _advance_diagonal = _advancing(_Vectors.spread), _advancing(_Vectors.load)
 
-    Each is a step after the last; `take` says how those of `one` are read.
+
+@_intrinsic
+def _pass_down(
+    _: Any, out: Any, sums: Any, error: Any, rows: Any, down: Any, leaving: Any, entering: Any
+) -> Any:
+    """Add the errors of a diagonal to the sums of their columns, and feed the next one.
+
+    Each column goes on to the next row, which is the next lane; those of the last lane leave, others enter.
+    `rows` has W and then H, and `down` the sums of columns, each with its `RANK`.
     """
 
-    def add_products(
-        _: Any, out: Any, at: Any, step: Any, one: Any, one_at: Any, one_step: Any, factor: Any
-    ) -> Any:
-        def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            result, first, second = (
-                _Vectors(context, builder, signature.args[i], given[i]) for i in (0, 3, 6)
-            )
-            times = second.load(context.get_constant(types.intp, 0))
-            place, other_place = given[1], given[4]
-            for _ in range(RANK):
-                product = builder.fmul(take(first, other_place), times)
-                result.store(builder.fadd(result.load(place), product), place)
-                place, other_place = builder.add(place, given[2]), builder.add(other_place, given[5])
-            return context.get_dummy_value()
+    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        fed, held, missed, factors, memory = (
+            _Vectors(context, builder, signature.args[i], given[i]) for i in range(5)
+        )
+        total, error = _Total(builder), missed.load(context.get_constant(types.intp, 0))
+        last, places = ir.IntType(32)(_LANES - 1), [_LANES, *range(_LANES - 1)]
+        order = ir.Constant(ir.VectorType(ir.IntType(32), _LANES), places)
+        for rank in range(RANK):
+            here, there = (context.get_constant(types.intp, (rank + more) * _LANES) for more in (0, RANK))
+            number = context.get_constant(types.intp, rank)
+            now = _fused(builder, factors.load(there), error, held.load(here))
+            memory.put(builder.extract_element(now, last), builder.add(given[5], number))
+            now = builder.shuffle_vector(now, memory.spread(builder.add(given[6], number)), order)
+            held.store(now, here)
+            total.add(factors.load(here), now)
+        fed.store(total.end(), context.get_constant(types.intp, 0))
+        return context.get_dummy_value()
 
-        integers = (types.intp, types.intp)
-        return types.void(out, *integers, one, *integers, factor), build
-
-    return _intrinsic(add_products)
+    return types.void(out, sums, error, rows, down, types.intp, types.intp), build
 
 
-_sum_products, _sum_scaled = _summing(_Vectors.load), _summing(_Vectors.spread)
-_add_products, _add_scaled = _adding(_Vectors.load), _adding(_Vectors.spread)
+@_intrinsic
+def _turn_block(
+    _: Any, out: Any, at: Any, out_step: Any, values: Any, place: Any, step: Any, factor: Any
+) -> Any:
+    """Write sixteen vectors of float32 as sixteen others, of the first element of each and so on.
+
+    Those that are read are multiplied with a factor, as float32.
+    """
+
+    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        kind = ir.VectorType(ir.FloatType(), _LANES)
+        read = context.get_value_type(signature.args[3].dtype)
+        target, source = (
+            context.make_array(signature.args[i])(context, builder, given[i]).data for i in (0, 3)
+        )
+        first = builder.insert_element(ir.Constant(kind, ir.Undefined), given[6], ir.IntType(32)(0))
+        lanes, pointer = ir.VectorType(ir.IntType(32), _LANES), ir.VectorType(read, _LANES).as_pointer()
+        factors = builder.shuffle_vector(first, first, ir.Constant(lanes, [0] * _LANES))
+        taken, place = [], given[4]
+        for _ in range(_LANES):
+            one = builder.load(builder.bitcast(builder.gep(source, [place]), pointer), align=4)
+            one = builder.sitofp(one, kind) if isinstance(read, ir.IntType) else one
+            taken.append(builder.fmul(one, factors))
+            place = builder.add(place, given[5])
+        # Each round interleaves the first half with the second; after four, rows are columns.
+        halves = [
+            ir.Constant(lanes, [i // 2 + i % 2 * _LANES + begin for i in range(_LANES)])
+            for begin in (0, _LANES // 2)
+        ]
+        for _ in range(4):
+            pairs = zip(taken[: _LANES // 2], taken[_LANES // 2 :], strict=True)
+            taken = [builder.shuffle_vector(*pair, half) for pair in pairs for half in halves]
+        place = given[1]
+        for one in taken:
+            builder.store(one, builder.bitcast(builder.gep(target, [place]), kind.as_pointer()), align=4)
+            place = builder.add(place, given[2])
+        return context.get_dummy_value()
+
+    integers = (types.intp,) * 2
+    return types.void(out, *integers, values, *integers, types.float32), build
 
 
 @part
-def take_rows(
-    w: Float32s,
-    b: Float32s,
-    based: bool,
-    x: Int32s,
-    unit: np.float32,
-    reciprocal: np.float32,
-    place: int,
-    step: int,
+def turn_rows(
+    values: Float32s,
+    factor: np.float32,
+    first: int,
+    n: int,
+    skew: int,
+    begin: int,
     size: int,
-    moved: Float32s,
-    offset: Float32s,
-    plain: Float32s,
-    near: Float32s,
+    turned: Float32s,
 ) -> None:  # pragma: no cover - compiled
-    """Take a part of one row: its movement and offset in parts, its plain change; `near` is 1, or 0."""
-    zero, one, far, parts = _F32(0.0), _F32(1.0), _F32(FAR), _F32(PARTS)
-    for i in range(size):
-        at = _F32(_F32(x[place + i]) * unit)
-        u = _F32(_F32(w[place + i] - at) * reciprocal)
-        r, o = u, zero
-        if based:
-            start = b[place + i]
-            r = _F32(_F32(w[place + i] - start) * reciprocal)
-            o = _F32(_F32(at - start) * reciprocal)
-        inside = (np.abs(r) < far) & (np.abs(o) < far)
-        moved[i * step] = np.rint(_F32(r * parts)) if inside else zero
-        offset[i * step] = np.rint(_F32(o * parts)) if inside else zero
-        plain[i * step] = np.rint(u)
-        near[i * step] = one if inside else zero
+    """Copy a part of sixteen rows so that those of a step follow each other; NaN where there are none."""
+    n_here = min(_LANES, values.size // n - first)
+    for block in range(begin, begin + size, _LANES):
+        at, place = (block - begin) * _LANES, first * n + block
+        if n_here == _LANES and block >= skew * _LANES and block + _LANES <= n:
+            _turn_block(turned, at, _LANES, values, place, n - skew, factor)
+            continue
+        turned[at : at + _LANES * _LANES] = _F32(np.nan)
+        for lane in range(n_here):
+            column = block - lane * skew
+            for i in range(max(0, -column), min(_LANES, n - column)):
+                turned[at + i * _LANES + lane] = _F32(_F32(values[place + lane * (n - skew) + i]) * factor)
 
 
 @part
-def feed(gains: Float64s, sums: Float64s, scale: float, fed: Float64s) -> None:  # pragma: no cover - compiled
-    """Fill in what is fed to a column."""
-    _sum_scaled(fed, gains, 0, 1, sums, 0, _LANES)
-    for lane in range(_LANES):
-        fed[lane] = np.floor(fed[lane] * scale + 0.5)
+def turn_back(
+    turned: Float32s, first: int, n: int, skew: int, begin: int, size: int, values: Float32s
+) -> None:  # pragma: no cover - compiled
+    """Copy a part of sixteen rows back."""
+    n_here = min(_LANES, values.size // n - first)
+    for block in range(begin, begin + size, _LANES):
+        at, place = (block - begin) * _LANES, first * n + block
+        if n_here == _LANES and block >= skew * _LANES and block + _LANES <= n:
+            _turn_block(values, place, n - skew, turned, at, _LANES, _F32(1.0))
+            continue
+        for lane in range(n_here):
+            column = block - lane * skew
+            for i in range(max(0, -column), min(_LANES, n - column)):
+                values[place + lane * (n - skew) + i] = turned[at + i * _LANES + lane]
 
 
-@part
-def spread(directions: Float64s, error: Float64s, sums: Float64s) -> None:  # pragma: no cover - compiled
-    """Add the errors of a column to the sums of their rows."""
-    _add_scaled(sums, 0, _LANES, directions, 0, 1, error)
-
-
-@part
+@inlined
 def round_nearest(
-    fed: Float64s, moved: Float32s, near: Float32s, changes: Float32s, error: Float64s
+    work: Float32s, at: int, reciprocal: np.float32, lanes: Float64s
 ) -> None:  # pragma: no cover - compiled
-    """Round a column to the nearest points, where there is no offset."""
+    """Round a step to the nearest points, where there is no base: these become changes."""
     most, worst, parts = _F64(MOST_FED), _F64(MOST_ERROR), _F64(PARTS)
     for lane in range(_LANES):
-        wanted = _F64(moved[lane]) - min(max(fed[lane], -most), most)
+        point = at + lane + _WIDTH
+        u = _F32(_F32(work[at + lane] - work[point]) * reciprocal)
+        here = np.abs(u) < _F32(FAR)
+        r = _F64(np.rint(_F32(u * _F32(PARTS)))) if here else 0.0
+        wanted = r - min(max(lanes[_FED + lane], -most), most)
         q = np.floor(wanted * (1.0 / parts) + 0.5)
-        missed = min(max(parts * q - _F64(moved[lane]), -worst), worst)
-        here = near[lane] > _F32(0.0)
-        error[lane] = missed if here else 0.0
-        changes[lane] = _F32(q) if here else changes[lane]
+        missed = min(max(parts * q - r, -worst), worst)
+        lanes[_ERROR + lane] = missed if here else 0.0
+        lanes[_NEAR + lane] = 1.0 if here else 0.0
+        work[point] = _F32(q) if here else np.rint(u)
 
 
-@part
+@inlined
 def round_matched(
-    fed: Float64s,
-    moved: Float32s,
-    offset: Float32s,
-    near: Float32s,
-    grades: Float64s,
-    changes: Float32s,
-    error: Float64s,
-    leads: Float64s,
+    work: Float32s, at: int, reciprocal: np.float32, lanes: Float64s
 ) -> None:  # pragma: no cover - compiled
-    """Round a column under matched gain; `grades` has a threshold by lane, then one for what crossed."""
+    """Round a step under matched gain; there is a threshold by lane, then one for what crossed."""
     most, worst, parts = _F64(MOST_FED), _F64(MOST_ERROR), _F64(PARTS)
     for lane in range(_LANES):
-        r, o = _F64(moved[lane]), _F64(offset[lane])
-        wanted = r - min(max(fed[lane], -most), most)
+        point = at + lane + _WIDTH
+        start = work[point + _WIDTH]
+        u = _F32(_F32(work[at + lane] - work[point]) * reciprocal)
+        moved = _F32(_F32(work[at + lane] - start) * reciprocal)
+        offset = _F32(_F32(work[point] - start) * reciprocal)
+        here = (np.abs(moved) < _F32(FAR)) & (np.abs(offset) < _F32(FAR))
+        r = _F64(np.rint(_F32(moved * _F32(PARTS)))) if here else 0.0
+        o = _F64(np.rint(_F32(offset * _F32(PARTS)))) if here else 0.0
+        wanted = r - min(max(lanes[_FED + lane], -most), most)
         ahead = -o if wanted < 0.0 else o
-        threshold = grades[_LANES + lane] if ahead > 0.5 * parts else grades[lane]
+        grade, crossed = lanes[_GRADES + lane], lanes[_GRADES + _LANES + lane]
+        threshold = crossed if ahead > 0.5 * parts else grade
         size = np.floor((4.0 * np.abs(wanted) + 4.0 * parts - threshold) * (1.0 / 4096.0))
         matched = -size if wanted < 0.0 else size
-        y = np.floor(wanted * (1.0 / parts) + 0.5) if grades[lane] == 0.0 else matched
+        y = np.floor(wanted * (1.0 / parts) + 0.5) if grade == 0.0 else matched
         q = np.floor((parts * y - o) * (1.0 / parts) + 0.5)
         missed = min(max(parts * q + o - r, -worst), worst)
-        here = near[lane] > _F32(0.0)
-        error[lane] = missed if here else 0.0
-        changes[lane] = _F32(q) if here else changes[lane]
-        movement = r if here & (np.abs(r) < _F64(MOST_COUNTED)) else 0.0
-        leads[lane] += (parts * y - movement) * movement
-        leads[_LANES + lane] += movement * movement
+        lanes[_ERROR + lane] = missed if here else 0.0
+        lanes[_NEAR + lane] = 1.0 if here else 0.0
+        work[point] = _F32(q) if here else np.rint(u)
+        movement = r if np.abs(r) < _F64(MOST_COUNTED) else 0.0
+        lanes[_LEADS + lane] += (parts * y - movement) * movement
+        lanes[_LEADS + _LANES + lane] += movement * movement
 
 
 @kernel
 def _shape(
-    w: Float32s,
-    b: Float32s,
-    based: bool,
-    x: Int32s,
-    unit: np.float32,
-    reciprocal: np.float32,
-    grades: Int32s,
-    gains: Float64s,
-    directions: Float64s,
-    scale: float,
-    work: Float32s,
-    sums: Float64s,
-    changes: Float32s,
-    leads: Int64s,
-) -> None:  # pragma: no cover - compiled
-    """Shape a tensor; `work` holds four parts of sixteen rows, `sums` what else there is to each row."""
-    n, n_rows, width = gains.shape[0], leads.shape[0], _COLUMNS * _LANES
-    moved, offset = work[:width], work[width : 2 * width]
-    plain, near = work[2 * width : 3 * width], work[3 * width :]
-    held, at = sums[: RANK * _LANES], RANK * _LANES
-    fed, error = sums[at : at + _LANES], sums[at + _LANES : at + 2 * _LANES]
-    lane_grades, lane_leads = sums[at + 2 * _LANES : at + 4 * _LANES], sums[at + 4 * _LANES :]
-    for first in range(0, n_rows, _LANES):
-        n_here = min(_LANES, n_rows - first)
-        sums[:] = 0.0
-        work[:] = _F32(0.0)
-        for lane in range(n_here):
-            grade = grades[first + lane] if grades.size > 1 else grades[0]
-            lane_grades[lane] = grade
-            lane_grades[_LANES + lane] = grade * 7 // 10
-        for begin in range(0, n, _COLUMNS):
-            size = min(_COLUMNS, n - begin)
-            for lane in range(n_here):
-                place = (first + lane) * n + begin
-                lanes = (moved[lane:], offset[lane:], plain[lane:], near[lane:])
-                take_rows(w, b, based, x, unit, reciprocal, place, _LANES, size, *lanes)
-            for k in range(size):
-                at = k * _LANES
-                rows = slice(at, at + _LANES)
-                feed(gains[begin + k], held, scale, fed)
-                if based:
-                    round_matched(
-                        fed,
-                        moved[rows],
-                        offset[rows],
-                        near[rows],
-                        lane_grades,
-                        plain[rows],
-                        error,
-                        lane_leads,
-                    )
-                else:
-                    round_nearest(fed, moved[rows], near[rows], plain[rows], error)
-                spread(directions[begin + k], error, held)
-            for lane in range(n_here):
-                place = (first + lane) * n + begin
-                for k in range(size):
-                    changes[place + k] = plain[k * _LANES + lane]
-        for lane in range(n_here):
-            leads[first + lane, 0] = np.int64(lane_leads[lane])
-            leads[first + lane, 1] = np.int64(lane_leads[_LANES + lane])
-
-
-@part
-def feed_both(
-    gains: Float64s,
-    sums: Float64s,
-    row_gains: Float64s,
-    down: Float64s,
-    place: int,
-    length: int,
-    scale: float,
-    row_scale: float,
-    along: Float64s,
-    fed: Float64s,
-) -> None:  # pragma: no cover - compiled
-    """Fill in what is fed to a diagonal, along its rows and in all; lanes are at places that follow."""
-    _sum_products(along, gains, place, length, sums, 0, _LANES)
-    _sum_products(fed, row_gains, 0, _LANES, down, place, length)
-    for lane in range(_LANES):
-        along[lane] = np.floor(along[lane] * scale + 0.5)
-        fed[lane] = along[lane] + np.floor(fed[lane] * row_scale + 0.5)
-
-
-@part
-def spread_both(
-    directions: Float64s,
-    sums: Float64s,
-    row_directions: Float64s,
-    down: Float64s,
-    place: int,
-    length: int,
-    near: Float32s,
-    along: Float64s,
-    error: Float64s,
-) -> None:  # pragma: no cover - compiled
-    """Add the errors of a diagonal to the sums of their rows, and of their columns."""
-    worst = _F64(MOST_ERROR)
-    _add_products(sums, 0, _LANES, directions, place, length, error)
-    for lane in range(_LANES):
-        passed = min(max(error[lane] + along[lane], -worst), worst)
-        along[lane] = passed if near[lane] > _F32(0.0) else 0.0
-    _add_products(down, place, length, row_directions, 0, _LANES, along)
-
-
-@kernel
-def _shape_both(
     w: Float32s,
     b: Float32s,
     based: bool,
@@ -349,61 +362,135 @@ def _shape_both(
     changes: Float32s,
     leads: Int64s,
 ) -> None:  # pragma: no cover - compiled
-    """Shape a tensor both ways: lane i of sixteen rows is i columns behind the first.
+    """Shape a tensor, sixteen rows at a time; with `rows` lane i of them is i columns behind the first.
 
-    `columns` has gains and directions by rank, from the last column to the first and sixteen zeros around
-    them, and `down` is as long as one of both; `rows` has both by sixteen rows and rank.
+    `columns` has gains and directions; by column, or where there are rows by rank, from the last column to
+    the first and sixteen zeros around them, and `down` the sums of as many columns; `rows` has both by
+    sixteen rows and rank. `work` holds three parts of sixteen rows, `sums` what else there is to each.
     """
-    n_rows, width, length = leads.shape[0], (n + _LANES) * _LANES, down.size // RANK
-    moved, offset = work[:width], work[width : 2 * width]
-    plain, near = work[2 * width : 3 * width], work[3 * width :]
-    held, at = sums[: RANK * _LANES], RANK * _LANES
-    fed, error = sums[at : at + _LANES], sums[at + _LANES : at + 2 * _LANES]
-    lane_grades, lane_leads = sums[at + 2 * _LANES : at + 4 * _LANES], sums[at + 4 * _LANES : at + 6 * _LANES]
-    along, size = sums[at + 6 * _LANES :], RANK * _LANES
-    gains, directions = columns[: RANK * length], columns[RANK * length :]
+    n_rows, size, both = leads.shape[0], RANK * _LANES, rows.size > 0
+    skew, length, half = int(both), columns.size // (2 * RANK), columns.size // 2
+    values, points, starts = work[:_WIDTH], work[_WIDTH : 2 * _WIDTH], work[2 * _WIDTH :]
+    held, passing, lanes = sums[:size], sums[size : 2 * size], sums[2 * size :]
+    fed, error = lanes[_FED:_ERROR], lanes[_ERROR:_NEAR]
+    along, below = lanes[_ALONG:_BELOW], lanes[_BELOW:_GRADES]
+    gains, directions, worst = columns[:half], columns[half:], _F64(MOST_ERROR)
     for first in range(0, n_rows, _LANES):
         n_here = min(_LANES, n_rows - first)
-        mine = rows[first // _LANES * 2 * size : (first // _LANES + 1) * 2 * size]
+        mine = rows[first * 2 * RANK : (first + _LANES) * 2 * RANK]
         sums[:] = 0.0
-        work[:] = _F32(0.0)
         for lane in range(n_here):
             grade = grades[first + lane] if grades.size > 1 else grades[0]
-            lane_grades[lane] = grade
-            lane_grades[_LANES + lane] = grade * 7 // 10
-            skew = lane * (_LANES + 1)
-            lanes = (moved[skew:], offset[skew:], plain[skew:], near[skew:])
-            take_rows(w, b, based, x, unit, reciprocal, (first + lane) * n, _LANES, n, *lanes)
-        for step in range(n + n_here - 1):
-            place, at = n - 1 + _LANES - step, step * _LANES
-            here = slice(at, at + _LANES)
-            feed_both(gains, held, mine[:size], down, place, length, scale, row_scale, along, fed)
+            lanes[_GRADES + lane] = grade
+            lanes[_GRADES + _LANES + lane] = grade * 7 // 10
+        if both:
+            _pass_down(below, passing, error, mine, down, 0, _LANES * RANK)
+        n_steps = n + skew * (n_here - 1)
+        for begin in range(0, n_steps, _STEPS):
+            n_now = min(_STEPS, n_steps - begin)
+            turn_rows(w, _F32(1.0), first, n, skew, begin, n_now, values)
+            turn_rows(x, unit, first, n, skew, begin, n_now, points)
             if based:
-                round_matched(
-                    fed, moved[here], offset[here], near[here], lane_grades, plain[here], error, lane_leads
-                )
-            else:
-                round_nearest(fed, moved[here], near[here], plain[here], error)
-            spread_both(directions, held, mine[size:], down, place, length, near[here], along, error)
+                turn_rows(b, _F32(1.0), first, n, skew, begin, n_now, starts)
+            for k in range(n_now):
+                step, at = begin + k, k * _LANES
+                for lane in range(_LANES):
+                    in_row = np.floor(lanes[_ALONG + lane] * scale + 0.5)
+                    lanes[_ALONG + lane] = in_row
+                    lanes[_FED + lane] = in_row + np.floor(lanes[_BELOW + lane] * row_scale + 0.5)
+                if based:
+                    round_matched(work, at, reciprocal, lanes)
+                else:
+                    round_nearest(work, at, reciprocal, lanes)
+                if both:
+                    for lane in range(_LANES):
+                        passed = min(max(lanes[_ERROR + lane] + lanes[_ALONG + lane], -worst), worst)
+                        lanes[_FED + lane] = passed if lanes[_NEAR + lane] > 0.0 else 0.0
+                    place, column = n - 1 + _LANES - step, (step + 1) * RANK
+                    _advance_diagonal(along, held, error, directions, place, gains, place - 1, length)
+                    _pass_down(below, passing, fed, mine, down, column, column + _LANES * RANK)
+                else:
+                    place = step * RANK
+                    _advance_row(along, held, error, directions, place, gains, place + RANK, 1)
+            turn_back(points, first, n, skew, begin, n_now, changes)
         for lane in range(n_here):
-            place = (first + lane) * n
-            for k in range(n):
-                changes[place + k] = plain[(k + lane) * _LANES + lane]
-            leads[first + lane, 0] = np.int64(lane_leads[lane])
-            leads[first + lane, 1] = np.int64(lane_leads[_LANES + lane])
+            leads[first + lane, 0] = np.int64(lanes[_LEADS + lane])
+            leads[first + lane, 1] = np.int64(lanes[_LEADS + _LANES + lane])
 
 
-def _aligned(n: int) -> Float64s:
-    """Return memory for n numbers that begins where a vector of any processor may."""
-    memory = np.empty(n + 7)
+@part
+def take_whole(
+    values: Float32s, factor: float, first: int, n: int, turned: Float32s, whole: Float64s
+) -> None:  # pragma: no cover - compiled
+    """Take sixteen rows as whole numbers, those of a column next to each other; 0 where there is none."""
+    turn_rows(values, _F32(1.0), first, n, 0, 0, turned.size // _LANES, turned)
+    for i in range(turned.size):
+        value = np.rint(_F64(turned[i]) * factor)
+        whole[i] = value if value == value else 0.0
+
+
+@part
+def times(
+    whole: Float64s, other: Float64s, sums: Float64s, out: Float64s
+) -> None:  # pragma: no cover - compiled
+    """Fill in the product of sixteen rows and a matrix of `SKETCHED` columns."""
+    sums[:] = 0.0
+    for block in range(0, whole.size, _LANES * _LANES):
+        for column in range(SKETCHED):
+            beside = block // _LANES * SKETCHED + column
+            _add_products(sums, column * _LANES, whole, block, _LANES, other, beside, SKETCHED)
+    for column in range(SKETCHED):
+        for lane in range(_LANES):
+            out[lane * SKETCHED + column] = sums[column * _LANES + lane]
+
+
+@part
+def add_transposed(whole: Float64s, other: Float64s, out: Float64s) -> None:  # pragma: no cover - compiled
+    """Add the product of the transpose of sixteen rows and as many of a matrix of `SKETCHED` columns."""
+    for place in range(0, whole.size, _LANES):
+        for column in range(0, SKETCHED, _LANES):
+            at = place // _LANES * SKETCHED + column
+            _add_products(out, at, other, column, SKETCHED, whole, place, 1)
+
+
+@kernel
+def _sketch(
+    values: Float32s,
+    factor: float,
+    n: int,
+    signs: Float64s,
+    row_signs: Float64s,
+    turned: Float32s,
+    whole: Float64s,
+    sums: Float64s,
+    columns: Float64s,
+    middle: Float64s,
+    rows: Float64s,
+) -> None:  # pragma: no cover - compiled
+    """Fill in the sketches of columns and, where there are signs of them, of rows, and the sum of squares."""
+    n_rows, size = values.size // n, _LANES * SKETCHED
+    squares, products, line = sums[:_LANES], sums[_LANES : _LANES + size], sums[_LANES + size :]
+    for first in range(0, n_rows, _LANES):
+        take_whole(values, factor, first, n, turned, whole)
+        for at in range(0, whole.size, _LANES):
+            for lane in range(_LANES):
+                squares[lane] += whole[at + lane] * whole[at + lane]
+        times(whole, signs, products, line)
+        add_transposed(whole, line, columns)
+        if row_signs.size > 0:
+            add_transposed(whole, row_signs[first * SKETCHED : (first + _LANES) * SKETCHED], middle)
+    if row_signs.size > 0:
+        for first in range(0, n_rows, _LANES):
+            take_whole(values, factor, first, n, turned, whole)
+            times(whole, middle, products, rows[first * SKETCHED : (first + _LANES) * SKETCHED])
+
+
+def _zeros(*shape: int) -> Float64s:
+    """Return zeros in memory that begins where a vector of any processor may."""
+    n = math.prod(shape)
+    memory = np.zeros(n + 7)
     begin = -memory.__array_interface__["data"][0] // 8 % 8
-    return memory[begin : begin + n]
-
-
-def _aligned_copy(values: NDArray[np.generic]) -> Float64s:
-    copy = _aligned(values.size)
-    copy[:] = values.reshape(-1)
-    return copy
+    return memory[begin : begin + n].reshape(shape)
 
 
 def shape_changes(
@@ -422,35 +509,64 @@ def shape_changes(
     start = (values if base is None else base).numpy()
     known = (values.numpy(), start, base is not None, integers.numpy())
     numbers = (_F32(lattice.unit), _F32(lattice.reciprocal))
-    scale, sums = 2.0**-factors.shift, _aligned((RANK + 7) * _LANES)
     if by_row is None:
-        sides = (factors.gains.astype(np.float64), factors.directions.astype(np.float64))
-        work = _aligned(2 * _COLUMNS * _LANES).view(np.float32)
-        _shape(*known, *numbers, grades.numpy(), *sides, scale, work, sums, changes, leads)
-        return Shaped(torch.from_numpy(changes), torch.from_numpy(leads))
-    around = ((0, 0), (_LANES, _LANES))
-    columns = np.stack([np.pad(side[::-1].T, around) for side in (factors.gains, factors.directions)])
-    above = ((0, -n_rows % _LANES), (0, 0))
-    rows = np.stack([np.pad(side, above) for side in (by_row.gains, by_row.directions)])
-    rows = rows.reshape(2, -1, _LANES, RANK).transpose(1, 0, 3, 2)
-    down = _aligned(RANK * (n + 2 * _LANES))
-    down[:] = 0.0
-    _shape_both(
+        columns = _zeros(2, n + 1, RANK)  # one more, for what the last one feeds
+        columns[:, :n] = factors.gains, factors.directions
+        rows, down, row_scale = _zeros(0), _zeros(0), 0.0
+    else:
+        columns = _zeros(2, RANK, n + 2 * _LANES)
+        columns[:, :, _LANES:-_LANES] = factors.gains[::-1].T, factors.directions[::-1].T
+        whole = np.zeros((2, n_rows + -n_rows % _LANES, RANK), np.int16)
+        whole[:, :n_rows] = by_row.gains, by_row.directions
+        rows = _zeros(whole.shape[1] // _LANES, 2, RANK, _LANES)
+        rows[:] = whole.reshape(2, -1, _LANES, RANK).transpose(1, 0, 3, 2)
+        down, row_scale = _zeros(RANK * (n + 2 * _LANES)), 2.0**-by_row.shift
+    scale, work = 2.0**-factors.shift, _zeros(3 * _WIDTH // 2).view(np.float32)
+    _shape(
         *known,
         *numbers,
         grades.numpy(),
-        _aligned_copy(columns),
-        _aligned_copy(rows),
+        columns.reshape(-1),
+        rows.reshape(-1),
         scale,
-        2.0**-by_row.shift,
+        row_scale,
         n,
         down,
-        _aligned(2 * (n + _LANES) * _LANES).view(np.float32),
-        sums,
+        work,
+        _zeros((2 * RANK + 9) * _LANES),
         changes,
         leads,
     )
     return Shaped(torch.from_numpy(changes), torch.from_numpy(leads))
+
+
+def sketch_sides(values: Tensor, up: int, signs: Float64s, row_signs: Float64s | None) -> Sketches:
+    """See `shaping.sketch_sides`."""
+    n_rows, n = values.shape
+    wide, high = n + -n % _LANES, n_rows + -n_rows % _LANES
+    of_columns, columns = _zeros(wide, SKETCHED), _zeros(wide, SKETCHED)
+    of_columns[:n, : signs.shape[1]] = signs
+    of_rows = middle = rows = _zeros(0, SKETCHED)
+    if row_signs is not None:
+        of_rows, middle, rows = _zeros(high, SKETCHED), _zeros(wide, SKETCHED), _zeros(high, SKETCHED)
+        of_rows[:n_rows, : row_signs.shape[1]] = row_signs
+    whole, turned = _zeros(wide * _LANES), _zeros(wide * _LANES // 2).view(np.float32)
+    flat = (one.reshape(-1) for one in (columns, middle, rows))
+    sums = _zeros((2 * SKETCHED + 1) * _LANES)
+    _sketch(
+        values.reshape(-1).numpy(),
+        2.0**up,
+        n,
+        of_columns.reshape(-1),
+        of_rows.reshape(-1),
+        turned,
+        whole,
+        sums,
+        *flat,
+    )
+    down = 2.0 ** (-2 * up)
+    found = None if row_signs is None else rows[:n_rows, : row_signs.shape[1]] * down
+    return Sketches(columns[:n, : signs.shape[1]] * down, found, float(sums[:_LANES].sum()) * down)
 
 
 _decompose, _feed_forward = kernel(reference.decompose), kernel(reference.feed_forward)

@@ -26,13 +26,15 @@ from inshrink_core.ops.shaping import (
     RANK,
     Factors,
     Shaped,
+    Sketches,
 )
 
 _SWEEPS = 12
-"""Of Jacobi's rotations: 32 columns need six to eight for float64."""
+"""Of Jacobi's rotations, at most: 32 columns need four or five."""
 
-_TURNED = 1e-26
-"""Squared cosine of two columns that need no rotation any more."""
+_TURNED = 1e-4
+"""Squared cosine of two columns that need no rotation any more: so much at most of a direction's square is
+lost, where one is taken and the other is not."""
 
 _RIDGE = 1e-12
 """Added to the sketch's own diagonal, over its trace: a matrix of a lower rank has a Cholesky factor too."""
@@ -105,6 +107,19 @@ def _fed(sums: Tensor, gains: Tensor, shift: int) -> Tensor:
     return ((sums * gains).sum(1) + (1 << shift >> 1)) >> shift
 
 
+def sketch_sides(
+    values: Tensor, up: int, signs: NDArray[np.float64], row_signs: NDArray[np.float64] | None
+) -> Sketches:
+    """See `shaping.sketch_sides`."""
+    whole = values.cpu().double().mul_(2.0**up).round_()
+    down = 2.0 ** (-2 * up)
+    columns = (whole.T @ (whole @ torch.from_numpy(signs))).numpy() * down
+    rows = None
+    if row_signs is not None:
+        rows = (whole @ (whole.T @ torch.from_numpy(row_signs))).numpy() * down
+    return Sketches(columns, rows, float(whole.square().sum()) * down)
+
+
 def decompose(
     sketch: NDArray[np.float64],
     signs: NDArray[np.float64],
@@ -112,146 +127,157 @@ def decompose(
     core: NDArray[np.float64],
     turned: NDArray[np.float64],
     columns: NDArray[np.float64],
+    basis: NDArray[np.float64],
     found: NDArray[np.float64],
 ) -> float:
     """Fill in G, each column's square less by a floor; return the sum of its squares.
 
-    `core` and `turned` are (p, p), `columns` is (n, p), `found` is (n, rank).
+    `core` and `turned` are (p, p), `columns` is (n, p), `basis` (p, rank), `found` (n, rank) and zero.
     """
-    n, p = sketch.shape
+    (n, p), rank = sketch.shape, found.shape[1]
     for i in range(p):
         for j in range(p):
             core[i, j] = 0.0
     for k in range(n):
         for i in range(p):
-            for j in range(i + 1):
-                core[i, j] += signs[k, i] * sketch[k, j]
+            sign = signs[k, i]
+            for j in range(p):
+                core[i, j] += sign * sketch[k, j]
     ridge = 0.0
     for i in range(p):
         ridge += core[i, i]
     ridge *= _RIDGE
+    # Cholesky, by rows of the factor's transpose, from what is below the diagonal.
     for i in range(p):
-        for j in range(i + 1):
-            total = core[i, j]
-            for l in range(j):  # noqa: E741 - the usual third index of a matrix product
-                total -= core[i, l] * core[j, l]
-            if i > j:
-                core[i, j] = total / core[j, j] if core[j, j] > 0.0 else 0.0
-            else:
-                core[i, i] = math.sqrt(total + ridge) if total > -ridge else 0.0
-    for k in range(n):
-        for i in range(p):
-            total = sketch[k, i]
-            for l in range(i):  # noqa: E741
-                total -= core[i, l] * columns[k, l]
-            columns[k, i] = total / core[i, i] if core[i, i] > 0.0 else 0.0
+        for j in range(i, p):
+            turned[i, j] = core[j, i]
+        for l in range(i):  # noqa: E741 - the usual third index of a matrix product
+            factor = turned[l, i]
+            for j in range(i, p):
+                turned[i, j] -= factor * turned[l, j]
+        pivot = turned[i, i]
+        turned[i, i] = math.sqrt(pivot + ridge) if pivot > -ridge else 0.0
+        for j in range(i + 1, p):
+            turned[i, j] = turned[i, j] / turned[i, i] if turned[i, i] > 0.0 else 0.0
     for i in range(p):
         for j in range(p):
             core[i, j] = 0.0
-            turned[i, j] = 1.0 if i == j else 0.0
     for k in range(n):
         for i in range(p):
+            columns[k, i] = sketch[k, i]
+        for i in range(p):
+            value = columns[k, i] / turned[i, i] if turned[i, i] > 0.0 else 0.0
+            columns[k, i] = value
+            for j in range(i + 1, p):
+                columns[k, j] -= value * turned[i, j]
+        for i in range(p):
+            value = columns[k, i]
             for j in range(p):
-                core[i, j] += columns[k, i] * columns[k, j]
+                core[i, j] += value * columns[k, j]
+    for i in range(p):
+        for j in range(p):
+            turned[i, j] = 1.0 if i == j else 0.0
     for _ in range(_SWEEPS):
+        n_turned = 0
         for i in range(p - 1):
             for j in range(i + 1, p):
-                if core[i, j] * core[i, j] <= _TURNED * core[i, i] * core[j, j]:
+                both, one, other = core[i, j], core[i, i], core[j, j]
+                if both * both <= _TURNED * one * other:
                     continue
-                ratio = (core[j, j] - core[i, i]) / (2.0 * core[i, j])
+                n_turned += 1
+                ratio = (other - one) / (2.0 * both)
                 tangent = 1.0 / (abs(ratio) + math.sqrt(ratio * ratio + 1.0))
                 if ratio < 0.0:
                     tangent = -tangent
                 cosine = 1.0 / math.sqrt(tangent * tangent + 1.0)
                 sine = tangent * cosine
                 for l in range(p):  # noqa: E741
-                    a, b = core[l, i], core[l, j]
-                    core[l, i], core[l, j] = cosine * a - sine * b, sine * a + cosine * b
-                for l in range(p):  # noqa: E741
                     a, b = core[i, l], core[j, l]
                     core[i, l], core[j, l] = cosine * a - sine * b, sine * a + cosine * b
+                    a, b = turned[i, l], turned[j, l]
+                    turned[i, l], turned[j, l] = cosine * a - sine * b, sine * a + cosine * b
                 for l in range(p):  # noqa: E741
-                    a, b = turned[l, i], turned[l, j]
-                    turned[l, i], turned[l, j] = cosine * a - sine * b, sine * a + cosine * b
-    energy = 0.0
-    for r in range(found.shape[1]):
+                    core[l, i], core[l, j] = core[i, l], core[j, l]
+                core[i, i], core[j, j] = one - tangent * both, other + tangent * both
+                core[i, j], core[j, i] = 0.0, 0.0
+        if n_turned == 0:
+            break
+    for r in range(rank):
         best = -1
         for i in range(p):
             if core[i, i] > 0.0 and (best < 0 or core[i, i] > core[best, best]):
                 best = i
-        for k in range(n):
-            total = 0.0
-            if best >= 0:
-                for i in range(p):
-                    total += columns[k, i] * turned[i, best]
-            found[k, r] = total
-            energy += total * total
+        for i in range(p):
+            basis[i, r] = turned[best, i] if best >= 0 else 0.0
         if best >= 0:
             core[best, best] = 0.0
+    energy = 0.0
+    for k in range(n):
+        for i in range(p):
+            value = columns[k, i]
+            for r in range(rank):
+                found[k, r] += value * basis[i, r]
+    for r in range(rank):
+        square = 0.0
+        for k in range(n):
+            square += found[k, r] * found[k, r]
+        left = max(square - floor, 0.0)
+        energy += left
         if floor > 0.0:
-            square = 0.0
-            for k in range(n):
-                square += found[k, r] * found[k, r]
-            shrink = math.sqrt(1.0 - floor / square) if square > floor else 0.0
+            shrink = math.sqrt(left / square) if left > 0.0 else 0.0
             for k in range(n):
                 found[k, r] *= shrink
-            energy -= min(square, floor)
     return energy
 
 
 def feed_forward(
     found: NDArray[np.float64],
+    units: NDArray[np.float64],
     damping: float,
     rest: float,
     square: NDArray[np.float64],
     line: NDArray[np.float64],
     gains: NDArray[np.float64],
-) -> tuple[float, float]:
-    """Fill in V from G; return the cost of shaped rounding, and the sum of its errors' variances.
+    whole: NDArray[np.int16],
+) -> tuple[float, float, int]:
+    """Fill in V from G; return the cost of shaped rounding, the sum of its errors' variances, and the shift.
 
     A rounding error's variance is 1.
     `damping` is what the diagonal has more, `rest` what of it is no damping but cost; `square` is
-    (rank, rank) and `line` (2, rank).
+    (rank, rank), P, and `line` (rank,), P G. What rounding errors cost with damping is the sum of d; the
+    inverse of ``e_k + V_k · s_k`` has entries ``-d_k / damping V_k · G_i``, so the variances are the sum of
+    ``(d_k - |P G_k|²) / damping``. `whole` is V in `units` of the ranks, as large as all of it fits.
     """
     n, rank = found.shape
     for i in range(rank):
         for j in range(rank):
             square[i, j] = 1.0 if i == j else 0.0
+    cost, variances, largest = 0.0, 0.0, 0.0
     for k in range(n - 1, -1, -1):
-        total = damping
         for i in range(rank):
-            line[0, i] = 0.0
-            for j in range(rank):
-                line[0, i] += square[i, j] * found[k, j]
-            total += line[0, i] * found[k, i]
-        for i in range(rank):
-            gains[k, i] = line[0, i] / total if total > 0.0 else 0.0
-            for j in range(rank):
-                square[i, j] -= gains[k, i] * line[0, j]
-    # The covariance of s, and with it the variance of each error.
-    for i in range(rank):
+            line[i] = 0.0
         for j in range(rank):
-            square[i, j] = 0.0
-    cost, variances = 0.0, 0.0
+            value = found[k, j]
+            for i in range(rank):
+                line[i] += square[j, i] * value
+        total, length = damping, 0.0
+        for i in range(rank):
+            total += line[i] * found[k, i]
+            length += line[i] * line[i]
+        cost += total
+        variances += (total - length) / damping if damping > 0.0 else 1.0
+        for i in range(rank):
+            value = line[i] / total if total > 0.0 else 0.0
+            for j in range(rank):
+                square[i, j] -= value * line[j]
+            gains[k, i] = value * units[i]
+            largest = max(largest, abs(gains[k, i]))
+    shift = min(max(math.frexp(MOST_ENTRY / largest)[1] - 1, 1), 60) if largest > 0.0 else 1
+    up = 2.0**shift
     for k in range(n):
-        variance = 1.0
         for i in range(rank):
-            line[0, i] = 0.0
-            for j in range(rank):
-                line[0, i] += square[i, j] * gains[k, j]
-            variance += line[0, i] * gains[k, i]
-        for i in range(rank):
-            line[1, i] = found[k, i]
-        for i in range(rank):
-            for j in range(rank):
-                square[i, j] += (
-                    variance * line[1, i] * line[1, j] - line[1, i] * line[0, j] - line[0, i] * line[1, j]
-                )
-        variances += variance
-        cost += rest * variance
-    for i in range(rank):
-        cost += square[i, i]
-    return cost, variances
+            whole[k, i] = np.rint(gains[k, i] * up)
+    return cost - (damping - rest) * variances, variances, shift
 
 
 def factorize(
@@ -267,7 +293,7 @@ def factorize(
 
 def factors_by(
     decomposing: Callable[..., float],
-    feeding: Callable[..., tuple[float, float]],
+    feeding: Callable[..., tuple[float, float, int]],
     sketch: NDArray[np.float64],
     signs: NDArray[np.float64],
     trace: float,
@@ -277,23 +303,19 @@ def factors_by(
     """Return the factors, the two loops as they are or compiled."""
     (n, p), rank = sketch.shape, RANK
     found, gains = np.zeros((n, rank)), np.zeros((n, rank))
-    core, turned, columns = np.empty((p, p)), np.empty((p, p)), np.empty((n, p))
-    energy = decomposing(sketch, signs, noise / n, core, turned, columns, found)
+    room = np.empty((p, p)), np.empty((p, p)), np.empty((n, p)), np.empty((p, rank))
+    energy = decomposing(sketch, signs, noise / n, *room, found)
     trace -= noise
     rest = max(0.0, trace - energy) / n
     # Whole numbers: each column of G as large as its bound allows, V as large as all of it fits.
-    sums, largest = np.abs(found).sum(0), np.abs(found).max(0, initial=0.0)
-    up = np.zeros(rank, np.int64)
-    for r in range(rank):
-        most = max(float(sums[r]) / (MOST_SUM - n), float(largest[r]) / MOST_ENTRY)
-        up[r] = -math.frexp(most)[1] if most > 0 else 0
-    directions, factors = np.rint(np.ldexp(found, up)).astype(np.int16), []
+    sizes = np.abs(found)
+    most = np.maximum(sizes.sum(0) / (MOST_SUM - n), sizes.max(0, initial=0.0) / MOST_ENTRY)
+    up = -np.frexp(most)[1]
+    units, directions = np.ldexp(1.0, -up), np.rint(found * np.ldexp(1.0, up)).astype(np.int16)
+    square, line, factors = np.empty((rank, rank)), np.empty(rank), []
     for damping in dampings:
-        total = damping * trace / n + rest
-        cost, variances = feeding(found, total, rest, np.empty((rank, rank)), np.empty((2, rank)), gains)
-        size = np.abs(np.ldexp(gains, -up)).max(initial=0.0)
-        shift = min(max(math.frexp(MOST_ENTRY / size)[1] - 1, 1), 60) if size > 0 else 1
-        whole = np.rint(np.ldexp(gains, shift - up)).astype(np.int16)
+        total, whole = damping * trace / n + rest, np.empty((n, rank), np.int16)
+        cost, variances, shift = feeding(found, units, total, rest, square, line, gains, whole)
         share = cost / trace if trace > 0 else 1.0
         factors.append(Factors(whole, directions, shift, share, variances / n))
     return tuple(factors)
