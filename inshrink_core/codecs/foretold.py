@@ -8,6 +8,7 @@ two numbers of its factors, and how far weights move, tell both.
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 from statistics import NormalDist
 from typing import Final
@@ -23,7 +24,10 @@ _DIGITS: Final = 9
 """Decimal digits of a table, so that no last bit of a logarithm decides."""
 
 _ROUNDS: Final = 8
-"""Steps of the iteration: each leaves at most about half of what is missing."""
+"""Steps of the iteration at most: each leaves at most about half of what is missing."""
+
+_CLOSE: Final = 1e-6
+"""Share of a spread that a step has to change for another one."""
 
 
 def _rounded(spread: float) -> tuple[float, float]:
@@ -53,11 +57,11 @@ def _at(table: tuple[float, ...], spread: float) -> float:
     i = bisect.bisect_right(_SPREADS, spread)
     if i == len(_SPREADS):
         return table[-1]
-    return table[i - 1] + (table[i] - table[i - 1]) * (spread - _SPREADS[i - 1]) / (
-        _SPREADS[i] - _SPREADS[i - 1]
-    )
+    below, last = _SPREADS[i - 1], table[i - 1]
+    return last + (table[i] - last) * (spread - below) / (_SPREADS[i] - below)
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def bits_of(movement: float, variance: float) -> float:
     """Return the bits a weight of a delta, without contexts.
 
@@ -84,5 +88,7 @@ def bits_of(movement: float, variance: float) -> float:
     fed = (variance - 1.0) / 12.0
     spread = math.sqrt(movement * movement + 2.0 * fed)
     for _ in range(_ROUNDS if fed > 0 else 0):
-        spread = math.sqrt(movement * movement + fed * _at(_CHANGES, spread))
+        before, spread = spread, math.sqrt(movement * movement + fed * _at(_CHANGES, spread))
+        if before - spread <= _CLOSE * before:
+            break
     return _at(_BITS, spread)

@@ -129,10 +129,13 @@ def decompose(
     columns: NDArray[np.float64],
     basis: NDArray[np.float64],
     found: NDArray[np.float64],
+    units: NDArray[np.float64],
+    directions: NDArray[np.int16],
 ) -> float:
     """Fill in G, each column's square less by a floor; return the sum of its squares.
 
     `core` and `turned` are (p, p), `columns` is (n, p), `basis` (p, rank), `found` (n, rank) and zero.
+    `directions` is G in `units` of the ranks, each column as large as its bound allows.
     """
     (n, p), rank = sketch.shape, found.shape[1]
     for i in range(p):
@@ -223,10 +226,16 @@ def decompose(
             square += found[k, r] * found[k, r]
         left = max(square - floor, 0.0)
         energy += left
-        if floor > 0.0:
-            shrink = math.sqrt(left / square) if left > 0.0 else 0.0
-            for k in range(n):
-                found[k, r] *= shrink
+        shrink = math.sqrt(left / square) if left > 0.0 else 0.0
+        total, largest = 0.0, 0.0
+        for k in range(n):
+            found[k, r] *= shrink
+            total += abs(found[k, r])
+            largest = max(largest, abs(found[k, r]))
+        most = max(total / (MOST_SUM - n), largest / MOST_ENTRY)
+        units[r] = math.ldexp(1.0, math.frexp(most)[1]) if most > 0.0 else 1.0
+        for k in range(n):
+            directions[k, r] = np.rint(found[k, r] / units[r])
     return energy
 
 
@@ -304,14 +313,10 @@ def factors_by(
     (n, p), rank = sketch.shape, RANK
     found, gains = np.zeros((n, rank)), np.zeros((n, rank))
     room = np.empty((p, p)), np.empty((p, p)), np.empty((n, p)), np.empty((p, rank))
-    energy = decomposing(sketch, signs, noise / n, *room, found)
+    units, directions = np.empty(rank), np.empty((n, rank), np.int16)
+    energy = decomposing(sketch, signs, noise / n, *room, found, units, directions)
     trace -= noise
     rest = max(0.0, trace - energy) / n
-    # Whole numbers: each column of G as large as its bound allows, V as large as all of it fits.
-    sizes = np.abs(found)
-    most = np.maximum(sizes.sum(0) / (MOST_SUM - n), sizes.max(0, initial=0.0) / MOST_ENTRY)
-    up = -np.frexp(most)[1]
-    units, directions = np.ldexp(1.0, -up), np.rint(found * np.ldexp(1.0, up)).astype(np.int16)
     square, line, factors = np.empty((rank, rank)), np.empty(rank), []
     for damping in dampings:
         total, whole = damping * trace / n + rest, np.empty((n, rank), np.int16)
