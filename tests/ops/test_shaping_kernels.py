@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from inshrink_core.codecs.shaping import signs_of
 from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.lattice import Lattice
 from inshrink_core.ops.shaping import (
     MOST_SUM,
     RANK,
-    SKETCHED,
     factorize,
     shape_changes,
     sketch_sides,
@@ -31,9 +31,8 @@ def uneven(n: int, octaves: float = 8.0) -> torch.Tensor:
 
 def factors_of(matrix: torch.Tensor, damping: float = 1.0, noise: float = 0.0):
     n = matrix.shape[0]
-    signs = torch.eye(n) if n <= SKETCHED else normal((n, SKETCHED), 2).sign()
-    signs = signs.double()
-    return factorize((matrix @ signs).numpy(), signs.numpy(), float(matrix.trace()), (damping,), noise)[0]
+    signs = signs_of(n)
+    return factorize(matrix.numpy() @ signs, signs, float(matrix.trace()), (damping,), noise)[0]
 
 
 def changes_by(backend, device, *arguments):
@@ -157,12 +156,8 @@ def test_the_error_of_what_is_stored_exactly_is_not_fed_forward():
 @pytest.mark.parametrize("shape", [(64, 64), (17, 100), (300, 9), (8, 40)])
 def test_numba_sketches_as_the_reference_does(shape):
     values = 300 * normal(shape, 8) * normal((shape[0], 1), 9)
-
-    def signs(n):
-        return (torch.eye(n) if n <= SKETCHED else normal((n, SKETCHED), 10).sign()).double().numpy()
-
-    for row_signs in (signs(shape[0]), None):
-        arguments = (values, 1, signs(shape[1]), row_signs)
+    for row_signs in (signs_of(shape[0]), None):
+        arguments = (values, 1, signs_of(shape[1]), row_signs)
         found = sketch_sides(*arguments)
         with force_backend(Backend.REFERENCE):
             expected = sketch_sides(*arguments)
@@ -174,10 +169,7 @@ def test_numba_sketches_as_the_reference_does(shape):
 
 @pytest.mark.parametrize("n", [9, 20, 40])
 def test_numba_factorizes_as_the_reference_does(n):
-    matrix, signs = (
-        uneven(n),
-        np.eye(n) if n <= SKETCHED else normal((n, SKETCHED), 2).sign().double().numpy(),
-    )
+    matrix, signs = uneven(n), signs_of(n)
     arguments = (matrix.numpy() @ signs, signs, float(matrix.trace()), (0.1, 2.0), 0.01)
     found = factorize(*arguments)
     with force_backend(Backend.REFERENCE):
