@@ -3,8 +3,8 @@
 ``ratio``: ratio of the weights against the largest restore cost of twenty saves, one panel a judging task:
 the settings of ``results/promise.csv`` that were tried of every codec, and the saver that checks each save.
 Tasks are those with every codec and no part in choosing a default. ``sizes``: ratio, excess and speed against
-the number of parameters, from ``results/sizes.csv``. ``docs/images/NAME.svg`` is for light pages,
-``ratio-dark.svg`` for dark ones; a test compares them with what this draws.
+the number of parameters, from ``results/sizes.csv`` and ``sizes_speed.csv``. ``docs/images/NAME.svg`` is for
+light pages, ``ratio-dark.svg`` for dark ones; a test compares them with what this draws.
 """
 
 from __future__ import annotations
@@ -160,9 +160,13 @@ def draw_ratio(theme: Theme) -> str:
 
 
 def sizes() -> list[dict[str, str]]:
-    """Return the rows of ``results/sizes.csv``, the smallest model first."""
-    with (RESULTS / "sizes.csv").open(newline="") as file:
-        return sorted(csv.DictReader(file), key=lambda row: int(row["parameters"]))
+    """Return the rows of ``results/sizes.csv`` with those of speed, the smallest model first."""
+    tables: list[dict[str, dict[str, str]]] = []
+    for name in ("sizes_speed", "sizes"):
+        with (RESULTS / f"{name}.csv").open(newline="") as file:
+            tables.append({row["parameters"]: row for row in csv.DictReader(file)})
+    speeds, found = tables
+    return sorted((speeds[key] | row for key, row in found.items()), key=lambda row: int(row["parameters"]))
 
 
 def draw_sizes(theme: Theme) -> str:

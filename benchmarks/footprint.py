@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.results import write
+from benchmarks.two_threads import gradient
 
 ROWS, COLUMNS, LAYERS = 2048, 2560, 16
 """16 matrices of 5.2 M float32 weights, with both moments of Adam: 1.007 GB a checkpoint."""
@@ -49,7 +50,7 @@ def _big_run(directory: Path) -> None:
         state = {}
         for i, weight in enumerate(model.values()):
             weight += 2e-4 * torch.randn(ROWS, COLUMNS, generator=generator)
-            moment = 1e-4 * torch.randn(ROWS, COLUMNS, generator=generator)
+            moment = 1e-4 * gradient(torch.randn(ROWS, COLUMNS, generator=generator), generator)
             state[i] = {"step": torch.tensor(float(step)), "exp_avg": moment, "exp_avg_sq": moment * moment}
         groups = [{"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "params": list(range(LAYERS))}]
         torch.save(

@@ -42,7 +42,7 @@ import zstandard
 from safetensors.torch import save_file
 
 from benchmarks.results import write
-from benchmarks.two_threads import Model, gpt, measure_all
+from benchmarks.two_threads import Model, gpt, gradient, measure_all
 from inshrink_core import compress
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import TensorRole, TensorSpec
@@ -158,14 +158,6 @@ def small_models(quick: bool = False) -> list[dict[str, object]]:
     return rows
 
 
-def _gradient(noise: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return a gradient as layers have them: most of it in few directions of a matrix."""
-    if noise.dim() < 2:
-        return 1e-4 * noise
-    sides = [torch.randn(n, 12, generator=generator) for n in noise.shape]
-    return 1e-4 * (0.25 * sides[0] @ sides[1].T + 0.3 * noise)
-
-
 def _of_model(name: str, model: Model, part: TensorRole, repetitions: int) -> list[dict[str, object]]:
     """Time the first two frames of a part of a model."""
     generator = torch.Generator().manual_seed(1)
@@ -178,7 +170,7 @@ def _of_model(name: str, model: Model, part: TensorRole, repetitions: int) -> li
     for at in range(2):
         noise = [torch.randn(spec.shape, generator=generator) for spec in specs]
         seconds = [1e-8 * (1 + 0.1 * one.square()) for one in noise]
-        firsts = [_gradient(one, generator) for one in noise]
+        firsts = [1e-4 * gradient(one, generator) for one in noise]
         known = {TensorRole.EXP_AVG: {"second_moment": seconds}}
         if part is TensorRole.WEIGHT:
             frames.append([tensor + 1e-3 * one for tensor, one in zip(model.values(), noise, strict=True)])
@@ -246,7 +238,7 @@ def _write_run(directory: Path) -> None:
         state = {}
         for i, weight in enumerate(model.values()):
             weight += 2e-3 * torch.randn(weight.shape, generator=generator)
-            moment = 1e-4 * torch.randn(weight.shape, generator=generator)
+            moment = 1e-4 * gradient(torch.randn(weight.shape, generator=generator), generator)
             state[i] = {"step": torch.tensor(float(step)), "exp_avg": moment, "exp_avg_sq": moment**2}
         groups = [{"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "params": list(state)}]
         content = {"model": model, "optimizer": {"state": state, "param_groups": groups}, "step": step}

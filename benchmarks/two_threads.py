@@ -47,6 +47,14 @@ def matrices(n: int) -> Model:
     return {f"layers.{i}.weight": 0.02 * torch.randn(1024, 2048, generator=generator) for i in range(n)}
 
 
+def gradient(noise: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return a gradient as layers have them, most of it in a dozen directions of a matrix, about as large."""
+    if noise.dim() < 2:
+        return noise
+    sides = [torch.randn(n, 12, generator=generator) for n in noise.shape]
+    return 0.27 * sides[0] @ sides[1].T + 0.3 * noise
+
+
 def gpt(width: int = 384, n_layers: int = 6, n_tokens: int = 8000) -> Model:
     """Return weights with the shapes of a small GPT."""
     generator = torch.Generator().manual_seed(0)

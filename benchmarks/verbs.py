@@ -35,7 +35,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.results import write
-from benchmarks.two_threads import gpt
+from benchmarks.two_threads import gpt, gradient
 
 N_STEPS = 4
 REPETITIONS = 3
@@ -118,7 +118,7 @@ def write_run(directory: Path, model: dict[str, torch.Tensor], moments: bool, n_
     -----
     A gradient's scale is that of its row and column times one of its own, log-normal; a second moment is
     the mean of the squares of a thousand such, so it moves by a few percent between checkpoints; a first
-    moment is new every time.
+    moment is new every time, most of it in few directions.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -141,7 +141,7 @@ def write_run(directory: Path, model: dict[str, torch.Tensor], moments: bool, n_
             shape, scale = tuple(weight.shape), scales[name]
             noise = 1 + math.sqrt(2 / _STEPS_BETWEEN) * normal(*shape)
             seconds[name] = kept * seconds[name] + (1 - kept) * scale.square() * noise.abs()
-            first = math.sqrt((1 - _BETAS[0]) / (1 + _BETAS[0])) * scale * normal(*shape)
+            first = math.sqrt((1 - _BETAS[0]) / (1 + _BETAS[0])) * scale * gradient(normal(*shape), generator)
             weight += _LEARNING_RATE * _MOVEMENT * normal(*shape)
             state[i] = {"step": torch.tensor(float(step)), "exp_avg": first, "exp_avg_sq": seconds[name]}
         groups = [{"lr": _LEARNING_RATE, "betas": _BETAS, "eps": 1e-8, "params": list(state)}]

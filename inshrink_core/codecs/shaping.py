@@ -243,7 +243,8 @@ def grown(
     if before is not None and n_seen.bit_count() > _DIGITS:
         return Shaping(n_seen + 1, before.columns, before.rows if both else None)
     values = as_float32(moment).cpu().view(moment.shape[0], -1)
-    largest = float(values.abs().max())
+    lowest, highest = values.aminmax()
+    largest = max(-float(lowest), float(highest))
     if not 0 < largest < math.inf:
         return before  # NaN compares false, too
     # Whole numbers whose products and sums stay below 2**53: exact, whoever adds them up in whatever order.

@@ -7,7 +7,7 @@ fused or not, and as fast in vectors as no 64-bit integer is.
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -485,12 +485,12 @@ def _sketch(
             times(whole, middle, products, rows[first * SKETCHED : (first + _LANES) * SKETCHED])
 
 
-def _zeros(*shape: int) -> Float64s:
-    """Return zeros in memory that begins where a vector of any processor may."""
-    n = math.prod(shape)
-    memory = np.zeros(n + 7)
-    begin = -memory.__array_interface__["data"][0] // 8 % 8
-    return memory[begin : begin + n].reshape(shape)
+def _zeros(*sizes: int) -> list[Float64s]:
+    """Return zeros in memory of their own, each of which begins where a vector of any processor may."""
+    ends = list(itertools.accumulate(n + -n % 8 for n in sizes))
+    memory = np.zeros(ends[-1] + 7)
+    memory = memory[-memory.__array_interface__["data"][0] // 8 % 8 :]
+    return [memory[end - n - -n % 8 :][:n] for end, n in zip(ends, sizes, strict=True)]
 
 
 def shape_changes(
@@ -503,37 +503,38 @@ def shape_changes(
     by_row: Factors | None,
 ) -> Shaped:
     """See `shaping.shape_changes`."""
-    n, n_rows = factors.gains.shape[0], values.numel() // factors.gains.shape[0]
-    changes = new_array(values.numel(), np.float32)
-    leads = np.zeros((n_rows, 2), np.int64)
-    start = (values if base is None else base).numpy()
-    known = (values.numpy(), start, base is not None, integers.numpy())
-    numbers = (_F32(lattice.unit), _F32(lattice.reciprocal))
+    n, n_rows, both = factors.gains.shape[0], values.numel() // factors.gains.shape[0], by_row is not None
+    changes, leads = new_array(values.numel(), np.float32), np.zeros((n_rows, 2), np.int64)
+    start, high = (values if base is None else base).numpy(), n_rows + -n_rows % _LANES
+    # Along rows alone there is one more column, for what the last one feeds.
+    wide = n + 2 * _LANES if both else n + 1
+    columns, rows, down, work, sums = _zeros(
+        2 * RANK * wide, 2 * RANK * high * both, RANK * wide * both, 3 * _WIDTH // 2, (2 * RANK + 9) * _LANES
+    )
     if by_row is None:
-        columns = _zeros(2, n + 1, RANK)  # one more, for what the last one feeds
-        columns[:, :n] = factors.gains, factors.directions
-        rows, down, row_scale = _zeros(0), _zeros(0), 0.0
+        columns.reshape(2, wide, RANK)[:, :n] = factors.gains, factors.directions
     else:
-        columns = _zeros(2, RANK, n + 2 * _LANES)
-        columns[:, :, _LANES:-_LANES] = factors.gains[::-1].T, factors.directions[::-1].T
-        whole = np.zeros((2, n_rows + -n_rows % _LANES, RANK), np.int16)
+        turned = factors.gains[::-1].T, factors.directions[::-1].T
+        columns.reshape(2, RANK, wide)[:, :, _LANES:-_LANES] = turned
+        whole = np.zeros((2, high, RANK), np.int16)
         whole[:, :n_rows] = by_row.gains, by_row.directions
-        rows = _zeros(whole.shape[1] // _LANES, 2, RANK, _LANES)
-        rows[:] = whole.reshape(2, -1, _LANES, RANK).transpose(1, 0, 3, 2)
-        down, row_scale = _zeros(RANK * (n + 2 * _LANES)), 2.0**-by_row.shift
-    scale, work = 2.0**-factors.shift, _zeros(3 * _WIDTH // 2).view(np.float32)
+        rows.reshape(-1, 2, RANK, _LANES)[:] = whole.reshape(2, -1, _LANES, RANK).transpose(1, 0, 3, 2)
     _shape(
-        *known,
-        *numbers,
+        values.numpy(),
+        start,
+        base is not None,
+        integers.numpy(),
+        _F32(lattice.unit),
+        _F32(lattice.reciprocal),
         grades.numpy(),
-        columns.reshape(-1),
-        rows.reshape(-1),
-        scale,
-        row_scale,
+        columns,
+        rows,
+        2.0**-factors.shift,
+        0.0 if by_row is None else 2.0**-by_row.shift,
         n,
         down,
-        work,
-        _zeros((2 * RANK + 9) * _LANES),
+        work.view(np.float32),
+        sums,
         changes,
         leads,
     )
@@ -543,30 +544,22 @@ def shape_changes(
 def sketch_sides(values: Tensor, up: int, signs: Float64s, row_signs: Float64s | None) -> Sketches:
     """See `shaping.sketch_sides`."""
     n_rows, n = values.shape
-    wide, high = n + -n % _LANES, n_rows + -n_rows % _LANES
-    of_columns, columns = _zeros(wide, SKETCHED), _zeros(wide, SKETCHED)
-    of_columns[:n, : signs.shape[1]] = signs
-    of_rows = middle = rows = _zeros(0, SKETCHED)
-    if row_signs is not None:
-        of_rows, middle, rows = _zeros(high, SKETCHED), _zeros(wide, SKETCHED), _zeros(high, SKETCHED)
-        of_rows[:n_rows, : row_signs.shape[1]] = row_signs
-    whole, turned = _zeros(wide * _LANES), _zeros(wide * _LANES // 2).view(np.float32)
-    flat = (one.reshape(-1) for one in (columns, middle, rows))
-    sums = _zeros((2 * SKETCHED + 1) * _LANES)
-    _sketch(
-        values.reshape(-1).numpy(),
-        2.0**up,
-        n,
-        of_columns.reshape(-1),
-        of_rows.reshape(-1),
-        turned,
-        whole,
-        sums,
-        *flat,
+    both = row_signs is not None
+    wide, high = (n + -n % _LANES) * SKETCHED, (n_rows + -n_rows % _LANES) * SKETCHED * both
+    of_columns, of_rows, columns, middle, rows, sums, whole, turned = _zeros(
+        wide, high, wide, wide * both, high, (2 * SKETCHED + 1) * _LANES, wide // 2, wide // 4
     )
-    down = 2.0 ** (-2 * up)
-    found = None if row_signs is None else rows[:n_rows, : row_signs.shape[1]] * down
-    return Sketches(columns[:n, : signs.shape[1]] * down, found, float(sums[:_LANES].sum()) * down)
+    of_columns.reshape(-1, SKETCHED)[:n, : signs.shape[1]] = signs
+    if row_signs is not None:
+        of_rows.reshape(-1, SKETCHED)[:n_rows, : row_signs.shape[1]] = row_signs
+    flat, work = values.reshape(-1).numpy(), turned.view(np.float32)
+    _sketch(flat, 2.0**up, n, of_columns, of_rows, work, whole, sums, columns, middle, rows)
+    down, by_row = 2.0 ** (-2 * up), rows.reshape(-1, SKETCHED)[:n_rows]
+    return Sketches(
+        columns.reshape(-1, SKETCHED)[:n, : signs.shape[1]] * down,
+        None if row_signs is None else by_row[:, : row_signs.shape[1]] * down,
+        float(sums[:_LANES].sum()) * down,
+    )
 
 
 _decompose, _feed_forward = kernel(reference.decompose), kernel(reference.feed_forward)
