@@ -73,7 +73,7 @@ class Side(NamedTuple):
 
     Parameters
     ----------
-    sketch : (n, p)
+    sketch : (n, 32)
         H times `signs_of`.
     trace, noise
         Of H, and how much of it is rounding errors.
@@ -286,7 +286,7 @@ def signs_of(n: int) -> NDArray[np.float64]:
     Bits of splitmix64 (Steele, Lea and Flood, 2014), the same everywhere.
     """
     if n <= SKETCHED:
-        return np.eye(n)
+        return np.eye(n, SKETCHED)
     z = (np.arange(1, n * SKETCHED + 1, dtype=np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

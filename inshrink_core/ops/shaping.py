@@ -131,9 +131,9 @@ class Sketches(NamedTuple):
 
     Parameters
     ----------
-    columns : (n, p)
+    columns : (n, 32)
         ``M' M @ signs``.
-    rows : (rows, q) or None
+    rows : (rows, 32) or None
         ``M M' @ row_signs``.
     square
         The sum of the squares of M, the trace of both.
@@ -157,11 +157,11 @@ def sketch_sides(
     up
         As said; results are in the matrix's own unit.
     signs, row_signs
-        (n, p) and (rows, q), whole numbers, p and q at most `SKETCHED`; without the second only columns.
+        (n, 32) and (rows, 32), whole numbers; without the second only columns.
 
     Notes
     -----
-    O(rows n p), twice that with rows.
+    O(64 rows n), twice that with rows.
     """
     raise NotImplementedError
 
@@ -178,9 +178,9 @@ def factorize(
 
     Parameters
     ----------
-    sketch : (n, p)
+    sketch : (n, 32)
         ``H @ signs``.
-    signs : (n, p)
+    signs : (n, 32)
         What H was multiplied with.
     trace
         Of H.
@@ -193,6 +193,6 @@ def factorize(
     -----
     ``H ≈ Y (signs' Y)^-1 Y'`` (Nyström), of which the `RANK` largest directions are taken and the rest is
     spread over the diagonal. Single float64 operations in a stated order: Cholesky, Jacobi's rotations in
-    rows, no library. O(n p²).
+    rows, no library. O(32² n).
     """
     raise NotImplementedError

@@ -7,16 +7,17 @@ fused or not, and as fast in vectors as no 64-bit integer is.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.core import cgutils as numba_cgutils
+from numba.extending import intrinsic, overload
 from torch import Tensor
 
 from inshrink_core.execution import new_array
@@ -57,6 +58,8 @@ _F32, _F64 = np.float32, np.float64
 
 _VECTOR = ir.VectorType(ir.DoubleType(), _LANES)
 _intrinsic: Any = intrinsic
+_overload: Any = overload
+cgutils: Any = numba_cgutils
 
 
 class _Vectors:
@@ -91,11 +94,30 @@ class _Vectors:
         self._builder.store(value, self._pointer(at), align=8)
 
 
+class _Rows(_Vectors):
+    """Vectors of the rows of a matrix."""
+
+    def __init__(self, context: Any, builder: Any, kind: Any, array: Any) -> None:
+        super().__init__(context, builder, kind, array)
+        shape = context.make_array(kind)(context, builder, array).shape
+        self.n_rows, self._width = cgutils.unpack_tuple(builder, shape)
+
+    def place(self, row: Any, column: Any) -> Any:
+        """Return the index of an element."""
+        return self._builder.add(self._builder.mul(row, self._width), column)
+
+    @contextlib.contextmanager
+    def each_vector(self) -> Iterator[Any]:
+        """Begin a loop over the vectors of a row; give the column each begins at."""
+        lanes = ir.Constant(self._width.type, _LANES)
+        with cgutils.for_range(self._builder, self._builder.sdiv(self._width, lanes)) as each:
+            yield self._builder.mul(each.index, lanes)
+
+
 def _fused(builder: Any, one: Any, other: Any, total: Any) -> Any:
     """Return a product and a total, added: in one operation where the processor has that."""
     kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-    insert: Any = cgutils.get_or_insert_function
-    add = insert(builder.module, kind, f"llvm.fmuladd.v{_LANES}f64")
+    add = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{_LANES}f64")
     return builder.call(add, [one, other, total])
 
 
@@ -549,19 +571,63 @@ def sketch_sides(values: Tensor, up: int, signs: Float64s, row_signs: Float64s |
     of_columns, of_rows, columns, middle, rows, sums, whole, turned = _zeros(
         wide, high, wide, wide * both, high, (2 * SKETCHED + 1) * _LANES, wide // 2, wide // 4
     )
-    of_columns.reshape(-1, SKETCHED)[:n, : signs.shape[1]] = signs
+    of_columns[: signs.size] = signs.reshape(-1)
     if row_signs is not None:
-        of_rows.reshape(-1, SKETCHED)[:n_rows, : row_signs.shape[1]] = row_signs
+        of_rows[: row_signs.size] = row_signs.reshape(-1)
     flat, work = values.reshape(-1).numpy(), turned.view(np.float32)
     _sketch(flat, 2.0**up, n, of_columns, of_rows, work, whole, sums, columns, middle, rows)
-    down, by_row = 2.0 ** (-2 * up), rows.reshape(-1, SKETCHED)[:n_rows]
-    return Sketches(
-        columns.reshape(-1, SKETCHED)[:n, : signs.shape[1]] * down,
-        None if row_signs is None else by_row[:, : row_signs.shape[1]] * down,
-        float(sums[:_LANES].sum()) * down,
+    down = 2.0 ** (-2 * up)
+    by_row = None if row_signs is None else rows.reshape(-1, SKETCHED)[:n_rows] * down
+    return Sketches(columns.reshape(-1, SKETCHED)[:n] * down, by_row, float(sums[:_LANES].sum()) * down)
+
+
+@_intrinsic
+def _add_outer(_: Any, out: Any, one: Any, at: Any, other: Any, other_at: Any) -> Any:
+    """See `reference.add_outer`, of matrices whose rows are whole vectors."""
+
+    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        target, numbers, row = (_Rows(context, builder, signature.args[i], given[i]) for i in (0, 1, 3))
+        with target.each_vector() as begin:
+            factors = row.load(row.place(given[4], begin))
+            with cgutils.for_range(builder, target.n_rows) as rows:
+                here = target.place(rows.index, begin)
+                product = builder.fmul(numbers.spread(numbers.place(given[2], rows.index)), factors)
+                target.store(builder.fadd(target.load(here), product), here)
+        return context.get_dummy_value()
+
+    return types.void(out, one, types.intp, other, types.intp), build
+
+
+@_intrinsic
+def _weigh(_: Any, out: Any, at: Any, rows: Any, weights: Any, weights_at: Any) -> Any:
+    """See `reference.weigh`, of matrices whose rows are whole vectors."""
+
+    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        target, source, numbers = (_Rows(context, builder, signature.args[i], given[i]) for i in (0, 2, 3))
+        total = cgutils.alloca_once(builder, _VECTOR)
+        with target.each_vector() as begin:
+            builder.store(ir.Constant(_VECTOR, [0.0] * _LANES), total)
+            with cgutils.for_range(builder, source.n_rows) as each:
+                weight = numbers.spread(numbers.place(given[4], each.index))
+                product = builder.fmul(weight, source.load(source.place(each.index, begin)))
+                builder.store(builder.fadd(builder.load(total), product), total)
+            target.store(builder.load(total), target.place(given[1], begin))
+        return context.get_dummy_value()
+
+    return types.void(out, types.intp, rows, weights, types.intp), build
+
+
+# Where the loops of the reference are compiled, these take the place of two of its functions.
+_overload(reference.add_outer, strict=False)(
+    lambda out, one, at, other, other_at: (
+        lambda out, one, at, other, other_at: _add_outer(out, one, at, other, other_at)
     )
-
-
+)
+_overload(reference.weigh, strict=False)(
+    lambda out, at, rows, weights, weights_at: (
+        lambda out, at, rows, weights, weights_at: _weigh(out, at, rows, weights, weights_at)
+    )
+)
 _decompose, _feed_forward = kernel(reference.decompose), kernel(reference.feed_forward)
 
 

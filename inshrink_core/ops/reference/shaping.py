@@ -120,6 +120,34 @@ def sketch_sides(
     return Sketches(columns, rows, float(whole.square().sum()) * down)
 
 
+def add_outer(
+    out: NDArray[np.float64],
+    one: NDArray[np.float64],
+    at: int,
+    other: NDArray[np.float64],
+    other_at: int,
+) -> None:
+    """Add the product of a row of one matrix, and a row of another, to a matrix of theirs."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] += one[at, i] * other[other_at, j]
+
+
+def weigh(
+    out: NDArray[np.float64],
+    at: int,
+    rows: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    weights_at: int,
+) -> None:
+    """Write to a row of a matrix the sum of the rows of another, by the weights in a row of a third."""
+    for j in range(out.shape[1]):
+        total = 0.0
+        for i in range(rows.shape[0]):
+            total += weights[weights_at, i] * rows[i, j]
+        out[at, j] = total
+
+
 def decompose(
     sketch: NDArray[np.float64],
     signs: NDArray[np.float64],
@@ -134,7 +162,7 @@ def decompose(
 ) -> float:
     """Fill in G, each column's square less by a floor; return the sum of its squares.
 
-    `core` and `turned` are (p, p), `columns` is (n, p), `basis` (p, rank), `found` (n, rank) and zero.
+    `core` and `turned` are (p, p), `columns` is (n, p), `basis` (p, rank), `found` (n, rank).
     `directions` is G in `units` of the ranks, each column as large as its bound allows.
     """
     (n, p), rank = sketch.shape, found.shape[1]
@@ -142,15 +170,12 @@ def decompose(
         for j in range(p):
             core[i, j] = 0.0
     for k in range(n):
-        for i in range(p):
-            sign = signs[k, i]
-            for j in range(p):
-                core[i, j] += sign * sketch[k, j]
+        add_outer(core, signs, k, sketch, k)
     ridge = 0.0
     for i in range(p):
         ridge += core[i, i]
     ridge *= _RIDGE
-    # Cholesky, by rows of the factor's transpose, from what is below the diagonal.
+    # Cholesky, by rows of the factor's transpose, from what is below the diagonal; then its inverse.
     for i in range(p):
         for j in range(i, p):
             turned[i, j] = core[j, i]
@@ -159,24 +184,26 @@ def decompose(
             for j in range(i, p):
                 turned[i, j] -= factor * turned[l, j]
         pivot = turned[i, i]
-        turned[i, i] = math.sqrt(pivot + ridge) if pivot > -ridge else 0.0
+        turned[i, i] = 1.0 / math.sqrt(pivot + ridge) if pivot > -ridge else 0.0
         for j in range(i + 1, p):
-            turned[i, j] = turned[i, j] / turned[i, i] if turned[i, i] > 0.0 else 0.0
+            turned[i, j] *= turned[i, i]
+    for i in range(p):
+        for j in range(p):
+            core[i, j] = turned[i, i] if i == j else 0.0
+        for l in range(i, p - 1):  # noqa: E741
+            if l > i:
+                core[i, l] *= -turned[l, l]
+            for j in range(l + 1, p):
+                core[i, j] += core[i, l] * turned[l, j]
+        if i < p - 1:
+            core[i, p - 1] *= -turned[p - 1, p - 1]
+    for k in range(n):
+        weigh(columns, k, core, sketch, k)
     for i in range(p):
         for j in range(p):
             core[i, j] = 0.0
     for k in range(n):
-        for i in range(p):
-            columns[k, i] = sketch[k, i]
-        for i in range(p):
-            value = columns[k, i] / turned[i, i] if turned[i, i] > 0.0 else 0.0
-            columns[k, i] = value
-            for j in range(i + 1, p):
-                columns[k, j] -= value * turned[i, j]
-        for i in range(p):
-            value = columns[k, i]
-            for j in range(p):
-                core[i, j] += value * columns[k, j]
+        add_outer(core, columns, k, columns, k)
     for i in range(p):
         for j in range(p):
             turned[i, j] = 1.0 if i == j else 0.0
@@ -216,10 +243,7 @@ def decompose(
             core[best, best] = 0.0
     energy = 0.0
     for k in range(n):
-        for i in range(p):
-            value = columns[k, i]
-            for r in range(rank):
-                found[k, r] += value * basis[i, r]
+        weigh(found, k, basis, columns, k)
     for r in range(rank):
         square = 0.0
         for k in range(n):
@@ -253,8 +277,8 @@ def feed_forward(
 
     A rounding error's variance is 1.
     `damping` is what the diagonal has more, `rest` what of it is no damping but cost; `square` is
-    (rank, rank), P, and `line` (rank,), P G. What rounding errors cost with damping is the sum of d; the
-    inverse of ``e_k + V_k · s_k`` has entries ``-d_k / damping V_k · G_i``, so the variances are the sum of
+    (rank, rank), P, and `line` (2, rank), P G and its negative over d.
+    What rounding errors cost with damping is the sum of d; the inverse of ``e_k + V_k · s_k`` has entries ``-d_k / damping V_k · G_i``, so the variances are the sum of
     ``(d_k - |P G_k|²) / damping``. `whole` is V in `units` of the ranks, as large as all of it fits.
     """
     n, rank = found.shape
@@ -263,24 +287,19 @@ def feed_forward(
             square[i, j] = 1.0 if i == j else 0.0
     cost, variances, largest = 0.0, 0.0, 0.0
     for k in range(n - 1, -1, -1):
-        for i in range(rank):
-            line[i] = 0.0
-        for j in range(rank):
-            value = found[k, j]
-            for i in range(rank):
-                line[i] += square[j, i] * value
+        weigh(line, 0, square, found, k)
         total, length = damping, 0.0
         for i in range(rank):
-            total += line[i] * found[k, i]
-            length += line[i] * line[i]
+            total += line[0, i] * found[k, i]
+            length += line[0, i] * line[0, i]
         cost += total
         variances += (total - length) / damping if damping > 0.0 else 1.0
         for i in range(rank):
-            value = line[i] / total if total > 0.0 else 0.0
-            for j in range(rank):
-                square[i, j] -= value * line[j]
+            value = line[0, i] / total if total > 0.0 else 0.0
+            line[1, i] = -value
             gains[k, i] = value * units[i]
             largest = max(largest, abs(gains[k, i]))
+        add_outer(square, line, 1, line, 0)
     shift = min(max(math.frexp(MOST_ENTRY / largest)[1] - 1, 1), 60) if largest > 0.0 else 1
     up = 2.0**shift
     for k in range(n):
@@ -311,13 +330,13 @@ def factors_by(
 ) -> tuple[Factors, ...]:
     """Return the factors, the two loops as they are or compiled."""
     (n, p), rank = sketch.shape, RANK
-    found, gains = np.zeros((n, rank)), np.zeros((n, rank))
+    found, gains = np.empty((n, rank)), np.empty((n, rank))
     room = np.empty((p, p)), np.empty((p, p)), np.empty((n, p)), np.empty((p, rank))
     units, directions = np.empty(rank), np.empty((n, rank), np.int16)
     energy = decomposing(sketch, signs, noise / n, *room, found, units, directions)
     trace -= noise
     rest = max(0.0, trace - energy) / n
-    square, line, factors = np.empty((rank, rank)), np.empty(rank), []
+    square, line, factors = np.empty((rank, rank)), np.empty((2, rank)), []
     for damping in dampings:
         total, whole = damping * trace / n + rest, np.empty((n, rank), np.int16)
         cost, variances, shift = feeding(found, units, total, rest, square, line, gains, whole)
