@@ -278,8 +278,9 @@ def feed_forward(
     A rounding error's variance is 1.
     `damping` is what the diagonal has more, `rest` what of it is no damping but cost; `square` is
     (rank, rank), P, and `line` (2, rank), P G and its negative over d.
-    What rounding errors cost with damping is the sum of d; the inverse of ``e_k + V_k · s_k`` has entries ``-d_k / damping V_k · G_i``, so the variances are the sum of
-    ``(d_k - |P G_k|²) / damping``. `whole` is V in `units` of the ranks, as large as all of it fits.
+    What rounding errors cost with damping is the sum of d; the inverse of ``e_k + V_k · s_k`` has
+    entries ``-d_k / damping V_k · G_i``, so the variances are the sum of ``(d_k - |P G_k|²) / damping``.
+    `whole` is V in `units` of the ranks, as large as all of it fits.
     """
     n, rank = found.shape
     for i in range(rank):
