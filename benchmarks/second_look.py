@@ -96,7 +96,7 @@ class Rounding:
             for before in steps[: steps.index(step)]:
                 moment = self._moment(before, name)
                 if 8 <= moment[0].numel() <= 1 << 14:
-                    known = grown(known, moment, "auto")
+                    known = grown(known, lambda moment=moment: (moment, 0.0), "auto")
             self.known[name] = known
 
     def _moment(self, step: int, name: str, *, squared: bool = False) -> Tensor:

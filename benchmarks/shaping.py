@@ -194,7 +194,7 @@ def times(rows: int = 1024, columns: int = 1024) -> list[dict[str, object]]:
     """Measure ns a weight, plain and shaped in turn."""
     torch.manual_seed(0)
     moment = torch.randn(rows, 12) @ torch.randn(12, columns) + 0.3 * torch.randn(rows, columns)
-    known = grown(None, moment, "auto")
+    known = grown(None, lambda: (moment, 0.0), "auto")
     both = None if known is None else known.fed()
     if known is None or both is None:
         raise RuntimeError("a moment tells something")
@@ -219,9 +219,9 @@ def times(rows: int = 1024, columns: int = 1024) -> list[dict[str, object]]:
             round_to_lattice(values, integers, None, lattice, gain),
         ),
         "round, matched gain, shaped": lambda: shaped(gain, one),
-        "sketch and factors": lambda: grown(None, moment, "on"),
-        "sketches and factors, both ways": lambda: grown(None, moment, "both"),
-        "sketches and factors, auto": lambda: grown(None, moment, "auto"),
+        "sketch and factors": lambda: grown(None, lambda: (moment, 0.0), "on"),
+        "sketches and factors, both ways": lambda: grown(None, lambda: (moment, 0.0), "both"),
+        "sketches and factors, auto": lambda: grown(None, lambda: (moment, 0.0), "auto"),
     }
     return [
         {

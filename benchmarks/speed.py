@@ -174,7 +174,9 @@ def _of_model(name: str, model: Model, part: TensorRole, repetitions: int) -> li
         known = {TensorRole.EXP_AVG: {"second_moment": seconds}}
         if part is TensorRole.WEIGHT:
             frames.append([tensor + 1e-3 * one for tensor, one in zip(model.values(), noise, strict=True)])
-            known[part] = {"moment_before" if at else "gradient": firsts}
+            known[part] = {"gradient": firsts}
+            if at:
+                known[part] = {"moment_before": [lambda one=one: (one, 0.0) for one in firsts]}
         else:
             frames.append(firsts if part is TensorRole.EXP_AVG else seconds)
         beside.append(known.get(part, {}))

@@ -312,10 +312,8 @@ class TensorInput:
     restored
         The values that training last continued from after a restore; None where there was no restore.
     moment_before
-        First moment or momentum of this parameter as the frame before decodes to it, for a codec with
-        `Codec.uses_past`; None where that holds none.
-    moment_noise
-        `TensorReference.noise` of it.
+        Decodes this parameter's first moment or momentum in the frame before, with `TensorReference.noise` of
+        it, for a codec with `Codec.uses_past`, which does not ask at every frame; None where there is none.
     owned
         True where nobody else will write to `tensor`: a state may then keep it instead of a copy.
     sampled
@@ -329,8 +327,7 @@ class TensorInput:
     second_moment: Tensor | None = None
     momentum: Tensor | None = None
     restored: Tensor | None = None
-    moment_before: Tensor | None = None
-    moment_noise: float = 0.0
+    moment_before: Callable[[], tuple[Tensor, float]] | None = None
     owned: bool = False
     sampled: bool = False
 
@@ -397,14 +394,13 @@ class PastFrame(NamedTuple):
         Of the tensor.
     settings
         The settings it was written with.
-    moment_before, moment_noise
+    moment_before
         As of `TensorInput`.
     """
 
     block: Block
     settings: Mapping[str, Any]
-    moment_before: Tensor | None
-    moment_noise: float = 0.0
+    moment_before: Callable[[], tuple[Tensor, float]] | None
 
 
 class Encoded(NamedTuple):

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
@@ -452,7 +453,7 @@ class Archive(Mapping[int, Checkpoint]):
 
     def _past(self, info: FrameInfo, spec: TensorSpec) -> Iterator[PastFrame]:
         """Yield a tensor's blocks, each with its first moment in the frame before."""
-        archive, moment, noise = self.sequential(values=False), None, 0.0
+        archive, moment = self.sequential(values=False), None
         for earlier in self.reader.chain(info.frame_id):
             frame = archive.frame(earlier)
             if frame not in self._blocks:
@@ -464,11 +465,14 @@ class Archive(Mapping[int, Checkpoint]):
             if spec.key in described:
                 entry = frame.entry(spec.key)
                 block, settings = Block(entry.codec, frame.read(entry)), settings_of(frame.meta, spec)
-                yield PastFrame(block, settings, moment, noise)
-            companion, moment = described.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM), None
-            if companion is not None:
-                moment, reference = archive.decode(earlier, companion.key)
-                noise = reference.noise
+                yield PastFrame(block, settings, moment)
+            companion = described.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM)
+            moment = None if companion is None else partial(archive._moment, earlier, companion.key)
+
+    def _moment(self, info: FrameInfo, key: str) -> tuple[Tensor, float]:
+        """Return a first moment, and what of it is rounding noise."""
+        moment, reference = self.decode(info, key)
+        return moment, reference.noise
 
     def _decode(self, info: FrameInfo, key: str) -> tuple[Tensor, TensorReference]:
         cells = self._tensors(info)[1].get(key)

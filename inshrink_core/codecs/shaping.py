@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -68,7 +68,8 @@ _CLOSE: Final = 16
 """4096ths of a spacing that a threshold may be off."""
 
 
-class Side(NamedTuple):
+@dataclass(frozen=True)
+class Side:
     """What is known of a matrix's first moments from one side: of its columns, or of its rows.
 
     Parameters
@@ -79,15 +80,28 @@ class Side(NamedTuple):
         Of H, and how much of it is rounding errors.
     samples
         Rows of the moments so far (of its columns: of their transposes).
-    factors
-        Of H, by damping.
+    dampings
+        Of the factors.
     """
 
     sketch: NDArray[np.float64]
     trace: float
     noise: float
     samples: int
-    factors: Mapping[float, Factors]
+    dampings: Sequence[float]
+
+    @functools.cached_property
+    def factors(self) -> Mapping[float, Factors]:
+        """Of H, by damping; found when they are first asked for."""
+        signs = signs_of(self.sketch.shape[0])
+        found = factorize(self.sketch, signs, self.trace, self.dampings, self.noise)
+        return dict(zip(self.dampings, found, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the sketch, and of factors where they were asked for."""
+        known: Mapping[float, Factors] = vars(self).get("factors", {})
+        return self.sketch.nbytes + sum(2 * one.gains.nbytes for one in known.values())
 
     @property
     def certainty(self) -> float:
@@ -122,10 +136,7 @@ class Shaping:
     @property
     def nbytes(self) -> int:
         """Bytes of sketches and factors."""
-        sides = (self.columns, *(() if self.rows is None else (self.rows,)))
-        return sum(
-            side.sketch.nbytes + sum(2 * one.gains.nbytes for one in side.factors.values()) for side in sides
-        )
+        return self.columns.nbytes + (0 if self.rows is None else self.rows.nbytes)
 
     def is_fed(self, shaping: str) -> bool:
         """Whether anything may be fed forward, by the setting of the codec of weights."""
@@ -218,7 +229,7 @@ class Fed(NamedTuple):
 
 
 def grown(
-    before: Shaping | None, moment: Tensor, shaping: str = "moments", noise: float = 0.0
+    before: Shaping | None, moment: Callable[[], tuple[Tensor, float]], shaping: str = "moments"
 ) -> Shaping | None:
     """Return what is known with one more first moment, in the shape of its matrix.
 
@@ -227,11 +238,9 @@ def grown(
     before
         What was known.
     moment
-        As the archive decodes it.
+        Decodes it, and says what share of its squares is rounding errors; not called where it does not count.
     shaping
         The setting of the codec of weights; ``moments`` where first moments themselves are rounded.
-    noise
-        Share of its sum of squares that is rounding errors.
 
     Notes
     -----
@@ -242,7 +251,8 @@ def grown(
     dampings = _DAMPINGS if shaping in ("auto", "moments") else (_DAMPING,)
     if before is not None and n_seen.bit_count() > _DIGITS:
         return Shaping(n_seen + 1, before.columns, before.rows if both else None)
-    values = as_float32(moment).cpu().view(moment.shape[0], -1)
+    decoded, noise = moment()
+    values = as_float32(decoded).cpu().view(decoded.shape[0], -1)
     lowest, highest = values.aminmax()
     largest = max(-float(lowest), float(highest))
     if not 0 < largest < math.inf:
@@ -275,8 +285,7 @@ def _side(
     if before is not None:
         sketch, trace, noise = before.sketch + sketch, before.trace + trace, before.noise + noise
         samples += before.samples
-    factors = factorize(sketch, signs_of(sketch.shape[0]), trace, dampings, noise)
-    return Side(sketch, trace, noise, samples, dict(zip(dampings, factors, strict=True)))
+    return Side(sketch, trace, noise, samples, dampings)
 
 
 @functools.lru_cache(maxsize=16)
@@ -317,11 +326,12 @@ def known_of(
         return known.chosen(movement) if shaping == "auto" else known.fed()
 
     if item.moment_before is not None:
-        known = grown(before, item.moment_before, shaping, item.moment_noise)
+        known = grown(before, item.moment_before, shaping)
         return known, fed(known)
     own = item.momentum if item.gradient is None else item.gradient
-    once = None if own is None or own.shape != item.spec.shape else grown(None, own, shaping)
-    return before, fed(once)
+    if own is None or own.shape != item.spec.shape:
+        return before, None
+    return before, fed(grown(None, lambda: (own, 0.0), shaping))
 
 
 def shaped_changes(values: Tensor, integers: Tensor, lattice: Lattice, gain: Gain | None, fed: Fed) -> Tensor:
@@ -414,8 +424,7 @@ class PastBlock(NamedTuple):
     is_lattice: bool
     moved: bool
     shaping: str
-    moment: Tensor | None
-    noise: float = 0.0
+    moment: Callable[[], tuple[Tensor, float]] | None
 
 
 def recalled(past: Iterable[PastBlock]) -> Shaping | None:
@@ -425,5 +434,5 @@ def recalled(past: Iterable[PastBlock]) -> Shaping | None:
         if not frame.is_lattice or (frame.moved and frame.shaping == "off"):
             known = None
         elif frame.moved and frame.moment is not None:
-            known = grown(known, frame.moment, frame.shaping, frame.noise)
+            known = grown(known, frame.moment, frame.shaping)
     return known

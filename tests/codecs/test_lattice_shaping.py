@@ -31,12 +31,17 @@ def moment(seed: int) -> torch.Tensor:
     return torch.linalg.qr(normal((rows, rows), 898))[0] @ (found * torch.logspace(0, -2, rows)[:, None])
 
 
+def giving(moment):
+    """Decode a moment that is exact, where there is one."""
+    return None if moment is None else lambda: (moment, 0.0)
+
+
 def chain(tensors, codec, moments, **beside):
     """Encode frames as a chain does; return each with the state that decoding reaches."""
     memory, reference, found = {"movement": 1e-3}, None, []
     for i, tensor in enumerate(tensors):
         context = FrameContext(learning_rates={"layer.weight": 1e-3}, memory=memory)
-        extra = {"gradient": moments[i]} if i == 0 else {"moment_before": moments[i - 1]}
+        extra = {"gradient": moments[i]} if i == 0 else {"moment_before": giving(moments[i - 1])}
         encoded, plan = frame(tensor, codec, reference, context=context, **extra, **beside)
         memory, reference = codec.remember(plan), encoded.reference
         found.append(encoded)
@@ -50,7 +55,7 @@ class TestShaped(CodecSuite):
         if not tensor.dtype.is_floating_point or tensor.dim() < 2:
             return TensorInput(spec=spec, tensor=tensor)
         first = normal(tuple(tensor.shape), 5) * 0.1
-        return TensorInput(spec=spec, tensor=tensor, gradient=first, moment_before=first)
+        return TensorInput(spec=spec, tensor=tensor, gradient=first, moment_before=giving(first))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -102,7 +107,7 @@ def known_of_both(moments) -> Shaping:
     """What `auto` knows of a matrix after some frames."""
     known = None
     for one in moments:
-        known = grown(known, one, "auto")
+        known = grown(known, giving(one), "auto")
     return known
 
 
@@ -155,7 +160,12 @@ def test_after_a_restore_the_movement_is_kept_within_the_feedback(gain_per):
         learning_rates={"layer.weight": 1e-3}, after_restore=True, memory={"movement": 1e-3}
     )
     (_, after), _ = frame(
-        restored + movement, codec, before, context=context, restored=restored, moment_before=moment(3)
+        restored + movement,
+        codec,
+        before,
+        context=context,
+        restored=restored,
+        moment_before=giving(moment(3)),
     )
     arrived = after.decoded() - restored
     # A row has few whole steps to choose from.
@@ -168,7 +178,7 @@ def test_a_spacing_that_grows_snaps_and_shapes():
     first = chain(tensors[:2], ON, moments)[-1].reference
     coarse = replace(ON, coarseness=16.0)
     context = FrameContext(memory={"movement": 1e-3})
-    (block, after), _ = frame(tensors[2], coarse, first, context=context, moment_before=moments[1])
+    (block, after), _ = frame(tensors[2], coarse, first, context=context, moment_before=giving(moments[1]))
     spec = spec_of(tensors[2], "layer.weight")
     assert state_bits(coarse.decode(spec, block, first).reference) == state_bits(after)
     assert after.spacing.width > 4 * first.spacing.width
@@ -190,7 +200,7 @@ def test_a_recalled_state_holds_what_the_encoder_held(shaping):
     tensors[4] = tensors[3]
     codec = replace(ON, shaping=shaping)
     found = chain(tensors, codec, moments)
-    before = itertools.chain([None], moments)
+    before = itertools.chain([None], map(giving, moments))
     past = [PastFrame(e.block, codec.settings(), m) for e, m in zip(found, before, strict=False)]
     recalled = ON.recall(replace(found[-1].reference, shaping=None), past).shaping
     held = found[-1].reference.shaping

@@ -97,8 +97,9 @@ def test_what_coarse_moments_say_is_nearly_what_fine_ones_say():
     for i in range(8):
         (encoded,) = chain(SHAPED, [moment(i)])
         state = encoded.reference
-        decoded = grown(decoded, state.decoded(), noise=state.noise)
-        blind, true = grown(blind, state.decoded()), grown(true, moment(i))
+        decoded = grown(decoded, lambda state=state: (state.decoded(), state.noise))
+        blind = grown(blind, lambda state=state: (state.decoded(), 0.0))
+        true = grown(true, lambda i=i: (moment(i), 0.0))
     for found, at_sight, expected in (
         (decoded.columns, blind.columns, true.columns),
         (decoded.rows, blind.rows, true.rows),
@@ -140,7 +141,11 @@ def test_a_recalled_state_holds_what_the_encoder_held():
     )
     past = [PastFrame(found[0].block, {}, None)]
     past += [
-        PastFrame(after.block, {}, before.reference.decoded(), before.reference.noise)
+        PastFrame(
+            after.block,
+            {},
+            lambda before=before: (before.reference.decoded(), before.reference.noise),
+        )
         for before, after in itertools.pairwise(found)
     ]
     recalled = SHAPED.recall(replace(found[-1].reference, shaping=None), past).shaping

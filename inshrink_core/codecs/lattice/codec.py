@@ -277,7 +277,6 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
                 moved=frame.block.codec != self.bitstream or points_moved(frame.block.payload),
                 shaping=frame.settings.get("shaping", "off"),
                 moment=frame.moment_before,
-                noise=frame.moment_noise,
             )
             for frame in past
         )

@@ -169,7 +169,7 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None, MomentsReference]):
             if frame.block.codec != self.bitstream:
                 known = None
             elif frame.moment_before is not None and not repeats(frame.block.payload):
-                known = grown(known, frame.moment_before, noise=frame.moment_noise)
+                known = grown(known, frame.moment_before)
         return replace(reference, shaping=known)
 
     def encode_lossy(
@@ -183,7 +183,7 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None, MomentsReference]):
         off, known = 0, None
         if self.uses_past and spec.role in _FIRST and can_be_shaped(spec.shape) and form is Form.SCALED:
             if before is not None:
-                known = grown(before.shaping, before.decoded(), noise=before.noise)
+                known = grown(before.shaping, lambda: (before.decoded(), before.noise))
             codes, off = _shaped(as_float32(item.tensor), codes, known)
         # Where a chain keeps its states, which is in host memory, or where its keyframe was decoded.
         device = "cpu" if before is None else before.device
