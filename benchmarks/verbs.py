@@ -118,21 +118,22 @@ def write_run(directory: Path, model: dict[str, torch.Tensor], moments: bool, n_
     -----
     A gradient's scale is that of its row and column times one of its own, log-normal; a second moment is
     the mean of the squares of a thousand such, so it moves by a few percent between checkpoints; a first
-    moment is new every time, most of it in few directions.
+    moment is new every time, has the scale of its row and column, and lies in few directions, mostly.
     """
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator)
 
-    scales, seconds, weights = {}, {}, {name: tensor.clone() for name, tensor in model.items()}
+    sides, scales, seconds = {}, {}, {}
+    weights = {name: tensor.clone() for name, tensor in model.items()}
     for name, tensor in weights.items():
         shape = tuple(tensor.shape)
-        scale = 1e-4 * torch.exp(0.7 * normal(*shape))
+        side = torch.full(shape, 1e-4)
         if len(shape) == 2:
-            scale *= torch.exp(0.6 * normal(shape[0], 1)) * torch.exp(0.4 * normal(1, shape[1]))
-        scales[name] = scale
-        seconds[name] = scale.square()
+            side *= torch.exp(0.6 * normal(shape[0], 1)) * torch.exp(0.4 * normal(1, shape[1]))
+        scale = side * torch.exp(0.7 * normal(*shape))
+        sides[name], scales[name], seconds[name] = side, scale, scale.square()
     kept = _BETAS[1] ** _STEPS_BETWEEN
     directory.mkdir()
     for step in range(1, n_steps + 1):
@@ -141,7 +142,8 @@ def write_run(directory: Path, model: dict[str, torch.Tensor], moments: bool, n_
             shape, scale = tuple(weight.shape), scales[name]
             noise = 1 + math.sqrt(2 / _STEPS_BETWEEN) * normal(*shape)
             seconds[name] = kept * seconds[name] + (1 - kept) * scale.square() * noise.abs()
-            first = math.sqrt((1 - _BETAS[0]) / (1 + _BETAS[0])) * scale * gradient(normal(*shape), generator)
+            first = gradient(normal(*shape), generator) * sides[name]
+            first *= math.sqrt((1 - _BETAS[0]) / (1 + _BETAS[0]))
             weight += _LEARNING_RATE * _MOVEMENT * normal(*shape)
             state[i] = {"step": torch.tensor(float(step)), "exp_avg": first, "exp_avg_sq": seconds[name]}
         groups = [{"lr": _LEARNING_RATE, "betas": _BETAS, "eps": 1e-8, "params": list(state)}]
