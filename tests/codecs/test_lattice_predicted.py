@@ -13,7 +13,7 @@ from inshrink_core.chain import QUALITY, Archive, ChainState, FrameEncoder
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.chain.report import chain_report, predicted_cost
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from inshrink_core.codecs.lattice.plan import COST_OF_SHAPED
+from inshrink_core.codecs.lattice.plan import COST_OF_ERROR, COST_OF_SHAPED
 from tests.builders import memory_run
 from tests.codecs.test_lattice_look_ahead import chain_of
 from tests.runs import write_run
@@ -57,8 +57,9 @@ def frames_of(run: Any, **settings: Any) -> list[tuple[Any, float]]:
     return found
 
 
-def test_the_coarseness_is_what_the_predicted_cost_allows() -> None:
-    found = frames_of(training(6, 0.1), predicted_cost=BOUND)
+@pytest.mark.parametrize(("shaping", "cost"), [("auto", COST_OF_SHAPED), ("off", COST_OF_ERROR)])
+def test_the_coarseness_is_what_the_predicted_cost_allows(shaping: str, cost: float) -> None:
+    found = frames_of(training(6, 0.1), predicted_cost=BOUND, shaping=shaping)
     chosen = {quality["coarseness"] for quality, _ in found}
     assert len(chosen) == 1
     assert 0.5 < chosen.pop() < 4
@@ -66,7 +67,7 @@ def test_the_coarseness_is_what_the_predicted_cost_allows() -> None:
         assert quality["how"] == "predicted"
         assert quality["bounds"] == {"restore_cost": BOUND}
         assert 0.8 * BOUND < quality["restore_cost"] <= BOUND
-        assert quality["restore_cost"] == pytest.approx(COST_OF_SHAPED * error, rel=0.1)
+        assert quality["restore_cost"] == pytest.approx(cost * error, rel=0.1)
 
 
 def test_it_is_never_below_the_one_that_is_set_and_the_cost_is_told_as_it_is() -> None:
