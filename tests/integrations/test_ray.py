@@ -18,7 +18,7 @@ import inshrink_core
 from inshrink_core.chain import Archive
 from tests.processes import descendants, is_at_work
 
-N_STEPS = 4
+N_STEPS = 24
 
 
 @pytest.fixture(scope="module")
