@@ -293,6 +293,10 @@ class BaseReference(TensorReference):
         return 0
 
 
+DecodedMoment: TypeAlias = "Callable[[], tuple[Tensor, float]]"
+"""Decodes a first moment or momentum, with `TensorReference.noise` of it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInput:
     """One tensor to encode, and what the encoder may look at beside it. Never needed for decoding.
@@ -312,8 +316,8 @@ class TensorInput:
     restored
         The values that training last continued from after a restore; None where there was no restore.
     moment_before
-        Decodes this parameter's first moment or momentum in the frame before, with `TensorReference.noise` of
-        it, for a codec with `Codec.uses_past`, which does not ask at every frame; None where there is none.
+        Of this parameter in the frame before, for a codec with `Codec.uses_past`, which does not ask at every
+        frame; None where there is none.
     owned
         True where nobody else will write to `tensor`: a state may then keep it instead of a copy.
     sampled
@@ -327,7 +331,7 @@ class TensorInput:
     second_moment: Tensor | None = None
     momentum: Tensor | None = None
     restored: Tensor | None = None
-    moment_before: Callable[[], tuple[Tensor, float]] | None = None
+    moment_before: DecodedMoment | None = None
     owned: bool = False
     sampled: bool = False
 
@@ -400,7 +404,7 @@ class PastFrame(NamedTuple):
 
     block: Block
     settings: Mapping[str, Any]
-    moment_before: Callable[[], tuple[Tensor, float]] | None
+    moment_before: DecodedMoment | None
 
 
 class Encoded(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.codec import TensorInput
+from inshrink_core.codec import DecodedMoment, TensorInput
 from inshrink_core.codecs.foretold import bits_of
 from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.lattice import GAIN_SLACK, MAX_GRADE, MIN_GRADE, Gain, Lattice
@@ -68,7 +68,7 @@ _CLOSE: Final = 16
 """4096ths of a spacing that a threshold may be off."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Side:
     """What is known of a matrix's first moments from one side: of its columns, or of its rows.
 
@@ -228,9 +228,7 @@ class Fed(NamedTuple):
         return float(self.share**_POWER)
 
 
-def grown(
-    before: Shaping | None, moment: Callable[[], tuple[Tensor, float]], shaping: str = "moments"
-) -> Shaping | None:
+def grown(before: Shaping | None, moment: DecodedMoment, shaping: str = "moments") -> Shaping | None:
     """Return what is known with one more first moment, in the shape of its matrix.
 
     Parameters
@@ -424,7 +422,7 @@ class PastBlock(NamedTuple):
     is_lattice: bool
     moved: bool
     shaping: str
-    moment: Callable[[], tuple[Tensor, float]] | None
+    moment: DecodedMoment | None
 
 
 def recalled(past: Iterable[PastBlock]) -> Shaping | None:

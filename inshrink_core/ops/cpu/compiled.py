@@ -13,8 +13,9 @@ import time
 from typing import Any
 
 import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba import njit
-from numba.core import event
+from numba.core import cgutils, event
 from numpy.typing import NDArray
 
 UInt8s = NDArray[np.uint8]
@@ -50,6 +51,23 @@ part = _njit(**_OPTIONS, no_cpython_wrapper=True, no_rewrites=True)
 
 inlined = _njit(**_OPTIONS, inline="always")
 """Decorates a function that one kernel calls at one place."""
+
+
+def load(b: Any, array: Any, place: Any, kind: Any) -> Any:
+    """Read a vector of a kind from a place of an array, in LLVM's language: numba has no vectors."""
+    return b.load(b.bitcast(b.gep(array, [place]), kind.as_pointer()), align=1)
+
+
+def store(b: Any, value: Any, array: Any, place: Any) -> None:
+    """Write a vector to a place of an array."""
+    b.store(value, b.bitcast(b.gep(array, [place]), value.type.as_pointer()), align=1)
+
+
+def call(b: Any, name: str, kind: Any, *arguments: Any) -> Any:
+    """Call a function of LLVM's own that returns a kind."""
+    signature = ir.FunctionType(kind, [argument.type for argument in arguments])
+    insert: Any = cgutils.get_or_insert_function
+    return b.call(insert(b.module, signature, name), arguments)
 
 
 _TOLD_AFTER = 1.0

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba import types
-from numba.core import cgutils as numba_cgutils
+from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
@@ -26,9 +26,12 @@ from inshrink_core.ops.cpu.compiled import (
     Float64s,
     Int32s,
     Int64s,
+    call,
     inlined,
     kernel,
+    load,
     part,
+    store,
 )
 from inshrink_core.ops.lattice import Lattice
 from inshrink_core.ops.reference import shaping as reference
@@ -59,7 +62,7 @@ _F32, _F64 = np.float32, np.float64
 _VECTOR = ir.VectorType(ir.DoubleType(), _LANES)
 _intrinsic: Any = intrinsic
 _overload: Any = overload
-cgutils: Any = numba_cgutils
+_cgutils: Any = untyped_cgutils
 
 
 class _Vectors:
@@ -71,12 +74,9 @@ class _Vectors:
     def __init__(self, context: Any, builder: Any, kind: Any, array: Any) -> None:
         self._builder, self._data = builder, context.make_array(kind)(context, builder, array).data
 
-    def _pointer(self, at: Any) -> Any:
-        return self._builder.bitcast(self._builder.gep(self._data, [at]), _VECTOR.as_pointer())
-
     def load(self, at: Any) -> Any:
         """Return the vector at an index."""
-        return self._builder.load(self._pointer(at), align=8)
+        return load(self._builder, self._data, at, _VECTOR)
 
     def spread(self, at: Any) -> Any:
         """Return the number at an index in every lane."""
@@ -91,7 +91,7 @@ class _Vectors:
 
     def store(self, value: Any, at: Any) -> None:
         """Write a vector."""
-        self._builder.store(value, self._pointer(at), align=8)
+        store(self._builder, value, self._data, at)
 
 
 class _Rows(_Vectors):
@@ -100,7 +100,7 @@ class _Rows(_Vectors):
     def __init__(self, context: Any, builder: Any, kind: Any, array: Any) -> None:
         super().__init__(context, builder, kind, array)
         shape = context.make_array(kind)(context, builder, array).shape
-        self.n_rows, self._width = cgutils.unpack_tuple(builder, shape)
+        self.n_rows, self._width = _cgutils.unpack_tuple(builder, shape)
 
     def place(self, row: Any, column: Any) -> Any:
         """Return the index of an element."""
@@ -110,15 +110,13 @@ class _Rows(_Vectors):
     def each_vector(self) -> Iterator[Any]:
         """Begin a loop over the vectors of a row; give the column each begins at."""
         lanes = ir.Constant(self._width.type, _LANES)
-        with cgutils.for_range(self._builder, self._builder.sdiv(self._width, lanes)) as each:
+        with _cgutils.for_range(self._builder, self._builder.sdiv(self._width, lanes)) as each:
             yield self._builder.mul(each.index, lanes)
 
 
 def _fused(builder: Any, one: Any, other: Any, total: Any) -> Any:
     """Return a product and a total, added: in one operation where the processor has that."""
-    kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-    add = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{_LANES}f64")
-    return builder.call(add, [one, other, total])
+    return call(builder, f"llvm.fmuladd.v{_LANES}f64", _VECTOR, one, other, total)
 
 
 @_intrinsic
@@ -245,11 +243,11 @@ def _turn_block(
             context.make_array(signature.args[i])(context, builder, given[i]).data for i in (0, 3)
         )
         first = builder.insert_element(ir.Constant(kind, ir.Undefined), given[6], ir.IntType(32)(0))
-        lanes, pointer = ir.VectorType(ir.IntType(32), _LANES), ir.VectorType(read, _LANES).as_pointer()
+        lanes = ir.VectorType(ir.IntType(32), _LANES)
         factors = builder.shuffle_vector(first, first, ir.Constant(lanes, [0] * _LANES))
         taken, place = [], given[4]
         for _ in range(_LANES):
-            one = builder.load(builder.bitcast(builder.gep(source, [place]), pointer), align=4)
+            one = load(builder, source, place, ir.VectorType(read, _LANES))
             one = builder.sitofp(one, kind) if isinstance(read, ir.IntType) else one
             taken.append(builder.fmul(one, factors))
             place = builder.add(place, given[5])
@@ -263,7 +261,7 @@ def _turn_block(
             taken = [builder.shuffle_vector(*pair, half) for pair in pairs for half in halves]
         place = given[1]
         for one in taken:
-            builder.store(one, builder.bitcast(builder.gep(target, [place]), kind.as_pointer()), align=4)
+            store(builder, one, target, place)
             place = builder.add(place, given[2])
         return context.get_dummy_value()
 
@@ -589,7 +587,7 @@ def _add_outer(_: Any, out: Any, one: Any, at: Any, other: Any, other_at: Any) -
         target, numbers, row = (_Rows(context, builder, signature.args[i], given[i]) for i in (0, 1, 3))
         with target.each_vector() as begin:
             factors = row.load(row.place(given[4], begin))
-            with cgutils.for_range(builder, target.n_rows) as rows:
+            with _cgutils.for_range(builder, target.n_rows) as rows:
                 here = target.place(rows.index, begin)
                 product = builder.fmul(numbers.spread(numbers.place(given[2], rows.index)), factors)
                 target.store(builder.fadd(target.load(here), product), here)
@@ -604,10 +602,10 @@ def _weigh(_: Any, out: Any, at: Any, rows: Any, weights: Any, weights_at: Any) 
 
     def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         target, source, numbers = (_Rows(context, builder, signature.args[i], given[i]) for i in (0, 2, 3))
-        total = cgutils.alloca_once(builder, _VECTOR)
+        total = _cgutils.alloca_once(builder, _VECTOR)
         with target.each_vector() as begin:
             builder.store(ir.Constant(_VECTOR, [0.0] * _LANES), total)
-            with cgutils.for_range(builder, source.n_rows) as each:
+            with _cgutils.for_range(builder, source.n_rows) as each:
                 weight = numbers.spread(numbers.place(given[4], each.index))
                 product = builder.fmul(weight, source.load(source.place(each.index, begin)))
                 builder.store(builder.fadd(builder.load(total), product), total)

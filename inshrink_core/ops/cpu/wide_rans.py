@@ -16,6 +16,7 @@ from numba import types
 from numba.core import cgutils as untyped_cgutils
 from numba.extending import intrinsic
 
+from inshrink_core.ops.cpu.compiled import call, load, store
 from inshrink_core.ops.rans import INITIAL_STATE, PRECISION
 
 LANES = 16
@@ -50,23 +51,9 @@ def _all(value: int) -> Any:
     return ir.Constant(_INTS, [value] * LANES)
 
 
-def _load(b: Any, array: Any, place: Any, kind: Any) -> Any:
-    pointer = b.bitcast(b.gep(array, [place]), kind.as_pointer())
-    return b.load(pointer, align=1)
-
-
-def _store(b: Any, value: Any, array: Any, place: Any) -> None:
-    b.store(value, b.bitcast(b.gep(array, [place]), value.type.as_pointer()), align=1)
-
-
-def _call(b: Any, name: str, kind: Any, *arguments: Any) -> Any:
-    signature = ir.FunctionType(kind, [argument.type for argument in arguments])
-    return b.call(_cgutils.get_or_insert_function(b.module, signature, name), arguments)
-
-
 def _count(b: Any, bits: Any) -> Any:
     """Return how many lanes are set."""
-    return b.zext(_call(b, "llvm.ctpop.i16", _WORD, b.bitcast(bits, _WORD)), _LONG)
+    return b.zext(call(b, "llvm.ctpop.i16", _WORD, b.bitcast(bits, _WORD)), _LONG)
 
 
 def _read_entries(b: Any, table: Any, places: Any) -> Any:
@@ -84,8 +71,8 @@ def _read_entries(b: Any, table: Any, places: Any) -> Any:
 
 def _read_bases(b: Any, contexts: Any, place: Any, bases: tuple[Any, Any]) -> Any:
     """Find where the table of each lane's context begins: the permutation takes five bits of a place."""
-    context = b.zext(_load(b, contexts, place, _BYTES), _INTS)
-    return _call(b, "llvm.x86.avx512.vpermi2var.d.512", _INTS, bases[0], context, bases[1])
+    context = b.zext(load(b, contexts, place, _BYTES), _INTS)
+    return call(b, "llvm.x86.avx512.vpermi2var.d.512", _INTS, bases[0], context, bases[1])
 
 
 def _decode_lanes(b: Any, x: Any, at: Any, entry: Any, words: Any) -> tuple[Any, Any]:
@@ -94,8 +81,8 @@ def _decode_lanes(b: Any, x: Any, at: Any, entry: Any, words: Any) -> tuple[Any,
     offset = b.and_(b.lshr(entry, _all(PRECISION)), _all(_SLOT))
     x = b.add(b.mul(frequency, b.lshr(x, _all(PRECISION))), offset)
     low = b.icmp_unsigned("<", x, _all(INITIAL_STATE))
-    ahead = b.zext(_load(b, words, at, _WORDS), _INTS)
-    word = _call(b, "llvm.x86.avx512.mask.expand.v16i32", _INTS, ahead, _all(0), low)
+    ahead = b.zext(load(b, words, at, _WORDS), _INTS)
+    word = call(b, "llvm.x86.avx512.mask.expand.v16i32", _INTS, ahead, _all(0), low)
     x = b.select(low, b.or_(b.shl(x, _all(16)), word), x)
     return x, b.add(at, _count(b, low))
 
@@ -104,12 +91,12 @@ def _encode_lanes(b: Any, x: Any, at: Any, entry: Any, words: Any) -> tuple[Any,
     """Return the states after the symbols were coded, and the place of the last word written."""
     frequency = b.add(b.and_(entry, _all(_SLOT)), _all(1))
     spill = b.icmp_unsigned(">=", b.lshr(x, _all(_LIMIT_SHIFT)), frequency)
-    packed = _call(b, "llvm.x86.avx512.mask.compress.v16i32", _INTS, x, _all(0), spill)
+    packed = call(b, "llvm.x86.avx512.mask.compress.v16i32", _INTS, x, _all(0), spill)
     n_words = _count(b, spill)
     at = b.sub(at, n_words)
     there = b.bitcast(b.trunc(b.sub(b.shl(_LONG(1), n_words), _LONG(1)), _WORD), _BITS)
     place = b.bitcast(b.gep(words, [at]), _WORDS.as_pointer())
-    _call(b, "llvm.masked.store.v16i16.p0", ir.VoidType(), b.trunc(packed, _WORDS), place, _INT(2), there)
+    call(b, "llvm.masked.store.v16i16.p0", ir.VoidType(), b.trunc(packed, _WORDS), place, _INT(2), there)
     x = b.select(spill, b.lshr(x, _all(16)), x)
     share = b.fdiv(b.sitofp(x, _FLOATS), b.sitofp(frequency, _FLOATS))
     quotient = b.fptosi(b.fsub(share, ir.Constant(_FLOATS, [_HALF_OF_ERROR] * LANES)), _INTS)
@@ -131,11 +118,11 @@ class _Loop:
             for kind, value in arrays
         ]
         self.words, self.symbols, self.contexts, self.every, bases, self.table, self.states = self.data[:7]
-        self.bases = (_load(b, bases, _LONG(0), _INTS), _load(b, bases, _LONG(LANES), _INTS))
+        self.bases = (load(b, bases, _LONG(0), _INTS), load(b, bases, _LONG(LANES), _INTS))
         self.n_vectors = n_vectors
         self.x = [_cgutils.alloca_once(b, _INTS) for _ in range(n_vectors)]
         for k in range(n_vectors):
-            b.store(_load(b, self.states, _LONG(k * LANES), _INTS), self.x[k])
+            b.store(load(b, self.states, _LONG(k * LANES), _INTS), self.x[k])
 
     def base(self, b: Any, place: Any) -> Any:
         """Return where tables begin; without contexts all places have the same bytes, `every` being 0."""
@@ -144,7 +131,7 @@ class _Loop:
     def keep_states(self, b: Any) -> None:
         """Write the states back."""
         for k in range(self.n_vectors):
-            _store(b, b.load(self.x[k]), self.states, _LONG(k * LANES))
+            store(b, b.load(self.x[k]), self.states, _LONG(k * LANES))
 
 
 def _decode_loop(b: Any, loop: _Loop) -> Any:
@@ -164,7 +151,7 @@ def _decode_loop(b: Any, loop: _Loop) -> Any:
         x = b.load(loop.x[k])
         slot = b.add(b.and_(x, _all(_SLOT)), loop.base(b, place))
         entry = _read_entries(b, loop.table, slot)
-        _store(b, b.trunc(b.lshr(entry, _all(2 * PRECISION)), _BYTES), loop.symbols, place)
+        store(b, b.trunc(b.lshr(entry, _all(2 * PRECISION)), _BYTES), loop.symbols, place)
         x, after = _decode_lanes(b, x, b.load(at), entry, loop.words)
         b.store(x, loop.x[k])
         b.store(after, at)
@@ -188,7 +175,7 @@ def _encode_loop(b: Any, loop: _Loop) -> Any:
     b.store(b.sub(b.load(step), _LONG(1)), step)
     for k in reversed(range(loop.n_vectors)):
         place = b.add(b.mul(b.load(step), _LONG(lanes)), _LONG(k * LANES))
-        symbol = b.zext(_load(b, loop.symbols, place, _BYTES), _INTS)
+        symbol = b.zext(load(b, loop.symbols, place, _BYTES), _INTS)
         entry = _read_entries(b, loop.table, b.add(symbol, loop.base(b, place)))
         x, after = _encode_lanes(b, b.load(loop.x[k]), b.load(at), entry, loop.words)
         b.store(x, loop.x[k])

@@ -190,13 +190,11 @@ def decompose(
     for i in range(p):
         for j in range(p):
             core[i, j] = turned[i, i] if i == j else 0.0
-        for l in range(i, p - 1):  # noqa: E741
+        for l in range(i, p):  # noqa: E741
             if l > i:
                 core[i, l] *= -turned[l, l]
             for j in range(l + 1, p):
                 core[i, j] += core[i, l] * turned[l, j]
-        if i < p - 1:
-            core[i, p - 1] *= -turned[p - 1, p - 1]
     for k in range(n):
         weigh(columns, k, core, sketch, k)
     for i in range(p):
