@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 import zstandard
+from blake3 import blake3
 
 from inshrink_core.archive.document import raw_dictionary
 from inshrink_core.archive.layout import newer
@@ -284,11 +285,11 @@ def _index(value: object) -> int:
 
 
 def tensor_digest(tensor: Tensor) -> bytes:
-    """Return the SHA-256 of a tensor's bytes in the stored dtype."""
+    """Return the BLAKE3 of a tensor's bytes in the stored dtype."""
     import torch
 
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(flat.numpy().data).digest()
+    return blake3(flat.numpy().data).digest()
 
 
 def content_digest(
@@ -303,7 +304,7 @@ def content_digest(
     checkpoint
         What to digest, as stored (`stored_view`).
     digests
-        SHA-256 of tensors that are known already, by key.
+        `tensor_digest` of those that are known already, by key.
     attachments
         The attachments, where they have been read already.
     """

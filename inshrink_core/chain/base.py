@@ -1,6 +1,6 @@
 """The model that a fine-tuning began from: the first frame of its archive is encoded relative to it.
 
-The archive holds no tensor of the base model, only what tells it: a SHA-256 over the tensors that were used,
+The archive holds no tensor of the base model, only what tells it: a digest of the tensors that were used,
 the first bytes of one for each of them, its name, and where it lay. The last is a hint that nobody has to
 believe: whatever lies there is read as any checkpoint is, and used only where its tensors are the same.
 """
@@ -43,7 +43,7 @@ BASE: Final = "base"
 """Key of meta: the base model that a keyframe is encoded relative to."""
 
 _SHORT: Final = 8
-"""Bytes kept of a tensor's SHA-256: two tensors that differ share them once in 2^64 pairs."""
+"""Bytes kept of a tensor's digest: two tensors that differ share them once in 2^64 pairs."""
 
 _NONE: Final = bytes(_SHORT)
 """In their place, for a tensor that is stored without the base."""
@@ -78,10 +78,10 @@ class BaseRecord:
     Parameters
     ----------
     digest
-        SHA-256 over key, dtype, shape and bytes of the tensors that were used, in the frame's order:
+        SHA-256 over key, dtype, shape and digest of the tensors that were used, in the frame's order:
         the same whatever files the model is stored in.
     tensors
-        The first bytes of the SHA-256 of each of them, by key.
+        The first bytes of the digest of each of them, by key.
     n_without
         Weights and buffers of the frame that are stored without it.
     name
@@ -223,7 +223,7 @@ class BaseModel:
         )
 
     def digest_of(self, own: TensorSpec) -> bytes:
-        """Return the SHA-256 of a tensor; it is read once for that."""
+        """Return the digest of a tensor; it is read once for that."""
         if own.key not in self._digests:
             self._digests[own.key] = tensor_digest(self.read(own))
         return self._digests[own.key]
