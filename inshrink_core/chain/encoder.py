@@ -213,8 +213,6 @@ class FrameEncoder:
         config_of = self._configs(checkpoint, members, alone=state.shards is None)
         wanted = [one.codec.companions() for one in role_codecs]
         wanted[0] = wanted[0].union(*(codec.companions() for codec in config_of.values()))
-        looked_at = [one.codec.encoding_companions() for one in role_codecs]
-        looked_at[0] = looked_at[0].union(*(codec.encoding_companions() for codec in config_of.values()))
         # Optimizer state is coded in host memory, whatever the device of the chain's own codec.
         devices = [chain.device, *("cpu" for _ in role_codecs[1:])]
         restored, unchanged = state.restored, state.unchanged
@@ -269,10 +267,13 @@ class FrameEncoder:
             if spec.key in unchanged:
                 return _left(checkpoint, spec, codec.unchanged(spec, old.pop(spec.key)))
             tensor = checkpoint.source.read(spec).to(devices[place])
-            item = _item(checkpoint, looked_at[place], devices[place], spec, tensor)
+            looked_at, moment = codec.encoding_companions(), past.pop(spec.key, None)
+            # The first moment of the frame before stands in for this frame's.
+            looked_at -= frozenset() if moment is None else {TensorRole.EXP_AVG, TensorRole.MOMENTUM}
+            item = _item(checkpoint, looked_at, devices[place], spec, tensor)
             if codec.uses_restored and (start := restored(spec)) is not None:
                 item = replace(item, restored=start.to(devices[place]))
-            if (moment := past.pop(spec.key, None)) is not None:
+            if moment is not None:
                 item = replace(item, moment_before=lambda: (moment.decoded(), moment.noise))
             plan = plans[place] if place else plan_of[id(codec)]
             encoded = codec.encode(item, plan, old.pop(spec.key, None))

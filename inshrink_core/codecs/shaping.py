@@ -22,7 +22,7 @@ from inshrink_core.codec import DecodedMoment, TensorInput
 from inshrink_core.codecs.foretold import bits_of
 from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.lattice import GAIN_SLACK, MAX_GRADE, MIN_GRADE, Gain, Lattice
-from inshrink_core.ops.shaping import SKETCHED, Factors, factorize, shape_changes, sketch_sides
+from inshrink_core.ops.shaping import SKETCH_BITS, SKETCHED, Factors, factorize, shape_changes, sketch_sides
 
 _DAMPING: Final = 2.0
 """Means of the diagonal of H that are added to it: stronger feedback makes deltas a fresh draw."""
@@ -57,9 +57,6 @@ _SIDES: Final = (8, 1 << 14)
 
 _DIGITS: Final = 2
 """Binary digits set, at most, in the number of a frame whose first moment counts."""
-
-_BITS: Final = 11
-"""Of a first moment in a sketch: decoded ones have fewer."""
 
 _TRIES: Final = 8
 """Thresholds that are tried at most."""
@@ -256,7 +253,7 @@ def grown(before: Shaping | None, moment: DecodedMoment, shaping: str = "moments
     if not 0 < largest < math.inf:
         return before  # NaN compares false, too
     # Whole numbers whose products and sums stay below 2**53: exact, whoever adds them up in whatever order.
-    bits = min(_BITS, (52 - math.ceil(math.log2(values.numel()))) // 2)
+    bits = min(SKETCH_BITS, (52 - math.ceil(math.log2(values.numel()))) // 2)
     up = bits - math.frexp(largest)[1]
     low, high = _SIDES
     n_rows, n = values.shape

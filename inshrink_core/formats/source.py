@@ -39,6 +39,14 @@ DEFAULT_LIMITS: Final = Limits()
 _SAMPLED_NBYTES: Final = 1 << 22
 """From this size on, 256 short reads take less time than one of the whole tensor."""
 
+_MOST_SAMPLES_NBYTES: Final = 1 << 25
+
+_samples: dict[tuple[FileStamp, int, int], bytearray] = {}
+"""What was sampled of large tensors last, by file, place and size, the oldest first.
+
+A run's attribution, its chain's plan and each frame's look at the same samples.
+"""
+
 _MAX_STRIDES: Final = 63
 """Of 64 dimensions that numpy knows, one counts the bytes of an element."""
 
@@ -142,11 +150,16 @@ class FileSource:
         strided = placed.stride is not None or bool(placed.pieces)
         if strided or placed.dtype == "bool" or placed.span < _SAMPLED_NBYTES:
             return sample(flattened(self.peek(spec)))
+        place = (self._stamps[name], placed.offset, placed.span)
         itemsize = DTYPE_SIZES[placed.dtype]
-        apart = placed.span // itemsize // SAMPLE_RUNS * itemsize
-        with self._open(name) as file:
-            runs = file.read_runs(placed.offset, SAMPLE_RUN * itemsize, apart, SAMPLE_RUNS)
-        return torch.frombuffer(runs, dtype=getattr(torch, placed.dtype))
+        if (runs := _samples.get(place)) is None:
+            apart = placed.span // itemsize // SAMPLE_RUNS * itemsize
+            with self._open(name) as file:
+                runs = file.read_runs(placed.offset, SAMPLE_RUN * itemsize, apart, SAMPLE_RUNS)
+            _samples[place] = runs
+            while sum(map(len, list(_samples.values()))) > _MOST_SAMPLES_NBYTES:
+                _samples.pop(next(iter(_samples)), None)
+        return torch.frombuffer(bytearray(runs), dtype=getattr(torch, placed.dtype))
 
     def _place(self, spec: TensorSpec) -> tuple[str, Placed]:
         if spec.key not in self._places:

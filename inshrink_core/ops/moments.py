@@ -1,9 +1,11 @@
 """Typed fronts of the moments codec's kernels.
 
-Units are powers of the root of two, counted in *half octaves*: a row's and a column's, added. Integers and
-codes follow from float64 sums in one order, from single float32 operations, and from comparisons, so every
-implementation returns the same bits. What has an element for each of a tensor's is a tensor, on any device
-and all on the same; what has one for each row or column is an array in host memory.
+Units are powers of the root of two, counted in *half octaves*: a row's and a column's, added. To take a value
+in units is to multiply it with the unit of the negative exponent: one over the unit but for the last bit, and
+several times as fast. Integers and codes follow from float64 sums in one order, from single float32
+operations, and from comparisons, so every implementation returns the same bits. What has an element for each
+of a tensor's is a tensor, on any device and all on the same; what has one for each row or column is an array
+in host memory.
 
 Sums of rows are made of slices of `LINE` elements: element i is added to sum i modulo `N_SUMS`, from first
 to last, neighbouring sums are added until one is left, and slices from first to last. Sums of columns are

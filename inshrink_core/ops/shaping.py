@@ -25,6 +25,9 @@ RANK = 16
 SKETCHED = 32
 """Columns of a sketch: twice the rank, so that its first directions are nearly those of the whole matrix."""
 
+SKETCH_BITS = 11
+"""Of what is sketched: decoded first moments have fewer."""
+
 PARTS = 1024
 """Errors and movements are in these parts of a spacing."""
 
@@ -153,11 +156,11 @@ def sketch_sides(
     Parameters
     ----------
     values : Float32[Tensor, "rows n"]
-        Finite; so small that all sums of whole numbers stay below 2**53, which makes them exact.
+        Finite; whole numbers of at most `SKETCH_BITS`, whose sums stay below 2**53, which makes them exact.
     up
         As said; results are in the matrix's own unit.
     signs, row_signs
-        (n, 32) and (rows, 32), whole numbers; without the second only columns.
+        (n, 32) and (rows, 32), each 1, -1 or 0, at most 2**14 rows; without the second only columns.
 
     Notes
     -----

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from inshrink_core.checkpoint import FLOATS, MODEL_ROLES, Checkpoint, TensorRole
 from inshrink_core.errors import InshrinkError
+from inshrink_core.execution import recycling
 from inshrink_core.formats.attribution.laws import (
     Attribution,
     Claims,
@@ -272,7 +273,7 @@ def gather(
     for before, after in list(itertools.pairwise(steps))[:N_PAIRS]:
         ends = read(before), read(after)
         # A trainer deletes while we look, and a damaged file shows nothing: whoever needs it will say so.
-        with suppress(InshrinkError, OSError):
+        with suppress(InshrinkError, OSError), recycling():
             for one in classes:
                 _look(one, *ends)
         certain = {key: name for one in classes for key, name in one.best().items()}

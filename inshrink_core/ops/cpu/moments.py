@@ -184,23 +184,23 @@ def _clipped(value: np.int64, low: int, high: int) -> np.int64:  # pragma: no co
 def _find_units(
     row: np.int64, columns: Int64s, by_row: Float32s
 ) -> tuple[np.int64, np.float32]:  # pragma: no cover - compiled
-    """Return which line of `by_row` has a row's units, and a power of two that they are short of.
+    """Return which line of `by_row` has what values in a row's units are, and a power of two it is short of.
 
-    The first two are those of even and of odd rows. Where the clipping of exponents may count, units are
+    The first two are those of even and of odd rows. Where the clipping of exponents may count, it is
     looked up one by one.
     """
     if LOWEST + ZERO_POINT <= row <= HIGHEST - ZERO_POINT:
         odd = row & 1
-        return odd, _UNITS[row - odd - LOWEST]
+        return odd, _UNITS[odd - row - LOWEST]
     for i in range(columns.size):
-        by_row[2, i] = _UNITS[_clipped(row + columns[i], LOWEST, HIGHEST) - LOWEST]
+        by_row[2, i] = _UNITS[_clipped(-row - columns[i], LOWEST, HIGHEST) - LOWEST]
     return np.int64(2), _F32(1.0)
 
 
 @part
-def _magnitude(value: np.float32, unit: np.float32) -> np.int32:  # pragma: no cover - compiled
-    """Return a magnitude in 256ths of a unit."""
-    share = _F32(_F32(np.abs(value) / unit) * _F32(1 << FRACTION_BITS))
+def _magnitude(value: np.float32, over: np.float32) -> np.int32:  # pragma: no cover - compiled
+    """Return a magnitude in 256ths of a unit; `over` is one over that."""
+    share = _F32(_F32(np.abs(value) * over) * _F32(1 << FRACTION_BITS))
     return _I32(share if share < _F32(MAX_MAGNITUDE) else _F32(MAX_MAGNITUDE))
 
 
@@ -257,7 +257,7 @@ def _round_first(
         # Own columns would give the largest value of a row and a column a unit beyond itself.
         shifts[i] = _clipped((shifts[i] + 4) >> 3, -ZERO_POINT, ZERO_POINT - 1) if adaptive else 0
         columns[i] = shifts[i] + ZERO_POINT
-        by_row[0, i], by_row[1, i] = _UNITS[shifts[i] - LOWEST], _UNITS[shifts[i] + 1 - LOWEST]
+        by_row[0, i], by_row[1, i] = _UNITS[-shifts[i] - LOWEST], _UNITS[-shifts[i] - 1 - LOWEST]
     square, furthest = _F64(0.0), _F64(0.0)
     for row in range(n_rows):
         line = values[row * n : (row + 1) * n]
@@ -269,16 +269,16 @@ def _round_first(
             whole = end - (end - begin) % N_SUMS
             for first in range(begin, whole, N_SUMS):
                 for k in range(N_SUMS):
-                    relative = _F64(line[first + k]) / _F64(_F32(found[first + k] * scale))
+                    relative = _F64(line[first + k]) * _F64(_F32(found[first + k] * scale))
                     sums[k] += relative * relative
             for i in range(whole, end):
-                relative = _F64(line[i]) / _F64(_F32(found[i] * scale))
+                relative = _F64(line[i]) * _F64(_F32(found[i] * scale))
                 sums[i - whole] += relative * relative
             of_row += _sum_up(sums)
         square += of_row
         for i in range(n):
             # As integers: of floats, whose order NaN spoils, no vector takes the largest.
-            reach = _F64(np.abs(_F64(line[i])) / _F64(by_row[0, i])).view(np.int64)
+            reach = _F64(np.abs(_F64(line[i])) * _F64(by_row[0, i])).view(np.int64)
             largest_here = reach if reach > largest_here else largest_here
         reaches[row] = np.int64(largest_here).view(np.float64)
         furthest = max(furthest, reaches[row])

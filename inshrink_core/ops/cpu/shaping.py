@@ -24,6 +24,7 @@ from inshrink_core.execution import new_array
 from inshrink_core.ops.cpu.compiled import (
     Float32s,
     Float64s,
+    Int16s,
     Int32s,
     Int64s,
     call,
@@ -57,7 +58,16 @@ _WIDTH = _STEPS * _LANES
 _FED, _ERROR, _NEAR, _ALONG, _BELOW, _GRADES, _LEADS = (_LANES * at for at in (0, 1, 2, 3, 4, 5, 7))
 """Where what a step has of each lane lies; of the last two there are two."""
 
-_F32, _F64 = np.float32, np.float64
+_ROWS, _WIDE = 4, 2 * _LANES
+"""Rows of a sketch that are added to at a time, and numbers of 16 bits in a vector."""
+
+_SPLIT = 12
+"""Bits of the lower part of a product with signs, of which there are 26: both parts are numbers of 16."""
+
+_FEW = 32
+"""Pairs of products whose sum is below 2**31: of a number below 2**12 and the upper part of another."""
+
+_I16, _I32, _F32, _F64 = np.int16, np.int32, np.float32, np.float64
 
 _VECTOR = ir.VectorType(ir.DoubleType(), _LANES)
 _intrinsic: Any = intrinsic
@@ -120,30 +130,56 @@ def _fused(builder: Any, one: Any, other: Any, total: Any) -> Any:
 
 
 @_intrinsic
-def _add_products(
-    _: Any,
-    out: Any,
-    at: Any,
-    vectors: Any,
-    place: Any,
-    step: Any,
-    numbers: Any,
-    number_at: Any,
-    number_step: Any,
+def _add_paired(
+    _: Any, out: Any, at: Any, rows: Any, row_at: Any, step: Any, pairs: Any, pair_at: Any, n_pairs: Any
 ) -> Any:
-    """Add to a vector of `out` sixteen others, each times a number."""
+    """Add to four rows of `SKETCHED` sums the products of as many rows of numbers and of rows in pairs.
+
+    Of numbers of 16 bits, two products become one sum of 32 bits: processors have an instruction for it.
+    """
 
     def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        target, source, factors = (_Vectors(context, builder, signature.args[i], given[i]) for i in (0, 2, 5))
-        total, place, number_at = target.load(given[1]), given[3], given[6]
-        for _ in range(_LANES):
-            total = _fused(builder, source.load(place), factors.spread(number_at), total)
-            place, number_at = builder.add(place, given[4]), builder.add(number_at, given[7])
-        target.store(total, given[1])
+        totals, numbers, beside = (
+            context.make_array(signature.args[i])(context, builder, given[i]).data for i in (0, 2, 5)
+        )
+        sums, paired, wide = (
+            ir.VectorType(ir.IntType(bits), n) for bits, n in ((32, _LANES), (16, _WIDE), (32, _WIDE))
+        )
+        order, first = ir.VectorType(ir.IntType(32), _LANES), ir.IntType(32)(0)
+        even, odd = (ir.Constant(order, list(range(begin, _WIDE, 2))) for begin in (0, 1))
+
+        def place(begin: Any, factor: Any, number: Any) -> Any:
+            return builder.add(begin, builder.mul(factor, number))
+
+        def whole(number: int) -> Any:
+            return context.get_constant(types.intp, number)
+
+        held = [(row, half, _cgutils.alloca_once(builder, sums)) for row in range(_ROWS) for half in (0, 1)]
+        ends = [place(given[1], whole(_LANES), whole(2 * row + half)) for row, half, _ in held]
+        for (_, _, total), end in zip(held, ends, strict=True):
+            builder.store(load(builder, totals, end, sums), total)
+        with _cgutils.for_range(builder, given[7]) as each:
+            pair = builder.mul(builder.add(given[6], each.index), whole(2 * _WIDE))
+            halves = [
+                load(builder, beside, builder.add(pair, whole(half * _WIDE)), paired) for half in (0, 1)
+            ]
+            for row, half, total in held:
+                number = place(place(given[3], given[4], whole(row)), whole(2), each.index)
+                one = load(builder, numbers, number, ir.VectorType(ir.IntType(16), 2))
+                one = builder.bitcast(one, ir.IntType(32))
+                one = builder.insert_element(ir.Constant(sums, ir.Undefined), one, first)
+                one = builder.shuffle_vector(one, one, ir.Constant(order, [0] * _LANES))
+                one = builder.bitcast(one, paired)
+                # In these words LLVM knows the instruction again.
+                product = builder.mul(builder.sext(one, wide), builder.sext(halves[half], wide))
+                added = [builder.shuffle_vector(product, product, which) for which in (even, odd)]
+                builder.store(builder.add(builder.load(total), builder.add(*added)), total)
+        for (_, _, total), end in zip(held, ends, strict=True):
+            store(builder, builder.load(total), totals, end)
         return context.get_dummy_value()
 
     integer = types.intp
-    return types.void(out, integer, vectors, integer, integer, numbers, integer, integer), build
+    return types.void(out, integer, rows, integer, integer, pairs, integer, integer), build
 
 
 class _Total:
@@ -440,37 +476,48 @@ def _shape(
 
 @part
 def take_whole(
-    values: Float32s, factor: float, first: int, n: int, turned: Float32s, whole: Float64s
+    values: Float32s, factor: float, first: int, n: int, whole: Int16s
 ) -> None:  # pragma: no cover - compiled
-    """Take sixteen rows as whole numbers, those of a column next to each other; 0 where there is none."""
-    turn_rows(values, _F32(1.0), first, n, 0, 0, turned.size // _LANES, turned)
-    for i in range(turned.size):
-        value = np.rint(_F64(turned[i]) * factor)
-        whole[i] = value if value == value else 0.0
+    """Take sixteen rows as whole numbers, and 0 where there is none."""
+    wide, n_here = whole.size // _LANES, min(_LANES, values.size // n - first)
+    whole[n_here * wide :] = _I16(0)
+    for lane in range(n_here):
+        line, found = (
+            values[(first + lane) * n : (first + lane + 1) * n],
+            whole[lane * wide : (lane + 1) * wide],
+        )
+        for i in range(n):
+            found[i] = _I16(np.rint(_F64(line[i]) * factor))
+        found[n:] = _I16(0)
 
 
 @part
-def times(
-    whole: Float64s, other: Float64s, sums: Float64s, out: Float64s
-) -> None:  # pragma: no cover - compiled
-    """Fill in the product of sixteen rows and a matrix of `SKETCHED` columns."""
-    sums[:] = 0.0
-    for block in range(0, whole.size, _LANES * _LANES):
-        for column in range(SKETCHED):
-            beside = block // _LANES * SKETCHED + column
-            _add_products(sums, column * _LANES, whole, block, _LANES, other, beside, SKETCHED)
-    for column in range(SKETCHED):
-        for lane in range(_LANES):
-            out[lane * SKETCHED + column] = sums[column * _LANES + lane]
+def pair_up(rows: Float64s, pairs: Int16s) -> None:  # pragma: no cover - compiled
+    """Copy rows of `SKETCHED` numbers so that those of two rows alternate; zeros where there are none."""
+    pairs[rows.size :] = _I16(0)
+    for at in range(0, rows.size, SKETCHED):
+        begin = at // (2 * SKETCHED) * 2 * SKETCHED + at // SKETCHED % 2
+        for i in range(SKETCHED):
+            pairs[begin + 2 * i] = _I16(rows[at + i])
 
 
 @part
-def add_transposed(whole: Float64s, other: Float64s, out: Float64s) -> None:  # pragma: no cover - compiled
-    """Add the product of the transpose of sixteen rows and as many of a matrix of `SKETCHED` columns."""
-    for place in range(0, whole.size, _LANES):
-        for column in range(0, SKETCHED, _LANES):
-            at = place // _LANES * SKETCHED + column
-            _add_products(out, at, other, column, SKETCHED, whole, place, 1)
+def split(numbers: Int32s, low: Int16s, high: Int16s) -> None:  # pragma: no cover - compiled
+    """Part rows of `SKETCHED` numbers, in pairs, into what is below a bit and how often that is in them."""
+    for at in range(0, numbers.size, 2 * SKETCHED):
+        for i in range(SKETCHED):
+            for k in range(2):
+                number = numbers[at + k * SKETCHED + i]
+                upper = _I32(_I32(number + _I32(1 << (_SPLIT - 1))) >> _I32(_SPLIT))
+                high[at + 2 * i + k] = _I16(upper)
+                low[at + 2 * i + k] = _I16(number - _I32(upper << _I32(_SPLIT)))
+
+
+@inlined
+def add_parted(low: Int32s, high: Int32s, out: Float64s) -> None:  # pragma: no cover - compiled
+    """Add sums of both parts to others."""
+    for i in range(out.size):
+        out[i] += _F64(high[i]) * _F64(1 << _SPLIT) + _F64(low[i])
 
 
 @kernel
@@ -480,29 +527,64 @@ def _sketch(
     n: int,
     signs: Float64s,
     row_signs: Float64s,
-    turned: Float32s,
-    whole: Float64s,
-    sums: Float64s,
+    small: Int16s,
+    sums: Int32s,
     columns: Float64s,
-    middle: Float64s,
     rows: Float64s,
-) -> None:  # pragma: no cover - compiled
-    """Fill in the sketches of columns and, where there are signs of them, of rows, and the sum of squares."""
-    n_rows, size = values.size // n, _LANES * SKETCHED
-    squares, products, line = sums[:_LANES], sums[_LANES : _LANES + size], sums[_LANES + size :]
+) -> float:  # pragma: no cover - compiled
+    """Fill in the sketches of columns and, where there are signs of them, of rows; return the sum of squares.
+
+    Both are zeros for as many columns and rows as are whole vectors, and `small` and `sums` have room.
+    """
+    n_rows, wide, size, of_columns = (
+        values.size // n,
+        columns.size // SKETCHED,
+        _LANES * SKETCHED,
+        columns.size,
+    )
+    down, middle = row_signs.size > 0, sums[3 * size :]
+    whole, turned = small[: _LANES * wide], small[_LANES * wide : 2 * _LANES * wide]
+    low, high = small[2 * _LANES * wide :][:of_columns], small[2 * _LANES * wide + of_columns :][:of_columns]
+    pairs = small[2 * _LANES * wide + 2 * of_columns :][:of_columns]
+    row_pairs = small[2 * _LANES * wide + 3 * of_columns :]
+    products, lower, upper = sums[:size], sums[size : 2 * size], sums[2 * size : 3 * size]
+    pair_up(signs, pairs)
+    pair_up(row_signs, row_pairs)
+    squares = np.int64(0)
     for first in range(0, n_rows, _LANES):
-        take_whole(values, factor, first, n, turned, whole)
-        for at in range(0, whole.size, _LANES):
+        take_whole(values, factor, first, n, whole)
+        products[:] = _I32(0)
+        for row in range(0, _LANES, _ROWS):
+            _add_paired(products, row * SKETCHED, whole, row * wide, wide, pairs, 0, wide // 2)
+        split(products, low[:size], high[:size])
+        for column in range(wide):
             for lane in range(_LANES):
-                squares[lane] += whole[at + lane] * whole[at + lane]
-        times(whole, signs, products, line)
-        add_transposed(whole, line, columns)
-        if row_signs.size > 0:
-            add_transposed(whole, row_signs[first * SKETCHED : (first + _LANES) * SKETCHED], middle)
-    if row_signs.size > 0:
+                number = whole[lane * wide + column]
+                turned[column * _LANES + lane] = number
+                squares += np.int64(number) * np.int64(number)
+        for column in range(0, wide, _ROWS):
+            begin, end, at = column * SKETCHED, (column + _ROWS) * SKETCHED, column * _LANES
+            lower[: end - begin] = _I32(0)
+            upper[: end - begin] = _I32(0)
+            _add_paired(lower, 0, turned, at, _LANES, low, 0, _LANES // 2)
+            _add_paired(upper, 0, turned, at, _LANES, high, 0, _LANES // 2)
+            add_parted(lower, upper, columns[begin:end])
+            if down:
+                _add_paired(middle, begin, turned, at, _LANES, row_pairs, first // 2, _LANES // 2)
+    if down:
+        split(middle, low, high)
         for first in range(0, n_rows, _LANES):
-            take_whole(values, factor, first, n, turned, whole)
-            times(whole, middle, products, rows[first * SKETCHED : (first + _LANES) * SKETCHED])
+            take_whole(values, factor, first, n, whole)
+            for pair in range(0, wide // 2, _FEW):
+                lower[:] = _I32(0)
+                upper[:] = _I32(0)
+                n_pairs = min(_FEW, wide // 2 - pair)
+                for row in range(0, _LANES, _ROWS):
+                    at = row * wide + 2 * pair
+                    _add_paired(lower, row * SKETCHED, whole, at, wide, low, pair, n_pairs)
+                    _add_paired(upper, row * SKETCHED, whole, at, wide, high, pair, n_pairs)
+                add_parted(lower, upper, rows[first * SKETCHED : (first + _LANES) * SKETCHED])
+    return _F64(squares)
 
 
 def _zeros(*sizes: int) -> list[Float64s]:
@@ -564,19 +646,16 @@ def shape_changes(
 def sketch_sides(values: Tensor, up: int, signs: Float64s, row_signs: Float64s | None) -> Sketches:
     """See `shaping.sketch_sides`."""
     n_rows, n = values.shape
-    both = row_signs is not None
-    wide, high = (n + -n % _LANES) * SKETCHED, (n_rows + -n_rows % _LANES) * SKETCHED * both
-    of_columns, of_rows, columns, middle, rows, sums, whole, turned = _zeros(
-        wide, high, wide, wide * both, high, (2 * SKETCHED + 1) * _LANES, wide // 2, wide // 4
-    )
-    of_columns[: signs.size] = signs.reshape(-1)
-    if row_signs is not None:
-        of_rows[: row_signs.size] = row_signs.reshape(-1)
-    flat, work = values.reshape(-1).numpy(), turned.view(np.float32)
-    _sketch(flat, 2.0**up, n, of_columns, of_rows, work, whole, sums, columns, middle, rows)
+    wide, high = ((one + -one % _LANES) * SKETCHED for one in (n, n_rows))
+    of_rows = np.zeros(0) if row_signs is None else row_signs.reshape(-1)
+    columns, rows = np.zeros(wide), np.zeros(high if of_rows.size else 0)
+    small = np.empty(wide + 3 * wide + rows.size, np.int16)
+    sums = np.zeros(3 * _LANES * SKETCHED + (wide if of_rows.size else 0), np.int32)
+    flat = values.reshape(-1).numpy()
+    square = _sketch(flat, 2.0**up, n, signs.reshape(-1), of_rows, small, sums, columns, rows)
     down = 2.0 ** (-2 * up)
     by_row = None if row_signs is None else rows.reshape(-1, SKETCHED)[:n_rows] * down
-    return Sketches(columns.reshape(-1, SKETCHED)[:n] * down, by_row, float(sums[:_LANES].sum()) * down)
+    return Sketches(columns.reshape(-1, SKETCHED)[:n] * down, by_row, square * down)
 
 
 @_intrinsic

@@ -217,19 +217,19 @@ def _values_of(exponents: Tensor) -> Tensor:
 
 def relative_square(values: Tensor, units: Units) -> float:
     """See `moments.relative_square`."""
-    relative = values.cpu().double() / _values_of(_exponents(units))
+    relative = values.cpu().double() * _values_of(-_exponents(units))
     return float(_sums_of_rows(relative.square().view(units.rows.size, -1)).cumsum()[-1])
 
 
 def row_reaches(values: Tensor, n_rows: int, columns: NDArray[np.int64]) -> NDArray[np.float64]:
     """See `moments.row_reaches`."""
-    units = _values_of(torch.from_numpy(columns))
-    reaches: NDArray[np.float64] = (values.cpu().double().abs().view(n_rows, -1) / units).amax(1).numpy()
+    sizes = values.cpu().double().abs().view(n_rows, -1) * _values_of(torch.from_numpy(-columns))
+    reaches: NDArray[np.float64] = sizes.amax(1).numpy()
     return reaches
 
 
 def _magnitudes(values: Tensor, units: Units) -> Tensor:
-    shares = values.abs() / _values_of(_exponents(units).to(values.device)) * float(1 << FRACTION_BITS)
+    shares = values.abs() * _values_of(-_exponents(units).to(values.device)) * float(1 << FRACTION_BITS)
     return shares.clamp(max=float(MAX_MAGNITUDE)).to(torch.int64)
 
 

@@ -138,7 +138,7 @@ def _sum_slices(
         if relative:
             k = tl.load(rows + row + 0 * lane, mask=here, other=0)
             k += tl.load(columns + within, mask=here, other=0)
-            value = value / _half_octaves(k).to(tl.float64)
+            value = value * _half_octaves(-k).to(tl.float64)
         if squared:
             value = value * value
         total += value
@@ -183,14 +183,14 @@ def _reaches(
     within = program % per_row * size + tl.arange(0, size)
     here = within < length
     value = tl.load(values + program // per_row * length + within, mask=here, other=0.0).to(tl.float64)
-    unit = _half_octaves(tl.load(columns + within, mask=here, other=0)).to(tl.float64)
-    tl.store(found + program, tl.max(tl.abs(value) / unit, 0))
+    over = _half_octaves(-tl.load(columns + within, mask=here, other=0)).to(tl.float64)
+    tl.store(found + program, tl.max(tl.abs(value) * over, 0))
 
 
 @triton.jit
 def _magnitude(value: tl.tensor, k: tl.tensor) -> tl.tensor:
-    """Magnitude in 256ths of a unit; plain division would be an approximate one."""
-    share = tl.div_rn(tl.abs(value), _half_octaves(k)) * _ONE
+    """Magnitude in 256ths of a unit."""
+    share = tl.abs(value) * _half_octaves(-k) * _ONE
     return tl.where(share < _MAX_MAGNITUDE, share, _MAX_MAGNITUDE).to(tl.int32)
 
 
