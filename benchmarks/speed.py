@@ -13,10 +13,11 @@ finds no compiled kernel, against the same with all of them. Processor time, the
 turn, in wall time and in processor time; ``python -m benchmarks.speed blocks`` measures this alone.
 
 ``models.csv`` has what each tensor of a small model takes: a GPT of .8 M parameters in 34 tensors and an LSTM
-of 1.1 M in 11, weights and both moments of Adam, the first frame, whose integers are large, and the second.
-First moments lie in few directions, so that the rounding of weights is shaped, as by default.
-Processor time, the least of several, and the ratio to zstd's on the same tensors in turn;
-``python -m benchmarks.speed models`` measures this alone.
+of 1.1 M in 11, weights and both moments of Adam: the first frame, whose integers are large, the second, and
+the mean of the first twenty, of which some renew what rounding follows and some do not. First moments lie
+in few directions, so that the rounding of weights is shaped, as by default. Processor time, the least of
+several, and the ratio to zstd's on the same tensors in turn; ``python -m benchmarks.speed models`` measures
+this alone.
 
 ``two_threads.csv`` has what a second thread is worth (`benchmarks.two_threads`).
 """
@@ -57,6 +58,8 @@ SMALL_PAIRS, SMALL_SIDE, SMALL_STEPS = 150, 64, 32
 """Matrices and vectors of the run of small tensors, the side of a matrix, and the frames of their chain."""
 MOVEMENTS = (0.02, 0.1)
 """Movement between the two states, in standard deviations of the weights: late and early in training."""
+SMALL_FRAMES = 20
+"""Frames of a small model whose mean time is taken."""
 
 
 def _states(movement: float) -> list[list[torch.Tensor]]:
@@ -154,61 +157,69 @@ def small_models(quick: bool = False) -> list[dict[str, object]]:
     rows = []
     for name, model in {"gpt": gpt(128, 4, 128), "lstm": lstm()}.items():
         for part in (TensorRole.WEIGHT, TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ):
-            rows += _of_model(name, model, part, 1 if quick else 3 * REPETITIONS)
+            rows += _of_model(name, model, part, 1 if quick else 2 * REPETITIONS)
     return rows
 
 
 def _of_model(name: str, model: Model, part: TensorRole, repetitions: int) -> list[dict[str, object]]:
-    """Time the first two frames of a part of a model."""
+    """Time the frames of a part of a model: the first, the second, and the mean of all."""
     generator = torch.Generator().manual_seed(1)
     codec = make_codec("lattice" if part is TensorRole.WEIGHT else "moments", {})
     specs = [
         TensorSpec(name=key, role=part, dtype="float32", shape=tuple(tensor.shape))
         for key, tensor in model.items()
     ]
-    frames, beside = [], []
-    for at in range(2):
-        noise = [torch.randn(spec.shape, generator=generator) for spec in specs]
-        seconds = [1e-8 * (1 + 0.1 * one.square()) for one in noise]
-        firsts = [1e-4 * gradient(one, generator) for one in noise]
-        known = {TensorRole.EXP_AVG: {"second_moment": seconds}}
-        if part is TensorRole.WEIGHT:
-            frames.append([tensor + 1e-3 * one for tensor, one in zip(model.values(), noise, strict=True)])
-            known[part] = {"gradient": firsts}
-            if at:
-                known[part] = {"moment_before": [lambda one=one: (one, 0.0) for one in firsts]}
-        else:
-            frames.append(firsts if part is TensorRole.EXP_AVG else seconds)
-        beside.append(known.get(part, {}))
     previous: list[Any] = [None] * len(specs)
-    memory, rows, compressor, counted = None, [], zstandard.ZstdCompressor(level=3), range(repetitions)
-    for frame, tensors, known in zip(("first", "second"), frames, beside, strict=True):
+    memory, rows = None, list[dict[str, float]]()
+    compressor, counted = zstandard.ZstdCompressor(level=3), range(repetitions)
+    for at in range(SMALL_FRAMES):
+        tensors, known = _frame(model, part, specs, at, generator)
         raw = [tensor.numpy().tobytes() for tensor in tensors]
         encoded, after = _encode(codec, specs, tensors, previous, memory, known)
         blocks = [one.block for one in encoded]
         calls: dict[str, Callable[[], object]] = {
+            "zstd": partial(list, map(compressor.compress, raw)),
             "encode": partial(_encode, codec, specs, tensors, previous, memory, known),
             "decode": partial(_decode, codec, specs, blocks, previous),
         }
-        for call, action in calls.items():
-            pairs = [(_timed(partial(list, map(compressor.compress, raw))), _timed(action)) for _ in counted]
-            least = min(ours for _, ours in pairs)
-            rows.append(
-                {
-                    "model": name,
-                    "parameters": sum(spec.numel for spec in specs),
-                    "tensors": len(specs),
-                    "part": part.value,
-                    "frame": frame,
-                    "call": call,
-                    "ms_per_tensor": 1e3 * least / len(specs),
-                    "mb_per_s": sum(map(len, raw)) / 1e6 / least,
-                    "vs_zstd3": statistics.median(zstd / ours for zstd, ours in pairs),
-                    "pairs": len(pairs),
-                }
-            )
+        taken = [{call: _timed(action) for call, action in calls.items()} for _ in counted]
+        rows.append({call: min(one[call] for one in taken) for call in calls})
         previous, memory = [one.reference for one in encoded], after
-    return rows
+    rows.append({call: statistics.fmean(one[call] for one in rows) for call in rows[0]})
+    nbytes = sum(4 * spec.numel for spec in specs)
+    return [
+        {
+            "model": name,
+            "parameters": nbytes // 4,
+            "tensors": len(specs),
+            "part": part.value,
+            "frame": frame,
+            "call": call,
+            "ms_per_tensor": 1e3 * rows[at][call] / len(specs),
+            "mb_per_s": nbytes / 1e6 / rows[at][call],
+            "vs_zstd3": rows[at]["zstd"] / rows[at][call],
+            "repetitions": repetitions,
+        }
+        for frame, at in (("first", 0), ("second", 1), (f"mean of {SMALL_FRAMES}", -1))
+        for call in ("encode", "decode")
+    ]
+
+
+def _frame(
+    model: Model, part: TensorRole, specs: list[TensorSpec], at: int, generator: torch.Generator
+) -> tuple[list[torch.Tensor], dict[str, list[Any]]]:
+    """Return the tensors of a frame, and what an encoder is given beside them."""
+    noise = [torch.randn(spec.shape, generator=generator) for spec in specs]
+    seconds = [1e-8 * (1 + 0.1 * one.square()) for one in noise]
+    firsts = [1e-4 * gradient(one, generator) for one in noise]
+    if part is TensorRole.EXP_AVG:
+        return firsts, {"second_moment": seconds}
+    if part is TensorRole.EXP_AVG_SQ:
+        return seconds, {}
+    tensors = [tensor + 1e-3 * one for tensor, one in zip(model.values(), noise, strict=True)]
+    if not at:
+        return tensors, {"gradient": firsts}
+    return tensors, {"moment_before": [lambda one=one: (one, 0.0) for one in firsts]}
 
 
 def _timed(action: Callable[[], object]) -> float:

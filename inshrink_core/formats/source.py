@@ -47,6 +47,8 @@ _samples: dict[tuple[FileStamp, int, int], bytearray] = {}
 A run's attribution, its chain's plan and each frame's look at the same samples.
 """
 
+_samples_lock = threading.Lock()
+
 _MAX_STRIDES: Final = 63
 """Of 64 dimensions that numpy knows, one counts the bytes of an element."""
 
@@ -156,9 +158,10 @@ class FileSource:
             apart = placed.span // itemsize // SAMPLE_RUNS * itemsize
             with self._open(name) as file:
                 runs = file.read_runs(placed.offset, SAMPLE_RUN * itemsize, apart, SAMPLE_RUNS)
-            _samples[place] = runs
-            while sum(map(len, list(_samples.values()))) > _MOST_SAMPLES_NBYTES:
-                _samples.pop(next(iter(_samples)), None)
+            with _samples_lock:
+                _samples[place] = runs
+                while sum(map(len, _samples.values())) > _MOST_SAMPLES_NBYTES:
+                    del _samples[next(iter(_samples))]
         return torch.frombuffer(bytearray(runs), dtype=getattr(torch, placed.dtype))
 
     def _place(self, spec: TensorSpec) -> tuple[str, Placed]:

@@ -272,3 +272,19 @@ def test_errors_are_said_to_last_longer_where_rounding_is_shaped():
 def test_first_moments_are_asked_for_where_weights_are_shaped():
     assert ON.encoding_companions() == {TensorRole.EXP_AVG, TensorRole.MOMENTUM}
     assert not OFF.encoding_companions()
+
+
+def test_a_first_moment_that_the_chain_holds_is_not_read_again(tmp_path, monkeypatch):
+    run, seen = inshrink_core.open(write_run(tmp_path / "run", n_steps=3)), []
+
+    def encode(codec, item, plan, reference):
+        if item.spec.role is TensorRole.WEIGHT and len(item.spec.shape) > 1:
+            seen.append((item.gradient is not None, item.moment_before is not None))
+        return encoded(codec, item, plan, reference)
+
+    encoded = LatticeCodec.encode
+    monkeypatch.setattr(LatticeCodec, "encode", encode)
+    compressed(run, tmp_path / "a", settings={"shaping": "auto"})
+    n = len(seen) // 3
+    assert n > 0
+    assert seen == n * [(True, False)] + 2 * n * [(False, True)]

@@ -77,6 +77,21 @@ def test_of_a_large_tensor_little_more_than_the_sample_is_read(tmp_path, tensor,
     assert same_bits(taken, sample(tensor.reshape(-1)))
 
 
+def test_a_sample_of_a_large_tensor_is_read_once_and_belongs_to_its_reader(tmp_path):
+    _save(tmp_path / "step_1.pt", 1, w=torch.arange(3_000_017.0))
+    run = open_run(tmp_path)
+    taken = peek_sample(run[1].source, run[1].specs[0])
+    before = run.bytes_read
+    peek_sample(run[1].source, run[1].specs[0]).zero_()
+    again = open_run(tmp_path)
+    held = again.bytes_read
+    assert same_bits(peek_sample(again[1].source, again[1].specs[0]), taken)
+    assert (run.bytes_read, again.bytes_read) == (before, held)
+    _save(tmp_path / "step_1.pt", 1, w=torch.ones(3_000_017))
+    changed = open_run(tmp_path)
+    assert bool((peek_sample(changed[1].source, changed[1].specs[0]) == 1).all())
+
+
 def test_a_sample_of_a_file_that_was_cut_off_is_refused(tmp_path):
     _save(tmp_path / "step_1.pt", 1, w=torch.arange(3_000_017.0))
     run = open_run(tmp_path)
