@@ -43,7 +43,7 @@ import zstandard
 from safetensors.torch import save_file
 
 from benchmarks.results import write
-from benchmarks.two_threads import Model, gpt, gradient, measure_all
+from benchmarks.two_threads import Model, directions, gpt, gradient, measure_all
 from inshrink_core import compress
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import TensorRole, TensorSpec
@@ -173,12 +173,12 @@ def _of_model(name: str, model: Model, part: TensorRole, repetitions: int) -> li
     memory, rows = None, list[dict[str, float]]()
     compressor, counted = zstandard.ZstdCompressor(level=3), range(repetitions)
     for at in range(SMALL_FRAMES):
-        tensors, known = _frame(model, part, specs, at, generator)
+        tensors, known = _frame(model, part, at, generator)
         raw = [tensor.numpy().tobytes() for tensor in tensors]
         encoded, after = _encode(codec, specs, tensors, previous, memory, known)
         blocks = [one.block for one in encoded]
         calls: dict[str, Callable[[], object]] = {
-            "zstd": partial(list, map(compressor.compress, raw)),
+            "zstd": partial(_compress, compressor, raw),
             "encode": partial(_encode, codec, specs, tensors, previous, memory, known),
             "decode": partial(_decode, codec, specs, blocks, previous),
         }
@@ -206,12 +206,16 @@ def _of_model(name: str, model: Model, part: TensorRole, repetitions: int) -> li
 
 
 def _frame(
-    model: Model, part: TensorRole, specs: list[TensorSpec], at: int, generator: torch.Generator
+    model: Model, part: TensorRole, at: int, generator: torch.Generator
 ) -> tuple[list[torch.Tensor], dict[str, list[Any]]]:
     """Return the tensors of a frame, and what an encoder is given beside them."""
-    noise = [torch.randn(spec.shape, generator=generator) for spec in specs]
+    same = torch.Generator().manual_seed(2)
+    noise = [torch.randn(tensor.shape, generator=generator) for tensor in model.values()]
     seconds = [1e-8 * (1 + 0.1 * one.square()) for one in noise]
-    firsts = [1e-4 * gradient(one, generator) for one in noise]
+    firsts = [
+        1e-4 * gradient(one, generator, directions(one.shape, same) if one.dim() > 1 else None)
+        for one in noise
+    ]
     if part is TensorRole.EXP_AVG:
         return firsts, {"second_moment": seconds}
     if part is TensorRole.EXP_AVG_SQ:
@@ -220,6 +224,11 @@ def _frame(
     if not at:
         return tensors, {"gradient": firsts}
     return tensors, {"moment_before": [lambda one=one: (one, 0.0) for one in firsts]}
+
+
+def _compress(compressor: zstandard.ZstdCompressor, raw: list[bytes]) -> None:
+    for chunk in raw:
+        compressor.compress(chunk)
 
 
 def _timed(action: Callable[[], object]) -> float:

@@ -47,12 +47,27 @@ def matrices(n: int) -> Model:
     return {f"layers.{i}.weight": 0.02 * torch.randn(1024, 2048, generator=generator) for i in range(n)}
 
 
-def gradient(noise: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return a gradient as layers have them, most of it in a dozen directions of a matrix, about as large."""
+Sides = tuple[torch.Tensor, torch.Tensor]
+"""Directions of a matrix in which gradients lie: of its columns, and of its rows."""
+
+
+def directions(shape: torch.Size, generator: torch.Generator) -> Sides:
+    """Return a dozen directions of both sides of a matrix."""
+    rows, columns = (torch.randn(n, 12, generator=generator) for n in shape)
+    return rows, columns
+
+
+def gradient(noise: torch.Tensor, generator: torch.Generator, lasting: Sides | None = None) -> torch.Tensor:
+    """Return a gradient as layers have them, most of it in a dozen directions of a matrix, about as large.
+
+    As those of a training, gradients lie in `lasting` directions where they are given; else in new ones.
+    """
     if noise.dim() < 2:
         return noise
-    sides = [torch.randn(n, 12, generator=generator) for n in noise.shape]
-    return 0.27 * sides[0] @ sides[1].T + 0.3 * noise
+    rows, columns = lasting or directions(noise.shape, generator)
+    if lasting is not None:
+        rows = rows @ torch.randn(12, 12, generator=generator) / 12**0.5
+    return 0.27 * rows @ columns.T + 0.3 * noise
 
 
 def gpt(width: int = 384, n_layers: int = 6, n_tokens: int = 8000) -> Model:

@@ -37,14 +37,18 @@ _MAX_DEPTH: Final = 64
 """Deepest nesting written; msgpack itself stops at 511 when reading."""
 
 
+_PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes})
+
+
 def _canonical(value: Any, depth: int = 0) -> Any:
     """Sort maps by key, so that equal values have equal bytes whatever their order of insertion."""
     if depth > _MAX_DEPTH:
         raise InputError(f"the value nests deeper than {_MAX_DEPTH} levels")
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return value
+    # Most items are plain: a call for each would take most of the time of an index.
     if isinstance(value, (list, tuple)):
-        return [_canonical(item, depth + 1) for item in value]
+        return [item if type(item) in _PLAIN else _canonical(item, depth + 1) for item in value]
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
             raise InputError("a map in an archive has text keys only")

@@ -30,6 +30,7 @@ from inshrink_core.checkpoint import (
     ZipEntry,
 )
 from inshrink_core.errors import DamagedError
+from inshrink_core.formats.disk import holding_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -321,6 +322,7 @@ def content_digest(
     return total.digest()[:16]
 
 
+@holding_files()
 def holds_content(frame: FrameReader, checkpoint: Checkpoint) -> bool:
     """Whether a frame was made from a checkpoint, as stored (`stored_view`); of parts, whether each was.
 

@@ -25,6 +25,7 @@ from inshrink_core.codec import (
 )
 from inshrink_core.errors import ConfigError, InshrinkError
 from inshrink_core.execution import ordered_map, recycling
+from inshrink_core.formats.disk import holding_files
 from inshrink_core.formats.source import FileSource, peek, peek_sample
 from inshrink_core.values import real_numbers
 
@@ -288,6 +289,7 @@ class FrameEncoder:
         remembered, quality = own.codec.remember(plans[0]), own.codec.predicted(plans[0])
         return FramePlan(remembered, members, quality, encode, chain.threads)
 
+    @holding_files()
     def look_ahead(
         self, steps: Sequence[int], read: Callable[[int], Checkpoint], keys: frozenset[str] | None = None
     ) -> Any:

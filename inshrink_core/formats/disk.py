@@ -112,7 +112,7 @@ class ReadableFile:
     """
 
     def __init__(self, path: Path, counter: ByteCounter, unchanged: FileStamp | None = None) -> None:
-        self.path, self._counter = path, counter
+        self.path, self.counter = path, counter
         # Not blocking: a pipe in the place of a checkpoint must not hang the reader.
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         flags |= 0 if unchanged is None else getattr(os, "O_NOFOLLOW", 0)
@@ -123,19 +123,22 @@ class ReadableFile:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise StorageError(f"the file cannot be opened: {reason}", where=str(path)) from error
-        found = os.fstat(self._descriptor)
-        self.nbytes = found.st_size
-        if unchanged is not None and (
-            (found.st_size, found.st_mtime_ns) != unchanged[1:] or not self._is_at(unchanged.real_path)
-        ):
+        try:
+            self.nbytes = self.require(unchanged, unchanged is None or self._is_at(unchanged.real_path))
+        except BaseException:
             self.close()
-            raise DamagedError(
-                "the file changed since its header was read", where=str(path), remedy="open the run again"
-            )
-        if not stat.S_ISREG(found.st_mode):
-            self.close()
-            raise NotFoundError("not a regular file", where=str(path))
+            raise
         self._content = self._elsewhere(os.fspath(path) if unchanged is None else unchanged.real_path)
+
+    def require(self, unchanged: FileStamp | None, is_there: bool = True) -> int:
+        """Require that the open file is one, has a stamp, and lies where that says; return its size."""
+        found = os.fstat(self._descriptor)
+        if not is_there or (unchanged and (found.st_size, found.st_mtime_ns) != unchanged[1:]):
+            what = "the file changed since its header was read"
+            raise DamagedError(what, where=str(self.path), remedy="open the run again")
+        if not stat.S_ISREG(found.st_mode):
+            raise NotFoundError("not a regular file", where=str(self.path))
+        return found.st_size
 
     def _elsewhere(self, path: str) -> Content | None:
         """Return what fetches the bytes of a file that lies elsewhere, and read from that."""
@@ -220,7 +223,7 @@ class ReadableFile:
             except OSError as error:
                 raise StorageError(f"reading failed: {error.strerror}", where=str(self.path)) from error
             if len(data) == n_bytes:
-                self._counter.add(n_bytes)
+                self.counter.add(n_bytes)
                 return data
         buffer = bytearray(n_bytes)
         self.read_into(offset, memoryview(buffer))
@@ -246,7 +249,7 @@ class ReadableFile:
         found = bytearray().join(runs)
         if len(found) != count * n_bytes:
             raise DamagedError("the file ended while being read", where=str(self.path))
-        self._counter.add(len(found))
+        self.counter.add(len(found))
         return found
 
     def read_into(self, offset: int, target: memoryview) -> None:
@@ -262,7 +265,61 @@ class ReadableFile:
             if part == 0:
                 raise DamagedError("the file ended while being read", where=str(self.path))
             done += part
-        self._counter.add(wanted)
+        self.counter.add(wanted)
+
+
+_MOST_IDLE: Final = 16
+"""Files that stay open between reads: as many as threads read different ones of."""
+
+_idle: list[tuple[FileStamp, ReadableFile]] = []
+_n_holding = 0
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def holding_files() -> Iterator[None]:
+    """Leave files open between reads (`reading`) while the context is open, in any thread.
+
+    To open a file, and to make sure that it is the one whose header was read, takes longer than to read a
+    small tensor.
+    """
+    global _n_holding
+    with _lock:
+        _n_holding += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _n_holding -= 1
+            closed = [] if _n_holding else _idle.copy()
+            del _idle[: len(closed)]
+        for _, file in closed:
+            file.close()
+
+
+@contextlib.contextmanager
+def reading(path: Path, counter: ByteCounter, unchanged: FileStamp) -> Iterator[ReadableFile]:
+    """Give an open file, as `ReadableFile` opens it, or one that was left open and has not changed since."""
+    with _lock:
+        alike = (one for one in _idle if one[0] == unchanged and one[1].counter is counter)
+        left = next(alike, None)
+        if left is not None:
+            _idle.remove(left)
+    file = ReadableFile(path, counter, unchanged) if left is None else left[1]
+    try:
+        if left is not None:
+            file.require(unchanged)
+        yield file
+    except BaseException:
+        file.close()
+        raise
+    with _lock:
+        closed = [file]
+        if _n_holding and not file.is_elsewhere:
+            _idle.append((unchanged, file))
+            closed = [_idle.pop(0)[1]] if len(_idle) > _MOST_IDLE else []
+    for one in closed:
+        one.close()
 
 
 class Readable(Protocol):

@@ -21,7 +21,7 @@ from inshrink_core.formats.discovery import (
     steps_by_pattern,
     suggest_step_pattern,
 )
-from inshrink_core.formats.disk import natural_key
+from inshrink_core.formats.disk import holding_files, natural_key
 from inshrink_core.formats.source import peek_sample
 from inshrink_core.ops.sample import sample
 from tests.formats.run_builders import same_bits, save_huggingface, save_run, small_model
@@ -90,6 +90,30 @@ def test_a_sample_of_a_large_tensor_is_read_once_and_belongs_to_its_reader(tmp_p
     _save(tmp_path / "step_1.pt", 1, w=torch.ones(3_000_017))
     changed = open_run(tmp_path)
     assert bool((peek_sample(changed[1].source, changed[1].specs[0]) == 1).all())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_files_that_are_held_stay_open_until_the_end(tmp_path):
+    def n_open():
+        found = (os.path.realpath(one) for one in Path("/proc/self/fd").iterdir())
+        return sum(one.startswith(str(tmp_path.resolve())) for one in found)
+
+    for step in range(1, 21):
+        _save(tmp_path / f"step_{step}.pt", step, w=torch.full((100,), float(step)))
+    run = open_run(tmp_path)
+    run[1]["w"]
+    assert n_open() == 0
+    with holding_files():
+        assert float(run[1]["w"].sum() + run[1]["w"].sum() + run[2]["w"].sum()) == 400
+        assert n_open() == 2
+        with holding_files():
+            assert all(bool((run[step]["w"] == step).all()) for step in run.steps)
+        assert n_open() == 16
+        os.truncate(tmp_path / "step_20.pt", 200)
+        with pytest.raises(DamagedError, match="the file changed since its header was read"):
+            run[20]["w"]
+        assert n_open() == 15
+    assert n_open() == 0
 
 
 def test_a_sample_of_a_file_that_was_cut_off_is_refused(tmp_path):

@@ -31,6 +31,7 @@ from inshrink_core.formats.attribution.laws import (
     in_order,
     numbers_ascend,
 )
+from inshrink_core.formats.disk import holding_files
 from inshrink_core.formats.source import peek_sample
 
 if TYPE_CHECKING:
@@ -247,6 +248,7 @@ class Evidence(NamedTuple):
         return {key for key, margin in self.margins(claims).items() if margin >= _TOLD}
 
 
+@holding_files()
 def gather(
     steps: Sequence[int],
     slots: Sequence[Slot],
