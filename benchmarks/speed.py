@@ -48,6 +48,7 @@ from inshrink_core import compress
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import FrameContext, TensorInput, TensorReference, make_codec
+from inshrink_core.execution import recycling
 
 N_TENSORS, ROWS, COLUMNS = 4, 1024, 2048
 N_STATES = 4
@@ -157,7 +158,8 @@ def small_models(quick: bool = False) -> list[dict[str, object]]:
     rows = []
     for name, model in {"gpt": gpt(128, 4, 128), "lstm": lstm()}.items():
         for part in (TensorRole.WEIGHT, TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ):
-            rows += _of_model(name, model, part, 1 if quick else 2 * REPETITIONS)
+            with recycling():  # as a chain
+                rows += _of_model(name, model, part, 1 if quick else 2 * REPETITIONS)
     return rows
 
 

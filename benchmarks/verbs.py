@@ -38,7 +38,7 @@ from benchmarks.results import write
 from benchmarks.two_threads import gpt, gradient
 
 N_STEPS = 4
-REPETITIONS = 3
+REPETITIONS = 5
 
 MODELS = {"large": (768, 8, 16000), "middle": (384, 5, 4000), "quick": (64, 2, 500)}
 """Width, layers and tokens of a GPT: 69 M parameters, 10 M for a machine that has much else to do, and few to

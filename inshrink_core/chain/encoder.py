@@ -269,8 +269,8 @@ class FrameEncoder:
                 return _left(checkpoint, spec, codec.unchanged(spec, old.pop(spec.key)))
             tensor = checkpoint.source.read(spec).to(devices[place])
             looked_at, moment = codec.encoding_companions(), past.pop(spec.key, None)
-            # The first moment of the frame before stands in for this frame's.
-            looked_at -= frozenset() if moment is None else {TensorRole.EXP_AVG, TensorRole.MOMENTUM}
+            if moment is not None:  # that of the frame before stands in for this frame's
+                looked_at -= {TensorRole.EXP_AVG, TensorRole.MOMENTUM}
             item = _item(checkpoint, looked_at, devices[place], spec, tensor)
             if codec.uses_restored and (start := restored(spec)) is not None:
                 item = replace(item, restored=start.to(devices[place]))
