@@ -153,9 +153,22 @@ def test_the_error_of_what_is_stored_exactly_is_not_fed_forward():
     assert torch.equal(one[1:], other[1:])
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (17, 100), (300, 9), (8, 40)])
-def test_numba_sketches_as_the_reference_does(shape):
-    values = 300 * normal(shape, 8) * normal((shape[0], 1), 9)
+def as_large_as_can_be(rows: int, columns: int) -> torch.Tensor:
+    """A matrix whose products with signs reach their bounds, 2**11 times as many as there are."""
+    of_rows, of_columns = (torch.from_numpy(signs_of(n)[:, :1]).float().sign() for n in (rows, columns))
+    return 1024 * torch.where(of_rows < 0, -1, 1) * torch.where(of_columns < 0, -1, 1).T
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *((100 * normal(shape, 8)).clamp(-1e3, 1e3) for shape in [(64, 64), (17, 100), (300, 9), (8, 40)]),
+        *(as_large_as_can_be(*shape) for shape in [(24, 1 << 14), (1 << 14, 40)]),
+    ],
+    ids=lambda values: "x".join(map(str, values.shape)),
+)
+def test_numba_sketches_as_the_reference_does(values):
+    shape = values.shape
     for row_signs in (signs_of(shape[0]), None):
         arguments = (values, 1, signs_of(shape[1]), row_signs)
         found = sketch_sides(*arguments)

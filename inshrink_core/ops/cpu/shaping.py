@@ -62,10 +62,10 @@ _ROWS, _WIDE = 4, 2 * _LANES
 """Rows of a sketch that are added to at a time, and numbers of 16 bits in a vector."""
 
 _SPLIT = 12
-"""Bits of the lower part of a product with signs, of which there are 26: both parts are numbers of 16."""
+"""Products with signs have 26 bits: as multiples of 2**12, and a rest, they are numbers of 16."""
 
 _FEW = 32
-"""Pairs of products whose sum is below 2**31: of a number below 2**12 and the upper part of another."""
+"""Pairs of products whose sum is below 2**31: of numbers below 2**12 and such multiples."""
 
 _I16, _I32, _F32, _F64 = np.int16, np.int32, np.float32, np.float64
 
@@ -482,10 +482,8 @@ def take_whole(
     wide, n_here = whole.size // _LANES, min(_LANES, values.size // n - first)
     whole[n_here * wide :] = _I16(0)
     for lane in range(n_here):
-        line, found = (
-            values[(first + lane) * n : (first + lane + 1) * n],
-            whole[lane * wide : (lane + 1) * wide],
-        )
+        line = values[(first + lane) * n : (first + lane + 1) * n]
+        found = whole[lane * wide : (lane + 1) * wide]
         for i in range(n):
             found[i] = _I16(np.rint(_F64(line[i]) * factor))
         found[n:] = _I16(0)
@@ -494,7 +492,7 @@ def take_whole(
 @part
 def pair_up(rows: Float64s, pairs: Int16s) -> None:  # pragma: no cover - compiled
     """Copy rows of `SKETCHED` numbers so that those of two rows alternate; zeros where there are none."""
-    pairs[rows.size :] = _I16(0)
+    pairs[rows.size // (2 * SKETCHED) * 2 * SKETCHED :] = _I16(0)
     for at in range(0, rows.size, SKETCHED):
         begin = at // (2 * SKETCHED) * 2 * SKETCHED + at // SKETCHED % 2
         for i in range(SKETCHED):
@@ -503,7 +501,7 @@ def pair_up(rows: Float64s, pairs: Int16s) -> None:  # pragma: no cover - compil
 
 @part
 def split(numbers: Int32s, low: Int16s, high: Int16s) -> None:  # pragma: no cover - compiled
-    """Part rows of `SKETCHED` numbers, in pairs, into what is below a bit and how often that is in them."""
+    """Part rows of `SKETCHED` numbers, in pairs, into multiples of 2**`_SPLIT` and a rest of either sign."""
     for at in range(0, numbers.size, 2 * SKETCHED):
         for i in range(SKETCHED):
             for k in range(2):
@@ -515,7 +513,7 @@ def split(numbers: Int32s, low: Int16s, high: Int16s) -> None:  # pragma: no cov
 
 @inlined
 def add_parted(low: Int32s, high: Int32s, out: Float64s) -> None:  # pragma: no cover - compiled
-    """Add sums of both parts to others."""
+    """Add sums of rests, and of multiples, to others."""
     for i in range(out.size):
         out[i] += _F64(high[i]) * _F64(1 << _SPLIT) + _F64(low[i])
 
@@ -536,12 +534,8 @@ def _sketch(
 
     Both are zeros for as many columns and rows as are whole vectors, and `small` and `sums` have room.
     """
-    n_rows, wide, size, of_columns = (
-        values.size // n,
-        columns.size // SKETCHED,
-        _LANES * SKETCHED,
-        columns.size,
-    )
+    n_rows, wide = values.size // n, columns.size // SKETCHED
+    size, of_columns = _LANES * SKETCHED, columns.size
     down, middle = row_signs.size > 0, sums[3 * size :]
     whole, turned = small[: _LANES * wide], small[_LANES * wide : 2 * _LANES * wide]
     low, high = small[2 * _LANES * wide :][:of_columns], small[2 * _LANES * wide + of_columns :][:of_columns]
@@ -649,7 +643,7 @@ def sketch_sides(values: Tensor, up: int, signs: Float64s, row_signs: Float64s |
     wide, high = ((one + -one % _LANES) * SKETCHED for one in (n, n_rows))
     of_rows = np.zeros(0) if row_signs is None else row_signs.reshape(-1)
     columns, rows = np.zeros(wide), np.zeros(high if of_rows.size else 0)
-    small = np.empty(wide + 3 * wide + rows.size, np.int16)
+    small = np.empty(4 * wide + rows.size, np.int16)
     sums = np.zeros(3 * _LANES * SKETCHED + (wide if of_rows.size else 0), np.int32)
     flat = values.reshape(-1).numpy()
     square = _sketch(flat, 2.0**up, n, signs.reshape(-1), of_rows, small, sums, columns, rows)
