@@ -17,17 +17,23 @@ import pytest
 import inshrink_core
 from inshrink_core.chain import Archive
 from tests.processes import descendants, is_at_work
+from tests.runs import write_run
 
-N_STEPS = 24
+N_STEPS = 400
+"""So many that a command is at work for seconds after its first frame: it is interrupted then."""
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory):
+def run(tmp_path_factory):
+    """A run of many small checkpoints."""
+    return write_run(tmp_path_factory.mktemp("engines") / "run", n_steps=N_STEPS, every=1)
+
+
+@pytest.fixture(scope="module")
+def expected(run):
     """The archive as one process writes it."""
-    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    path = tmp_path_factory.mktemp("engines") / "whole"
-    inshrink_core.compress(run, path, codec="lattice", steps=run.steps[:N_STEPS], part="1/1")
-    return path
+    inshrink_core.compress(run, run.parent / "whole", codec="lattice", part="1/1")
+    return run.parent / "whole"
 
 
 def content(path):
@@ -42,10 +48,8 @@ def command(*words):
     return {"args": [sys.executable, "-P", "-m", "inshrink_core", *map(str, words)], "env": environment}
 
 
-def compressing(target, *options):
-    steps = inshrink_core.open(inshrink_core.sample("digits-cnn")).steps[:N_STEPS]
-    words = ["compress", inshrink_core.sample("digits-cnn"), "-o", target, "--codec", "lattice"]
-    return command(*words, "--steps", ",".join(map(str, steps)), *options)
+def compressing(run, target, *options):
+    return command("compress", run, "-o", target, "--codec", "lattice", *options)
 
 
 def wait_until(condition, seconds=90):
@@ -61,9 +65,9 @@ WORKERS = {"processes": "inshrink_core.execution.worker", "ray": "ray::_work"}
 
 @pytest.mark.integration
 @pytest.mark.parametrize("engine", WORKERS)
-def test_a_worker_that_is_killed_is_replaced_and_the_archive_is_the_same(tmp_path, expected, engine):
+def test_a_worker_that_is_killed_is_replaced_and_the_archive_is_the_same(tmp_path, run, expected, engine):
     with subprocess.Popen(
-        **compressing(tmp_path / "x", "--engine", engine, "--workers", "2"),
+        **compressing(run, tmp_path / "x", "--engine", engine, "--workers", "2"),
         stdout=subprocess.PIPE,
         text=True,
     ) as started:
@@ -81,9 +85,9 @@ def test_a_worker_that_is_killed_is_replaced_and_the_archive_is_the_same(tmp_pat
 @pytest.mark.integration
 @pytest.mark.parametrize("engine", WORKERS)
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
-def test_nobody_is_left_when_the_command_ends_and_the_same_command_goes_on(tmp_path, expected, engine, sent):
+def test_nobody_is_left_when_a_command_ends_and_the_same_one_goes_on(tmp_path, run, expected, engine, sent):
     options = ["--engine", engine, "--workers", "2"]
-    asked = compressing(tmp_path / "x", *options)
+    asked = compressing(run, tmp_path / "x", *options)
     with subprocess.Popen(**asked, start_new_session=True, stderr=subprocess.DEVNULL) as started:
         wait_until(lambda: [*tmp_path.glob("x/frames/*.frame")])
         all_of_them = descendants(started.pid)
@@ -91,7 +95,7 @@ def test_nobody_is_left_when_the_command_ends_and_the_same_command_goes_on(tmp_p
         started.wait(60)
     assert started.returncode == (130 if sent == signal.SIGINT else -signal.SIGKILL)
     wait_until(lambda: not [pid for pid, line in all_of_them.items() if is_at_work(pid, line)])
-    asked = compressing(tmp_path / "x", "--engine", "processes", *options[2:])
+    asked = compressing(run, tmp_path / "x", "--engine", "processes", *options[2:])
     done = subprocess.run(**asked, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert content(tmp_path / "x") == content(expected)
@@ -119,7 +123,7 @@ def test_ray_restores_and_verifies_and_an_error_comes_back_as_it_was(tmp_path, e
 
 
 @pytest.mark.integration
-def test_a_cluster_that_is_noted_but_gone_is_done_without(tmp_path, expected):
+def test_a_cluster_that_is_noted_but_gone_is_done_without(tmp_path, run, expected):
     with (
         tempfile.TemporaryDirectory(dir="/tmp") as folder,
         socket.socket() as free,
@@ -128,7 +132,7 @@ def test_a_cluster_that_is_noted_but_gone_is_done_without(tmp_path, expected):
         noted = Path(folder, "ray", "ray_current_cluster")
         noted.parent.mkdir()
         noted.write_text(f"127.0.0.1:{free.getsockname()[1]}")
-        asked = compressing(tmp_path / "x", "--engine", "ray", "--workers", "2")
+        asked = compressing(run, tmp_path / "x", "--engine", "ray", "--workers", "2")
         asked["env"]["RAY_TMPDIR"] = folder
         done = subprocess.run(**asked, capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 0, done.stderr
@@ -201,17 +205,14 @@ def workers_on(node):
     return [pid for pid, line in descendants(raylet).items() if WORKERS["ray"] in line]
 
 
-def in_parts_on_ray(target):
-    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    return inshrink_core.compress(
-        run.path, target, codec="lattice", steps=run.steps[:N_STEPS], engine="ray", workers=2
-    )
+def in_parts_on_ray(run, target):
+    return inshrink_core.compress(run, target, codec="lattice", engine="ray", workers=2)
 
 
 @pytest.mark.integration
-def test_a_machine_that_joins_gets_work_and_one_that_dies_is_done_without(tmp_path, expected, cluster):
+def test_a_machine_that_joins_gets_work_and_one_that_dies_is_done_without(tmp_path, run, expected, cluster):
     with ThreadPoolExecutor(1) as pool:
-        work = pool.submit(in_parts_on_ray, tmp_path / "x")
+        work = pool.submit(in_parts_on_ray, run, tmp_path / "x")
         try:
             [first] = wait_until(lambda: work.done() or workers_on(cluster.head_node))
             os.kill(first, signal.SIGSTOP)  # so that the other part is there still when somebody joins
@@ -230,11 +231,11 @@ def test_a_machine_that_joins_gets_work_and_one_that_dies_is_done_without(tmp_pa
 
 
 @pytest.mark.integration
-def test_a_second_work_on_ray_starts_no_process(tmp_path, cluster):
+def test_a_second_work_on_ray_starts_no_process(tmp_path, run, cluster):
     cluster.add_node(num_cpus=1)
     logs = Path(cluster.head_node.get_logs_dir_path())  # a file for each process that there ever was
-    in_parts_on_ray(tmp_path / "x")
+    in_parts_on_ray(run, tmp_path / "x")
     before = {file.name for file in logs.glob("worker-*.err")}
-    in_parts_on_ray(tmp_path / "y")
+    in_parts_on_ray(run, tmp_path / "y")
     assert content(tmp_path / "y") == content(tmp_path / "x")
     assert {file.name for file in logs.glob("worker-*.err")} == before != set()
