@@ -36,15 +36,14 @@ _TEXT_NBYTES, _BINARY_NBYTES, _INTEGER_NBYTES, _FLOAT_NBYTES, _PLAIN_NBYTES = 57
 _MAX_DEPTH: Final = 64
 """Deepest nesting written; msgpack itself stops at 511 when reading."""
 
-
-_PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes})
+_PLAIN: Final = (type(None), bool, int, float, str, bytes)
 
 
 def _canonical(value: Any, depth: int = 0) -> Any:
     """Sort maps by key, so that equal values have equal bytes whatever their order of insertion."""
     if depth > _MAX_DEPTH:
         raise InputError(f"the value nests deeper than {_MAX_DEPTH} levels")
-    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+    if isinstance(value, _PLAIN):
         return value
     # Most items are plain: a call for each would take most of the time of an index.
     if isinstance(value, (list, tuple)):

@@ -248,6 +248,7 @@ class Evidence(NamedTuple):
         return {key for key, margin in self.margins(claims).items() if margin >= _TOLD}
 
 
+@recycling()
 @holding_files()
 def gather(
     steps: Sequence[int],
@@ -275,7 +276,7 @@ def gather(
     for before, after in list(itertools.pairwise(steps))[:N_PAIRS]:
         ends = read(before), read(after)
         # A trainer deletes while we look, and a damaged file shows nothing: whoever needs it will say so.
-        with suppress(InshrinkError, OSError), recycling():
+        with suppress(InshrinkError, OSError):
             for one in classes:
                 _look(one, *ends)
         certain = {key: name for one in classes for key, name in one.best().items()}
