@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.house`` counts the working tree, prints each figure beside its limit, and exits with 1
 if one is above it. A figure below its limit is printed with the amount by which the limit may be lowered;
-``--lower`` writes the lower limits, in the commit that deletes.
+``--write`` writes the figures as limits, in the commit that deletes.
 
 Lines are those with a token that is neither a comment nor part of a docstring. `lines` has a row for each
 package; a folder of tests or benchmarks is one row. Public names are those in an ``__all__``; options of
@@ -258,7 +258,7 @@ def main(arguments: list[str]) -> int:
             risen += value > limit
             note = "above its limit" if value > limit else f"may be lowered by {limit - value}"
             print(f"  {name:<42}{value:>8,}{limit:>8,}  {note if value != limit else ''}")
-    if "--lower" in arguments:
+    if "--write" in arguments:
         texts = (
             f"[{table}]\n" + "".join(f'"{name}" = {value}\n' for name, value in rows.items())
             for table, rows in found.items()

@@ -46,20 +46,20 @@ def counted(tmp_path, monkeypatch):
 
 
 def test_a_figure_above_its_limit_fails(counted, monkeypatch):
-    assert house.main(["--lower"]) == 1  # without limits, every figure is above
+    assert house.main(["--write"]) == 1  # without limits, every figure is above
     assert house.main([]) == 0
     monkeypatch.setattr(house, "lines", lambda: {"app": 11})
     assert house.main([]) == 1
 
 
 def test_a_new_package_fails_until_it_has_a_limit(counted, monkeypatch):
-    house.main(["--lower"])
+    house.main(["--write"])
     monkeypatch.setattr(house, "lines", lambda: {"app": 1, "app/new": 1})
     assert house.main([]) == 1
 
 
 def test_a_lower_figure_is_printed_with_what_its_limit_may_lose(counted, monkeypatch, capsys):
-    house.main(["--lower"])
+    house.main(["--write"])
     monkeypatch.setattr(house, "lines", lambda: {"app": 7})
     assert house.main([]) == 0
     assert "may be lowered by 3" in capsys.readouterr().out
