@@ -26,6 +26,9 @@ QUALITY: Final = "quality"
 WRITTEN: Final = "written"
 """Key of meta: by a tensor's name, the step it was last written at, where that is before the frame's own."""
 
+NAME: Final = "name"
+"""Key of meta: the name of a checkpoint that is no step, such as ``best``."""
+
 METRICS: Final = "metrics"
 """Key of meta: what the training measured at the step, by name."""
 
@@ -58,6 +61,7 @@ _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "config": lambda value: isinstance(value, dict),
     "overrides": lambda value: _is_list_of(value, lambda item: isinstance(item, dict)),
     "optimizer": lambda value: isinstance(value, str),
+    NAME: lambda value: isinstance(value, str),
     "content": _is_id,
     QUALITY: lambda value: _is_quality(value),
     WRITTEN: lambda value: isinstance(value, dict) and all(type(step) is int for step in value.values()),

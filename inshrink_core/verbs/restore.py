@@ -142,7 +142,8 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
     force
         Overwrite files that exist.
     branch
-        Look for the steps in the history of this branch's last frame.
+        Look for the steps in the history of this branch's last frame: a number, or the name of a checkpoint
+        that is no step, such as best.
 
     part
         Write some of the steps, beside other processes that write the others: I/N, or auto for what
@@ -182,7 +183,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
     layout: Annotated[str, Option(("--format",), metavar="same|safetensors|torch|dcp")] = "same"
     tensors: Annotated[str | None, Option(metavar="GLOB")] = None
     force: bool = False
-    branch: Annotated[int | None, Option(metavar="N")] = None
+    branch: Annotated[int | str | None, Option(metavar="N|NAME")] = None
     part: Annotated[str | None, Option(("--part",), metavar="I/N|auto")] = None
 
     THREADED: ClassVar = True
@@ -289,14 +290,14 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
 
     def _frames(self, archive: Archive) -> tuple[FrameInfo, ...]:
         """Return the frames to restore: of the steps asked for, or the last."""
+        branch = _branch_number(archive, self.branch)
         steps = chosen_steps(
-            [":"] if self.every else self.steps, lambda: known_steps(archive, self.branch), str(archive.path)
+            [":"] if self.every else self.steps, lambda: known_steps(archive, branch), str(archive.path)
         )
         if steps is not None:
-            return tuple(archive.reader.find(step, self.branch) for step in steps)
-        if self.branch is None:
-            return (archive.last,)
-        return (archive.reader.find(_tip(archive, self.branch).step, self.branch),)
+            named = archive.reader.named if self.every and branch is None else ()
+            return (*(archive.reader.find(step, branch) for step in steps), *named)
+        return (archive.last if branch is None else _tip(archive, branch),)
 
 
 restore = python_call(Restore)
@@ -314,6 +315,27 @@ def known_steps(archive: Archive, branch: int | None = None) -> tuple[int, ...]:
         return archive.listed_steps
     line = archive.reader.listed_history(_tip(archive, branch))
     return tuple(sorted({frame.step for frame in line}))
+
+
+def _branch_number(archive: Archive, branch: int | str | None) -> int | None:
+    """Return the number of a branch that is named.
+
+    Raises
+    ------
+    NotFoundError
+        No branch has that name.
+    """
+    if not isinstance(branch, str) or branch.isdigit():
+        return None if branch is None else int(branch)
+    named = archive.branches
+    if branch not in named:
+        others = ", ".join(named) or "none"
+        raise NotFoundError(
+            f"there is no branch '{branch}'",
+            where=archive.reader.path,
+            remedy=f"the named branches are: {others}",
+        )
+    return named[branch].branch
 
 
 def _tip(archive: Archive, branch: int) -> FrameInfo:
