@@ -559,6 +559,7 @@ def write_branches(request: Compress) -> tuple[str, ...]:
     """Append the branches of a run to an archive that holds its steps; return their names."""
     from inshrink_core.archive import ArchiveWriter
     from inshrink_core.chain import ChainWriter
+    from inshrink_core.codec import FALLBACK_CODEC, get_codec
 
     run = request.opened_run(request.run)
     if not run.branches:
@@ -566,6 +567,8 @@ def write_branches(request: Compress) -> tuple[str, ...]:
     run = run.attributed(_archived_last(request.archive))
     with ArchiveWriter(request.archive) as writer:
         config = request.chain_config(request.archive, device=request.device, threads=request.threads)
+        if request.promised() is not None or request.evaluator is not None:
+            config = config.made_exact(config.config.made_exact() or get_codec(FALLBACK_CODEC)())
         session = _Session(run, writer, ChainWriter(writer, config), None, None, ())
         session.write_branches()
     return tuple(session.branches)

@@ -329,7 +329,11 @@ class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Veri
             problems += wrong
         if not self.skip_damaged:
             problems += [
-                Problem(row.path, f"the original {_LOST.get(row.fate or '', '')}: {row.reason}", "--skip-damaged goes without")
+                Problem(
+                    row.path,
+                    f"the original {_LOST.get(row.fate or '', '')}: {row.reason}",
+                    "--skip-damaged goes without",
+                )
                 for row in unreadable
             ]
         report = Verification(
