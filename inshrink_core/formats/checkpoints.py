@@ -17,10 +17,10 @@ from inshrink_core.formats.discovery import (
     TRAINER_STATE,
     WEIGHT_SUFFIXES,
     is_weight_file,
-    step_in_name,
 )
 from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is_file, natural_key, scan
 from inshrink_core.formats.distributed import SHARDS, read_distributed
+from inshrink_core.formats.order import is_numbered
 from inshrink_core.formats.readers import Reader
 from inshrink_core.formats.safetensors_file import looks_like_safetensors
 from inshrink_core.formats.torch.zip import is_zip
@@ -217,7 +217,7 @@ class FileReader(Reader):
             return False
         if path.suffix in WEIGHT_SUFFIXES:
             return is_weight_file(name)
-        if _OTHER_FILE.search(name) or step_in_name(name) is None:
+        if _OTHER_FILE.search(name) or not is_numbered(name):
             return False
         # Where the suffix does not decide, the first bytes do.
         try:
@@ -258,7 +258,7 @@ class DirectoryReader(Reader):
         weights = list(filter(is_weight_file, names))
         if weights and any(_CANONICAL.search(name) for name in names):
             return True
-        return len(weights) == 1 and step_in_name(weights[0]) is None
+        return len(weights) == 1 and not is_numbered(weights[0])
 
     def open(self, path: Path, access: Access, recall: Recall | None = None) -> ParsedCheckpoint:
         """Return the checkpoint that a directory is.

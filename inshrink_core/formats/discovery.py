@@ -6,14 +6,14 @@ import errno
 import glob
 import os
 import re
-from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice, repeat
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from inshrink_core.errors import ConfigError, InputError, InshrinkError, NotFoundError, clipped
+from inshrink_core.errors import InputError, InshrinkError, NotFoundError, clipped
 from inshrink_core.formats.disk import Access, Skipped, is_dir, is_file, natural_key, scan
+from inshrink_core.formats.order import is_numbered
 from inshrink_core.formats.readers import Reader, reader_of, readers
 
 _TEMPORARY: Final = re.compile(
@@ -49,19 +49,6 @@ _SIDE_FILE: Final = re.compile(
 
 METADATA: Final = ".metadata"
 """Of a distributed checkpoint, written last: a directory that has it is a finished one."""
-
-_WORDS: Final = ("global_step", "step", "iteration", "iter", "checkpoint", "ckpt", "epoch")
-"""In the order of precedence: of ``epoch=3-step=400`` the step is 400."""
-
-_NAMED: Final = tuple(
-    re.compile(rf"(?:^|[^a-z]){word}s?[-_=. ]?(\d{{1,18}})", re.IGNORECASE) for word in _WORDS
-)
-_NUMBER: Final = re.compile(r"\d{1,18}")
-_DECIMAL: Final = re.compile(r"\d+(\.\d+)*")
-
-_STEP_PART: Final = "{step}"
-_LONGEST_PATTERN: Final = 255
-"""As long as a name can be."""
 
 
 def is_weight_file(name: str) -> bool:
@@ -153,7 +140,7 @@ class _Search:
         """
         if self.access.admits(folder):
             return False
-        if step_in_name(folder.name) is not None:
+        if is_numbered(folder.name):
             self.access.admit(folder)
         self.skipped.append(self.access.skipped(folder))
         return True
@@ -162,7 +149,7 @@ class _Search:
         """Tell whether a directory has checkpoint directories inside, numbered by step."""
         return any(
             is_dir(entry)
-            and step_in_name(entry.name) is not None
+            and is_numbered(entry.name)
             and not _is_part(folder, entry.name)
             and self.access.admits(entry.path)
             and reader_of(Path(entry.path), self.access) is not None
@@ -308,238 +295,3 @@ def discover(path: str | os.PathLike[str], access: Access) -> Discovery:
     found = search.without_links(found)
     found.sort(key=lambda candidate: natural_key(str(candidate.path)))
     return Discovery(root, tuple(found), tuple(search.skipped), False, tuple(search.others))
-
-
-class StepChoice(NamedTuple):
-    """Steps of checkpoints in the order given, and where they come from, for the user to read."""
-
-    steps: tuple[int, ...]
-    origin: str
-
-
-class NamedStep(NamedTuple):
-    """The step of a checkpoint by its name, or why it is none of the run's: either `step` or `reason`."""
-
-    name: str
-    step: int | None
-    reason: str = ""
-
-
-def name_shape(name: str) -> str:
-    """Return a name with its numbers left out: that of a checkpoint and of its siblings is the same.
-
-    Examples
-    --------
-    >>> name_shape("epoch=3-step=400.ckpt"), name_shape("last.ckpt")
-    ('epoch=*-step=*.ckpt', 'last.ckpt')
-    """
-    return _DECIMAL.sub("*", name)
-
-
-def step_in_name(name: str) -> int | None:
-    """Return the step in a file's name, or None.
-
-    Examples
-    --------
-    >>> step_in_name("epoch=3-step=400.ckpt"), step_in_name("model_0200.pt"), step_in_name("last.pt")
-    (400, 200, None)
-    """
-    for pattern in _NAMED:
-        if found := pattern.search(name):
-            return int(found.group(1))
-    stem = re.sub(r"(-v\d+)?\.[a-z]\w*$", "", name)
-    numbers = _NUMBER.findall(stem)
-    return int(numbers[-1]) if numbers else None
-
-
-def suggest_step_pattern(names: Sequence[str]) -> str:
-    """Return the step pattern that gives most names a step, in rising order where one does; else nothing.
-
-    Parameters
-    ----------
-    names
-        File or directory names in natural order.
-
-    Examples
-    --------
-    >>> suggest_step_pattern(["model_ep07_acc0.91.pt", "model_ep08_acc0.9.pt"])
-    'model_ep{step}_acc*.pt'
-    """
-    first = next((name for name in names if _DECIMAL.search(name)), "")
-    patterns = [
-        _STEP_PART.join(_DECIMAL.sub("*", part) for part in (first[: one.start()], first[one.end() :]))
-        for one in _DECIMAL.finditer(first)
-        if one.group().isdigit()
-    ]
-
-    def merit(pattern: str) -> tuple[int, bool]:
-        steps = [row.step for row in steps_by_pattern(names, pattern) if row.step is not None]
-        return len(steps), steps == sorted(steps)
-
-    return max(reversed(patterns), key=merit, default="")
-
-
-def split_step_pattern(path: str | os.PathLike[str]) -> tuple[Path, str | None]:
-    """Return a path and its step pattern, for a path whose last part is one; None for others.
-
-    A file that is really called so is no pattern.
-
-    Examples
-    --------
-    >>> split_step_pattern("runs/a/model_ep{step}_*.pt")
-    (PosixPath('runs/a'), 'model_ep{step}_*.pt')
-    """
-    named = Path(path)
-    if _STEP_PART not in named.name or os.path.lexists(named):
-        return named, None
-    return named.parent, named.name
-
-
-def compile_step_pattern(pattern: str) -> re.Pattern[str]:
-    """Return the user's pattern as a regular expression with one group, checked.
-
-    Parameters
-    ----------
-    pattern
-        A whole name in which ``{step}`` stands for the number and ``*`` for anything; or a regular
-        expression with one group, the number, that is looked for in a name.
-
-    Raises
-    ------
-    ConfigError
-        It is neither.
-
-    Notes
-    -----
-    What `{step}` and ``*`` make is matched in time proportional to the name's length times the pattern's:
-    such a pattern may come from anybody.
-
-    Examples
-    --------
-    >>> compile_step_pattern("model_ep{step}_*.pt").search("model_ep07_acc0.91.pt").group(1)
-    '07'
-    """
-    if _STEP_PART in pattern:
-        return _compile_simple(pattern)
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(
-            f"the step pattern is no regular expression: {error}", found=clipped(pattern)
-        ) from error
-    if compiled.groups != 1:
-        raise ConfigError(
-            "the step pattern must have one group, the number",
-            expected=r"such as 'model_ep{step}_*.pt' or 'step-(\d+)'",
-            found=clipped(pattern),
-        )
-    return compiled
-
-
-def _compile_simple(pattern: str) -> re.Pattern[str]:
-    if pattern.count(_STEP_PART) != 1 or len(pattern) > _LONGEST_PATTERN:
-        raise ConfigError(
-            "a step pattern has {step} once, and is no longer than a name",
-            expected="such as 'model_ep{step}_*.pt'",
-            found=clipped(pattern),
-        )
-
-    def literal(text: str) -> str:
-        number = r"(\d{1,18})(?!\d)"
-        at_start = r"(?<!\d)" if text.startswith(_STEP_PART) else ""
-        return at_start + number.join(map(re.escape, text.split(_STEP_PART)))
-
-    first, *others = pattern.split("*")
-    # What is between two stars matches where it can first: going back would find nothing more.
-    middle = "".join(f"(?>.*?{literal(text)})" for text in others[:-1] if text)
-    end = f".*{literal(others[-1])}" if others else ""
-    return re.compile(rf"\A{literal(first)}{middle}{end}\Z", re.DOTALL | re.ASCII)
-
-
-def steps_by_pattern(names: Sequence[str], pattern: str) -> tuple[NamedStep, ...]:
-    """Return the steps that a pattern finds in names, and why others have none.
-
-    Parameters
-    ----------
-    names
-        File or directory names in natural order.
-    pattern
-        As for `compile_step_pattern`.
-
-    Raises
-    ------
-    ConfigError
-        It is no step pattern.
-
-    Examples
-    --------
-    >>> for row in steps_by_pattern(["a_1.pt", "b_1.pt", "best.pt"], "*_{step}.pt"):
-    ...     print(row.step or row.reason)
-    1
-    step 1 is in a_1.pt already
-    its name does not match the step pattern '*_{step}.pt'
-    """
-    search = compile_step_pattern(pattern).search
-    texts = [(found.group(1) or "") if (found := search(name)) else None for name in names]
-    steps = [int(t) if t and t.isascii() and t.isdigit() and len(t) < 19 else None for t in texts]
-    reasons = [
-        f"its name does not match the step pattern '{pattern}'"
-        if text is None
-        else "what the step pattern finds in its name is no number"
-        for text in texts
-    ]
-    return steps_once(names, steps, reasons)
-
-
-def steps_once(
-    names: Sequence[str], steps: Sequence[int | None], reasons: Sequence[str] = ()
-) -> tuple[NamedStep, ...]:
-    """Return names with their steps, each step once, the first by name; `reasons` are of those without."""
-    holders: dict[int, str] = {}
-    rows = []
-    for name, step, reason in zip(names, steps, reasons or repeat(""), strict=False):
-        if step is None:
-            rows.append(NamedStep(name, None, reason))
-        elif step in holders:
-            rows.append(NamedStep(name, None, f"step {step} is in {holders[step]} already"))
-        else:
-            holders[step] = name
-            rows.append(NamedStep(name, step))
-    return tuple(rows)
-
-
-def _from_keys(keys: Sequence[tuple[tuple[str, int], ...]]) -> tuple[list[int | None], str]:
-    """Prefer a key that all checkpoints have, so that epochs and steps do not mix."""
-    shared = [key for key, _ in keys[0] if all(key in dict(k) for k in keys)] if keys else []
-    if shared:
-        return [dict(k)[shared[0]] for k in keys], f"the key '{shared[0]}'"
-    return [k[0][1] if k else None for k in keys], "keys in the files"
-
-
-def number_steps(names: Sequence[str], keys: Sequence[tuple[tuple[str, int], ...]]) -> StepChoice:
-    """Return the step of every checkpoint, without a step pattern.
-
-    Parameters
-    ----------
-    names
-        File or directory names in natural order.
-    keys
-        For each, the step keys found inside with their values, in order of precedence.
-
-    Returns
-    -------
-    StepChoice
-        Inside keys first; then names, also where the keys repeat but the names do not (several saves
-        in one epoch); else the position in natural order.
-    """
-    named = [step_in_name(name) for name in names]
-    inside, origin = _from_keys(keys)
-    distinct_names = None not in named and len(set(named)) == len(names)
-    if None not in inside and (len(set(inside)) == len(names) or not distinct_names):
-        return StepChoice(tuple(s for s in inside if s is not None), origin)
-    if distinct_names:
-        return StepChoice(tuple(s for s in named if s is not None), "names")
-    mixed = [a if a is not None else b for a, b in zip(inside, named, strict=True)]
-    if None not in mixed:
-        return StepChoice(tuple(s for s in mixed if s is not None), "keys in the files and names")
-    return StepChoice(tuple(range(len(names))), "the natural order of names: no number was found")

@@ -33,17 +33,9 @@ from inshrink_core.formats.discovery import (
     TRAINER_STATE,
     CheckpointPath,
     Discovery,
-    NamedStep,
-    compile_step_pattern,
     discover,
     fixed_part,
     is_weight_file,
-    name_shape,
-    number_steps,
-    split_step_pattern,
-    step_in_name,
-    steps_by_pattern,
-    steps_once,
 )
 from inshrink_core.formats.disk import (
     Access,
@@ -57,7 +49,15 @@ from inshrink_core.formats.disk import (
     stamp_of,
 )
 from inshrink_core.formats.logs.log import RunSettings, TrainingLog, read_log, read_settings
+from inshrink_core.formats.order import Evidence, order_checkpoints, step_in_name
 from inshrink_core.formats.source import accepting_damage
+from inshrink_core.formats.step_pattern import (
+    NamedStep,
+    compile_step_pattern,
+    name_shape,
+    split_step_pattern,
+    steps_by_pattern,
+)
 from inshrink_core.text import url_of
 
 __all__ = ["NoCheckpointError", "Run", "open_run", "preview_steps", "unreadable_error"]
@@ -483,36 +483,28 @@ class Run(Mapping[int, Checkpoint]):
         return rest
 
 
-def _without_unnumbered(parsed: list[ParsedCheckpoint], skipped: list[Skipped]) -> list[ParsedCheckpoint]:
-    """Pass over ``best.pt`` and the like, and tensors of other kinds, beside numbered checkpoints."""
-    has_number = [bool(p.steps) or step_in_name(p.path.name) is not None for p in parsed]
-    if not any(has_number) or all(has_number):
-        return parsed
-    skipped += [
-        Skipped(str(p.path), "no step number in it or in its name, unlike the others")
-        for p, numbered in zip(parsed, has_number, strict=True)
-        if not numbered
-    ]
-    return [p for p, numbered in zip(parsed, has_number, strict=True) if numbered]
-
-
 def _choose_steps(
-    parsed: list[ParsedCheckpoint], pattern: str | None, skipped: list[Skipped]
+    parsed: list[ParsedCheckpoint], pattern: str | None, skipped: list[Skipped], root: Path
 ) -> tuple[dict[int, ParsedCheckpoint], tuple[str, ...]]:
     if pattern is not None:
-        rows, origin = steps_by_pattern([p.path.name for p in parsed], pattern), "the pattern given"
+        rows = steps_by_pattern([p.path.name for p in parsed], pattern)
+        places, origin = [(row.step, row.reason) for row in rows], "steps come from the pattern given"
     else:
-        parsed = _without_unnumbered(parsed, skipped)
-        names = [p.path.name for p in parsed]
-        choice = number_steps(names, [p.steps for p in parsed])
-        rows, origin = steps_once(names, choice.steps), choice.origin
+        order = order_checkpoints([_evidence(one, root) for one in parsed])
+        places, origin = [(None if p.branch else p.step, p.reason) for p in order.placements], order.origin
     by_step: dict[int, ParsedCheckpoint] = {}
-    for row, item in zip(rows, parsed, strict=True):
-        if row.step is None:
-            skipped.append(Skipped(str(item.path), row.reason))
-        else:
-            by_step[row.step] = item
-    return by_step, _notes(f"steps come from {origin}", by_step.values())
+    for (step, reason), item in zip(places, parsed, strict=True):
+        if step is None:
+            skipped.append(Skipped(str(item.path), reason))
+        elif by_step.setdefault(step, item) is not item:
+            skipped.append(Skipped(str(item.path), f"step {step} is in {by_step[step].path.name} already"))
+    return by_step, _notes(origin, by_step.values())
+
+
+def _evidence(parsed: ParsedCheckpoint, root: Path) -> Evidence:
+    path = parsed.path.name if parsed.path == root else os.path.relpath(parsed.path, root)
+    changed = max(stamp.mtime_ns for stamp in parsed.stamps.values()) if mirror_of(root) is None else None
+    return Evidence(Path(path).as_posix(), parsed.steps, mtime_ns=changed)
 
 
 def _notes(origin: str, parsed: Iterable[ParsedCheckpoint]) -> tuple[str, ...]:
@@ -616,7 +608,7 @@ def _open(request: _Request, *, counter: ByteCounter, known: Mapping[Path, _Read
         raise error
     parsed = [read.parsed for read in reads.values() if read.parsed is not None]
     passed: list[Skipped] = []
-    by_step, notes = _choose_steps(parsed, step_pattern, passed) if parsed else ({}, ())
+    by_step, notes = _choose_steps(parsed, step_pattern, passed, discovery.root) if parsed else ({}, ())
     failed = _failed(discovery, reads, _Names(discovery.root, by_step, step_pattern), access)
     named = {row.path for row in failed}
     skipped = [*failed, *(row for row in discovery.skipped if row.path not in named), *passed]

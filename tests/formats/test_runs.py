@@ -15,14 +15,10 @@ from safetensors.torch import save_file
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import ConfigError, DamagedError, InputError, NotFoundError
 from inshrink_core.formats import NoCheckpointError, open_run, preview_steps, write_checkpoint
-from inshrink_core.formats.discovery import (
-    number_steps,
-    step_in_name,
-    steps_by_pattern,
-    suggest_step_pattern,
-)
 from inshrink_core.formats.disk import holding_files, natural_key
+from inshrink_core.formats.order import step_in_name
 from inshrink_core.formats.source import peek_sample
+from inshrink_core.formats.step_pattern import steps_by_pattern, suggest_step_pattern
 from inshrink_core.ops.sample import sample
 from tests.formats.run_builders import same_bits, save_huggingface, save_run, small_model
 
@@ -237,7 +233,6 @@ def test_names_tell_steps():
     assert step_in_name("model3_0400.pt") == 400
     assert step_in_name("best.pt") is None
     assert sorted(["s10", "s9", "s1"], key=natural_key) == ["s1", "s9", "s10"]
-    assert number_steps(["a-1", "a-2"], [(), ()]).steps == (1, 2)
 
 
 def test_the_same_step_twice_keeps_the_first_in_natural_order(tmp_path):
