@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import count, groupby, pairwise
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.formats.disk import natural_key
@@ -19,8 +19,12 @@ from inshrink_core.formats.state_tree import STEP_KEYS
 _GLOBAL: Final = frozenset({"global_step", "iter_num", "num_updates"})
 """Keys that count from the beginning of the training."""
 
-_COUNTS_OF: Final = {"step": "step", "pair": "step", "plain": "step", "epoch": "epoch"}
+_COUNTS_OF: Final = {"step": "step", "pair": "step", "epoch": "epoch"}
+_MIXED: Final = "keys in the files and names"
 _MAX_STEP: Final = 1 << 62
+_MOST_DIGITS: Final = 24
+"""Of a number, with a fraction and an exponent: what is longer counts nothing."""
+
 _SECOND_NS: Final = 10**9
 """Files that a training saved are this far apart at least; those that were copied may be closer."""
 
@@ -28,18 +32,17 @@ _LEVELS: Final[Mapping[str, str]] = {
     word: level
     for level, words in {
         "step": "step steps global globalstep gstep s",
-        "iteration": "iter iters iteration iterations it its itr update updates upd timestep timesteps",
-        "amount": "tick ticks kimg img imgs token tokens frame frames sample samples example examples "
+        "iteration": "iter iters iteration iterations it its itr i update updates upd timestep timesteps",
+        "amount": "tick ticks kimg img imgs token tokens tok frame frames sample samples example examples "
         "episode episodes game games",
         "epoch": "epoch epochs epo ep e round rounds generation generations",
         "version": "version ver v run trial stage phase fold seed exp experiment cycle task attempt split",
-        "rank": "rank shard tp pp dp cp mp worker proc process gpu node device partition",
-        "measure": "acc accuracy loss psnr ssim fid bleu wer cer map miou iou f auc ppl perplexity score "
-        "reward val valid rmse mse mae err error dice top precision recall metric lpips kid elo mrr ndcg em "
-        "rouge auroc ap bpb bpd nll ce lr wd bs batchsize dropout temp alpha beta gamma sigma dim hidden "
-        "layer layers depth width height head heads size res resolution px crop lora",
+        "rank": "rank shard tp pp dp mp worker proc process gpu node device partition",
+        "measure": "acc accuracy loss psnr ssim fid bleu wer cer map miou iou auc ppl perplexity score "
+        "reward val valid rmse mse mae err error dice precision recall metric lpips kid elo mrr ndcg rouge "
+        "auroc ap bpb bpd nll ce lr wd bs batchsize dropout dim hidden size",
         "plain": "checkpoint checkpoints ckpt ckpts chkpt cp cpt model models mdl net network snapshot "
-        "weight weights save saved state g d gen dis disc opt optim optimizer batch b iterate n k",
+        "weight weights save saved state g d gen dis disc opt optim optimizer batch b",
     }.items()
     for word in words.split()
 }
@@ -95,16 +98,19 @@ _CLOCK: Final = re.compile(
     r"[-_ t./|]{0,3}([01]\d|2[0-3])(?:[-_:.h]([0-5]\d)(?:[-_:.m]([0-5]\d))?|([0-5]\d)([0-5]\d))"
     r"([.,]\d{1,9})?s?z?(?!\d)"
 )
+_FRACTION: Final = re.compile(r"\.\d+$|e-")
 _UNIX: Final = re.compile(r"(?<![\d.])1[2-9]\d{8}(?:\d{3})?(?:\.\d+)?(?!\d)")
 _COUNTS: Final = re.compile(rf"(?<![a-z])(?:{_COUNTED})[-_=:]*$")
 _NUMBER: Final = re.compile(
     r"(?:(?<![a-z])(?P<word>[a-z]+)(?P<gap>[-_=:.#@ ]*)"
     r"(?:(?<![a-z])(?:num|number|no|nr|idx|index|count)[-_=:]*)?)?"
-    r"(?P<digits>\d+(?:\.\d+)?(?:e[-+]?\d{1,2}(?![a-z0-9]))?)(?:(?P<scale>[kmgb])(?![a-z0-9]))?"
-    rf"(?P<after>(?:{_COUNTED})(?![a-z0-9])|[-_ ](?:{_COUNTED})(?![a-z])(?![-_= ]*\d))?(?=(?P<rest>[a-z]?))"
+    r"(?P<digits>\d+(?:\.\d+)?(?:e[-+]?\d{1,2}(?!\d))?)"
+    rf"(?:(?P<scale>[kmgbt])(?=(?:{_COUNTED})?(?![a-z0-9])))?"
+    rf"(?P<after>(?:{_COUNTED})(?![a-z0-9])|[-_ ](?:{_COUNTED})(?![a-z])(?![-_= ]*\d))?(?=(?P<rest>[a-z]*))"
 )
-_SCALES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
+_SCALES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 
+Number = int | float
 Value = tuple[Any, ...]
 """What orders a checkpoint: the tuples around its counter, outermost first, and the counter last."""
 
@@ -173,7 +179,7 @@ class _Name(NamedTuple):
     """What a name says: `unit` is what its counter counts, `leading` what that may restart with."""
 
     unit: str = ""
-    counter: int | float | None = None
+    counter: Number | None = None
     versions: tuple[float, ...] = ()
     times: tuple[Value, ...] = ()
     leading: tuple[float, ...] = ()
@@ -261,22 +267,21 @@ def _level(found: re.Match[str]) -> str:
     level = _LEVELS.get(word or "", "plain" if not word or found["gap"] else "attached")
     if after and level not in (*_STEPS, "epoch"):
         level = _LEVELS[after.strip("-_ ")]
-    if level in ("plain", "attached") and ((found["rest"] and not scale) or ("." in digits and not scale)):
+    sized = _LEVELS.get(found["rest"]) != "plain" if found["rest"] else _FRACTION.search(digits)
+    if level in ("plain", "attached") and sized and not scale:
         return ""
     return "" if level == "measure" else level
 
 
-def _numbers(text: str) -> Iterator[tuple[str, int | float, int, str]]:
+def _numbers(text: str) -> Iterator[tuple[str, Number, int, str]]:
     """Yield level, value, place and text of the numbers that count something."""
     for found in _NUMBER.finditer(text):
-        level, digits = _level(found), found["digits"]
-        value = int(digits) if digits.isdigit() else round(float(digits) * _SCALES[found["scale"] or ""], 6)
-        value = (
-            int(value) * (_SCALES[found["scale"] or ""] if digits.isdigit() else 1)
-            if value == int(value)
-            else value
-        )
-        if level and value < _MAX_STEP:
+        level, digits, scale = _level(found), found["digits"], _SCALES[found["scale"] or ""]
+        if not level or len(digits) > _MOST_DIGITS:
+            continue
+        value = int(digits) * scale if digits.isdigit() else round(float(digits) * scale, 6)
+        value = int(value) if value == int(value) else value
+        if value < _MAX_STEP:
             yield level, value, found.start("digits"), f"{found['word']}{digits}"
 
 
@@ -285,40 +290,39 @@ def _read(path: str) -> _Name:
     """Return what a path says, without regard to others."""
     text = _CAMEL.sub("_", _REVISION.sub("", _SUFFIXES.sub("", path))).lower()
     words = re.findall("[a-z]+", text)
-    labels = [found[0] for word in words if (found := [word] if word in _LABELS else _LABEL.findall(word))]
+    labels = [one[0] for word in words if (one := [word] if word in _LABELS else _LABEL.findall(word))]
     text, times = _take_dates(_MEASURES.sub("score", text))
-    part = [f"{a}-of-{b}" for a, b in _OF.findall(text)]
-    found: dict[str, list[tuple[int | float, int]]] = {}
-    for level, value, at, number in _numbers(_OF.sub(_blank, _ID.sub(_without_id, text))):
+    part: list[str] = []
+    for of in _OF.finditer(text):
+        # Of "epoch_3_of_100" the 3 counts.
+        begin = of.end(1) if _COUNTS.search(text, 0, of.start()) else of.start()
+        part += [f"{of[1]}-of-{of[2]}"] if begin == of.start() else []
+        text = text[:begin] + "|" * (of.end() - begin) + text[of.end() :]
+    found: dict[str, list[tuple[Number, int]]] = {}
+    for level, value, at, number in _numbers(_ID.sub(_without_id, text)):
         if level == "rank":
             part.append(number)
         else:
             found.setdefault(level, []).append((value, at))
-    versions, epochs = found.get("version", []), found.get("epoch", [])
-    unit = next((u for u in (*_STEPS, "epoch", "plain", "attached") if u in found), "")
-    leading: list[int | float] = []
+    versions = found.get("version", [])
+    unit = next((one for one in (*_STEPS, "epoch", "plain", "attached") if one in found), "")
+    counters = found.get(unit, [])
+    if unit == "epoch":
+        counters = [*counters, *(one for one in found.get("plain", []) if one[1] > counters[-1][1])]
     if unit:
-        counters = found[unit]
-        if unit == "epoch" and (inner := [n for n in found.get("plain", []) if n[1] > counters[-1][1]]):
-            counters, unit = [*counters, inner[-1]], "pair"
-        first = text.rfind("/", 0, counters[0][1])
-        outer = [n for u in ("plain", "attached") if u != unit for n in found.get(u, []) if n[1] < first]
-        versions = sorted([*versions, *outer], key=lambda one: one[1])
-        leading = [value for value, _ in (epochs if unit in _STEPS else counters[:-1])]
-        counter: int | float | None = counters[-1][0]
-        unit = "step" if unit in _STEPS else "pair" if unit == "plain" and leading else unit
-    elif times:
-        unit, counter = "time", None
-    elif versions:
-        unit, counter, versions = "version", versions[-1][0], versions[:-1]
-    else:
-        counter = None
+        folder = text.rfind("/", 0, counters[0][1])
+        others = [one for level in {"plain", "attached"} - {unit} for one in found.get(level, [])]
+        versions = sorted([*versions, *(one for one in others if one[1] < folder)], key=lambda one: one[1])
+    elif versions and not times:
+        unit, counters, versions = "version", versions[-1:], versions[:-1]
+    leading = found.get("epoch", []) if unit in _STEPS else counters[:-1]
+    is_pair = unit in ("epoch", "plain") and len(counters) > len(found.get("epoch", [])) and leading
     return _Name(
-        unit,
-        counter,
+        "step" if unit in _STEPS else "pair" if is_pair else unit or ("time" if times else ""),
+        counters[-1][0] if counters else None,
         tuple(value for value, _ in versions),
         tuple(times),
-        tuple(leading),
+        tuple(value for value, _ in leading),
         tuple(dict.fromkeys(labels)),
         "-".join(part),
     )
@@ -354,7 +358,9 @@ def order_checkpoints(evidence: Sequence[Evidence]) -> Order:
     >>> [(one.step, one.branch) for one in found.placements]
     [(500, ''), (1000, ''), (None, 'best')]
     """
-    natural = sorted(range(len(evidence)), key=lambda i: natural_key(evidence[i].path))
+    # "a.ckpt" comes before "a-v1.ckpt".
+    stems = [natural_key(_SUFFIXES.sub("", one.path)) for one in evidence]
+    natural = sorted(range(len(evidence)), key=lambda i: (stems[i], evidence[i].path))
     if not evidence:
         return Order((), "no checkpoints", False)
     back = sorted(natural, key=natural.__getitem__)
@@ -376,16 +382,15 @@ class _Run:
         self.kinds = [(one.model, name.part) for one, name in zip(evidence, self.names, strict=True)]
         self.regular = self._regular()
         self.sources = list(self._sources())
-        telling = [source for source in self.sources if any(self._merit(source))]
-        self.chosen = max(telling, key=self._merit) if telling else self._positions()
-        self.offsets: dict[Value, int] = {}
+        self.chosen = self._choose() or self._positions()
+        self.offsets: dict[Value, Number] = {}
         self.steps = self._steps()
 
     def _regular(self) -> list[int]:
         every = range(len(self.names))
         numbered, labelled = ({i for i in every if getattr(self.names[i], of)} for of in ("unit", "labels"))
         keyed = {i for i in every if self.keys[i]}
-        choices = (numbered - labelled, numbered, keyed - labelled, keyed, set(every) - labelled, set(every))
+        choices = ((numbered | keyed) - labelled, numbered, keyed, set(every) - labelled, set(every))
         return sorted(next(filter(None, choices)))
 
     def _source(
@@ -418,12 +423,12 @@ class _Run:
             yield from self._named(unit)
         if any(name.unit == "time" for name in self.names):
             times = [0 if name.unit == "time" else None for name in self.names]
-            yield next(self._source("the order of the dates and times in names", "time", times, nothing))
+            yield next(self._source("the dates and times in names", "time", times, nothing))
         first = [next((keys[key] for key in counting if key in keys), None) for keys in self.keys]
         for counters, also in ((first, "step"), (epochs, "epoch")):
             named = zip(counters, self._counters(also), self._counters("plain"), strict=True)
             mixed = [next((one for one in row if one is not None), None) for row in named]
-            yield next(self._source("keys in the files and names", also, mixed, nothing))
+            yield next(self._source(_MIXED, also, mixed, nothing))
 
     def _counters(self, unit: str) -> list[Any]:
         return [name.counter if name.unit == unit else None for name in self.names]
@@ -472,6 +477,16 @@ class _Run:
             if any(a[1] > b[1] for a, b in pairwise(sorted(zip(order, column, strict=True))))
         ]
 
+    def _choose(self) -> _Source | None:
+        best, chosen, n = (0, 0, 0), None, len(self.regular)
+        for source in self.sources:
+            merit = self._merit(source)
+            if merit > best:
+                best, chosen = merit, source
+            if best == (n, n, 0):
+                break
+        return chosen
+
     def _merit(self, source: _Source) -> tuple[int, int, int]:
         held = [(source.values[i], self.kinds[i]) for i in self.regular if source.values[i] is not None]
         if source.unit == "attached" and len(held) > 1 and len({value for value, _ in held}) == 1:
@@ -498,17 +513,23 @@ class _Run:
     def _steps(self) -> list[int | None]:
         """Return the steps by the chosen source, and note how far counters that restart are moved."""
         values = self.chosen.values
-        known = sorted({values[i] for i in self.regular if values[i] is not None})
-        by_value: dict[Value, int] = {}
-        top, offset = -1, 0
+        known = sorted({value for i in self.regular if (value := values[i]) is not None})
+        by_value: dict[Value, Any] = {}
+        reach: dict[Value, Number] = {}
+        for outer, counter in filter(None, values):
+            # What may take a place that is free, too: a later restart does not meet it.
+            reach[outer] = max(counter, reach.get(outer, 0))
+        top: Number = -1
+        offset: Number = 0
         for outer, group in groupby(known, key=lambda value: value[0]):
             counters = [value[1] for value in group]
             if counters[0] + offset <= top:
                 offset = top + (not counters[0])
-            self.offsets[outer], top = offset, counters[-1] + offset
+            self.offsets[outer], top = offset, reach[outer] + offset
             by_value |= {(outer, counter): counter + offset for counter in counters}
         whole = all(isinstance(step, int) for step in by_value.values()) and top < _MAX_STEP
-        if self.chosen.unit == "time" or not whole:
+        self.is_ordinal = self.chosen.unit == "time" or not whole
+        if self.is_ordinal:
             self.offsets, by_value = {}, {value: rank for rank, value in enumerate(known)}
         return [self._step(value, by_value) for value in values]
 
@@ -525,60 +546,60 @@ class _Run:
         """Return the sources whose counters are the steps of the main line, as far as it has them."""
         if not self.offsets or any(self.offsets.values()):
             return []
-        chosen, bare = self.chosen, not any(self.keys[i] for i in self.regular)
+        unit = _COUNTS_OF.get(self.chosen.unit) if self.chosen.text == "names" else None
+        # Where nothing on the main line has keys, those of others count the same if they are called so.
+        alike = {} if any(self.keys[i] for i in self.regular) else _COUNTS_OF
         found = []
         for source in self.sources:
-            known = [(source.values[i], self.steps[i]) for i in self.regular if source.values[i] is not None]
-            alike = _COUNTS_OF.get(source.unit) == _COUNTS_OF.get(chosen.unit) and chosen.text == "names"
-            if all(value is None or value[1] == step for value, step in known) if known else bare and alike:
+            known = [(v[1], self.steps[i]) for i in self.regular if (v := source.values[i]) is not None]
+            agrees = (
+                all(counter == step for counter, step in known) if known else alike.get(source.unit) == unit
+            )
+            if agrees and source.text != _MIXED and (known or unit):
                 found.append(source)
         return found
 
     def placements(self) -> list[Placement]:
         """Return the place of each checkpoint: the main line first, and what is left of it for the others."""
+        regular, comparable = set(self.regular), self._comparable()
         in_turn = sorted(
-            range(len(self.names)), key=lambda i: (i not in self.regular, bool(self.names[i].labels), i)
+            range(len(self.names)),
+            key=lambda i: (i not in regular, self.steps[i] is None, bool(self.names[i].labels), i),
         )
-        comparable = self._comparable()
         held: dict[Hashable, int] = {}
-        places: list[Placement] = [Placement(None)] * len(self.names)
+        places: dict[int, Placement] = {}
         for i in in_turn:
-            name, kind = self.names[i], self.kinds[i]
-            told = (source.values[i] for source in comparable)
-            step = (
-                next((v[1] for v in told if v is not None), None) if self.steps[i] is None else self.steps[i]
-            )
-            is_average = i not in self.regular and not _AVERAGES.isdisjoint(name.labels)
+            name, kind, step = self.names[i], self.kinds[i], self.steps[i]
+            if step is None:
+                found = (source.values[i] for source in comparable)
+                step = next((value[1] for value in found if value is not None), None)
+            is_average = i not in regular and not _AVERAGES.isdisjoint(name.labels)
             holder = held.get(("", step, kind))
             if step is not None and holder is None and not is_average:
-                held["", step, kind] = i
-                places[i] = Placement(step, part=name.part)
+                held["", step, kind], places[i] = i, Placement(step, part=name.part)
                 continue
+            reason = "no number in it or in its name, unlike the others"
             if holder is not None:
                 reason = f"step {step} is in {self.evidence[holder].path} already"
             elif is_average:
                 reason = "an average of weights beside them"
-            else:
-                reason = (
-                    "no number in it or in its name, unlike the others"
-                    if not name.unit
-                    else "its number counts something else"
-                )
-                step = name.counter if isinstance(name.counter, int) and name.unit != "version" else None
-            for branch in self._branches(i, self.regular[0] if holder is None else holder):
-                if held.setdefault((branch, step, kind), i) == i:
-                    places[i] = Placement(step, branch, reason, name.part)
-                    break
-        return places
+            elif isinstance(name.counter, int) and name.unit not in ("version", "attached"):
+                reason, step = "its number counts something else", name.counter
+            branches = self._branches(i, in_turn[0] if holder is None else holder)
+            branch = next(one for one in branches if held.setdefault((one, step, kind), i) == i)
+            places[i] = Placement(step, branch, reason, name.part)
+        return [places[i] for i in range(len(places))]
 
     def _branches(self, i: int, other: int) -> Iterator[str]:
-        """Yield names for the branch of a checkpoint beside another, the last of which nothing else has."""
+        """Yield names for the branch of a checkpoint beside another, until one is free."""
         name, stem = self.names[i], _SUFFIXES.sub("", self.evidence[i].path)
         beside = _PIECES.split(_SUFFIXES.sub("", self.evidence[other].path))
         pieces = [one for one in _PIECES.split(stem) if one and one not in beside]
-        differ = [one for one in pieces if not (one.isdigit() and int(one) == name.counter)]
-        yield from ("-".join(one) for one in (name.labels, differ, pieces) if one)
-        yield from (stem.replace("/", "-"), self.evidence[i].path)
+        counter = re.compile(rf"(^|(?<=[A-Za-z]))0*{name.counter}$")
+        differ = [one for piece in pieces if (one := counter.sub("", piece))]
+        names = ("-".join(filter(None, one)) for one in (name.labels, differ, pieces, _PIECES.split(stem)))
+        yield from filter(None, names)
+        yield from (f"{stem}-{n}" for n in count(2))
 
     def origin(self) -> tuple[str, bool]:
         """Return where the steps come from, and whether there was doubt."""
@@ -586,9 +607,11 @@ class _Run:
             ["counters that restart go on where the last ones ended"] if any(self.offsets.values()) else []
         )
         if all(self.chosen.values[i] is not None for i in self.regular) and self.chosen.unit != "position":
-            doubts += [f"{other} would order them otherwise" for other in self._disagreeing(self.chosen)]
+            others = [text for text in self._disagreeing(self.chosen) if text != self.chosen.text]
+            doubts += [f"{text} would order them otherwise" for text in others]
         is_guess = self.chosen.unit == "position" and len(self.regular) > 1
-        return "; ".join([f"steps come from {self.chosen.text}", *doubts]), bool(doubts) or is_guess
+        text = "the order of " * self.is_ordinal + self.chosen.text
+        return "; ".join([f"steps come from {text}", *doubts]), bool(doubts) or is_guess
 
 
 def _sorted_keys(keys: Iterable[Mapping[str, int]]) -> list[str]:
