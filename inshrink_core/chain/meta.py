@@ -26,6 +26,9 @@ QUALITY: Final = "quality"
 WRITTEN: Final = "written"
 """Key of meta: by a tensor's name, the step it was last written at, where that is before the frame's own."""
 
+FOLDER: Final = "folder"
+"""Key of meta: the name of the directory that the checkpoint was, unless that is ``checkpoint-STEP``."""
+
 METRICS: Final = "metrics"
 """Key of meta: what the training measured at the step, by name."""
 
@@ -62,6 +65,7 @@ _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     QUALITY: lambda value: _is_quality(value),
     WRITTEN: lambda value: isinstance(value, dict) and all(type(step) is int for step in value.values()),
     DROPPED: lambda value: _is_dropped(value),
+    FOLDER: lambda value: isinstance(value, str),
     METRICS: lambda value: isinstance(value, dict) and all(type(one) is float for one in value.values()),
     "restored": _is_id,
     "rekeyed": _is_id,

@@ -111,6 +111,7 @@ class ParsedCheckpoint(NamedTuple):
             aliases=self.aliases,
             hyperparameters=self.hyperparameters,
             origin=str(self.path),
+            folder="" if [*self.paths] == [self.path.name] else self.path.name,
         )
 
 
