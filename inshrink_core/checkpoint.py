@@ -449,6 +449,8 @@ class Checkpoint(Mapping[str, "Tensor"]):
         Path it was read from, for messages.
     branch
         Its name, such as ``best``, if it is no step of the run.
+    folder
+        Name of the directory that it was; empty for a file, and where that is not known.
 
     Examples
     --------
@@ -467,6 +469,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
     hyperparameters: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False)
     origin: str = ""
     branch: str = ""
+    folder: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_key", {spec.key: spec for spec in self.specs})

@@ -29,6 +29,9 @@ WRITTEN: Final = "written"
 NAME: Final = "name"
 """Key of meta: the name of a checkpoint that is no step, such as ``best``."""
 
+FOLDER: Final = "folder"
+"""Key of meta: the name of the directory that the checkpoint was, unless that is ``checkpoint-STEP``."""
+
 METRICS: Final = "metrics"
 """Key of meta: what the training measured at the step, by name."""
 
@@ -66,6 +69,7 @@ _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     QUALITY: lambda value: _is_quality(value),
     WRITTEN: lambda value: isinstance(value, dict) and all(type(step) is int for step in value.values()),
     DROPPED: lambda value: _is_dropped(value),
+    FOLDER: lambda value: isinstance(value, str),
     METRICS: lambda value: isinstance(value, dict) and all(type(one) is float for one in value.values()),
     "restored": _is_id,
     "rekeyed": _is_id,

@@ -113,6 +113,7 @@ class ParsedCheckpoint(NamedTuple):
             aliases=self.aliases,
             hyperparameters=self.hyperparameters,
             origin=str(self.path),
+            folder="" if self.path in self.paths.values() else self.path.name,
         )
 
 

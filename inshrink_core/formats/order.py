@@ -19,7 +19,8 @@ from inshrink_core.formats.state_tree import STEP_KEYS
 _GLOBAL: Final = frozenset({"global_step", "iter_num", "num_updates"})
 """Keys that count from the beginning of the training."""
 
-_COUNTS_OF: Final = {"step": "step", "pair": "step", "plain": "step", "epoch": "epoch"}
+_COUNTS_OF: Final = {"step": "step", "pair": "step", "epoch": "epoch"}
+_MIXED: Final = "keys in the files and names"
 _MAX_STEP: Final = 1 << 62
 _MOST_DIGITS: Final = 24
 """Of a number, with a fraction and an exponent: what is longer counts nothing."""
@@ -97,6 +98,7 @@ _CLOCK: Final = re.compile(
     r"[-_ t./|]{0,3}([01]\d|2[0-3])(?:[-_:.h]([0-5]\d)(?:[-_:.m]([0-5]\d))?|([0-5]\d)([0-5]\d))"
     r"([.,]\d{1,9})?s?z?(?!\d)"
 )
+_FRACTION: Final = re.compile(r"\.\d+$|e-")
 _UNIX: Final = re.compile(r"(?<![\d.])1[2-9]\d{8}(?:\d{3})?(?:\.\d+)?(?!\d)")
 _COUNTS: Final = re.compile(rf"(?<![a-z])(?:{_COUNTED})[-_=:]*$")
 _NUMBER: Final = re.compile(
@@ -265,7 +267,7 @@ def _level(found: re.Match[str]) -> str:
     level = _LEVELS.get(word or "", "plain" if not word or found["gap"] else "attached")
     if after and level not in (*_STEPS, "epoch"):
         level = _LEVELS[after.strip("-_ ")]
-    sized = _LEVELS.get(found["rest"]) != "plain" if found["rest"] else "." in digits
+    sized = _LEVELS.get(found["rest"]) != "plain" if found["rest"] else _FRACTION.search(digits)
     if level in ("plain", "attached") and sized and not scale:
         return ""
     return "" if level == "measure" else level
@@ -381,14 +383,14 @@ class _Run:
         self.regular = self._regular()
         self.sources = list(self._sources())
         self.chosen = self._choose() or self._positions()
-        self.offsets: dict[Value, int] = {}
+        self.offsets: dict[Value, Number] = {}
         self.steps = self._steps()
 
     def _regular(self) -> list[int]:
         every = range(len(self.names))
         numbered, labelled = ({i for i in every if getattr(self.names[i], of)} for of in ("unit", "labels"))
         keyed = {i for i in every if self.keys[i]}
-        choices = (numbered - labelled, numbered, keyed - labelled, keyed, set(every) - labelled, set(every))
+        choices = ((numbered | keyed) - labelled, numbered, keyed, set(every) - labelled, set(every))
         return sorted(next(filter(None, choices)))
 
     def _source(
@@ -426,7 +428,7 @@ class _Run:
         for counters, also in ((first, "step"), (epochs, "epoch")):
             named = zip(counters, self._counters(also), self._counters("plain"), strict=True)
             mixed = [next((one for one in row if one is not None), None) for row in named]
-            yield next(self._source("keys in the files and names", also, mixed, nothing))
+            yield next(self._source(_MIXED, also, mixed, nothing))
 
     def _counters(self, unit: str) -> list[Any]:
         return [name.counter if name.unit == unit else None for name in self.names]
@@ -512,13 +514,18 @@ class _Run:
         """Return the steps by the chosen source, and note how far counters that restart are moved."""
         values = self.chosen.values
         known = sorted({value for i in self.regular if (value := values[i]) is not None})
-        by_value: dict[Value, int] = {}
-        top, offset = -1, 0
+        by_value: dict[Value, Any] = {}
+        reach: dict[Value, Number] = {}
+        for outer, counter in filter(None, values):
+            # What may take a place that is free, too: a later restart does not meet it.
+            reach[outer] = max(counter, reach.get(outer, 0))
+        top: Number = -1
+        offset: Number = 0
         for outer, group in groupby(known, key=lambda value: value[0]):
             counters = [value[1] for value in group]
             if counters[0] + offset <= top:
                 offset = top + (not counters[0])
-            self.offsets[outer], top = offset, counters[-1] + offset
+            self.offsets[outer], top = offset, reach[outer] + offset
             by_value |= {(outer, counter): counter + offset for counter in counters}
         whole = all(isinstance(step, int) for step in by_value.values()) and top < _MAX_STEP
         self.is_ordinal = self.chosen.unit == "time" or not whole
@@ -539,12 +546,16 @@ class _Run:
         """Return the sources whose counters are the steps of the main line, as far as it has them."""
         if not self.offsets or any(self.offsets.values()):
             return []
-        chosen, bare = self.chosen, not any(self.keys[i] for i in self.regular)
+        unit = _COUNTS_OF.get(self.chosen.unit) if self.chosen.text == "names" else None
+        # Where nothing on the main line has keys, those of others count the same if they are called so.
+        alike = {} if any(self.keys[i] for i in self.regular) else _COUNTS_OF
         found = []
         for source in self.sources:
-            known = [(source.values[i], self.steps[i]) for i in self.regular if source.values[i] is not None]
-            alike = _COUNTS_OF.get(source.unit) == _COUNTS_OF.get(chosen.unit) and chosen.text == "names"
-            if all(value is None or value[1] == step for value, step in known) if known else bare and alike:
+            known = [(v[1], self.steps[i]) for i in self.regular if (v := source.values[i]) is not None]
+            agrees = (
+                all(counter == step for counter, step in known) if known else alike.get(source.unit) == unit
+            )
+            if agrees and source.text != _MIXED and (known or unit):
                 found.append(source)
         return found
 
@@ -586,7 +597,8 @@ class _Run:
         pieces = [one for one in _PIECES.split(stem) if one and one not in beside]
         counter = re.compile(rf"(^|(?<=[A-Za-z]))0*{name.counter}$")
         differ = [one for piece in pieces if (one := counter.sub("", piece))]
-        yield from ("-".join(one) for one in (name.labels, differ, pieces, _PIECES.split(stem)) if one)
+        names = ("-".join(filter(None, one)) for one in (name.labels, differ, pieces, _PIECES.split(stem)))
+        yield from filter(None, names)
         yield from (f"{stem}-{n}" for n in count(2))
 
     def origin(self) -> tuple[str, bool]:

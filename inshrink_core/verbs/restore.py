@@ -128,7 +128,8 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         The archive to restore from.
     output
         Where the files go; made if it is not there. One step goes right there, and so do several that are
-        single files of the run's own format; other steps go into checkpoint-STEP each.
+        single files of the run's own format; other steps go into a folder each, called as in the run, or
+        checkpoint-STEP.
     steps
         A step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be repeated. By default
         the last step.
@@ -200,6 +201,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         from inshrink_core.chain.attachments import dropped_of
         from inshrink_core.execution import default_threads
         from inshrink_core.formats import write_checkpoint
+        from inshrink_core.formats.disk import check_names, check_target
         from inshrink_core.formats.write import LAYOUTS, restorable_layout
 
         begun = time.perf_counter()
@@ -222,16 +224,22 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         counter = _Counter(opened, infos, tensors, self.progress)
         paths: list[Path] = []
         written = layout
-        # Checkpoints of one file each lie beside each other, if their names let them.
-        alone = [one[0].path.casefold() for info in every if len(one := view.checkpoint(info).files) == 1]
-        collide = len(set(alone)) < len(alone)
+        # Files of steps that were no folders go beside each other, unless names collide.
+        flat = [one for info in every if not (one := view.checkpoint(info)).folder]
+        names = [file.path.casefold() for one in flat for file in one.files]
+        collide = len(set(names)) < len(names)
+        numbered = {info: f"checkpoint-{view.checkpoint(info).branch or info.step}" for info in every}
+        folders = {info: view.checkpoint(info).folder or name for info, name in numbered.items()}
+        if len({name.casefold() for name in folders.values()}) < len(every):
+            folders = numbered
+        check_names(folders.values(), str(opened.path))
         for info in infos:
             checkpoint = view.checkpoint(info)
             whole = tensors is None
             written = restorable_layout(checkpoint) if layout == "same" and whole else layout
-            apart = collide or len(checkpoint.files) != 1 or written != "same" or not whole
+            apart = collide or bool(checkpoint.folder) or written != "same" or not whole
             nested = len(every) > 1 and apart
-            target = directory / f"checkpoint-{info.step}" if nested else directory
+            target = check_target(directory, f"{folders[info]}/file").parent if nested else directory
             keys = _selector(checkpoint, tensors)
             order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
             with checkpoint.expecting(order), reading_ahead(checkpoint, order, threads) as ahead:
