@@ -89,7 +89,7 @@ docs: $(STAMP)  ## Build the documentation site into build/site, every warning a
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	$(BIN)/python -m pytest --quiet -m documentation tests/docs
 
-reference: $(STAMP)  ## Write the derived parts of docs/cli.md and the schema of JSON documents anew
+reference: $(STAMP)  ## Write the derived parts of docs and the schema of JSON documents anew
 	$(BIN)/python -m benchmarks.reference
 
 house: $(STAMP)  ## Print the size of the code beside the limits of benchmarks/house.toml; fails above one

@@ -1,8 +1,9 @@
-"""The derived parts of docs/cli.md, and docs/documents.schema.json: ``python -m benchmarks.reference``.
+"""The derived parts of docs, and docs/documents.schema.json: ``python -m benchmarks.reference``.
 
-What stands between ``<!-- derived: NAME -->`` and ``<!-- end -->`` is made from the requests: synopsis,
-summary, examples and options of each verb, and the options that several verbs have. All else on the page is
-written by hand, and says what the options mean together.
+Text between ``<!-- derived: NAME -->`` and ``<!-- end -->`` is derived. In docs/cli.md it is made from the
+requests: synopsis, summary, examples and options of each verb, and the options that several verbs have. In
+docs/runs.md it is the table of layouts that `tests.formats.layouts` checks. The rest of both pages is written
+by hand, and explains what the options mean together.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ import inspect
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_args, get_type_hints
 
 from benchmarks import documents
 from inshrink_core.cli.application import known_verbs
 from inshrink_core.cli.derived import Output
 from inshrink_core.request import Field, Request, fields_of, request_of
+from tests.formats.layouts.layout import Layout
+from tests.formats.layouts.table import TABLE
 
 PAGE = documents.DOCS / "cli.md"
+RUNS = documents.DOCS / "runs.md"
 SCHEMA = documents.DOCS / "documents.schema.json"
 SHARED = 4
 """An option of as many verbs, with the same explanation, is explained once for all of them."""
@@ -193,15 +197,62 @@ def page(text: str) -> str:
     ValueError
         A verb has no part on the page, or one twice.
     """
-    names = Counter(match[2] for match in _REGION.finditer(text))
     expected = {
         "verbs",
         "shared options",
         *(f"{verb}{part}" for verb in requests() for part in ("", " options")),
     }
+    return _filled(text, expected, derived)
+
+
+def _filled(text: str, expected: set[str], made: Callable[[str], str]) -> str:
+    """Return a page with every part made anew; all that are expected must be there once."""
+    names = Counter(match[2] for match in _REGION.finditer(text))
     if names != Counter(expected):
         raise ValueError(f"parts {sorted(set(names) ^ expected)} are missing, unknown or there twice")
-    return _REGION.sub(lambda match: f"{match[1]}{derived(match[2])}\n{match[3]}", text)
+    return _REGION.sub(lambda match: f"{match[1]}{made(match[2])}\n{match[3]}", text)
+
+
+def _code(words: Iterable[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
+
+
+def _result(row: Layout) -> str:
+    """Return what comes of a run of a layout."""
+    numbers = ", ".join(map(str, row.steps)) or "in the order shown"
+    further = {
+        "also the model": row.models,
+        "branch": row.branches,
+        "duplicate": row.duplicates,
+        "archived with them": row.beside,
+        "another model": row.other_models,
+        "not read, and named": row.left_out,
+    }
+    parts = [f"{'step' if len(row.steps) == 1 else 'steps'} {numbers}"] if row.is_readable else []
+    return "; ".join([*parts, *(f"{label} {_code(words)}" for label, words in further.items() if words)])
+
+
+def layouts() -> str:
+    """Return the table of the layouts that are tested."""
+    rows = ((row.framework, "<br>".join(map(_shown, row.shown)), _result(row)) for row in TABLE)
+    return _table(("written by", "files", "what comes of it"), rows)
+
+
+def _shown(files: str) -> str:
+    """Return files as code, with what is said of them behind it."""
+    name, separator, note = files.partition(" (")
+    return f"`{name}`{separator}{note}"
+
+
+def runs_page(text: str) -> str:
+    """Return docs/runs.md with its table of layouts made anew.
+
+    Raises
+    ------
+    ValueError
+        The table has no place on the page, or several.
+    """
+    return _filled(text, {"layouts"}, lambda _: layouts())
 
 
 def schema() -> str:
@@ -210,8 +261,9 @@ def schema() -> str:
 
 
 def main() -> None:
-    """Write both."""
+    """Write all."""
     PAGE.write_text(page(PAGE.read_text()))
+    RUNS.write_text(runs_page(RUNS.read_text()))
     SCHEMA.write_text(schema())
 
 

@@ -1,0 +1,284 @@
+"""Trainings on many devices: sharded, by rank, and several models of one step in folders."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.fuzz.zero import GROUPS, save_zero, some_state
+from tests.formats.layouts.builders import (
+    CRITIC,
+    GPT,
+    adam,
+    copy,
+    critic,
+    gpt,
+    numel,
+    random_states,
+    save,
+    save_sharded,
+    save_tensors,
+    write_text,
+)
+from tests.formats.layouts.layout import ADAM, BUFFERS, WEIGHTS, layout
+from tests.formats.shards import save_shards
+
+_LANGUAGE_MODEL = {"parameters": numel(GPT), "roles": WEIGHTS | ADAM}
+
+
+def _nested(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return a state dict as a tree of modules."""
+    tree: dict[str, Any] = {}
+    for name, value in tensors.items():
+        *path, last = name.split(".")
+        at = tree
+        for part in path:
+            at = at.setdefault(part, {})
+        at[last] = value
+    return tree
+
+
+@layout(
+    "nanochat",
+    "model_000100.pt",
+    "optim_000100_rank0.pt",
+    "optim_000100_rank1.pt",
+    "meta_000100.json",
+    "model_000200.pt, …",
+    steps=(100, 200),
+    **_LANGUAGE_MODEL,
+)
+def nanochat(folder: Path) -> None:
+    for step in (100, 200):
+        save(folder / f"model_{step:06}.pt", gpt(step))
+        for rank in (0, 1):
+            save(folder / f"optim_{step:06}_rank{rank}.pt", adam(GPT, step + rank))
+        write_text(folder / f"meta_{step:06}.json", json.dumps({"step": step, "val_bpb": 1.1}))
+
+
+@layout(
+    "Megatron-LM",
+    "iter_0001000/mp_rank_00/model_optim_rng.pt",
+    "iter_0001000/mp_rank_01/model_optim_rng.pt",
+    "iter_0002000/…",
+    "latest_checkpointed_iteration.txt",
+    steps=(1000, 2000),
+    parameters=2 * numel(GPT),
+    roles=WEIGHTS | ADAM,
+)
+def megatron(folder: Path) -> None:
+    for iteration in (1000, 2000):
+        for rank in (0, 1):
+            state = {"args": Namespace(tensor_model_parallel_size=2), "checkpoint_version": 3.0}
+            state |= {"iteration": iteration, "model": {"language_model": _nested(gpt(iteration, rank))}}
+            state |= {
+                "optimizer": {"optimizer": adam(GPT, iteration)},
+                "rng_state": [random_states(iteration)],
+            }
+            save(folder / f"iter_{iteration:07}/mp_rank_{rank:02}/model_optim_rng.pt", state)
+    write_text(folder / "latest_checkpointed_iteration.txt", "2000")
+
+
+@layout(
+    "DeepSpeed, ZeRO 1",
+    "global_step1000/{mp_rank_00_model_states.pt, zero_pp_rank_0_mp_rank_00_optim_states.pt, "
+    "zero_pp_rank_1_mp_rank_00_optim_states.pt}",
+    "global_step2000/{…}",
+    "latest",
+    steps=(1000, 2000),
+    parameters=35 + 5 + 30 + 3,
+    roles=WEIGHTS | BUFFERS | {"exp_avg", "exp_avg_sq", "master"},
+)
+def deepspeed(folder: Path) -> None:
+    for step in (1000, 2000):
+        module, state = some_state(step)
+        save_zero(folder / f"global_step{step}", module, state, GROUPS, stage=1, step=step)
+    write_text(folder / "latest", "global_step2000")
+
+
+@layout(
+    "DeepSpeed, ZeRO 3, in transformers",
+    "checkpoint-1000/global_step1000/{zero_pp_rank_0_mp_rank_00_model_states.pt, …}",
+    "checkpoint-1000/{trainer_state.json, latest}",
+    "checkpoint-2000/{…}",
+    steps=(1000, 2000),
+    parameters=35 + 5 + 30 + 3,
+    roles=WEIGHTS | BUFFERS | {"exp_avg", "exp_avg_sq"},
+)
+def deepspeed_in_transformers(folder: Path) -> None:
+    for step in (1000, 2000):
+        module, state = some_state(step)
+        inner = folder / f"checkpoint-{step}"
+        save_zero(inner / f"global_step{step}", module, state, GROUPS, stage=3, step=step)
+        write_text(inner / "trainer_state.json", json.dumps({"global_step": step, "log_history": []}))
+        write_text(inner / "latest", f"global_step{step}")
+
+
+def _shards(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Return tensors as halves of two ranks."""
+    cut = {name: tensor.chunk(2) for name, tensor in tensors.items()}
+    return {
+        name: (
+            tensor.shape,
+            [(0, (0,) * tensor.ndim, first), (1, (len(first), *(0,) * (tensor.ndim - 1)), second)],
+        )
+        for name, tensor in tensors.items()
+        for first, second in [cut[name]]
+    }
+
+
+def _moments(step: int, prefix: str) -> dict[str, torch.Tensor]:
+    """Return an optimizer's state as DCP names it: by parameter."""
+    state = zip(GPT, adam(GPT, step)["state"].values(), strict=True)
+    return {
+        f"{prefix}{name}.{key}": value for name, held in state for key, value in held.items() if value.ndim
+    }
+
+
+@layout(
+    "torchtitan (DCP)",
+    "checkpoint/step-500/{.metadata, __0_0.distcp, __1_0.distcp}",
+    "checkpoint/step-1000/{…}",
+    steps=(500, 1000),
+    parameters=numel(GPT),
+    roles=WEIGHTS | {"exp_avg", "exp_avg_sq"},
+)
+def torchtitan(folder: Path) -> None:
+    for step in (500, 1000):
+        tensors = gpt(step) | _moments(step, "optimizer.state.")
+        target = folder / f"checkpoint/step-{step}"
+        target.mkdir(parents=True)
+        save_shards(target, _shards(tensors))
+
+
+@layout(
+    "FSDP in transformers",
+    "checkpoint-500/{pytorch_model_fsdp_0/, optimizer_0/, trainer_state.json}",
+    "checkpoint-1000/{…}",
+    steps=(500, 1000),
+    parameters=numel(GPT),
+    roles=WEIGHTS | {"exp_avg", "exp_avg_sq"},
+)
+def fsdp(folder: Path) -> None:
+    for step in (500, 1000):
+        inner = folder / f"checkpoint-{step}"
+        for name, tensors in (
+            ("pytorch_model_fsdp_0", gpt(step, prefix="model.")),
+            ("optimizer_0", _moments(step, "optimizer.state.")),
+        ):
+            (inner / name).mkdir(parents=True)
+            save_shards(inner / name, _shards(tensors))
+        write_text(inner / "trainer_state.json", json.dumps({"global_step": step, "log_history": []}))
+
+
+@layout(
+    "torchtune",
+    "epoch_0/{ft-model-00001-of-00002.safetensors, ft-model-00002-of-00002.safetensors, "
+    "ft-model.safetensors.index.json}",
+    "epoch_1/{…}",
+    "recipe_state/recipe_state.pt",
+    steps=(0, 1),
+    parameters=numel(GPT),
+    beside=("recipe_state/recipe_state.pt",),
+)
+def torchtune(folder: Path) -> None:
+    for epoch in (0, 1):
+        save_sharded(folder / f"epoch_{epoch}", gpt(epoch), "ft-model")
+        write_text(folder / f"epoch_{epoch}/config.json")
+    state = {"seed": 1, "epochs_run": 2, "total_epochs": 3, "max_steps_per_epoch": None}
+    save(folder / "recipe_state/recipe_state.pt", {"optimizer": adam(GPT, 2)} | state)
+
+
+@layout(
+    "torchtune before 0.5",
+    "hf_model_0001_0.pt",
+    "hf_model_0002_0.pt",
+    "hf_model_0001_1.pt",
+    "hf_model_0002_1.pt",
+    "recipe_state.pt",
+    steps=(0, 1),
+    parameters=numel(GPT),
+    beside=("recipe_state.pt",),
+)
+def torchtune_parts(folder: Path) -> None:
+    for epoch in (0, 1):
+        held = list(gpt(epoch).items())
+        for part in (0, 1):
+            save(folder / f"hf_model_{part + 1:04}_{epoch}.pt", dict(held[2 * part : 2 * part + 2]))
+    save(folder / "recipe_state.pt", {"optimizer": adam(GPT, 2), "seed": 1, "epochs_run": 2})
+
+
+@layout(
+    "OLMo",
+    "step1000-unsharded/{model.pt, optim.pt, train.pt, config.yaml}",
+    "step2000-unsharded/{…}",
+    "latest-unsharded (link)",
+    steps=(1000, 2000),
+    **_LANGUAGE_MODEL,
+)
+def olmo(folder: Path) -> None:
+    for step in (1000, 2000):
+        inner = folder / f"step{step}-unsharded"
+        save(inner / "model.pt", gpt(step))
+        save(inner / "optim.pt", adam(GPT, step))
+        save(inner / "train.pt", {"epoch": 0, "global_step": step, "rng": random_states(step)})
+        write_text(inner / "config.yaml", "run_name: tiny\n")
+    (folder / "latest-unsharded").symlink_to("step2000-unsharded")
+
+
+@layout(
+    "verl",
+    "global_step_100/actor/{model_world_size_1_rank_0.pt, optim_world_size_1_rank_0.pt, "
+    "extra_state_world_size_1_rank_0.pt}",
+    "global_step_100/critic/{…}",
+    "global_step_200/…",
+    "latest_checkpointed_iteration.txt",
+    steps=(100, 200),
+    parameters=numel(GPT, CRITIC),
+    roles=WEIGHTS | ADAM,
+    models=("critic",),
+)
+def verl(folder: Path) -> None:
+    for step in (100, 200):
+        for name, state, shapes in (("actor", gpt(step), GPT), ("critic", critic(step), CRITIC)):
+            inner = folder / f"global_step_{step}/{name}"
+            save(inner / "model_world_size_1_rank_0.pt", state)
+            save(inner / "optim_world_size_1_rank_0.pt", adam(shapes, step))
+            extra = {"lr_scheduler": {"last_epoch": step}, "rng": random_states(step)}
+            save(inner / "extra_state_world_size_1_rank_0.pt", extra)
+    write_text(folder / "latest_checkpointed_iteration.txt", "200")
+
+
+@layout(
+    "RLHF with PPO",
+    "checkpoint-100/{actor/pytorch_model.bin, critic/pytorch_model.bin}",
+    "checkpoint-200/{…}",
+    steps=(100, 200),
+    parameters=numel(GPT, CRITIC),
+    models=("critic",),
+)
+def rlhf(folder: Path) -> None:
+    for step in (100, 200):
+        for name, state in (("actor", gpt(step)), ("critic", critic(step))):
+            save(folder / f"checkpoint-{step}/{name}/pytorch_model.bin", state)
+            write_text(folder / f"checkpoint-{step}/{name}/config.json")
+
+
+@layout(
+    "merged beside a run",
+    "checkpoint-100/model.safetensors",
+    "checkpoint-200/model.safetensors",
+    "merged/model.safetensors",
+    steps=(100, 200),
+    parameters=numel(GPT),
+    duplicates=("merged/model.safetensors",),
+)
+def merged(folder: Path) -> None:
+    for step in (100, 200):
+        save_tensors(folder / f"checkpoint-{step}/model.safetensors", gpt(step))
+    (folder / "merged").mkdir()
+    copy(folder / "checkpoint-200/model.safetensors", folder / "merged/model.safetensors")

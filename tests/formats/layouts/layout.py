@@ -1,0 +1,88 @@
+"""A public layout of checkpoints, and what must come of a run that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+Files = Callable[[Path], None]
+
+WEIGHTS: Final = frozenset({"weight"})
+BUFFERS: Final = frozenset({"buffer"})
+ADAM: Final = frozenset({"exp_avg", "exp_avg_sq", "step"})
+SGD: Final = frozenset({"momentum"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One row of the table of layouts.
+
+    Parameters
+    ----------
+    name
+        Short identifier.
+    framework
+        Who writes it.
+    shown
+        Its files, as documentation shows them.
+    files
+        Writes a small run of it into an empty folder.
+    steps
+        Steps in training order. Empty where names have no number that must be the step; see `order`.
+    order
+        Checkpoints in training order, where `steps` is empty. Both are empty where nothing can be read.
+    parameters
+        Number of parameters of a step, without moving averages; None where headers cannot tell.
+    roles
+        Roles of the tensors of a step.
+    models
+        Further models in a step, by the prefixes of their tensors' names.
+    branches
+        Checkpoints beside the steps with values of their own: name and files.
+    duplicates
+        Files that equal a file of a step or of a branch byte for byte.
+    beside
+        Further files that are archived, as a branch or with a step.
+    other_models
+        Files of another model.
+    left_out
+        Files that cannot be read, or belong to no step; they must be reported.
+    """
+
+    name: str
+    framework: str
+    shown: tuple[str, ...]
+    files: Files
+    steps: tuple[int, ...] = ()
+    order: tuple[str, ...] = ()
+    parameters: int | None = None
+    roles: frozenset[str] = WEIGHTS
+    models: tuple[str, ...] = ()
+    branches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    duplicates: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    other_models: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the run has a step."""
+        return bool(self.steps or self.order)
+
+    def write(self, folder: Path) -> Path:
+        """Write the run, and return its folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.files(folder)
+        return folder
+
+
+def layout(framework: str, *shown: str, **expected: Any) -> Callable[[Files], Layout]:
+    """Make a row of the table from the function that writes its files."""
+
+    def made(files: Files) -> Layout:
+        name = files.__name__.strip("_").replace("_", "-")
+        return Layout(name=name, framework=framework, shown=shown, files=files, **expected)
+
+    return made

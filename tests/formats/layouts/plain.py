@@ -1,0 +1,391 @@
+"""Single files that training scripts write: how names number them, and what else is beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tests.formats.layouts.builders import (
+    GPT,
+    NET,
+    adam,
+    average,
+    copy,
+    gpt,
+    half,
+    net,
+    numel,
+    random_states,
+    save,
+    save_tensors,
+    sgd,
+    write_text,
+)
+from tests.formats.layouts.layout import ADAM, BUFFERS, SGD, WEIGHTS, layout
+
+_SCRIPT = "a training script"
+
+
+@layout(
+    _SCRIPT,
+    "ckpt_5.pt",
+    "ckpt_20.pt",
+    "ckpt_100.pt",
+    steps=(5, 20, 100),
+    parameters=numel(NET),
+    roles=WEIGHTS | BUFFERS | ADAM,
+)
+def steps_and_state(folder: Path) -> None:
+    for step in (5, 20, 100):
+        state = {"model": net(step), "optimizer": adam(NET, step), "step": step, "rng": random_states(step)}
+        save(folder / f"ckpt_{step}.pt", state)
+
+
+@layout(
+    _SCRIPT,
+    "model_000100.pt",
+    "model_000200.pt",
+    "model_001000.pt",
+    steps=(100, 200, 1000),
+    parameters=numel(GPT),
+)
+def zero_padded(folder: Path) -> None:
+    for step in (100, 200, 1000):
+        save(folder / f"model_{step:06}.pt", gpt(step))
+
+
+@layout(
+    _SCRIPT,
+    "epoch_1.pth",
+    "epoch_2.pth",
+    "epoch_10.pth",
+    steps=(1, 2, 10),
+    parameters=numel(NET),
+    roles=WEIGHTS | BUFFERS | SGD,
+)
+def epochs(folder: Path) -> None:
+    for epoch in (1, 2, 10):
+        state = {"epoch": epoch, "model_state_dict": net(epoch), "optimizer_state_dict": sgd(NET, epoch)}
+        save(folder / f"epoch_{epoch}.pth", state | {"loss": 1 / epoch})
+
+
+@layout(
+    _SCRIPT,
+    "epoch_1.pth",
+    "epoch_2.pth",
+    "epoch_3.pth",
+    "model.pth",
+    steps=(1, 2, 3),
+    parameters=numel(NET),
+    roles=WEIGHTS | BUFFERS,
+    duplicates=("model.pth",),
+)
+def model_beside_epochs(folder: Path) -> None:
+    for epoch in (1, 2, 3):
+        save(folder / f"epoch_{epoch}.pth", net(epoch))
+    copy(folder / "epoch_3.pth", folder / "model.pth")
+
+
+@layout(
+    _SCRIPT,
+    "epoch_1.pth",
+    "epoch_2.pth",
+    "epoch_3.pth",
+    "optimizer.pth",
+    "grad_scaler.pt",
+    steps=(1, 2, 3),
+    parameters=numel(NET),
+    beside=("optimizer.pth",),
+)
+def optimizer_beside_epochs(folder: Path) -> None:
+    for epoch in (1, 2, 3):
+        save(
+            folder / f"epoch_{epoch}.pth", {name: value for name, value in net(epoch).items() if name in NET}
+        )
+    save(folder / "optimizer.pth", adam(NET, 3))
+    save(folder / "grad_scaler.pt", {"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 3})
+
+
+@layout(
+    _SCRIPT,
+    "epoch_1.pth",
+    "epoch_2.pth",
+    "final.pth",
+    steps=(1, 2),
+    parameters=numel(NET),
+    roles=WEIGHTS | BUFFERS,
+    branches={"final": ("final.pth",)},
+)
+def final_in_half_precision(folder: Path) -> None:
+    for epoch in (1, 2):
+        save(folder / f"epoch_{epoch}.pth", net(epoch))
+    save(folder / "final.pth", half(net(2)))
+
+
+@layout(
+    _SCRIPT,
+    "checkpoint.pt",
+    "optimal.pth",
+    steps=(9,),
+    parameters=numel(NET),
+    roles=WEIGHTS | BUFFERS | ADAM,
+    branches={"optimal": ("optimal.pth",)},
+)
+def last_and_optimal(folder: Path) -> None:
+    save(folder / "checkpoint.pt", {"net": net(9), "optim": adam(NET, 9), "epoch": 9})
+    save(folder / "optimal.pth", {"net": net(4), "optim": adam(NET, 4), "epoch": 4})
+
+
+@layout(
+    _SCRIPT,
+    "model_000100.pt",
+    "optimizer_000100.pt",
+    "model_000200.pt",
+    "optimizer_000200.pt",
+    steps=(100, 200),
+    parameters=numel(GPT),
+    roles=WEIGHTS | ADAM,
+)
+def pairs_of_model_and_optimizer(folder: Path) -> None:
+    for step in (100, 200):
+        save(folder / f"model_{step:06}.pt", gpt(step))
+        save(folder / f"optimizer_{step:06}.pt", adam(GPT, step))
+
+
+@layout(
+    _SCRIPT,
+    "model_500k.pt",
+    "model_900k.pt",
+    "model_1M.pt",
+    "model_1.5M.pt",
+    steps=(500_000, 900_000, 1_000_000, 1_500_000),
+    parameters=numel(NET),
+    roles=WEIGHTS | BUFFERS,
+)
+def thousands_and_millions(folder: Path) -> None:
+    for name, step in (("500k", 500_000), ("900k", 900_000), ("1M", 1_000_000), ("1.5M", 1_500_000)):
+        save(folder / f"model_{name}.pt", net(step))
+
+
+@layout(
+    _SCRIPT,
+    "ckpt_2e4.pt",
+    "ckpt_1e5.pt",
+    "ckpt_1.5e6.pt",
+    steps=(20_000, 100_000, 1_500_000),
+    parameters=numel(GPT),
+)
+def scientific_notation(folder: Path) -> None:
+    for name, step in (("2e4", 20_000), ("1e5", 100_000), ("1.5e6", 1_500_000)):
+        save(folder / f"ckpt_{name}.pt", gpt(step))
+
+
+_TIMES = ("2024-05-12_13-45-50", "2024-05-12_13-46-10", "2024-05-13_09-07-05", "2024-06-01_00-00-00")
+
+
+@layout(
+    _SCRIPT,
+    "model_2024-05-12_13-45-50.pt",
+    "model_2024-05-12_13-46-10.pt",
+    "…",
+    order=tuple(f"model_{time}.pt" for time in _TIMES),
+    parameters=numel(NET),
+    roles=WEIGHTS | BUFFERS,
+)
+def dates_and_times(folder: Path) -> None:
+    for n, time in enumerate(_TIMES):
+        save(folder / f"model_{time}.pt", net(n))
+
+
+@layout(
+    "Hydra",
+    "2024-05-12/23-45-50/model.pt",
+    "2024-05-13/08-01-00/model.pt",
+    order=("2024-05-12/23-45-50/model.pt", "2024-05-13/08-01-00/model.pt"),
+    parameters=numel(GPT),
+)
+def folders_of_dates(folder: Path) -> None:
+    for n, name in enumerate(("2024-05-12/23-45-50", "2024-05-13/08-01-00")):
+        save(folder / name / "model.pt", gpt(n))
+        write_text(folder / name / ".hydra/config.yaml", "lr: 0.1\n")
+
+
+@layout(
+    "TensorBoard's names",
+    "Feb01_00-10-00/model.pt",
+    "Feb01_09-58-30/model.pt",
+    order=("Feb01_00-10-00/model.pt", "Feb01_09-58-30/model.pt"),
+    parameters=numel(GPT),
+)
+def folders_of_times(folder: Path) -> None:
+    for n, name in enumerate(("Feb01_00-10-00", "Feb01_09-58-30")):
+        save(folder / name / "model.pt", gpt(n))
+
+
+@layout(
+    _SCRIPT,
+    "model_ep07_acc0.91.pt",
+    "model_ep08_acc0.90.pt",
+    "model_ep10_acc0.93.pt",
+    steps=(7, 8, 10),
+    parameters=numel(NET),
+    roles=WEIGHTS | BUFFERS,
+)
+def metric_in_the_name(folder: Path) -> None:
+    for epoch, accuracy in ((7, "0.91"), (8, "0.90"), (10, "0.93")):
+        save(folder / f"model_ep{epoch:02}_acc{accuracy}.pt", net(epoch))
+
+
+@layout(
+    "Keras' names",
+    "weights.03-0.52.pt",
+    "weights.10-0.31.pt",
+    "weights.20-0.07.pt",
+    steps=(3, 10, 20),
+    parameters=numel(NET),
+    roles=WEIGHTS | BUFFERS,
+)
+def metric_without_a_word(folder: Path) -> None:
+    for epoch, loss in ((3, "0.52"), (10, "0.31"), (20, "0.07")):
+        save(folder / f"weights.{epoch:02}-{loss}.pt", net(epoch))
+
+
+_RESTARTED = ("e0_s500", "e0_s1000", "e1_s500", "e1_s1000")
+
+
+@layout(
+    _SCRIPT,
+    "ckpt_e0_s500.pt",
+    "ckpt_e0_s1000.pt",
+    "ckpt_e1_s500.pt",
+    "ckpt_e1_s1000.pt",
+    order=tuple(f"ckpt_{name}.pt" for name in _RESTARTED),
+    parameters=numel(GPT),
+)
+def counter_that_restarts(folder: Path) -> None:
+    for n, name in enumerate(_RESTARTED):
+        save(folder / f"ckpt_{name}.pt", gpt(n))
+
+
+@layout(
+    _SCRIPT,
+    "ckpt_100_rank0.pt",
+    "ckpt_100_rank1.pt",
+    "ckpt_200_rank0.pt",
+    "ckpt_200_rank1.pt",
+    steps=(100, 200),
+    parameters=2 * numel(GPT),
+    roles=WEIGHTS | ADAM,
+)
+def ranks(folder: Path) -> None:
+    for step in (100, 200):
+        for rank in (0, 1):
+            state = {"model": gpt(step, rank), "optimizer": adam(GPT, step), "step": step}
+            save(folder / f"ckpt_{step}_rank{rank}.pt", state)
+
+
+@layout(
+    _SCRIPT,
+    "seed_0/epoch_1.pt",
+    "seed_0/epoch_2.pt",
+    "seed_1/epoch_1.pt",
+    "seed_1/epoch_2.pt",
+    order=("seed_0/epoch_1.pt", "seed_0/epoch_2.pt", "seed_1/epoch_1.pt", "seed_1/epoch_2.pt"),
+    parameters=numel(NET),
+    roles=WEIGHTS | BUFFERS,
+)
+def seeds(folder: Path) -> None:
+    for seed in (0, 1):
+        for epoch in (1, 2):
+            save(folder / f"seed_{seed}/epoch_{epoch}.pt", net(epoch, seed))
+
+
+@layout(
+    _SCRIPT,
+    "epoch_1.pth",
+    "epoch_2.pth",
+    "pretrained/backbone.pth",
+    steps=(1, 2),
+    parameters=numel(NET),
+    roles=WEIGHTS | BUFFERS,
+    other_models=("pretrained/backbone.pth",),
+)
+def pretrained_beside(folder: Path) -> None:
+    for epoch in (1, 2):
+        save(folder / f"epoch_{epoch}.pth", net(epoch))
+    save(folder / "pretrained/backbone.pth", gpt(0, prefix="backbone."))
+
+
+@layout(
+    "a training that was killed while it saved",
+    "epoch_1.pth",
+    "epoch_2.pth",
+    "epoch_3.pth (cut off)",
+    steps=(1, 2),
+    parameters=numel(NET),
+    roles=WEIGHTS | BUFFERS,
+    left_out=("epoch_3.pth",),
+)
+def cut_off(folder: Path) -> None:
+    for epoch in (1, 2, 3):
+        save(folder / f"epoch_{epoch}.pth", net(epoch))
+    written = (folder / "epoch_3.pth").read_bytes()
+    (folder / "epoch_3.pth").write_bytes(written[: len(written) // 2])
+
+
+@layout(
+    "safetensors",
+    "step_100.safetensors",
+    "step_200.safetensors",
+    steps=(100, 200),
+    parameters=numel(GPT),
+)
+def safetensors_files(folder: Path) -> None:
+    for step in (100, 200):
+        save_tensors(folder / f"step_{step}.safetensors", gpt(step))
+
+
+@layout(
+    "nanoGPT",
+    "ckpt.pt",
+    steps=(5000,),
+    parameters=numel(GPT),
+    roles=WEIGHTS | ADAM,
+)
+def nanogpt(folder: Path) -> None:
+    state = {"model": gpt(5000, prefix="_orig_mod."), "optimizer": adam(GPT, 5000), "iter_num": 5000}
+    arguments = {"n_layer": 1, "n_head": 1, "n_embd": 4, "block_size": 8, "bias": False, "vocab_size": 7}
+    save(folder / "ckpt.pt", state | {"model_args": arguments, "best_val_loss": 1.5, "config": {"lr": 6e-4}})
+
+
+@layout(
+    "torch.optim.swa_utils",
+    "swa_1.pt",
+    "swa_2.pt",
+    steps=(1, 2),
+    parameters=numel(NET),
+    roles=WEIGHTS | BUFFERS | SGD,
+    models=("averaged_model",),
+)
+def averaged_model(folder: Path) -> None:
+    for epoch in (1, 2):
+        averaged = {"n_averaged": torch.tensor(epoch)}
+        averaged |= {f"module.{name}": value for name, value in average(net(epoch)).items()}
+        state = {"model": net(epoch), "averaged_model": averaged, "optimizer": sgd(NET, epoch)}
+        save(folder / f"swa_{epoch}.pt", state | {"epoch": epoch})
+
+
+@layout(
+    "PyTorch's ImageNet example",
+    "checkpoint.pth.tar",
+    "model_best.pth.tar",
+    steps=(9,),
+    parameters=numel(NET),
+    roles=WEIGHTS | BUFFERS | SGD,
+    branches={"best": ("model_best.pth.tar",)},
+)
+def imagenet_example(folder: Path) -> None:
+    for name, epoch in (("checkpoint", 9), ("model_best", 6)):
+        state = {"epoch": epoch, "arch": "resnet18", "state_dict": net(epoch, prefix="module.")}
+        save(folder / f"{name}.pth.tar", state | {"best_acc1": 71.2, "optimizer": sgd(NET, epoch)})

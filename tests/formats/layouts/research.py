@@ -1,0 +1,575 @@
+"""Research code: vision, generative models, speech, scenes and reinforcement learning."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.formats.layouts.builders import (
+    CRITIC,
+    GPT,
+    NET,
+    Net,
+    adam,
+    average,
+    copy,
+    critic,
+    gpt,
+    half,
+    net,
+    numel,
+    save,
+    save_stream,
+    sgd,
+    values,
+    write_text,
+)
+from tests.formats.layouts.layout import ADAM, BUFFERS, SGD, WEIGHTS, layout
+
+_NET = {"parameters": numel(NET), "roles": WEIGHTS | BUFFERS}
+_NET_SGD = {"parameters": numel(NET), "roles": WEIGHTS | BUFFERS | SGD}
+_NET_ADAM = {"parameters": numel(NET), "roles": WEIGHTS | BUFFERS | ADAM}
+_PAIR_ADAM = {"parameters": numel(NET, CRITIC), "roles": WEIGHTS | BUFFERS | ADAM}
+
+# Vision
+
+
+@layout(
+    "timm",
+    "checkpoint-2.pth.tar",
+    "checkpoint-3.pth.tar",
+    "model_best.pth.tar",
+    "last.pth.tar",
+    steps=(2, 3),
+    models=("ema",),
+    duplicates=("model_best.pth.tar", "last.pth.tar"),
+    **_NET_SGD,
+)
+def timm(folder: Path) -> None:
+    for epoch in (2, 3):
+        state = {"epoch": epoch, "arch": "resnet50", "state_dict": net(epoch), "optimizer": sgd(NET, epoch)}
+        state |= {
+            "version": 2,
+            "args": Namespace(lr=0.1),
+            "state_dict_ema": average(net(epoch)),
+            "metric": 70.5,
+        }
+        save(folder / f"checkpoint-{epoch}.pth.tar", state)
+    copy(folder / "checkpoint-2.pth.tar", folder / "model_best.pth.tar")
+    copy(folder / "checkpoint-3.pth.tar", folder / "last.pth.tar")
+
+
+@layout(
+    "torchvision's references",
+    "model_0.pth",
+    "model_1.pth",
+    "checkpoint.pth",
+    steps=(0, 1),
+    models=("ema",),
+    beside=("checkpoint.pth",),
+    **_NET_SGD,
+)
+def torchvision(folder: Path) -> None:
+    for epoch in (0, 1):
+        moving = {"n_averaged": torch.tensor(epoch + 1)}
+        moving |= {f"module.{name}": value for name, value in average(net(epoch)).items()}
+        state = {"model": net(epoch), "optimizer": sgd(NET, epoch), "lr_scheduler": {"last_epoch": epoch}}
+        state |= {"epoch": epoch, "args": Namespace(lr=0.1), "model_ema": moving}
+        save(folder / f"model_{epoch}.pth", state)
+    save(folder / "checkpoint.pth", state)
+
+
+@layout(
+    "detectron2",
+    "model_0004999.pth",
+    "model_0009999.pth",
+    "model_final.pth",
+    "last_checkpoint",
+    steps=(4999, 9999),
+    branches={"final": ("model_final.pth",)},
+    **_NET_SGD,
+)
+def detectron2(folder: Path) -> None:
+    for name, iteration in (("0004999", 4999), ("0009999", 9999), ("final", 11999)):
+        state = {"model": net(iteration), "optimizer": sgd(NET, iteration), "iteration": iteration}
+        save(folder / f"model_{name}.pth", state | {"scheduler": {"last_epoch": iteration}})
+    write_text(folder / "last_checkpoint", "model_final.pth")
+
+
+@layout(
+    "MMEngine",
+    "epoch_11.pth",
+    "epoch_12.pth",
+    "best_coco_bbox_mAP_epoch_11.pth",
+    "last_checkpoint",
+    steps=(11, 12),
+    duplicates=("best_coco_bbox_mAP_epoch_11.pth",),
+    **_NET_SGD,
+)
+def mmengine(folder: Path) -> None:
+    for epoch in (11, 12):
+        meta = {"epoch": epoch, "iter": 500 * epoch, "experiment_name": "faster-rcnn", "seed": 1}
+        state = {
+            "meta": meta,
+            "state_dict": net(epoch),
+            "message_hub": {"runtime_info": {"iter": 500 * epoch}},
+        }
+        state |= {"optimizer": sgd(NET, epoch), "param_schedulers": [{"last_step": epoch}]}
+        best = [folder / "best_coco_bbox_mAP_epoch_11.pth"] if epoch == 11 else []
+        save_stream(state, folder / f"epoch_{epoch}.pth", *best)
+    write_text(folder / "last_checkpoint", "epoch_12.pth")
+
+
+@layout(
+    "Ultralytics",
+    "weights/epoch0.pt",
+    "weights/epoch10.pt",
+    "weights/best.pt",
+    "weights/last.pt",
+    steps=(0, 10),
+    parameters=numel(NET),
+    roles=WEIGHTS | BUFFERS | SGD,
+    duplicates=("weights/best.pt", "weights/last.pt"),
+)
+def ultralytics(folder: Path) -> None:
+    for epoch, beside in ((0, ()), (10, ("best", "last"))):
+        state = {
+            "epoch": epoch,
+            "best_fitness": 0.4,
+            "model": None,
+            "ema": Net(epoch).half(),
+            "updates": 9 * epoch,
+        }
+        state |= {
+            "optimizer": sgd(NET, epoch),
+            "train_args": {"lr0": 0.01},
+            "date": "2024-05-12",
+            "version": "8",
+        }
+        save_stream(state, *(folder / f"weights/{name}.pt" for name in (f"epoch{epoch}", *beside)))
+    write_text(folder / "results.csv", "epoch, train/loss\n0, 1.5\n10, 0.5\n")
+
+
+@layout("whole modules", "net_10.pth", "net_20.pth", steps=(10, 20), **_NET)
+def whole_modules(folder: Path) -> None:
+    for epoch in (10, 20):
+        save(folder / f"net_{epoch}.pth", Net(epoch))
+
+
+@layout(
+    "OpenCLIP",
+    "checkpoints/epoch_1.pt",
+    "checkpoints/epoch_2.pt",
+    "checkpoints/epoch_latest.pt",
+    steps=(1, 2),
+    branches={"latest": ("checkpoints/epoch_latest.pt",)},
+    **_NET_ADAM,
+)
+def open_clip(folder: Path) -> None:
+    for name, epoch in (("1", 1), ("2", 2), ("latest", 3)):
+        state = {"epoch": epoch, "name": "ViT", "state_dict": net(epoch, prefix="module.")}
+        save(folder / f"checkpoints/epoch_{name}.pt", state | {"optimizer": adam(NET, epoch)})
+
+
+@layout(
+    "DINO",
+    "checkpoint0000.pth",
+    "checkpoint0020.pth",
+    "checkpoint.pth",
+    order=("checkpoint0000.pth", "checkpoint0020.pth"),
+    roles=WEIGHTS | BUFFERS | ADAM,
+    models=("teacher",),
+    branches={"checkpoint": ("checkpoint.pth",)},
+)
+def dino(folder: Path) -> None:
+    for name, epoch in (("0000", 0), ("0020", 20), ("", 25)):
+        state = {"student": net(epoch, prefix="module.backbone."), "optimizer": adam(NET, epoch)}
+        state |= {"teacher": {f"backbone.{n}": v for n, v in average(net(epoch)).items()}}
+        save(folder / f"checkpoint{name}.pth", state | {"epoch": epoch + 1, "args": Namespace(lr=5e-4)})
+
+
+@layout(
+    "fvcore with ranks",
+    "model_0012499.rank_0.pth",
+    "model_0012499.rank_1.pth",
+    "model_0024999.rank_0.pth",
+    "model_0024999.rank_1.pth",
+    steps=(12499, 24999),
+    parameters=2 * numel(GPT),
+    roles=WEIGHTS | ADAM,
+)
+def fvcore_ranks(folder: Path) -> None:
+    for iteration in (12499, 24999):
+        for rank in (0, 1):
+            state = {"model": gpt(iteration, rank), "optimizer": adam(GPT, iteration), "iteration": iteration}
+            save(folder / f"model_{iteration:07}.rank_{rank}.pth", state)
+    write_text(folder / "last_checkpoint.rank_0", "model_0024999.rank_0.pth")
+
+
+# Generative models
+
+
+@layout(
+    "CycleGAN",
+    "5_net_G_A.pth, 5_net_G_B.pth, 5_net_D_A.pth, 5_net_D_B.pth",
+    "10_net_G_A.pth, …",
+    "latest_net_G_A.pth, …",
+    steps=(5, 10),
+    parameters=2 * numel(NET, CRITIC),
+    roles=WEIGHTS | BUFFERS,
+    branches={"latest": tuple(f"latest_net_{net}.pth" for net in ("G_A", "G_B", "D_A", "D_B"))},
+)
+def cyclegan(folder: Path) -> None:
+    for name, epoch in (("5", 5), ("10", 10), ("latest", 12)):
+        for seed, side in enumerate("AB"):
+            save(folder / f"{name}_net_G_{side}.pth", net(epoch, seed))
+            save(folder / f"{name}_net_D_{side}.pth", critic(epoch + seed))
+
+
+@layout(
+    "StyleGAN2 in PyTorch",
+    "checkpoint/010000.pt",
+    "checkpoint/020000.pt",
+    steps=(10_000, 20_000),
+    models=("d", "g_ema"),
+    **_PAIR_ADAM,
+)
+def stylegan2(folder: Path) -> None:
+    for step in (10_000, 20_000):
+        state = {"g": net(step), "d": critic(step), "g_ema": average(net(step)), "g_optim": adam(NET, step)}
+        state |= {"d_optim": adam(CRITIC, step), "args": Namespace(size=256), "ada_aug_p": 0.1}
+        save(folder / f"checkpoint/{step:06}.pt", state)
+
+
+@layout(
+    "StyleGAN3",
+    "network-snapshot-000200.pkl",
+    "network-snapshot-000400.pkl",
+    left_out=("network-snapshot-000200.pkl", "network-snapshot-000400.pkl"),
+)
+def stylegan3(folder: Path) -> None:
+    for step in (200, 400):
+        folder.mkdir(parents=True, exist_ok=True)
+        value = {"G": Net(step), "D": Net(step + 1), "G_ema": Net(step + 2), "training_set_kwargs": {}}
+        (folder / f"network-snapshot-{step:06}.pkl").write_bytes(pickle.dumps(value))
+
+
+@layout(
+    "improved diffusion",
+    "model010000.pt",
+    "ema_0.9999_010000.pt",
+    "opt010000.pt",
+    "model020000.pt, …",
+    steps=(10_000, 20_000),
+    parameters=numel(GPT),
+    roles=WEIGHTS | ADAM,
+    models=("ema",),
+)
+def improved_diffusion(folder: Path) -> None:
+    for step in (10_000, 20_000):
+        save(folder / f"model{step:06}.pt", gpt(step))
+        save(folder / f"ema_0.9999_{step:06}.pt", average(gpt(step)))
+        save(folder / f"opt{step:06}.pt", adam(GPT, step))
+
+
+@layout(
+    "DiT",
+    "000-DiT-XL-2/checkpoints/0050000.pt",
+    "000-DiT-XL-2/checkpoints/0100000.pt",
+    steps=(50_000, 100_000),
+    parameters=numel(GPT),
+    roles=WEIGHTS | ADAM,
+    models=("ema",),
+)
+def dit(folder: Path) -> None:
+    for step in (50_000, 100_000):
+        state = {
+            "model": gpt(step),
+            "ema": average(gpt(step)),
+            "opt": adam(GPT, step),
+            "args": Namespace(lr=1e-4),
+        }
+        save(folder / f"000-DiT-XL-2/checkpoints/{step:07}.pt", state)
+
+
+@layout(
+    "k-diffusion",
+    "demo_00010000.pth",
+    "demo_00020000.pth",
+    steps=(10_000, 20_000),
+    parameters=numel(GPT),
+    roles=WEIGHTS | ADAM,
+    models=("ema",),
+)
+def k_diffusion(folder: Path) -> None:
+    for step in (10_000, 20_000):
+        state = {
+            "config": {"model": {"type": "image_v1"}},
+            "model": gpt(step),
+            "model_ema": average(gpt(step)),
+        }
+        state |= {"opt": adam(GPT, step), "sched": {"last_epoch": step}, "ema_sched": {"last_epoch": step}}
+        save(folder / f"demo_{step:08}.pth", state | {"epoch": step // 5000, "step": step, "elapsed": 3.5})
+
+
+@layout(
+    "BasicSR",
+    "models/net_g_5000.pth",
+    "models/net_d_5000.pth",
+    "training_states/5000.state",
+    "models/net_g_10000.pth, …",
+    "models/net_g_latest.pth, models/net_d_latest.pth",
+    steps=(5000, 10_000),
+    models=("net_d", "params_ema"),
+    branches={"latest": ("models/net_g_latest.pth", "models/net_d_latest.pth")},
+    **_PAIR_ADAM,
+)
+def basicsr(folder: Path) -> None:
+    for name, step in (("5000", 5000), ("10000", 10_000), ("latest", 12_000)):
+        generator = {"params": net(step), "params_ema": average(net(step))}
+        save(folder / f"models/net_g_{name}.pth", generator)
+        save(folder / f"models/net_d_{name}.pth", {"params": critic(step)})
+        if name != "latest":
+            optimizers = [adam(NET, step), adam(CRITIC, step)]
+            state = {"epoch": 1, "iter": step, "optimizers": optimizers, "schedulers": [{"last_epoch": step}]}
+            save(folder / f"training_states/{name}.state", state)
+
+
+# Speech
+
+
+@layout(
+    "VITS",
+    "G_1000.pth",
+    "D_1000.pth",
+    "G_2000.pth",
+    "D_2000.pth",
+    "G_3000.pth, D_3000.pth",
+    steps=(1000, 2000, 3000),
+    models=("D",),
+    **_PAIR_ADAM,
+)
+def vits(folder: Path) -> None:
+    for step, epoch in ((1000, 12), (2000, 24), (3000, 24)):
+        # What the files call `iteration` is the epoch.
+        rest = {"iteration": epoch, "learning_rate": 2e-4}
+        save(folder / f"G_{step}.pth", {"model": net(step), "optimizer": adam(NET, step)} | rest)
+        save(folder / f"D_{step}.pth", {"model": critic(step), "optimizer": adam(CRITIC, step)} | rest)
+
+
+@layout(
+    "RVC",
+    "weights/voice_e10_s500.pth",
+    "weights/voice_e20_s1000.pth",
+    steps=(500, 1000),
+    **_NET,
+)
+def rvc(folder: Path) -> None:
+    for epoch, step in ((10, 500), (20, 1000)):
+        state = {
+            "weight": half(net(step)),
+            "config": [1025, 32],
+            "info": f"{epoch}epoch",
+            "sr": "40k",
+            "f0": 1,
+        }
+        save(folder / f"weights/voice_e{epoch}_s{step}.pth", state)
+
+
+@layout(
+    "ESPnet",
+    "exp/asr/1epoch.pth",
+    "exp/asr/2epoch.pth",
+    "exp/asr/10epoch.pth",
+    "exp/asr/valid.acc.best.pth (link)",
+    "exp/asr/valid.acc.ave_2best.pth",
+    "exp/asr/checkpoint.pth",
+    steps=(1, 2, 10),
+    branches={"ave": ("exp/asr/valid.acc.ave_2best.pth",)},
+    beside=("exp/asr/checkpoint.pth",),
+    **_NET,
+)
+def espnet(folder: Path) -> None:
+    inner = folder / "exp/asr"
+    for epoch in (1, 2, 10):
+        save(inner / f"{epoch}epoch.pth", net(epoch))
+    (inner / "valid.acc.best.pth").symlink_to("2epoch.pth")
+    save(inner / "valid.acc.ave_2best.pth", average(net(2)))
+    state = {"model": net(10), "reporter": {"epoch": 10}, "optimizers": [adam(NET, 10)], "schedulers": [None]}
+    save(inner / "checkpoint.pth", state | {"scaler": None})
+
+
+@layout(
+    "Coqui TTS",
+    "checkpoint_10000.pth",
+    "checkpoint_20000.pth",
+    "best_model.pth",
+    steps=(10_000, 20_000),
+    branches={"best": ("best_model.pth",)},
+    **_NET_ADAM,
+)
+def coqui(folder: Path) -> None:
+    for name, step in (("checkpoint_10000", 10_000), ("checkpoint_20000", 20_000), ("best_model", 15_000)):
+        state = {
+            "config": {"model": "vits"},
+            "model": net(step),
+            "optimizer": adam(NET, step),
+            "scaler": None,
+        }
+        state |= {"step": step, "epoch": step // 2000, "date": "May 12, 2024", "model_loss": 0.5}
+        save(folder / f"{name}.pth", state)
+    write_text(folder / "config.json")
+
+
+@layout(
+    "WeNet",
+    "init.pt",
+    "epoch_0.pt",
+    "epoch_1.pt",
+    "epoch_2.pt",
+    "avg_2.pt",
+    steps=(0, 1, 2),
+    branches={"init": ("init.pt",), "avg": ("avg_2.pt",)},
+    **_NET,
+)
+def wenet(folder: Path) -> None:
+    save(folder / "init.pt", net(-1))
+    for epoch in (0, 1, 2):
+        save(folder / f"epoch_{epoch}.pt", net(epoch))
+        write_text(folder / f"epoch_{epoch}.yaml", f"epoch: {epoch}\nlr: 0.001\n")
+    save(folder / "avg_2.pt", average(net(2)))
+
+
+@layout(
+    "SpeechBrain",
+    "save/CKPT+2024-05-12+13-45-50+00/{model.ckpt, optimizer.ckpt, counter.ckpt, CKPT.yaml}",
+    "save/CKPT+2024-05-12+14-02-10+00/{…}",
+    order=("save/CKPT+2024-05-12+13-45-50+00", "save/CKPT+2024-05-12+14-02-10+00"),
+    **_NET_ADAM,
+)
+def speechbrain(folder: Path) -> None:
+    for epoch, time in enumerate(("13-45-50", "14-02-10"), 1):
+        inner = folder / f"save/CKPT+2024-05-12+{time}+00"
+        save(inner / "model.ckpt", net(epoch))
+        save(inner / "optimizer.ckpt", adam(NET, epoch))
+        write_text(inner / "counter.ckpt", str(epoch))
+        write_text(inner / "brain.ckpt", f"avg_train_loss: 0.5\nstep: {500 * epoch}\n")
+        write_text(inner / "CKPT.yaml", "end-of-epoch: true\n")
+
+
+# Scenes
+
+_GAUSSIANS = {"xyz": (5, 3), "f_dc": (5, 1, 3), "f_rest": (5, 15, 3), "opacity": (5, 1)}
+_GAUSSIANS |= {"scaling": (5, 3), "rotation": (5, 4)}
+
+
+@layout(
+    "3D Gaussian splatting",
+    "chkpnt7000.pth",
+    "chkpnt30000.pth",
+    steps=(7000, 30_000),
+    roles=WEIGHTS | ADAM,
+)
+def gaussian_splatting(folder: Path) -> None:
+    for iteration in (7000, 30_000):
+        held = values(_GAUSSIANS, iteration)
+        fields = [
+            torch.nn.Parameter(held[n]) for n in ("xyz", "f_dc", "f_rest", "scaling", "rotation", "opacity")
+        ]
+        counts: Mapping[str, Tensor] = values(
+            {"radii": (5,), "gradient": (5, 1), "denominator": (5, 1)}, iteration
+        )
+        optimizer = adam(_GAUSSIANS, iteration)
+        groups = [
+            {"lr": lr, "name": name, "betas": (0.9, 0.999), "eps": 1e-15, "params": [i]}
+            for i, (name, lr) in enumerate(zip(_GAUSSIANS, (2e-4, 3e-3, 1e-4, 5e-2, 5e-3, 1e-3), strict=True))
+        ]
+        captured = (3, *fields, *counts.values(), optimizer | {"param_groups": groups}, 4.5)
+        save(folder / f"chkpnt{iteration}.pth", (captured, iteration))
+
+
+@layout(
+    "NeRF in PyTorch",
+    "logs/fern/010000.tar",
+    "logs/fern/020000.tar",
+    steps=(10_000, 20_000),
+    parameters=2 * numel(GPT),
+    roles=WEIGHTS | ADAM,
+    models=("network_fine",),
+)
+def nerf(folder: Path) -> None:
+    for step in (10_000, 20_000):
+        optimizer = adam({f"{n}{name}": shape for n in (0, 1) for name, shape in GPT.items()}, step)
+        state = {"global_step": step, "network_fn_state_dict": gpt(step), "optimizer_state_dict": optimizer}
+        save(folder / f"logs/fern/{step:06}.tar", state | {"network_fine_state_dict": gpt(step, 1)})
+
+
+# Reinforcement learning
+
+
+@layout(
+    "Stable-Baselines3",
+    "rl_model_1000_steps.zip",
+    "rl_model_2000_steps.zip",
+    left_out=("rl_model_1000_steps.zip", "rl_model_2000_steps.zip"),
+)
+def stable_baselines(folder: Path) -> None:
+    for step in (1000, 2000):
+        parts = folder / "parts"
+        save(parts / "policy.pth", critic(step))
+        save(parts / "policy.optimizer.pth", adam(CRITIC, step))
+        with zipfile.ZipFile(folder / f"rl_model_{step}_steps.zip", "w") as held:
+            held.writestr(zipfile.ZipInfo("data"), "{}")
+            for part in sorted(parts.iterdir()):
+                held.writestr(zipfile.ZipInfo(part.name), part.read_bytes())
+                part.unlink()
+        parts.rmdir()
+
+
+@layout("RSL-RL", "model_0.pt", "model_50.pt", "model_100.pt", steps=(0, 50, 100), **_NET_ADAM)
+def rsl_rl(folder: Path) -> None:
+    for iteration in (0, 50, 100):
+        state = {"model_state_dict": net(iteration), "optimizer_state_dict": adam(NET, iteration)}
+        save(folder / f"model_{iteration}.pt", state | {"iter": iteration, "infos": None})
+
+
+@layout(
+    "rl_games",
+    "nn/last_Ant_ep_100_rew_521.3.pth",
+    "nn/last_Ant_ep_200_rew_1093.7.pth",
+    "nn/Ant.pth",
+    steps=(100, 200),
+    branches={"Ant": ("nn/Ant.pth",)},
+    **_NET_ADAM,
+)
+def rl_games(folder: Path) -> None:
+    def state(epoch: int) -> dict[str, Any]:
+        held = {"model": net(epoch), "epoch": epoch, "frame": 4096 * epoch, "optimizer": adam(NET, epoch)}
+        return held | {"last_mean_rewards": 521.3, "env_state": None}
+
+    save(folder / "nn/last_Ant_ep_100_rew_521.3.pth", state(100))
+    save(folder / "nn/last_Ant_ep_200_rew_1093.7.pth", state(200))
+    save(folder / "nn/Ant.pth", state(180))
+
+
+@layout(
+    "skrl",
+    "checkpoints/agent_1000.pt",
+    "checkpoints/agent_2000.pt",
+    "checkpoints/best_agent.pt",
+    steps=(1000, 2000),
+    models=("value",),
+    branches={"best": ("checkpoints/best_agent.pt",)},
+    **_PAIR_ADAM,
+)
+def skrl(folder: Path) -> None:
+    for name, step in (("agent_1000", 1000), ("agent_2000", 2000), ("best_agent", 1500)):
+        state = {"policy": net(step), "value": critic(step), "optimizer": adam({**NET, **CRITIC}, step)}
+        save(folder / f"checkpoints/{name}.pt", state)
