@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Final
 
-from inshrink_core.errors import DamagedError, InputError, InshrinkError, clipped
+from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotCheckpointError, clipped
 from inshrink_core.formats.assembly import ParsedCheckpoint, Recall, assemble
 from inshrink_core.formats.content import FileContent, read_content
 from inshrink_core.formats.discovery import (
@@ -20,15 +20,15 @@ from inshrink_core.formats.discovery import (
 )
 from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is_file, natural_key, scan
 from inshrink_core.formats.distributed import SHARDS, read_distributed
-from inshrink_core.formats.groups import counters
+from inshrink_core.formats.order import RANK, counters_in
 from inshrink_core.formats.readers import Reader
 from inshrink_core.formats.safetensors_file import looks_like_safetensors
 from inshrink_core.formats.torch.zip import is_zip
 
 _CANONICAL: Final = re.compile(
     r"^(model|pytorch_model|adapter_model|consolidated|diffusion_pytorch_model)"
-    r"(-\d{5}-of-\d{5}|\.\d+)?\.(safetensors|bin|pt|pth)$|"
-    r"^(optim(izer)?|grad(ient)?s?)(_states?)?\.(safetensors|bin|pt|pth)$"
+    r"(-\d{5}-of-\d{5}|\.\d+)?\.(safetensors|bin|pt|pth|ckpt)$|"
+    r"^(optim(izer)?|grad(ient)?s?)(_states?)?\.(safetensors|bin|pt|pth|ckpt)$"
 )
 """Names in a checkpoint directory, and of the last model beside numbered files."""
 
@@ -200,7 +200,12 @@ def read_weight_files(
     weights = [name for name in weights if name in shards] or weights
     contents: dict[str, FileContent] = {}
     for name in [*weights, *optimizers, *gradients]:
-        contents[name] = read_content(paths[name], access)
+        try:
+            contents[name] = read_content(paths[name], access)
+        except NotCheckpointError:
+            if name in shards or len(weights) < 2:
+                raise
+            continue  # of another program, whatever its suffix
         _check_shard(root, name, contents[name], shards.get(name, set()))
     kept = _without_names_known({n: c for n, c in contents.items() if n not in gradients})
     kept |= {name: contents[name] for name in gradients}
@@ -223,7 +228,7 @@ def _is_numbered_apart(name: str, names: list[str]) -> bool:
     second = _SECOND.match(name)
     if _CANONICAL.search(name) or (second and f"{second[1]}{second[2]}" in names):
         return False
-    return bool(counters(name))
+    return bool(counters_in(name).numbers)
 
 
 class FileReader(Reader):
@@ -279,6 +284,8 @@ class DirectoryReader(Reader):
         weights = list(filter(is_weight_file, names))
         if weights and any(map(_DIRECTORY_ONLY.search, names)):
             return True
+        if RANK.fullmatch(path.name):
+            return False
         if any(_is_numbered_apart(name, names) for name in weights):
             return False
         return len(weights) == 1 or any(map(_CANONICAL.search, weights))

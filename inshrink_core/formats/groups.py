@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.errors import NotCheckpointError
 from inshrink_core.formats.assembly import ParsedCheckpoint, Recall, assemble
 from inshrink_core.formats.content import FileContent, read_content
 from inshrink_core.formats.discovery import CheckpointPath
 from inshrink_core.formats.disk import Access
+from inshrink_core.formats.order import RANK, Counters, counters_in
 from inshrink_core.formats.readers import Reader
 
-_SUFFIXES: Final = re.compile(r"(\.[a-z]\w*)+$", re.IGNORECASE)
-_SHARD: Final = re.compile(
-    r"-\d+-of-\d+|[._-]?(mp|dp|tp|pp|zero|local)?_?(pp_)?rank[._-]?\d+([._-]\d+)*", re.IGNORECASE
-)
-_DECIMAL: Final = re.compile(r"\d+\.\d+(e-?\d+)?")
-_NUMBER: Final = re.compile(r"\d{1,18}")
-_AVERAGE: Final = re.compile(r"(^|[^a-z])(ema|avg|averaged?|swa)([^a-z]|$)", re.IGNORECASE)
-_MODEL: Final = re.compile(r"(^|[^a-z])(model|net|network|weights|checkpoint|ckpt)([^a-z]|$)", re.IGNORECASE)
+_SHARD: Final = re.compile(rf"-\d+-of-\d+|{RANK.pattern}|(?<=hf_model)_\d{{4}}(?=_)", re.IGNORECASE)
+AVERAGES: Final = frozenset({"ema", "swa"})
+_MODEL: Final = frozenset({"model", "net", "network", "weights", "checkpoint", "ckpt"})
 
 
 class GroupReader(Reader):
@@ -50,14 +47,15 @@ class GroupReader(Reader):
         InshrinkError
             As `read_content`, of a file with tensors.
         """
+        root = os.path.commonpath([member.parent for member in self.members])
+        paths = {member.relative_to(root).as_posix(): member for member in self.members}
         contents: dict[str, FileContent] = {}
         opaque = {}
-        for member in self.members:
+        for name, member in paths.items():
             try:
-                contents[member.name] = read_content(member, access)
+                contents[name] = read_content(member, access)
             except NotCheckpointError:
-                opaque[member.name] = access.admit(member)
-        paths = {member.name: member for member in self.members}
+                opaque[name] = access.admit(member)
         return assemble(
             path,
             next(iter(contents.values())).kind,
@@ -75,40 +73,43 @@ def _apart(contents: Mapping[str, FileContent]) -> dict[str, FileContent]:
     found = {}
     for name, content in contents.items():
         model = content.tree.model
-        names = {tensor for tensor, _ in model}
-        if names & taken and not _SHARD.search(name):
-            word = _word(name)
-            model = [(f"{word}.{tensor}", place) for tensor, place in model]
+        if taken.intersection(tensor for tensor, _ in model) and not _SHARD.search(name):
+            prefix = _prefix(name)
+            model = [(f"{prefix}.{tensor}", place) for tensor, place in model]
             content = content._replace(tree=content.tree._replace(model=model))
         taken |= {tensor for tensor, _ in model}
         found[name] = content
     return found
 
 
-def _word(name: str) -> str:
-    """Return a file's name without numbers and suffixes: the name of the model in it."""
-    if _AVERAGE.search(name):
-        return "ema"
-    return re.sub(r"[._-]*\d+[._-]*", "_", _SUFFIXES.sub("", name)).strip("._-") or "model"
+def _prefix(name: str) -> str:
+    """Return the name of the model in a file: the words of the file's name."""
+    said = counters_in(name.rpartition("/")[2])
+    return next((label for label in said.labels if label in AVERAGES), "_".join(said.words) or "model")
 
 
-def counters(name: str) -> tuple[int, ...]:
-    """Return the integers in a file's name that may count steps: no shards, ranks or decimals.
+class _Place(NamedTuple):
+    """A file's directory without ranks, what its name says, and its name without shard or rank."""
 
-    Examples
-    --------
-    >>> counters("ema_0.9999_010000.pt"), counters("optim_000100_rank3.pt"), counters("10_net_G_A.pth")
-    ((10000,), (100,), (10,))
-    """
-    stem = _DECIMAL.sub("", _SHARD.sub("", _SUFFIXES.sub("", name)))
-    return tuple(int(number) for number in _NUMBER.findall(stem))
+    folder: Path
+    said: Counters
+    name: str
+
+    @classmethod
+    def of(cls, path: Path) -> _Place:
+        stripped = Path(_SHARD.sub("", str(path)))
+        return cls(stripped.parent, counters_in(stripped.name), stripped.name)
+
+    @property
+    def labels(self) -> frozenset[str]:
+        return frozenset(self.said.labels) - AVERAGES
 
 
-def group_files(
-    parsed: Mapping[Path, ParsedCheckpoint | None],
-    differ: Callable[[ParsedCheckpoint, ParsedCheckpoint], bool],
-) -> Iterator[CheckpointPath]:
-    """Yield the groups among files of one directory.
+Differ = Callable[[ParsedCheckpoint, ParsedCheckpoint], bool]
+
+
+def group_files(parsed: Mapping[Path, ParsedCheckpoint | None], differ: Differ) -> Iterator[CheckpointPath]:
+    """Yield the groups among the files of a run.
 
     Parameters
     ----------
@@ -119,52 +120,65 @@ def group_files(
 
     Notes
     -----
-    Files with the same counters in their names are a group if their models differ, if one is the moving
-    average of the other, or if they are shards. A file without weights joins the group of its counters, if
-    there is one; without counters, such files are a group of their own.
+    Files of one directory with the same counters and labels in their names are a group if their other words
+    differ, as those of ``G_100.pth`` and ``D_100.pth``. Shards are a group. Files without a counter are, if
+    their words are those of numbered groups. A file without weights joins the files of its counters, in its
+    directory or in the only one that has some; without counters, such files are a group of their own.
     """
-    classes: dict[tuple[int, ...], list[Path]] = {}
-    for path in parsed:
-        classes.setdefault(counters(path.name), []).append(path)
-    for numbers, paths in classes.items():
-        groups: list[list[Path]] = []
-        for path in paths:
-            one = parsed[path]
-            if one is None:
-                continue
-            fits = (
-                group
-                for group in groups
-                if all(_go_together(path, one, other, parsed[other], differ, numbers) for other in group)
-            )
-            group = next(fits, None)
-            if group is None:
-                groups.append([path])
-            else:
-                group.append(path)
-        parts = [path for path in paths if parsed[path] is None]
-        if parts and not numbers:
-            groups.append(parts)
-        elif parts and groups:
-            next((group for group in groups if _MODEL.search(group[0].name)), groups[0]).extend(parts)
+    places = {path: _Place.of(path) for path in parsed}
+    classes: dict[tuple[Path, tuple[Any, ...], frozenset[str]], list[list[Path]]] = {}
+    parts: list[Path] = []
+    roles: set[tuple[Path, tuple[str, ...]]] = set()
+    for path in sorted(parsed, key=lambda path: not places[path].said.numbers):
+        one, place = parsed[path], places[path]
+        if one is None:
+            parts.append(path)
+            continue
+        groups = classes.setdefault((place.folder, place.said.numbers, place.labels), [])
         for group in groups:
-            if len(group) > 1 or parsed[group[0]] is None:
-                members = sorted(group, key=lambda path: bool(_AVERAGE.search(path.name)))
-                yield CheckpointPath(members[0], GroupReader(members), tuple(members))
+            others = [(places[other], parsed[other]) for other in group]
+            if all(_go_together(place, one, *other, differ, roles) for other in others):
+                group.append(path)
+                roles |= {(places[other].folder, places[other].said.words) for other in group}
+                break
+        else:
+            groups.append([path])
+    alone: dict[Path, list[Path]] = {}
+    for path in parts:
+        place = places[path]
+        near = classes.get((place.folder, place.said.numbers, place.labels), [])
+        far = [
+            found
+            for (_, numbers, labels), found in classes.items()
+            if numbers == place.said.numbers and labels == place.labels
+        ]
+        groups = near or (far[0] if len(far) == 1 else [])
+        if place.said.numbers and groups:
+            next((one for one in groups if _MODEL & {*places[one[0]].said.words}), groups[0]).append(path)
+        elif not place.said.numbers:
+            alone.setdefault(place.folder, []).append(path)
+    for group in [*(group for groups in classes.values() for group in groups), *alone.values()]:
+        if len(group) > 1 or parsed[group[0]] is None:
+            members = sorted(group, key=lambda path: bool(AVERAGES & {*places[path].said.labels}))
+            yield CheckpointPath(members[0], GroupReader(members), tuple(members))
 
 
 def _go_together(
-    path: Path,
+    place: _Place,
     one: ParsedCheckpoint,
-    other_path: Path,
+    other_place: _Place,
     other: ParsedCheckpoint | None,
-    differ: Callable[[ParsedCheckpoint, ParsedCheckpoint], bool],
-    numbers: tuple[int, ...],
+    differ: Differ,
+    roles: Set[tuple[Path, tuple[str, ...]]],
 ) -> bool:
-    if _SHARD.search(path.name) and _SHARD.sub("", path.name) == _SHARD.sub("", other_path.name):
-        return True
-    if not numbers or other is None:
+    """Tell whether two files of one directory with the same counters are of one checkpoint."""
+    if place.name == other_place.name:
+        return True  # shards
+    if other is None:
         return False
-    if bool(_AVERAGE.search(path.name)) != bool(_AVERAGE.search(other_path.name)):
-        return True
-    return differ(one, other)
+    if not place.said.numbers:
+        both = ((place.folder, place.said.words), (other_place.folder, other_place.said.words))
+        return bool(place.labels) and roles.issuperset(both)
+    if place.said.words == other_place.said.words and place.said.labels == other_place.said.labels:
+        return differ(one, other)
+    return not place.labels

@@ -75,6 +75,11 @@ _ID: Final = re.compile(
     r"(?<![a-z0-9])(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[a-z0-9]{6,})(?![a-z0-9])"
 )
 _HASH: Final = re.compile(r"(?=.{7})(?=.*\d)(?=.*[a-f].*[a-f])[0-9a-f]+")
+RANK: Final = re.compile(
+    r"[._-]?(?:mp|dp|tp|pp|zero|local)?_?(?:pp_)?rank[._-]?\d+(?:[._-]\d+)*", re.IGNORECASE
+)
+"""The part of a name that says which rank wrote a file or a directory."""
+
 _SWITCHED: Final = re.compile(r"[a-z]+|\d+")
 _OF: Final = re.compile(r"(?<![a-z0-9])(\d+)[-_]?of[-_]?(\d+)(?!\d)")
 
@@ -216,6 +221,42 @@ def is_numbered(name: str) -> bool:
     (True, True, False)
     """
     return bool(_read(name).unit)
+
+
+class Counters(NamedTuple):
+    """What a name says of the place of its checkpoint, for comparison with names beside it.
+
+    Parameters
+    ----------
+    numbers
+        What counts steps, epochs and times; empty for a name without a number.
+    labels
+        Words such as ``best`` and ``last``.
+    words
+        The other words.
+    """
+
+    numbers: tuple[Any, ...]
+    labels: tuple[str, ...]
+    words: tuple[str, ...]
+
+
+def counters_in(name: str) -> Counters:
+    """Return what a file's name, without its shard or rank, says of its place among others.
+
+    Examples
+    --------
+    >>> counters_in("10_net_G.pth")
+    Counters(numbers=(10,), labels=(), words=('net', 'g'))
+    """
+    read = _read(name)
+    counter = () if read.counter is None or read.unit == "attached" else (read.counter,)
+    words = re.findall("[a-z]+", _CAMEL.sub("_", _SUFFIXES.sub("", name)).lower())
+    return Counters(
+        (*read.versions, *read.leading, *counter, *read.times),
+        read.labels,
+        tuple(word for word in words if word not in read.labels),
+    )
 
 
 def _blank(found: re.Match[str]) -> str:

@@ -53,9 +53,9 @@ from inshrink_core.formats.disk import (
     natural_key,
     stamp_of,
 )
-from inshrink_core.formats.groups import counters, group_files
+from inshrink_core.formats.groups import group_files
 from inshrink_core.formats.logs.log import RunSettings, TrainingLog, read_log, read_settings
-from inshrink_core.formats.order import Evidence, is_numbered, order_checkpoints, step_in_name
+from inshrink_core.formats.order import Evidence, counters_in, is_numbered, order_checkpoints, step_in_name
 from inshrink_core.formats.source import accepting_damage
 from inshrink_core.formats.step_pattern import (
     NamedStep,
@@ -73,6 +73,11 @@ _FIRST_NBYTES: Final = 64 << 10
 """Of a file elsewhere: what is asked for at its ends, before anything of it is known."""
 
 _PIECE_NBYTES: Final = 8 << 20
+
+_BESIDE: Final = frozenset(
+    "best optimal last latest final finished lowest highest avg average averaged ave".split()  # noqa: SIM905
+)
+"""Words in the names of checkpoints that are no steps."""
 
 _attributions: dict[object, Attribution] = {}
 """The last one, for whoever opens the same run again."""
@@ -674,18 +679,40 @@ def _by_evidence(parsed: Sequence[ParsedCheckpoint], root: Path, skipped: list[S
         )
         for one in of_model
     ]
-    order = order_checkpoints(evidence)
+    is_main = _on_main_line(evidence)
+    order = order_checkpoints([one for one, main in zip(evidence, is_main, strict=True) if main])
+    rows = iter(order.placements)
     by_step: dict[int, ParsedCheckpoint] = {}
-    named: list[_Named] = []
-    last = max((row.step for row in order.placements if row.step is not None and not row.branch), default=0)
-    for row, item in zip(order.placements, of_model, strict=True):
-        if row.branch or row.step is None:
-            step = last if row.step is None else row.step
-            named.append(_Named(row.branch or item.path.stem, step, item))
+    named: list[tuple[int | None, ParsedCheckpoint]] = []
+    for item, main in zip(of_model, is_main, strict=True):
+        row = next(rows) if main else None
+        if row is None:
+            named.append((next((step for _, step in item.steps), None), item))
+        elif row.branch or row.step is None or row.step in by_step:
+            named.append((row.step, item))
         else:
             by_step[row.step] = item
-    named += [_Named(one.path.stem, last, one) for one in parsed if not one.weight_shapes()]
-    return _Choice(by_step, tuple(_with_names_once(named, root)), order.origin)
+    last = max(by_step, default=0)
+    beside = [(None, one) for one in parsed if not one.weight_shapes()]
+    placed = [
+        _Named(_branch_name(one), last if step is None else step, one) for step, one in [*named, *beside]
+    ]
+    return _Choice(by_step, tuple(_with_names_once(placed, root)), order.origin)
+
+
+def _on_main_line(evidence: Sequence[Evidence]) -> list[bool]:
+    """Tell steps from checkpoints with names of their own: best, last, and those without a number."""
+    names = [counters_in(one.path.rpartition("/")[2]) for one in evidence]
+    numbered = [is_numbered(one.path) for one in evidence]
+    is_main = [n and not _BESIDE & {*name.labels} for n, name in zip(numbered, names, strict=True)]
+    return is_main if any(is_main) else numbered if any(numbered) else [True] * len(evidence)
+
+
+def _branch_name(parsed: ParsedCheckpoint) -> str:
+    labels = counters_in(parsed.path.name).labels
+    is_group = len(parsed.paths) > 1 and parsed.path in parsed.paths.values()
+    stem = parsed.path.name if is_dir(parsed.path) else parsed.path.name.partition(".")[0]
+    return labels[0] if is_group and labels else stem
 
 
 def _with_names_once(named: Sequence[_Named], root: Path) -> Iterator[_Named]:
@@ -877,7 +904,8 @@ def _open(request: _Request, *, counter: ByteCounter, known: Mapping[tuple[Path,
         for group in _groups(reads):
             found = read(group)
             seen[_key(group)] = found
-            reads = {one: row for one, row in reads.items() if one.path not in group.members}
+            inside = {*group.members, *(member.parent for member in group.members)}
+            reads = {one: row for one, row in reads.items() if one.path not in inside}
             reads[group] = found
     parsed = [one.parsed for one in reads.values() if one.parsed is not None]
     parsed.sort(key=lambda one: natural_key(str(one.path)))
@@ -918,19 +946,18 @@ def _key(candidate: CheckpointPath) -> tuple[Path, ...]:
 
 
 def _groups(reads: Mapping[CheckpointPath, _Read]) -> Iterator[CheckpointPath]:
-    """Yield the checkpoints that lie in several files of a directory with others."""
-    folders: dict[Path, dict[Path, ParsedCheckpoint | None]] = {}
+    """Yield the checkpoints that lie in several files, beside those of others."""
+    files: dict[Path, ParsedCheckpoint | None] = {}
     for candidate, read in reads.items():
-        if not is_file(candidate.path):
-            continue
         error = read.error
         is_part = isinstance(error, InputError) and error.what == NO_WEIGHTS
         if isinstance(error, NotCheckpointError):
-            is_part = bool(counters(candidate.path.name))
-        if read.parsed is not None or is_part:
-            folders.setdefault(candidate.path.parent, {})[candidate.path] = read.parsed
-    for files in folders.values():
-        yield from group_files(files, _is_other)
+            is_part = bool(counters_in(candidate.path.name).numbers)
+        if is_file(candidate.path) and (read.parsed is not None or is_part):
+            files[candidate.path] = read.parsed
+        elif is_part and not is_numbered(candidate.path.name):
+            files |= dict.fromkeys(path for path in _tensor_files(candidate.path) if is_file(path))
+    return group_files(files, _is_other)
 
 
 def _expect(discovery: Discovery, known: Mapping[tuple[Path, ...], _Read], access: Access) -> None:
