@@ -50,8 +50,8 @@ def one_of_few(
     return chosen
 
 
-pick_one = functools.partial(st.selectbox, filter_mode="contains")
-pick_several = functools.partial(st.multiselect, filter_mode="contains", select_all=False)
+pick_one: Callable[..., Any] = functools.partial(st.selectbox, filter_mode="contains")
+pick_several: Callable[..., Any] = functools.partial(st.multiselect, filter_mode="contains", select_all=False)
 """Lists that show what holds the typed letters in one piece; Enter takes the first of them, and no more."""
 
 one_of_many = functools.partial(one_of_few, draw=pick_one)

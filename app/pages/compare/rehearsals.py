@@ -98,7 +98,8 @@ def _request(training: Any) -> Request[Any]:
 
 def _chosen(found: Sequence[Mapping[str, Any]], label: str, key: str) -> Mapping[str, Any]:
     """Draw which rehearsals there are, and return the one that is chosen."""
-    return found[pick_one(label, range(len(found)), format_func=lambda i: _title(found[i]), key=key)]
+    place = int(pick_one(label, range(len(found)), format_func=lambda i: _title(found[i]), key=key))
+    return found[place]
 
 
 def _title(found: Mapping[str, Any]) -> str:

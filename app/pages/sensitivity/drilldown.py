@@ -110,15 +110,11 @@ def _way(shown: Subject, step: int) -> str:
     if st.session_state.get(_WAY) not in ways:
         st.session_state[_WAY] = ways[0]
     names = {services.ARCHIVE: "As archived", **codec_labels()}
-    return pick_one(
-        "Stored",
-        ways,
-        format_func=names.__getitem__,
-        key=_WAY,
-        width=180,
-        help="Where the levels come from: the archive beside this run, or a codec that is tried on this "
-        "tensor alone.",
+    tip = (
+        "Where the levels come from: the archive beside this run, or a codec that is tried on this tensor "
+        "alone."
     )
+    return str(pick_one("Stored", ways, format_func=names.__getitem__, key=_WAY, width=180, help=tip))
 
 
 def _facts(seen: Anatomy) -> None:
