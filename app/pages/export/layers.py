@@ -67,7 +67,7 @@ def show(shown: Subject, request: ExportRequest) -> None:
             several=True,
             alt="Layers with what is exported of them, what they carry, size, shape and bytes",
             columns={
-                "Layer": st.column_config.TextColumn(width="large" if pattern else "medium"),
+                "Layer": st.column_config.TextColumn(width=240),
                 quantity: listing.share_column("Of all, as the page Sensitivity has measured it"),
                 "Size": listing.share_column("Of the bytes of all weights"),
             },
