@@ -59,9 +59,9 @@ class Hand:
         self.clicks += 1
 
     def pick(self, label: str) -> None:
-        """Choose the first of a list, below that which stands for all: one click opens it, one chooses."""
+        """Choose the first of a list: one click opens it, one chooses."""
         self.page.get_by_role("combobox", name=label).filter(visible=True).first.click()
-        self.page.get_by_role("option").nth(1).click()
+        self.page.get_by_role("option").first.click()
         self.page.keyboard.press("Escape")
         self.clicks += 2
 

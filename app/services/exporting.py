@@ -341,8 +341,8 @@ class Made(NamedTuple):
 
     `chain` is None of a plain file; `digest` is the SHA-256 of the file, or of the manifest of a folder;
     `relative_error` is None where it is not known; a copy has none against what it is a copy of;
-    `is_whole` says that no layer was left out; `unreadable` are checkpoints that are not in it, and why;
-    `device` is where it was written.
+    `layers_left_out` are outermost modules and tensors; `unreadable` are checkpoints that are not in it,
+    and why; `device` is where it was written.
     """
 
     kind: str
@@ -354,23 +354,25 @@ class Made(NamedTuple):
     left_out: tuple[str, ...]
     weights_only: bool
     n_tensors: int | None
-    is_whole: bool
+    layers_left_out: tuple[str, ...]
     unreadable: tuple[tuple[str, str], ...] = ()
     device: str = ""
 
     @property
     def loading(self) -> str:
-        """The three lines of Python that load the weights into a model."""
-        strict = "" if self.is_whole else ", strict=False"
+        """The lines of Python that load the weights into a model: nothing may lack but what was left out."""
         path = str(self.path)
+        load = f"import inshrink_core\n\nweights = inshrink_core.verbs.load_state_dict({path!r})\n"
+        call = "model.load_state_dict(weights"
         if self.chain is None:
-            return (
-                "from safetensors.torch import load_model\n\n"
-                f"model = ...  # yours\nload_model(model, {path!r}{strict})"
-            )
+            load = "from safetensors.torch import load_model\n\nmodel = ...  # yours\n"
+            call = f"load_model(model, {path!r}"
+        if not self.layers_left_out:
+            return f"{load}{call})"
         return (
-            f"import inshrink_core\n\nweights = inshrink_core.verbs.load_state_dict({path!r})\n"
-            f"model.load_state_dict(weights{strict})"
+            f"{load}missing, unexpected = {call}, strict=False)\n"
+            f"left_out = {tuple(f'{name}.' for name in self.layers_left_out)}\n"
+            'assert not unexpected and all(f"{name}.".startswith(left_out) for name in missing)'
         )
 
 
@@ -402,7 +404,7 @@ def made_by(job: Job) -> Made | None:
         left_out=tuple(map(str, documents[-1].get("left_out", ()))),
         weights_only="weights_only" in asked,
         n_tensors=documents[-1].get("tensors"),
-        is_whole=not {"tensors", "without"} & set(asked),
+        layers_left_out=tuple(documents[-1].get("layers_left_out", ())),
         device=str(documents[0].get("device", "")),
         unreadable=tuple(
             (str(row["path"]), str(row["reason"])) for one in documents for row in one.get("unreadable", ())

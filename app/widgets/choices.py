@@ -50,7 +50,11 @@ def one_of_few(
     return chosen
 
 
-one_of_many = functools.partial(one_of_few, draw=st.selectbox)
+pick_one: Callable[..., Any] = functools.partial(st.selectbox, filter_mode="contains")
+pick_several: Callable[..., Any] = functools.partial(st.multiselect, filter_mode="contains", select_all=False)
+"""Lists that show what holds the typed letters in one piece; Enter takes the first of them, and no more."""
+
+one_of_many = functools.partial(one_of_few, draw=pick_one)
 """Draws one choice of many, as a list."""
 
 AUTO = "auto"
@@ -73,7 +77,7 @@ def engine(page: str, tip: str) -> tuple[str, int | None]:
     names = services.installed_engines()
     labels = {"threads": "Threads of one process", "processes": "Several processes", "ray": "Ray"}
     chosen = str(
-        st.selectbox("Engine", names, format_func=lambda name: labels.get(name, name), key=f"{page}.engine")
+        pick_one("Engine", names, format_func=lambda name: labels.get(name, name), key=f"{page}.engine")
     )
     if chosen == names[0]:
         return chosen, None

@@ -13,6 +13,7 @@ from inshrink_app.server.recent import is_trusted, trust
 from inshrink_app.server.roots import Address
 from inshrink_app.services import EvaluatorCode
 from inshrink_app.widgets import fmt, job_card
+from inshrink_app.widgets.choices import pick_one
 from inshrink_app.widgets.layout import answer, facts, folded
 
 from inshrink_core.evaluate.template import guess_task
@@ -111,7 +112,7 @@ def _make(original: Subject) -> None:
     """Offer to write an evaluator to begin with; nothing is executed."""
     guess = guess_task(original.tensors)
     st.caption(fmt.markdown(f"Guessed from names and shapes: {guess.why}. It reads {guess.inputs}."))
-    task = st.selectbox(
+    task = pick_one(
         "Task",
         list(_TASKS),
         index=list(_TASKS).index(guess.task),

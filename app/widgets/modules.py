@@ -13,6 +13,9 @@ from inshrink_app import state
 from inshrink_app.widgets import fmt, listing
 from inshrink_app.widgets.choices import one_of_few
 
+from inshrink_core.errors import InputError
+from inshrink_core.verbs.shared.values import matching_names
+
 LAYER_TYPE, BLOCK, TENSOR = "layer_type", "block", "tensor"
 """Levels beside those that are numbers: by kind, the modules that hold tensors, and tensors."""
 
@@ -29,6 +32,11 @@ _MOST_PARTS = 64
 
 _MOST_ROWS, _FEW_ROWS = 40, 8
 """More rows are lower than a reader can point at on a laptop's screen; fewer say too little."""
+
+PATTERN_HELP = (
+    "The name of a tensor or a module; or a part of names, a glob such as *.bias, or a regular expression "
+    "between slashes, such as /bn\\d/."
+)
 
 _INDENT, _OPEN, _CLOSED = "\N{EM SPACE}", "▼ ", "► "
 
@@ -68,6 +76,15 @@ def members_of(names: Sequence[str], within: str) -> tuple[int, ...]:
     (0, 2)
     """
     return tuple(i for i, name in enumerate(names) if is_within(name, within))
+
+
+def matching(names: Sequence[str], pattern: str) -> frozenset[str]:
+    """Return the names that a pattern matches; all without one, and none where it cannot be read."""
+    try:
+        return frozenset(matching_names(names, pattern) if pattern else names)
+    except InputError as error:
+        st.caption(fmt.markdown(str(error)))
+        return frozenset()
 
 
 def trail(within: str) -> tuple[str, ...]:

@@ -730,6 +730,22 @@ class CompressReport(Report):
         """Roles of the tensors in the archive, sorted."""
         return sorted({row.spec.role.value for frame in self.size.frames for row in frame.tensors})
 
+    def _rounded_buffers(self) -> str:
+        from inshrink_core.chain.config import is_exact
+        from inshrink_core.checkpoint import TensorRole
+        from inshrink_core.codec import FALLBACK_CODEC, get_codec
+
+        rows = [row for frame in self.size.frames for row in frame.tensors]
+        buffers = {row.spec.key for row in rows if row.spec.role is TensorRole.BUFFER}
+        lossless = get_codec(FALLBACK_CODEC).reads
+        rounded = buffers & {row.spec.key for row in rows if row.codec not in lossless}
+        settings = [f"--set {one}=exact" for one in ("one_dimensional", "buffers") if one in self.config]
+        remedy = next(iter(settings), "--codec lossless")
+        said = f"{count(len(rounded))} of {count(len(buffers))} rounded (statistics of normalisation layers)"
+        return (
+            f"{said}; {remedy} keeps every bit" if rounded and not is_exact(self.codec, self.config) else ""
+        )
+
     @property
     def frames(self) -> list[dict[str, Any]]:
         """A row a frame, with how it keeps what was promised."""
@@ -777,6 +793,7 @@ class CompressReport(Report):
             ("time", speed),
             ("codec", str(document["codec"])),
             ("optimizer state", optimizer_text(document["optimizer"], document["roles"])),
+            ("buffers", self._rounded_buffers()),
             ("frames", f"{count(len(frames))}  ({counted(keyframes, 'keyframe')})"),
             ("base model", base_text(document.get("base"))),
             (named_ratio("ratio of everything", document.get("base")), _total(document)),

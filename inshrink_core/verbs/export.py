@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
@@ -32,6 +31,7 @@ from inshrink_core.verbs.shared.groups import (
     local_target,
 )
 from inshrink_core.verbs.shared.showing import show_facts
+from inshrink_core.verbs.shared.values import matching_names
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,6 +99,8 @@ class ExportReport(Report):
         Root of squared error over squared norm of coarsened weights, against the archive's; 0 if exact.
     left_out
         Files of the checkpoint that were left out.
+    layers_left_out
+        Outermost modules and tensors of the model that were left out.
     seconds
         Wall time.
     device
@@ -117,6 +119,7 @@ class ExportReport(Report):
     exact: bool
     relative_error: float
     left_out: tuple[str, ...]
+    layers_left_out: tuple[str, ...]
     seconds: float
     device: str = "cpu"
 
@@ -135,6 +138,7 @@ class ExportReport(Report):
             "raw_bytes": None if held is None else held.raw_total,
             "bytes": self.nbytes,
             "left_out": self.left_out,
+            "layers_left_out": self.layers_left_out,
             "seconds": self.seconds,
             "device": self.device,
         }
@@ -175,6 +179,7 @@ class ExportReport(Report):
             ("ratio to float32", ratio(self.ratio_float32)),
             ("error of the weights", lost),
             ("left out", ", ".join(self.left_out)),
+            ("layers left out", ", ".join(self.layers_left_out)),
             ("time", duration(self.seconds)),
         ]
         show_facts(console, facts)
@@ -202,9 +207,10 @@ class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackRe
     exact
         With --weights-only, keep every bit of the archived weights.
     tensors
-        With --weights-only, keep these layers alone: globs of names of tensors or modules; may be repeated.
+        With --weights-only, keep these layers alone: the name of a tensor or a module, else a glob, a
+        /regular expression/ or a part of names; may be repeated.
     without
-        With --weights-only, leave these layers out; may be repeated.
+        With --weights-only, leave these layers out, named likewise; may be repeated.
     layout
         packed; or, with --weights-only, safetensors: one plain file that loads without Inshrink, of the
         values that the packed one would restore.
@@ -327,6 +333,7 @@ class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackRe
             exact=error == 0.0,
             relative_error=error,
             left_out=job.left_out,
+            layers_left_out=job.layers_left_out,
             seconds=time.perf_counter() - begun,
             device=source.device,
         )
@@ -383,22 +390,24 @@ def chosen_names(
     names
         Names of tensors.
     tensors
-        Globs of what is kept; without any, everything. The name of a module stands for all that is in it.
+        What is kept, as `matching_names` reads it; without any, everything.
     without
-        Globs of what is left out all the same.
+        What is left out all the same.
+
+    Raises
+    ------
+    InputError
+        A regular expression cannot be read.
 
     Examples
     --------
     >>> chosen_names(["encoder.0.weight", "encoder.0.bias", "head.weight"], ["encoder"], ["*.bias"])
     ('encoder.0.weight',)
     """
-
-    def matches(name: str, patterns: Sequence[str]) -> bool:
-        return any(fnmatchcase(name, one) or fnmatchcase(name, f"{one}.*") for one in patterns)
-
-    return tuple(
-        name for name in names if (not tensors or matches(name, tensors)) and not matches(name, without)
-    )
+    names = tuple(names)
+    gone = {name for one in without for name in matching_names(names, one)}
+    kept = {name for one in tensors for name in matching_names(names, one)} if tensors else set(names)
+    return tuple(name for name in names if name in kept and name not in gone)
 
 
 def _listed(patterns: str | Iterable[str]) -> tuple[str, ...]:
@@ -458,6 +467,7 @@ class _Export:
         self._view = _weights_of(self._whole, *patterns) if weights_only else self._whole
         self.n_tensors = len(self._view)
         self.left_out = _left_out(self._whole, self._view)
+        self.layers_left_out = _layers_left_out(self._whole, self._view)
         self._source = [archive.reader.archive_id, info.frame_id]
 
     def write_exact(self, folder: Path) -> ArchiveSize:
@@ -622,8 +632,7 @@ def _weights_of(whole: Checkpoint, tensors: Sequence[str], without: Sequence[str
     from inshrink_core.checkpoint import MODEL_ROLES
 
     keys = [spec.key for spec in whole.specs if spec.role in MODEL_ROLES]
-    names = [*keys, *(alias for alias, key in whole.aliases.items() if key in set(keys))]
-    chosen = set(chosen_names(names, tensors, without))
+    chosen = set(chosen_names(_model_names(whole), tensors, without))
     if not chosen:
         raise NotFoundError(
             "no tensor is left", where=whole.origin, remedy="`inshrink inspect --tensors` lists them"
@@ -644,6 +653,13 @@ def _weights_of(whole: Checkpoint, tensors: Sequence[str], without: Sequence[str
     return dataclasses.replace(model, files=files, aliases=aliases)
 
 
+def _model_names(checkpoint: Checkpoint) -> dict[str, None]:
+    from inshrink_core.checkpoint import MODEL_ROLES
+
+    keys = {spec.key: None for spec in checkpoint.specs if spec.role in MODEL_ROLES}
+    return keys | {alias: None for alias, key in checkpoint.aliases.items() if key in keys}
+
+
 def _left_out(whole: Checkpoint, view: Checkpoint) -> tuple[str, ...]:
     """Return the files of which nothing is kept: a file of both sorts lives on in its weights."""
     files = {file.path for file in view.files}
@@ -654,3 +670,15 @@ def _left_out(whole: Checkpoint, view: Checkpoint) -> tuple[str, ...]:
         if file.path not in files
         and not any(member.key in keys for region in file.regions for member in region.members)
     )
+
+
+def _layers_left_out(whole: Checkpoint, view: Checkpoint) -> tuple[str, ...]:
+    """Return the outermost modules and tensors of the model of which nothing is kept."""
+
+    def above(name: str) -> list[str]:
+        return [name[: dot.start()] for dot in re.finditer(r"\.|$", name)]
+
+    names, kept = _model_names(whole), _model_names(view)
+    held = {module for name in kept for module in above(name)}
+    gone = [next((one for one in above(name) if one not in held), name) for name in names if name not in kept]
+    return tuple(dict.fromkeys(gone))

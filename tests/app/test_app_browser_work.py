@@ -19,7 +19,7 @@ import pytest
 
 import inshrink_core
 from inshrink_core.archive import ArchiveReader
-from tests.app.browser import MILLISECONDS, Server, browser_marks, new_page, wait_for
+from tests.app.browser import IDLE, MILLISECONDS, Server, browser_marks, new_page, wait_for
 from tests.app.job_stubs import archived_template, work_of
 from tests.processes import descendants, is_at_work
 
@@ -165,6 +165,23 @@ def test_a_run_is_exported_and_the_file_is_the_one_its_digest_names(server: Serv
     other.goto(f"{server.address}/jobs")
     other.get_by_text("Export run to out.inshrink").filter(visible=True).first.wait_for()
     told(other, "Finished")
+
+
+def test_what_is_typed_into_a_list_of_layers_takes_one_of_that_name_and_none_with_its_letters_apart(
+    server: Server, page: Any
+) -> None:
+    server.start()
+    page.goto(server.link("export", what="step"))
+    box = page.get_by_role("combobox", name="Leave out")
+    box.click()
+    for letters, told in (("f1wt", "2 of 2"), ("fc1", "1 of 2")):
+        page.keyboard.type(letters)
+        page.wait_for_timeout(300)
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(1000)
+        wait_for(page, IDLE)
+        page.get_by_text(f"Layers that are kept ({told})").wait_for()
+        box.fill("")
 
 
 def test_an_export_by_several_processes_is_cancelled_and_nothing_of_it_is_left_but_whole_steps(

@@ -277,6 +277,48 @@ def test_layers_that_are_picked_in_the_tree_are_kept_or_left_out(archived: Path,
     assert app.session_state["export.picked"] == []
 
 
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("*.bias", ["fc1.bias"]),
+        ("IAS", ["fc1.bias"]),
+        ("/weight$/", ["fc1.weight"]),
+        ("fc1", ["fc1.weight", "fc1.bias"]),
+        ("fcb", []),
+        ("/(/", []),
+    ],
+)
+def test_all_that_a_pattern_matches_is_listed_before_any_of_it_counts(
+    archived: Path, jobs: StubJobs, pattern: str, found: list[str]
+) -> None:
+    app = explorer("export", run=str(archived), what="step")
+    app.text_input(key="export.pattern").set_value(pattern).run()
+    assert not app.exception
+    assert list(app.dataframe[0].value["Layer"]) == found
+    assert f"Matching: {len(found)} tensor" in texts(app)
+    assert metrics(app)["Tensors"] == "2", "nothing is left out yet"
+    leave_out = button(app, "Leave these out")
+    assert leave_out.disabled == (not found)
+    if found:
+        leave_out.click().run()
+        assert not app.exception
+        assert app.multiselect(key="export.without").value == [pattern]
+        assert metrics(app)["Tensors"] == str(2 - len(found))
+    else:
+        assert ("regular expression cannot be read" in texts(app)) == (pattern == "/(/")
+
+
+def test_a_picker_of_layers_offers_the_layers_alone_and_never_several_at_once(
+    archived: Path, jobs: StubJobs
+) -> None:
+    app = explorer("export", run=str(archived), what="step")
+    for key in ("export.tensors", "export.without"):
+        proto = app.multiselect(key=key).proto
+        assert list(proto.options) == ["fc1.weight", "fc1.bias"]
+        assert not proto.select_all
+        assert not proto.accept_new_options
+
+
 def test_shares_of_the_sensitivity_are_told_where_they_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = subject(3)
     jobs = {"magnitude": Job(MEASURING, state="finished", result={"tensor": sensitivity_table(3, 2)})}
@@ -461,6 +503,37 @@ def test_what_a_plain_export_made_is_loaded_by_the_lines_that_are_shown(
     assert (made.chain, made.n_tensors, made.relative_error) == (None, 1, 0.0)
     model = torch.nn.Module()
     model.fc1 = torch.nn.Linear(48, 64)
-    exec(made.loading.replace("...  # yours", "given"), {"given": model})
+    code = made.loading.replace("...  # yours", "given")
+    exec(code, {"given": model})
     original = torch.load(archived / "step_000020.pt", weights_only=True)["model"]
     assert torch.equal(model.fc1.weight, original["fc1.weight"])
+
+
+@pytest.mark.parametrize("layout", ["packed", "safetensors"])
+def test_the_lines_that_load_a_part_of_a_model_refuse_all_that_lacks_but_what_was_left_out(
+    archived: Path, jobs: StubJobs, layout: str
+) -> None:
+    import torch
+
+    import inshrink_core
+
+    target, archive = archived.with_name("part"), archived.with_name("run.inshrink")
+    weights = {"weights_only": True, "exact": True, "layout": layout, "without": ("*.bias",)}
+    report = inshrink_core.verbs.export(archive, target, step=20, **weights)
+    request = services.step_export(services.load_subject(str(archive)), 20, **weights)
+    made = services.made_by(jobs.put(*request.placed(str(target)), result=report.to_json()))
+    assert made is not None
+    assert made.layers_left_out == ("fc1.bias",)
+
+    def loaded(**layers: torch.nn.Module) -> None:
+        model = torch.nn.Module()
+        for name, layer in layers.items():
+            model.add_module(name, layer)
+        exec(made.loading.replace("...  # yours", "given"), {"given": model, "model": model})
+
+    loaded(fc1=torch.nn.Linear(48, 64))
+    loaded(fc1=torch.nn.Linear(48, 64, bias=False))
+    with pytest.raises(AssertionError):
+        loaded(fc1=torch.nn.Linear(48, 64), fc2=torch.nn.Linear(2, 2))
+    with pytest.raises(AssertionError):
+        loaded(fc2=torch.nn.Linear(48, 64))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from inshrink_app import launch, theme
 from inshrink_app.server import roots
+from inshrink_app.widgets import choices
 
 from inshrink_core.errors import InputError, NotFoundError
 from tests.app.builders import write_run
@@ -292,6 +293,14 @@ def test_tables_are_drawn_where_they_get_their_files_and_headings_leave_out_no_l
     assert not calls("csv_button")
     levels = {name: bool(calls(name)) for name in ("title", "header", "subheader")}
     assert levels == {"title": True, "header": True, "subheader": False}
+
+
+def test_lists_are_searched_by_what_is_typed_in_one_piece_and_enter_takes_no_more_than_one() -> None:
+    for draw in (choices.pick_one, choices.pick_several):
+        assert draw.keywords["filter_mode"] == "contains"
+    assert choices.pick_several.keywords["select_all"] is False
+    fuzzy = {path.name for name in ("selectbox", "multiselect") for path, _ in calls(name)}
+    assert fuzzy <= {"logs.py"}
 
 
 def contrast(one: str, other: str) -> float:

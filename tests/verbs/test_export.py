@@ -15,6 +15,7 @@ import inshrink_core
 from inshrink_core.archive import check_archive
 from inshrink_core.chain import Archive, tensor_digest
 from inshrink_core.errors import ExistsError, InputError, NotFoundError, StorageError
+from inshrink_core.verbs.shared.values import matching_names
 from tests.runs import load, model, write_run
 
 STEPS = (5, 10, 15, 20)
@@ -291,11 +292,68 @@ def test_layers_are_chosen_by_the_names_of_modules_and_globs(trainer_archive: Pa
     assert exported(without="fc") == {"embed.weight", "norm.weight", "norm.bias", "count"}
     assert exported(tensors=["fc", "*.bias"], without=["fc.bias"]) == {"fc.weight", "norm.bias"}
     with pytest.raises(NotFoundError, match="no tensor is left"):
-        exported(tensors="f")
+        exported(tensors="q")
+    with pytest.raises(InputError, match="regular expression cannot be read"):
+        exported(without="/f(/")
     restored = inshrink_core.restore(tmp_path / "m", tmp_path / "files", layout="safetensors")
     names = {path.name for path in restored.paths}
     assert "config.json" in names
     assert set(plain(tmp_path / "files" / "model.safetensors")) == {"fc.weight", "norm.bias"}
+
+
+NAMES = ("ema.fc.w", "fc.w", "fc1.w", "fc1.b", "fc10.w", "gemma.w", "h[1].w", "h1.w", "a/b/c", "Schema.x")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [
+        ("fc1", "fc1.w fc1.b"),
+        ("fc", "fc.w"),
+        ("ema", "ema.fc.w"),
+        ("EMA", "ema.fc.w Schema.x"),
+        ("emm", "gemma.w"),
+        ("c1", "fc1.w fc1.b fc10.w"),
+        ("fc1.", "fc1.w fc1.b"),
+        ("fc1*", "fc1.w fc1.b fc10.w"),
+        ("fc?", "fc1.w fc1.b"),
+        ("*.b", "fc1.b"),
+        ("h[1]", "h[1].w"),
+        ("h[0-9].w", "h1.w"),
+        ("h*1*", "h[1].w h1.w"),
+        (r"/fc\d+\.w/", "fc1.w fc10.w"),
+        ("/^fc/", "fc.w fc1.w fc1.b fc10.w"),
+        ("a/b/c", "a/b/c"),
+        ("/", "a/b/c"),
+        ("fw", ""),
+        ("eaw", ""),
+        ("", ""),
+    ],
+)
+def test_a_name_goes_before_a_part_of_a_name_and_letters_apart_match_nothing(
+    pattern: str, matches: str
+) -> None:
+    assert matching_names(NAMES, pattern) == tuple(matches.split())
+
+
+@pytest.mark.parametrize("pattern", ["/(/", "/a{99999999999}/", "/" + "(" * 5000 + "/"])
+def test_a_regular_expression_that_cannot_be_read_is_refused(pattern: str) -> None:
+    with pytest.raises(InputError, match="this regular expression cannot be read"):
+        matching_names(NAMES, pattern)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "told"),
+    [
+        ({"without": ["embed", "*.bias"]}, ("embed", "fc.bias", "norm.bias")),
+        ({"tensors": ["fc"]}, ("embed", "norm", "count")),
+        ({}, ()),
+    ],
+)
+def test_what_is_left_out_of_the_model_is_named_by_its_outermost_modules(
+    trainer_archive: Path, tmp_path: Path, chosen: dict[str, list[str]], told: tuple[str, ...]
+) -> None:
+    report = inshrink_core.verbs.export(trainer_archive, tmp_path / "m", weights_only=True, **chosen)
+    assert sorted(report.to_json()["layers_left_out"]) == sorted(told)
 
 
 def test_a_plain_file_loads_without_inshrink_and_has_the_values_of_the_packed_one(

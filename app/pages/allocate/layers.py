@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -83,7 +82,7 @@ def rows_of(rates: Rates, level: str, picked: Collection[str] = (), pattern: str
     picked
         Modules that are opened whatever the level.
     pattern
-        With * and ?; lines that match it stand side by side.
+        Lines that match it stand side by side.
     """
     if level == modules.LAYER_TYPE:
         lines = modules.rows_at(rates.keys, rates.layer_types, level)
@@ -91,7 +90,8 @@ def rows_of(rates: Rates, level: str, picked: Collection[str] = (), pattern: str
         lines = modules.outline(rates.keys, level, opened=picked)
     if not pattern:
         return lines
-    return tuple(line._replace(depth=0) for line in lines if fnmatchcase(line.name, pattern))
+    found = modules.matching([line.name for line in lines], pattern)
+    return tuple(line._replace(depth=0) for line in lines if line.name in found)
 
 
 def show_numbers(board: Board) -> None:
@@ -190,7 +190,7 @@ def show_table(board: Board) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
         level = modules.level_slider("allocate", rates.keys)
         pattern = st.text_input(
-            "Only names like", placeholder="*.attn.*", key=_PATTERN, width=200, help="A pattern with * and ?"
+            "Only names like", placeholder="*.attn.*", key=_PATTERN, width=200, help=modules.PATTERN_HELP
         )
         linked = _linked(rates, level)
         if linked is not None:

@@ -12,6 +12,7 @@ from inshrink_app import services
 from inshrink_app.jobs import Work
 from inshrink_app.model import verified, when
 from inshrink_app.widgets import fmt, job_card, listing
+from inshrink_app.widgets.choices import pick_several
 from inshrink_app.widgets.layout import facts, section
 
 from inshrink_core.chain import ChainReport
@@ -134,7 +135,8 @@ def _rules(chain: ChainReport) -> Prune:
         help="0: no such rule",
     )
     steps = sorted({frame.step for frame in chain.frames})
-    keep = third.multiselect("Keep these steps", steps, format_func=fmt.count, key="prune.keep")
+    with third:
+        keep = pick_several("Keep these steps", steps, key="prune.keep")
     with st.container(horizontal=True, gap="medium"):
         drop = chain.n_branches > 1 and st.toggle("Drop older lines of training", key="prune.branches")
         smallest = st.toggle(

@@ -12,7 +12,7 @@ from inshrink_app.jobs import Job, Work, shell_text
 from inshrink_app.model import Subject
 from inshrink_app.pages.compare.figures import rehearsal_figure
 from inshrink_app.widgets import fmt, job_card, listing
-from inshrink_app.widgets.choices import codec_labels
+from inshrink_app.widgets.choices import codec_labels, pick_one
 from inshrink_app.widgets.layout import answer, chart, facts, section
 
 from inshrink_core.request import Request, request_from_json
@@ -53,7 +53,7 @@ def rehearse(original: Subject, training: Any) -> None:
 def _choose(own: Any) -> Any:
     """Let the reader rehearse another of the shipped trainings than the sample's own."""
     names = list(services.trainings())
-    picked = st.selectbox(
+    picked = pick_one(
         "Training",
         names,
         index=names.index(own.name),
@@ -73,13 +73,9 @@ def _request(training: Any) -> Request[Any]:
     first, second, third, fourth = st.columns(4)
     own = f"rehearse.{training.name}"
     codecs = codec_labels()
-    codec = first.selectbox(
-        "Codec",
-        list(codecs),
-        format_func=codecs.__getitem__,
-        key="rehearse.codec",
-        help="Lossless is the control: its restores change nothing.",
-    )
+    tip = "Lossless is the control: its restores change nothing."
+    with first:
+        codec = pick_one("Codec", codecs, format_func=codecs.__getitem__, key="rehearse.codec", help=tip)
     restores = second.number_input(
         "Failures", 1, training.n_saves - 1, training.n_restores, key=f"{own}.restores"
     )
@@ -102,7 +98,8 @@ def _request(training: Any) -> Request[Any]:
 
 def _chosen(found: Sequence[Mapping[str, Any]], label: str, key: str) -> Mapping[str, Any]:
     """Draw which rehearsals there are, and return the one that is chosen."""
-    return found[st.selectbox(label, range(len(found)), format_func=lambda i: _title(found[i]), key=key)]
+    place = int(pick_one(label, range(len(found)), format_func=lambda i: _title(found[i]), key=key))
+    return found[place]
 
 
 def _title(found: Mapping[str, Any]) -> str:

@@ -10,7 +10,8 @@ import streamlit as st
 from inshrink_app import services
 from inshrink_app.jobs import Job, Work
 from inshrink_app.model import Problem, Subject
-from inshrink_app.widgets import archive_picker, fmt, job_card, listing, problem
+from inshrink_app.widgets import archive_picker, fmt, job_card, listing, modules, problem
+from inshrink_app.widgets.choices import pick_one
 from inshrink_app.widgets.layout import answer, section
 
 from inshrink_core.chain import ChainReport
@@ -51,7 +52,7 @@ def _one_of(archives: tuple[ChainReport, ...], label: str, key: str) -> ChainRep
     names = {str(one.path): one for one in archives}
     picked = str(archives[0].path)
     if len(archives) > 1:
-        picked = st.selectbox(
+        picked = pick_one(
             label, list(names), format_func=lambda path: archive_picker.choice_text(names[path]), key=key
         )
     return names.get(picked, archives[0])
@@ -94,27 +95,27 @@ def _table(found: list[dict[str, Any]]) -> None:
     """Draw the filters and the table."""
     steps = sorted({row["step"] for row in found})
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
-        step = st.selectbox(
+        step = pick_one(
             "Step",
             [None, *steps],
-            format_func=lambda one: "All steps" if one is None else fmt.count(one),
+            format_func=lambda one: "All steps" if one is None else str(one),
             key="errors.step",
             width=180,
         )
         pattern = st.text_input(
             "Filter by name",
             placeholder="Filter by name",
+            help=modules.PATTERN_HELP,
             key="errors.filter",
             icon=":material/search:",
             width=260,
         )
         lossy = st.toggle("Not bit-exact only", key="errors.lossy")
+    names = modules.matching([row["tensor"] for row in found], pattern)
     rows = [
         row
         for row in found
-        if step in (None, row["step"])
-        and (not pattern or pattern.casefold() in row["tensor"].casefold())
-        and not (lossy and row["bit_exact"])
+        if step in (None, row["step"]) and row["tensor"] in names and not (lossy and row["bit_exact"])
     ]
     if not rows:
         st.caption("No tensor matches.")
@@ -159,7 +160,7 @@ def _choices(archives: tuple[ChainReport, ...]) -> tuple[ChainReport, int, str]:
         steps = list(archive.steps)
         if st.session_state.get("restore.step") not in steps:
             st.session_state["restore.step"] = steps[-1]
-        step = st.selectbox("Step", steps, format_func=fmt.count, key="restore.step", width=180)
+        step = pick_one("Step", steps, key="restore.step", width=180)
         layout = st.segmented_control(
             "Format",
             list(_LAYOUTS),

@@ -26,7 +26,7 @@ from inshrink_app.widgets import (
     quality,
     subject,
 )
-from inshrink_app.widgets.choices import one_of_few
+from inshrink_app.widgets.choices import one_of_few, pick_several
 from inshrink_app.widgets.layout import chart, facts, section
 
 from inshrink_core.chain import ChainReport
@@ -137,7 +137,7 @@ def _choices(
     with section("What to compare"):
         names = {str(one.path): one for one in there}
         _begin_with("compare.archives", list(names), list(names)[:1])
-        picked = st.multiselect(
+        picked = pick_several(
             "Archives",
             list(names),
             format_func=lambda path: archive_picker.choice_text(names[path]),
@@ -166,7 +166,7 @@ def _choices(
         )
         if which == "chosen":
             _begin_with("compare.steps", common, common[-1:])
-            chosen = st.multiselect("Which steps", common, format_func=fmt.count, key="compare.steps")
+            chosen = pick_several("Which steps", common, key="compare.steps")
             return archives, tuple(sorted(chosen)), bound / 100
     return archives, services.spread_of(common) if which == "some" else tuple(common), bound / 100
 

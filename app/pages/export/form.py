@@ -11,16 +11,7 @@ from inshrink_app import services, state
 from inshrink_app.model import Subject, engine_settings, toml_text
 from inshrink_app.pages.export import layers
 from inshrink_app.services import ExportRequest
-from inshrink_app.widgets import fmt, modules
-from inshrink_app.widgets.choices import (
-    ask_for_knob,
-    codec_labels,
-    device,
-    ends_of_range,
-    engine,
-    one_of_few,
-    one_of_many,
-)
+from inshrink_app.widgets import choices, fmt, modules
 from inshrink_app.widgets.layout import section
 
 _KINDS = {"all": "All steps", "range": "A range", "step": "One step"}
@@ -28,12 +19,7 @@ _CODEC_HELP = (
     "Lattice is the default: smallest at equal accuracy. Inshrinkerator is the published codec. Uniform "
     "rounds to even spacings. Lossless keeps every bit."
 )
-_OPTIMIZERS = {
-    "exact": "Exact",
-    "compressed": "Compressed",
-    "shaped": "Shaped",
-    "compact": "Compact",
-}
+_OPTIMIZERS = ("exact", "compressed", "shaped", "compact")
 _LAYOUTS = {"packed": "Packed archive", "safetensors": "safetensors"}
 _GRADES = {"ratio": "By ratio", "size": "By size", "exact": "Every bit"}
 _DTYPES = {"same": "As they are", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
@@ -46,12 +32,12 @@ _WHAT = "what"
 def show(shown: Subject) -> ExportRequest:
     """Draw the controls and return what they ask for."""
     with section("What to export"):
-        return _asked(shown).on(device("export"))
+        return _asked(shown).on(choices.device("export"))
 
 
 def _asked(shown: Subject) -> ExportRequest:
     """Draw what depends on what is on screen."""
-    what = one_of_few("export", "Steps", _WHAT, _KINDS, "all")
+    what = choices.one_of_few("export", "Steps", _WHAT, _KINDS, "all")
     if what == "step":
         return _one_step(shown)
     if shown.kind == "archive":
@@ -71,15 +57,9 @@ def _range(shown: Subject) -> tuple[int, ...]:
     if len(shown.steps) < 2:
         st.caption("The run has one checkpoint.")
         return shown.steps
-    first, last = ends_of_range("export", shown.steps)
-    stride = st.number_input(
-        "Every n-th checkpoint",
-        1,
-        max(1, len(shown.steps)),
-        1,
-        key="export.stride",
-        help="1 takes all of them.",
-    )
+    first, last = choices.ends_of_range("export", shown.steps)
+    tip = "1 takes all of them."
+    stride = st.number_input("Every n-th checkpoint", 1, len(shown.steps), 1, key="export.stride", help=tip)
     inside = [step for step in shown.steps if first <= step <= last]
     return tuple(inside[:: int(stride)])
 
@@ -88,13 +68,7 @@ def _one_step(shown: Subject) -> ExportRequest:
     """Draw what concerns one step: which, and whether it is to begin another training from."""
     step = shown.steps[-1]
     if len(shown.steps) > 1:
-        step = st.select_slider(
-            "Step",
-            shown.steps,
-            value=step,
-            format_func=fmt.count,
-            key="export.step",
-        )
+        step = st.select_slider("Step", shown.steps, step, format_func=fmt.count, key="export.step")
     weights_only = st.toggle(
         "Weights only, for transfer learning",
         value=True,
@@ -109,32 +83,26 @@ def _weights(shown: Subject) -> dict[str, Any]:
     names = [row.name for row in shown.model_tensors]
     # What holds all of them is no choice: to keep it is the default, and without it nothing is left.
     parts = [node for node in modules.outline(names, modules.TENSOR) if len(node.members) < len(names)]
-    outline = sorted(parts, key=lambda node: node.depth)
-    chosen = {}
-    for key, label, tip in (
-        (layers.KEEP, "Keep", "All layers, where nothing is named."),
-        (layers.LEAVE_OUT, "Leave out", "As the head, where the rest goes on to another task."),
+    listed = [node.name for node in sorted(parts, key=lambda node: node.depth)][:_MOST_LISTED]
+    fields: dict[str, Any] = {"weights_only": True}
+    for field, key, label, tip in (
+        ("tensors", layers.KEEP, "Keep", "All layers, where nothing is named."),
+        ("without", layers.LEAVE_OUT, "Leave out", "As the head, where the rest goes on to another task."),
     ):
-        chosen[key] = st.multiselect(
+        picked = choices.pick_several(
             label,
-            [node.name for node in outline[:_MOST_LISTED]],
+            list(dict.fromkeys([*listed, *st.session_state.get(key, ())])),
             key=key,
-            accept_new_options=True,
-            placeholder="A layer, or a pattern such as *.bias",
-            help=f"{tip} A pattern stands for every tensor that it matches, a module for all in it. The tree "
-            "of layers beside it adds what is picked there.",
+            placeholder="A layer",
+            help=f"{tip} A module stands for all in it. The list of layers beside adds what is picked there, "
+            "and all that match a pattern.",
         )
-    layout = one_of_few("export", "Form", "form", _LAYOUTS, "packed")
+        fields[field] = tuple(picked)
+    fields["layout"] = layout = choices.one_of_few("export", "Form", "form", _LAYOUTS, "packed")
     grades = {name: _GRADES[name] for name in _GRADES if layout == "packed" or name != "size"}
-    grade = one_of_few(
+    grade = choices.one_of_few(
         "export", "Values", f"values_{layout}", grades, "ratio" if layout == "packed" else "exact"
     )
-    fields: dict[str, Any] = {
-        "weights_only": True,
-        "tensors": tuple(chosen[layers.KEEP]),
-        "without": tuple(chosen[layers.LEAVE_OUT]),
-        "layout": layout,
-    }
     if grade == "ratio":
         label = "Times smaller than float32, at least"
         fields["ratio"] = st.slider(label, 2.0, 32.0, 8.0, 0.5, key="export.ratio")
@@ -151,7 +119,7 @@ def _weights(shown: Subject) -> dict[str, Any]:
     else:
         fields["exact"] = True
     if layout != "packed":
-        fields["dtype"] = one_of_few("export", "Floats as", "dtype", _DTYPES, "same")
+        fields["dtype"] = choices.one_of_few("export", "Floats as", "dtype", _DTYPES, "same")
     return fields
 
 
@@ -164,11 +132,11 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
     if has_optimizer and not dropped:
         default = services.default_optimizer(codec, config)
         optimizer = str(
-            st.selectbox(
+            choices.pick_one(
                 "Optimizer state",
-                list(_OPTIMIZERS),
-                index=list(_OPTIMIZERS).index(default),
-                format_func=_OPTIMIZERS.__getitem__,
+                _OPTIMIZERS,
+                index=_OPTIMIZERS.index(default),
+                format_func=str.capitalize,
                 # What is the default depends on it: weights that stay exact have exact state beside them.
                 key=f"export.optimizer.{default}",
                 help="Compressed rounds each second moment to a power of two; shaped also rounds first "
@@ -205,7 +173,7 @@ def _chain(shown: Subject, steps: tuple[int, ...]) -> ExportRequest:
     fields: dict[str, Any] = {"codec": codec, "config": config or None, "optimizer": optimizer}
     fields["keyframe_every"] = int(keyframe_every)
     if not watch:
-        fields["engine"], fields["workers"] = engine("export", tip)
+        fields["engine"], fields["workers"] = choices.engine("export", tip)
     return services.chain_export(shown, steps, packed=packed, watch=watch, **fields)
 
 
@@ -218,9 +186,9 @@ def _is_dropped() -> bool:
 
 def _codec() -> tuple[str, dict[str, Any]]:
     """Draw which codec, and the one setting of it."""
-    names = codec_labels()
-    codec = one_of_many("export", "Codec", _CODEC, names, next(iter(names)), _CODEC_HELP)
-    return codec, ask_for_knob(codec, "export")
+    names = choices.codec_labels()
+    codec = choices.one_of_many("export", "Codec", _CODEC, names, next(iter(names)), _CODEC_HELP)
+    return codec, choices.ask_for_knob(codec, "export")
 
 
 def _carried(shown: Subject) -> tuple[str, dict[str, Any]] | None:

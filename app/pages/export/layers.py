@@ -15,7 +15,7 @@ from inshrink_app.widgets.modules import Node
 KEEP, LEAVE_OUT = "export.tensors", "export.without"
 """Keys of the names and patterns that the form holds."""
 
-_PICK = "export.picked"
+_PICK, _PATTERN = "export.picked", "export.pattern"
 
 
 def show(shown: Subject, request: ExportRequest) -> None:
@@ -34,19 +34,28 @@ def show(shown: Subject, request: ExportRequest) -> None:
     with st.expander(
         f"Layers that are kept ({fmt.count(len(kept))} of {fmt.count(len(model))})",
         icon=":material/account_tree:",
-        expanded=len(kept) < len(model),
+        expanded=True,
     ):
-        level = modules.level_slider("export", names, types=False)
+        with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
+            level = modules.level_slider("export", names, types=False)
+            pattern = st.text_input("Only names like", key=_PATTERN, width=240, help=modules.PATTERN_HELP)
+        found = modules.matching(names, pattern)
         picked = st.session_state.get(_PICK, [])
-        nodes = modules.outline(names, level, opened=picked)
+        nodes = modules.outline(names, modules.TENSOR if pattern else level, opened=picked)
+        if pattern:
+            nodes = tuple(node._replace(depth=0) for node in nodes if node.name in found)
         chosen = [node.name for node in nodes if node.name in picked]
+        added = chosen or [pattern] * bool(pattern and found)
         with st.container(horizontal=True, vertical_alignment="center"):
             for label, key, icon in (
                 ("Keep these", KEEP, ":material/check:"),
                 ("Leave these out", LEAVE_OUT, ":material/block:"),
             ):
-                st.button(label, icon=icon, on_click=_add, args=(key, chosen), disabled=not chosen)
-            modules.say_picked(len(chosen), "row")
+                st.button(label, icon=icon, on_click=_add, args=(key, added), disabled=not added)
+            if pattern and not chosen:
+                st.caption(f"Matching: {fmt.counted(len(found), 'tensor')}, all listed.", width="content")
+            else:
+                modules.say_picked(len(chosen), "row")
         metric, carried = services.known_shares(shown)
         quantity = METRICS[metric].quantity if metric else ""
         modules.table(
@@ -58,6 +67,7 @@ def show(shown: Subject, request: ExportRequest) -> None:
             several=True,
             alt="Layers with what is exported of them, what they carry, size, shape and bytes",
             columns={
+                "Layer": st.column_config.TextColumn(width=240),
                 quantity: listing.share_column("Of all, as the page Sensitivity has measured it"),
                 "Size": listing.share_column("Of the bytes of all weights"),
             },

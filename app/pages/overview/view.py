@@ -12,6 +12,7 @@ from inshrink_app.model import Page, Subject
 from inshrink_app.pages.overview import logs, naming, shrink, shrinking
 from inshrink_app.server.roots import Address
 from inshrink_app.widgets import ending, figures, fmt, layout, listing, quality, subject
+from inshrink_app.widgets.choices import pick_several
 from inshrink_app.widgets.layout import panels, section
 
 from inshrink_core.chain import ChainReport
@@ -164,7 +165,7 @@ def _training(shown: Subject) -> None:
         names = list(groups)
         chosen = names[:_MAX_PANELS]
         if len(names) > _MAX_PANELS:
-            picked = st.multiselect(
+            picked = pick_several(
                 "Metrics",
                 names,
                 default=chosen,

@@ -15,7 +15,7 @@ from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.pages.sensitivity import heatmap
 from inshrink_app.pages.sensitivity.heatmap import heatmap_figure
 from inshrink_app.widgets import ending, fmt, listing, modules
-from inshrink_app.widgets.choices import one_of_many
+from inshrink_app.widgets.choices import one_of_many, pick_one
 from inshrink_app.widgets.figures import log_figure, log_ticks
 from inshrink_app.widgets.layout import allowed, answer, chart, section
 from numpy.typing import NDArray
@@ -377,7 +377,7 @@ def _other(shown: Subject) -> Subject | None:
         return None
     labels = dict(zip(options, fmt.elided_all(options, _PATH_WIDTH), strict=True))
     st.session_state[widget] = wanted if wanted in options else options[0]
-    chosen = st.selectbox("Second run", options, key=widget, format_func=labels.__getitem__, width=700)
+    chosen = pick_one("Second run", options, key=widget, format_func=labels.__getitem__, width=700)
     state.publish(**{_OTHER: chosen})
     return answer(lambda: services.load_subject(chosen), "Reading headers…")
 
@@ -391,7 +391,7 @@ def _overlaid(
     st.session_state[_TENSOR] = st.session_state.get(_TENSOR, kept)
     if st.session_state[_TENSOR] not in found.names:
         st.session_state[_TENSOR] = found.names[0]
-    tensor = st.selectbox("Tensor", found.names, key=_TENSOR, width=420)
+    tensor = pick_one("Tensor", found.names, key=_TENSOR, width=420)
     st.session_state[f"{_TENSOR}.kept"] = tensor
     metric = METRICS[tables[0].metric]
     curves = {}

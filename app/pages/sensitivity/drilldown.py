@@ -15,7 +15,7 @@ from inshrink_app.pages.sensitivity import drill_figures
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.selection import Event
 from inshrink_app.widgets import ending, fmt, layout, listing
-from inshrink_app.widgets.choices import codec_labels
+from inshrink_app.widgets.choices import codec_labels, pick_one
 from inshrink_app.widgets.layout import allowed, answer, chart, facts
 from numpy.typing import NDArray
 
@@ -110,15 +110,11 @@ def _way(shown: Subject, step: int) -> str:
     if st.session_state.get(_WAY) not in ways:
         st.session_state[_WAY] = ways[0]
     names = {services.ARCHIVE: "As archived", **codec_labels()}
-    return st.selectbox(
-        "Stored",
-        ways,
-        format_func=names.__getitem__,
-        key=_WAY,
-        width=180,
-        help="Where the levels come from: the archive beside this run, or a codec that is tried on this "
-        "tensor alone.",
+    tip = (
+        "Where the levels come from: the archive beside this run, or a codec that is tried on this tensor "
+        "alone."
     )
+    return str(pick_one("Stored", ways, format_func=names.__getitem__, key=_WAY, width=180, help=tip))
 
 
 def _facts(seen: Anatomy) -> None:
@@ -181,12 +177,11 @@ def _overlay(shown: Subject, seen: Anatomy, steps: Sequence[int]) -> tuple[int, 
         return None
     if st.session_state.get(_OVER) not in others:
         st.session_state.pop(_OVER, None)
-    step = st.selectbox(
+    step = pick_one(
         "Values of another step over them",
         others,
         index=None,
         key=_OVER,
-        format_func=fmt.count,
         placeholder="None",
         width=300,
     )

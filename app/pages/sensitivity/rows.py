@@ -15,6 +15,7 @@ from inshrink_app.pages.sensitivity import arranging, heatmap
 from inshrink_app.pages.sensitivity import selection as chosen
 from inshrink_app.pages.sensitivity.selection import Event, Selection
 from inshrink_app.widgets import fmt, listing, modules
+from inshrink_app.widgets.choices import pick_one
 from inshrink_app.widgets.modules import Node
 from numpy.typing import NDArray
 
@@ -167,7 +168,7 @@ def _choice(label: str, key: str, options: Mapping[str, str], tip: str) -> str:
     if st.session_state.get(widget) not in options:
         st.session_state[widget] = state.choice(key, list(options), next(iter(options)))
     chosen = str(
-        st.selectbox(label, list(options), format_func=options.__getitem__, key=widget, help=tip, width=150)
+        pick_one(label, list(options), format_func=options.__getitem__, key=widget, help=tip, width=150)
     )
     if chosen == next(iter(options)):
         state.retract(key)
@@ -188,14 +189,16 @@ def _matching(
     names = [row.name for row in tensors.rows]
     if level == modules.LAYER_TYPE:
         kinds = modules.rows_at(names, [row.layer_type for row in tensors.rows], level)
-        nodes = tuple(node for node in kinds if pattern in node.name.casefold())
+        found = modules.matching([node.name for node in kinds], pattern)
+        nodes = tuple(node for node in kinds if node.name in found)
         kept = tensors
         whole: Sensitivity | None = tables[level]
     else:
+        found = modules.matching(names, pattern)
         matching = [
             i
             for i, name in enumerate(names)
-            if pattern in name.casefold() and (not layers or tensors.rows[i].layer_type in layers)
+            if name in found and (not layers or tensors.rows[i].layer_type in layers)
         ]
         kept = heatmap.take(tensors, matching)
         opened, closed = chosen.tree(str(shown.path))
@@ -213,7 +216,7 @@ def _find_box(names: Sequence[str]) -> None:
     found: Selection | None = st.session_state.get("sensitivity.selection")
     options = list(names[:_MOST_FOUND])
     st.session_state[_FIND] = found.layer if found is not None and found.layer in options else None
-    st.selectbox(
+    pick_one(
         "Find a tensor",
         options,
         key=_FIND,
@@ -235,6 +238,7 @@ def _filters(tensors: Sensitivity, level: str) -> tuple[str, list[str]]:
     pattern = st.text_input(
         "Filter rows",
         placeholder="Filter by name",
+        help=modules.PATTERN_HELP,
         key="row_filter",
         icon=":material/search:",
         label_visibility="collapsed",
@@ -250,7 +254,7 @@ def _filters(tensors: Sensitivity, level: str) -> tuple[str, list[str]]:
             key="layer_filter",
             label_visibility="collapsed",
         )
-    return pattern.casefold(), picked
+    return pattern, picked
 
 
 def summary(view: View) -> pd.DataFrame:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,50 @@ def _unreadable(text: str) -> InputError:
     return InputError(
         f"'{text}' is neither a step nor a range", remedy="write 400, 100,200 or FIRST:LAST[:EVERY]"
     )
+
+
+def matching_names(names: Iterable[str], pattern: str) -> tuple[str, ...]:
+    r"""Return the names of tensors that a pattern matches.
+
+    Parameters
+    ----------
+    names
+        Dotted names of tensors.
+    pattern
+        The name of a tensor or a module, which stands for all in it. Where there is none of that name:
+        ``/a regular expression/``, a glob of either with ``*``, ``?`` or ``[ab]``, or a part of a name in
+        small or capital letters.
+
+    Raises
+    ------
+    InputError
+        The regular expression cannot be read.
+
+    Examples
+    --------
+    >>> names = ["h.1.w", "h.10.w", "head.w", "head.b"]
+    >>> matching_names(names, "h.1"), matching_names(names, "HEA"), matching_names(names, "h*.b")
+    (('h.1.w',), ('head.w', 'head.b'), ('head.b',))
+    >>> matching_names(names, r"/h\.\d\./")
+    ('h.1.w',)
+    """
+    names = tuple(names)
+    inside = tuple(name for name in names if f"{name}.".startswith(f"{pattern}."))
+    if inside or not pattern:
+        return inside
+    if len(pattern) > 2 and pattern[0] == pattern[-1] == "/":
+        try:
+            found = re.compile(pattern[1:-1])
+        except (re.error, OverflowError, RecursionError) as error:
+            raise InputError(
+                f"this regular expression cannot be read ({error})",
+                found=pattern,
+                remedy="mend it, or write a part of a name, or a glob such as *.bias",
+            ) from error
+        return tuple(filter(found.search, names))
+    if any(sign in pattern for sign in "*?["):
+        return tuple(n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n, f"{pattern}.*"))
+    return tuple(name for name in names if pattern.casefold() in name.casefold())
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:

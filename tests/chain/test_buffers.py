@@ -1,0 +1,58 @@
+"""Which buffers come back bit for bit, and that `compress` says which do not."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import inshrink_core
+from inshrink_core.checkpoint import TensorRole
+from tests.runs import write_run
+
+OVERRIDE = {"match": "*.running_*", "one_dimensional": "exact"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("buffers") / "run")
+
+
+@pytest.mark.parametrize(
+    ("asked", "rounded", "said"),
+    [
+        ({}, {"1.running_mean", "1.running_var"}, "--set one_dimensional=exact keeps every bit"),
+        ({"config": {"coarseness": 4.0}}, {"1.running_mean", "1.running_var"}, "2 of 3 rounded"),
+        ({"config": {"overrides": [OVERRIDE]}}, set(), ""),
+        ({"config": {"one_dimensional": "exact"}}, set(), ""),
+        ({"config": {"exact": True}}, set(), ""),
+        ({"codec": "lossless"}, set(), ""),
+        ({"codec": "inshrinkerator"}, set(), ""),
+        (
+            {"codec": "inshrinkerator", "config": {"buffers": "bfloat16"}},
+            {"1.running_mean", "1.running_var"},
+            "--set buffers=exact keeps every bit",
+        ),
+    ],
+)
+def test_buffers_that_are_rounded_are_told_with_what_keeps_them(
+    run: Path, tmp_path: Path, asked: dict[str, Any], rounded: set[str], said: str
+) -> None:
+    report = inshrink_core.compress(run, tmp_path / "a.inshrink", **asked)
+    originals, restored = inshrink_core.open(run), inshrink_core.open(tmp_path / "a.inshrink")
+    different = {
+        spec.name
+        for step in originals.steps
+        for spec in originals[step].specs
+        if spec.role is TensorRole.BUFFER and not originals[step][spec.key].equal(restored[step][spec.key])
+    }
+    assert different == rounded
+    shown = Console(file=io.StringIO(), width=200)
+    report.show(shown)
+    lines = shown.file.getvalue().splitlines()
+    told = next((line for line in lines if line.startswith("buffers")), "")
+    assert bool(told) == bool(rounded)
+    assert said in told
