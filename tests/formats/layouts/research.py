@@ -185,7 +185,7 @@ def open_clip(folder: Path) -> None:
     "checkpoint.pth",
     order=("checkpoint0000.pth", "checkpoint0020.pth"),
     roles=WEIGHTS | BUFFERS | ADAM,
-    models=("teacher",),
+    models=("student", "teacher"),
     branches={"checkpoint": ("checkpoint.pth",)},
 )
 def dino(folder: Path) -> None:
@@ -224,6 +224,7 @@ def fvcore_ranks(folder: Path) -> None:
     steps=(5, 10),
     parameters=2 * numel(NET, CRITIC),
     roles=WEIGHTS | BUFFERS,
+    models=("G_B", "D_B"),
     branches={"latest": tuple(f"latest_net_{net}.pth" for net in ("G_A", "G_B", "D_A", "D_B"))},
 )
 def cyclegan(folder: Path) -> None:
@@ -238,7 +239,7 @@ def cyclegan(folder: Path) -> None:
     "checkpoint/010000.pt",
     "checkpoint/020000.pt",
     steps=(10_000, 20_000),
-    models=("d", "g_ema"),
+    models=("g", "d", "g_ema"),
     **_PAIR_ADAM,
 )
 def stylegan2(folder: Path) -> None:
@@ -327,7 +328,7 @@ def k_diffusion(folder: Path) -> None:
     "models/net_g_10000.pth, …",
     "models/net_g_latest.pth, models/net_d_latest.pth",
     steps=(5000, 10_000),
-    models=("net_d", "params_ema"),
+    models=("net_d", "ema"),
     branches={"latest": ("models/net_g_latest.pth", "models/net_d_latest.pth")},
     **_PAIR_ADAM,
 )
@@ -565,7 +566,7 @@ def rl_games(folder: Path) -> None:
     "checkpoints/agent_2000.pt",
     "checkpoints/best_agent.pt",
     steps=(1000, 2000),
-    models=("value",),
+    models=("policy", "value"),
     branches={"best": ("checkpoints/best_agent.pt",)},
     **_PAIR_ADAM,
 )
