@@ -92,7 +92,7 @@ docs: $(STAMP)  ## Build the documentation site into build/site, every warning a
 reference: $(STAMP)  ## Write the derived parts of docs and the schema of JSON documents anew
 	$(BIN)/python -m benchmarks.reference
 
-house: $(STAMP)  ## Print how large and how deep the code is beside its targets; fails above one
+house: $(STAMP)  ## Print the size of the code beside the limits of benchmarks/house.toml; fails above one
 	$(BIN)/python -m benchmarks.house
 
 wheel: $(STAMP)  ## Build the wheel into dist/

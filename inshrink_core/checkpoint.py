@@ -447,6 +447,10 @@ class Checkpoint(Mapping[str, "Tensor"]):
         ``weight_decay``, ``momentum``, ``dampening`` where the file has them.
     origin
         Path it was read from, for messages.
+    branch
+        Its name, such as ``best``, if it is no step of the run.
+    folder
+        Name of the directory that it was; empty for a file, and where that is not known.
 
     Examples
     --------
@@ -464,6 +468,8 @@ class Checkpoint(Mapping[str, "Tensor"]):
     aliases: Mapping[str, str] = field(default_factory=dict, repr=False)
     hyperparameters: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False)
     origin: str = ""
+    branch: str = ""
+    folder: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_key", {spec.key: spec for spec in self.specs})

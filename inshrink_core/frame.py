@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 __all__ = ["Block", "BlockEntry", "FrameInfo", "FrameKind", "FramePart"]
 
@@ -95,6 +95,10 @@ class FramePart(NamedTuple):
     offset: int | None = None
 
 
+NAMED_BRANCH: Final = 1 << 31
+"""Branches from this number on have a name, such as ``best``, and are no line of training."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameInfo:
     """One frame as the archive lists it, without its blocks.
@@ -110,7 +114,8 @@ class FrameInfo:
     kind
         Keyframe or delta.
     branch
-        0 for the first line of training; a continuation from an earlier frame opens the next number.
+        0 for the first line of training; a continuation from an earlier frame opens the next number; from
+        `NAMED_BRANCH` on, a checkpoint with a name of its own.
     generation
         Order of commits: of two frames that claim the same place, the higher wins.
     nbytes
@@ -149,6 +154,11 @@ class FrameInfo:
     def paths(self) -> tuple[str, ...]:
         """The paths of these files."""
         return tuple(part.path for part in self.parts) or (self.path,)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it is a checkpoint with a name of its own, beside the steps."""
+        return self.branch >= NAMED_BRANCH
 
     @property
     def place(self) -> dict[str, Any]:

@@ -64,7 +64,8 @@ def _lost(catalog: Catalog, archive: str, frame: FrameInfo, remedy: str = _FETCH
 
 
 def _last(frames: Iterable[FrameInfo]) -> FrameInfo | None:
-    """Return the last frame of the newest branch of some frames."""
+    """Return the last frame of the newest line of training of some frames."""
+    frames = (frame for frame in frames if not frame.is_named)
     return max(frames, key=lambda frame: (frame.branch, frame.generation), default=None)
 
 
@@ -196,7 +197,13 @@ class ArchiveReader:
     @property
     def next_branch(self) -> int:
         """The branch that a continuation from an earlier frame opens."""
-        return 1 + max((frame.branch for frame in self.listed), default=-1)
+        return 1 + max((frame.branch for frame in self.listed if not frame.is_named), default=-1)
+
+    @property
+    def named(self) -> tuple[FrameInfo, ...]:
+        """The last frame of each branch that has a name."""
+        ordered = sorted(self.frames, key=lambda frame: frame.generation)
+        return tuple({frame.branch: frame for frame in ordered if frame.is_named}.values())
 
     def require_whole(self) -> None:
         """Raise an error if a frame is missing, or if nothing tells so: for what needs them all."""
@@ -327,10 +334,12 @@ class ArchiveReader:
         """
         if branch is None:
             self._catalog.require_complete(self.path)
-            newest_last = sorted(self.listed, key=lambda frame: (frame.branch, frame.generation))
+            lines = (frame for frame in self.listed if not frame.is_named)
+            newest_last = sorted(lines, key=lambda frame: (frame.branch, frame.generation))
             candidates = (*newest_last, *self.listed_history())
         else:
-            tip = _last(frame for frame in self.listed if frame.branch == branch)
+            tips = (frame for frame in self.listed if frame.branch == branch)
+            tip = max(tips, key=lambda frame: frame.generation, default=None)
             candidates = self.listed_history(tip) if tip else ()
         for frame in reversed(candidates):
             if frame.step == step:

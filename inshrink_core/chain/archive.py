@@ -27,7 +27,7 @@ from inshrink_core.chain.attachments import (
 )
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, BaseRecord
 from inshrink_core.chain.config import settings_of
-from inshrink_core.chain.meta import check_meta, decoding_nbytes, spec_of
+from inshrink_core.chain.meta import FOLDER, NAME, check_meta, decoding_nbytes, spec_of
 from inshrink_core.chain.parts import box_of, whole_specs
 from inshrink_core.checkpoint import (
     DTYPE_SIZES,
@@ -206,6 +206,11 @@ class Archive(Mapping[int, Checkpoint]):
         return tuple(sorted({frame.step for frame in self.reader.listed_history()}))
 
     @property
+    def branches(self) -> dict[str, FrameInfo]:
+        """The checkpoints with a name of their own beside the steps, such as ``best``, by name."""
+        return {self.frame(info).meta.get(NAME, str(info.branch)): info for info in self.reader.named}
+
+    @property
     def last(self) -> FrameInfo:
         """The last frame of the newest branch.
 
@@ -355,6 +360,8 @@ class Archive(Mapping[int, Checkpoint]):
             files=files,
             aliases=aliases,
             origin=self.where(info),
+            branch=frame.meta.get(NAME, ""),
+            folder=frame.meta.get(FOLDER, ""),
         )
         if sum(len(kept.specs) for kept in self._described.values()) + len(specs) <= _MAX_HELD_SPECS:
             # Without the archive: a view must not keep another's states alive.

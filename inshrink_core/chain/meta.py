@@ -26,6 +26,12 @@ QUALITY: Final = "quality"
 WRITTEN: Final = "written"
 """Key of meta: by a tensor's name, the step it was last written at, where that is before the frame's own."""
 
+NAME: Final = "name"
+"""Key of meta: the name of a checkpoint that is no step, such as ``best``."""
+
+FOLDER: Final = "folder"
+"""Key of meta: the name of the directory that the checkpoint was, unless that is ``checkpoint-STEP``."""
+
 METRICS: Final = "metrics"
 """Key of meta: what the training measured at the step, by name."""
 
@@ -58,10 +64,12 @@ _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "config": lambda value: isinstance(value, dict),
     "overrides": lambda value: _is_list_of(value, lambda item: isinstance(item, dict)),
     "optimizer": lambda value: isinstance(value, str),
+    NAME: lambda value: isinstance(value, str),
     "content": _is_id,
     QUALITY: lambda value: _is_quality(value),
     WRITTEN: lambda value: isinstance(value, dict) and all(type(step) is int for step in value.values()),
     DROPPED: lambda value: _is_dropped(value),
+    FOLDER: lambda value: isinstance(value, str),
     METRICS: lambda value: isinstance(value, dict) and all(type(one) is float for one in value.values()),
     "restored": _is_id,
     "rekeyed": _is_id,

@@ -1,12 +1,21 @@
 """Runs and checkpoints on disk, read and written; no pickle is ever executed."""
 
-from inshrink_core.formats.discovery import NamedStep, split_step_pattern, suggest_step_pattern
-from inshrink_core.formats.disk import Skipped
+from inshrink_core.formats.disk import Fate, Skipped
 from inshrink_core.formats.logs.log import MetricsFile, RunSettings, TrainingLog, read_metrics
-from inshrink_core.formats.run import NoCheckpointError, Run, open_run, preview_steps, unreadable_error
+from inshrink_core.formats.run import (
+    FileFate,
+    NoCheckpointError,
+    Run,
+    open_run,
+    preview_steps,
+    unreadable_error,
+)
+from inshrink_core.formats.step_pattern import NamedStep, split_step_pattern, suggest_step_pattern
 from inshrink_core.formats.write import write_checkpoint
 
 __all__ = [
+    "Fate",
+    "FileFate",
     "MetricsFile",
     "NamedStep",
     "NoCheckpointError",

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from inshrink_core.checkpoint import (
     MODEL_ROLES,
@@ -32,6 +32,8 @@ from inshrink_core.formats.content import FileContent
 from inshrink_core.formats.disk import ByteCounter, FileStamp, Skipped, check_names, unsafe_names
 from inshrink_core.formats.source import FileSource
 from inshrink_core.formats.state_tree import Named, Placed, assign_roles, told_role
+
+NO_WEIGHTS: Final = "no weights in it"
 
 
 class ParsedCheckpoint(NamedTuple):
@@ -111,6 +113,7 @@ class ParsedCheckpoint(NamedTuple):
             aliases=self.aliases,
             hyperparameters=self.hyperparameters,
             origin=str(self.path),
+            folder="" if self.path in self.paths.values() else self.path.name,
         )
 
 
@@ -354,6 +357,7 @@ def assemble(
     steps: tuple[tuple[str, int], ...] = (),
     gradient_files: Iterable[str] = (),
     recall: Recall | None = None,
+    needs_weights: bool = True,
 ) -> ParsedCheckpoint:
     """Return one checkpoint from the content of its files.
 
@@ -375,6 +379,8 @@ def assemble(
         Those of `contents` whose tensors are gradients.
     recall
         What the checkpoint before was like; the answer does not depend on it.
+    needs_weights
+        Whether a checkpoint without weights is an error.
 
     Raises
     ------
@@ -396,10 +402,10 @@ def assemble(
         found = _assembled(held, has_gradients)
     if recall is not None:
         recall.sketch, recall.assembled = sketch, found
-    if not any(spec.role in MODEL_ROLES for spec in found.specs):
+    if needs_weights and not any(spec.role in MODEL_ROLES for spec in found.specs):
         # State without its weights is a part of a checkpoint: left out, it would be lost.
         part = found.specs or any(one.state for content in held for one in content.tree.optimizers)
-        raise (InputError if part else NotCheckpointError)("no weights in it", where=str(path))
+        raise (InputError if part else NotCheckpointError)(NO_WEIGHTS, where=str(path))
     parts = _Parts(
         path,
         fmt,

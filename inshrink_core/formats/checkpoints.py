@@ -15,35 +15,42 @@ from inshrink_core.formats.discovery import (
     METADATA,
     SHARDED_PART,
     TRAINER_STATE,
-    WEIGHT_SUFFIXES,
+    has_weight_suffix,
     is_weight_file,
-    step_in_name,
 )
 from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is_file, natural_key, scan
 from inshrink_core.formats.distributed import SHARDS, read_distributed
+from inshrink_core.formats.groups import counters
 from inshrink_core.formats.readers import Reader
 from inshrink_core.formats.safetensors_file import looks_like_safetensors
 from inshrink_core.formats.torch.zip import is_zip
 
 _CANONICAL: Final = re.compile(
     r"^(model|pytorch_model|adapter_model|consolidated|diffusion_pytorch_model)"
-    r"(-\d{5}-of-\d{5}|\.\d+)?\.(safetensors|bin|pt|pth)$|^trainer_state\.json$|\.index\.json$|"
-    r"^(optim|grad)\w*\.(safetensors|bin|pt|pth)$"
+    r"(-\d{5}-of-\d{5}|\.\d+)?\.(safetensors|bin|pt|pth)$|"
+    r"^(optim(izer)?|grad(ient)?s?)(_states?)?\.(safetensors|bin|pt|pth)$"
 )
-"""Names that only a checkpoint directory has; a run of single files numbers them."""
+"""Names in a checkpoint directory, and of the last model beside numbered files."""
+
+_DIRECTORY_ONLY: Final = re.compile(r"^trainer_state\.json$|\.index\.json$|^random_states_\d+\.pkl$")
+"""Names that only a checkpoint directory has."""
+
+_SECOND: Final = re.compile(r"^(model|pytorch_model|optimizer)_\d+(\.(safetensors|bin))$")
+"""Further models and optimizers of accelerate, beside ``model.safetensors`` and ``optimizer.bin``."""
 
 _OTHER_FILE: Final = re.compile(
-    r"^\.|\.(json|jsonl|csv|txt|md|html|log|py|ipynb|toml|yaml|yml|npz|npy|h5|onnx|msgpack|pkl|model|inshrink|"
-    r"whl|svg|pdf|zip|tar|gz|zst|png|jpg)$",
+    r"^\.|\.(json|jsonl|csv|tsv|txt|md|html|log|py|ipynb|toml|yaml|yml|npz|npy|h5|onnx|msgpack|inshrink|whl|svg|pdf|"
+    r"gz|zst|png|jpe?g|gif|webp|bmp|wav|mp3|flac|mp4|parquet|arrow|out|err|sh)$",
     re.IGNORECASE,
 )
-"""No checkpoints, whatever number is in their names."""
+"""Never opened: no torch or safetensors file is called so."""
 
 _OPTIMIZER_FILE: Final = re.compile(r"^optim(izer)?(_states?)?([._-]\d+)?\.(pt|pth|bin|ckpt|safetensors)$")
 _GRADIENT_FILE: Final = re.compile(r"^grad(ient)?s?\.(pt|pth|bin|safetensors)$")
 _SHARD: Final = re.compile(r"^(.+)-(\d{5})-of-(\d{5})\.(safetensors|bin)$")
 _INDEX: Final = re.compile(r"[^/]*(\.\w+)\.index\.json")
 _MAX_FILES: Final = 100_000
+_HEAD_NBYTES: Final = 512
 
 
 def all_files(root: Path, access: Access, skipped: list[Skipped]) -> dict[str, Path]:
@@ -205,6 +212,20 @@ def read_weight_files(
     return kept, gradients, fmt
 
 
+def _is_torch_zip(first: bytes) -> bool:
+    """Tell the zip of `torch.save`, whose first entry is its pickle, from others."""
+    length = int.from_bytes(first[26:28], "little")
+    return is_zip(first) and first[30 : 30 + length].endswith(b"data.pkl")
+
+
+def _is_numbered_apart(name: str, names: list[str]) -> bool:
+    """Tell whether a number in a file's name is that of a step, beside files of other steps."""
+    second = _SECOND.match(name)
+    if _CANONICAL.search(name) or (second and f"{second[1]}{second[2]}" in names):
+        return False
+    return bool(counters(name))
+
+
 class FileReader(Reader):
     """A file of `torch.save` or of safetensors."""
 
@@ -215,15 +236,15 @@ class FileReader(Reader):
         name = path.name
         if not is_file(path):
             return False
-        if path.suffix in WEIGHT_SUFFIXES:
+        if has_weight_suffix(name):
             return is_weight_file(name)
-        if _OTHER_FILE.search(name) or step_in_name(name) is None:
+        if _OTHER_FILE.search(name):
             return False
-        # Where the suffix does not decide, the first bytes do.
+        # The suffix does not decide, so the first bytes do.
         try:
             with ReadableFile(path, access.counter, access.admit(path)) as file:
-                first = file.read(0, min(file.nbytes, 16))
-                return is_zip(first) or looks_like_safetensors(first, file.nbytes)
+                first = file.read(0, min(file.nbytes, _HEAD_NBYTES))
+                return _is_torch_zip(first) or looks_like_safetensors(first, file.nbytes)
         except InshrinkError:
             return False
 
@@ -256,9 +277,11 @@ class DirectoryReader(Reader):
         """
         names = [entry.name for entry in scan(path) if is_file(entry)] if is_dir(path) else []
         weights = list(filter(is_weight_file, names))
-        if weights and any(_CANONICAL.search(name) for name in names):
+        if weights and any(map(_DIRECTORY_ONLY.search, names)):
             return True
-        return len(weights) == 1 and step_in_name(weights[0]) is None
+        if any(_is_numbered_apart(name, names) for name in weights):
+            return False
+        return len(weights) == 1 or any(map(_CANONICAL.search, weights))
 
     def open(self, path: Path, access: Access, recall: Recall | None = None) -> ParsedCheckpoint:
         """Return the checkpoint that a directory is.

@@ -23,8 +23,9 @@ from inshrink_core.errors import DamagedError, clipped
 from inshrink_core.formats.assembly import ParsedCheckpoint, Recall, assemble
 from inshrink_core.formats.checkpoints import all_files, read_weight_files, trainer_step
 from inshrink_core.formats.content import FileContent, place
-from inshrink_core.formats.discovery import TRAINER_STATE, step_in_name
+from inshrink_core.formats.discovery import TRAINER_STATE
 from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is_file, scan
+from inshrink_core.formats.order import is_numbered
 from inshrink_core.formats.readers import Reader
 from inshrink_core.formats.state_tree import Piece, Placed, StateTree, read_state_tree, strip_wrappers
 from inshrink_core.formats.torch.pickles import StorageRef, TensorRef, read_pickle
@@ -113,7 +114,7 @@ def _tag_folder(path: Path) -> Path | None:
     inner = [folder for folder in folders if any(_FILE.match(entry.name) for entry in scan(folder))]
     if len(inner) != 1:
         return None
-    return inner[0] if step_in_name(inner[0].name) is None or is_file(path / TRAINER_STATE) else None
+    return inner[0] if not is_numbered(inner[0].name) or is_file(path / TRAINER_STATE) else None
 
 
 def _one_a_rank(names: Iterable[str]) -> list[str]:

@@ -13,6 +13,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -368,29 +369,63 @@ class Window:
         """Say which bytes will be read soon: of a zip in a row, whoever reads the row has said so."""
 
 
+class Fate(StrEnum):
+    """What becomes of a tensor file when its run is archived."""
+
+    STEP = "step"
+    """Archived as a step of the run, or as a part of one."""
+    AUXILIARY = "auxiliary"
+    """Archived with a step: optimizer state, scaler, moving average."""
+    BRANCH = "branch"
+    """Archived under a name of its own, such as ``best``, beside the steps."""
+    DUPLICATE = "duplicate"
+    """Equal, bit for bit, to files of a step or of a branch."""
+    EXCLUDED = "excluded"
+    """Not asked for: by the steps, the step pattern or ``--skip-damaged``, or pruned from the archive."""
+    PENDING = "pending"
+    """Still being written."""
+    OTHER_MODEL = "other model"
+    """The file of another model, whose names or shapes differ."""
+    UNREADABLE = "unreadable"
+    """Damaged, or in a form that cannot be read."""
+    LEFT_OUT = "left out"
+    """Readable, of the same model, and archived nowhere."""
+
+
+_LOST: Final = (Fate.UNREADABLE, Fate.LEFT_OUT)
+
+
 class Skipped(NamedTuple):
     """A file or directory that is no step of the run, or not part of one, and why.
 
     Parameters
     ----------
     path, reason
-        What it is, and why it was passed over.
-    unreadable
-        It looks like a checkpoint of the run and cannot be read: what it holds is lost with it.
+        The file or directory, and why it was passed over.
+    fate
+        None if it holds no tensors of the run.
     step
-        Of one that is unreadable, its step, where the name has it.
+        Step in the name of an unreadable checkpoint, or the step that a duplicate equals.
     identity
-        Of one that is unreadable, a digest of where it lies, its size and its time.
+        Digest of path, size and time of an unreadable checkpoint.
+    name
+        Name of a branch.
     """
 
     path: str
     reason: str
-    unreadable: bool = False
+    fate: Fate | None = None
     step: int | None = None
     identity: str = ""
+    name: str = ""
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether tensors of the run are lost with it: it is unreadable or left out."""
+        return self.fate in _LOST
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row of an unreadable checkpoint as the documents of the command line have it."""
+        """Return the row of the documents of the command line."""
         return {"path": self.path, "step": self.step, "reason": self.reason}
 
 

@@ -6,12 +6,13 @@ import copy
 import functools
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from inshrink_core.checkpoint import Checkpoint, Unseen
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, Unseen
 from inshrink_core.errors import (
     InputError,
     InshrinkError,
@@ -24,7 +25,7 @@ from inshrink_core.errors import (
     spoken,
 )
 from inshrink_core.execution.mirror import mirror_of, mirrored
-from inshrink_core.formats.assembly import ParsedCheckpoint, Recall
+from inshrink_core.formats.assembly import NO_WEIGHTS, ParsedCheckpoint, Recall
 from inshrink_core.formats.attribution.laws import Attribution
 from inshrink_core.formats.attribution.registered import registered_order
 from inshrink_core.formats.attribution.values import N_PAIRS, attribute, gather, same_places
@@ -33,31 +34,36 @@ from inshrink_core.formats.discovery import (
     TRAINER_STATE,
     CheckpointPath,
     Discovery,
-    NamedStep,
-    compile_step_pattern,
     discover,
     fixed_part,
+    has_weight_suffix,
     is_weight_file,
-    name_shape,
-    number_steps,
-    split_step_pattern,
-    step_in_name,
-    steps_by_pattern,
-    steps_once,
 )
 from inshrink_core.formats.disk import (
     Access,
     ByteCounter,
+    Fate,
     FileStamp,
+    ReadableFile,
     Skipped,
     is_blob,
     is_dir,
     is_file,
     lies_in,
+    natural_key,
     stamp_of,
 )
+from inshrink_core.formats.groups import counters, group_files
 from inshrink_core.formats.logs.log import RunSettings, TrainingLog, read_log, read_settings
+from inshrink_core.formats.order import Evidence, is_numbered, order_checkpoints, step_in_name
 from inshrink_core.formats.source import accepting_damage
+from inshrink_core.formats.step_pattern import (
+    NamedStep,
+    compile_step_pattern,
+    name_shape,
+    split_step_pattern,
+    steps_by_pattern,
+)
 from inshrink_core.text import url_of
 
 __all__ = ["NoCheckpointError", "Run", "open_run", "preview_steps", "unreadable_error"]
@@ -65,6 +71,8 @@ __all__ = ["NoCheckpointError", "Run", "open_run", "preview_steps", "unreadable_
 
 _FIRST_NBYTES: Final = 64 << 10
 """Of a file elsewhere: what is asked for at its ends, before anything of it is known."""
+
+_PIECE_NBYTES: Final = 8 << 20
 
 _attributions: dict[object, Attribution] = {}
 """The last one, for whoever opens the same run again."""
@@ -116,11 +124,15 @@ def unreadable_error(
     name = os.path.relpath(first.path, where) if lies_in(first.path, where) else first.path
     more = "" if len(concerned) == 1 else f"; and {len(concerned) - 1} more"
     return (UnreadableError if asked is None else UnreadableStepError)(
-        f"{len(concerned)} of the checkpoints cannot be read: {clipped(name, 200)}{step}: "
+        f"{len(concerned)} of the checkpoints {_lost_how(concerned)}: {clipped(name, 200)}{step}: "
         f"{clipped(first.reason, 600)}{more}",
         where=where,
         remedy="--skip-damaged goes without",
     )
+
+
+def _lost_how(rows: Sequence[Skipped]) -> str:
+    return "cannot be read" if any(row.fate is Fate.UNREADABLE for row in rows) else "are left out"
 
 
 class _Read(NamedTuple):
@@ -147,7 +159,8 @@ def _identity(stamps: Iterable[tuple[str, FileStamp]]) -> str:
 def _read_candidate(candidate: CheckpointPath, known: _Read | None, access: Access, recall: Recall) -> _Read:
     stamps: tuple[FileStamp, ...] = ()
     try:
-        stamps = _stamps(candidate.path, access)
+        places = candidate.members or (candidate.path,)
+        stamps = tuple(stamp for place in places for stamp in _stamps(place, access))
         if known is not None and known.stamps == stamps:
             return known
         parsed = candidate.reader.open(candidate.path, access, recall)
@@ -172,17 +185,46 @@ def _weight_mismatch(first: Mapping[str, tuple[int, ...]], other: Mapping[str, t
     return 2 * len(common) < n_smaller or (n_smaller >= 4 and 4 * n_same < len(common))
 
 
-def _refuse_two_models(parsed: list[ParsedCheckpoint]) -> None:
-    if not parsed:
-        return
-    first = parsed[0].weight_shapes()
-    for other in parsed[1:]:
-        if other.specs != parsed[0].specs and _weight_mismatch(first, other.weight_shapes()):
-            raise InputError(
-                f"two different models in one run: '{parsed[0].path}' and '{other.path}' share few weights",
-                where=os.path.commonpath([parsed[0].path, other.path]),
-                remedy="name the checkpoints of one with a glob, such as 'runs/model-a-*.pt'",
-            )
+def _is_other(one: ParsedCheckpoint, other: ParsedCheckpoint) -> bool:
+    """Tell whether most weights of two checkpoints differ in name or shape."""
+    first, second = one.weight_shapes(), other.weight_shapes()
+    return 2 * len(first.items() & second.items()) < min(len(first), len(second))
+
+
+def _differ(one: ParsedCheckpoint, other: ParsedCheckpoint) -> bool:
+    return one.specs != other.specs and _weight_mismatch(one.weight_shapes(), other.weight_shapes())
+
+
+class _Named(NamedTuple):
+    """A checkpoint beside the steps, under a name of its own, and the step that it belongs to."""
+
+    name: str
+    step: int
+    parsed: ParsedCheckpoint
+
+
+class FileFate(NamedTuple):
+    """What becomes of one tensor file when its run is archived.
+
+    Parameters
+    ----------
+    path
+        Relative to the run, with ``/``.
+    fate
+        What becomes of it.
+    step
+        The step that it is archived with, or equals.
+    name
+        Name of its branch.
+    reason
+        Why, where it is no step.
+    """
+
+    path: str
+    fate: Fate
+    step: int | None = None
+    name: str = ""
+    reason: str = ""
 
 
 class Run(Mapping[int, Checkpoint]):
@@ -226,9 +268,11 @@ class Run(Mapping[int, Checkpoint]):
         notes: tuple[str, ...],
         access: Access,
         request: _Request,
-        known: Mapping[Path, _Read],
+        known: Mapping[tuple[Path, ...], _Read],
+        named: Sequence[_Named] = (),
     ) -> None:
         self._discovery, self._parsed = discovery, dict(sorted(parsed.items()))
+        self._named = tuple(named)
         self._access, self._request, self._known = access, request, known
         self._accepted: dict[int, Checkpoint] = {}
         self._is_attributed = False
@@ -352,7 +396,11 @@ class Run(Mapping[int, Checkpoint]):
             _attributions[key] = found
         run = copy.copy(self)
         run._parsed = {step: p.attributed(_attributions[key]) for step, p in self._parsed.items()}
+        run._named = tuple(
+            one._replace(parsed=one.parsed.attributed(_attributions[key])) for one in self._named
+        )
         run._accepted, run._is_attributed = {}, True
+        run.__dict__.pop("branches", None)
         run.notes = _notes(self.notes[0], run._parsed.values())
         return run
 
@@ -449,8 +497,94 @@ class Run(Mapping[int, Checkpoint]):
 
     @property
     def unreadable(self) -> tuple[Skipped, ...]:
-        """What looks like a checkpoint of the run and cannot be read."""
+        """Checkpoints of the run that cannot be read, or are left out."""
         return tuple(row for row in self.skipped if row.unreadable)
+
+    @functools.cached_property
+    def branches(self) -> Mapping[str, Checkpoint]:
+        """Checkpoints with a name of their own beside the steps, such as ``best``, by name.
+
+        A copy of a step, or of another branch, is none.
+
+        Notes
+        -----
+        Reads files of equal size to compare them; of a run behind a URL, the listing alone.
+        """
+        copies = self._copies
+        return {
+            one.name: replace(one.parsed.checkpoint(one.step, self._access.counter), branch=one.name)
+            for one in self._named
+            if one.name not in copies
+        }
+
+    @functools.cached_property
+    def _copies(self) -> Mapping[str, int]:
+        """Names of the checkpoints beside the steps that equal a step, with that step."""
+        by_size: dict[int, list[tuple[int, FileStamp]]] = {}
+        for step, parsed in self._parsed.items():
+            for stamp in parsed.stamps.values():
+                by_size.setdefault(stamp.nbytes, []).append((step, stamp))
+        copies = {}
+        for one in self._named:
+            steps: set[int] | None = None
+            for name in (layout.path for layout in one.parsed.layouts if layout.kind != "opaque"):
+                stamp = one.parsed.stamps[name]
+                alike = by_size.get(stamp.nbytes, ())
+                same = {step for step, other in alike if _content(stamp) == _content(other)}
+                steps = same if steps is None else steps & same
+            if steps:
+                copies[one.name] = min(steps, key=lambda step: (step != one.step, -step))
+        return copies
+
+    @functools.cached_property
+    def fates(self) -> tuple[FileFate, ...]:
+        """What becomes of each tensor file under the run, by path."""
+        found: dict[str, FileFate] = {}
+        copies = self._copies
+        for step, parsed in self._parsed.items():
+            found |= self._fates_of(parsed, Fate.STEP, step, "")
+        for name, step, parsed in self._named:
+            if name in copies:
+                found |= self._fates_of(parsed, Fate.DUPLICATE, copies[name], "")
+            else:
+                found |= self._fates_of(parsed, Fate.BRANCH, step, name)
+        for row in self.skipped:
+            if row.fate is None:
+                continue
+            for path in _tensor_files(Path(row.path)):
+                name = self._relative(path)
+                found.setdefault(name, FileFate(name, row.fate, row.step, row.name, row.reason))
+        return tuple(found[path] for path in sorted(found))
+
+    def _fates_of(self, parsed: ParsedCheckpoint, fate: Fate, step: int, name: str) -> dict[str, FileFate]:
+        """Return the fates of the tensor files of a checkpoint, by path."""
+        model = {spec.key for spec in parsed.specs if spec.role in MODEL_ROLES}
+        found = {}
+        for layout in parsed.layouts:
+            keys = (member.key for region in layout.regions for member in region.members)
+            holds_model = any(key in model for key in keys)
+            if layout.kind == "opaque" and not has_weight_suffix(layout.path):
+                continue
+            path = self._relative(parsed.paths[layout.path])
+            found[path] = FileFate(
+                path, fate if holds_model or fate is not Fate.STEP else Fate.AUXILIARY, step, name
+            )
+        return found
+
+    def _relative(self, path: str | os.PathLike[str]) -> str:
+        root = spoken(str(self.directory))
+        return os.path.relpath(spoken(os.fspath(path)), root).replace(os.sep, "/")
+
+    def without_branch(self, name: str, error: InshrinkError) -> Run:
+        """Return the run without a checkpoint beside the steps, which cannot be read for that reason."""
+        rest = copy.copy(self)
+        (lost,) = (one for one in self._named if one.name == name)
+        rest._named = tuple(one for one in self._named if one is not lost)
+        path = spoken(str(lost.parsed.path))
+        rest.skipped = (*self.skipped, Skipped(path, _reason(lost.parsed.path, error), Fate.UNREADABLE))
+        for cached in ("branches", "fates", "_copies"):
+            rest.__dict__.pop(cached, None)
+        return rest
 
     def readable(self, steps: Iterable[int]) -> Run:
         """Return the run without those of some steps that cannot be read to the end.
@@ -472,47 +606,167 @@ class Run(Mapping[int, Checkpoint]):
                     checkpoint.source.skeleton(file)
             except InshrinkError as error:
                 rows[step] = Skipped(
-                    str(parsed.path), _reason(parsed.path, error), True, step, self.identity(step)
+                    str(parsed.path),
+                    _reason(parsed.path, error),
+                    Fate.UNREADABLE,
+                    step,
+                    self.identity(step),
                 )
         if not rows:
             return self
         rest = copy.copy(self)
         rest._parsed = {step: parsed for step, parsed in self._parsed.items() if step not in rows}
         rest.steps = tuple(rest._parsed)
+        for cached in ("branches", "fates", "_copies"):
+            rest.__dict__.pop(cached, None)
         rest.skipped = (*self.skipped, *(row._replace(path=spoken(row.path)) for row in rows.values()))
         return rest
 
 
-def _without_unnumbered(parsed: list[ParsedCheckpoint], skipped: list[Skipped]) -> list[ParsedCheckpoint]:
-    """Pass over ``best.pt`` and the like, and tensors of other kinds, beside numbered checkpoints."""
-    has_number = [bool(p.steps) or step_in_name(p.path.name) is not None for p in parsed]
-    if not any(has_number) or all(has_number):
-        return parsed
-    skipped += [
-        Skipped(str(p.path), "no step number in it or in its name, unlike the others")
-        for p, numbered in zip(parsed, has_number, strict=True)
-        if not numbered
-    ]
-    return [p for p, numbered in zip(parsed, has_number, strict=True) if numbered]
+def _tensor_files(path: Path) -> Iterator[Path]:
+    """Yield the files with tensors below a directory, or the one path that is no directory."""
+    files = sorted(one for one in path.rglob("*") if has_weight_suffix(one.name)) if is_dir(path) else []
+    yield from files or [path]
 
 
-def _choose_steps(
-    parsed: list[ParsedCheckpoint], pattern: str | None, skipped: list[Skipped]
-) -> tuple[dict[int, ParsedCheckpoint], tuple[str, ...]]:
-    if pattern is not None:
-        rows, origin = steps_by_pattern([p.path.name for p in parsed], pattern), "the pattern given"
-    else:
-        parsed = _without_unnumbered(parsed, skipped)
-        names = [p.path.name for p in parsed]
-        choice = number_steps(names, [p.steps for p in parsed])
-        rows, origin = steps_once(names, choice.steps), choice.origin
+@functools.lru_cache(maxsize=1 << 12)
+def _content(stamp: FileStamp) -> str:
+    """Return a digest of a file's bytes; of one behind a URL, what the listing says of them."""
+    if mirror_of(stamp.real_path) is not None:
+        return f"{stamp.nbytes} {stamp.mtime_ns % 10**9}"  # the nanoseconds are a digest of the tag
+    digest = hashlib.blake2b(digest_size=16)
+    with ReadableFile(Path(stamp.real_path), ByteCounter(), stamp) as file:
+        for at in range(0, file.nbytes, _PIECE_NBYTES):
+            digest.update(file.read(at, min(_PIECE_NBYTES, file.nbytes - at)))
+    return digest.hexdigest()
+
+
+class _Choice(NamedTuple):
+    """The steps of a run, its checkpoints with names of their own, and where the order comes from."""
+
+    by_step: dict[int, ParsedCheckpoint]
+    named: tuple[_Named, ...]
+    origin: str
+
+
+def _by_pattern(parsed: Sequence[ParsedCheckpoint], pattern: str, skipped: list[Skipped]) -> _Choice:
     by_step: dict[int, ParsedCheckpoint] = {}
-    for row, item in zip(rows, parsed, strict=True):
-        if row.step is None:
-            skipped.append(Skipped(str(item.path), row.reason))
+    matches = compile_step_pattern(pattern).search
+    for row, item in zip(steps_by_pattern([p.path.name for p in parsed], pattern), parsed, strict=True):
+        if row.step is not None:
+            by_step[row.step] = item
+        else:
+            fate = Fate.LEFT_OUT if matches(row.name) else Fate.EXCLUDED
+            skipped.append(Skipped(str(item.path), row.reason, fate))
+    return _Choice(by_step, (), "steps come from the pattern given")
+
+
+def _by_evidence(parsed: Sequence[ParsedCheckpoint], root: Path, skipped: list[Skipped]) -> _Choice:
+    """Order the checkpoints of one model by their names and keys."""
+    of_model = [one for one in parsed if one.weight_shapes()]
+    of_model = _without_copies(of_model, root, skipped)
+    evidence = [
+        Evidence(
+            _inside(one.path, root),
+            one.steps,
+            0,
+            None if mirror_of(root) else max(stamp.mtime_ns for stamp in one.stamps.values()),
+        )
+        for one in of_model
+    ]
+    order = order_checkpoints(evidence)
+    by_step: dict[int, ParsedCheckpoint] = {}
+    named: list[_Named] = []
+    last = max((row.step for row in order.placements if row.step is not None and not row.branch), default=0)
+    for row, item in zip(order.placements, of_model, strict=True):
+        if row.branch or row.step is None:
+            step = last if row.step is None else row.step
+            named.append(_Named(row.branch or item.path.stem, step, item))
         else:
             by_step[row.step] = item
-    return by_step, _notes(f"steps come from {origin}", by_step.values())
+    named += [_Named(one.path.stem, last, one) for one in parsed if not one.weight_shapes()]
+    return _Choice(by_step, tuple(_with_names_once(named, root)), order.origin)
+
+
+def _with_names_once(named: Sequence[_Named], root: Path) -> Iterator[_Named]:
+    taken = Counter(one.name for one in named)
+    for one in named:
+        inside = _inside(one.parsed.path, root)
+        yield one if taken[one.name] == 1 else one._replace(name=inside)
+
+
+def _inside(path: Path, root: Path) -> str:
+    """Return a path relative to the run, with ``/``."""
+    return os.path.relpath(path, root if is_dir(root) else root.parent).replace(os.sep, "/")
+
+
+def _without_copies(
+    parsed: Sequence[ParsedCheckpoint], root: Path, skipped: list[Skipped]
+) -> list[ParsedCheckpoint]:
+    """Leave out what lies below the run's checkpoints under names of theirs, such as restored files."""
+    depths = {len(one.path.relative_to(root).parts) if one.path != root else 0 for one in parsed}
+    first = min(depths, default=0)
+    top = {one.path.name: one for one in parsed if len(one.path.relative_to(root).parts) == first}
+    if len(depths) < 2 or len({path.parent for path in (one.path for one in top.values())}) > 1:
+        return list(parsed)
+    kept = []
+    for one in parsed:
+        twin = top.get(one.path.name)
+        if twin is None or twin is one or twin.steps != one.steps:
+            kept.append(one)
+        else:
+            same = [_content(one.stamps[name]) for name in one.stamps] == [
+                _content(twin.stamps[name]) for name in twin.stamps
+            ]
+            fate, what = (Fate.DUPLICATE, "a copy") if same else (Fate.OTHER_MODEL, "another version")
+            skipped.append(Skipped(str(one.path), f"{what} of {one.path.name}", fate))
+    return kept
+
+
+def _main_model(
+    parsed: Sequence[ParsedCheckpoint], root: Path, skipped: list[Skipped]
+) -> list[ParsedCheckpoint]:
+    """Return the checkpoints of the model that most are of; name those of others.
+
+    Raises
+    ------
+    InputError
+        Two models have as many checkpoints.
+    """
+    models: list[list[ParsedCheckpoint]] = []
+    partial = [one for one in parsed if not one.weight_shapes()]
+    for one in parsed:
+        if one.weight_shapes():
+            fits = (model for model in models if not _differ(model[0], one))
+            model = next(fits, None)
+            if model is None:
+                models.append([one])
+            else:
+                model.append(one)
+    if len(models) < 2:
+        return list(parsed)
+
+    def merit(model: Sequence[ParsedCheckpoint]) -> tuple[int, int]:
+        numbered = sum(bool(one.steps) or is_numbered(one.path.name) for one in model)
+        return numbered, -min(len(one.path.parts) for one in model)
+
+    ranked = sorted(models, key=merit, reverse=True)
+    main, other = ranked[:2]
+    if merit(main) == merit(other):
+        raise InputError(
+            f"two different models in one run: '{main[0].path}' and '{other[0].path}' share few weights",
+            where=os.path.commonpath([main[0].path, other[0].path]),
+            remedy="name the checkpoints of one with a glob, such as 'runs/model-a-*.pt'",
+        )
+    skipped += [
+        Skipped(
+            str(one.path), "the names or shapes of its weights are those of another model", Fate.OTHER_MODEL
+        )
+        for model in ranked[1:]
+        for one in model
+    ]
+    wanted = {id(one) for one in (*main, *partial)}
+    return [one for one in parsed if id(one) in wanted]
 
 
 def _notes(origin: str, parsed: Iterable[ParsedCheckpoint]) -> tuple[str, ...]:
@@ -566,7 +820,7 @@ class _Names:
 
 
 def _failed(
-    discovery: Discovery, reads: Mapping[Path, _Read], names: _Names, access: Access
+    discovery: Discovery, reads: Mapping[CheckpointPath, _Read], names: _Names, access: Access
 ) -> list[Skipped]:
     """Return what is no step of the run because it cannot be read as a checkpoint.
 
@@ -574,7 +828,7 @@ def _failed(
     does what has lost all that it was known by, and is called like the others.
     """
     rows = []
-    for path, read in reads.items():
+    for (path, *_), read in reads.items():
         if read.parsed is not None:
             continue
         never = isinstance(read.error, NotCheckpointError) and not names.match(path)
@@ -582,7 +836,7 @@ def _failed(
             rows.append(Skipped(str(path), read.reason))
         else:
             seen = _identity((s.real_path, s) for s in read.stamps)
-            rows.append(Skipped(str(path), read.reason, True, names.step(path), seen))
+            rows.append(Skipped(str(path), read.reason, Fate.UNREADABLE, names.step(path), seen))
     lost = (path for path in discovery.others if names.match(path) and names.admit(path))
     return [*rows, *(_lost(path, names.step(path), access) for path in lost)]
 
@@ -599,10 +853,10 @@ def _lost(path: Path, step: int | None, access: Access) -> Skipped:
             )
     except InshrinkError as error:
         reason = "a link that leads nowhere" if path.is_symlink() else _reason(path, error)
-    return Skipped(str(path), reason, True, step, _identity((s.real_path, s) for s in stamps))
+    return Skipped(str(path), reason, Fate.UNREADABLE, step, _identity((s.real_path, s) for s in stamps))
 
 
-def _open(request: _Request, *, counter: ByteCounter, known: Mapping[Path, _Read]) -> Run:
+def _open(request: _Request, *, counter: ByteCounter, known: Mapping[tuple[Path, ...], _Read]) -> Run:
     path, step_pattern = request.path, request.step_pattern
     if step_pattern is not None:
         compile_step_pattern(step_pattern)
@@ -611,12 +865,29 @@ def _open(request: _Request, *, counter: ByteCounter, known: Mapping[Path, _Read
     recall = Recall()
     _expect(discovery, known, access)
     of_file = replace(access, root=os.path.realpath(discovery.root)) if discovery.single else access
-    reads = {c.path: _read_candidate(c, known.get(c.path), of_file, recall) for c in discovery.candidates}
+
+    def read(candidate: CheckpointPath) -> _Read:
+        return _read_candidate(candidate, known.get(_key(candidate)), of_file, recall)
+
+    reads = {candidate: read(candidate) for candidate in discovery.candidates}
     if discovery.single and (error := next(iter(reads.values())).error) is not None:
         raise error
-    parsed = [read.parsed for read in reads.values() if read.parsed is not None]
+    seen = {_key(candidate): one for candidate, one in reads.items()}
+    if not discovery.single:
+        for group in _groups(reads):
+            found = read(group)
+            seen[_key(group)] = found
+            reads = {one: row for one, row in reads.items() if one.path not in group.members}
+            reads[group] = found
+    parsed = [one.parsed for one in reads.values() if one.parsed is not None]
+    parsed.sort(key=lambda one: natural_key(str(one.path)))
     passed: list[Skipped] = []
-    by_step, notes = _choose_steps(parsed, step_pattern, passed) if parsed else ({}, ())
+    parsed = _main_model(parsed, discovery.root, passed)
+    if step_pattern is not None:
+        choice = _by_pattern(parsed, step_pattern, passed)
+    else:
+        choice = _by_evidence(parsed, discovery.root, passed)
+    by_step = choice.by_step
     failed = _failed(discovery, reads, _Names(discovery.root, by_step, step_pattern), access)
     named = {row.path for row in failed}
     skipped = [*failed, *(row for row in discovery.skipped if row.path not in named), *passed]
@@ -628,28 +899,48 @@ def _open(request: _Request, *, counter: ByteCounter, known: Mapping[Path, _Read
             skipped=tuple(row._replace(path=spoken(row.path)) for row in skipped),
             remedy="give a directory, a glob or a file of torch (.pt .pth .bin .ckpt) or safetensors files",
         )
-    _refuse_two_models(list(by_step.values()))
-    for read in by_step.values():
-        skipped += read.skipped
+    for one in by_step.values():
+        skipped += one.skipped
     return Run(
         discovery,
         by_step,
         skipped=tuple(skipped),
-        notes=notes,
+        notes=_notes(choice.origin, by_step.values()),
         access=access,
         request=request,
-        known=reads,
+        known=seen,
+        named=choice.named,
     )
 
 
-def _expect(discovery: Discovery, known: Mapping[Path, _Read], access: Access) -> None:
+def _key(candidate: CheckpointPath) -> tuple[Path, ...]:
+    return candidate.members or (candidate.path,)
+
+
+def _groups(reads: Mapping[CheckpointPath, _Read]) -> Iterator[CheckpointPath]:
+    """Yield the checkpoints that lie in several files of a directory with others."""
+    folders: dict[Path, dict[Path, ParsedCheckpoint | None]] = {}
+    for candidate, read in reads.items():
+        if not is_file(candidate.path):
+            continue
+        error = read.error
+        is_part = isinstance(error, InputError) and error.what == NO_WEIGHTS
+        if isinstance(error, NotCheckpointError):
+            is_part = bool(counters(candidate.path.name))
+        if read.parsed is not None or is_part:
+            folders.setdefault(candidate.path.parent, {})[candidate.path] = read.parsed
+    for files in folders.values():
+        yield from group_files(files, _is_other)
+
+
+def _expect(discovery: Discovery, known: Mapping[tuple[Path, ...], _Read], access: Access) -> None:
     """Ask for what is read first of every checkpoint, all at once, where they lie elsewhere."""
     mirror = mirror_of(discovery.root)
     if mirror is None:
         return
     asked: list[tuple[Path, int, int]] = []
     for candidate in discovery.candidates:
-        read = known.get(candidate.path)
+        read = known.get((candidate.path,))
         if read is not None and read.stamps == _stamps(candidate.path, access):
             continue
         places = [candidate.path] if is_file(candidate.path) else sorted(candidate.path.rglob("*"))

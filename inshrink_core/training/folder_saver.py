@@ -196,7 +196,7 @@ class FolderSaver(Holding, Forgiving):
             return
         if self.last_step is None or (self.last_step <= step and step > 0):
             return
-        frames = [frame for frame in reader.frames if frame.step == step]
+        frames = [frame for frame in reader.frames if frame.step == step and not frame.is_named]
         if not frames:
             raise StepConflictError(
                 f"the archive holds step {self.last_step} already, and training begins after step {step}",

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
@@ -18,6 +18,7 @@ from inshrink_core.errors import (
     NotFoundError,
     StepConflictError,
     StorageError,
+    named,
 )
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution import recycling
@@ -59,6 +60,8 @@ from inshrink_core.verbs.shared.measured import (
 )
 from inshrink_core.verbs.shared.showing import (
     base_text,
+    counted_fates,
+    fates_text,
     named_ratio,
     optimizer_text,
     promised_facts,
@@ -277,6 +280,8 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
             session.run_all()
             promise = None if bounded is None else bounded.promise
             judged = None if bounded is None else bounded.judged()
+            if asked is None:
+                session.write_branches()
         finished = Archive.open(self.archive)
         error = (session.squared_error / session.squared_norm) ** 0.5 if session.squared_norm else None
         report = CompressReport(
@@ -284,6 +289,7 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
             size=archive_size(finished),
             appended=tuple(session.appended),
             skipped=tuple(session.skipped),
+            branches=tuple(session.branches),
             seconds=time.perf_counter() - begun,
             raw_bytes_read=session.raw_bytes,
             relative_error=error if session.appended else None,
@@ -294,6 +300,7 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
             predicted=predicted_cost(finished),
             unreadable=session.run.unreadable,
             left_out=tuple(row for row in opened.skipped if not row.unreadable),
+            fates=counted_fates(session.run, chosen, skip_damaged=self.skip_damaged),
             originals=original_checks(finished, finished.frames),
             unseen=Unseen.of(layout for step in chosen for layout in opened[step].files),
             device=chain_config.device,
@@ -366,6 +373,7 @@ class _Session:
         self._bytes_total = sum(run[step].raw_bytes() for step in steps) if progress else 0
         self.appended: list[int] = []
         self.skipped: list[int] = []
+        self.branches: list[str] = []
         self.raw_bytes = 0
         self.squared_error = self.squared_norm = 0.0
         self._held, self._missing = self._archived(), self._missing_steps()
@@ -420,12 +428,35 @@ class _Session:
             self._continue_from(self._restored)
             self._held, self._restored = {}, None
         elif info is not None:
-            raise StepConflictError(
-                f"step {step} is in the archive already, with other values",
-                where=str(self._writer.reader.path),
-                remedy="if training was restored and went another way, say where: --resumed-from",
-            )
+            raise self._conflict(checkpoint, info)
         self._append(step, checkpoint)
+
+    def write_branches(self) -> None:
+        """Append the checkpoints with names of their own, each upon the step that it belongs to."""
+        from inshrink_core.chain import ChainWriter
+        from inshrink_core.frame import NAMED_BRANCH
+
+        reader, archive = self._writer.reader, self._chain.archive
+        line, known = reader.history(), archive.branches
+        for name, checkpoint in self.run.branches.items() if line else ():
+            info = known.get(name)
+            if info is not None and self._is_equal(checkpoint, info):
+                continue
+            parent = next((one for one in reversed(line) if one.step <= checkpoint.step), line[0])
+            numbers = (one.branch for one in reader.listed if one.is_named)
+            number = max(numbers, default=NAMED_BRANCH - 1) + 1 if info is None else info.branch
+            chain = ChainWriter(
+                self._writer, self._chain.config, parent=parent, branch=number, base=self._chain.base
+            )
+            try:
+                if self._bounded is None:
+                    chain.append(checkpoint)
+                else:
+                    self._bounded.append_exactly(chain, checkpoint, None, "it is no step")
+            except (DamagedError, NotFoundError) as error:
+                self.run = self.run.without_branch(name, error)
+            else:
+                self.branches.append(name)
 
     def _check_skipped(self, archived: Mapping[int, FrameInfo]) -> None:
         """Judge the steps that were there already: what is promised is promised of the chain."""
@@ -433,6 +464,25 @@ class _Session:
         for step in self.skipped:
             if self._bounded is not None and step in archived:
                 self._bounded.check(view, archived[step])
+
+    def _conflict(self, checkpoint: Checkpoint, info: FrameInfo) -> StepConflictError:
+        """Return why a step that is archived with other values is not written."""
+        now = {file.path for file in checkpoint.files}
+        then = {file.path for file in self._chain.archive.checkpoint(info).files}
+        if now and then and not now & then:
+            return StepConflictError(
+                f"step {info.step} is now another file than when it was archived",
+                where=str(self._writer.reader.path),
+                expected=named(sorted(then)),
+                found=named(sorted(now)),
+                remedy="new files change the order: say how names have the step with --step-pattern, or "
+                "write to another archive",
+            )
+        return StepConflictError(
+            f"step {info.step} is in the archive already, with other values",
+            where=str(self._writer.reader.path),
+            remedy="if training was restored and went another way, say where: --resumed-from",
+        )
 
     def _was_pruned(self, step: int, archived: Mapping[int, FrameInfo]) -> bool:
         """Whether a step that is not there was removed: it must not come back behind later ones."""
@@ -505,6 +555,25 @@ class _Session:
         self.squared_norm += appended.squared_norm
 
 
+def write_branches(request: Compress) -> tuple[str, ...]:
+    """Append the branches of a run to an archive that holds its steps; return their names."""
+    from inshrink_core.archive import ArchiveWriter
+    from inshrink_core.chain import ChainWriter
+    from inshrink_core.codec import FALLBACK_CODEC, get_codec
+
+    run = request.opened_run(request.run)
+    if not run.branches:
+        return ()
+    run = run.attributed(_archived_last(request.archive))
+    with ArchiveWriter(request.archive) as writer:
+        config = request.chain_config(request.archive, device=request.device, threads=request.threads)
+        if request.promised() is not None or request.evaluator is not None:
+            config = config.made_exact(config.config.made_exact() or get_codec(FALLBACK_CODEC)())
+        session = _Session(run, writer, ChainWriter(writer, config), None, None, ())
+        session.write_branches()
+    return tuple(session.branches)
+
+
 def _archived_last(archive: str | os.PathLike[str]) -> Checkpoint | None:
     """Return the last checkpoint of an archive, which says whose optimizer state is; None of a new one."""
     from inshrink_core.archive import is_archive
@@ -564,6 +633,10 @@ class CompressReport(Report):
         Sizes over the head's history, steps archived earlier included.
     appended, skipped
         Steps written now, and steps that were there already.
+    branches
+        Names of the checkpoints written now that are no steps, such as ``best``.
+    fates
+        Number of tensor files of the run by fate (docs/runs.md).
     seconds
         Wall time.
     raw_bytes_read
@@ -599,6 +672,8 @@ class CompressReport(Report):
     size: ArchiveSize
     appended: tuple[int, ...]
     skipped: tuple[int, ...]
+    branches: tuple[str, ...] = ()
+    fates: Mapping[str, int] = field(default_factory=dict)
     seconds: float
     raw_bytes_read: int
     relative_error: float | None
@@ -618,8 +693,8 @@ class CompressReport(Report):
     SAYS: ClassVar = (
         "archive=path codec config optimizer roles ratio_total=size.ratio_total "
         "ratio_weights=size.ratio_weights bits_per_weight=size.bits_per_weight raw_bytes=size.raw_total "
-        "archive_bytes=size.nbytes relative_error seconds mb_per_s device appended skipped unreadable "
-        "left_out originals unseen frames"
+        "archive_bytes=size.nbytes relative_error seconds mb_per_s device appended skipped branches "
+        "fates unreadable left_out originals unseen frames"
     )
 
     @property
@@ -697,6 +772,8 @@ class CompressReport(Report):
             ("checksums of the originals", str(document["originals"]["text"])),
             ("not seen into", self.unseen.text),
             ("skipped", f"{steps_in_short(skipped)}, there already" if skipped else ""),
+            ("branches", ", ".join(self.branches)),
+            ("files of tensors", fates_text(self.fates)),
             ("time", speed),
             ("codec", str(document["codec"])),
             ("optimizer state", optimizer_text(document["optimizer"], document["roles"])),

@@ -488,7 +488,7 @@ class _Export:
     def write_coarse(self, folder: Path, ratio: float, exact: ArchiveSize) -> float:
         """Write the weights on a lattice that reaches the ratio; return their relative error."""
         from inshrink_core.chain.attachments import add_attachments, attachments_of
-        from inshrink_core.chain.meta import ORIGINALS, pack_attributes
+        from inshrink_core.chain.meta import FOLDER, ORIGINALS, pack_attributes
         from inshrink_core.search.coarsen import FLOAT32_NBYTES, coarsen
 
         overhead = exact.manifest_nbytes + sum(frame.overhead_nbytes for frame in exact.frames)
@@ -502,7 +502,7 @@ class _Export:
             for spec, block in coarse.blocks:
                 frame.add(spec.key, block.codec, block.payload, attributes=pack_attributes(spec))
             add_attachments(frame, dict(attachments_of(self._view)))
-            kept = {key: value for key, value in self._meta.items() if key == ORIGINALS}
+            kept = {key: value for key, value in self._meta.items() if key in (FOLDER, ORIGINALS)}
             frame.commit(self._with_source(coarse.config.record() | kept))
         return coarse.relative_error
 

@@ -25,6 +25,8 @@ from inshrink_core.text import (
 from inshrink_core.verbs.shared.groups import AnyRun, OnDevice, Opening, RunOrArchive
 from inshrink_core.verbs.shared.showing import (
     base_text,
+    counted_fates,
+    fates_text,
     named_ratio,
     optimizer_text,
     show_facts,
@@ -121,9 +123,10 @@ class Inventory(Report):
             _show_requests(console, self.requests)
         show_notes(console, facts["notes"])
         if facts["skipped"]:
-            console.print(f"\nskipped {counted(len(facts['skipped']), 'file')}:")
+            console.print(f"\nbeside the steps, {counted(len(facts['skipped']), 'file')}:")
             for row in facts["skipped"]:
-                console.print(printable(f"  {row['path']}: {row['reason']}"), soft_wrap=True)
+                fate = f"{row['fate']}, " if row["fate"] else ""
+                console.print(printable(f"  {row['path']}: {fate}{row['reason']}"), soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -321,12 +324,21 @@ def _ratio(raw: int, archived: int) -> float | None:
 
 def _inspect_run(run: Run) -> Inventory:
     """Return the inventory of a run; reads the header of every checkpoint."""
+    from inshrink_core.formats import Fate, Skipped
+
     tensors = _Tensors(archived=False)
     for step in run.steps:
         tensors.add_step((spec, 0, None) for spec in run[step].specs)
     facts = _run_facts(tensors, run.skipped, run.format, run.steps)
     unseen = Unseen.of(layout for step in run.steps for layout in run[step].files)
+    beside = [
+        Skipped(one.path, f"step {one.step}", one.fate, one.step)
+        for one in run.fates
+        if one.fate in (Fate.BRANCH, Fate.DUPLICATE) and not one.reason
+    ]
+    facts["skipped"] = _rows_beside(beside) + facts["skipped"]
     found = {"unseen": unseen.to_json(), "bytes_read": run.bytes_read, "notes": list(run.notes)}
+    found["fates"] = counted_fates(run)
     return Inventory(path=run.address, facts={**facts, **found})
 
 
@@ -344,11 +356,17 @@ def _run_facts(
         "raw_bytes": tensors.raw_bytes,
         "unseen": Unseen().to_json(),
         "bytes_read": 0,
-        "skipped": [
-            {"path": row.path, "reason": row.reason, "unreadable": row.unreadable} for row in skipped
-        ],
+        "fates": {},
+        "skipped": _rows_beside(skipped),
         "notes": [],
     }
+
+
+def _rows_beside(rows: Iterable[Skipped]) -> list[dict[str, Any]]:
+    return [
+        {"path": row.path, "fate": row.fate, "reason": row.reason, "unreadable": row.unreadable}
+        for row in rows
+    ]
 
 
 def _inspect_archive(archive: Archive) -> Inventory:
@@ -379,7 +397,10 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "raw_bytes": sizes.raw_total,
         "archive_bytes": sizes.nbytes,
         "needs": _needs(archive, whole, notes),
-        "n_branches": len({frame.branch for frame in reader.frames}),
+        "n_branches": len({frame.branch for frame in reader.frames if not frame.is_named}),
+        "branches": [
+            {"name": name, "step": info.step, "bytes": info.nbytes} for name, info in _branches(archive)
+        ],
         "frames": [frame.to_json() | _said(archive.frame(frame.info).meta) for frame in sizes.frames],
         "missing_frames": [{**lost.place, "last": lost == head} for lost in reader.missing],
         "manifest_problem": problem.what if problem else None,
@@ -393,6 +414,14 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "notes": notes,
     }
     return Inventory(path=reader.path, facts=facts, failure=_failure(reader.path, facts))
+
+
+def _branches(archive: Archive) -> list[tuple[str, FrameInfo]]:
+    """Return the checkpoints with a name of their own; one that cannot be read is a problem elsewhere."""
+    try:
+        return list(archive.branches.items())
+    except InshrinkError:
+        return []
 
 
 def _requests(archive: Archive) -> dict[str, Any] | None:
@@ -556,6 +585,10 @@ def _facts(path: str, facts: Mapping[str, Any], archived: bool) -> list[tuple[st
                 ("memory needed", "about {} to restore a step, {} to verify".format(*memory)),
                 ("disk needed", "{} for a step, {} for all".format(*disk)),
             ]
+    rows += [
+        ("branches", ", ".join(f"{row['name']} (step {row['step']})" for row in facts.get("branches", ())))
+    ]
+    rows += [("files of tensors", fates_text(facts.get("fates", {})))]
     return [*rows, ("read", f"{size(facts['bytes_read'])} of headers")]
 
 

@@ -672,7 +672,7 @@ def _kept(archive: Archive, rules: Prune) -> dict[bytes, tuple[str, ...]]:
     kept: dict[bytes, list[str]] = {}
     found: set[int] = set()
     for tip in _tips(reader, rules):
-        line = reader.history(tip.frame_id)
+        line = (tip,) if tip.is_named else reader.history(tip.frame_id)
         chosen = _chosen(archive, rules, line)
         for reason, frames in chosen:
             for frame in frames:

@@ -128,7 +128,8 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         The archive to restore from.
     output
         Where the files go; made if it is not there. One step goes right there, and so do several that are
-        single files of the run's own format; other steps go into checkpoint-STEP each.
+        single files of the run's own format; other steps go into a folder each, called as in the run, or
+        checkpoint-STEP.
     steps
         A step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be repeated. By default
         the last step.
@@ -142,7 +143,8 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
     force
         Overwrite files that exist.
     branch
-        Look for the steps in the history of this branch's last frame.
+        Look for the steps in the history of this branch's last frame: a number, or the name of a checkpoint
+        that is no step, such as best.
 
     part
         Write some of the steps, beside other processes that write the others: I/N, or auto for what
@@ -182,7 +184,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
     layout: Annotated[str, Option(("--format",), metavar="same|safetensors|torch|dcp")] = "same"
     tensors: Annotated[str | None, Option(metavar="GLOB")] = None
     force: bool = False
-    branch: Annotated[int | None, Option(metavar="N")] = None
+    branch: Annotated[int | str | None, Option(metavar="N|NAME")] = None
     part: Annotated[str | None, Option(("--part",), metavar="I/N|auto")] = None
 
     THREADED: ClassVar = True
@@ -199,6 +201,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         from inshrink_core.chain.attachments import dropped_of
         from inshrink_core.execution import default_threads
         from inshrink_core.formats import write_checkpoint
+        from inshrink_core.formats.disk import check_names, check_target
         from inshrink_core.formats.write import LAYOUTS, restorable_layout
 
         begun = time.perf_counter()
@@ -221,16 +224,22 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         counter = _Counter(opened, infos, tensors, self.progress)
         paths: list[Path] = []
         written = layout
-        # Checkpoints of one file each lie beside each other, if their names let them.
-        alone = [one[0].path.casefold() for info in every if len(one := view.checkpoint(info).files) == 1]
-        collide = len(set(alone)) < len(alone)
+        # Files of steps that were no folders go beside each other, unless names collide.
+        flat = [one for info in every if not (one := view.checkpoint(info)).folder]
+        names = [file.path.casefold() for one in flat for file in one.files]
+        collide = len(set(names)) < len(names)
+        numbered = {info: f"checkpoint-{view.checkpoint(info).branch or info.step}" for info in every}
+        folders = {info: view.checkpoint(info).folder or name for info, name in numbered.items()}
+        if len({name.casefold() for name in folders.values()}) < len(every):
+            folders = numbered
+        check_names(folders.values(), str(opened.path))
         for info in infos:
             checkpoint = view.checkpoint(info)
             whole = tensors is None
             written = restorable_layout(checkpoint) if layout == "same" and whole else layout
-            apart = collide or len(checkpoint.files) != 1 or written != "same" or not whole
+            apart = collide or bool(checkpoint.folder) or written != "same" or not whole
             nested = len(every) > 1 and apart
-            target = directory / f"checkpoint-{info.step}" if nested else directory
+            target = check_target(directory, f"{folders[info]}/file").parent if nested else directory
             keys = _selector(checkpoint, tensors)
             order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
             with checkpoint.expecting(order), reading_ahead(checkpoint, order, threads) as ahead:
@@ -289,14 +298,14 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
 
     def _frames(self, archive: Archive) -> tuple[FrameInfo, ...]:
         """Return the frames to restore: of the steps asked for, or the last."""
+        branch = _branch_number(archive, self.branch)
         steps = chosen_steps(
-            [":"] if self.every else self.steps, lambda: known_steps(archive, self.branch), str(archive.path)
+            [":"] if self.every else self.steps, lambda: known_steps(archive, branch), str(archive.path)
         )
         if steps is not None:
-            return tuple(archive.reader.find(step, self.branch) for step in steps)
-        if self.branch is None:
-            return (archive.last,)
-        return (archive.reader.find(_tip(archive, self.branch).step, self.branch),)
+            named = archive.reader.named if self.every and branch is None else ()
+            return (*(archive.reader.find(step, branch) for step in steps), *named)
+        return (archive.last if branch is None else _tip(archive, branch),)
 
 
 restore = python_call(Restore)
@@ -314,6 +323,27 @@ def known_steps(archive: Archive, branch: int | None = None) -> tuple[int, ...]:
         return archive.listed_steps
     line = archive.reader.listed_history(_tip(archive, branch))
     return tuple(sorted({frame.step for frame in line}))
+
+
+def _branch_number(archive: Archive, branch: int | str | None) -> int | None:
+    """Return the number of a branch that is named.
+
+    Raises
+    ------
+    NotFoundError
+        No branch has that name.
+    """
+    if not isinstance(branch, str) or branch.isdigit():
+        return None if branch is None else int(branch)
+    named = archive.branches
+    if branch not in named:
+        others = ", ".join(named) or "none"
+        raise NotFoundError(
+            f"there is no branch '{branch}'",
+            where=archive.reader.path,
+            remedy=f"the named branches are: {others}",
+        )
+    return named[branch].branch
 
 
 def _tip(archive: Archive, branch: int) -> FrameInfo:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StepError", "Verification", "Verify", "verified_step", "verify"]
 
+_LOST = {"unreadable": "cannot be read", "left out": "is left out"}
 _MOST_WORST = 10
 _MOST_PROBLEMS = 50
 
@@ -328,7 +329,11 @@ class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Veri
             problems += wrong
         if not self.skip_damaged:
             problems += [
-                Problem(row.path, f"the original cannot be read: {row.reason}", "--skip-damaged goes without")
+                Problem(
+                    row.path,
+                    f"the original {_LOST.get(row.fate or '', '')}: {row.reason}",
+                    "--skip-damaged goes without",
+                )
                 for row in unreadable
             ]
         report = Verification(
@@ -373,6 +378,8 @@ class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Veri
             unreadable = against.readable(lost).unreadable
             lost = [step for step in lost if step not in {row.step for row in unreadable}]
         problems, errors = _not_held(against, lost), list[StepError]()
+        if isinstance(against, Run):
+            problems += _branches(archive, against, errors)
         common = self._own([info for info in line if info.step in against.steps])
         for position, info in enumerate(common):
             originals = _accepting(against, archive, info)
@@ -434,6 +441,22 @@ def _not_held(against: Run | Archive, lost: Sequence[int]) -> list[Problem]:
             "archive the rest with `inshrink compress`, or name with a glob what should be there",
         )
     ]
+
+
+def _branches(archive: Archive, against: Run, errors: list[StepError]) -> list[Problem]:
+    """Compare the checkpoints with names of their own; add the errors of their tensors."""
+    from inshrink_core.archive import Problem
+
+    problems, held = [], archive.branches
+    for name, original in against.branches.items():
+        if name in held:
+            wrong, rows = _compare(archive, held[name], original)
+            problems += wrong
+            errors += rows
+        else:
+            remedy = "archive it with `inshrink compress`"
+            problems.append(Problem(original.origin, f"not in the archive: branch '{name}'", remedy))
+    return problems
 
 
 def _unless_damaged(read: Callable[[], _Read], instead: _Read) -> _Read:

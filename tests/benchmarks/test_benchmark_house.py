@@ -2,6 +2,8 @@
 
 import ast
 
+import pytest
+
 from benchmarks import house
 
 SOURCE = '''"""A module
@@ -35,14 +37,38 @@ def test_parameters_are_counted_without_the_object():
     assert {one.name: house.n_parameters(one) for one in functions} == {"many": 7, "two": 8}
 
 
-def test_every_target_has_a_figure_and_the_parts_of_the_house_are_apart():
-    found = house.figures()
-    assert found.keys() == house.TARGETS.keys()
-    lines = {name: lines for name, (_, lines) in house.by_package(house.ROOT / "inshrink_core").items()}
-    assert found["lines of the laboratory"] == lines.pop("inshrink_core/lab")
-    assert found["lines of the command line"] == lines["inshrink_core/cli"]
-    del lines["inshrink_core/testing"]
-    assert found["lines of the engine"] == sum(lines.values())
+@pytest.fixture
+def counted(tmp_path, monkeypatch):
+    """Fixed figures, with limits in a file of the test's own."""
+    monkeypatch.setattr(house, "LIMITS", tmp_path / "house.toml")
+    monkeypatch.setattr(house, "lines", lambda: {"app": 10})
+    monkeypatch.setattr(house, "figures", lambda: {"files": 2})
+
+
+def test_a_figure_above_its_limit_fails(counted, monkeypatch):
+    assert house.main(["--write"]) == 1  # without limits, every figure is above
+    assert house.main([]) == 0
+    monkeypatch.setattr(house, "lines", lambda: {"app": 11})
+    assert house.main([]) == 1
+
+
+def test_a_new_package_fails_until_it_has_a_limit(counted, monkeypatch):
+    house.main(["--write"])
+    monkeypatch.setattr(house, "lines", lambda: {"app": 1, "app/new": 1})
+    assert house.main([]) == 1
+
+
+def test_a_lower_figure_is_printed_with_what_its_limit_may_lose(counted, monkeypatch, capsys):
+    house.main(["--write"])
+    monkeypatch.setattr(house, "lines", lambda: {"app": 7})
+    assert house.main([]) == 0
+    assert "may be lowered by 3" in capsys.readouterr().out
+
+
+def test_lines_are_counted_by_package_and_add_up():
+    found = house.lines()
+    every = sum(house.code_lines(path) for path in (house.ROOT / "inshrink_core").rglob("*.py"))
+    assert sum(n for name, n in found.items() if name.startswith("inshrink_core")) == every
 
 
 def test_an_exercise_counts_where_a_guide_and_its_test_are_there(tmp_path, monkeypatch):
@@ -67,11 +93,6 @@ def test_functions_that_only_return_are_told_from_others(tmp_path):
         True,
         False,
     ]
-
-
-def test_the_files_from_a_request_to_its_verb_are_those_of_the_command_line():
-    names = {place.file.removeprefix(f"{house.ROOT}/inshrink_core/") for place in house._request_to_verb()}
-    assert {"cli/application.py", "cli/derived.py", "request.py"} <= names
 
 
 def test_what_runs_in_the_lattice_is_counted_from_its_encode():

@@ -14,15 +14,11 @@ from safetensors.torch import save_file
 
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import ConfigError, DamagedError, InputError, NotFoundError
-from inshrink_core.formats import NoCheckpointError, open_run, preview_steps, write_checkpoint
-from inshrink_core.formats.discovery import (
-    number_steps,
-    step_in_name,
-    steps_by_pattern,
-    suggest_step_pattern,
-)
+from inshrink_core.formats import Fate, NoCheckpointError, open_run, preview_steps, write_checkpoint
 from inshrink_core.formats.disk import holding_files, natural_key
+from inshrink_core.formats.order import step_in_name
 from inshrink_core.formats.source import peek_sample
+from inshrink_core.formats.step_pattern import steps_by_pattern, suggest_step_pattern
 from inshrink_core.ops.sample import sample
 from tests.formats.run_builders import same_bits, save_huggingface, save_run, small_model
 
@@ -237,25 +233,17 @@ def test_names_tell_steps():
     assert step_in_name("model3_0400.pt") == 400
     assert step_in_name("best.pt") is None
     assert sorted(["s10", "s9", "s1"], key=natural_key) == ["s1", "s9", "s10"]
-    assert number_steps(["a-1", "a-2"], [(), ()]).steps == (1, 2)
 
 
-def test_the_same_step_twice_keeps_the_first_in_natural_order(tmp_path):
-    _save(tmp_path / "a.pt", step=5)
-    _save(tmp_path / "b.pt", step=5)
-    run = open_run(tmp_path)
-    assert run.path_of(5).name == "a.pt"
-    assert [(Path(s.path).name, "step 5" in s.reason) for s in run.skipped] == [("b.pt", True)]
-
-
-def test_files_without_a_number_are_passed_over_beside_numbered_ones(tmp_path):
+def test_files_without_a_number_are_no_steps_beside_numbered_ones(tmp_path):
     for step in (100, 200):
         _save(tmp_path / f"step_{step}.pt")
-    _save(tmp_path / "best.pt")
+    _save(tmp_path / "best.pt", w=torch.zeros(3))
     torch.save({"images": torch.ones(4), "labels": torch.arange(4)}, tmp_path / "validation.pt")
     run = open_run(tmp_path)
     assert run.steps == (100, 200)
-    assert {Path(s.path).name for s in run.skipped} == {"best.pt", "validation.pt"}
+    assert {Path(s.path).name: s.fate for s in run.skipped} == {"validation.pt": Fate.OTHER_MODEL}
+    assert list(run.branches) == ["best"]
 
 
 def test_links_to_a_checkpoint_stand_once(tmp_path):
@@ -431,7 +419,10 @@ def test_the_final_model_beside_checkpoints_is_no_step(tmp_path):
     shutil.copy(tmp_path / "hf" / "checkpoint-200" / "model.safetensors", tmp_path / "hf")
     run = open_run(tmp_path / "hf")
     assert run.steps == (100, 200)
-    assert [Path(s.path).name for s in run.skipped] == ["model.safetensors"]
+    assert {one.path: (one.fate, one.step) for one in run.fates}["model.safetensors"] == (
+        Fate.DUPLICATE,
+        200,
+    )
 
 
 def test_safetensors_files_are_read_by_content_and_take_the_step_from_metadata(tmp_path):

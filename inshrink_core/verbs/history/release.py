@@ -29,7 +29,7 @@ from inshrink_core.verbs.shared.groups import (
     ToStorage,
     chosen_steps,
 )
-from inshrink_core.verbs.shared.showing import show_facts
+from inshrink_core.verbs.shared.showing import show_facts, show_unreadable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from inshrink_core.archive import Problem
     from inshrink_core.chain.archive import Archive
     from inshrink_core.checkpoint import Checkpoint
-    from inshrink_core.formats import Run
+    from inshrink_core.formats import Run, Skipped
     from inshrink_core.frame import FrameInfo
 
 JOURNAL_NAME: Final = ".inshrink-release"
@@ -105,6 +105,8 @@ class ReleaseReport(Report):
         Steps whose deletion had been cut off, and was finished.
     problems
         What is wrong with the archive, or with a step of it: nothing of that is released.
+    left_out
+        Checkpoints of the run that are archived nowhere: they cannot be read, or are left out.
     seconds
         Wall time.
     """
@@ -115,6 +117,7 @@ class ReleaseReport(Report):
     steps: tuple[OriginalStep, ...]
     finished: tuple[int, ...] = ()
     problems: tuple[Problem, ...] = ()
+    left_out: tuple[Skipped, ...] = ()
     seconds: float
 
     @property
@@ -127,7 +130,7 @@ class ReleaseReport(Report):
         """The steps that are deleted, or would be."""
         return tuple(row.step for row in self.steps if row.released)
 
-    SAYS: ClassVar = "run archive applied released bytes_freed=freed steps finished problems seconds"
+    SAYS: ClassVar = "run archive applied released bytes_freed=freed steps finished problems left_out seconds"
 
     @property
     def failure(self) -> CheckFailedError | None:
@@ -139,6 +142,7 @@ class ReleaseReport(Report):
         """Print what goes, what of it comes back with which error, and what stays and why."""
         for problem in self.problems:
             console.print(printable(f"{problem.where}: {problem.what}"), soft_wrap=True)
+        show_unreadable(console, self.left_out)
         verb = "released" if self.applied else "would release"
         exact = [row.step for row in self.steps if row.released and row.exact]
         lossy = [row for row in self.steps if row.released and not row.exact]
@@ -275,6 +279,7 @@ class Release(ToStorage, Reading, OnDevice, Limiting, Based, Request[ReleaseRepo
             steps=tuple(rows),
             finished=finished,
             problems=tuple(problems),
+            left_out=run.unreadable,
             seconds=time.perf_counter() - begun,
         )
 
@@ -469,6 +474,8 @@ def _files_of(run: Run, step: int) -> tuple[_Files | None, str]:
         found = dict(_walk(path)) if path.is_dir() else {path.name: path.lstat()}
     except OSError as error:
         return None, f"it cannot be read: {error.strerror}"
+    if not path.is_dir() and len(checkpoint.files) > 1:
+        return None, "it lies in several files beside those of other steps"
     if any(not stat.S_ISREG(one.st_mode) for one in found.values()):
         return None, "it has links, or what is no file"
     if foreign := sorted(found.keys() - own):

@@ -74,15 +74,26 @@ def compress_in_parts(request: Any) -> dict[str, Any]:
     if request.is_shared_out:
         done = shared_out(request, lambda about: _begun_in(request.archive) or about)
         commit_parts(request.archive)
-        return _report(request, done, begun)
+        return _report(request, done, begun) | {"branches": _branches(request)}
     share = share_of(request.part)
     if share is None:
         raise InputError("no part is named", expected="I/N")
     own = write_part(request, share)
+    branches: tuple[str, ...] = ()
     if meet():
         commit_if_last(request.archive)
+        branches = _branches(request)
     part_ways()
-    return _report(request, [own], begun) | {"part": str(share)}
+    return _report(request, [own], begun) | {"part": str(share), "branches": branches}
+
+
+def _branches(request: Any) -> tuple[str, ...]:
+    """Write the run's branches, unless steps were named or other parts are still at work."""
+    from inshrink_core.archive import ArchiveReader
+    from inshrink_core.verbs.compress import write_branches
+
+    reader = ArchiveReader.open(request.archive)
+    return () if request.steps or reader.catalog.pending or not reader.frames else write_branches(request)
 
 
 def _begun_in(archive: PathLike) -> int:

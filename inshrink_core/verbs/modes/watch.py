@@ -22,7 +22,7 @@ from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report, plain_value
 from inshrink_core.request import Option, Request, Watcher, python_call
 from inshrink_core.text import counted, duration, printable, ratio, size, steps_in_short, url_of
-from inshrink_core.verbs.compress import Compress, Compressing, CompressReport
+from inshrink_core.verbs.compress import Compress, Compressing, CompressReport, write_branches
 from inshrink_core.verbs.shared.groups import PathLike
 from inshrink_core.verbs.shared.showing import (
     base_text,
@@ -174,6 +174,8 @@ class Watch(Compressing, Request["WatchReport"]):
         except KeyboardInterrupt:
             watcher.report.ended = "interrupted"
         watcher.end()
+        if is_archive(self.archive):
+            write_branches(watcher.writing)
         watcher.say(_event("ended", None, watcher.report.ended))
         if is_archive(self.archive):
             opened = Archive.open(self.archive)
@@ -214,6 +216,11 @@ class _Watcher:
         self._failures = self._locked = 0
         self._told: set[int] = set()
         self._seen_steps = SeenSteps(asked.interval)
+
+    @property
+    def writing(self) -> Compress:
+        """How the next steps are written."""
+        return self._writing
 
     def say(self, event: Progress) -> None:
         """Note an event, and report it to the listener, if there is one."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.text import count, nats, percent, printable, ratio, steps_in_short
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from inshrink_core.chain import Exactness
-    from inshrink_core.formats import Skipped
+    from inshrink_core.formats import Run, Skipped
 
 
 _MOST_ROWS = 20
@@ -79,12 +80,32 @@ def show_notes(console: Console, notes: Iterable[str]) -> None:
 
 
 def show_unreadable(console: Console, rows: Sequence[Skipped]) -> None:
-    """Print which checkpoints of a run cannot be read."""
+    """Print which checkpoints of a run cannot be read, or are left out."""
     for row in rows[:_MOST_ROWS]:
         step = "" if row.step is None else f" (step {row.step})"
-        console.print(printable(f"cannot be read: {row.path}{step}: {row.reason}"), soft_wrap=True)
+        what = "left out" if row.fate == "left out" else "cannot be read"
+        console.print(printable(f"{what}: {row.path}{step}: {row.reason}"), soft_wrap=True)
     if len(rows) > _MOST_ROWS:
         console.print(f"… and {count(len(rows) - _MOST_ROWS)} more")
+
+
+def counted_fates(
+    run: Run, steps: Collection[int] | None = None, *, skip_damaged: bool = False
+) -> dict[str, int]:
+    """Count the tensor files of a run by fate; files of other `steps`, if some are given, are excluded."""
+    from inshrink_core.formats import Fate
+
+    counts = Counter[str]()
+    for one in run.fates:
+        asked = one.fate not in (Fate.STEP, Fate.AUXILIARY) or steps is None or one.step in steps
+        lost = one.fate in (Fate.UNREADABLE, Fate.LEFT_OUT)
+        counts[one.fate if asked and not (lost and skip_damaged) else Fate.EXCLUDED] += 1
+    return {fate.value: counts[fate] for fate in Fate if counts[fate]}
+
+
+def fates_text(fates: Mapping[str, int]) -> str:
+    """Return the numbers of files by fate, such as ``3 step, 1 duplicate``."""
+    return ", ".join(f"{count(n)} {fate}" for fate, n in fates.items())
 
 
 def rows_in_short(rows: Sequence[str]) -> Sequence[str]:

@@ -1,0 +1,184 @@
+"""Step patterns: where the user says how names give the step."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from inshrink_core.errors import ConfigError, clipped
+
+_DECIMAL: Final = re.compile(r"\d+(\.\d+)*")
+
+_STEP_PART: Final = "{step}"
+_LONGEST_PATTERN: Final = 255
+"""As long as a name can be."""
+
+
+class NamedStep(NamedTuple):
+    """The step of a checkpoint by its name, or why it is none of the run's: either `step` or `reason`."""
+
+    name: str
+    step: int | None
+    reason: str = ""
+
+
+def name_shape(name: str) -> str:
+    """Return a name with its numbers left out: that of a checkpoint and of its siblings is the same.
+
+    Examples
+    --------
+    >>> name_shape("epoch=3-step=400.ckpt"), name_shape("last.ckpt")
+    ('epoch=*-step=*.ckpt', 'last.ckpt')
+    """
+    return _DECIMAL.sub("*", name)
+
+
+def suggest_step_pattern(names: Sequence[str]) -> str:
+    """Return the step pattern that gives most names a step, in rising order where one does; else nothing.
+
+    Parameters
+    ----------
+    names
+        File or directory names in natural order.
+
+    Examples
+    --------
+    >>> suggest_step_pattern(["model_ep07_acc0.91.pt", "model_ep08_acc0.9.pt"])
+    'model_ep{step}_acc*.pt'
+    """
+    first = next((name for name in names if _DECIMAL.search(name)), "")
+    patterns = [
+        _STEP_PART.join(_DECIMAL.sub("*", part) for part in (first[: one.start()], first[one.end() :]))
+        for one in _DECIMAL.finditer(first)
+        if one.group().isdigit()
+    ]
+
+    def merit(pattern: str) -> tuple[int, bool]:
+        steps = [row.step for row in steps_by_pattern(names, pattern) if row.step is not None]
+        return len(steps), steps == sorted(steps)
+
+    return max(reversed(patterns), key=merit, default="")
+
+
+def split_step_pattern(path: str | os.PathLike[str]) -> tuple[Path, str | None]:
+    """Return a path and its step pattern, for a path whose last part is one; None for others.
+
+    A file that is really called so is no pattern.
+
+    Examples
+    --------
+    >>> split_step_pattern("runs/a/model_ep{step}_*.pt")
+    (PosixPath('runs/a'), 'model_ep{step}_*.pt')
+    """
+    named = Path(path)
+    if _STEP_PART not in named.name or os.path.lexists(named):
+        return named, None
+    return named.parent, named.name
+
+
+def compile_step_pattern(pattern: str) -> re.Pattern[str]:
+    """Return the user's pattern as a regular expression with one group, checked.
+
+    Parameters
+    ----------
+    pattern
+        A whole name in which ``{step}`` stands for the number and ``*`` for anything; or a regular
+        expression with one group, the number, that is looked for in a name.
+
+    Raises
+    ------
+    ConfigError
+        It is neither.
+
+    Notes
+    -----
+    What `{step}` and ``*`` make is matched in time proportional to the name's length times the pattern's:
+    such a pattern may come from anybody.
+
+    Examples
+    --------
+    >>> compile_step_pattern("model_ep{step}_*.pt").search("model_ep07_acc0.91.pt").group(1)
+    '07'
+    """
+    if _STEP_PART in pattern:
+        return _compile_simple(pattern)
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(
+            f"the step pattern is no regular expression: {error}", found=clipped(pattern)
+        ) from error
+    if compiled.groups != 1:
+        raise ConfigError(
+            "the step pattern must have one group, the number",
+            expected=r"such as 'model_ep{step}_*.pt' or 'step-(\d+)'",
+            found=clipped(pattern),
+        )
+    return compiled
+
+
+def _compile_simple(pattern: str) -> re.Pattern[str]:
+    if pattern.count(_STEP_PART) != 1 or len(pattern) > _LONGEST_PATTERN:
+        raise ConfigError(
+            "a step pattern has {step} once, and is no longer than a name",
+            expected="such as 'model_ep{step}_*.pt'",
+            found=clipped(pattern),
+        )
+
+    def literal(text: str) -> str:
+        number = r"(\d{1,18})(?!\d)"
+        at_start = r"(?<!\d)" if text.startswith(_STEP_PART) else ""
+        return at_start + number.join(map(re.escape, text.split(_STEP_PART)))
+
+    first, *others = pattern.split("*")
+    # What is between two stars matches where it can first: going back would find nothing more.
+    middle = "".join(f"(?>.*?{literal(text)})" for text in others[:-1] if text)
+    end = f".*{literal(others[-1])}" if others else ""
+    return re.compile(rf"\A{literal(first)}{middle}{end}\Z", re.DOTALL | re.ASCII)
+
+
+def steps_by_pattern(names: Sequence[str], pattern: str) -> tuple[NamedStep, ...]:
+    """Return the steps that a pattern finds in names, and why others have none.
+
+    Parameters
+    ----------
+    names
+        File or directory names in natural order.
+    pattern
+        As for `compile_step_pattern`.
+
+    Raises
+    ------
+    ConfigError
+        It is no step pattern.
+
+    Examples
+    --------
+    >>> for row in steps_by_pattern(["a_1.pt", "b_1.pt", "best.pt"], "*_{step}.pt"):
+    ...     print(row.step or row.reason)
+    1
+    step 1 is in a_1.pt already
+    its name does not match the step pattern '*_{step}.pt'
+    """
+    search = compile_step_pattern(pattern).search
+    texts = [(found.group(1) or "") if (found := search(name)) else None for name in names]
+    steps = [int(t) if t and t.isascii() and t.isdigit() and len(t) < 19 else None for t in texts]
+    reasons = [
+        f"its name does not match the step pattern '{pattern}'"
+        if text is None
+        else "what the step pattern finds in its name is no number"
+        for text in texts
+    ]
+    holders: dict[int, str] = {}
+    rows = []
+    for name, step, reason in zip(names, steps, reasons, strict=True):
+        if step in holders:
+            rows.append(NamedStep(name, None, f"step {step} is in {holders[step]} already"))
+        else:
+            rows.append(NamedStep(name, step, reason if step is None else ""))
+        if step is not None:
+            holders.setdefault(step, name)
+    return tuple(rows)

@@ -1,0 +1,426 @@
+"""The order of checkpoints: names as frameworks write them, keys inside, and what is left in doubt."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inshrink_core.formats.order import Evidence, is_numbered, order_checkpoints, step_in_name
+
+SECOND = 10**9
+
+
+def _order(*rows, **options):
+    """Order evidence that is a path, or a path with the keys in it."""
+    evidence = [Evidence(row) if isinstance(row, str) else Evidence(*row) for row in rows]
+    return order_checkpoints([one._replace(**options) for one in evidence])
+
+
+def _places(*rows):
+    return [(one.step, one.branch) for one in _order(*rows).placements]
+
+
+def _steps(*rows):
+    """Return the steps of checkpoints that are all on the main line."""
+    placements = _order(*rows).placements
+    assert {one.branch for one in placements} == {""}
+    return [one.step for one in placements]
+
+
+def _keys(path, **keys):
+    return path, tuple(keys.items())
+
+
+LAYOUTS = {
+    "PyTorch's examples": ["checkpoint_1.pth.tar", "checkpoint_2.pth.tar", "checkpoint_10.pth.tar"],
+    "timm": ["checkpoint-9.pth.tar", "checkpoint-10.pth.tar", "checkpoint-11.pth.tar"],
+    "torchvision": ["model_9.pth", "model_10.pth"],
+    "transformers": ["checkpoint-500", "checkpoint-1000", "checkpoint-1500"],
+    "accelerate": ["checkpoints/checkpoint_0", "checkpoints/checkpoint_1", "checkpoints/checkpoint_10"],
+    "accelerate by epoch": ["epoch_0", "epoch_1", "epoch_10"],
+    "diffusers": ["checkpoint-500", "checkpoint-1000"],
+    "kohya": ["lora-000009.safetensors", "lora-000010.safetensors"],
+    "kohya by step": ["lora-step00000500.safetensors", "lora-step00001000.safetensors"],
+    "DeepSpeed": ["global_step900", "global_step1000"],
+    "Megatron-LM": ["iter_0000900", "iter_0001000"],
+    "torchtitan": ["checkpoint/step-500", "checkpoint/step-1000"],
+    "OLMo": ["step0-unsharded", "step1000-unsharded"],
+    "OLMo with tokens": ["stage1-step1000-tokens5B", "stage1-step11000-tokens46B"],
+    "Pythia": ["step1", "step512", "step1000", "step143000"],
+    "lit-gpt": ["step-00000500/lit_model.pth", "step-00001000/lit_model.pth"],
+    "Lightning": ["epoch=9-step=400.ckpt", "epoch=10-step=440.ckpt"],
+    "Lightning with a metric": ["epoch=1-val_loss=0.50.ckpt", "epoch=2-val_loss=1.20.ckpt"],
+    "Lightning with a metric's folder": ["epoch=0-val/loss=0.9.ckpt", "epoch=1-val/loss=0.5.ckpt"],
+    "detectron2": ["model_0004999.pth", "model_0009999.pth"],
+    "mmengine by epoch": ["epoch_9.pth", "epoch_10.pth"],
+    "mmengine by iteration": ["iter_900.pth", "iter_1000.pth"],
+    "StyleGAN": ["network-snapshot-000200.pt", "network-snapshot-000400.pt"],
+    "StyleGAN with kimg": ["00000-stylegan2-ffhq256-kimg900.pt", "00000-stylegan2-ffhq256-kimg1000.pt"],
+    "EDM": ["training-state-005017.pt", "training-state-010035.pt"],
+    "guided diffusion": ["model050000.pt", "model100000.pt"],
+    "k-diffusion": ["model_demo_00010000.pth", "model_demo_00020000.pth"],
+    "denoising-diffusion-pytorch": ["model-9.pt", "model-10.pt"],
+    "VITS": ["G_900.pth", "G_1000.pth"],
+    "RVC": ["voice_e9_s180.pth", "voice_e10_s200.pth"],
+    "pix2pix": ["5_net_G.pth", "10_net_G.pth"],
+    "BasicSR": ["net_g_5000.pth", "net_g_10000.pth"],
+    "Keras": ["weights.05-0.83.pt", "weights.06-0.81.pt"],
+    "Stable-Baselines": ["rl_model_5000_steps.pt", "rl_model_10000_steps.pt"],
+    "Isaac": ["model_50.pt", "model_1500.pt"],
+    "Ray Tune": ["trial_0/checkpoint_000009", "trial_0/checkpoint_000010"],
+    "Coqui": ["checkpoint_10000.pth", "checkpoint_20000.pth"],
+    "ESPnet": ["9epoch.pth", "10epoch.pth"],
+    "fairseq": ["checkpoint9.pt", "checkpoint10.pt"],
+    "fairseq within epochs": ["checkpoint_1_500.pt", "checkpoint_1_1000.pt", "checkpoint_2_1500.pt"],
+    "OpenNMT": ["model_step_5000.pt", "model_step_10000.pt"],
+    "Ultralytics": ["weights/epoch5.pt", "weights/epoch10.pt"],
+    "open_clip": ["checkpoints/epoch_9.pt", "checkpoints/epoch_10.pt"],
+    "MAE": ["checkpoint-80.pth", "checkpoint-100.pth"],
+    "DINO": ["checkpoint0080.pth", "checkpoint0100.pth"],
+    "nerfstudio": ["step-000002000.ckpt", "step-000004000.ckpt"],
+    "3D Gaussian splatting": ["chkpnt7000.pth", "chkpnt30000.pth"],
+    "wandb": ["run-20240512_134550-3k5j2h9x/model_9.pt", "run-20240512_134550-3k5j2h9x/model_10.pt"],
+    "Hydra": ["2024-05-12/13-45-50/epoch=9.ckpt", "2024-05-12/13-45-50/epoch=10.ckpt"],
+    "TensorFlow": ["model.ckpt-900.pt", "model.ckpt-1000.pt"],
+    "thousands": ["model_500k.pt", "model_900k.pt", "model_1M.pt", "model_1.5M.pt"],
+    "scientific notation": ["model_5e4.pt", "model_1e5.pt", "model_1.5e5.pt"],
+    "two counters": ["ep1_it500.pt", "ep1_it1000.pt", "ep2_it1500.pt"],
+    "two counters without a separator": ["ep1it500.pt", "ep2it1000.pt"],
+    "words behind": ["net_9_epochs_best_of_3.pt", "net_10_epochs_best_of_3.pt"],
+    "of so many": ["epoch_9_of_100.pt", "epoch_10_of_100.pt"],
+    "an architecture with a number": ["resnet50_epoch3.pt", "resnet50_epoch12.pt"],
+    "a size": ["gpt2-125M-step900.pt", "gpt2-125M-step1000.pt"],
+    "a resolution": ["unet256_900.pt", "unet256_1000.pt"],
+    "a resolution behind": ["epoch9_256.pt", "epoch10_256.pt"],
+    "an accuracy": ["model_ep09_acc93.pt", "model_ep10_acc91.pt"],
+    "an accuracy without a word": ["ckpt_900_93.pt", "ckpt_1000_91.pt", "ckpt_1100_92.pt"],
+    "a negative metric": ["model_9_elbo-0.51.pt", "model_10_elbo-0.47.pt"],
+    "F1": ["f1_0.91_epoch9.pt", "f1_0.87_epoch10.pt"],
+    "hyperparameters": ["lr1e-4_bs32_step900.pt", "lr1e-4_bs32_step1000.pt"],
+    "digests": ["model-e9-ff00ee11.pt", "model-e10-00aa11bb.pt"],
+    "capitals": ["myModelEpoch9.pt", "myModelEpoch10.pt"],
+    "folders": ["epoch_1/iter_100.pt", "epoch_1/iter_900.pt", "epoch_2/iter_1000.pt"],
+}
+
+
+@pytest.mark.parametrize("names", LAYOUTS.values(), ids=LAYOUTS)
+def test_names_of_a_layout_give_the_order_of_training(names):
+    shuffled = random.Random(1).sample(names, len(names))
+    steps = dict(zip(shuffled, _steps(*shuffled), strict=True))
+    assert sorted(names, key=steps.__getitem__) == names
+    assert len(set(steps.values())) == len(names)
+    assert not _order(*names).doubtful
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("global_step120", 120),
+        ("epoch=1-step=9-v1.ckpt", 9),
+        ("checkpoint_1_500.pt", 500),
+        ("model_1.5M.pt", 1_500_000),
+        ("model_1e5.pt", 100_000),
+        ("500ksteps.pt", 500_000),
+        ("weights.05-0.83.pt", 5),
+        ("12epoch.pth", 12),
+        ("rl_model_5000_steps.pt", 5000),
+        ("resnet50_epoch3.pth", 3),
+        ("gpt2-125M-step1000.pt", 1000),
+        ("unet256_1000.pt", 1000),
+        ("step1000-tokens4B", 1000),
+        ("epoch_3_of_100.pt", 3),
+        ("step_20240512.pt", 20240512),
+        ("model_acc91.pt", None),
+        ("model-a1b2c3d4.pt", None),
+        ("Feb01_00-10-00", None),
+        ("model_1715521550.pt", None),
+        ("model_20240512.pt", None),
+        ("best.pt", None),
+        ("last-v1.ckpt", None),
+        ("9" * 400 + ".5.pt", None),
+        ("1e99.pt", None),
+    ],
+)
+def test_a_name_alone_tells_its_step(name, step):
+    assert step_in_name(name) == step
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["2024-05-12_13-45-50", "2024-05-12_13-46-10", "2024-05-12_13-47-05", "2024-05-13_01-00-00"],
+        ["m_20240512T134550.pt", "m_20240512T134610.pt", "m_20241201T000000.pt"],
+        ["20240512134550.pt", "20240512134610.pt"],
+        ["Feb01_00-10-00", "Feb01_13-00-00", "Mar01_00-00-00"],
+        ["Nov30_00-10-00", "Dec31_23-59-59", "Jan01_00-10-00"],
+        ["model_12May2024.pt", "model_01Jun2024.pt"],
+        ["28.02.2024_10-20.pt", "01.03.2024_09-00.pt"],
+        ["02-28-2024_10-20.pt", "03-01-2024_09-00.pt"],
+        ["model_1715521550.pt", "model_1715521951.25.pt"],
+        ["2024-05-12 13:45:50", "2024-05-12 14:00:00"],
+    ],
+)
+def test_dates_and_times_are_numbered_in_their_order(names):
+    assert all(map(is_numbered, names))
+    assert _steps(*names) == list(range(len(names)))
+    assert _steps(*reversed(names)) == list(reversed(range(len(names))))
+    assert "dates and times" in _order(*names).origin
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps"),
+    [
+        (["ep1_it100", "ep1_it200", "ep2_it100", "ep10_it100"], [100, 200, 300, 400]),
+        (["e1_b0.pt", "e1_b1.pt", "e2_b0.pt", "e2_b1.pt"], [0, 1, 2, 3]),
+        (["version_0/epoch=1.ckpt", "version_0/epoch=2.ckpt", "version_1/epoch=1.ckpt"], [1, 2, 3]),
+        (["version_0/epoch=0.ckpt", "version_0/epoch=1.ckpt", "version_1/epoch=2.ckpt"], [0, 1, 2]),
+        (["2024-05-12/10-00-00/step_100.pt", "2024-05-13/09-00-00/step_100.pt"], [100, 200]),
+        (["run9/ckpt_100.pt", "run9/ckpt_200.pt", "run10/ckpt_50.pt"], [100, 200, 250]),
+        ([_keys(f"{name}.pt", step=100, epoch=at) for at, name in enumerate("bca")], [100, 200, 300]),
+        (
+            [_keys(f"version_{v}/last-{s}.ckpt", global_step=s) for v, s in ((0, 10), (0, 20), (1, 10))],
+            [10, 20, 30],
+        ),
+    ],
+)
+def test_counters_that_restart_go_on_where_the_last_ones_ended(rows, steps):
+    assert _steps(*rows) == steps
+    restarts = steps != [0, 1, 2]
+    assert ("restart" in _order(*rows).origin, _order(*rows).doubtful) == (restarts, restarts)
+
+
+def test_keys_inside_come_before_names_where_both_tell():
+    rows = [_keys("epoch=1.ckpt", epoch=1, global_step=70), _keys("epoch=2.ckpt", epoch=2, global_step=140)]
+    assert _steps(*rows) == [70, 140]
+    assert _order(*rows).origin == "steps come from the key 'global_step'"
+    assert _steps(_keys("model_9.pt", epoch=10), _keys("model_10.pt", epoch=11)) == [10, 11]
+    assert _steps(_keys("model_900.pt", epoch=0), _keys("model_1000.pt", epoch=0)) == [900, 1000]
+    assert _steps(_keys("model_900.pt", epoch=1), _keys("model_1800.pt", epoch=2)) == [900, 1800]
+    assert _steps(_keys("a.pt", step=5), "model_9.pt") == [5, 9]
+    assert _steps(_keys("a.pt", step=5), _keys("b.pt", iteration=9)) == [5, 9]
+
+
+def test_the_order_that_most_evidence_agrees_with_is_taken_and_the_doubt_is_said():
+    against = [_keys(f"model_{n}.pt", step=400 - 100 * n) for n in (1, 2, 3)]
+    assert _steps(*against) == [300, 200, 100]
+    order = _order(*against)
+    assert order.doubtful
+    assert order.origin == "steps come from the key 'step'; names would order them otherwise"
+    restarted_epochs = [_keys(f"m_{n}.pt", step=n, epoch=e) for n, e in ((100, 0), (200, 1), (300, 0))]
+    assert _steps(*restarted_epochs) == [100, 200, 300]
+    within_epochs = [_keys(f"e{e}_{n}.pt", step=n, epoch=e) for e, n in ((0, 480), (1, 479), (2, 481))]
+    assert sorted(_steps(*within_epochs)) == _steps(*within_epochs)
+
+
+def test_what_has_no_number_takes_a_free_step_by_its_keys_else_it_is_a_branch():
+    run = [_keys(f"epoch={n}.ckpt", global_step=100 * n) for n in (1, 2)]
+    assert _places(*run, _keys("last.ckpt", global_step=250))[2] == (250, "")
+    assert _places(*run, _keys("last.ckpt", global_step=200))[2] == (200, "last")
+    assert _places(*run, "last.ckpt", "best.ckpt", "model_final.ckpt")[2:] == [
+        (None, "last"),
+        (None, "best"),
+        (None, "final"),
+    ]
+    assert _places(*run, _keys("ema.ckpt", global_step=250))[2] == (250, "ema")
+    assert _places("step_1.pt", "step_2.pt", _keys("last.pt", step=3))[2] == (3, "")
+    assert _places("step_1.pt", "step_2.pt", _keys("last.pt", epoch=3))[2] == (None, "last")
+    assert _places("model_1.pt", "model_2.pt", _keys("best.pt", step=700, epoch=1))[2] == (None, "best")
+    assert _places("checkpoint_10000.pth", "best_model_9500.pth") == [(10000, ""), (9500, "")]
+    assert _places("checkpoint_10000.pth", "best_model_10000.pth") == [(10000, ""), (10000, "best")]
+    assert _places("best_model_9500.pth", "best_model_9900.pth") == [(9500, ""), (9900, "")]
+    assert _places("epoch_1.pth", "model.pth", "optimal.pth") == [(1, ""), (None, "model"), (None, "optimal")]
+    assert _places(_keys("best.pt", step=300), _keys("last.pt", step=500)) == [(300, ""), (500, "")]
+    assert _places("model.pt", "best.pt") == [(0, ""), (None, "best")]
+    assert _places("last.pt") == [(0, "")]
+
+
+def test_two_files_never_have_one_step():
+    assert _places("epoch=1-step=5.ckpt", "epoch=1-step=5-v1.ckpt") == [(5, ""), (5, "v1")]
+    assert _places("ep1_acc0.91.pt", "ep1_acc0.93.pt") == [(1, ""), (1, "acc0.93")]
+    assert _places("step_1.pt", "backup/step_1.pt") == [(1, ""), (1, "backup")]
+    assert _places("model_1.pt", "model_ema_1.pt") == [(1, ""), (1, "ema")]
+    assert _places(_keys("a.pt", step=5), _keys("b.pt", step=5)) == [(5, ""), (5, "b")]
+    assert _places("G_5.pth", "D_5.pth") == [(5, "G"), (5, "")]
+    epochs_and_updates = _places("checkpoint1.pt", "checkpoint_1_500.pt", "checkpoint_2_900.pt")
+    assert epochs_and_updates == [(1, "checkpoint"), (500, ""), (900, "")]
+    order = _order("step_1.pt", "backup/step_1.pt")
+    assert [one.reason for one in order.placements] == ["", "step 1 is in step_1.pt already"]
+
+
+def test_models_side_by_side_share_a_step():
+    rows = [("G_5.pth", (), "g"), ("D_5.pth", (), "d"), ("G_9.pth", (), "g"), ("D_9.pth", (), "d")]
+    assert _steps(*rows) == [5, 5, 9, 9]
+    assert _steps(("generator.pt", (), "g"), ("discriminator.pt", (), "d")) == [0, 0]
+
+
+def test_files_of_ranks_are_parts_of_one_step():
+    names = ["step5_rank0.pt", "step5_rank1.pt", "step10/mp_rank_00.pt", "step10/mp_rank_01.pt"]
+    assert [(one.step, one.branch, one.part) for one in _order(*names).placements] == [
+        (5, "", "rank0"),
+        (5, "", "rank1"),
+        (10, "", "rank00"),
+        (10, "", "rank01"),
+    ]
+    shards = _order("step5-1-of-2.pt", "step5-2-of-2.pt").placements
+    assert [(one.step, one.part) for one in shards] == [(5, "1-of-2"), (5, "2-of-2")]
+
+
+def test_times_of_files_order_them_where_nothing_else_does_and_files_are_seconds_apart():
+    names = ["late.pt", "early.pt"]
+    assert _steps(*names) == [1, 0]
+    apart = [(name, (), None, at * 60 * SECOND) for at, name in enumerate(names, 1)]
+    assert _steps(*apart) == [0, 1]
+    assert "times of the files" in _order(*apart).origin
+    copied = [(name, (), None, at + SECOND) for at, name in enumerate(names)]
+    assert _steps(*copied) == [1, 0]
+    assert "no number" in _order(*copied).origin
+    numbered = [(f"step_{9 - at}.pt", (), None, at * 60 * SECOND) for at in range(3)]
+    assert _steps(*numbered) == [9, 8, 7]
+    assert _order(*names).doubtful
+    assert _order(*apart).doubtful
+
+
+def test_steps_stay_below_the_largest():
+    largest = (1 << 62) - 1
+    assert _steps(_keys("a.pt", step=largest), _keys("b.pt", step=3)) == [largest, 3]
+    rows = [_keys(f"version_{v}/a.pt", step=largest) for v in (0, 1, 2)]
+    assert _steps(*rows) == [0, 1, 2]
+    assert _steps("epoch_0.5.pt", "epoch_1.0.pt", "epoch_1.5.pt") == [0, 1, 2]
+
+
+def test_no_checkpoints_have_an_order():
+    assert order_checkpoints([]).placements == ()
+
+
+SCHEMES = (
+    "epoch={e}-step={s}.ckpt",
+    "checkpoint_{e}_{s}.pt",
+    "ep{e}it{s}.pt",
+    "version_{v}/checkpoints/epoch={e}-step={s}.ckpt",
+    "model_{s}_loss{m:.3f}.pt",
+    "step{s}/rank{r}.pt",
+    "{e}epoch_{s}.pt",
+    "unet256_{s}_{m:.2f}.pt",
+    "run{v}/{s}/model.pt",
+    "2024-05-{d:02d}_10-00-{e:02d}.pt",
+    "{h}.pt",
+)
+
+
+@st.composite
+def trainings(draw):
+    """Return evidence in the order of a training: one scheme of names, and keys that all or none have."""
+    scheme = draw(st.sampled_from(SCHEMES))
+    inside = draw(st.sampled_from([(), ("global_step",), ("step", "epoch"), ("epoch",)]))
+    if scheme == "{h}.pt":
+        inside = ("global_step",)
+    restarts = "{v}" in scheme or ("{e}" in scheme and "global_step" not in inside)
+    restarts = restarts and "step" not in inside and draw(st.booleans())
+    every, an_epoch = draw(st.integers(1, 500)), draw(st.integers(2, 4))
+    rows = []
+    for at in range(draw(st.integers(1, 14))):
+        epoch, within = divmod(at, an_epoch)
+        step = every * ((within if restarts else at) + 1)
+        digest = draw(st.integers(0, (1 << 60) - 1))
+        name = scheme.format(
+            e=epoch, s=step, v=epoch, d=at + 1, m=draw(st.floats(0, 9)), r=0, h=f"a{digest:015x}b"
+        )
+        keys = {"global_step": every * (at + 1), "step": every * (at + 1), "epoch": epoch}
+        if inside == ("epoch",) and "{s}" not in scheme:
+            keys["epoch"] = at
+        rows.append(Evidence(name, tuple((key, keys[key]) for key in inside)))
+    return rows
+
+
+LABELLED = st.lists(
+    st.builds(
+        Evidence,
+        st.sampled_from(["best.pt", "last.ckpt", "final_model.pt", "ema.pt", "best_model_ema.pt"]),
+        st.sampled_from([(), (("global_step", 700),), (("epoch", 3),), (("step", 5), ("epoch", 1))]),
+    ),
+    max_size=3,
+    unique_by=lambda one: one.path,
+)
+
+
+def _check_places(evidence, placements):
+    """Check that every checkpoint has a place and none has that of another."""
+    assert len(placements) == len(evidence)
+    assert all(one.branch or one.step is not None for one in placements)
+    assert all(one.step is None or 0 <= one.step < 1 << 62 for one in placements)
+    places = [(p.step, p.branch, p.part, e.model) for p, e in zip(placements, evidence, strict=True)]
+    assert len(set(places)) == len(places)
+
+
+@given(trainings(), LABELLED, st.randoms(use_true_random=False))
+def test_a_training_keeps_its_order_whatever_its_names(training, labelled, rng):
+    evidence = [*training, *labelled]
+    order = order_checkpoints(evidence)
+    _check_places(evidence, order.placements)
+    line = order.placements[: len(training)]
+    steps = [one.step for one in line]
+    assert {one.branch for one in line} == {""}
+    assert steps == sorted(set(steps))
+    turned = rng.sample(range(len(evidence)), len(evidence))
+    again = order_checkpoints([evidence[at] for at in turned])
+    assert again.placements == tuple(order.placements[at] for at in turned)
+    assert (again.origin, again.doubtful) == (order.origin, order.doubtful)
+
+
+@given(trainings(), LABELLED)
+def test_a_later_checkpoint_keeps_the_earlier_steps(training, labelled):
+    for n in range(1, len(training)):
+        before = order_checkpoints([*training[:n], *labelled]).placements[:n]
+        after = order_checkpoints([*training[: n + 1], *labelled]).placements[:n]
+        assert before == after
+
+
+WORDS = [
+    "epoch",
+    "step",
+    "it",
+    "best",
+    "ema",
+    "acc",
+    "model",
+    "rank",
+    "version",
+    "2024-05-12",
+    "Feb01",
+    "a1b2c3d",
+]
+SCRAPS = st.one_of(
+    st.sampled_from(
+        [*WORDS, *"-_=./v", "k", "M", "e5", "of", "-v1", ".pt", "0.91", "10-20-30", "1715521550"]
+    ),
+    st.integers(0, 10**6).map(str),
+    st.text(max_size=4),
+)
+KEYS = st.lists(
+    st.tuples(st.sampled_from(["global_step", "step", "epoch", "other"]), st.integers(0, (1 << 62) - 1)),
+    max_size=3,
+    unique_by=lambda one: one[0],
+)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Evidence,
+            st.lists(SCRAPS, min_size=1, max_size=8).map("".join),
+            KEYS.map(tuple),
+            st.sampled_from([None, "g", "d"]),
+            st.one_of(st.none(), st.integers(0, 1 << 62)),
+        ),
+        max_size=12,
+        unique_by=lambda one: one.path,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_whatever_names_and_keys_hold_every_checkpoint_has_a_place_of_its_own(evidence, rng):
+    order = order_checkpoints(evidence)
+    _check_places(evidence, order.placements)
+    turned = rng.sample(range(len(evidence)), len(evidence))
+    again = order_checkpoints([evidence[at] for at in turned])
+    assert again.placements == tuple(order.placements[at] for at in turned)
