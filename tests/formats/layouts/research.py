@@ -183,10 +183,9 @@ def open_clip(folder: Path) -> None:
     "checkpoint0000.pth",
     "checkpoint0020.pth",
     "checkpoint.pth",
-    order=("checkpoint0000.pth", "checkpoint0020.pth"),
+    order=("checkpoint0000.pth", "checkpoint0020.pth", "checkpoint.pth"),
     roles=WEIGHTS | BUFFERS | ADAM,
     models=("student", "teacher"),
-    branches={"checkpoint": ("checkpoint.pth",)},
 )
 def dino(folder: Path) -> None:
     for name, epoch in (("0000", 0), ("0020", 20), ("", 25)):
@@ -435,9 +434,9 @@ def coqui(folder: Path) -> None:
     "epoch_0.pt",
     "epoch_1.pt",
     "epoch_2.pt",
-    "avg_2.pt",
+    "avg_5.pt",
     steps=(0, 1, 2),
-    branches={"init": ("init.pt",), "avg": ("avg_2.pt",)},
+    branches={"init": ("init.pt",), "avg": ("avg_5.pt",)},
     **_NET,
 )
 def wenet(folder: Path) -> None:
@@ -445,7 +444,7 @@ def wenet(folder: Path) -> None:
     for epoch in (0, 1, 2):
         save(folder / f"epoch_{epoch}.pt", net(epoch))
         write_text(folder / f"epoch_{epoch}.yaml", f"epoch: {epoch}\nlr: 0.001\n")
-    save(folder / "avg_2.pt", average(net(2)))
+    save(folder / "avg_5.pt", average(net(2)))
 
 
 @layout(
@@ -546,8 +545,7 @@ def rsl_rl(folder: Path) -> None:
     "nn/last_Ant_ep_100_rew_521.3.pth",
     "nn/last_Ant_ep_200_rew_1093.7.pth",
     "nn/Ant.pth",
-    steps=(100, 200),
-    branches={"Ant": ("nn/Ant.pth",)},
+    steps=(100, 180, 200),
     **_NET_ADAM,
 )
 def rl_games(folder: Path) -> None:
