@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 import inshrink_core
@@ -119,6 +119,17 @@ def write(folder: Path, drawn: dict[str, tuple[str, int, str, float | None]]) ->
 
 
 @given(drawn=files)
+@example(drawn={"net.pt": ("state dict", 1, "step", None), "a/b/c/d/e/best2e3.th": ("half", 2, "step", None)})
+@example(
+    drawn={"checkpoint.safetensors": ("state dict", 1, "step", None), "10.th": ("optimizer", 1, "step", None)}
+)
+@example(
+    drawn={
+        "version_0/100_rank1.pt": ("training", 6, "num_updates", None),
+        "model_final_1_500.pt": ("copy", 6, "step", None),
+        "best/model_1.bin": ("average", 38, "step", None),
+    }
+)
 @settings(
     max_examples=30,
     deadline=None,
