@@ -240,7 +240,7 @@ def olmo(folder: Path) -> None:
     steps=(100, 200),
     parameters=numel(GPT, CRITIC),
     roles=WEIGHTS | ADAM,
-    models=("critic",),
+    models=("actor", "critic"),
 )
 def verl(folder: Path) -> None:
     for step in (100, 200):
@@ -259,7 +259,7 @@ def verl(folder: Path) -> None:
     "checkpoint-200/{…}",
     steps=(100, 200),
     parameters=numel(GPT, CRITIC),
-    models=("critic",),
+    models=("actor", "critic"),
 )
 def rlhf(folder: Path) -> None:
     for step in (100, 200):

@@ -30,6 +30,6 @@ def tensor_files(folder: Path) -> list[str]:
 
 def fates_of(run: Any, path: str) -> list[Any]:
     """Return what is recorded of a file: of itself, else of the folder that it is a part of."""
-    above = [path, *(parent.as_posix() for parent in Path(path).parents[:-1])]
+    above = [path, *(parent.as_posix() for parent in Path(path).parents)]
     recorded = ([fate for fate in run.fates if fate.path == name] for name in above)
     return next(filter(None, recorded), [])

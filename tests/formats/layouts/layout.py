@@ -38,7 +38,7 @@ class Layout:
     roles
         Roles of the tensors of a step.
     models
-        Further models in a step, by the prefixes of their tensors' names.
+        Models in a step beside the main one, or all of several that are equals, by name.
     branches
         Checkpoints beside the steps with values of their own: name and files.
     duplicates

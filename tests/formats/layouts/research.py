@@ -183,10 +183,9 @@ def open_clip(folder: Path) -> None:
     "checkpoint0000.pth",
     "checkpoint0020.pth",
     "checkpoint.pth",
-    order=("checkpoint0000.pth", "checkpoint0020.pth"),
+    order=("checkpoint0000.pth", "checkpoint0020.pth", "checkpoint.pth"),
     roles=WEIGHTS | BUFFERS | ADAM,
-    models=("teacher",),
-    branches={"checkpoint": ("checkpoint.pth",)},
+    models=("student", "teacher"),
 )
 def dino(folder: Path) -> None:
     for name, epoch in (("0000", 0), ("0020", 20), ("", 25)):
@@ -224,6 +223,7 @@ def fvcore_ranks(folder: Path) -> None:
     steps=(5, 10),
     parameters=2 * numel(NET, CRITIC),
     roles=WEIGHTS | BUFFERS,
+    models=("G_B", "D_B"),
     branches={"latest": tuple(f"latest_net_{net}.pth" for net in ("G_A", "G_B", "D_A", "D_B"))},
 )
 def cyclegan(folder: Path) -> None:
@@ -238,7 +238,7 @@ def cyclegan(folder: Path) -> None:
     "checkpoint/010000.pt",
     "checkpoint/020000.pt",
     steps=(10_000, 20_000),
-    models=("d", "g_ema"),
+    models=("g", "d", "g_ema"),
     **_PAIR_ADAM,
 )
 def stylegan2(folder: Path) -> None:
@@ -327,7 +327,7 @@ def k_diffusion(folder: Path) -> None:
     "models/net_g_10000.pth, …",
     "models/net_g_latest.pth, models/net_d_latest.pth",
     steps=(5000, 10_000),
-    models=("net_d", "params_ema"),
+    models=("net_d", "ema"),
     branches={"latest": ("models/net_g_latest.pth", "models/net_d_latest.pth")},
     **_PAIR_ADAM,
 )
@@ -434,9 +434,9 @@ def coqui(folder: Path) -> None:
     "epoch_0.pt",
     "epoch_1.pt",
     "epoch_2.pt",
-    "avg_2.pt",
+    "avg_5.pt",
     steps=(0, 1, 2),
-    branches={"init": ("init.pt",), "avg": ("avg_2.pt",)},
+    branches={"init": ("init.pt",), "avg": ("avg_5.pt",)},
     **_NET,
 )
 def wenet(folder: Path) -> None:
@@ -444,7 +444,7 @@ def wenet(folder: Path) -> None:
     for epoch in (0, 1, 2):
         save(folder / f"epoch_{epoch}.pt", net(epoch))
         write_text(folder / f"epoch_{epoch}.yaml", f"epoch: {epoch}\nlr: 0.001\n")
-    save(folder / "avg_2.pt", average(net(2)))
+    save(folder / "avg_5.pt", average(net(2)))
 
 
 @layout(
@@ -545,8 +545,7 @@ def rsl_rl(folder: Path) -> None:
     "nn/last_Ant_ep_100_rew_521.3.pth",
     "nn/last_Ant_ep_200_rew_1093.7.pth",
     "nn/Ant.pth",
-    steps=(100, 200),
-    branches={"Ant": ("nn/Ant.pth",)},
+    steps=(100, 180, 200),
     **_NET_ADAM,
 )
 def rl_games(folder: Path) -> None:
@@ -565,7 +564,7 @@ def rl_games(folder: Path) -> None:
     "checkpoints/agent_2000.pt",
     "checkpoints/best_agent.pt",
     steps=(1000, 2000),
-    models=("value",),
+    models=("policy", "value"),
     branches={"best": ("checkpoints/best_agent.pt",)},
     **_PAIR_ADAM,
 )

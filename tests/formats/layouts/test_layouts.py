@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -81,10 +82,13 @@ def test_checkpoints_beside_the_steps_are_branches_by_name(written):
 def test_parameters_roles_and_models_of_a_step_are_told_apart(written):
     layout, run = written.layout, written.run
     for step in run.steps:
-        names = [spec.name for spec in run[step].specs]
-        assert {spec.role.value for spec in run[step].specs} == layout.roles
+        checkpoint = run[step]
+        assert {spec.role.value for spec in checkpoint.specs} == layout.roles
+        assert bool(checkpoint.models) == bool(layout.models)
         for model in layout.models:
-            assert any(name.startswith((f"{model}.", f"{model}_")) for name in names), model
+            called = re.compile(rf"(\w+[._])?{model}([._]\w+)?", re.IGNORECASE)
+            (name, *_) = sorted(filter(called.fullmatch, checkpoint.models), key=len)
+            assert [spec for spec in checkpoint.specs if spec.name.startswith(f"{name}.")]
     if layout.parameters is not None:
         assert inspect(written.folder).facts["n_parameters"] == layout.parameters
 

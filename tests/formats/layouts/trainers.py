@@ -142,7 +142,7 @@ def lightning_last_v1(folder: Path) -> None:
     steps=(999, 1500),
     parameters=numel(NET),
     roles=WEIGHTS | BUFFERS | ADAM,
-    models=("model_ema",),
+    models=("ema",),
     branches={"last": ("checkpoints/last.ckpt",)},
 )
 def latent_diffusion(folder: Path) -> None:
@@ -368,7 +368,7 @@ def controlnet(folder: Path) -> None:
     steps=(500, 1000),
     parameters=numel(GPT, CRITIC),
     roles=WEIGHTS | ADAM,
-    models=("text_encoder",),
+    models=("unet", "text_encoder"),
 )
 def dreambooth(folder: Path) -> None:
     for step in (500, 1000):
