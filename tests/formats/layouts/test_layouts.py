@@ -115,12 +115,12 @@ def compress(written: Written, archive: Path, **options) -> None:
 
 
 def carried(written: Written) -> list[str]:
-    """Return the tensor files that are archived as parts of steps."""
+    """Return the tensor files that are archived, as parts of steps or as branches."""
     fates = {path: fates_of(written.run, path) for path in tensor_files(written.folder)}
-    return [path for path, (fate,) in fates.items() if fate.fate in ("step", "auxiliary")]
+    return [path for path, (fate,) in fates.items() if fate.fate in ("step", "auxiliary", "branch")]
 
 
-def test_a_whole_trip_brings_back_every_file_of_every_step(written, tmp_path):
+def test_a_whole_trip_brings_back_every_file_that_is_archived(written, tmp_path):
     archive, target = tmp_path / "a.inshrink", tmp_path / "restored"
     compress(written, archive, codec="lossless", optimizer="exact")
     inshrink_core.restore(archive, target, every=True)
