@@ -31,7 +31,7 @@ _SECOND_NS: Final = 10**9
 _LEVELS: Final[Mapping[str, str]] = {
     word: level
     for level, words in {
-        "step": "step steps global globalstep gstep s",
+        "step": "step steps global globalstep gstep s ba",
         "iteration": "iter iters iteration iterations it its itr i update updates upd timestep timesteps",
         "amount": "tick ticks kimg img imgs token tokens tok frame frames sample samples example examples "
         "episode episodes game games",

@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -56,6 +57,7 @@ from inshrink_core.formats.disk import (
 from inshrink_core.formats.groups import group_files
 from inshrink_core.formats.logs.log import RunSettings, TrainingLog, read_log, read_settings
 from inshrink_core.formats.order import Evidence, counters_in, is_numbered, order_checkpoints, step_in_name
+from inshrink_core.formats.readers import reader_of
 from inshrink_core.formats.source import accepting_damage
 from inshrink_core.formats.step_pattern import (
     NamedStep,
@@ -73,6 +75,9 @@ _FIRST_NBYTES: Final = 64 << 10
 """Of a file elsewhere: what is asked for at its ends, before anything of it is known."""
 
 _PIECE_NBYTES: Final = 8 << 20
+
+_STRANGE: Final = "neither a torch file nor safetensors: extract it, or save its tensors with torch.save"
+_MOST_STRANGE: Final = 20
 
 _BESIDE: Final = frozenset(
     "best optimal last latest final finished lowest highest avg average averaged ave".split()  # noqa: SIM905
@@ -568,13 +573,16 @@ class Run(Mapping[int, Checkpoint]):
         for layout in parsed.layouts:
             keys = (member.key for region in layout.regions for member in region.members)
             holds_model = any(key in model for key in keys)
-            if layout.kind == "opaque" and not has_weight_suffix(layout.path):
+            if layout.kind == "opaque" and not self._may_hold_tensors(parsed.paths[layout.path]):
                 continue
             path = self._relative(parsed.paths[layout.path])
             found[path] = FileFate(
                 path, fate if holds_model or fate is not Fate.STEP else Fate.AUXILIARY, step, name
             )
         return found
+
+    def _may_hold_tensors(self, path: Path) -> bool:
+        return has_weight_suffix(path.name) or reader_of(path, self._access) is not None
 
     def _relative(self, path: str | os.PathLike[str]) -> str:
         root = spoken(str(self.directory))
@@ -920,6 +928,8 @@ def _open(request: _Request, *, counter: ByteCounter, known: Mapping[tuple[Path,
     named = {row.path for row in failed}
     skipped = [*failed, *(row for row in discovery.skipped if row.path not in named), *passed]
     if not by_step:
+        strange = (one for one in discovery.others if is_file(one) and is_numbered(one.name))
+        skipped += [Skipped(str(one), _STRANGE, Fate.UNREADABLE) for one in islice(strange, _MOST_STRANGE)]
         raise NoCheckpointError(
             "no readable checkpoint"
             + (f": {len(skipped)} passed over, the first because {skipped[0].reason}" if skipped else ""),
