@@ -402,7 +402,8 @@ def restore_folder(
 
     Notes
     -----
-    `LINEAGE_NAME` in the folder says where it comes from, for `FolderSaver.resume`.
+    ``inshrink-lineage.json`` in the folder names the frame, for `FolderSaver.resume`: ``archive`` and
+    ``frame``, their ids in hexadecimal, and ``step``.
     """
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)
     info = opened.last if step is None else opened.reader.find(step)
