@@ -209,6 +209,8 @@ class Request(Generic[R_co]):
     def __post_init__(self) -> None:
         for field in fields_of(type(self)):
             field.option.check(field.names[0], getattr(self, field.name))
+            if field.option.many:
+                object.__setattr__(self, field.name, listed(getattr(self, field.name)))
 
     def perform(self) -> R_co:
         """Do it, and report."""
@@ -284,6 +286,18 @@ class Request(Generic[R_co]):
             if field.name in given or mode in field.names:
                 words += _words(field, given.get(field.name, field.default))
         return words if not mode or mode in words else [words[0], mode, *words[1:]]
+
+
+def listed(value: Any) -> Any:
+    """Return a value where several may be given: a single one as a tuple of it.
+
+    Examples
+    --------
+    >>> listed(3), listed("a"), listed(["a", "b"]), listed(None)
+    ((3,), ('a',), ['a', 'b'], None)
+    """
+    single = isinstance(value, (str, bytes, os.PathLike)) or not isinstance(value, Iterable)
+    return (value,) if single and value is not None else value
 
 
 def _kebab(name: str) -> str:
