@@ -12,7 +12,7 @@ import secrets
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from isal.isal_zlib import crc32
 
@@ -127,6 +127,9 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_saving": None}
+
+    def __enter__(self) -> Self:
+        return self  # the process that saves, which may be forked within, opens the archive
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state, _saving=threading.local())

@@ -20,8 +20,6 @@ _logger = logging.getLogger(__name__)
 class FirstRankSaver(Forgiving):
     """Archives on the first rank, and holds nothing on the others; the base of the adapters."""
 
-    _entered = False
-
     def _archive_to(self, archive: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
         """Take an archive, with options of `FolderSaver`; misuse is refused now.
 
@@ -41,8 +39,6 @@ class FirstRankSaver(Forgiving):
             self._saver = None
         if self._saver is None and is_first_rank():
             self._saver = FolderSaver(self.path, **self._options)
-            if self._entered:
-                self._saver.__enter__()
         return self._saver
 
     def _archive_left(self) -> None:
@@ -70,18 +66,13 @@ class FirstRankSaver(Forgiving):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy, in this process or another, opens the archive itself.
-        return {**self.__dict__, "_saver": None, "_entered": False, "_failures": dict(self.failures)}
+        return {**self.__dict__, "_saver": None, "_failures": dict(self.failures)}
 
     def __enter__(self) -> Self:
-        self._entered = True
         saver = self._reopen()
         if saver is not None:
             saver.__enter__()
         return self
-
-    def __exit__(self, *error: object) -> None:
-        self._entered = False
-        super().__exit__(*error)
 
     @property
     def set_aside(self) -> tuple[SetAside, ...]:

@@ -79,9 +79,9 @@ def test_tables_of_text_are_known_by_their_content(tmp_path, text):
 TABLE = "Step;Grün\n1;0.5\n2;0.25\n"
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 @pytest.mark.parametrize("is_json", [False, True])
-def test_the_mark_at_the_beginning_tells_the_encoding(tmp_path, encoding, is_json):
+def test_the_beginning_tells_the_encoding(tmp_path, encoding, is_json):
     text = '{"Step": 1, "Grün": 0.5}\n{"Step": 2, "Grün": 0.25}\n' if is_json else TABLE
     found = read_metrics(_written(tmp_path, text.encode(encoding)))
     assert dict(found.log()) == {"Grün": [(1, 0.5), (2, 0.25)]}

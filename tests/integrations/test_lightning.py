@@ -195,9 +195,9 @@ def threads() -> list[str]:
 def test_trainings_in_processes_of_their_own_are_archived_and_resumed(
     tmp_path: Path, in_processes, strategy, wrap
 ):
-    plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
     options = {"strategy": strategy, "save_last": True}
-    fit(tmp_path / "ours", [wrap(plugin)], 2, **options)
+    with InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT) as plugin:
+        fit(tmp_path / "ours", [wrap(plugin)], 2, **options)
     plugin.close(strict=True)
     assert inshrink_core.open(tmp_path / "run.inshrink").steps == (2, 4)
     resumed = fit(tmp_path / "ours", [wrap(plugin)], 3, resume="last", **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import json
 import math
@@ -45,13 +44,6 @@ _DELIMITERS: Final = ",;\t"
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?\d*(\.\d{3})*,\d+(e[+-]?\d+)?", re.IGNORECASE)
 _THOUSANDS: Final = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 _NO_HEADER: Final = "no header: columns are numbered, and the first that counts up is the step"
-_ENCODINGS: Final = {
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
-"""By the mark that a text begins with; that of UTF-32 begins with that of UTF-16."""
 
 
 class TrainingLog(Mapping[str, list[tuple[int, float]]]):
@@ -271,7 +263,7 @@ def _json_rows(text: str, path: Path) -> _Rows:
 def _csv_rows(text: str, path: Path) -> tuple[_Rows, str]:
     """Return the rows of a table, and what is remarkable about it."""
     lines = [line for line in text.splitlines() if line.strip()]
-    declared = lines.pop(0)[4:5] if lines and lines[0].casefold().startswith("sep=") else ""
+    declared = lines.pop(0)[-1] if lines and re.fullmatch("sep=[,;\t]", lines[0]) else ""
     first = re.sub(r"(?<=\d),(?=\d)", "", lines[0]) if lines else ""
     most = declared or max(_DELIMITERS, key=first.count)
     _require_few(text.count(most) + len(lines), path)
@@ -280,8 +272,8 @@ def _csv_rows(text: str, path: Path) -> tuple[_Rows, str]:
     note = ""
     if any(names) and all(_number(name) is not None for name in names if name):
         table = [names, *rows]
-        counts_up = [_counts_up(column) for column in zip(*table, strict=False)]
-        step = counts_up.index(True) if True in counts_up else None
+        columns = enumerate(zip(*table, strict=False))
+        step = next((place for place, column in columns if _counts_up(column)), None)
         names = ["step" if place == step else f"column {place + 1}" for place in range(len(names))]
         rows, note = iter(table), _NO_HEADER
     return (dict(zip(names, row, strict=False)) for row in rows), note
@@ -297,6 +289,8 @@ def _cells(lines: Iterable[str], delimiter: str, path: Path) -> Iterator[list[st
 
 def _with_point(cell: str, delimiter: str) -> str:
     """Return a number without separators of thousands, its decimal comma as a point."""
+    if "," not in cell:
+        return cell
     if (delimiter == "," or "." in cell) and _THOUSANDS.fullmatch(cell):
         return cell.replace(",", "")
     return cell.replace(".", "").replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell
@@ -340,8 +334,8 @@ def _history(state: Any) -> dict[str, list[tuple[int, float]]]:
 
 
 def _decoded(content: bytes) -> str:
-    encoding = next((name for mark, name in _ENCODINGS.items() if content.startswith(mark)), "utf-8-sig")
-    return content.decode(encoding, errors="replace").replace("\0", "")
+    # Marks of UTF-8, -16 and -32 are known to it, and where zeros are in ASCII without one.
+    return content.decode(json.detect_encoding(content[:4]), errors="replace").replace("\0", "")
 
 
 def _text(path: Path, access: Access) -> str:
