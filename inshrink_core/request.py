@@ -207,8 +207,7 @@ class Request(Generic[R_co]):
     """Whether there is a report, and options that say how it is printed."""
 
     def __post_init__(self) -> None:
-        for field in fields_of(type(self)):
-            field.option.check(field.names[0], getattr(self, field.name))
+        check_fields(self)
 
     def perform(self) -> R_co:
         """Do it, and report."""
@@ -284,6 +283,33 @@ class Request(Generic[R_co]):
             if field.name in given or mode in field.names:
                 words += _words(field, given.get(field.name, field.default))
         return words if not mode or mode in words else [words[0], mode, *words[1:]]
+
+
+def check_fields(request: Any) -> None:
+    """Refuse numbers that are out of range, and make a tuple of a single value where several may be given.
+
+    Raises
+    ------
+    InputError
+        A number is out of range, or none.
+    """
+    for field in fields_of(type(request)):
+        value = getattr(request, field.name)
+        field.option.check(field.names[0], value)
+        if field.option.many:
+            object.__setattr__(request, field.name, listed(value))
+
+
+def listed(value: Any) -> Any:
+    """Return a value where several may be given: a single one as a tuple of it.
+
+    Examples
+    --------
+    >>> listed(3), listed("a"), listed(["a", "b"]), listed(None)
+    ((3,), ('a',), ['a', 'b'], None)
+    """
+    single = isinstance(value, (str, bytes, os.PathLike)) or not isinstance(value, Iterable)
+    return (value,) if single and value is not None else value
 
 
 def _kebab(name: str) -> str:

@@ -267,21 +267,6 @@ def frames_figure(frames: Sequence[tuple[int, str, float, str]]) -> go.Figure:
     return figure
 
 
-def log_groups(names: Sequence[str]) -> dict[str, list[str]]:
-    """Group training metrics that share a scale by the last word of their names.
-
-    Examples
-    --------
-    >>> log_groups(["loss", "eval_loss", "lr", "val/accuracy"])
-    {'loss': ['loss', 'eval_loss'], 'lr': ['lr'], 'accuracy': ['val/accuracy']}
-    """
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        last = name.replace("/", "_").replace(".", "_").replace("-", "_").rsplit("_", 1)[-1]
-        groups.setdefault(last or name, []).append(name)
-    return groups
-
-
 def smoothed(values: Sequence[float], weight: float) -> NDArray[np.float64]:
     """Return an exponential moving average without its bias to the start; gaps stay gaps.
 

@@ -33,7 +33,7 @@ class AcceleratorSaver(FirstRankSaver):
     accelerator
         Of the training.
     archive
-        The archive to make or to go on with; locked until `close`.
+        The archive to make or to go on with; locked from the first save or load until `close`.
     **options
         As for `inshrink_core.training.FolderSaver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
         `device`, `threads`, `base`, `retention`.
@@ -83,11 +83,12 @@ class AcceleratorSaver(FirstRankSaver):
         except Exception as error:  # a full disk must not end the training
             failed = error
         self._accelerator.wait_for_everyone()
-        if self._saver is not None:
+        saver = self._saver_for(step)
+        if saver is not None:
             if failed is None:
-                self._saver.save(written, step, parameters=self._parameters(), metrics=metrics)
+                saver.save(written, step, parameters=self._parameters(), metrics=metrics)
             else:
-                self._saver.note(step, failed)
+                saver.note(step, failed)
             if written == folder:
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -116,8 +117,9 @@ class AcceleratorSaver(FirstRankSaver):
         NotFoundError, MissingFrameError
             The archive has no such step, or its file is missing.
         """
-        if self._saver is not None:
-            self._saver.flush(remote=True)
+        saver = self._reopen()
+        if saver is not None:
+            saver.flush(remote=True)
         self._accelerator.wait_for_everyone()
         opened = Archive.open(self.path) if is_archive(self.path) else None
         if opened is None or (step is None and not opened.listed_steps):
@@ -127,8 +129,8 @@ class AcceleratorSaver(FirstRankSaver):
         info = opened.last if step is None else opened.reader.find(step)
         with self._restored(opened, info.step) as folder:
             self._accelerator.load_state(str(folder), **options)
-            if self._saver is not None:
-                self._saver.resume(info.step, folder)
+            if saver is not None:
+                saver.resume(info.step, folder)
         return info.step
 
     @contextlib.contextmanager

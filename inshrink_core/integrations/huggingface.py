@@ -46,7 +46,7 @@ class InshrinkCallback(FirstRankSaver, TrainerCallback):  # type: ignore[misc,un
     Parameters
     ----------
     archive
-        The archive to make or to go on with; locked until the training ends.
+        The archive to make or to go on with; locked while a training runs.
     check
         ``check(model)``, as for `Saver`: every save is restored and judged beside the training, and keeps
         `max_restore_cost`. By default the loss on the first batch that the Trainer evaluates on, where
@@ -102,12 +102,13 @@ class InshrinkCallback(FirstRankSaver, TrainerCallback):  # type: ignore[misc,un
     ) -> None:
         """Archive what was saved."""
         barrier()
-        if self._saver is not None:
+        saver = self._saver_for(state.global_step)
+        if saver is not None:
             model, optimizer = parts.get("model"), parts.get("optimizer")
             if self._to_be_checked and model is not None:
-                self._begin_checks(self._saver, model, parts.get("eval_dataloader"))
+                self._begin_checks(saver, model, parts.get("eval_dataloader"))
             known = model is not None and hasattr(optimizer, "param_groups")
-            self._saver.save(
+            saver.save(
                 _folder_of(args, state.global_step),
                 state.global_step,
                 parameters=record_of(model, [optimizer], saved_names(model)) if known else None,

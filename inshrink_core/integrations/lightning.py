@@ -12,7 +12,7 @@ import secrets
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from isal.isal_zlib import crc32
 
@@ -43,6 +43,12 @@ __all__ = ["InshrinkCheckpointIO", "restore_checkpoint"]
 _CHECKPOINT: Final = "checkpoint.ckpt"
 _OBJECTS: Final = "meta.pt"
 """Values that a reader that executes nothing would refuse: carried, never opened by the engine."""
+
+_HANDED_BACK: Final = ".temp.ckpt"
+"""What a worker hands to the process that launched it is called so: the model's state dict alone."""
+
+_FAILURES: Final = "inshrink.failures"
+"""Key of a worker's failures in that file."""
 
 _ID: Final = "inshrink-save.txt"
 _STATE: Final = ("state_dict", "optimizer_states")
@@ -76,7 +82,7 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
     Parameters
     ----------
     archive
-        The archive to make or to go on with; locked until the training ends.
+        The archive to make or to go on with; locked from the first save until the training ends.
     retain
         ``all`` frames, or ``pointers``: when a training ends, frames are pruned whose pointers Lightning has
         removed or replaced since the plug-in was made, and that no pointer in the same folders points to
@@ -97,7 +103,8 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
     -----
     Where Lightning expects a checkpoint lies a pointer, with all that is not a tensor of the model or an
     optimizer. Removing it leaves the archive as it is. A checkpoint that cannot be archived is written as
-    Lightning would write it, and counted in `failures`.
+    Lightning would write it, and counted in `failures`. Under a strategy that starts processes the worker
+    of rank 0 archives; its failures are counted here when ``fit`` returns.
     """
 
     def __init__(self, archive: str | os.PathLike[str], *, retain: str = "all", **options: Any) -> None:
@@ -118,6 +125,15 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
             )
         self._archive_to(archive, options)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_saving": None}
+
+    def __enter__(self) -> Self:
+        return self  # the process that saves, which may be forked within, opens the archive
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state, _saving=threading.local())
+
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
     ) -> None:
@@ -134,11 +150,13 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
         """
         if storage_options is not None:
             raise TypeError(f"{type(self).__name__} takes no storage_options")
+        if Path(path).name == _HANDED_BACK:
+            super().save_checkpoint({**checkpoint, _FAILURES: dict(self.failures)}, path)
+            return
         try:
             saved = self._save(checkpoint)
         except Exception as error:  # training goes on, whatever it is: another one may have the archive
-            _logger.warning("the archive cannot be written, and training goes on: %s", error)
-            self._failures = {**self.failures, int(checkpoint.get("global_step", 0)): str(error)}
+            self._note(int(checkpoint.get("global_step", 0)), error)
             saved = None
         if saved is None:
             super().save_checkpoint(checkpoint, path)
@@ -199,9 +217,11 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
         body = _read_pointer(Path(path))
         if body is None:
             loaded: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
+            if Path(path).name == _HANDED_BACK:
+                self._noted |= loaded.pop(_FAILURES, {})
             return loaded
         record = torch.load(io.BytesIO(body), map_location=map_location, weights_only=weights_only)
-        if self._saver is not None:
+        if self._saver is not None and self._saver.is_usable_here:
             self._saver.flush(remote=True)
         archive = Archive.open(self.path)
         info = _find(archive, record["step"], record["save"])
@@ -229,6 +249,7 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
     def teardown(self) -> None:
         """Archive what is pending, release the archive, and prune it as `retain` says."""
         self.close()
+        self._archive_left()
         dropped, self._dropped = self._dropped, set()
         for folder in self._folders:
             if folder.is_dir():

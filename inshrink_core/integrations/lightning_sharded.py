@@ -71,8 +71,9 @@ class _ShardsArchived(FirstRankSaver, ParallelStrategy):  # type: ignore[misc,un
         self.barrier()
         super().save_checkpoint(checkpoint, path, storage_options)
         self.barrier()
-        if self._saver is not None and step != self._saver.last_step:
-            self._saver.save(path, step)
+        saver = self._saver_for(step)
+        if saver is not None and step != saver.last_step:
+            saver.save(path, step)
 
     def load_checkpoint(self, checkpoint_path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
         """Load a checkpoint as the strategy does; a training continues from its frame.
@@ -109,7 +110,7 @@ class InshrinkModelParallelStrategy(_ShardsArchived, ModelParallelStrategy):  # 
     Parameters
     ----------
     archive
-        The archive to make or to go on with; locked until the training ends.
+        The archive to make or to go on with; locked from the first save until the training ends.
     archive_options
         As for `inshrink_core.training.FolderSaver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
         `device`, `threads`, `base`, `retention`.

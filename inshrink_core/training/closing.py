@@ -8,7 +8,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakValueDictionary
 
 from inshrink_core.archive import ArchiveWriter
@@ -165,6 +165,18 @@ class Holding(Closing):
     def _let_go(self) -> None:
         """Archive what is spooled and release the archive, without an error."""
 
+    @property
+    def is_usable_here(self) -> bool:
+        """Whether this is the process that opened the archive, and not one forked from it."""
+        return self._process == os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise InputError(
+            "a saver can be neither copied nor pickled: it writes the archive from this process",
+            where=str(self.path),
+            remedy="make it in the process that saves",
+        )
+
     def _use(self) -> None:
         """Note who uses it.
 
@@ -173,7 +185,7 @@ class Holding(Closing):
         LockedError
             Its successor has taken over, or it belongs to the process that this one was forked from.
         """
-        if self._process != os.getpid():
+        if not self.is_usable_here:
             raise LockedError(
                 f"this saver belongs to process {self._process}, from which this one was forked",
                 where=str(self.path),

@@ -113,6 +113,7 @@ class FolderSaver(Holding, Forgiving):
             sole_writer(archive)
         self.path = place_of(archive)
         self._failures: dict[int, str] = {}
+        self._spooled: set[int] = set()
         self._checked: CheckedWriter | None = None
         made = make_chain_config(
             self.path, codec, config, optimizer_state, keyframe_every, device, threads or 1
@@ -122,7 +123,7 @@ class FolderSaver(Holding, Forgiving):
         self._begin(
             made,
             opened_base(base, made),
-            on_failure=lambda save, error: self.note(save.step, error),
+            on_failure=self._on_failure,
             retention=retention,
         )
 
@@ -281,6 +282,7 @@ class FolderSaver(Holding, Forgiving):
             self.note(step, error)
             return False
         self.last_step, self._parent = step, None
+        self._spooled.add(step)
         return True
 
     def _wait_for_room(self) -> None:
@@ -299,6 +301,10 @@ class FolderSaver(Holding, Forgiving):
         if step not in self._failures:
             _logger.warning("step %s is not archived, and training goes on: %s", step, error)
         self._failures[step] = str(error)
+
+    def _on_failure(self, save: SpooledSave, error: Exception) -> None:
+        self._spooled.add(save.step)  # by an earlier process, maybe
+        self.note(save.step, error)
 
     def _drain(self) -> None:
         """Wait until nothing is being archived; what the disk refuses waits on."""
@@ -331,12 +337,13 @@ class FolderSaver(Holding, Forgiving):
             self._archiver.upload()
 
     def _forgive(self) -> None:
-        """Forget failures of steps that came to be archived after all; note those that wait behind one."""
+        """Forget failures of saves that came to be archived after all; note those that wait behind one."""
         for step in self._archiver.pending:
             if step not in self._failures:
                 self.note(step, StorageError("it waits in the spool behind an earlier save"))
         archived = {frame.step for frame in self._archiver.reader.frames}
-        for step in archived & self._failures.keys():
+        # A frame of a step that was not spooled here is of another training.
+        for step in archived & self._spooled & self._failures.keys():
             del self._failures[step]
 
     def _release(self) -> None:
@@ -402,7 +409,8 @@ def restore_folder(
 
     Notes
     -----
-    `LINEAGE_NAME` in the folder says where it comes from, for `FolderSaver.resume`.
+    ``inshrink-lineage.json`` in the folder names the frame, for `FolderSaver.resume`: ``archive`` and
+    ``frame``, their ids in hexadecimal, and ``step``.
     """
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)
     info = opened.last if step is None else opened.reader.find(step)

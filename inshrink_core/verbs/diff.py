@@ -16,7 +16,7 @@ from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import count, csv_cell, error_size, plain, printable
-from inshrink_core.verbs.shared.groups import OnDevice, Opening, PathLike, RunOrArchive
+from inshrink_core.verbs.shared.groups import OnDevice, Opening, PathLike, RunOrArchive, chosen_steps
 from inshrink_core.verbs.shared.showing import show_table
 
 if TYPE_CHECKING:
@@ -271,9 +271,11 @@ class Diff(OnDevice, Opening, Request[StepDiff]):
         from inshrink_core.chain import Archive
 
         known = opened.listed_steps if isinstance(opened, Archive) else opened.steps
-        if self.steps is None and len(known) < 2:
-            raise InputError("it takes two steps to tell what moved", where=where)
-        first, second = self.steps or known[-2:]
+        asked = chosen_steps(self.steps, lambda: known, where)
+        steps = known[-2:] if asked is None else asked
+        if len(steps) != 2:
+            raise InputError("it takes two steps to tell what moved", where=where, found=f"steps {steps}")
+        first, second = steps
         if first == second:
             raise InputError(
                 f"step {first} against itself moves nothing", where=where, remedy="name two steps"

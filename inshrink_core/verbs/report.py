@@ -6,6 +6,7 @@ import hashlib
 import html
 import math
 import os
+import re
 import shlex
 import time
 import unicodedata
@@ -193,7 +194,7 @@ class Report(Opening, OnDevice, Request[PageReport]):
     metric: Annotated[str | None, Option(metavar="magnitude|taylor|fisher|update")] = None
     log: Annotated[AnyLog | None, Option(metavar="FILE")] = None
     step_column: Annotated[str | None, Option(metavar="NAME")] = None
-    column: Annotated[Sequence[str] | None, Option(metavar="NAME", many=True)] = None
+    column: Annotated[str | Sequence[str] | None, Option(metavar="NAME", many=True)] = None
     force: bool = False
 
     SHOWN: ClassVar = Shown(in_bytes=False)
@@ -496,15 +497,32 @@ def _curves(series: Mapping[str, Sequence[tuple[float, float]]], said: str) -> s
     return _svg(_WIDTH, _HEIGHT, said, "".join(parts))
 
 
+_OF_DATA: Final = re.compile(
+    r"^(train(ing)?|val(id(ation)?)?|eval(uation)?|test|dev)[/_.-]|[/_.-](train|val(id)?|eval|test|dev)$"
+)
+"""Parts of a metric's name that say which data it was measured on."""
+
+
+def log_groups(names: Iterable[str]) -> dict[str, list[str]]:
+    """Group metrics that are the same number of different data: their names without the data's.
+
+    Examples
+    --------
+    >>> log_groups(["loss", "eval_loss", "val/accuracy", "grad_norm"])
+    {'loss': ['loss', 'eval_loss'], 'val/accuracy': ['val/accuracy'], 'grad_norm': ['grad_norm']}
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_OF_DATA.sub("", name) or name, []).append(name)
+    return {group if len(same) > 1 else same[0]: same for group, same in groups.items()}
+
+
 def _training(log: Mapping[str, Sequence[tuple[int, float]]]) -> str:
     """Draw the metrics of the run, those of one scale together."""
-    groups: dict[str, dict[str, Sequence[tuple[int, float]]]] = {}
-    for name, points in log.items():
-        last = name.replace("/", "_").replace(".", "_").rsplit("_", 1)[-1]
-        groups.setdefault(last, {})[name] = points
-    shown = list(groups.items())[:_MOST_CURVES]
+    shown = list(log_groups(log).items())[:_MOST_CURVES]
     return "".join(
-        f"<p>{_text(name)}</p>{_curves(series, f'{name} by step')}" for name, series in shown if series
+        f"<p>{_text(group)}</p>{_curves({name: log[name] for name in names}, f'{group} by step')}"
+        for group, names in shown
     )
 
 

@@ -11,6 +11,7 @@ from inshrink_app.pages.sensitivity.heatmap import heatmap_figure
 from inshrink_app.widgets import figures
 
 from inshrink_core.analysis.profile import Row
+from inshrink_core.verbs.report import log_groups
 from tests.app.builders import sensitivity_table
 
 
@@ -131,7 +132,7 @@ def test_a_figure_depends_on_its_data_alone() -> None:
 
 def test_metrics_that_share_a_scale_share_a_panel() -> None:
     log = {"train_loss": ((1, 2.0), (2, 1.0)), "eval_loss": ((2, 1.5),), "lr": ((1, 0.1),)}
-    groups = figures.log_groups(list(log))
+    groups = log_groups(list(log))
     assert groups == {"loss": ["train_loss", "eval_loss"], "lr": ["lr"]}
     figure = figures.log_figure(log, groups)
     assert [(trace.name, trace.yaxis) for trace in figure.data] == [
@@ -143,6 +144,20 @@ def test_metrics_that_share_a_scale_share_a_panel() -> None:
     assert {trace.xaxis for trace in figure.data} == {None}, "one axis of steps, so one cursor"
     assert figure.layout.hoversubplots == "axis"
     assert figure.layout.yaxis.domain[0] > figure.layout.yaxis2.domain[1]
+
+
+@pytest.mark.parametrize(
+    ("names", "groups"),
+    [
+        (["grad_norm", "weight_norm"], {"grad_norm": ["grad_norm"], "weight_norm": ["weight_norm"]}),
+        (["train/grad_norm", "val/grad_norm"], {"grad_norm": ["train/grad_norm", "val/grad_norm"]}),
+        (["eval_samples_per_second"], {"eval_samples_per_second": ["eval_samples_per_second"]}),
+        (["Loss/train", "Loss/test"], {"Loss": ["Loss/train", "Loss/test"]}),
+        (["train", "val"], {"train": ["train"], "val": ["val"]}),
+    ],
+)
+def test_panels_of_metrics_bear_whole_names(names, groups) -> None:
+    assert log_groups(names) == groups
 
 
 def test_a_smoothed_curve_stands_before_what_was_logged() -> None:

@@ -1,5 +1,6 @@
 """Metrics in any file: CSV, JSON, TensorBoard's events, and what is said of those that are none."""
 
+import json
 import struct
 
 import google_crc32c
@@ -9,6 +10,7 @@ from inshrink_core.errors import DamagedError, InputError, NotFoundError, Refuse
 from inshrink_core.formats import read_metrics
 from inshrink_core.formats.logs import log
 from inshrink_core.formats.logs.event_file import scalar_rows
+from inshrink_core.formats.logs.log import log_of_trainer, read_log
 
 
 def _written(tmp_path, content, name="some.log"):
@@ -72,6 +74,92 @@ def test_tables_of_text_are_known_by_their_content(tmp_path, text):
     found = read_metrics(_written(tmp_path, text))
     assert found.columns == ("step", "loss")
     assert dict(found.log()) == {"loss": [(1, 0.5), (2, 0.25)]}
+
+
+TABLE = "Step;Grün\n1;0.5\n2;0.25\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("is_json", [False, True])
+def test_the_beginning_tells_the_encoding(tmp_path, encoding, is_json):
+    text = '{"Step": 1, "Grün": 0.5}\n{"Step": 2, "Grün": 0.25}\n' if is_json else TABLE
+    found = read_metrics(_written(tmp_path, text.encode(encoding)))
+    assert dict(found.log()) == {"Grün": [(1, 0.5), (2, 0.25)]}
+
+
+@pytest.mark.parametrize(("mark", "encoding"), [(b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be")])
+def test_utf_16_is_read_in_both_orders_of_bytes(tmp_path, mark, encoding):
+    found = read_metrics(_written(tmp_path, mark + TABLE.replace("\n", "\r\n").encode(encoding)))
+    assert dict(found.log()) == {"Grün": [(1, 0.5), (2, 0.25)]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step;loss\n1;0,5\n2;2,5e-1\n3;-1.234,5\n",
+        "step\tloss\n1\t0,5\n2\t,25\n3\t-1234,5\n",
+        'step,loss\n1,"0,5"\n2,"0,25"\n3,"-1,234.5"\n',
+        "sep=;\nstep;loss\n1;0,5\n2;0,25\n3;-1234,5\n",
+        "step,loss\n1,0.5\n2,0.25\n3,-1234.5\n",
+    ],
+)
+def test_numbers_are_read_with_commas_too(tmp_path, text):
+    found = read_metrics(_written(tmp_path, text))
+    assert dict(found.log()) == {"loss": [(1, 0.5), (2, 0.25), (3, -1234.5)]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "   step ,   train/loss\n      1,   0.5\n      2,  0.25\n",
+        '"step", "train/loss"\n1, 0.5\n2, 0.25\n',
+        "# step; train/loss \n1;\t0,5\n2; 0,25\n",
+        "\n  \nstep\t train/loss\n1\t0.5\n2\t0.25\n",
+    ],
+)
+def test_names_of_columns_are_read_without_padding(tmp_path, text):
+    found = read_metrics(_written(tmp_path, text))
+    assert dict(found.log()) == {"train/loss": [(1, 0.5), (2, 0.25)]}
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "step"),
+    [
+        ("10,0.5\n20,0.25\n", ("step", "column 2"), "step"),
+        ("0.5;10;1\n0,25;20;1\n", ("column 1", "step", "column 3"), "step"),
+        ("0,5;10\n0,25;20", ("column 1", "step"), "step"),
+        ("10\t\t0.5\n20\t7\t0.25\n", ("step", "column 3", "column 2"), "step"),
+        ("0.5,1\n0.25,1\n", ("column 1", "column 2"), None),
+    ],
+)
+def test_columns_of_a_file_without_a_header_are_numbered(tmp_path, text, columns, step):
+    found = read_metrics(_written(tmp_path, text))
+    assert (found.columns, found.step_column) == (columns, step)
+    assert found.note == "no header: columns are numbered, and the first that counts up is the step"
+    if step is not None:
+        series = [pairs for pairs in found.log().values() if len(pairs) == 2]
+        assert [(10, 0.5), (20, 0.25)] in series
+
+
+def test_names_that_look_like_numbers_in_part_are_a_header(tmp_path):
+    found = read_metrics(_written(tmp_path, "step,0,1\n1,0.5,2\n"))
+    assert (found.columns, found.note) == (("step", "0", "1"), "")
+
+
+@pytest.mark.parametrize("name", ["epoch", "Epoch", "train/epoch", "_epoch", "epochs", "current_epoch"])
+def test_an_epoch_is_no_metric_in_any_log_of_a_run(tmp_path, name):
+    (tmp_path / "metrics.csv").write_bytes(f" step , {name}, loss_epoch\n1,0,0.5\n".encode("utf-16"))
+    assert dict(read_log(tmp_path)) == {"loss_epoch": [(1, 0.5)]}
+    (tmp_path / "metrics.csv").unlink()
+    row = {"step": 1, name: 0.1, "loss_epoch": 0.5}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row))
+    assert dict(read_log(tmp_path)) == {"loss_epoch": [(1, 0.5)]}
+    assert dict(log_of_trainer(json.dumps({"log_history": [row]}).encode(), "x")) == {
+        "loss_epoch": [(1, 0.5)]
+    }
+    found = read_metrics(tmp_path / "metrics.jsonl")
+    assert found.metrics == ("loss_epoch",)
+    assert dict(found.log("step", [name])) == {name: [(1, 0.1)]}
 
 
 def test_columns_are_guessed_and_can_be_chosen(tmp_path):

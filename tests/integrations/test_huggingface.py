@@ -1,6 +1,7 @@
 """Hugging Face's Trainer with the real library: what is archived, and that a resumed training is the same."""
 
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -188,6 +189,13 @@ def test_a_check_that_is_of_no_use_never_stops_the_training(tmp_path, caplog):
     )
     assert said == [None] * 3
     assert "saves are not checked" in caplog.text
+
+
+def test_a_callback_that_was_pickled_archives_what_its_trainer_saves(tmp_path):
+    callback = pickle.loads(pickle.dumps(InshrinkCallback(tmp_path / "run.inshrink", **EXACT)))
+    trainer(tmp_path / "out", [callback], steps=4).train()
+    callback.close(strict=True)
+    assert inshrink_core.open(tmp_path / "run.inshrink").steps == (2, 4)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

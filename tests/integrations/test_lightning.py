@@ -1,9 +1,13 @@
 """Lightning with the real library: pointers, resuming, and what cannot be archived."""
 
 import contextlib
+import copy
 import dataclasses
+import io
+import pickle
 import re
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -49,18 +53,23 @@ class Net(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
+    def predict_step(self, batch, index):
+        return self.layers(batch[0])
+
 
 def loader():
     rows = torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), batch_size=4)
 
 
-def trainer(folder: Path, plugins, epochs: int, **options) -> pl.Trainer:
+def trainer(folder: Path, plugins, epochs: int, strategy="auto", **options) -> pl.Trainer:
     options = {"save_top_k": 1, "monitor": "loss", "save_last": "link"} | options
     keeper = ModelCheckpoint(dirpath=folder, filename="{step}", **options)
     return pl.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
+        strategy=strategy,
+        devices=1 if strategy == "auto" else 2,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -163,6 +172,96 @@ def test_asynchronous_saves_resume_alike(tmp_path: Path):
     resumed = fit(tmp_path / "ours", [AsyncCheckpointIO(inner)], 3, resume="last", save_last=True)
     inner.close(strict=True)
     assert same(uninterrupted, resumed)
+
+
+PROCESSES = ["ddp_spawn", "ddp_fork"]
+"""Strategies whose trainings are processes that the program's own one starts."""
+
+
+@pytest.fixture
+def in_processes(monkeypatch):
+    """As a launcher leaves the environment: its variables end with the test."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "0")
+        monkeypatch.delenv(name)
+
+
+def threads() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name.startswith(("inshrink", "ThreadPool"))]
+
+
+@pytest.mark.parametrize("wrap", [lambda plugin: plugin, AsyncCheckpointIO])
+@pytest.mark.parametrize("strategy", PROCESSES)
+def test_trainings_in_processes_of_their_own_are_archived_and_resumed(
+    tmp_path: Path, in_processes, strategy, wrap
+):
+    options = {"strategy": strategy, "save_last": True}
+    with InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT) as plugin:
+        fit(tmp_path / "ours", [wrap(plugin)], 2, **options)
+    plugin.close(strict=True)
+    assert inshrink_core.open(tmp_path / "run.inshrink").steps == (2, 4)
+    resumed = fit(tmp_path / "ours", [wrap(plugin)], 3, resume="last", **options)
+    plugin.close(strict=True)
+    assert inshrink_core.open(tmp_path / "run.inshrink").steps == (2, 4, 6)
+    assert same(resumed, fit(tmp_path / "plain", [], 3, strategy=strategy))
+    assert threads() == []
+
+
+@pytest.mark.parametrize("strategy", PROCESSES)
+def test_failures_of_a_training_in_processes_of_its_own_are_reported(tmp_path: Path, in_processes, strategy):
+    plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
+    with FolderSaver(tmp_path / "run.inshrink", **EXACT):
+        fit(tmp_path / "ours", [plugin], 1, strategy=strategy)
+    assert list(plugin.failures) == [2]
+    with pytest.raises(StorageError, match="another process is writing this archive"):
+        plugin.close(strict=True)
+    assert "state_dict" in torch.load(tmp_path / "ours" / "step=2.ckpt", weights_only=False)
+
+
+class Failing(Net):
+    def on_train_epoch_start(self):
+        if self.current_epoch == 2:
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("strategy", PROCESSES)
+def test_what_a_process_that_failed_had_saved_is_archived(tmp_path: Path, in_processes, strategy):
+    plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        fit(tmp_path / "ours", [plugin], 3, net=Failing(), strategy=strategy)
+    assert inshrink_core.open(tmp_path / "run.inshrink").steps == (2, 4)
+    assert not spool_folder(tmp_path / "run.inshrink").exists()
+
+
+def through_torch(made):
+    buffer = io.BytesIO()
+    torch.save(made, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@pytest.mark.parametrize(
+    "copied", [through_torch, copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))]
+)
+@pytest.mark.parametrize("wrap", [lambda plugin: plugin, AsyncCheckpointIO])
+def test_a_copied_trainer_archives_what_it_trains(tmp_path: Path, copied, wrap):
+    first = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
+    made = copied(trainer(tmp_path / "ours", [wrap(first)], 2, save_top_k=-1, save_last=False))
+    made.fit(Net(), loader())
+    assert inshrink_core.open(tmp_path / "run.inshrink").steps == (4, 8)
+    assert threads() == []
+
+
+@pytest.mark.parametrize("wrap", [lambda plugin: plugin, AsyncCheckpointIO])
+def test_what_saves_nothing_leaves_neither_a_thread_nor_a_lock(tmp_path: Path, wrap):
+    archive = tmp_path / "run.inshrink"
+    fit(tmp_path / "ours", [InshrinkCheckpointIO(archive, **EXACT)], 1)
+    plugin = InshrinkCheckpointIO(archive)
+    assert threads() == []
+    made = trainer(tmp_path / "ours", [wrap(plugin)], 1)
+    made.predict(Net(), loader(), ckpt_path=str(tmp_path / "ours" / "step=4.ckpt"), weights_only=False)
+    assert threads() == []
+    assert not LocalStorage(archive).is_locked()
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])

@@ -161,6 +161,19 @@ def test_a_training_that_begins_anew_is_refused_an_archive_with_steps(tmp_path: 
         saving.resume(0)
 
 
+def test_a_refused_save_is_not_taken_for_an_earlier_training_s_save_of_that_step(tmp_path: Path):
+    with saver(tmp_path) as first:
+        first.save(write(tmp_path / "one", 2), 2)
+    with saver(tmp_path) as second:
+        second.save(write(tmp_path / "two", 2), 2)
+        second.save(write(tmp_path / "two", 3), 3)
+        second.flush()
+    assert list(second.failures) == [2]
+    with pytest.raises(StorageError, match="step 2 is not after step 2"):
+        second.close(strict=True)
+    assert inshrink_core.open(tmp_path / "a.inshrink").steps == (2, 3)
+
+
 def test_a_folder_that_holds_the_step_stays_and_another_one_is_not_touched(tmp_path: Path):
     made = write(tmp_path, 1)
     with saver(tmp_path) as saving:

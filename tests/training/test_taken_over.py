@@ -1,7 +1,9 @@
 """A saver that is made again in the same process takes over from one that is no longer in use."""
 
+import copy
 import gc
 import os
+import pickle
 import threading
 
 import pytest
@@ -11,7 +13,7 @@ from torch import nn
 import inshrink_core
 from inshrink_core.archive import LocalStorage
 from inshrink_core.chain import ChainWriter
-from inshrink_core.errors import LockedError, StorageError
+from inshrink_core.errors import InputError, LockedError, StorageError
 from inshrink_core.integrations.ranks import FirstRankSaver
 from inshrink_core.training import FolderSaver
 from inshrink_core.training.saver import Saver
@@ -158,9 +160,15 @@ class Adapter(FirstRankSaver):
     def __init__(self, path):
         self._archive_to(path, EXACT)
 
+    def save(self, step):
+        saver = self._saver_for(step)
+        if saver is not None:
+            saver.save_files({"model.pt": {"w": torch.full((8, 8), float(step))}}, step)
+
 
 def test_an_adapter_is_taken_over_unless_it_is_within_its_with_statement(path):
     first = Adapter(path)
+    first.save(1)
     with Adapter(path) as second:
         with pytest.raises(LockedError, match="with"):
             Adapter(path)
@@ -229,3 +237,75 @@ def test_a_forked_child_neither_takes_over_nor_holds_the_lock_nor_ends_the_paren
     os.close(writing)
     os.waitpid(child, 0)
     assert inshrink_core.open(path).steps == (1, 2)
+
+
+@pytest.mark.parametrize("make", [lambda path: begin(path)[1], lambda path: FolderSaver(path, **EXACT)])
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_saver_refuses_to_be_copied_to_another_process(path, make, copied):
+    with make(path) as saver, pytest.raises(InputError, match="make it in the process that saves"):
+        copied(saver)
+
+
+@pytest.mark.parametrize("copied", [lambda made: pickle.loads(pickle.dumps(made)), copy.copy, copy.deepcopy])
+def test_a_copied_adapter_opens_the_archive_itself(path, copied):
+    first = Adapter(path)
+    first.save(1)
+    second = copied(first)
+    first.close(strict=True)
+    second.save(2)
+    second.close(strict=True)
+    assert inshrink_core.open(path).steps == (1, 2)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_adapter_saves_in_a_forked_child_or_counts_why_not(path):
+    adapter = Adapter(path)
+
+    def train():
+        adapter.save(1)
+        adapter.close()
+        return dict(adapter.failures)
+
+    assert in_child(train) == "{}"
+    adapter.save(2)
+    assert "another process is writing this archive" in in_child(train)
+    adapter.close(strict=True)
+    assert inshrink_core.open(path).steps == (1, 2)
+
+
+def test_an_adapter_refuses_misuse_at_once_and_holds_nothing(path):
+    with FolderSaver(path, **EXACT), pytest.raises(LockedError):
+        Adapter(path)
+    adapter = Adapter(path)
+    assert not LocalStorage(path).is_locked()
+    assert not [thread for thread in threading.enumerate() if thread.name == "inshrink-saver"]
+    with adapter:
+        with pytest.raises(LockedError, match="in its `with` statement"):
+            Adapter(path)
+        adapter.save(1)
+    adapter.save(2)
+    adapter.close(strict=True)
+    assert inshrink_core.open(path).steps == (1, 2)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_adapter_archives_at_once_what_a_process_left_that_has_died(path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(ChainWriter, "append", lambda *_, **__: threading.Event().wait())
+        in_child(lambda: Adapter(path).save(1))
+    assert not inshrink_core.open(path).steps
+    Adapter(path)
+    assert inshrink_core.open(path).steps == (1,)
+    assert not LocalStorage(path).is_locked()
+
+
+def test_failures_of_saves_that_found_no_archive_stay_when_it_can_be_opened(path):
+    adapter = Adapter(path)
+    with FolderSaver(path, **EXACT) as other:
+        adapter.save(1)
+        other.save_files({"model.pt": {"w": torch.ones(8, 8)}}, 2)
+    adapter.save(3)
+    assert list(adapter.failures) == [1]
+    with pytest.raises(StorageError, match="step 1"):
+        adapter.close(strict=True)
+    assert inshrink_core.open(path).steps == (2, 3)

@@ -20,6 +20,7 @@ from inshrink_app.widgets.choices import codec_labels, one_of_few
 from inshrink_app.widgets.layout import answer, section
 
 from inshrink_core.codec import DEFAULT_CODEC
+from inshrink_core.request import listed
 from inshrink_core.verbs.compress import Compress
 from inshrink_core.verbs.search import Search
 
@@ -97,7 +98,7 @@ def _controls(shown: Subject, job: Job | None) -> tuple[Search, EvaluatorCode | 
 
 def _steps(shown: Subject, request: Search) -> tuple[int, ...]:
     """Return the steps that are searched, all of them where the request names none."""
-    return tuple(map(int, request.steps or shown.steps))
+    return tuple(map(int, listed(request.steps) or shown.steps))
 
 
 def _board(shown: Subject, request: Search, job: Job | None, judge: EvaluatorCode | None) -> Board:

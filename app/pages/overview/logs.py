@@ -10,10 +10,10 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model import Subject
 from inshrink_app.services import LogChoice
-from inshrink_app.widgets import ending, figures, fmt
+from inshrink_app.widgets import ending, fmt
 from inshrink_app.widgets.layout import answer, folded, panels
 
-from inshrink_core.verbs.report import Report
+from inshrink_core.verbs.report import Report, log_groups
 
 _FILE = "log.file"
 _DROPS = "log.drops"
@@ -125,7 +125,7 @@ def _columns(
 
 def _preview(log: dict[str, tuple[tuple[int, float], ...]]) -> None:
     """Draw the curves as they would be."""
-    groups = dict(list(figures.log_groups(list(log)).items())[:_PANELS])
+    groups = dict(list(log_groups(list(log)).items())[:_PANELS])
     panels(log, groups, "log.preview")
     steps = sorted({step for series in log.values() for step, _ in series})
     n_values = sum(len(series) for series in log.values())

@@ -11,12 +11,13 @@ from inshrink_app import services
 from inshrink_app.model import Page, Subject
 from inshrink_app.pages.overview import logs, naming, shrink, shrinking
 from inshrink_app.server.roots import Address
-from inshrink_app.widgets import ending, figures, fmt, layout, listing, quality, subject
+from inshrink_app.widgets import ending, fmt, layout, listing, quality, subject
 from inshrink_app.widgets.choices import pick_several
 from inshrink_app.widgets.layout import panels, section
 
 from inshrink_core.chain import ChainReport
 from inshrink_core.verbs.inspect import Inspect
+from inshrink_core.verbs.report import log_groups
 
 _MAX_PANELS = 4
 
@@ -161,7 +162,7 @@ def _charts(shown: Subject) -> None:
 def _training(shown: Subject) -> None:
     """Draw the metrics that the run logged."""
     with section("Training"):
-        groups = figures.log_groups(list(shown.log))
+        groups = log_groups(list(shown.log))
         names = list(groups)
         chosen = names[:_MAX_PANELS]
         if len(names) > _MAX_PANELS:

@@ -6,9 +6,11 @@ import csv
 import json
 import math
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,9 +38,12 @@ _DIRECTIONS: Final = ("lower", "higher")
 _SETTINGS: Final = ("file", "function", "metric", "direction")
 
 _STEP_COLUMNS: Final = ("step", "global_step", "iter", "iteration")
-_STEP_WORDS: Final = (*_STEP_COLUMNS, "epoch")
+_STEP_WORDS: Final = (*_STEP_COLUMNS, "epoch", "epochs", "current_epoch")
 _TIME_WORDS: Final = ("wall_time", "wall time", "timestamp", "time", "runtime", "elapsed")
 _DELIMITERS: Final = ",;\t"
+_DECIMAL_COMMA: Final = re.compile(r"[+-]?\d*(\.\d{3})*,\d+(e[+-]?\d+)?", re.IGNORECASE)
+_THOUSANDS: Final = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
+_NO_HEADER: Final = "no header: columns are numbered, and the first that counts up is the step"
 
 
 class TrainingLog(Mapping[str, list[tuple[int, float]]]):
@@ -108,7 +113,7 @@ class MetricsFile:
     rows
         The numbers of each row, by column.
     note
-        What is damaged about the file; empty where all of it was read.
+        What is damaged about the file, or that it has no header; else empty.
     """
 
     path: Path
@@ -125,8 +130,7 @@ class MetricsFile:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The columns that are called neither like a step or an epoch nor like a time."""
-        others = (*_STEP_WORDS, *_TIME_WORDS)
-        return tuple(name for name in self.columns if _word(name) not in others)
+        return tuple(name for name in self.columns if _is_metric(name))
 
     def log(self, step_column: str | None = None, columns: Sequence[str] | None = None) -> TrainingLog:
         """Return metrics by step.
@@ -170,6 +174,15 @@ class MetricsFile:
         return TrainingLog(told, str(self.path))
 
 
+def _logged(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Return the metrics of rows by step, without counters and times."""
+    return {name: pairs for name, pairs in _collect(rows).items() if _is_metric(name)}
+
+
+def _is_metric(name: str) -> bool:
+    return _word(name) not in (*_STEP_WORDS, *_TIME_WORDS)
+
+
 def _word(name: str) -> str:
     """Return a column's name without what loggers put around it: ``trainer/global_step``, ``_step``."""
     return name.casefold().rpartition("/")[2].strip(" _")
@@ -181,8 +194,8 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
     Parameters
     ----------
     path
-        CSV (with commas, semicolons or tabs), JSON lines, a JSON list, ``trainer_state.json``, or an event
-        file of TensorBoard. The content decides.
+        CSV (with commas, semicolons or tabs, with a header or without), JSON lines, a JSON list,
+        ``trainer_state.json``, or an event file of TensorBoard. The content decides.
 
     Raises
     ------
@@ -198,7 +211,8 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
     Notes
     -----
     The last line of a file that is being written may be cut off; it is left out. Names are as they are in
-    the file: they are not trusted.
+    the file, without padding: they are not trusted. Decimal commas are read, and separators of thousands.
+    Columns without a header are numbered; the first that counts up is called ``step``.
 
     Examples
     --------
@@ -216,8 +230,11 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
     elif len(content) > _MAX_TEXT_BYTES:
         raise InputError("more than 32 MB of text", where=str(named), remedy="keep every tenth row, say")
     else:
-        text = content.decode(errors="replace").replace("\0", "").lstrip("\ufeff")
-        raw = _json_rows(text, named) if text.lstrip()[:1] in ("{", "[") else _csv_rows(text, named)
+        text = _decoded(content)
+        if text.lstrip()[:1] in ("{", "["):
+            raw = _json_rows(text, named)
+        else:
+            raw, note = _csv_rows(text, named)
     rows = tuple(
         {name: number for name, value in row.items() if name and (number := _number(value)) is not None}
         for row in raw
@@ -243,14 +260,46 @@ def _json_rows(text: str, path: Path) -> _Rows:
     return [row for row in (found if isinstance(found, list) else [found]) if isinstance(row, dict)]
 
 
-def _csv_rows(text: str, path: Path) -> _Rows:
-    lines = [line for line in text.replace("\0", "").splitlines() if line]
-    most = max(_DELIMITERS, key=lines[0].count) if lines else ","
+def _csv_rows(text: str, path: Path) -> tuple[_Rows, str]:
+    """Return the rows of a table, and what is remarkable about it."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    declared = lines.pop(0)[-1] if lines and re.fullmatch("sep=[,;\t]", lines[0]) else ""
+    first = re.sub(r"(?<=\d),(?=\d)", "", lines[0]) if lines else ""
+    most = declared or max(_DELIMITERS, key=first.count)
     _require_few(text.count(most) + len(lines), path)
+    rows = _cells(lines, most, path)
+    names = [name.strip("# ") for name in next(rows, [])]
+    note = ""
+    if any(names) and all(_number(name) is not None for name in names if name):
+        table = [names, *rows]
+        columns = enumerate(zip(*table, strict=False))
+        step = next((place for place, column in columns if _counts_up(column)), None)
+        names = ["step" if place == step else f"column {place + 1}" for place in range(len(names))]
+        rows, note = iter(table), _NO_HEADER
+    return (dict(zip(names, row, strict=False)) for row in rows), note
+
+
+def _cells(lines: Iterable[str], delimiter: str, path: Path) -> Iterator[list[str]]:
     try:
-        yield from csv.DictReader(lines, delimiter=most)
+        for row in csv.reader(lines, delimiter=delimiter, skipinitialspace=True):
+            yield [_with_point(cell.strip(), delimiter) for cell in row]
     except csv.Error as error:
         raise DamagedError(f"no valid CSV ({error})", where=str(path)) from error
+
+
+def _with_point(cell: str, delimiter: str) -> str:
+    """Return a number without separators of thousands, its decimal comma as a point."""
+    if "," not in cell:
+        return cell
+    if (delimiter == "," or "." in cell) and _THOUSANDS.fullmatch(cell):
+        return cell.replace(",", "")
+    return cell.replace(".", "").replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell
+
+
+def _counts_up(column: Iterable[str]) -> bool:
+    numbers = [_number(cell) for cell in column]
+    whole = [number for number in numbers if number is not None and number >= 0 and number % 1 == 0]
+    return len(whole) == len(numbers) and all(before < after for before, after in pairwise(whole))
 
 
 def _require_few(n_values: int, path: Path) -> None:
@@ -281,19 +330,24 @@ def _from_trainer_state(path: Path, access: Access) -> dict[str, list[tuple[int,
 
 def _history(state: Any) -> dict[str, list[tuple[int, float]]]:
     history = state.get("log_history") if isinstance(state, dict) else None
-    return _collect(row for row in history if isinstance(row, dict)) if isinstance(history, list) else {}
+    return _logged(row for row in history if isinstance(row, dict)) if isinstance(history, list) else {}
+
+
+def _decoded(content: bytes) -> str:
+    # Marks of UTF-8, -16 and -32 are known to it, and where zeros are in ASCII without one.
+    return content.decode(json.detect_encoding(content[:4]), errors="replace").replace("\0", "")
 
 
 def _text(path: Path, access: Access) -> str:
-    return access.read_text(path, MAX_JSON_BYTES).decode(errors="replace")
+    return _decoded(access.read_text(path, MAX_JSON_BYTES))
 
 
 def _from_csv(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
-    return _collect(_csv_rows(_text(path, access), path))
+    return _logged(_csv_rows(_text(path, access), path)[0])
 
 
 def _from_jsonl(path: Path, access: Access) -> dict[str, list[tuple[int, float]]]:
-    return _collect(_line_rows(_text(path, access), path))
+    return _logged(_line_rows(_text(path, access), path))
 
 
 def _line_rows(text: str, path: Path) -> _Rows:

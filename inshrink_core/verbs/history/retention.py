@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from inshrink_core.errors import InputError, clipped, named
 from inshrink_core.metrics import Direction, known_direction
-from inshrink_core.request import Option, fields_of
+from inshrink_core.request import Option, check_fields
 
 if TYPE_CHECKING:
     from inshrink_core.chain import Archive
@@ -69,8 +69,7 @@ class Retention:
     optimizer_last: Annotated[int | None, Option(metavar="N", least=1)] = None
 
     def __post_init__(self) -> None:
-        for field in fields_of(type(self)):
-            field.option.check(field.names[0], getattr(self, field.name))
+        check_fields(self)
         for value in (self.keep_last, self.keep_every, self.optimizer_last):
             if value is not None and type(value) is not int:
                 raise InputError("how many to keep is a whole number", found=repr(value)[:40])

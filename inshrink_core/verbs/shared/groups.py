@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 from inshrink_core.errors import InputError, NotFoundError, UnreadableError
 from inshrink_core.execution.engines import ENGINES, THREADS
-from inshrink_core.request import Option, Request
+from inshrink_core.request import Option, Request, listed
 from inshrink_core.text import parse_size, url_of
 from inshrink_core.verbs.shared.values import choose_steps, given_settings, read_config_file
 
@@ -43,24 +44,37 @@ RunOrArchive = Annotated[AnyRun | AnyArchive, Option(metavar="RUN|ARCHIVE")]
 Globs = Annotated[str | Iterable[str], Option(metavar="GLOB", many=True)]
 Size = Annotated[int | None, Option(metavar="SIZE", read=parse_size)]
 """Bytes; on the command line as 4GB."""
-Steps = Annotated[Sequence[int | str] | None, Option(("--steps", "--step"), "STEPS", many=True)]
+AnySteps = int | str | Sequence[int | str]
+Steps = Annotated[AnySteps | None, Option(("--steps", "--step"), "STEPS", many=True)]
 
 
 def chosen_steps(
-    steps: Sequence[int | str] | None, known: Callable[[], Sequence[int]], where: str
+    steps: AnySteps | None, known: Callable[[], Sequence[int]], where: str
 ) -> tuple[int, ...] | None:
     """Return the steps that a request names; None where it names none.
 
     `known` gives all there are, and is called for a range alone: an archive without a manifest has no list.
+
+    Raises
+    ------
+    InputError
+        One is neither a whole number nor a text, or the text is neither a step nor a range.
     """
-    steps = None if steps is None else tuple(steps)
-    texts = [one for one in steps or () if isinstance(one, str)]
-    if steps is None or not texts:
-        return cast("tuple[int, ...] | None", steps)
-    return choose_steps(tuple(map(str, steps)), known() if ":" in "".join(texts) else (), where)
+    if steps is None:
+        return None
+    try:
+        named = tuple(one if isinstance(one, str) else operator.index(one) for one in listed(steps))
+    except TypeError as error:
+        raise InputError(
+            "a step is a whole number, or a text", where=where, expected="25, [25, 50] or '0:100:25'"
+        ) from error
+    texts = [one for one in named if isinstance(one, str)]
+    if not texts:
+        return cast("tuple[int, ...]", named)
+    return choose_steps(tuple(map(str, named)), known() if ":" in "".join(texts) else (), where)
 
 
-def steps_of(opened: Run | Archive, steps: Sequence[int | str] | None) -> tuple[int, ...] | None:
+def steps_of(opened: Run | Archive, steps: AnySteps | None) -> tuple[int, ...] | None:
     """Return the steps of a run or an archive that a request names; None where it names none.
 
     Those that cannot be read are named like the others: the verb says what is wrong with them.
