@@ -435,6 +435,8 @@ class InshrinkWriter(StorageWriter):
                 if stored is not None and item.type is WriteItemType.SHARD:
                     box = Box(tuple(stored.chunk.offsets), tuple(stored.chunk.sizes))
                 held.append(_Held(item.index.fqn, data, box))
+            for content, name in {content: name for name, content in objects.items()}.items():
+                loaded(name, content, self.archive)  # refuses what could not be read back
             return objects
 
         objects = dict(ChainMap(*ranks.gathered(resolved)))
@@ -654,7 +656,7 @@ class InshrinkReader(StorageReader):
     DamagedError
         It cannot be decoded.
     UnsafePickleError
-        An object in it is of a type that ``torch.load(weights_only=True)`` refuses.
+        An object in it is of a type that is not loaded: allow it with `torch.serialization.add_safe_globals`.
 
     Notes
     -----
