@@ -117,8 +117,9 @@ class Ranks:
         if self.n_ranks == 1:
             return
         # Another thread of the training may wait in its client of the store, which serves one at a time.
-        store = distributed_c10d._get_default_store().clone()
-        self._store = distributed.PrefixStore(f"inshrink/{self._key}", store)
+        store = distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
+        prefixed = distributed.PrefixStore  # type: ignore[attr-defined]
+        self._store = prefixed(f"inshrink/{self._key}", store)
         self._save, self._n_exchanges = save, 0
         came: dict[int, str] = {}
         try:
@@ -134,10 +135,7 @@ class Ranks:
         if not answer.number:
             with self._exchange("the connection"):
                 self._connections = distributed.ProcessGroupGloo(
-                    distributed.PrefixStore(self._meeting, self._store),
-                    self.rank,
-                    self.n_ranks,
-                    self._timeout,
+                    prefixed(self._meeting, self._store), self.rank, self.n_ranks, self._timeout
                 )
             self._connected = self._meeting
 
@@ -273,7 +271,7 @@ class Ranks:
         finally:
             if failure is not None:
                 raise failure
-        found = [pickle.loads(row[:size].numpy()) for row, size in zip(rows, sizes, strict=True)]
+        found = [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
         for rank, value in zip(self.numbers, found, strict=True):
             if isinstance(value, _Failed):
                 raise ConflictError(f"rank {rank} could not save: {value.why}")
