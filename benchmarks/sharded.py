@@ -137,14 +137,14 @@ def grow(folder: Path) -> None:
     given: list[int] = []
     gathered = Ranks.gathered
 
-    def counted(ranks: Ranks, make: Callable[[], Any]) -> Any:
+    def counted(ranks: Ranks, make: Callable[[], Any], what: str) -> Any:
         def made() -> Any:
             given.append(0)
             value = make()
             given[-1] = len(pickle.dumps(value))
             return value
 
-        return gathered(ranks, made)
+        return gathered(ranks, made, what)
 
     Ranks.gathered = counted  # type: ignore[method-assign]
 

@@ -282,9 +282,9 @@ def silent_failure() -> AbstractContextManager[Any]:
     """A rank that takes the end of another one for an answer."""
     gathered = Ranks.gathered
 
-    def answered(ranks: Ranks, make: Callable[[], Any]) -> Any:
+    def answered(ranks: Ranks, make: Callable[[], Any], what: str) -> Any:
         try:
-            return gathered(ranks, make)
+            return gathered(ranks, make, what)
         except ConflictError as error:
             raise OSError from error
 

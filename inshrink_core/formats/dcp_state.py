@@ -7,7 +7,9 @@ file of the kind `STATE`, from which a directory for ``dcp.load`` is made.
 from __future__ import annotations
 
 import io
+import pathlib
 import pickle
+import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -38,6 +40,19 @@ STATE: Final = "dcp-state"
 
 _FILE: Final = f"__0_0{SHARDS}"
 _OPTIMIZER_NAMES: Final = {TensorRole.MOMENTUM: "momentum_buffer", TensorRole.MASTER: "master_param"}
+
+_PLAIN: Final = [
+    (io.BytesIO, "_io.BytesIO"),
+    *(
+        (getattr(pathlib, kind), f"{module}.{kind}")
+        for kind in ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath")
+        for module in ("pathlib", "pathlib._local")
+    ),
+]
+"""Types beside those of PyTorch that only hold values, and what pickles call them."""
+
+_LOADING: Final = threading.Lock()
+"""Of the list of types that PyTorch loads."""
 
 StatePath = tuple[str | int, ...]
 
@@ -130,7 +145,9 @@ def _pickled(value: object) -> bytes:
 
 
 def loaded(name: str, content: bytes, where: str) -> object:
-    """Return an object of a state, of types alone that ``torch.load(weights_only=True)`` takes.
+    """Return an object of a state.
+
+    Its types are those that ``torch.load(weights_only=True)`` takes, `io.BytesIO` and the paths of `pathlib`.
 
     Raises
     ------
@@ -139,14 +156,24 @@ def loaded(name: str, content: bytes, where: str) -> object:
     """
     import torch
 
-    try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
-        raise UnsafePickleError(
-            f"'{clipped(name)}' is of a type that is not loaded ({clipped(str(error).splitlines()[0])})",
-            where=where,
-            remedy="allow the type, if you trust the archive: torch.serialization.add_safe_globals([...])",
-        ) from error
+    types = torch.serialization
+    # The list is of the process: what is there already stays.
+    with _LOADING, types.safe_globals([kind for kind in _PLAIN if kind not in types.get_safe_globals()]):
+        try:
+            return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
+            wanted: list[str] = []
+            with suppress(Exception):
+                wanted = types.get_unsafe_globals_in_checkpoint(io.BytesIO(content))
+            reason = str(error).rpartition("error: ")[2].strip().partition("\n")[0]
+            why = "" if wanted else f" ({clipped(reason)})"
+            raise UnsafePickleError(
+                f"'{clipped(name)}' is of a type that is not loaded{why}",
+                where=where,
+                wanted=tuple(sorted(wanted)),
+                remedy="turn it into numbers, texts and tensors before it is saved, or, if you trust the"
+                " archive, allow the type: torch.serialization.add_safe_globals([...])",
+            ) from error
 
 
 class NamedState(NamedTuple):

@@ -79,6 +79,8 @@ _AGREED: Final = ("codec", "config", "optimizer", "keyframe_every")
 
 _SALT_NBYTES: Final = 16
 
+_OBSERVATIONS: Final = "the exchange of observations"
+
 
 @dataclass(frozen=True)
 class _Told:
@@ -251,7 +253,7 @@ class InshrinkWriter(StorageWriter):
             timeout = timedelta(seconds=self._timeout)
             self._ranks = Ranks(self._process_group, timeout, no_dist=self._no_dist)
         self._checkpoint_id, self._step = checkpoint_id, None
-        self._ranks.meet()
+        self._ranks.meet(f"save {checkpoint_id}")
 
         def said() -> dict[str, Any]:
             settings = {name: str(self._options[name]) for name in _AGREED}
@@ -262,12 +264,13 @@ class InshrinkWriter(StorageWriter):
             }
             return {"step": step_of(checkpoint_id), "archive": self.archive, **settings, **promised}
 
-        first, *others = self._ranks.gathered(said)
-        for rank, other in enumerate(others, 1):
+        numbers = self._ranks.numbers
+        first, *others = self._ranks.gathered(said, "the comparison of options")
+        for rank, other in zip(numbers[1:], others, strict=True):
             for what, value in other.items():
                 if value != first[what]:
                     raise ConflictError(
-                        f"rank {rank} saves with another {what} than rank 0",
+                        f"rank {rank} saves with another {what} than rank {numbers[0]}",
                         where=self.archive,
                         expected=f"{first[what]}",
                         found=f"{value}",
@@ -369,7 +372,7 @@ class InshrinkWriter(StorageWriter):
         self._plans = [now if now.usable else old for now, old in zip(plans, before, strict=True)]
         found: dict[str, tuple[str, tuple[int, ...]]] = {}
         paths: dict[str, StatePath] = {}
-        for rank, plan in enumerate(self._plans):
+        for rank, plan in zip(self._started.numbers, self._plans, strict=True):
             paths.update(plan.planner_data or {})
             for item in plan.items:
                 if (data := item.tensor_data) is not None:
@@ -395,11 +398,13 @@ class InshrinkWriter(StorageWriter):
         """Write this rank's part of the frame."""
         ranks, self._step = self._started, None
         try:
-            told = cast("_Told", ranks.gathered(lambda: self._told)[0])
+            told = cast("_Told", ranks.gathered(lambda: self._told, "the exchange of the plan")[0])
             ready = self._prepared(told, ranks, plan, planner)
             chain = ready.chain
             with Exchanges(ranks) as exchanges:
-                chain.split = Shards(ready.places, lambda value: exchanges.gathered(lambda: value))
+                chain.split = Shards(
+                    ready.places, lambda value: exchanges.gathered(lambda: value, _OBSERVATIONS)
+                )
                 if self._check is None:
                     chain.append(ready.checkpoint, keyframe=chain.keyframe_is_due)
                 else:
@@ -407,7 +412,9 @@ class InshrinkWriter(StorageWriter):
             _part_of(chain).suspend()
             self._written = _id_of(chain.parent)
             if told.generation is not None:
-                self._parts = ranks.gathered(lambda: _part_of(chain).told(cast("FrameInfo", chain.parent)))
+                self._parts = ranks.gathered(
+                    lambda: _part_of(chain).told(cast("FrameInfo", chain.parent)), "the list of parts"
+                )
         except BaseException:
             if self._chain is not None:
                 _part_of(self._chain).suspend()
@@ -435,9 +442,11 @@ class InshrinkWriter(StorageWriter):
                 if stored is not None and item.type is WriteItemType.SHARD:
                     box = Box(tuple(stored.chunk.offsets), tuple(stored.chunk.sizes))
                 held.append(_Held(item.index.fqn, data, box))
+            for content, name in {content: name for name, content in objects.items()}.items():
+                loaded(name, content, self.archive)  # refuses what could not be read back
             return objects
 
-        objects = dict(ChainMap(*ranks.gathered(resolved)))
+        objects = dict(ChainMap(*ranks.gathered(resolved, "the exchange of objects")))
         named = named_state(told.tensors, objects, told.paths, self.archive)
         state = SavedState({name: spec.key for name, spec in named.specs.items()}, objects, told.paths)
         order = {key: place for place, key in enumerate(state.tensors.values())}
@@ -450,7 +459,7 @@ class InshrinkWriter(StorageWriter):
             made.append((chain, stored_view(whole, chain.config.optimizer)))
             return [_row(spec, order) for spec in made[0][1].specs], chain is before
 
-        told_by = ranks.gathered(opened)
+        told_by = ranks.gathered(opened, "the exchange of names")
         if not all(goes_on for _, goes_on in told_by):
             self._forget_checked()
         rows = sorted(row for rows, _ in told_by for row in rows)
@@ -654,7 +663,7 @@ class InshrinkReader(StorageReader):
     DamagedError
         It cannot be decoded.
     UnsafePickleError
-        An object in it is of a type that ``torch.load(weights_only=True)`` refuses.
+        An object in it is of a type that is not loaded: allow it with `torch.serialization.add_safe_globals`.
 
     Notes
     -----

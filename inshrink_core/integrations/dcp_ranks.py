@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
+import json
+import logging
 import math
 import operator
+import pickle
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAlias, TypeVar, cast
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias, TypeVar, cast
+from uuid import uuid4
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -20,7 +24,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from inshrink_core.chain.parts import box_of, cells_of
 from inshrink_core.checkpoint import MODEL_ROLES, Box, Checkpoint, TensorSpec
-from inshrink_core.errors import ConflictError, EvaluatorError, InputError, NotFiniteError
+from inshrink_core.errors import ConflictError, EvaluatorError, InputError, NotFiniteError, named
 from inshrink_core.evaluate import Evaluation
 from inshrink_core.training.check import Check, ModelEvaluator
 
@@ -30,8 +34,29 @@ if TYPE_CHECKING:
 
 _Value = TypeVar("_Value")
 
+_logger = logging.getLogger(__name__)
+
 _LOOK_S: Final = 1.0
 """While a rank answers, it looks so often whether another one has failed."""
+
+_PAUSES_S: Final = (0.001, 0.2)
+"""The first and the longest pause of a rank that waits for others."""
+
+_GRACE_S: Final = 3.0
+"""After a failure, ranks that still run notice it within this time."""
+
+
+class _State(NamedTuple):
+    """What a rank writes into the store about itself.
+
+    A rank ``comes``, with the name of its connections. The first rank answers in the same place: the rank
+    ``meets`` the others, in a meeting that has a name, with a 1 if all are connected, or it ``leaves``, for a
+    reason. In a meeting, a rank is ``in`` the exchange of a number, ``past`` it, or has ``lost`` it.
+    """
+
+    at: str = ""
+    name: str = ""
+    number: int = 0
 
 
 class _Failed(NamedTuple):
@@ -41,116 +66,262 @@ class _Failed(NamedTuple):
 
 
 class Ranks:
-    """The ranks that save together, on a group of their own, so that the training's is left alone."""
+    """The ranks that save together, over connections apart from those of the training.
 
-    _numbers: ClassVar = itertools.count()
+    Notes
+    -----
+    Ranks find each other in the store of the training, by their numbers and the process group. The first rank
+    gives each meeting a random name. Groups, writers and saves that a rank has alone change none of this.
+    """
 
     def __init__(self, process_group: ProcessGroup | None, timeout: timedelta, *, no_dist: bool) -> None:
         from torch import distributed
 
-        self._timeout, self._group, self._n_met = timeout, cast("ProcessGroup | None", None), 0
         self.numbers, self.rank = [0], 0
+        self._timeout, self._key = timeout, ""
         if not no_dist and distributed.is_available() and distributed.is_initialized():
-            self.numbers = distributed.get_process_group_ranks(process_group or distributed.group.WORLD)
-            self.rank = self.numbers.index(distributed.get_rank())
+            self.rank = distributed.get_rank(process_group)
+            if self.rank < 0:
+                raise InputError("this rank is not in the process group", remedy="save on its ranks alone")
+            group = process_group or cast("ProcessGroup", distributed.group.WORLD)
+            self.numbers = distributed.get_process_group_ranks(group)
+            # Groups that were split off others have a description; their names may differ between ranks.
+            name = group.group_name if group.group_desc == "undefined" else group.group_desc
+            self._key = sha256(f"{self.numbers} {name}".encode()).hexdigest()
         self._store: Any = None
-        # Of the writer among those of this process: the ranks make their writers in the same order.
-        self._prefix = f"inshrink/{next(self._numbers)}"
+        self._connections: Any = None
+        self._connected = self._meeting = self._failure = self._save = ""
+        self._n_exchanges = 0
 
     @property
     def n_ranks(self) -> int:
         """How many ranks there are."""
         return len(self.numbers)
 
-    def meet(self) -> None:
-        """Wait for all ranks.
+    def meet(self, save: str) -> None:
+        """Wait for all ranks, and connect them unless they are connected.
+
+        Parameters
+        ----------
+        save
+            What messages call the save.
 
         Raises
         ------
         ConflictError
-            Some have not come in time; it names them.
+            Some have not come in time, or cannot be connected; it names them.
         """
         from torch import distributed
         from torch.distributed import distributed_c10d
 
         if self.n_ranks == 1:
             return
-        # No collective says who is late.
-        default = distributed_c10d._get_default_store()
-        store = self._store = distributed.PrefixStore(self._prefix, default)  # type: ignore[attr-defined]
-        self._n_met += 1
-        names = {rank: f"{self._n_met}/{rank}" for rank in self.numbers}
-        own = names[self.numbers[self.rank]]
-        store.set(own, "")
+        # Another thread of the training may wait in its client of the store, which serves one at a time.
+        store = distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
+        prefixed = distributed.PrefixStore  # type: ignore[attr-defined]
+        self._store = prefixed(f"inshrink/{self._key}", store)
+        self._save, self._n_exchanges = save, 0
+        came: dict[int, str] = {}
         try:
-            store.wait(list(names.values()), self._timeout)
-            if self._group is None:
-                self._group = distributed.new_group(
-                    self.numbers, timeout=self._timeout, backend="gloo", use_local_synchronization=True
-                )
+            answer = self._answer(came)
         except RuntimeError as error:
-            late = [f"rank {rank}" for rank, name in names.items() if not store.check([name])]
-            raise ConflictError(
-                f"{', '.join(late[:8]) or 'a rank'} did not come to save",
-                expected=f"{self.n_ranks} ranks within {self._timeout.total_seconds():g} s",
-                remedy="see why it failed or what keeps it; `timeout` says how long the others wait, "
-                "`process_group` and `no_dist` which ranks save",
-            ) from error
-        store.delete_key(f"{self._n_met - 1}/{self.numbers[self.rank]}")
+            raise _conflict(_unserved(error)) from error
+        except BaseException as error:
+            why = error.what if isinstance(error, ConflictError) else f"a rank ended its save ({error!r})"
+            # The first rank answers the others before it leaves: they do not miss it then.
+            self._set(_State("leaves", why), *sorted({self.rank, *came}, reverse=True))
+            raise
+        self._meeting, self._failure = answer.name, f"failure of {answer.name}"
+        if not answer.number:
+            with self._exchange("the connection"):
+                self._connections = distributed.ProcessGroupGloo(
+                    prefixed(self._meeting, self._store), self.rank, self.n_ranks, self._timeout
+                )
+            self._connected = self._meeting
 
-    def gathered(self, make: Callable[[], _Value]) -> list[_Value]:
+    def _answer(self, came: dict[int, str]) -> _State:
+        """Return the answer of the first rank, which notes who came with which connections."""
+
+        def all_came() -> bool:
+            for rank, state in enumerate(self._states()):
+                if state.at == "comes":
+                    came[rank] = state.name
+                elif state.at == "leaves" and rank in came:
+                    raise _conflict(state.name)
+            return len(came) == self.n_ranks
+
+        def is_answered() -> bool:
+            return self._states([self.rank])[0].at != "comes"
+
+        self._set(_State("comes", self._connected))
+        seconds = self._timeout.total_seconds()
+        while not _until(is_answered if self.rank else all_came, seconds):
+            late = {rank: one for rank, one in enumerate(self._states()) if one.at not in ("comes", "meets")}
+            if late and self.rank not in late:
+                why = self._without(late, f"did not come to {self._save}", seconds)
+                gave_up = [f"; before that: {state.name}" for state in late.values() if state.at == "leaves"]
+                raise _conflict(why + "".join(gave_up[:1]))
+        if self.rank == 0:
+            is_connected = self._connected != "" and len({*came.values()}) == 1
+            self._set(_State("meets", uuid4().hex, int(is_connected)), *came)
+        (answer,) = self._states([self.rank])
+        if answer.at == "leaves":
+            raise _conflict(answer.name)
+        return answer
+
+    def _set(self, state: _State, *ranks: int) -> None:
+        for rank in ranks or [self.rank]:
+            self._store.set(f"{rank}", json.dumps(state))
+
+    def _states(self, ranks: Sequence[int] = ()) -> list[_State]:
+        keys = [f"{rank}" for rank in ranks or range(self.n_ranks)]
+        there = keys if self._store.check(keys) else [key for key in keys if self._store.check([key])]
+        found = dict(zip(there, map(json.loads, self._store.multi_get(there)), strict=True))
+        return [_State(*found.get(key, ())) for key in keys]
+
+    def _without(self, ranks: Iterable[int], what: str, seconds: float) -> str:
+        late = named([f"rank {self.numbers[rank]}" for rank in ranks], 8)
+        return f"{late} {what}: rank {self.numbers[self.rank]} waited {seconds:.3g} s there"
+
+    @contextmanager
+    def _exchange(self, what: str) -> Iterator[None]:
+        """Do what all ranks do together; where that fails, say which rank is missing."""
+        self._n_exchanges += 1
+        began = time.monotonic()
+        try:
+            self._set(_State("in", self._meeting, self._n_exchanges))
+            yield
+            self._set(_State("past", self._meeting, self._n_exchanges))
+        except BaseException as error:
+            self._connections, self._connected = None, ""  # closed: the others fail soon, too
+            if not isinstance(error, RuntimeError):
+                raise
+            why = self._lost(f"{what} of {self._save}", time.monotonic() - began, error)
+            _logger.warning("%s", why)  # DCP raises this only if its next collective does not fail, too
+            raise _conflict(why) from error
+
+    def _lost(self, what: str, seconds: float, error: RuntimeError) -> str:
+        """Return why an exchange failed."""
+        states: list[_State] = []
+        waiting = _State("in", self._meeting, self._n_exchanges)
+        sound: set[int] = set()
+
+        def all_notice() -> bool:
+            states[:] = self._states()
+            for rank, state in enumerate(states):
+                # Ranks that are not connected yet notice nothing.
+                is_waiting = state == waiting and waiting.number > 1
+                if state.name == waiting.name and state.number >= waiting.number and not is_waiting:
+                    sound.add(rank)
+            return len(sound) == self.n_ranks
+
+        def late() -> list[int]:
+            return [rank for rank, state in enumerate(states) if rank not in sound and state != waiting]
+
+        try:
+            self._set(waiting._replace(at="lost"))
+            # Where a connection broke, ranks that run are waited for: those that are left have ended.
+            is_over = seconds >= self._timeout.total_seconds()
+            if all_notice() or (not (is_over and late()) and _until(all_notice, _GRACE_S)):
+                if not self.has_failed():
+                    self.fail(f"rank {self.numbers[self.rank]}: {_first_line(error)}")
+                return f"the ranks lost each other in {what} ({self._store.get(self._failure).decode()})"
+            silent = [rank for rank, state in enumerate(states) if rank not in sound and state == waiting]
+            if silent and not (is_over and late()):
+                why = self._without(silent, f"stopped answering in {what}", seconds)
+            else:
+                why = self._without(late(), f"did not come to {what}", seconds)
+            self.fail(why)
+        except RuntimeError as unserved:
+            return _unserved(unserved)
+        return why
+
+    def _all(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, which have the same shape."""
+        found = [torch.empty_like(tensor) for _ in self.numbers]
+        self._connections.allgather([found], [tensor]).wait()
+        return found
+
+    def gathered(self, make: Callable[[], _Value], what: str) -> list[_Value]:
         """Return what each rank makes, in their order; where one fails, all do.
+
+        Parameters
+        ----------
+        make
+            Returns it.
+        what
+            What messages call the exchange.
 
         Raises
         ------
         ConflictError
             Another rank failed: which, and why.
         """
-        from torch import distributed
-
         if self.n_ranks == 1:
             return [make()]
-        own: _Value | _Failed
         failure: BaseException | None = None
         try:
-            own = make()
+            packed = pickle.dumps(make())
         except BaseException as error:  # raised again, when the others know
-            own, failure = _Failed(f"{type(error).__name__}: {error}"), error
-        found: list[_Value | _Failed | None] = [None] * self.n_ranks
+            packed, failure = pickle.dumps(_Failed(f"{type(error).__name__}: {error}")), error
         try:
-            distributed.all_gather_object(found, own, group=self._group)
-        except RuntimeError as error:
-            raise failure or ConflictError(
-                "another rank ended, or did not answer in time, while the ranks saved together",
-                remedy="nothing of this save is in the archive; see which rank failed, and start again",
-            ) from error
-        if failure is not None:
-            raise failure
+            with self._exchange(what):
+                sizes = [int(size) for size in self._all(torch.tensor([len(packed)]))]
+                rows = self._all(torch.frombuffer(bytearray(packed.ljust(max(sizes))), dtype=torch.uint8))
+        finally:
+            if failure is not None:
+                raise failure
+        found = [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
         for rank, value in zip(self.numbers, found, strict=True):
             if isinstance(value, _Failed):
                 raise ConflictError(f"rank {rank} could not save: {value.why}")
-        return cast("list[_Value]", found)
+        return found
 
-    def fail(self) -> None:
+    def fail(self, why: str) -> None:
         """Let those know that look for it while they do not come to an exchange."""
         if self._store is not None:
-            self._store.set(f"{self._n_met}/failed", "")
+            self._store.set(self._failure, why)
 
     def has_failed(self) -> bool:
         """Whether a rank has failed since all met."""
-        return self._store is not None and bool(self._store.check([f"{self._n_met}/failed"]))
+        return self._store is not None and bool(self._store.check([self._failure]))
 
     def send(self, given: Sequence[tuple[Tensor, int]], taken: Sequence[tuple[Tensor, int]]) -> None:
         """Send tensors to ranks, and receive others in place, in the order in which each pair has them."""
-        from torch import distributed
+        if self.n_ranks == 1:
+            return
+        with self._exchange("the exchange of tensors"):
+            for work in [
+                *(self._connections.recv([tensor], rank, 0) for tensor, rank in taken),
+                *(self._connections.send([tensor], rank, 0) for tensor, rank in given),
+            ]:
+                work.wait()
 
-        waiting = [
-            *(distributed.irecv(one, self.numbers[rank], group=self._group) for one, rank in taken),
-            *(distributed.isend(one, self.numbers[rank], group=self._group) for one, rank in given),
-        ]
-        for one in waiting:
-            if one is not None:
-                one.wait()
+
+def _until(is_done: Callable[[], bool], seconds: float) -> bool:
+    end, (pause, longest) = time.monotonic() + seconds, _PAUSES_S
+    while not is_done():
+        if (rest := end - time.monotonic()) <= 0:
+            return False
+        time.sleep(min(pause, rest))
+        pause = min(1.25 * pause, longest)
+    return True
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _unserved(error: RuntimeError) -> str:
+    return f"the store of the training does not answer; mostly rank 0 serves it ({_first_line(error)})"
+
+
+def _conflict(what: str) -> ConflictError:
+    return ConflictError(
+        what,
+        remedy="nothing of this save is in the archive; see why a rank failed or is late; `timeout` says how"
+        " long the others wait, `process_group` and `no_dist` which ranks save",
+    )
 
 
 class Exchanges:
@@ -162,10 +333,10 @@ class Exchanges:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._is_over = ranks, False
 
-    def gathered(self, make: Callable[[], _Value]) -> list[_Value]:
+    def gathered(self, make: Callable[[], _Value], what: str) -> list[_Value]:
         """Return what each rank makes (`Ranks.gathered`)."""
         try:
-            return self._ranks.gathered(make)
+            return self._ranks.gathered(make, what)
         except BaseException:
             self._is_over = True  # all know
             raise
@@ -175,10 +346,10 @@ class Exchanges:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
-            self.gathered(lambda: None)
+            self.gathered(lambda: None, "the end")
         elif not self._is_over:
             with suppress(type(error)):
-                self.gathered(partial(_raised, error))
+                self.gathered(partial(_raised, error), "the end")
 
 
 def _raised(error: BaseException) -> None:
@@ -201,6 +372,8 @@ _SHARED: Final[Mapping[str, type[InputError]]] = {
 """Failures that are one of all ranks where they are one rank's; any other ends the save."""
 
 _GAVE_UP: Final = "gave up"
+
+_CHECK: Final = "the check"
 
 
 class _GaveUpError(Exception):
@@ -285,13 +458,13 @@ class ShardedEvaluator(ModelEvaluator):
         held = {_place_of(cell) for cells in self._cells.values() for cell, _ in cells}
         needed = [
             (place, rank)
-            for rank, places in enumerate(exchanges.gathered(lambda: sorted(held - written)))
+            for rank, places in enumerate(exchanges.gathered(lambda: sorted(held - written), _CHECK))
             for place in places
         ]
         owners: dict[_Place, int] = {}
         if needed:
             asked = {place for place, _ in needed}
-            found = exchanges.gathered(lambda: written & asked)
+            found = exchanges.gathered(lambda: written & asked, _CHECK)
             owners = {place: rank for rank, places in enumerate(found) for place in places}
         if lost := [place for place, _ in needed if place not in owners]:
             raise EvaluatorError(f"no rank saves '{lost[0][0]}' at {lost[0][1]}", where=self.spec)
@@ -389,7 +562,7 @@ class ShardedEvaluator(ModelEvaluator):
         (answer,) = answers
         if isinstance(answer, BaseException):
             if not isinstance(answer, NotFiniteError):
-                self._ranks.fail()
+                self._ranks.fail(f"the check failed on rank {self._ranks.numbers[self._ranks.rank]}")
             raise answer
         return answer
 
@@ -404,7 +577,7 @@ class ShardedEvaluator(ModelEvaluator):
                 failure=next(name for name, kind in _SHARED.items() if isinstance(error, kind)),
                 why=error.what,
             )
-        answers = self._exchanges.gathered(lambda: own)
+        answers = self._exchanges.gathered(lambda: own, _CHECK)
         for number, answer in zip(self._ranks.numbers, answers, strict=True):
             if answer.failure in _SHARED:
                 raise _SHARED[answer.failure](f"rank {number}: {answer.why}", where=self.spec)

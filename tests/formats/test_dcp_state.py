@@ -1,9 +1,11 @@
 """`InshrinkWriter` and `InshrinkReader` in one process: what DCP gives comes back, from any archive."""
 
+import io
 import pickle
-from collections import OrderedDict
-from pathlib import Path
+from collections import OrderedDict, deque
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
+import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -14,7 +16,14 @@ import inshrink_core
 from inshrink_core.archive import PartWriter
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import TensorRole
-from inshrink_core.errors import ConfigError, InputError, NotFoundError, StepConflictError, StorageError
+from inshrink_core.errors import (
+    ConfigError,
+    InputError,
+    NotFoundError,
+    StepConflictError,
+    StorageError,
+    UnsafePickleError,
+)
 from inshrink_core.formats.dcp_state import unpack_state
 from inshrink_core.integrations import dcp as dcp_module
 from inshrink_core.integrations.dcp import InshrinkReader, InshrinkWriter, step_of
@@ -185,20 +194,69 @@ class Strange:
     pass
 
 
-def test_an_object_that_torch_would_not_load_safely_is_refused(path, tmp_path):
-    def state(step: int) -> dict:
-        return {"model": {"w": torch.ones(3)}, "loader": Strange()}
+def beside(value) -> dict:
+    return {"model": {"w": torch.ones(3)}, "loader": value}
 
-    save(path, 1, state=state)
-    with pytest.raises(CheckpointException, match="add_safe_globals"):
-        load(state(1), archive=path)
-    found = load({"model": {"w": torch.zeros(3)}}, archive=path)  # the rest is read
-    assert torch.equal(found["model"]["w"], torch.ones(3))
+
+@pytest.mark.parametrize(
+    ("value", "key", "kind"),
+    [
+        (Strange(), "loader", f"{__name__}.Strange"),
+        ([1, {"inner": (Strange(),)}], "loader.1.inner", f"{__name__}.Strange"),
+        (deque([1]), "loader", "collections.deque"),
+        (numpy.arange(3), "loader", "numpy.ndarray"),
+        (print, "loader", "builtins.print"),
+    ],
+    ids=["object", "nested", "deque", "array", "function"],
+)
+def test_an_object_that_loading_would_refuse_is_refused_when_it_is_saved(path, value, key, kind):
+    writer = save(path, 1, state=lambda step: beside(step))
+    with pytest.raises(CheckpointException) as caught:
+        dcp.save(beside(value), storage_writer=writer, checkpoint_id="step-2", no_dist=True)
+    error = caught.value.failures[0][0]
+    assert isinstance(error, UnsafePickleError)
+    assert f"'{key}' is of a type that is not loaded: " in str(error)
+    assert kind in error.wanted
+    assert "add_safe_globals" in error.remedy
+    assert str(error).isprintable()
+    assert Archive.open(path).steps == (1,)
+    dcp.save(beside(2), storage_writer=writer, checkpoint_id="step-2", no_dist=True)
+    assert load(beside(None), archive=path)["loader"] == 2
+
+
+def test_a_type_that_was_allowed_for_saving_alone_is_refused_when_it_is_loaded(path):
     torch.serialization.add_safe_globals([Strange])
     try:
-        assert isinstance(load(state(1), archive=path)["loader"], Strange)
+        save(path, 1, state=lambda step: beside(Strange()))
+        assert isinstance(load(beside(None), archive=path)["loader"], Strange)
     finally:
         torch.serialization.clear_safe_globals()
+    with pytest.raises(CheckpointException) as caught:
+        load(beside(None), archive=path)
+    assert f"{__name__}.Strange" in str(caught.value.failures[0][0])
+    assert str(caught.value.failures[0][0]).isprintable()
+    found = load({"model": {"w": torch.zeros(3)}}, archive=path)  # the rest is read
+    assert torch.equal(found["model"]["w"], torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Path("/data/train"), PurePosixPath("a/b"), PureWindowsPath("c:/a"), [Path("a"), {"b": Path("c")}]],
+    ids=["path", "pure", "windows", "nested"],
+)
+def test_paths_are_saved_and_loaded(path, value):
+    allowed = torch.serialization.get_safe_globals()
+    save(path, 1, state=lambda step: beside(value))
+    assert load(beside(value), archive=path)["loader"] == value
+    assert torch.serialization.get_safe_globals() == allowed
+
+
+def test_bytes_in_memory_are_saved_and_loaded_where_they_were_read_to(path):
+    stream = io.BytesIO(b"of a loader")
+    stream.seek(3)
+    save(path, 1, state=lambda step: beside({"data": stream, "name": "x"}))
+    found = load(beside({"data": None, "name": None}), archive=path)["loader"]
+    assert (found["data"].getvalue(), found["data"].tell(), found["name"]) == (b"of a loader", 3, "x")
 
 
 def test_training_that_goes_back_leaves_later_steps_on_their_branch(path):
