@@ -11,6 +11,7 @@ from inshrink_app import services, state
 from inshrink_app.model import Subject
 from inshrink_app.services import LogChoice
 from inshrink_app.widgets import ending, fmt
+from inshrink_app.widgets.choices import pick_one, pick_several
 from inshrink_app.widgets.layout import answer, folded, panels
 
 from inshrink_core.verbs.report import Report, log_groups
@@ -85,7 +86,7 @@ def _file(shown: Subject, used: LogChoice | None) -> str | None:
     )
     if key not in st.session_state:
         st.session_state[key] = chosen or next(iter(options), None)
-    return st.selectbox(
+    return pick_one(
         "File",
         options,
         format_func=lambda path: labels.get(path, path),
@@ -110,16 +111,18 @@ def _columns(
     """Let the columns be chosen; those that are called like a step and like metrics stand there already."""
     wanted = used.step_column if used is not None and used.step_column in names else step
     left, right = st.columns([1, 2])
-    chosen = left.selectbox(
-        "Column of the steps",
-        names,
-        index=names.index(wanted) if wanted is not None else None,
-        key=f"log.step.{file}",
-    )
+    with left:
+        chosen = pick_one(
+            "Column of the steps",
+            names,
+            index=names.index(wanted) if wanted is not None else None,
+            key=f"log.step.{file}",
+        )
     before = [name for name in used.columns if name in names] if used is not None else []
-    columns = right.multiselect(
-        "Metrics", names, default=before or list(metrics[:_MOST_CHOSEN]), key=f"log.columns.{file}"
-    )
+    with right:
+        columns = pick_several(
+            "Metrics", names, default=before or list(metrics[:_MOST_CHOSEN]), key=f"log.columns.{file}"
+        )
     return chosen, [name for name in columns if name != chosen]
 
 
