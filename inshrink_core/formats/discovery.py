@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from inshrink_core.errors import InputError, InshrinkError, NotFoundError, clipped
 from inshrink_core.formats.disk import Access, Skipped, is_dir, is_file, natural_key, scan
-from inshrink_core.formats.order import is_numbered
+from inshrink_core.formats.names import is_numbered
 from inshrink_core.formats.readers import Reader, reader_of, readers
 
 _TEMPORARY: Final = re.compile(

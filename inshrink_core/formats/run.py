@@ -49,7 +49,8 @@ from inshrink_core.formats.disk import (
     stamp_of,
 )
 from inshrink_core.formats.logs.log import RunSettings, TrainingLog, read_log, read_settings
-from inshrink_core.formats.order import Evidence, order_checkpoints, step_in_name
+from inshrink_core.formats.names import step_in_name
+from inshrink_core.formats.order import Evidence, order_checkpoints
 from inshrink_core.formats.source import accepting_damage
 from inshrink_core.formats.step_pattern import (
     NamedStep,

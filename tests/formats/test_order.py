@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inshrink_core.formats.order import Evidence, is_numbered, order_checkpoints, step_in_name
+from inshrink_core.formats.names import is_numbered, step_in_name
+from inshrink_core.formats.order import Evidence, order_checkpoints
 
 SECOND = 10**9
 
@@ -194,7 +195,8 @@ def test_keys_inside_come_before_names_where_both_tell():
     rows = [_keys("epoch=1.ckpt", epoch=1, global_step=70), _keys("epoch=2.ckpt", epoch=2, global_step=140)]
     assert _steps(*rows) == [70, 140]
     assert _order(*rows).origin == "steps come from the key 'global_step'"
-    assert _steps(_keys("model_9.pt", epoch=10), _keys("model_10.pt", epoch=11)) == [10, 11]
+    assert _steps(_keys("a-x.pt", epoch=10), _keys("b-x.pt", epoch=11)) == [10, 11]
+    assert _steps(_keys("epoch_1.pt", epoch=0), _keys("epoch_2.pt", epoch=1)) == [0, 1]
     assert _steps(_keys("model_900.pt", epoch=0), _keys("model_1000.pt", epoch=0)) == [900, 1000]
     assert _steps(_keys("model_900.pt", epoch=1), _keys("model_1800.pt", epoch=2)) == [900, 1800]
     assert _steps(_keys("a.pt", step=5), "model_9.pt") == [5, 9]
@@ -339,6 +341,8 @@ LABELLED = st.lists(
         Evidence,
         st.sampled_from(["best.pt", "last.ckpt", "final_model.pt", "ema.pt", "best_model_ema.pt"]),
         st.sampled_from([(), (("global_step", 700),), (("epoch", 3),), (("step", 5), ("epoch", 1))]),
+        st.none(),
+        st.none(),
     ),
     max_size=3,
     unique_by=lambda one: one.path,

@@ -16,7 +16,7 @@ from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import ConfigError, DamagedError, InputError, NotFoundError
 from inshrink_core.formats import NoCheckpointError, open_run, preview_steps, write_checkpoint
 from inshrink_core.formats.disk import holding_files, natural_key
-from inshrink_core.formats.order import step_in_name
+from inshrink_core.formats.names import step_in_name
 from inshrink_core.formats.source import peek_sample
 from inshrink_core.formats.step_pattern import steps_by_pattern, suggest_step_pattern
 from inshrink_core.ops.sample import sample
