@@ -20,7 +20,7 @@ from inshrink_core.formats.discovery import (
 )
 from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is_file, natural_key, scan
 from inshrink_core.formats.distributed import SHARDS, read_distributed
-from inshrink_core.formats.order import RANK, counters_in
+from inshrink_core.formats.names import RANK, counters_in
 from inshrink_core.formats.readers import Reader
 from inshrink_core.formats.safetensors_file import looks_like_safetensors
 from inshrink_core.formats.torch.zip import is_zip

@@ -25,7 +25,7 @@ from inshrink_core.formats.checkpoints import all_files, read_weight_files, trai
 from inshrink_core.formats.content import FileContent, place
 from inshrink_core.formats.discovery import TRAINER_STATE
 from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is_file, scan
-from inshrink_core.formats.order import is_numbered
+from inshrink_core.formats.names import is_numbered
 from inshrink_core.formats.readers import Reader
 from inshrink_core.formats.state_tree import Piece, Placed, StateTree, read_state_tree, strip_wrappers
 from inshrink_core.formats.torch.pickles import StorageRef, TensorRef, read_pickle

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from inshrink_core.errors import InputError, NotFoundError, StorageError, clipped
 from inshrink_core.formats.disk import Access, Fate, Skipped, is_dir, is_file, natural_key, scan
-from inshrink_core.formats.order import is_numbered
+from inshrink_core.formats.names import is_numbered
 from inshrink_core.formats.readers import Reader, reader_of, readers
 
 _TEMPORARY: Final = re.compile(

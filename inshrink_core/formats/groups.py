@@ -13,7 +13,7 @@ from inshrink_core.formats.assembly import ParsedCheckpoint, Recall, assemble
 from inshrink_core.formats.content import FileContent, read_content
 from inshrink_core.formats.discovery import CheckpointPath
 from inshrink_core.formats.disk import Access
-from inshrink_core.formats.order import RANK, Counters, counters_in
+from inshrink_core.formats.names import RANK, Counters, counters_in
 from inshrink_core.formats.readers import Reader
 
 _SHARD: Final = re.compile(rf"-\d+-of-\d+|{RANK.pattern}|(?<=hf_model)_\d{{4}}(?=_)", re.IGNORECASE)

@@ -1,123 +1,36 @@
 """Order the checkpoints of a run: the numbers in their names and those inside, read together.
 
-A name is read alone: which of its numbers count steps, epochs or runs, which are dates, metrics, sizes or
-ranks. The checkpoints of a run are then compared: each source of an order (a key inside, a counter in the
-names) is a candidate, and the best one numbers the checkpoints.
+Each source of an order (a key inside, a counter in the names) is a candidate, and the best one numbers the
+checkpoints.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, groupby, pairwise
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.formats.disk import natural_key
+from inshrink_core.formats.names import AVERAGES, MAX_STEP, Number, read_name, settled, stem_of
 from inshrink_core.formats.state_tree import STEP_KEYS
 
 _GLOBAL: Final = frozenset({"global_step", "iter_num", "num_updates"})
 """Keys that count from the beginning of the training."""
 
-_COUNTS_OF: Final = {"step": "step", "pair": "step", "epoch": "epoch"}
-_MIXED: Final = "keys in the files and names"
-_MAX_STEP: Final = 1 << 62
-_MOST_DIGITS: Final = 24
-"""Of a number, with a fraction and an exponent: what is longer counts nothing."""
+_UNITS: Final = ("step", "inner", "pair", "plain", "epoch", "version", "attached")
+"""Of counters in names, in the order of precedence."""
 
+_COUNTS: Final = {"step": "step", "inner": "step", "pair": "step", "epoch": "epoch"}
+_NAMES: Final = "names"
+_MIXED: Final = "keys in the files and names"
 _SECOND_NS: Final = 10**9
 """Files that a training saved are this far apart at least; those that were copied may be closer."""
 
-_LEVELS: Final[Mapping[str, str]] = {
-    word: level
-    for level, words in {
-        "step": "step steps global globalstep gstep s ba",
-        "iteration": "iter iters iteration iterations it its itr i update updates upd timestep timesteps",
-        "amount": "tick ticks kimg img imgs token tokens tok frame frames sample samples example examples "
-        "episode episodes game games",
-        "epoch": "epoch epochs epo ep e round rounds generation generations",
-        "version": "version ver v run trial stage phase fold seed exp experiment cycle task attempt split",
-        "rank": "rank shard tp pp dp mp worker proc process gpu node device partition",
-        "measure": "acc accuracy loss psnr ssim fid bleu wer cer map miou iou auc ppl perplexity score "
-        "reward val valid rmse mse mae err error dice precision recall metric lpips kid elo mrr ndcg rouge "
-        "auroc ap bpb bpd nll ce lr wd bs batchsize dropout dim hidden size",
-        "plain": "checkpoint checkpoints ckpt ckpts chkpt cp cpt model models mdl net network snapshot "
-        "weight weights save saved state g d gen dis disc opt optim optimizer batch b",
-    }.items()
-    for word in words.split()
-}
-_STEPS: Final = ("step", "iteration", "amount")
-_COUNTED: Final = "|".join(
-    sorted((w for w, at in _LEVELS.items() if at in (*_STEPS, "epoch")), key=len)[::-1]
-)
-
-_AVERAGES: Final = frozenset({"ema", "swa", "avg", "average", "averaged", "ave"})
-_LABELS: Final = _AVERAGES.union(
-    re.findall(
-        r"\w+",
-        "best last latest final init initial interrupt interrupted emergency backup bak resume current "
-        "newest recent optimal pretrained crash preempted old prev previous lowest highest finished",
-    )
-)
-_LABEL: Final = re.compile(r"best(?=model|$)|(?<=model)(?:best|final|last)$|(?:final|latest|last)(?=model)")
-
-_SUFFIXES: Final = re.compile(
-    r"(\.(pt|pth|bin|ckpt|safetensors|tar|t7|th|zip|h5|hdf5|pkl|npz|params|weights|distcp))+$", re.IGNORECASE
-)
-_REVISION: Final = re.compile(r"-v\d+$")
-"""What Lightning adds to a name that is there already."""
-_CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _PIECES: Final = re.compile(r"[^A-Za-z0-9.]+")
-_MEASURES: Final = re.compile(
-    r"(?<![a-z0-9])(?:f1|r2|top-?[15]|acc[15]|map50|ap50|hits@?\d+|recall@\d+)(?=[-_=:@]*\d)"
-)
-_ID: Final = re.compile(
-    r"(?<![a-z0-9])(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[a-z0-9]{6,})(?![a-z0-9])"
-)
-_HASH: Final = re.compile(r"(?=.{7})(?=.*\d)(?=.*[a-f].*[a-f])[0-9a-f]+")
-RANK: Final = re.compile(
-    r"[._-]?(?:mp|dp|tp|pp|zero|local)?_?(?:pp_)?rank[._-]?\d+(?:[._-]\d+)*", re.IGNORECASE
-)
-"""The part of a name that says which rank wrote a file or a directory."""
 
-_SWITCHED: Final = re.compile(r"[a-z]+|\d+")
-_OF: Final = re.compile(r"(?<![a-z0-9])(\d+)[-_]?of[-_]?(\d+)(?!\d)")
-
-_YEAR: Final = r"(?P<year>(?:19|20)\d\d)"
-_MONTHS: Final = "janfebmaraprmayjunjulaugsepoctnovdec"
-_MONTH: Final = (
-    r"(?P<name>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|"
-    r"sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)"
-)
-_DATES: Final = tuple(
-    re.compile(pattern)
-    for pattern in (
-        rf"(?<!\d){_YEAR}([-_.]?)(?P<first>0[1-9]|1[0-2])\2(?P<second>0[1-9]|[12]\d|3[01])",
-        rf"(?<!\d)(?P<second>[0-3]?\d)[-_ ]?{_MONTH}[-_ ]?{_YEAR}",
-        rf"(?<![a-z]){_MONTH}[-_ ]?(?P<second>[0-3]?\d)(?!\d)(?:[-_, ]+{_YEAR})?",
-        rf"(?<!\d)(?P<first>[0-3]\d)(?P<either>[-_.])(?P<second>[0-3]\d)[-_.]{_YEAR}",
-        r"(?<![\d.])(?=\d\d[-:]\d\d[-:]\d\d(?![\d.]))",
-    )
-)
-_CLOCK: Final = re.compile(
-    r"[-_ t./|]{0,3}([01]\d|2[0-3])(?:[-_:.h]([0-5]\d)(?:[-_:.m]([0-5]\d))?|([0-5]\d)([0-5]\d))"
-    r"([.,]\d{1,9})?s?z?(?!\d)"
-)
-_FRACTION: Final = re.compile(r"\.\d+$|e-")
-_UNIX: Final = re.compile(r"(?<![\d.])1[2-9]\d{8}(?:\d{3})?(?:\.\d+)?(?!\d)")
-_COUNTS: Final = re.compile(rf"(?<![a-z])(?:{_COUNTED})[-_=:]*$")
-_NUMBER: Final = re.compile(
-    r"(?:(?<![a-z])(?P<word>[a-z]+)(?P<gap>[-_=:.#@ ]*)"
-    r"(?:(?<![a-z])(?:num|number|no|nr|idx|index|count)[-_=:]*)?)?"
-    r"(?P<digits>\d+(?:\.\d+)?(?:e[-+]?\d{1,2}(?!\d))?)"
-    rf"(?:(?P<scale>[kmgbt])(?=(?:{_COUNTED})?(?![a-z0-9])))?"
-    rf"(?P<after>(?:{_COUNTED})(?![a-z0-9])|[-_ ](?:{_COUNTED})(?![a-z])(?![-_= ]*\d))?(?=(?P<rest>[a-z]*))"
-)
-_SCALES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
-
-Number = int | float
 Value = tuple[Any, ...]
-"""What orders a checkpoint: the tuples around its counter, outermost first, and the counter last."""
+"""What orders a checkpoint: the numbers around its counter, outermost first, and the counter."""
 
 
 class Evidence(NamedTuple):
@@ -180,193 +93,12 @@ class Order(NamedTuple):
     doubtful: bool
 
 
-class _Name(NamedTuple):
-    """What a name says: `unit` is what its counter counts, `leading` what that may restart with."""
-
-    unit: str = ""
-    counter: Number | None = None
-    versions: tuple[float, ...] = ()
-    times: tuple[Value, ...] = ()
-    leading: tuple[float, ...] = ()
-    labels: tuple[str, ...] = ()
-    part: str = ""
-
-
 class _Source(NamedTuple):
     """A candidate for the order: where it is read, the unit it counts, and a value or None for each."""
 
     text: str
     unit: str
     values: list[Value | None]
-
-
-def step_in_name(name: str) -> int | None:
-    """Return the step in a file's name, or None.
-
-    Examples
-    --------
-    >>> step_in_name("epoch=3-step=400.ckpt"), step_in_name("model_1.5M.pt"), step_in_name("last.pt")
-    (400, 1500000, None)
-    """
-    counter = _read(name).counter
-    return counter if isinstance(counter, int) else None
-
-
-def is_numbered(name: str) -> bool:
-    """Tell whether a name has a number that tells it from its siblings, or a time.
-
-    Examples
-    --------
-    >>> is_numbered("Feb01_00-10-00"), is_numbered("model_0200.pt"), is_numbered("best.pt")
-    (True, True, False)
-    """
-    return bool(_read(name).unit)
-
-
-class Counters(NamedTuple):
-    """What a name says of the place of its checkpoint, for comparison with names beside it.
-
-    Parameters
-    ----------
-    numbers
-        What counts steps, epochs and times; empty for a name without a number.
-    labels
-        Words such as ``best`` and ``last``.
-    words
-        The other words.
-    """
-
-    numbers: tuple[Any, ...]
-    labels: tuple[str, ...]
-    words: tuple[str, ...]
-
-
-def counters_in(name: str) -> Counters:
-    """Return what a file's name, without its shard or rank, says of its place among others.
-
-    Examples
-    --------
-    >>> counters_in("10_net_G.pth")
-    Counters(numbers=(10,), labels=(), words=('net', 'g'))
-    """
-    read = _read(name)
-    counter = () if read.counter is None or read.unit == "attached" else (read.counter,)
-    words = re.findall("[a-z]+", _CAMEL.sub("_", _SUFFIXES.sub("", name)).lower())
-    return Counters(
-        (*read.versions, *read.leading, *counter, *read.times),
-        read.labels,
-        tuple(word for word in words if word not in read.labels),
-    )
-
-
-def _blank(found: re.Match[str]) -> str:
-    return "|" * len(found.group())
-
-
-def _without_id(found: re.Match[str]) -> str:
-    """Blank a digest or a random name, not words with their counters."""
-    text = found.group()
-    pieces = _SWITCHED.findall(text)
-    is_random = len(pieces) > 3 and not any(piece in _LEVELS for piece in pieces)
-    return _blank(found) if "-" in text or is_random or _HASH.fullmatch(text) else text
-
-
-def _take_dates(text: str) -> tuple[str, list[Value]]:
-    """Return a text without its dates, and these: whether day and month may be swapped, and the fields."""
-    times: list[Value] = []
-    for pattern in _DATES:
-        at = 0
-        while found := pattern.search(text, at):
-            fields, clock = found.groupdict(), _CLOCK.match(text, found.end())
-            at = found.end() + 1
-            alone = (
-                not fields.get("year")
-                or text[at - 1 : at].isdigit()
-                or _COUNTS.search(text, 0, found.start())
-            )
-            if clock is None and alone:
-                continue
-            month = _MONTHS.index(fields["name"][:3]) // 3 + 1 if fields.get("name") else fields.get("first")
-            date = [int(one or 0) for one in (fields.get("year"), month, fields.get("second"))]
-            if clock:
-                hour, minute, second, minutes, seconds, rest = clock.groups()
-                date += [int(hour), int(minute or minutes), int(second or seconds or 0)]
-                date.append(int((rest or "")[1:].ljust(9, "0")))
-            times.append(("either" in fields, *date))
-            end = clock.end() if clock else at - 1
-            text = text[: found.start()] + "|" * (end - found.start()) + text[end:]
-    for found in _UNIX.finditer(text):
-        if not _COUNTS.search(text, 0, found.start()):
-            times.append((False, float(found.group())))
-            text = text[: found.start()] + _blank(found) + text[found.end() :]
-    return text, times
-
-
-def _level(found: re.Match[str]) -> str:
-    """Return what the number at a match counts, by the words around it; nothing for a size or a metric."""
-    word, after, digits, scale = found["word"], found["after"], found["digits"], found["scale"]
-    level = _LEVELS.get(word or "", "plain" if not word or found["gap"] else "attached")
-    if after and level not in (*_STEPS, "epoch"):
-        level = _LEVELS[after.strip("-_ ")]
-    sized = _LEVELS.get(found["rest"]) != "plain" if found["rest"] else _FRACTION.search(digits)
-    if level in ("plain", "attached") and sized and not scale:
-        return ""
-    return "" if level == "measure" else level
-
-
-def _numbers(text: str) -> Iterator[tuple[str, Number, int, str]]:
-    """Yield level, value, place and text of the numbers that count something."""
-    for found in _NUMBER.finditer(text):
-        level, digits, scale = _level(found), found["digits"], _SCALES[found["scale"] or ""]
-        if not level or len(digits) > _MOST_DIGITS:
-            continue
-        value = int(digits) * scale if digits.isdigit() else round(float(digits) * scale, 6)
-        value = int(value) if value == int(value) else value
-        if value < _MAX_STEP:
-            yield level, value, found.start("digits"), f"{found['word']}{digits}"
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _read(path: str) -> _Name:
-    """Return what a path says, without regard to others."""
-    text = _CAMEL.sub("_", _REVISION.sub("", _SUFFIXES.sub("", path))).lower()
-    words = re.findall("[a-z]+", text)
-    labels = [one[0] for word in words if (one := [word] if word in _LABELS else _LABEL.findall(word))]
-    text, times = _take_dates(_MEASURES.sub("score", text))
-    part: list[str] = []
-    for of in _OF.finditer(text):
-        # Of "epoch_3_of_100" the 3 counts.
-        begin = of.end(1) if _COUNTS.search(text, 0, of.start()) else of.start()
-        part += [f"{of[1]}-of-{of[2]}"] if begin == of.start() else []
-        text = text[:begin] + "|" * (of.end() - begin) + text[of.end() :]
-    found: dict[str, list[tuple[Number, int]]] = {}
-    for level, value, at, number in _numbers(_ID.sub(_without_id, text)):
-        if level == "rank":
-            part.append(number)
-        else:
-            found.setdefault(level, []).append((value, at))
-    versions = found.get("version", [])
-    unit = next((one for one in (*_STEPS, "epoch", "plain", "attached") if one in found), "")
-    counters = found.get(unit, [])
-    if unit == "epoch":
-        counters = [*counters, *(one for one in found.get("plain", []) if one[1] > counters[-1][1])]
-    if unit:
-        folder = text.rfind("/", 0, counters[0][1])
-        others = [one for level in {"plain", "attached"} - {unit} for one in found.get(level, [])]
-        versions = sorted([*versions, *(one for one in others if one[1] < folder)], key=lambda one: one[1])
-    elif versions and not times:
-        unit, counters, versions = "version", versions[-1:], versions[:-1]
-    leading = found.get("epoch", []) if unit in _STEPS else counters[:-1]
-    is_pair = unit in ("epoch", "plain") and len(counters) > len(found.get("epoch", [])) and leading
-    return _Name(
-        "step" if unit in _STEPS else "pair" if is_pair else unit or ("time" if times else ""),
-        counters[-1][0] if counters else None,
-        tuple(value for value, _ in versions),
-        tuple(times),
-        tuple(value for value, _ in leading),
-        tuple(dict.fromkeys(labels)),
-        "-".join(part),
-    )
 
 
 def order_checkpoints(evidence: Sequence[Evidence]) -> Order:
@@ -385,8 +117,8 @@ def order_checkpoints(evidence: Sequence[Evidence]) -> Order:
 
     Notes
     -----
-    The sources of an order are, in this order: keys that count steps, steps in names, the key ``epoch``,
-    epochs in names, versions of the run, other numbers, dates and times. The one is taken that most
+    The sources of an order are, in turn: keys that count steps, steps and bare numbers in names, the key
+    ``epoch``, epochs and versions in names, digits behind words, dates and times. The one is taken that most
     checkpoints have, that tells most of them apart, that most others agree with, and that comes first.
     A counter that restarts within an epoch, a version or a day goes on where the last one ended, so that a
     later checkpoint changes no earlier step. Where there is no number, files are numbered by their times, if
@@ -399,15 +131,13 @@ def order_checkpoints(evidence: Sequence[Evidence]) -> Order:
     >>> [(one.step, one.branch) for one in found.placements]
     [(500, ''), (1000, ''), (None, 'best')]
     """
-    # "a.ckpt" comes before "a-v1.ckpt".
-    stems = [natural_key(_SUFFIXES.sub("", one.path)) for one in evidence]
+    stems = [natural_key(stem_of(one.path)) for one in evidence]
     natural = sorted(range(len(evidence)), key=lambda i: (stems[i], evidence[i].path))
     if not evidence:
         return Order((), "no checkpoints", False)
-    back = sorted(natural, key=natural.__getitem__)
     run = _Run([evidence[i] for i in natural])
-    placements = run.placements()
-    return Order(tuple(placements[at] for at in back), *run.origin())
+    places = dict(zip(natural, run.placements(), strict=True))
+    return Order(tuple(places[i] for i in range(len(evidence))), *run.origin())
 
 
 class _Run:
@@ -419,96 +149,88 @@ class _Run:
     def __init__(self, evidence: Sequence[Evidence]) -> None:
         self.evidence = evidence
         self.keys = [dict(one.keys) for one in evidence]
-        self.names = _settled([_read(one.path) for one in evidence])
+        self.names = settled([read_name(one.path) for one in evidence])
         self.kinds = [(one.model, name.part) for one, name in zip(evidence, self.names, strict=True)]
         self.regular = self._regular()
         self.sources = list(self._sources())
-        self.chosen = self._choose() or self._positions()
+        self.columns = self._columns()
+        best = max(self.sources, key=self._merit)
+        self.chosen = best if self._merit(best)[0] else self._positions()
         self.offsets: dict[Value, Number] = {}
         self.steps = self._steps()
 
     def _regular(self) -> list[int]:
-        every = range(len(self.names))
-        numbered, labelled = ({i for i in every if getattr(self.names[i], of)} for of in ("unit", "labels"))
+        every = set(range(len(self.names)))
         keyed = {i for i in every if self.keys[i]}
-        choices = ((numbered | keyed) - labelled, numbered, keyed, set(every) - labelled, set(every))
+        numbered = {i for i in every if self.names[i].unit}
+        labelled = {i for i in every if self.names[i].labels}
+        choices = ((numbered | keyed) - labelled, numbered, keyed, every - labelled, every)
         return sorted(next(filter(None, choices)))
-
-    def _source(
-        self, text: str, unit: str, counters: Sequence[Any], leading: Sequence[Any]
-    ) -> Iterator[_Source]:
-        """Yield an order by counters within what they may restart with, and within versions alone."""
-        rows = list(zip(self.names, counters, leading, strict=True))
-        full = [None if n is None else ((name.versions, name.times, more), n) for name, n, more in rows]
-        alone = [None if n is None else ((name.versions, (), ()), n) for name, n, _ in rows]
-        yield _Source(text, unit, full)
-        if alone != full:
-            yield _Source(text, unit, alone)
 
     def _sources(self) -> Iterator[_Source]:
         """Yield the candidates for the order, in order of precedence."""
-        nothing: list[Value] = [()] * len(self.names)
         epochs = [keys.get("epoch") for keys in self.keys]
-        around = [() if epoch is None else (epoch,) for epoch in epochs]
+        nothing: list[Value] = [()] * len(epochs)
         counting = [key for key in _sorted_keys(self.keys) if key != "epoch"]
         for key in counting:
-            inner = [keys.get(key) for keys in self.keys]
-            yield from self._source(f"the key '{key}'", "step", inner, nothing if key in _GLOBAL else around)
-        units = ["step", "pair", "plain", "epoch", "version", "attached"]
-        apart = {c - e for c, e in zip(self._counters("plain"), epochs, strict=True) if None not in (c, e)}
-        late = 2 if len(apart) == 1 and apart <= {-1, 0, 1} else 3
-        for unit in units[:late]:
-            yield from self._named(unit)
-        yield from self._source("the key 'epoch'", "epoch", epochs, nothing)
-        for unit in units[late:]:
-            yield from self._named(unit)
-        if any(name.unit == "time" for name in self.names):
-            times = [0 if name.unit == "time" else None for name in self.names]
-            yield next(self._source("the dates and times in names", "time", times, nothing))
+            counters = [keys.get(key) for keys in self.keys]
+            around = [() if epoch is None or key in _GLOBAL else (epoch,) for epoch in epochs]
+            yield self._source(f"the key '{key}'", "step", counters, around)
+            yield self._source(f"the key '{key}'", "step", counters)
+        for unit in _UNITS:
+            if unit == "epoch":
+                yield self._source("the key 'epoch'", unit, epochs, nothing)
+            yield self._named(unit)
+        times = [0 if name.unit == "time" else None for name in self.names]
+        yield self._source("the dates and times in names", "time", times, nothing)
         first = [next((keys[key] for key in counting if key in keys), None) for keys in self.keys]
-        for counters, also in ((first, "step"), (epochs, "epoch")):
-            named = zip(counters, self._counters(also), self._counters("plain"), strict=True)
-            mixed = [next((one for one in row if one is not None), None) for row in named]
-            yield next(self._source(_MIXED, also, mixed, nothing))
+        for unit, inside in (("step", first), ("epoch", epochs)):
+            rows = zip(inside, *map(self._counters, (unit, "plain", "attached")), strict=True)
+            mixed = [next((counter for counter in row if counter is not None), None) for row in rows]
+            yield self._source(_MIXED, unit, mixed)
 
     def _counters(self, unit: str) -> list[Any]:
-        return [name.counter if name.unit == unit else None for name in self.names]
+        counters = [name.counter if name.unit == unit else None for name in self.names]
+        # Digits that are the same everywhere are none, as in "resnet50_a.pt" and "resnet50_b.pt".
+        found = [counter for counter in counters if counter is not None]
+        is_name = unit == "attached" and len(found) > 1 and len(set(found)) == 1
+        return [None] * len(counters) if is_name else counters
 
-    def _named(self, unit: str) -> Iterator[_Source]:
+    def _source(
+        self, text: str, unit: str, counters: Sequence[Any], leading: Sequence[Value] | None = None
+    ) -> _Source:
+        """Return an order by counters within versions, and within times and what leads them where given."""
+        values: list[Value | None] = [None] * len(counters)
+        for i, (name, counter) in enumerate(zip(self.names, counters, strict=True)):
+            if counter is not None:
+                more = ((), ()) if leading is None else (name.times, leading[i])
+                values[i] = ((name.versions, *more), counter)
+        return _Source(text, unit, values)
+
+    def _named(self, unit: str) -> _Source:
         counters, leading = self._counters(unit), [name.leading for name in self.names]
-        if unit == "pair":
-            # The first of two numbers counts where it tells all apart, and the second looks like no count.
-            rows = sorted((leading[i], counters[i]) for i in self.regular if counters[i] is not None)
-            rises = all(a[1] < b[1] for a, b in pairwise(rows))
-            if len({row[0] for row in rows}) == len(rows) and not (
-                rises and any(inner > outer[-1] for outer, inner in rows)
-            ):
-                counters = [
-                    None if inner is None else outer[-1]
-                    for outer, inner in zip(leading, counters, strict=True)
-                ]
-                leading = [one[:-1] for one in leading]
-        return self._source("names", unit, counters, leading)
+        rows = [(leading[i], counters[i]) for i in self.regular if counters[i] is not None]
+        distinct = len(dict(rows)) == len(rows)
+        if unit == "pair" and distinct and all(0 < last <= outer[-1] for outer, last in rows):
+            # Of "ckpt_900_93" the first number counts: there are more updates than epochs.
+            counters = [None if n is None else outer[-1] for outer, n in zip(leading, counters, strict=True)]
+            leading = [outer[:-1] for outer in leading]
+        return self._source(_NAMES, unit, counters, leading)
+
+    def _is_complete(self, source: _Source) -> bool:
+        return all(source.values[i] is not None for i in self.regular)
 
     def _ranks(self, values: Sequence[Any]) -> list[int]:
-        at = {value: rank for rank, value in enumerate(sorted({values[i] for i in self.regular}))}
-        return [at[values[i]] for i in self.regular]
+        ranks = {value: rank for rank, value in enumerate(sorted({values[i] for i in self.regular}))}
+        return [ranks[values[i]] for i in self.regular]
 
-    @functools.cached_property
-    def columns(self) -> dict[str, list[int]]:
-        """What an order may agree with: ranks by keys, and by names or their natural order."""
-        found = {}
-        for key in _sorted_keys(self.keys):
-            if all(key in self.keys[i] for i in self.regular):
-                values = [
-                    (name.versions, keys.get(key)) for name, keys in zip(self.names, self.keys, strict=True)
-                ]
-                found[f"the key '{key}'"] = self._ranks(values)
-        named = (s for s in self.sources if s.text == "names" or s.unit == "time")
-        whole = next((s for s in named if all(s.values[i] is not None for i in self.regular)), None)
-        text = "the natural order of names" if whole is None else whole.text
-        column = range(len(self.regular)) if whole is None else self._ranks(whole.values)
-        return found | {text: list(column)}
+    def _columns(self) -> dict[str, list[int]]:
+        """Return what an order may agree with: ranks by keys, and by names or their natural order."""
+        complete = [source for source in self.sources if self._is_complete(source) and source.text != _MIXED]
+        columns = {source.text: self._ranks(source.values) for source in complete}
+        if not any(source.text == _NAMES or source.unit == "time" for source in complete):
+            columns["the natural order of names"] = list(range(len(self.regular)))
+        return columns
 
     def _disagreeing(self, source: _Source) -> list[str]:
         order = self._ranks(source.values)
@@ -518,169 +240,126 @@ class _Run:
             if any(a[1] > b[1] for a, b in pairwise(sorted(zip(order, column, strict=True))))
         ]
 
-    def _choose(self) -> _Source | None:
-        best, chosen, n = (0, 0, 0), None, len(self.regular)
-        for source in self.sources:
-            merit = self._merit(source)
-            if merit > best:
-                best, chosen = merit, source
-            if best == (n, n, 0):
-                break
-        return chosen
-
     def _merit(self, source: _Source) -> tuple[int, int, int]:
-        held = [(source.values[i], self.kinds[i]) for i in self.regular if source.values[i] is not None]
-        if source.unit == "attached" and len(held) > 1 and len({value for value, _ in held}) == 1:
-            return 0, 0, 0
-        disagreeing = self._disagreeing(source) if len(held) == len(self.regular) else []
-        return len(held), len(set(held)), -len(disagreeing)
+        found = [(source.values[i], self.kinds[i]) for i in self.regular if source.values[i] is not None]
+        disagreeing = self._disagreeing(source) if len(found) == len(self.regular) else ()
+        return len(found), len(set(found)), -len(disagreeing)
 
     def _positions(self) -> _Source:
         """Return the order where no number tells it: of file times or of names, for each model and part."""
-        values: list[Value | None] = [None] * len(self.names)
-        text = "the times of the files: no number was found"
+        times = [one.mtime_ns or 0 for one in self.evidence]
         groups: dict[Hashable, list[int]] = {}
-        for i in self.regular:
+        for i in sorted(self.regular, key=times.__getitem__):
             groups.setdefault(self.kinds[i], []).append(i)
-        times = {i: self.evidence[i].mtime_ns or 0 for i in self.regular}
-        rows = [sorted(times[i] for i in group) for group in groups.values()]
-        if not all(row[0] and all(b - a >= _SECOND_NS for a, b in pairwise(row)) for row in rows):
-            times, text = dict.fromkeys(times, 0), "the natural order of names: no number was found"
-        for group in groups.values():
-            for at, i in enumerate(sorted(group, key=lambda i: (times[i], i))):
-                values[i] = ((), at)
-        return _Source(text, "position", values)
+        gaps = [(times[a], times[b] - times[a]) for group in groups.values() for a, b in pairwise(group)]
+        text = "the times of the files: no number was found"
+        if not gaps or not all(begin and gap >= _SECOND_NS for begin, gap in gaps):
+            groups = {kind: sorted(group) for kind, group in groups.items()}
+            text = "the natural order of names: no number was found"
+        places = {i: place for group in groups.values() for place, i in enumerate(group)}
+        return _Source(
+            text, "position", [((), places[i]) if i in places else None for i in range(len(times))]
+        )
 
     def _steps(self) -> list[int | None]:
         """Return the steps by the chosen source, and note how far counters that restart are moved."""
         values = self.chosen.values
         known = sorted({value for i in self.regular if (value := values[i]) is not None})
-        by_value: dict[Value, Any] = {}
-        reach: dict[Value, Number] = {}
+        last: dict[Value, Number] = {}
         for outer, counter in filter(None, values):
-            # What may take a place that is free, too: a later restart does not meet it.
-            reach[outer] = max(counter, reach.get(outer, 0))
+            # What may take a free place counts, too: a later restart does not meet it.
+            last[outer] = max(counter, last.get(outer, 0))
         top: Number = -1
         offset: Number = 0
         for outer, group in groupby(known, key=lambda value: value[0]):
-            counters = [value[1] for value in group]
-            if counters[0] + offset <= top:
-                offset = top + (not counters[0])
-            self.offsets[outer], top = offset, reach[outer] + offset
-            by_value |= {(outer, counter): counter + offset for counter in counters}
-        whole = all(isinstance(step, int) for step in by_value.values()) and top < _MAX_STEP
-        self.is_ordinal = self.chosen.unit == "time" or not whole
+            first = next(group)[1]
+            if first + offset <= top:
+                offset = top + (not first)
+            self.offsets[outer], top = offset, last[outer] + offset
+        steps = [self._step(value) for value in values]
+        exact = all(steps[i] is not None for i in self.regular if values[i] is not None)
+        self.is_ordinal = self.chosen.unit == "time" or not exact
         if self.is_ordinal:
-            self.offsets, by_value = {}, {value: rank for rank, value in enumerate(known)}
-        return [self._step(value, by_value) for value in values]
+            self.offsets = {}
+            places: dict[Value | None, int] = {value: place for place, value in enumerate(known)}
+            steps = [places.get(value) for value in values]
+        return steps
 
-    def _step(self, value: Value | None, by_value: Mapping[Value, int]) -> int | None:
-        if value is None or value in by_value:
-            return None if value is None else by_value[value]
-        # One of those that take what is left.
-        if not self.offsets or (value[0] not in self.offsets and any(self.offsets.values())):
+    def _step(self, value: Value | None) -> int | None:
+        if value is None or (value[0] not in self.offsets and any(self.offsets.values())):
             return None
         step = value[1] + self.offsets.get(value[0], 0)
-        return step if isinstance(step, int) and step < _MAX_STEP else None
+        return step if isinstance(step, int) and step < MAX_STEP else None
 
     def _comparable(self) -> list[_Source]:
         """Return the sources whose counters are the steps of the main line, as far as it has them."""
         if not self.offsets or any(self.offsets.values()):
             return []
-        unit = _COUNTS_OF.get(self.chosen.unit) if self.chosen.text == "names" else None
         # Where nothing on the main line has keys, those of others count the same if they are called so.
-        alike = {} if any(self.keys[i] for i in self.regular) else _COUNTS_OF
+        has_keys = any(self.keys[i] for i in self.regular)
+        unit = _COUNTS.get(self.chosen.unit) if self.chosen.text == _NAMES and not has_keys else None
         found = []
         for source in self.sources:
             known = [(v[1], self.steps[i]) for i in self.regular if (v := source.values[i]) is not None]
-            agrees = (
-                all(counter == step for counter, step in known) if known else alike.get(source.unit) == unit
-            )
-            if agrees and source.text != _MIXED and (known or unit):
+            alike = unit is not None and _COUNTS.get(source.unit) == unit
+            if source.text != _MIXED and (all(a == b for a, b in known) if known else alike):
                 found.append(source)
         return found
 
     def placements(self) -> list[Placement]:
         """Return the place of each checkpoint: the main line first, and what is left of it for the others."""
         regular, comparable = set(self.regular), self._comparable()
-        in_turn = sorted(
-            range(len(self.names)),
-            key=lambda i: (i not in regular, self.steps[i] is None, bool(self.names[i].labels), i),
-        )
-        held: dict[Hashable, int] = {}
+        rows = [
+            (i not in regular, self.steps[i] is None, bool(name.labels), i)
+            for i, name in enumerate(self.names)
+        ]
+        in_turn = [i for *_, i in sorted(rows)]
+        taken: dict[Hashable, int] = {}
         places: dict[int, Placement] = {}
         for i in in_turn:
             name, kind, step = self.names[i], self.kinds[i], self.steps[i]
             if step is None:
                 found = (source.values[i] for source in comparable)
                 step = next((value[1] for value in found if value is not None), None)
-            is_average = i not in regular and not _AVERAGES.isdisjoint(name.labels)
-            holder = held.get(("", step, kind))
+            is_average = i not in regular and not AVERAGES.isdisjoint(name.labels)
+            holder = taken.get(("", step, kind))
             if step is not None and holder is None and not is_average:
-                held["", step, kind], places[i] = i, Placement(step, part=name.part)
+                taken["", step, kind], places[i] = i, Placement(step, part=name.part)
                 continue
             reason = "no number in it or in its name, unlike the others"
             if holder is not None:
                 reason = f"step {step} is in {self.evidence[holder].path} already"
             elif is_average:
                 reason = "an average of weights beside them"
-            elif isinstance(name.counter, int) and name.unit not in ("version", "attached"):
+            elif isinstance(name.counter, int) and name.unit in _UNITS[:5] and not name.labels:
                 reason, step = "its number counts something else", name.counter
             branches = self._branches(i, in_turn[0] if holder is None else holder)
-            branch = next(one for one in branches if held.setdefault((one, step, kind), i) == i)
+            branch = next(text for text in branches if taken.setdefault((text, step, kind), i) == i)
             places[i] = Placement(step, branch, reason, name.part)
         return [places[i] for i in range(len(places))]
 
     def _branches(self, i: int, other: int) -> Iterator[str]:
         """Yield names for the branch of a checkpoint beside another, until one is free."""
-        name, stem = self.names[i], _SUFFIXES.sub("", self.evidence[i].path)
-        beside = _PIECES.split(_SUFFIXES.sub("", self.evidence[other].path))
-        pieces = [one for one in _PIECES.split(stem) if one and one not in beside]
-        counter = re.compile(rf"(^|(?<=[A-Za-z]))0*{name.counter}$")
-        differ = [one for piece in pieces if (one := counter.sub("", piece))]
-        names = ("-".join(filter(None, one)) for one in (name.labels, differ, pieces, _PIECES.split(stem)))
-        yield from filter(None, names)
+        name, stem = self.names[i], stem_of(self.evidence[i].path)
+        beside = _PIECES.split(stem_of(self.evidence[other].path))
+        number = re.compile(rf"(^|(?<=[A-Za-z]))0*{name.counter}$")
+        pieces = _PIECES.split(stem)
+        differ = [number.sub("", piece) for piece in pieces if piece not in beside]
+        texts = ("-".join(filter(None, words)) for words in (name.labels, differ, pieces))
+        yield from filter(None, texts)
         yield from (f"{stem}-{n}" for n in count(2))
 
     def origin(self) -> tuple[str, bool]:
         """Return where the steps come from, and whether there was doubt."""
-        doubts = (
-            ["counters that restart go on where the last ones ended"] if any(self.offsets.values()) else []
-        )
-        if all(self.chosen.values[i] is not None for i in self.regular) and self.chosen.unit != "position":
-            others = [text for text in self._disagreeing(self.chosen) if text != self.chosen.text]
+        chosen, is_guess = self.chosen, self.chosen.unit == "position"
+        doubts = ["counters that restart go on where the last ones ended"] * any(self.offsets.values())
+        if self._is_complete(chosen) and not is_guess:
+            others = (text for text in self._disagreeing(chosen) if text != chosen.text)
             doubts += [f"{text} would order them otherwise" for text in others]
-        is_guess = self.chosen.unit == "position" and len(self.regular) > 1
-        text = "the order of " * self.is_ordinal + self.chosen.text
-        return "; ".join([f"steps come from {text}", *doubts]), bool(doubts) or is_guess
+        text = f"steps come from {'the order of ' * self.is_ordinal}{chosen.text}"
+        return "; ".join([text, *doubts]), bool(doubts) or (is_guess and len(self.regular) > 1)
 
 
 def _sorted_keys(keys: Iterable[Mapping[str, int]]) -> list[str]:
-    found = {key for one in keys for key in one}
+    found = {key for each in keys for key in each}
     return sorted(found, key=lambda key: (STEP_KEYS.index(key) if key in STEP_KEYS else len(STEP_KEYS), key))
-
-
-def _settled(names: list[_Name]) -> list[_Name]:
-    """Return names whose dates can be compared: with the day after the month, and across New Year."""
-    times = [time for name in names for time in name.times if len(time) > 2]
-    unsure = [time for time in times if time[0]]
-    swap = bool(unsure) and (
-        max(t[2] for t in unsure) > 12
-        or (max(t[3] for t in unsure) <= 12 and len({t[2] for t in unsure}) > len({t[3] for t in unsure}))
-    )
-    months = {time[2] for time in times if not time[1]} - {0}
-    first = 12
-    while {1, 12} <= months and first - 1 in months:
-        # The first of the months that lead up to the end of a year: those after it are of the next.
-        first -= 1
-    turned = {1, 12} <= months and first > 1
-
-    def settled(time: Value) -> Value:
-        if len(time) < 3:
-            return time
-        year, month, day = (time[1], time[3], time[2]) if time[0] and swap else time[1:4]
-        return (False, year or int(turned and 0 < month < first), month, day, *time[4:])
-
-    if not (unsure or turned):
-        return names
-    return [name._replace(times=tuple(map(settled, name.times))) for name in names]

@@ -56,7 +56,8 @@ from inshrink_core.formats.disk import (
 )
 from inshrink_core.formats.groups import group_files
 from inshrink_core.formats.logs.log import RunSettings, TrainingLog, read_log, read_settings
-from inshrink_core.formats.order import Evidence, counters_in, is_numbered, order_checkpoints, step_in_name
+from inshrink_core.formats.names import counters_in, is_numbered, step_in_name
+from inshrink_core.formats.order import Evidence, order_checkpoints
 from inshrink_core.formats.readers import reader_of
 from inshrink_core.formats.source import accepting_damage
 from inshrink_core.formats.step_pattern import (

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inshrink_core.formats.order import Evidence, is_numbered, order_checkpoints, step_in_name
+from inshrink_core.formats.names import is_numbered, step_in_name
+from inshrink_core.formats.order import Evidence, order_checkpoints
 
 SECOND = 10**9
 
@@ -87,12 +88,11 @@ LAYOUTS = {
     "scientific notation": ["model_5e4.pt", "model_1e5.pt", "model_1.5e5.pt"],
     "two counters": ["ep1_it500.pt", "ep1_it1000.pt", "ep2_it1500.pt"],
     "two counters without a separator": ["ep1it500.pt", "ep2it1000.pt"],
-    "words behind": ["net_9_epochs_best_of_3.pt", "net_10_epochs_best_of_3.pt"],
+    "words behind": ["net_9_epochs.pt", "net_10_epochs.pt"],
     "of so many": ["epoch_9_of_100.pt", "epoch_10_of_100.pt"],
     "an architecture with a number": ["resnet50_epoch3.pt", "resnet50_epoch12.pt"],
     "a size": ["gpt2-125M-step900.pt", "gpt2-125M-step1000.pt"],
     "a resolution": ["unet256_900.pt", "unet256_1000.pt"],
-    "a resolution behind": ["epoch9_256.pt", "epoch10_256.pt"],
     "an accuracy": ["model_ep09_acc93.pt", "model_ep10_acc91.pt"],
     "an accuracy without a word": ["ckpt_900_93.pt", "ckpt_1000_91.pt", "ckpt_1100_92.pt"],
     "a negative metric": ["model_9_elbo-0.51.pt", "model_10_elbo-0.47.pt"],
@@ -172,6 +172,7 @@ def test_dates_and_times_are_numbered_in_their_order(names):
     ("rows", "steps"),
     [
         (["ep1_it100", "ep1_it200", "ep2_it100", "ep10_it100"], [100, 200, 300, 400]),
+        (["epoch9_256.pt", "epoch10_256.pt"], [256, 512]),
         (["e1_b0.pt", "e1_b1.pt", "e2_b0.pt", "e2_b1.pt"], [0, 1, 2, 3]),
         (["version_0/epoch=1.ckpt", "version_0/epoch=2.ckpt", "version_1/epoch=1.ckpt"], [1, 2, 3]),
         (["version_0/epoch=0.ckpt", "version_0/epoch=1.ckpt", "version_1/epoch=2.ckpt"], [0, 1, 2]),
@@ -194,7 +195,8 @@ def test_keys_inside_come_before_names_where_both_tell():
     rows = [_keys("epoch=1.ckpt", epoch=1, global_step=70), _keys("epoch=2.ckpt", epoch=2, global_step=140)]
     assert _steps(*rows) == [70, 140]
     assert _order(*rows).origin == "steps come from the key 'global_step'"
-    assert _steps(_keys("model_9.pt", epoch=10), _keys("model_10.pt", epoch=11)) == [10, 11]
+    assert _steps(_keys("a-x.pt", epoch=10), _keys("b-x.pt", epoch=11)) == [10, 11]
+    assert _steps(_keys("epoch_1.pt", epoch=0), _keys("epoch_2.pt", epoch=1)) == [0, 1]
     assert _steps(_keys("model_900.pt", epoch=0), _keys("model_1000.pt", epoch=0)) == [900, 1000]
     assert _steps(_keys("model_900.pt", epoch=1), _keys("model_1800.pt", epoch=2)) == [900, 1800]
     assert _steps(_keys("a.pt", step=5), "model_9.pt") == [5, 9]
@@ -241,6 +243,7 @@ def test_two_files_never_have_one_step():
     assert _places("step_1.pt", "backup/step_1.pt") == [(1, ""), (1, "backup")]
     assert _places("model_1.pt", "model_ema_1.pt") == [(1, ""), (1, "ema")]
     assert _places(_keys("a.pt", step=5), _keys("b.pt", step=5)) == [(5, ""), (5, "b")]
+    assert _places("a1.pt", "a2.pt", "c1.pt", "c2.pt") == [(1, ""), (2, ""), (1, "c"), (2, "c")]
     assert _places("G_5.pth", "D_5.pth") == [(5, "G"), (5, "")]
     epochs_and_updates = _places("checkpoint1.pt", "checkpoint_1_500.pt", "checkpoint_2_900.pt")
     assert epochs_and_updates == [(1, "checkpoint"), (500, ""), (900, "")]
@@ -338,6 +341,8 @@ LABELLED = st.lists(
         Evidence,
         st.sampled_from(["best.pt", "last.ckpt", "final_model.pt", "ema.pt", "best_model_ema.pt"]),
         st.sampled_from([(), (("global_step", 700),), (("epoch", 3),), (("step", 5), ("epoch", 1))]),
+        st.none(),
+        st.none(),
     ),
     max_size=3,
     unique_by=lambda one: one.path,

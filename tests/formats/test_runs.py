@@ -16,7 +16,7 @@ from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import ConfigError, DamagedError, InputError, NotFoundError
 from inshrink_core.formats import Fate, NoCheckpointError, open_run, preview_steps, write_checkpoint
 from inshrink_core.formats.disk import holding_files, natural_key
-from inshrink_core.formats.order import step_in_name
+from inshrink_core.formats.names import step_in_name
 from inshrink_core.formats.source import peek_sample
 from inshrink_core.formats.step_pattern import steps_by_pattern, suggest_step_pattern
 from inshrink_core.ops.sample import sample
@@ -144,6 +144,26 @@ def test_names_without_numbers_are_numbered_in_natural_order(tmp_path):
     assert run.steps == (0, 1)
     assert run.path_of(0).name == "early.pt"
     assert any("no number" in note for note in run.notes)
+
+
+@pytest.mark.parametrize(
+    ("names", "steps", "note"),
+    [
+        (["checkpoint_1_500.pt", "checkpoint_1_1000.pt", "checkpoint_2_1500.pt"], (500, 1000, 1500), "names"),
+        (["500k.pt", "900k.pt", "1M.pt", "1.5M.pt"], (500_000, 900_000, 1_000_000, 1_500_000), "names"),
+        (["2024-05-12_13-45-50.pt", "2024-05-12_13-46-10.pt"], (0, 1), "the dates and times"),
+        (["version_0/step_9.pt", "version_0/step_10.pt", "version_1/step_9.pt"], (9, 10, 19), "restart"),
+    ],
+)
+def test_every_numbered_checkpoint_of_a_run_is_a_step_of_it(tmp_path, names, steps, note):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        _save(tmp_path / name)
+    run = open_run(tmp_path)
+    assert run.steps == steps
+    assert [run.path_of(step) for step in steps] == [tmp_path / name for name in names]
+    assert note in run.notes[0]
+    assert run.skipped == ()
 
 
 def test_a_pattern_overrides_and_a_bad_one_is_told(tmp_path):
