@@ -56,7 +56,7 @@ from inshrink_core.formats.disk import (
 )
 from inshrink_core.formats.groups import group_files
 from inshrink_core.formats.logs.log import RunSettings, TrainingLog, read_log, read_settings
-from inshrink_core.formats.names import counters_in, is_numbered, step_in_name
+from inshrink_core.formats.names import counters_in, is_numbered, stem_of, step_in_name
 from inshrink_core.formats.order import Evidence, order_checkpoints
 from inshrink_core.formats.readers import reader_of
 from inshrink_core.formats.source import accepting_damage
@@ -710,17 +710,16 @@ def _by_evidence(parsed: Sequence[ParsedCheckpoint], root: Path, skipped: list[S
 
 
 def _on_main_line(evidence: Sequence[Evidence]) -> list[bool]:
-    """Tell steps from checkpoints with names of their own: best, last, and those without a number."""
-    names = [counters_in(one.path.rpartition("/")[2]) for one in evidence]
-    numbered = [is_numbered(one.path) for one in evidence]
-    is_main = [n and not _BESIDE & {*name.labels} for n, name in zip(numbered, names, strict=True)]
-    return is_main if any(is_main) else numbered if any(numbered) else [True] * len(evidence)
+    """Tell steps from checkpoints whose names say that they are none, such as best and last."""
+    names = (one.path.rpartition("/")[2] for one in evidence)
+    is_main = [not _BESIDE & {*counters_in(name).labels} for name in names]
+    return is_main if any(is_main) else [True] * len(evidence)
 
 
 def _branch_name(parsed: ParsedCheckpoint) -> str:
     labels = counters_in(parsed.path.name).labels
     is_group = len(parsed.paths) > 1 and parsed.path in parsed.paths.values()
-    stem = parsed.path.name if is_dir(parsed.path) else parsed.path.name.partition(".")[0]
+    stem = parsed.path.name if is_dir(parsed.path) else stem_of(parsed.path.name)
     return labels[0] if is_group and labels else stem
 
 
