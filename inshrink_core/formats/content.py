@@ -82,11 +82,11 @@ def place(ref: TensorRef, entry: ZipEntry | None, where: str) -> Placed | None:
     DamagedError
         The tensor's storage is missing, or the tensor reaches past it.
     """
-    if entry is None:
-        raise DamagedError(f"storage '{ref.storage.key[:40]}' is missing from the zip", where=where)
     itemsize = DTYPE_SIZES.get(ref.dtype)
     if itemsize is None:
         return None
+    if entry is None:
+        raise DamagedError(f"storage '{ref.storage.key[:40]}' is missing from the zip", where=where)
     shape, stride = ref.shape, ref.stride
     numel, extent, reach, contiguous = 1, 1, 1, True
     for size, step in zip(shape[::-1], stride[::-1], strict=True):
