@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -533,6 +533,65 @@ def _region_bytes(
             view[...] = part
     data_of_region: Any = buffer
     return memoryview(data_of_region), n_holes
+
+
+class RestoredFile:
+    """A file as it is restored, of which only what is asked for is decoded.
+
+    Parameters
+    ----------
+    checkpoint
+        Gives tensors and the skeleton.
+    layout
+        One of its files.
+
+    Raises
+    ------
+    DamagedError
+        Layout, skeleton and tensors contradict each other.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, layout: FileLayout) -> None:
+        self.path, self.nbytes = Path(layout.path), layout.nbytes
+        self._checkpoint = checkpoint
+        skeleton = memoryview(checkpoint.source.skeleton(layout))
+        _check_layout(layout, checkpoint, len(skeleton))
+        at = 0
+        self._pieces: list[tuple[int, int, memoryview | Region]] = []
+        for offset, nbytes in _bytes_between(layout):
+            self._pieces.append((offset, nbytes, skeleton[at : at + nbytes]))
+            at += nbytes
+        self._holes = skeleton[at:]
+        self._regions = [region for region in layout.regions if region.nbytes]
+        self._pieces += [(region.offset, region.nbytes, region) for region in self._regions]
+        self._pieces.sort(key=lambda piece: piece[0])
+
+    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
+        """Return exactly `n_bytes` bytes from `offset`."""
+        if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
+            raise DamagedError("a file is shorter than it says", where=str(self.path))
+        first = bisect.bisect_right(self._pieces, offset, key=lambda piece: piece[0]) - 1
+        found = []
+        for start, nbytes, held in self._pieces[max(first, 0) :]:
+            if start >= offset + n_bytes:
+                break
+            data = self._decoded(held) if isinstance(held, Region) else held
+            found.append(data[max(offset - start, 0) : min(offset + n_bytes - start, nbytes)])
+        return b"".join(found)
+
+    def expect(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Say which bytes will be read soon: they are here."""
+
+    def _decoded(self, region: Region) -> memoryview:
+        used = 0
+        for one in self._regions:
+            specs = [self._checkpoint.spec(member.key) for member in one.members]
+            shapes = [(s.dtype, member.shape_in(s)) for s, member in zip(specs, one.members, strict=True)]
+            if one is region:
+                break
+            mask = _hole_mask(one, shapes)
+            used += 0 if mask is None else int(mask.sum())
+        return _region_bytes(self._checkpoint, region, self._holes[used:], self._checkpoint.source.read)[0]
 
 
 def write_layout(

@@ -215,10 +215,10 @@ class _Mapping(dict[Any, Any]):
 
 
 class Foreign(Opaque, _Mapping):
-    """A name outside the table, or an object that is made with it (`is_made`); carried, never executed.
+    """A name outside the table, or an object made with it (`is_made`); carried, never executed.
 
-    An object is the mapping that it says it is, if it is one. A module is that of its state dict, an optimizer
-    that of its state and groups, and another object that of the modules among its attributes; else it is empty.
+    An object of a subclass of dict has its items. A module has the items of its state dict, an optimizer its
+    state and groups, any other object the tensors of the modules among its attributes.
     """
 
     __slots__ = ("is_made", "module", "qualname")
@@ -254,7 +254,7 @@ class Foreign(Opaque, _Mapping):
         return root in ("torch", "numpy") and last[:1].islower()
 
     def take_state(self, state: Any, spend: Callable[[int], None]) -> None:
-        """Become what a state says: that of a module, of an optimizer, or of what has modules as attributes."""
+        """Take the tensors of a module, an optimizer, or an object with modules as attributes."""
         state = state[0] if type(state) is tuple and state else state
         if not isinstance(state, dict):
             return
@@ -263,7 +263,9 @@ class Foreign(Opaque, _Mapping):
         if isinstance(modules, dict):
             spend(sum(len(group) for group in groups if isinstance(group, (dict, list, tuple))))
             tensors = {k: v for group in groups[:2] if isinstance(group, dict) for k, v in group.items()}
-            hidden = {n for n in groups[2] if isinstance(n, str)} if isinstance(groups[2], (list, tuple)) else ()
+            hidden = (
+                {n for n in groups[2] if isinstance(n, str)} if isinstance(groups[2], (list, tuple)) else ()
+            )
             for name, value in tensors.items():
                 if isinstance(value, (TensorRef, TensorParts)) and name not in hidden:
                     self[name] = value
@@ -278,7 +280,7 @@ class Foreign(Opaque, _Mapping):
             self._take_optimizer(state["state"], state["param_groups"], spend)
 
     def _take_optimizer(self, state: Any, groups: Any, spend: Callable[[int], None]) -> None:
-        """Number the parameters, as `state_dict` does."""
+        """Take state and groups with numbers for parameters, as `state_dict` has them."""
         numbers: dict[int, int] = {}
         numbered = _Sequence()
         for group in groups:
@@ -477,7 +479,9 @@ _HARMLESS: Final = {
 """What values are made with that do no harm where they are made. None of them is called here."""
 
 _EXCEPTIONS: Final = frozenset(
-    name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)
+    name
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and issubclass(kind, BaseException)
 )
 
 _RECORDS: Final = {
@@ -609,8 +613,8 @@ def _plain_for(n_bytes: int) -> re.Pattern[bytes]:
     return _plain_opcodes(index, len(str(n_bytes // 8)))
 
 
-def _rewritten(data: bytes) -> tuple[bytes, str]:
-    """Return a program without the opcodes that `_Reader` answers for, and what is wrong with it.
+def _rewritten(data: bytes) -> tuple[bytes, str, int]:
+    """Return a program without the opcodes that `_Reader` answers for, what is wrong with it, and its size.
 
     A flawed one ends at the flaw: up to there it shows which names it wants.
     """
@@ -654,7 +658,13 @@ def _rewritten(data: bytes) -> tuple[bytes, str]:
             flaw = f"opcode 0x{opcode.hex()}" if opcode else "it ends before STOP"
             break
     program = b"".join([*pieces, data[kept:at]])
-    return b"\x95" + len(program).to_bytes(8, "little") + program, flaw and f"at byte {at}: {flaw}"
+    return b"\x95" + len(program).to_bytes(8, "little") + program, flaw and f"at byte {at}: {flaw}", at
+
+
+def pickle_nbytes(data: bytes) -> int:
+    """Return the size of the pickle that data begin with, 0 where it does not end in them."""
+    _, flaw, nbytes = _rewritten(data)
+    return 0 if flaw else nbytes
 
 
 class _Reader(pickle.Unpickler):
@@ -664,6 +674,7 @@ class _Reader(pickle.Unpickler):
         super().__init__(io.BytesIO(program), encoding="latin-1")
         self.wanted: set[str] = set()
         self.n_refused = 0
+        self.storages: dict[str, StorageRef] = {}
         self._room = _SOME + len(program)
 
     def find_class(self, module: str, name: str) -> Any:
@@ -687,7 +698,14 @@ class _Reader(pickle.Unpickler):
             if len(pid) >= 5 and pid[0] == "storage":
                 if isinstance(pid[1], Foreign):
                     return self._refuse(pid[1])
-                return _storage(pid[1], pid[2], pid[4])
+                if len(pid) > 5 and pid[5] is not None:
+                    raise _MalformedError("a storage that is a part of another")
+                storage = _storage(pid[1], pid[2], pid[4])
+                if isinstance(storage, StorageRef):
+                    self.storages.setdefault(storage.key, storage)
+                return storage
+            if len(pid) == 4 and pid[0] == "module":
+                return pid[1]  # the class of a module, with its source
         elif pid is None:
             return _Mapping()
         elif pid is True:
@@ -755,14 +773,17 @@ class _Reader(pickle.Unpickler):
                 return self.find_class(owner.module, f"{owner.qualname}.{args[1]}")
             return Foreign(function.module, function.qualname, is_made=True)  # a method of an object
         # A union of types is a reduction.
-        is_union = function.known_as[1] == "reduce" and bool(args) and getattr(args[0], "qualname", "") == "or_"
+        is_union = (
+            function.known_as[1] == "reduce" and bool(args) and getattr(args[0], "qualname", "") == "or_"
+        )
         return self._refuse(function) if function.is_refused and not is_union else self._made(function, args)
 
     def _made(self, one: Foreign, args: object) -> Foreign:
-        """Return an object of a class; a module that a function makes has its state as an argument."""
+        """Return an object of a class; a module may be made of another one, or of its state."""
         made = Foreign(one.module, one.qualname, is_made=True)
         if type(args) is tuple and args and isinstance(args[0], dict):
-            made.take_state(args[0], self._spend)
+            compiled = one.qualname == "OptimizedModule"
+            made.take_state({"_orig_mod": args[0]} if compiled else args[0], self._spend)
         return made
 
     def _spend(self, n_values: int) -> None:
@@ -780,7 +801,7 @@ def _storage(kind: object, key: object, n_elements: object) -> object:
     raise _MalformedError("a storage of unknown type")
 
 
-def read_pickle(data: bytes, where: str = "") -> object:
+def read_pickle(data: bytes, where: str = "", *, storages: dict[str, StorageRef] | None = None) -> object:
     """Return what a pickle of a checkpoint describes, without importing or calling anything.
 
     Parameters
@@ -789,6 +810,8 @@ def read_pickle(data: bytes, where: str = "") -> object:
         The whole pickle, at most `MAX_PICKLE_BYTES`.
     where
         The file, for messages.
+    storages
+        Takes every storage that it names, by key.
 
     Returns
     -------
@@ -822,7 +845,7 @@ def read_pickle(data: bytes, where: str = "") -> object:
             expected=f"at most {MAX_PICKLE_BYTES} bytes",
             found=f"{len(data)}",
         )
-    program, flaw = _rewritten(data)
+    program, flaw, _ = _rewritten(data)
     reader = _Reader(program)
     error: Exception | None = None
     result: object = None
@@ -853,4 +876,6 @@ def read_pickle(data: bytes, where: str = "") -> object:
             where=where,
             remedy="restore the file from a backup or save it again",
         ) from error
+    if storages is not None:
+        storages |= reader.storages
     return result

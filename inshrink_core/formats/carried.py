@@ -1,0 +1,336 @@
+"""Tensors that a torch file carries unread, made anew where another format is written.
+
+The pickle of a file travels in its skeleton, and with it every tensor whose values differ from the bytes of
+one storage: conjugated and negated views, sparse, quantized and meta tensors, expanded constants. Nothing in
+the pickle is executed: PyTorch's constructors are called with what it says, after that was checked.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from inshrink_core.checkpoint import (
+    DTYPE_SIZES,
+    Checkpoint,
+    FileLayout,
+    TensorRole,
+    TensorSource,
+    TensorSpec,
+    ZipEntry,
+)
+from inshrink_core.errors import DamagedError, InputError, clipped
+from inshrink_core.execution import Limits
+from inshrink_core.formats.content import place
+from inshrink_core.formats.source import DEFAULT_LIMITS, RestoredFile
+from inshrink_core.formats.state_tree import Named, Optimizer, Placed, read_state_tree
+from inshrink_core.formats.torch.legacy import MAGIC_WITHIN, is_legacy, read_torch_legacy
+from inshrink_core.formats.torch.pickles import OddTensor, StorageRef, TensorRef, read_pickle
+from inshrink_core.formats.torch.zip import read_torch_zip
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_INTEGERS: Final = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}
+"""What the elements of quantized tensors are."""
+
+_PACKED: Final = {"quint4x2": 2, "quint2x4": 4}
+"""How many of them share a byte: such are written as bytes."""
+
+_SPARSE_PARTS: Final = {
+    "torch.sparse_coo": ("indices", "values"),
+    "torch.sparse_csr": ("crow_indices", "col_indices", "values"),
+    "torch.sparse_csc": ("ccol_indices", "row_indices", "values"),
+    "torch.sparse_bsr": ("crow_indices", "col_indices", "values"),
+    "torch.sparse_bsc": ("ccol_indices", "row_indices", "values"),
+}
+_MOST_NESTED: Final = 4
+"""Of tensors that are made of tensors: negated and conjugated values of a sparse one."""
+
+
+class CarriedTensor(NamedTuple):
+    """A tensor that no spec stands for.
+
+    Parameters
+    ----------
+    name, role
+        As of a spec.
+    kind
+        What it is, for messages.
+    file
+        In which it lies.
+    whole
+        Returns it as PyTorch would load it.
+    plain
+        Returns what a format without such tensors can hold of it: plain tensors by what follows its name.
+    """
+
+    name: str
+    role: TensorRole
+    kind: str
+    file: str
+    whole: Callable[[], Tensor]
+    plain: Callable[[], dict[str, Tensor]]
+
+    @property
+    def key(self) -> str:
+        """The key that its spec would have."""
+        return Named(self.name, self.role, Placed("", (), None, 0, 0)).key
+
+
+class _Maker:
+    """Makes the tensors of one file."""
+
+    def __init__(self, file: RestoredFile, storages: Mapping[str, ZipEntry], limits: Limits) -> None:
+        self._file, self._storages, self._limits = file, storages, limits
+        self._where = str(file.path)
+
+    def place(self, ref: TensorRef) -> Placed | None:
+        return place(ref, self._storages.get(ref.storage.key), self._where)
+
+    def whole(self, ref: TensorRef, name: str) -> Tensor:
+        """Return a tensor as it is."""
+        try:
+            return self._whole(ref, name)
+        except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+            said = clipped(str(error).partition("\n")[0])
+            raise DamagedError(f"no tensor '{clipped(name)}' ({said})", where=self._where) from error
+
+    def _whole(self, ref: TensorRef, name: str, depth: int = 0) -> Tensor:
+        import torch
+
+        if depth > _MOST_NESTED:
+            raise ValueError("it is made of itself")
+        if not isinstance(ref, OddTensor):
+            return self._strided(ref.storage, ref.offset, ref.shape, ref.stride, ref.dtype)
+        args: Any = ref.args
+        inner = functools.partial(self._whole, name=name, depth=depth + 1)
+        if ref.kind == "conjugate":
+            return inner(args[0]).conj()
+        if ref.kind == "negative":
+            return torch._neg_view(inner(args[0]))
+        if ref.kind == "meta":
+            return torch.empty_strided(args[1], args[2], dtype=getattr(torch, args[0].name), device="meta")
+        if ref.kind == "sparse":
+            n_parts = len(_SPARSE_PARTS[args[0]])
+            parts, (size, *told) = map(inner, args[1][:n_parts]), args[1][n_parts:]
+            if n_parts == 2:
+                return torch.sparse_coo_tensor(
+                    *parts, size, is_coalesced=told == [True], check_invariants=True
+                )
+            layout = getattr(torch, args[0].removeprefix("torch."))
+            return torch.sparse_compressed_tensor(*parts, size, layout=layout, check_invariants=True)
+        if ref.kind == "quantized":
+            storage, offset, shape, stride, (_, scale, zero, *axis) = args[:5]
+            method: Any = torch.per_tensor_affine, scale, zero
+            if axis:
+                method = torch.per_channel_affine, inner(scale), inner(zero), axis[0]
+            codes = self._bytes(storage, 0, storage.n_elements, storage.dtype)
+            if offset + _extent(shape, stride) > storage.n_elements * _PACKED.get(storage.dtype, 1):
+                raise ValueError("it reaches past its storage")
+            self._limits.require_memory(4 * math.prod(shape), f"making '{clipped(name)}'", self._where)
+            made: Any = torch.frombuffer(codes, dtype=torch.uint8).untyped_storage()
+            kind = getattr(torch, storage.dtype)
+            made = torch.storage.TypedStorage(wrap_storage=made, dtype=kind, _internal=True)
+            return torch._utils._rebuild_qtensor(made, offset, shape, stride, method, False, OrderedDict())
+        raise _no_values(name, ref.kind, self._where)
+
+    def plain(self, ref: TensorRef, name: str) -> dict[str, Tensor]:
+        """Return plain tensors that say the same."""
+        import torch
+
+        whole = self.whole(ref, name)
+        args: Any = ref.args if isinstance(ref, OddTensor) else ()
+        if whole.is_meta:
+            raise _no_values(name, "meta", self._where)
+        if whole.layout is not torch.strided:
+            words = _SPARSE_PARTS[args[0]]
+            made = dict(zip(words, map(functools.partial(self.whole, name=name), args[1]), strict=False))
+            made["size"] = torch.tensor(whole.shape)
+        elif whole.is_quantized:
+            storage, offset, shape, stride, (_, scale, zero, *axis) = args[:5]
+            if storage.dtype in _INTEGERS:
+                codes = self._strided(storage, offset, shape, stride, _INTEGERS[storage.dtype])
+            else:
+                packed = self._bytes(storage, 0, storage.n_elements, storage.dtype)
+                codes = torch.frombuffer(packed, dtype=torch.uint8)
+            if axis:
+                per = {"scales": self.whole(scale, name), "zero_points": self.whole(zero, name)}
+                made = {"int_repr": codes, **per, "axis": torch.tensor(axis[0])}
+            else:
+                made = {"int_repr": codes, "scale": torch.tensor(scale, dtype=torch.float64)}
+                made["zero_point"] = torch.tensor(zero)
+        else:
+            self._limits.require_memory(whole.nbytes, f"writing '{clipped(name)}' in full", self._where)
+            is_known = str(whole.dtype).removeprefix("torch.") in DTYPE_SIZES
+            made = {"": whole if is_known else whole.contiguous().view(torch.uint8)}
+        return {part: one.resolve_conj().resolve_neg().contiguous() for part, one in made.items()}
+
+    def _strided(self, storage: StorageRef, offset: int, shape: Any, stride: Any, dtype: str) -> Tensor:
+        import torch
+
+        kind = getattr(torch, dtype)
+        if not math.prod(shape):
+            return torch.empty(shape, dtype=kind)
+        data = torch.frombuffer(
+            self._bytes(storage, offset, _extent(shape, stride), dtype), dtype=torch.uint8
+        )
+        return (data.ne(0) if dtype == "bool" else data.view(kind)).as_strided(shape, stride)
+
+    def _bytes(self, storage: StorageRef, offset: int, n_elements: int, dtype: str) -> bytearray:
+        """Return the bytes of some elements of a storage."""
+        import torch
+
+        entry = self._storages[storage.key]
+        itemsize = getattr(torch, dtype).itemsize
+        at, nbytes = offset * itemsize, n_elements * itemsize
+        if min(at, nbytes) < 0 or at + nbytes > entry.data_nbytes:
+            raise ValueError("it reaches past its storage")
+        return bytearray(self._file.read(entry.data_offset + at, nbytes))
+
+
+def _extent(shape: Iterable[int], stride: Iterable[int]) -> int:
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def _no_values(name: str, kind: str, where: str) -> InputError:
+    return InputError(
+        f"tensor '{clipped(name)}' ({kind}) has no values that this format can hold",
+        where=where,
+        remedy="use the layout 'same'; 'torch' takes tensors of the device meta",
+    )
+
+
+def _kind(ref: TensorRef) -> str:
+    if not isinstance(ref, OddTensor):
+        return "expanded" if ref.dtype in DTYPE_SIZES else ref.dtype
+    layout = ref.args[0] if ref.kind == "sparse" and ref.args else None
+    return layout.removeprefix("torch.") if isinstance(layout, str) else ref.kind
+
+
+def carried_tensors(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> tuple[CarriedTensor, ...]:
+    """Return the tensors of models, optimizers and gradients that torch files carry unread.
+
+    Parameters
+    ----------
+    checkpoint
+        From a run, or decoded from an archive.
+    limits
+        What a tensor may take of memory.
+
+    Raises
+    ------
+    DamagedError
+        A file contradicts itself.
+    """
+    files = [layout for layout in checkpoint.files if layout.kind == "torch"]
+    return tuple(one for layout in files for one in _carried_in(checkpoint, layout, limits))
+
+
+def _carried_in(checkpoint: Checkpoint, layout: FileLayout, limits: Limits) -> Iterator[CarriedTensor]:
+    file = RestoredFile(checkpoint, layout)
+    where = str(file.path)
+    if is_legacy(file.read(0, min(file.nbytes, MAGIC_WITHIN))):
+        root, n_bytes, storages = read_torch_legacy(file)
+    else:
+        archive = read_torch_zip(file, allow_damaged=True)
+        root, n_bytes = read_pickle(archive.pickle_bytes, where), len(archive.pickle_bytes)
+        storages = archive.storages
+    maker = _Maker(file, storages, limits)
+    refs: list[TensorRef] = []
+
+    def placed(ref: TensorRef) -> Placed:
+        if (known := maker.place(ref)) is not None:
+            return known
+        refs.append(ref)
+        # It lies nowhere: its place is its number, before the file.
+        return Placed("float32", (1,), None, -len(refs), 1 << 20)
+
+    tree = read_state_tree(root, placed, where, n_bytes=n_bytes)
+    named = [Named(name, TensorRole.WEIGHT, one) for name, one in (*tree.model, *tree.extra)]
+    named += [Named(name, TensorRole.GRADIENT, one) for name, one in tree.gradients]
+    named += [Named(name, TensorRole.EXTRA, one) for name, one in tree.kept]
+    for number, optimizer in enumerate(tree.optimizers):
+        named += _named_state(checkpoint, layout, optimizer, number)
+    for name, role, found, _ in named:
+        if found.offset < 0:
+            ref = refs[-found.offset - 1]
+            make = [functools.partial(method, ref, name) for method in (maker.whole, maker.plain)]
+            yield CarriedTensor(name, role, _kind(ref), layout.path, *make)
+
+
+def _named_state(
+    checkpoint: Checkpoint, layout: FileLayout, optimizer: Optimizer, number: int
+) -> Iterator[Named]:
+    """Yield what an optimizer has for each parameter, called as the rest of it is in the checkpoint."""
+    keys = {region.offset + one.start: one.key for region in layout.regions for one in region.members}
+    prefix = f"optimizer.{number}.state" if number else "optimizer.state"
+    for param, tensors in optimizer.state.items():
+        beside = [keys.get(one.placed.offset) for one in tensors if one.role is not TensorRole.STATE]
+        name = next((checkpoint.spec(key).parameter for key in beside if key), "")
+        name = name or (param if isinstance(param, str) else f"{prefix}.{param}")
+        yield from (Named(name + one.suffix, one.role, one.placed) for one in tensors)
+
+
+def with_plain_values(
+    checkpoint: Checkpoint, carried: Iterable[CarriedTensor], told: Callable[[str], None]
+) -> Checkpoint:
+    """Return a checkpoint with specs for tensors that are carried unread, of their plain values or parts.
+
+    Parameters
+    ----------
+    checkpoint
+        The checkpoint.
+    carried
+        Of its `carried_tensors`, those to add.
+    told
+        Told of each what becomes of it.
+
+    Raises
+    ------
+    InputError
+        One has no values, or a name is taken.
+    """
+    made: dict[str, tuple[CarriedTensor, str]] = {}
+    specs = list(checkpoint.specs)
+    taken = {spec.key for spec in specs}
+    for one in carried:
+        parts = one.plain()
+        for part, tensor in parts.items():
+            name = f"{one.name}.{part}" if part else one.name
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            spec = TensorSpec(name=name, role=one.role, dtype=dtype, shape=tuple(tensor.shape), exact=True)
+            if spec.key in taken:
+                raise InputError(
+                    f"tensor '{clipped(one.key)}' ({one.kind}) has a part named as another tensor",
+                    where=checkpoint.origin,
+                    found=clipped(spec.key),
+                    remedy="use the layout 'same' or 'torch'",
+                )
+            taken.add(spec.key)
+            made[spec.key] = one, part
+            specs.append(spec)
+        told(f"{one.key} ({one.kind}) as {', '.join(f'.{part}' for part in parts if part) or 'plain values'}")
+    if not made:
+        return checkpoint
+    return replace(checkpoint, specs=tuple(specs), source=_WithPlainValues(checkpoint.source, made))
+
+
+class _WithPlainValues:
+    """A `TensorSource` that makes what is carried when it is asked for."""
+
+    def __init__(self, source: TensorSource, made: Mapping[str, tuple[CarriedTensor, str]]) -> None:
+        self._source, self._made = source, made
+
+    def read(self, spec: TensorSpec) -> Tensor:
+        if spec.key not in self._made:
+            return self._source.read(spec)
+        one, part = self._made[spec.key]
+        return one.plain()[part]
+
+    def skeleton(self, layout: FileLayout) -> bytes:
+        return self._source.skeleton(layout)
