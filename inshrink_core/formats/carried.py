@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -35,11 +36,8 @@ from inshrink_core.formats.torch.zip import read_torch_zip
 if TYPE_CHECKING:
     from torch import Tensor
 
-_INTEGERS: Final = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}
-"""What the elements of quantized tensors are."""
-
 _PACKED: Final = {"quint4x2": 2, "quint2x4": 4}
-"""How many of them share a byte: such are written as bytes."""
+"""How many elements of quantized tensors share a byte."""
 
 _SPARSE_PARTS: Final = {
     "torch.sparse_coo": ("indices", "values"),
@@ -136,39 +134,39 @@ class _Maker:
             made: Any = torch.frombuffer(codes, dtype=torch.uint8).untyped_storage()
             kind = getattr(torch, storage.dtype)
             made = torch.storage.TypedStorage(wrap_storage=made, dtype=kind, _internal=True)
-            return torch._utils._rebuild_qtensor(made, offset, shape, stride, method, False, OrderedDict())
+            with warnings.catch_warnings(action="ignore"):  # what PyTorch will no longer make, it still loads
+                return torch._utils._rebuild_qtensor(
+                    made, offset, shape, stride, method, False, OrderedDict()
+                )
         raise _no_values(name, ref.kind, self._where)
 
     def plain(self, ref: TensorRef, name: str) -> dict[str, Tensor]:
-        """Return plain tensors that say the same."""
+        """Return plain tensors that say the same, by what follows the name."""
         import torch
 
-        whole = self.whole(ref, name)
-        args: Any = ref.args if isinstance(ref, OddTensor) else ()
-        if whole.is_meta:
+        one = self.whole(ref, name)
+        if one.is_meta:
             raise _no_values(name, "meta", self._where)
-        if whole.layout is not torch.strided:
-            words = _SPARSE_PARTS[args[0]]
-            made = dict(zip(words, map(functools.partial(self.whole, name=name), args[1]), strict=False))
-            made["size"] = torch.tensor(whole.shape)
-        elif whole.is_quantized:
-            storage, offset, shape, stride, (_, scale, zero, *axis) = args[:5]
-            if storage.dtype in _INTEGERS:
-                codes = self._strided(storage, offset, shape, stride, _INTEGERS[storage.dtype])
+        if one.is_quantized:
+            made = {"int_repr": one.int_repr()}
+            if len(ref.args[4]) == 3:  # type: ignore[attr-defined]
+                scale, zero = (
+                    torch.tensor(one.q_scale(), dtype=torch.float64),
+                    torch.tensor(one.q_zero_point()),
+                )
+                made |= {"scale": scale, "zero_point": zero}
             else:
-                packed = self._bytes(storage, 0, storage.n_elements, storage.dtype)
-                codes = torch.frombuffer(packed, dtype=torch.uint8)
-            if axis:
-                per = {"scales": self.whole(scale, name), "zero_points": self.whole(zero, name)}
-                made = {"int_repr": codes, **per, "axis": torch.tensor(axis[0])}
-            else:
-                made = {"int_repr": codes, "scale": torch.tensor(scale, dtype=torch.float64)}
-                made["zero_point"] = torch.tensor(zero)
+                made |= {"scales": one.q_per_channel_scales(), "zero_points": one.q_per_channel_zero_points()}
+                made["axis"] = torch.tensor(one.q_per_channel_axis())
+        elif one.layout is not torch.strided:
+            words = _SPARSE_PARTS[str(one.layout)]
+            prefix = "_" if one.layout is torch.sparse_coo else ""
+            made = {word: getattr(one, prefix + word)() for word in words} | {"size": torch.tensor(one.shape)}
         else:
-            self._limits.require_memory(whole.nbytes, f"writing '{clipped(name)}' in full", self._where)
-            is_known = str(whole.dtype).removeprefix("torch.") in DTYPE_SIZES
-            made = {"": whole if is_known else whole.contiguous().view(torch.uint8)}
-        return {part: one.resolve_conj().resolve_neg().contiguous() for part, one in made.items()}
+            self._limits.require_memory(one.nbytes, f"writing '{clipped(name)}' in full", self._where)
+            is_known = str(one.dtype).removeprefix("torch.") in DTYPE_SIZES
+            made = {"": one if is_known else one.contiguous().view(torch.uint8)}
+        return {part: tensor.resolve_conj().resolve_neg().contiguous() for part, tensor in made.items()}
 
     def _strided(self, storage: StorageRef, offset: int, shape: Any, stride: Any, dtype: str) -> Tensor:
         import torch

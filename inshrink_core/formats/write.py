@@ -30,7 +30,6 @@ from inshrink_core.formats.distributed import METADATA
 from inshrink_core.formats.safetensors_file import SAFETENSORS_DTYPES
 from inshrink_core.formats.source import DEFAULT_LIMITS, tensor_bytes, write_layout
 
-
 Progress = Callable[[str], None]
 Writer = Callable[[IO[bytes]], None]
 

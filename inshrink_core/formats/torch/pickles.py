@@ -18,7 +18,6 @@ decides how long a lookup takes.
 from __future__ import annotations
 
 import _compat_pickle
-import builtins
 import functools
 import io
 import pickle
@@ -243,14 +242,15 @@ class Foreign(Opaque, _Mapping):
     def is_refused(self) -> bool:
         """Whether a call of it refuses the file: it is an object, or a function that no harmless value needs.
 
-        Of Python's library that is all but `_HARMLESS` and exceptions, of PyTorch and numpy public functions.
+        Those are all of Python's library but `_HARMLESS` and exceptions, and public functions of PyTorch and
+        numpy.
         """
         module, name = self.known_as
         root, last = module.partition(".")[0], name.rpartition(".")[2]
-        if self.is_made or name in _HARMLESS.get(module, ()):
+        if self.is_made or f"{module}.{name}" in _HARMLESS:
             return self.is_made
         if root in sys.stdlib_module_names:
-            return not (name in _EXCEPTIONS or last.endswith(("Error", "Exception", "Warning")))
+            return not last.endswith(("Error", "Exception", "Exit", "Interrupt", "Iteration", "Warning"))
         return root in ("torch", "numpy") and last[:1].islower()
 
     def take_state(self, state: Any, spend: Callable[[int], None]) -> None:
@@ -444,45 +444,23 @@ _INERT_NAMES: Final = {
     "__builtin__": "complex slice xrange bool int long float str unicode",
 }
 
-_HARMLESS: Final = {
-    module: frozenset(names.split())
-    for module, names in {
-        "_io": "BytesIO StringIO",
-        "_operator": "getitem or_",
-        "argparse": "Namespace",
-        "array": "array _array_reconstructor",
-        "builtins": "bytearray enumerate iter list memoryview object reversed type zip",
-        "collections": "ChainMap UserDict UserList UserString deque",
-        "copyreg": "__newobj__ __newobj_ex__",
-        "datetime": "date datetime time timedelta timezone",
-        "decimal": "Context Decimal",
-        "fractions": "Fraction",
-        "functools": "partial",
-        "http": "HTTPMethod HTTPStatus",
-        "inspect": "Parameter Signature _ParameterKind",
-        "io": "BytesIO StringIO",
-        "ipaddress": "IPv4Address IPv4Interface IPv4Network IPv6Address IPv6Interface IPv6Network",
-        "itertools": "chain count cycle islice product repeat",
-        "logging": "getLogger",
-        "operator": "attrgetter getitem itemgetter methodcaller or_",
-        "random": "Random SystemRandom",
-        "re": "RegexFlag _compile",
-        "signal": "Signals",
-        "string": "Template",
-        "time": "struct_time",
-        "torch.fx.graph_module": "reduce_graph_module",
-        "types": "GenericAlias SimpleNamespace",
-        "uuid": "SafeUUID UUID",
-        "zoneinfo": "ZoneInfo ZoneInfo._unpickle",
-    }.items()
-}
+_HARMLESS_NAMES: Final = """
+    _io.BytesIO _io.StringIO _operator.getitem _operator.or_ argparse.Namespace array._array_reconstructor
+    array.array builtins.bytearray builtins.enumerate builtins.iter builtins.list builtins.memoryview
+    builtins.object builtins.reversed builtins.type builtins.zip collections.ChainMap collections.UserDict
+    collections.UserList collections.UserString collections.deque copyreg.__newobj__ copyreg.__newobj_ex__
+    datetime.date datetime.datetime datetime.time datetime.timedelta datetime.timezone decimal.Context
+    decimal.Decimal fractions.Fraction functools.partial http.HTTPMethod http.HTTPStatus inspect.Parameter
+    inspect.Signature inspect._ParameterKind io.BytesIO io.StringIO ipaddress.IPv4Address
+    ipaddress.IPv4Interface ipaddress.IPv4Network ipaddress.IPv6Address ipaddress.IPv6Interface
+    ipaddress.IPv6Network itertools.chain itertools.count itertools.cycle itertools.islice itertools.product
+    itertools.repeat logging.getLogger operator.attrgetter operator.getitem operator.itemgetter
+    operator.methodcaller operator.or_ random.Random random.SystemRandom re.RegexFlag re._compile
+    signal.Signals string.Template time.struct_time torch.fx.graph_module.reduce_graph_module
+    types.GenericAlias types.SimpleNamespace uuid.SafeUUID uuid.UUID zoneinfo.ZoneInfo
+    zoneinfo.ZoneInfo._unpickle"""
+_HARMLESS: Final = frozenset(_HARMLESS_NAMES.split())
 """What values are made with that do no harm where they are made. None of them is called here."""
-
-_EXCEPTIONS: Final = frozenset(
-    name
-    for name, kind in vars(builtins).items()
-    if isinstance(kind, type) and issubclass(kind, BaseException)
-)
 
 _RECORDS: Final = {
     "torch.distributed.checkpoint.metadata": """Metadata TensorStorageMetadata BytesStorageMetadata
