@@ -273,7 +273,7 @@ class Foreign(Opaque, _Mapping):
         spend(len(children))
         for name, inner in children.items():
             for key, value in inner.items() if isinstance(inner, Foreign) and inner.is_made else ():
-                spend(1 + (len(str(name)) + len(str(key))) // 16)
+                spend(3 + (len(str(name)) + len(str(key))) // 16)
                 if isinstance(value, (TensorRef, TensorParts)):
                     self[f"{name}.{key}"] = value
         if isinstance(state.get("state"), dict) and isinstance(state.get("param_groups"), list):
