@@ -93,14 +93,16 @@ class _Maker:
     def whole(self, ref: TensorRef, name: str) -> Tensor:
         """Return a tensor as it is."""
         try:
-            return self._whole(ref, name)
+            made: Tensor = self._whole(ref, name)
         except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             said = clipped(str(error).partition("\n")[0])
             raise DamagedError(f"no tensor '{clipped(name)}' ({said})", where=self._where) from error
+        return made
 
-    def _whole(self, ref: TensorRef, name: str, depth: int = 0) -> Tensor:
+    def _whole(self, ref: TensorRef, name: str, depth: int = 0) -> Any:
         import torch
 
+        build: Any = torch  # its functions of sparse and quantized tensors have no types
         if depth > _MOST_NESTED:
             raise ValueError("it is made of itself")
         if not isinstance(ref, OddTensor):
@@ -117,11 +119,11 @@ class _Maker:
             n_parts = len(_SPARSE_PARTS[args[0]])
             parts, (size, *told) = map(inner, args[1][:n_parts]), args[1][n_parts:]
             if n_parts == 2:
-                return torch.sparse_coo_tensor(
+                return build.sparse_coo_tensor(
                     *parts, size, is_coalesced=told == [True], check_invariants=True
                 )
             layout = getattr(torch, args[0].removeprefix("torch."))
-            return torch.sparse_compressed_tensor(*parts, size, layout=layout, check_invariants=True)
+            return build.sparse_compressed_tensor(*parts, size, layout=layout, check_invariants=True)
         if ref.kind == "quantized":
             storage, offset, shape, stride, (_, scale, zero, *axis) = args[:5]
             method: Any = torch.per_tensor_affine, scale, zero
@@ -133,9 +135,9 @@ class _Maker:
             self._limits.require_memory(4 * math.prod(shape), f"making '{clipped(name)}'", self._where)
             made: Any = torch.frombuffer(codes, dtype=torch.uint8).untyped_storage()
             kind = getattr(torch, storage.dtype)
-            made = torch.storage.TypedStorage(wrap_storage=made, dtype=kind, _internal=True)
+            made = build.storage.TypedStorage(wrap_storage=made, dtype=kind, _internal=True)
             with warnings.catch_warnings(action="ignore"):  # what PyTorch will no longer make, it still loads
-                return torch._utils._rebuild_qtensor(
+                return build._utils._rebuild_qtensor(
                     made, offset, shape, stride, method, False, OrderedDict()
                 )
         raise _no_values(name, ref.kind, self._where)
@@ -257,8 +259,9 @@ def _carried_in(checkpoint: Checkpoint, layout: FileLayout, limits: Limits) -> I
     for name, role, found, _ in named:
         if found.offset < 0:
             ref = refs[-found.offset - 1]
-            make = [functools.partial(method, ref, name) for method in (maker.whole, maker.plain)]
-            yield CarriedTensor(name, role, _kind(ref), layout.path, *make)
+            whole = functools.partial(maker.whole, ref, name)
+            plain = functools.partial(maker.plain, ref, name)
+            yield CarriedTensor(name, role, _kind(ref), layout.path, whole, plain)
 
 
 def _named_state(

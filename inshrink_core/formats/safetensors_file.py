@@ -84,7 +84,7 @@ def _placed(file: ReadableFile, name: str, entry: object, data_offset: int) -> P
             f"{named} has a dtype that is not known",
             where=str(file.path),
             found=clipped(theirs),
-            expected=", ".join([*SAFETENSORS_DTYPES, *_BITS]),
+            expected=", ".join(dict.fromkeys([*SAFETENSORS_DTYPES, *_BITS])),
             remedy="a newer Inshrink may know it; or save the tensor in one of these",
         )
     shape, span = entry.get("shape"), entry.get("data_offsets")
