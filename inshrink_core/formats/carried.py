@@ -7,6 +7,7 @@ the pickle is executed: PyTorch's constructors are called with what it says, aft
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 import warnings
@@ -27,14 +28,18 @@ from inshrink_core.checkpoint import (
 from inshrink_core.errors import DamagedError, InputError, clipped
 from inshrink_core.execution import Limits
 from inshrink_core.formats.content import place
+from inshrink_core.formats.disk import Readable
 from inshrink_core.formats.source import DEFAULT_LIMITS, RestoredFile
-from inshrink_core.formats.state_tree import Named, Optimizer, Placed, read_state_tree
+from inshrink_core.formats.state_tree import MODEL_KEYS, Named, Optimizer, Placed, read_state_tree
 from inshrink_core.formats.torch.legacy import MAGIC_WITHIN, is_legacy, read_torch_legacy
 from inshrink_core.formats.torch.pickles import OddTensor, StorageRef, TensorRef, read_pickle
 from inshrink_core.formats.torch.zip import read_torch_zip
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+METADATA: Final = ".metadata"
+"""What describes a distributed checkpoint."""
 
 _PACKED: Final = {"quint4x2": 2, "quint2x4": 4}
 """How many elements of quantized tensors share a byte."""
@@ -83,7 +88,7 @@ class CarriedTensor(NamedTuple):
 class _Maker:
     """Makes the tensors of one file."""
 
-    def __init__(self, file: RestoredFile, storages: Mapping[str, ZipEntry], limits: Limits) -> None:
+    def __init__(self, file: Readable, storages: Mapping[str, ZipEntry], limits: Limits) -> None:
         self._file, self._storages, self._limits = file, storages, limits
         self._where = str(file.path)
 
@@ -227,8 +232,62 @@ def carried_tensors(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> 
     DamagedError
         A file contradicts itself.
     """
-    files = [layout for layout in checkpoint.files if layout.kind == "torch"]
-    return tuple(one for layout in files for one in _carried_in(checkpoint, layout, limits))
+    found: list[CarriedTensor] = []
+    for layout in checkpoint.files:
+        if layout.kind == "torch":
+            found += _carried_in(checkpoint, layout, limits)
+        elif layout.path.rpartition("/")[2] == METADATA:
+            try:
+                found += _carried_shards(checkpoint, layout, limits)
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                raise DamagedError("it describes no distributed checkpoint", where=layout.path) from error
+    return tuple(found)
+
+
+class _Part:
+    """Some bytes of a file, read as a file."""
+
+    def __init__(self, file: RestoredFile, offset: int, nbytes: int) -> None:
+        self.path, self.nbytes = file.path, nbytes
+        self._file, self._offset = file, offset
+
+    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
+        return self._file.read(self._offset + offset, n_bytes)
+
+    def expect(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Say which bytes will be read soon: they are here."""
+
+
+def _carried_shards(checkpoint: Checkpoint, metadata: FileLayout, limits: Limits) -> Iterator[CarriedTensor]:
+    """Yield what a distributed checkpoint has as shards of their own; a part is called by its offsets."""
+    told: Any = read_pickle(RestoredFile(checkpoint, metadata).read(0, metadata.nbytes), metadata.path)
+    if told.kind != "Metadata" or not isinstance(told.state.get("storage_data"), dict):
+        return
+    folder = metadata.path.removesuffix(METADATA)
+    files = {one.path: one for one in checkpoint.files if one.kind == "dcp"}
+    starts = {path: [region.offset for region in one.regions] for path, one in files.items()}
+    opened: dict[str, RestoredFile] = {}
+    for index, info in told.state["storage_data"].items():
+        name, at, place = index.state["fqn"], index.state.get("offset"), info.state
+        path, first, nbytes = (place[key] for key in ("relative_path", "offset", "length"))
+        layout = files.get(f"{folder}{path}")
+        if at is None or layout is None:
+            continue
+        read = starts[layout.path]
+        if bisect.bisect_left(read, first) < bisect.bisect_left(read, first + nbytes):
+            continue
+        if layout.path not in opened:
+            opened[layout.path] = RestoredFile(checkpoint, layout)
+        file = _Part(opened[layout.path], first, nbytes)
+        archive = read_torch_zip(file, allow_damaged=True)
+        maker, ref = _Maker(file, archive.storages, limits), read_pickle(archive.pickle_bytes, layout.path)
+        if isinstance(ref, TensorRef) and maker.place(ref) is None:
+            top, _, rest = name.partition(".")
+            is_model = top in MODEL_KEYS and bool(rest)
+            name = (rest if is_model else name) + (str(list(at)) if any(at) else "")
+            whole, plain = (functools.partial(make, ref, name) for make in (maker.whole, maker.plain))
+            role = TensorRole.WEIGHT if is_model else TensorRole.EXTRA
+            yield CarriedTensor(name, role, _kind(ref), layout.path, whole, plain)
 
 
 def _carried_in(checkpoint: Checkpoint, layout: FileLayout, limits: Limits) -> Iterator[CarriedTensor]:

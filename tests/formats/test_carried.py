@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,25 @@ def test_an_optimizer_that_carries_tensors_of_the_model_is_not_dropped(tmp_path:
     with pytest.raises(InputError, match=r"q \(quantized\)"):
         prune(tmp_path / "b", optimizer_last=1, apply=True)
     assert inshrink_core.restore(tmp_path / "b", tmp_path / "out", steps=[1]).layout == "same"
+
+
+@pytest.mark.parametrize("make", [lambda: _quantized(torch.qint8), lambda: _complex().conj()])
+def test_shards_of_their_own_reach_both_formats(tmp_path: Path, make: Callable[[], Tensor]) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    odd = make()
+    with warnings.catch_warnings(action="ignore"):
+        state = {"model": {"w": torch.ones(4, 6), "odd": odd, "none": torch.empty(0, 3)}, "step": 1}
+        dcp.save(state, checkpoint_id=tmp_path / "run" / "step-1", no_dist=True)
+    inshrink_core.compress(tmp_path / "run", tmp_path / "a", codec="lossless")
+    report = inshrink_core.restore(tmp_path / "a", tmp_path / "plain", layout="safetensors")
+    assert same_bits(_plain(load_file(report.paths[0]), odd), _dense(odd))
+    assert [one.split()[0] for one in report.converted] == ["odd"]
+    report = inshrink_core.restore(tmp_path / "a", tmp_path / "torch", layout="torch")
+    with warnings.catch_warnings(action="ignore"):
+        found = torch.load(report.paths[0])["model"]["odd"]
+    assert (found.dtype, found.is_conj()) == (odd.dtype, odd.is_conj())
+    assert same_bits(_dense(found), _dense(odd))
 
 
 class _Built:
