@@ -236,7 +236,7 @@ def carried_tensors(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> 
     for layout in checkpoint.files:
         if layout.kind == "torch":
             found += _carried_in(checkpoint, layout, limits)
-        elif layout.path.rpartition("/")[2] == METADATA:
+        elif layout.kind == "opaque" and layout.path.rpartition("/")[2] == METADATA:
             try:
                 found += _carried_shards(checkpoint, layout, limits)
             except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -260,11 +260,11 @@ class _Part:
 
 def _carried_shards(checkpoint: Checkpoint, metadata: FileLayout, limits: Limits) -> Iterator[CarriedTensor]:
     """Yield what a distributed checkpoint has as shards of their own; a part is called by its offsets."""
-    told: Any = read_pickle(RestoredFile(checkpoint, metadata).read(0, metadata.nbytes), metadata.path)
-    if told.kind != "Metadata" or not isinstance(told.state.get("storage_data"), dict):
-        return
     folder = metadata.path.removesuffix(METADATA)
-    files = {one.path: one for one in checkpoint.files if one.kind == "dcp"}
+    files = {one.path: one for one in checkpoint.files if one.kind == "dcp" and one.path.startswith(folder)}
+    if not files:
+        return
+    told: Any = read_pickle(RestoredFile(checkpoint, metadata).read(0, metadata.nbytes), metadata.path)
     starts = {path: [region.offset for region in one.regions] for path, one in files.items()}
     opened: dict[str, RestoredFile] = {}
     for index, info in told.state["storage_data"].items():
@@ -285,7 +285,8 @@ def _carried_shards(checkpoint: Checkpoint, metadata: FileLayout, limits: Limits
             top, _, rest = name.partition(".")
             is_model = top in MODEL_KEYS and bool(rest)
             name = (rest if is_model else name) + (str(list(at)) if any(at) else "")
-            whole, plain = (functools.partial(make, ref, name) for make in (maker.whole, maker.plain))
+            whole = functools.partial(maker.whole, ref, name)
+            plain = functools.partial(maker.plain, ref, name)
             role = TensorRole.WEIGHT if is_model else TensorRole.EXTRA
             yield CarriedTensor(name, role, _kind(ref), layout.path, whole, plain)
 
