@@ -29,7 +29,8 @@ from inshrink_core.checkpoint import (
     TensorRole,
     ZipEntry,
 )
-from inshrink_core.errors import DamagedError
+from inshrink_core.errors import DamagedError, InputError, named
+from inshrink_core.formats.carried import carried_tensors
 from inshrink_core.formats.disk import holding_files
 
 if TYPE_CHECKING:
@@ -378,11 +379,25 @@ def stored_view(checkpoint: Checkpoint, optimizer: str) -> Checkpoint:
         ``lossless`` stores everything; ``drop`` leaves out every tensor of optimizers, and gradients, and
         with them the files whose regions held any: their skeleton alone would restore a file with
         holes.
+
+    Raises
+    ------
+    InputError
+        Such a file carries tensors of the model unread, which would be lost with it.
     """
     if optimizer != "drop":
         return checkpoint
     kept = MODEL_ROLES | {TensorRole.EXTRA}
-    return view_of(checkpoint, {spec.key for spec in checkpoint.specs if spec.role in kept})
+    view = view_of(checkpoint, {spec.key for spec in checkpoint.specs if spec.role in kept})
+    left = {file.path for file in checkpoint.files} - {file.path for file in view.files}
+    gone = dataclasses.replace(checkpoint, files=tuple(f for f in checkpoint.files if f.path in left))
+    if lost := [f"{one.key} ({one.kind})" for one in carried_tensors(gone) if one.role in MODEL_ROLES]:
+        raise InputError(
+            f"without the optimizer's file, tensors of the model would be lost: {named(lost)}",
+            where=checkpoint.origin,
+            remedy="keep the optimizer's state, or save these tensors as plain ones",
+        )
+    return view
 
 
 def view_of(checkpoint: Checkpoint, kept: Collection[str]) -> Checkpoint:

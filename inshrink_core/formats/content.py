@@ -28,6 +28,7 @@ from inshrink_core.formats.state_tree import (
     StateTree,
     read_state_tree,
 )
+from inshrink_core.formats.torch.legacy import MAGIC_WITHIN, is_legacy, read_torch_legacy
 from inshrink_core.formats.torch.pickles import Foreign, TensorRef, read_pickle
 from inshrink_core.formats.torch.zip import is_zip, read_torch_zip
 
@@ -35,8 +36,8 @@ _STATE_ROLES: Final = {role.value: role for role in TensorRole if role.value not
 
 _SHARDING: Final = "DCP_SHARDING_INFO"
 
-_LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""How every file of `torch.save` before PyTorch 1.6 begins: the pickle of a number."""
+_TAR_AT: Final = 257
+"""Where a tar says that it is one. PyTorch 0.1 wrote such files."""
 
 _TEXT: Final = re.compile(rb"[\t\n\r -~]+")
 
@@ -82,11 +83,11 @@ def place(ref: TensorRef, entry: ZipEntry | None, where: str) -> Placed | None:
     DamagedError
         The tensor's storage is missing, or the tensor reaches past it.
     """
-    if entry is None:
-        raise DamagedError(f"storage '{ref.storage.key[:40]}' is missing from the zip", where=where)
     itemsize = DTYPE_SIZES.get(ref.dtype)
     if itemsize is None:
         return None
+    if entry is None:
+        raise DamagedError(f"storage '{ref.storage.key[:40]}' is missing from the zip", where=where)
     shape, stride = ref.shape, ref.stride
     numel, extent, reach, contiguous = 1, 1, 1, True
     for size, step in zip(shape[::-1], stride[::-1], strict=True):
@@ -112,8 +113,8 @@ def place(ref: TensorRef, entry: ZipEntry | None, where: str) -> Placed | None:
     return Placed(ref.dtype, shape, None if contiguous else stride, offset, extent * itemsize)
 
 
-def _require_plain(root: object, where: str) -> None:
-    """Refuse a file whose model is an object of its own class, not a state dict.
+def _require_plain(root: object, tree: StateTree, where: str) -> None:
+    """Refuse a file whose model is an object that is neither a state dict nor a module.
 
     Raises
     ------
@@ -121,23 +122,23 @@ def _require_plain(root: object, where: str) -> None:
         It is.
     """
     held = [root.get(key) for key in (*MODEL_KEYS, *EMA_KEYS)] if isinstance(root, dict) else []
-    wanted = sorted({value.name for value in held if isinstance(value, Foreign)})
-    if wanted:
+    wanted = sorted({value.name for value in held if isinstance(value, Foreign) and not value})
+    if wanted and not (tree.model or tree.extra):
         raise UnsafePickleError("the pickle wants to import", where=where, wanted=tuple(wanted))
 
 
-def _read_torch(file: ReadableFile, stamp: FileStamp, allow_damaged: bool) -> FileContent:
+def _read_torch(file: ReadableFile, stamp: FileStamp, allow_damaged: bool, legacy: bool) -> FileContent:
     where = str(file.path)
-    archive = read_torch_zip(file, allow_damaged=allow_damaged)
-    storages = archive.storages
-    root = read_pickle(archive.pickle_bytes, where)
-    _require_plain(root, where)
+    if legacy:
+        root, n_bytes, storages = read_torch_legacy(file)
+    else:
+        archive = read_torch_zip(file, allow_damaged=allow_damaged)
+        storages, n_bytes = archive.storages, len(archive.pickle_bytes)
+        root = read_pickle(archive.pickle_bytes, where)
     tree = read_state_tree(
-        root,
-        lambda ref: place(ref, storages.get(ref.storage.key), where),
-        where,
-        n_bytes=len(archive.pickle_bytes),
+        root, lambda ref: place(ref, storages.get(ref.storage.key), where), where, n_bytes=n_bytes
     )
+    _require_plain(root, tree, where)
     return FileContent(stamp, "torch", tree, entries=tuple(sorted(storages.values())))
 
 
@@ -208,16 +209,23 @@ def read_content(path: Path, access: Access) -> FileContent:
         if file.nbytes == 0:
             raise DamagedError("the file is empty", where=str(path))
         first = file.read(0, min(file.nbytes, 16))
-        if is_zip(first):
-            return _read_torch(file, stamp, access.allow_damaged)
+        if first[:1] == b"\x80":
+            first = file.read(0, min(file.nbytes, MAGIC_WITHIN))
+        if is_zip(first) or is_legacy(first):
+            return _read_torch(file, stamp, access.allow_damaged, is_legacy(first))
         if looks_like_safetensors(first, file.nbytes) or path.suffix == ".safetensors":
             return _read_safetensors(file, stamp)
         if first[:1] == b"\x80":
-            legacy = first.startswith(_LEGACY)
-            raise (InputError if legacy else NotCheckpointError)(
-                f"{'a torch file of the legacy format' if legacy else 'a bare pickle'}, which is not read",
+            raise NotCheckpointError(
+                "a bare pickle, which is not read",
                 where=str(path),
-                remedy="load it with PyTorch 1.6 or later and save it again with torch.save",
+                remedy="if you trust it: torch.save(pickle.load(open(path, 'rb')), path)",
+            )
+        if file.nbytes > 2 * _TAR_AT and file.read(_TAR_AT, 5) == b"ustar" and path.suffix != ".tar":
+            raise InputError(
+                "a tar, as PyTorch 0.1 wrote its files, which is not read",
+                where=str(path),
+                remedy="if you trust it: torch.save(torch.load(path, weights_only=False), path)",
             )
         if first.startswith(b"version https://"[:16]):
             raise DamagedError(

@@ -310,7 +310,7 @@ class _Run:
         """Return the place of each checkpoint: the main line first, and what is left of it for the others."""
         regular, comparable = set(self.regular), self._comparable()
         rows = [
-            (i not in regular, self.steps[i] is None, bool(name.labels), i)
+            (i not in regular, self.steps[i] is None, not name.unit, bool(name.labels), i)
             for i, name in enumerate(self.names)
         ]
         in_turn = [i for *_, i in sorted(rows)]

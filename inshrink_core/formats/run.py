@@ -711,8 +711,11 @@ def _by_evidence(parsed: Sequence[ParsedCheckpoint], root: Path, skipped: list[S
 
 def _on_main_line(evidence: Sequence[Evidence]) -> list[bool]:
     """Tell steps from checkpoints whose names say that they are none, such as best and last."""
-    names = (one.path.rpartition("/")[2] for one in evidence)
+    names = [one.path.rpartition("/")[2] for one in evidence]
     is_main = [not _BESIDE & {*counters_in(name).labels} for name in names]
+    numbered = [is_numbered(name) for name in names]
+    if not any(main and number for main, number in zip(is_main, numbered, strict=True)):
+        is_main = [main or number for main, number in zip(is_main, numbered, strict=True)]
     return is_main if any(is_main) else [True] * len(evidence)
 
 

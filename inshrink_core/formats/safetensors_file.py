@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.checkpoint import DTYPE_SIZES
-from inshrink_core.errors import DamagedError
+from inshrink_core.errors import DamagedError, InputError, clipped
 from inshrink_core.formats.disk import ReadableFile, parse_json
 from inshrink_core.formats.state_tree import Placed
 
@@ -19,10 +20,25 @@ MAX_TENSORS: Final = 1 << 17
 _DTYPE_PAIRS: Final = """BOOL:bool U8:uint8 I8:int8 I16:int16 U16:uint16 I32:int32 U32:uint32 I64:int64
     U64:uint64 F8_E4M3:float8_e4m3fn F8_E5M2:float8_e5m2 F8_E4M3FNUZ:float8_e4m3fnuz
     F8_E5M2FNUZ:float8_e5m2fnuz F8_E8M0:float8_e8m0fnu F16:float16 BF16:bfloat16 F32:float32 F64:float64
-    C64:complex64"""
+    C64:complex64 F4:float4_e2m1fn_x2"""
 
 SAFETENSORS_DTYPES: Final[dict[str, str]] = dict(re.findall(r"(\w+):(\w+)", _DTYPE_PAIRS))
 """The format's dtype names to ours; complex128 has none."""
+
+_BITS: Final = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+"""Of elements that are smaller than a byte. PyTorch has no dtype of six bits: such are read as bytes."""
+
+
+def packed_shape(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the shape in bytes of elements smaller than a byte, None where they fill none.
+
+    The last dimension is in bytes then; where a row does not end with a byte, all are one row.
+    """
+    bits = _BITS[dtype]
+    if shape and shape[-1] * bits % 8 == 0:
+        return (*shape[:-1], shape[-1] * bits // 8)
+    n_bits = math.prod(shape) * bits
+    return None if n_bits % 8 else (n_bits // 8,)
 
 
 class SafetensorsHeader(NamedTuple):
@@ -61,15 +77,23 @@ def _placed(file: ReadableFile, name: str, entry: object, data_offset: int) -> P
     named = f"tensor '{name[:80]}'"
     if not isinstance(entry, dict):
         raise _fail(file, f"the header's entry '{name[:80]}' is no object")
-    dtype = SAFETENSORS_DTYPES.get(str(entry.get("dtype")))
+    theirs = str(entry.get("dtype"))
+    dtype = SAFETENSORS_DTYPES.get(theirs, "uint8" if theirs in _BITS else None)
     if dtype is None:
-        found = str(entry.get("dtype"))[:40]
-        raise _fail(file, f"{named} has a dtype that is not known", found, "BF16, F32, …")
+        raise InputError(
+            f"{named} has a dtype that is not known",
+            where=str(file.path),
+            found=clipped(theirs),
+            expected=", ".join(dict.fromkeys([*SAFETENSORS_DTYPES, *_BITS])),
+            remedy="a newer Inshrink may know it; or save the tensor in one of these",
+        )
     shape, span = entry.get("shape"), entry.get("data_offsets")
     if not isinstance(shape, list) or len(shape) > 64 or not all(type(n) is int and n >= 0 for n in shape):
         raise _fail(file, f"{named} has no valid shape")
     if not isinstance(span, list) or len(span) != 2 or not all(type(n) is int and n >= 0 for n in span):
         raise _fail(file, f"{named} has no valid offsets")
+    if theirs in _BITS and (shape := packed_shape(theirs, tuple(shape))) is None:
+        raise _fail(file, f"{named} does not fill its last byte")
     nbytes = reach = DTYPE_SIZES[dtype]
     for extent in shape:
         nbytes *= extent
@@ -93,8 +117,10 @@ def read_header(file: ReadableFile) -> SafetensorsHeader:
     Raises
     ------
     DamagedError
-        The header is cut off, larger than 100 MB or no JSON; or a tensor has an unknown dtype, lies
-        outside the file, overlaps another or leaves a gap.
+        The header is cut off, larger than 100 MB or no JSON; or a tensor lies outside the file, overlaps
+        another or leaves a gap.
+    InputError
+        A tensor has an unknown dtype.
     """
     n_header = int.from_bytes(file.read(0, 8), "little")
     if n_header > MAX_HEADER_BYTES or 8 + n_header > file.nbytes:

@@ -6,8 +6,9 @@ import bisect
 import functools
 import itertools
 import math
+import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,8 @@ A run's attribution, its chain's plan and each frame's look at the same samples.
 """
 
 _samples_lock = threading.Lock()
+
+_ODD_BOOLS: Final = struct.Struct("<2Q")
 
 _MAX_STRIDES: Final = 63
 """Of 64 dimensions that numpy knows, one counts the bytes of an element."""
@@ -210,6 +213,8 @@ class FileSource:
     def skeleton(self, layout: FileLayout) -> bytes:
         """Return the bytes outside the regions, CRC fields zeroed, then the holes inside regions.
 
+        Regions of bools with a byte that is neither 0 nor 1 follow, each after its offset and size.
+
         Raises
         ------
         RottenError, DamagedError
@@ -226,7 +231,15 @@ class FileSource:
                     part[at - offset : at - offset + 4] = bytes(4)
                 parts.append(bytes(part))
             parts += [self._holes(file, checks, region) for region in layout.regions]
+            parts += [self._odd_bools(file, checks, region) for region in layout.regions]
         return b"".join(parts)
+
+    def _odd_bools(self, file: ReadableFile, checks: FileChecks, region: Region) -> bytes:
+        """Return place and bytes of bools of which some are neither 0 nor 1: `read` gives them as true."""
+        if any(self._places[member.key][1].dtype != "bool" for member in region.members):
+            return b""
+        data = bytes(checks.read(file, region.offset, region.nbytes))
+        return b"" if max(data, default=0) <= 1 else _ODD_BOOLS.pack(region.offset, region.nbytes) + data
 
     def _holes(self, file: ReadableFile, checks: FileChecks, region: Region) -> bytes:
         places = [self._places[member.key][1] for member in region.members]
@@ -495,6 +508,42 @@ def _check_entries(layout: FileLayout) -> None:
             raise DamagedError(f"the layout of '{layout.path}' has a checksum within a tensor")
 
 
+def _n_holes(checkpoint: Checkpoint, region: Region) -> int:
+    """Return how many bytes of a region the skeleton has."""
+    specs = [checkpoint.spec(member.key) for member in region.members]
+    shapes = [(s.dtype, member.shape_in(s)) for s, member in zip(specs, region.members, strict=True)]
+    mask = _hole_mask(region, shapes)
+    return 0 if mask is None else int(mask.sum())
+
+
+def _split_holes(
+    checkpoint: Checkpoint, layout: FileLayout, tail: memoryview
+) -> tuple[memoryview, dict[int, memoryview]]:
+    """Return the holes of all regions, and the bytes of bools that are neither 0 nor 1 by their offset."""
+    at = sum(_n_holes(checkpoint, region) for region in layout.regions) if tail else 0
+    holes, odd = tail[:at], dict[int, memoryview]()
+    while at + _ODD_BOOLS.size < len(tail):
+        offset, nbytes = _ODD_BOOLS.unpack_from(tail, at)
+        at += _ODD_BOOLS.size
+        odd[offset] = tail[at : at + nbytes]
+        at += nbytes
+    sizes = {region.offset: region.nbytes for region in layout.regions}
+    if at != len(tail) or any(len(data) != sizes.get(offset) for offset, data in odd.items()):
+        raise DamagedError(f"the skeleton of '{layout.path}' is too long", where=checkpoint.origin)
+    return holes, odd
+
+
+def _with_odd_bools(data: memoryview, odd: memoryview | None) -> memoryview:
+    """Return bools as they were in the file, where they are the same truths still."""
+    if odd is None:
+        return data
+    import numpy as np
+
+    now, then = np.frombuffer(data, dtype=np.uint8), np.frombuffer(odd, dtype=np.uint8)
+    made: Any = np.where(now == (then != 0), then, now)
+    return memoryview(made)
+
+
 def _is_one_tensor(region: Region) -> bool:
     """Whether a region is one whole contiguous tensor, which is written as it is decoded."""
     return len(region.members) == 1 and region.members[0][2:] == (None, None)
@@ -535,6 +584,60 @@ def _region_bytes(
     return memoryview(data_of_region), n_holes
 
 
+class RestoredFile:
+    """A file as it is restored, of which only what is asked for is decoded.
+
+    Parameters
+    ----------
+    checkpoint
+        Gives tensors and the skeleton.
+    layout
+        One of its files.
+
+    Raises
+    ------
+    DamagedError
+        Layout, skeleton and tensors contradict each other.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, layout: FileLayout) -> None:
+        self.path, self.nbytes = Path(layout.path), layout.nbytes
+        self._checkpoint = checkpoint
+        skeleton = memoryview(checkpoint.source.skeleton(layout))
+        _check_layout(layout, checkpoint, len(skeleton))
+        at = 0
+        self._pieces: list[tuple[int, int, memoryview | Region]] = []
+        for offset, nbytes in _bytes_between(layout):
+            self._pieces.append((offset, nbytes, skeleton[at : at + nbytes]))
+            at += nbytes
+        self._holes, self._odd = _split_holes(checkpoint, layout, skeleton[at:])
+        self._regions = [region for region in layout.regions if region.nbytes]
+        self._pieces += [(region.offset, region.nbytes, region) for region in self._regions]
+        self._pieces.sort(key=lambda piece: piece[0])
+
+    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
+        """Return exactly `n_bytes` bytes from `offset`."""
+        if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
+            raise DamagedError("a file is shorter than it says", where=str(self.path))
+        first = bisect.bisect_right(self._pieces, offset, key=lambda piece: piece[0]) - 1
+        found = []
+        for start, nbytes, held in self._pieces[max(first, 0) :]:
+            if start >= offset + n_bytes:
+                break
+            data = self._decoded(held) if isinstance(held, Region) else held
+            found.append(data[max(offset - start, 0) : min(offset + n_bytes - start, nbytes)])
+        return b"".join(found)
+
+    def expect(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Say which bytes will be read soon: they are here."""
+
+    def _decoded(self, region: Region) -> memoryview:
+        before = self._regions[: self._regions.index(region)] if self._holes else ()
+        used = sum(_n_holes(self._checkpoint, one) for one in before)
+        data, _ = _region_bytes(self._checkpoint, region, self._holes[used:], self._checkpoint.source.read)
+        return _with_odd_bools(data, self._odd.get(region.offset))
+
+
 def write_layout(
     file: IO[bytes],
     checkpoint: Checkpoint,
@@ -573,7 +676,7 @@ def write_layout(
             limits.require_memory(2 * region.nbytes + largest, what, checkpoint.origin)
     spans = _bytes_between(layout)
     n_between = sum(nbytes for _, nbytes in spans)
-    holes, used, at = skeleton[n_between:], 0, 0
+    (holes, odd), used, at = _split_holes(checkpoint, layout, skeleton[n_between:]), 0, 0
     writer = _Writer(file, layout)
     # Of a tensor cut by rows and parts of rows, several pieces lie in a row: it is decoded once for all.
     read = functools.lru_cache(maxsize=1)(checkpoint.source.read)
@@ -586,6 +689,7 @@ def write_layout(
         else:
             data, n_holes = _region_bytes(checkpoint, regions[offset], holes[used:], read)
             used += n_holes
+            data = _with_odd_bools(data, odd.get(offset))
         writer.write(data)
         for member in regions[offset].members if offset in regions else ():
             progress(member.key)

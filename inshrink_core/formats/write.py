@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import IO, Any, Final, cast
 
 from inshrink_core.checkpoint import (
     DTYPE_SIZES,
@@ -23,15 +23,12 @@ from inshrink_core.checkpoint import (
 )
 from inshrink_core.errors import ExistsError, InputError, NotFoundError, StorageError, UnsafePathError
 from inshrink_core.execution import Limits, make_folders, remove_empty, sync_path, working_folder
+from inshrink_core.formats.carried import CarriedTensor, carried_tensors, with_plain_values
 from inshrink_core.formats.dcp_state import STATE, write_state
 from inshrink_core.formats.disk import check_names, check_target
 from inshrink_core.formats.distributed import METADATA
 from inshrink_core.formats.safetensors_file import SAFETENSORS_DTYPES
 from inshrink_core.formats.source import DEFAULT_LIMITS, tensor_bytes, write_layout
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 Progress = Callable[[str], None]
 Writer = Callable[[IO[bytes]], None]
@@ -64,7 +61,7 @@ def _write_safetensors(
             )
         header[spec.key] = {
             "dtype": _DTYPE_NAMES[spec.dtype],
-            "shape": list(spec.shape),
+            "shape": _unpacked(spec),
             "data_offsets": [at, at + spec.nbytes],
         }
         at += spec.nbytes
@@ -74,6 +71,13 @@ def _write_safetensors(
     for spec in ordered:
         file.write(tensor_bytes(checkpoint.source.read(spec), spec))
         progress(spec.key)
+
+
+def _unpacked(spec: TensorSpec) -> list[int]:
+    """Return the shape as the format counts it: two numbers of four bits are two elements."""
+    if spec.dtype != "float4_e2m1fn_x2":
+        return list(spec.shape)
+    return [*spec.shape[:-1], 2 * spec.shape[-1]] if spec.shape else [2]
 
 
 def _metadata(checkpoint: Checkpoint, kept: frozenset[str]) -> dict[str, str]:
@@ -97,14 +101,8 @@ def _safetensors_writers(checkpoint: Checkpoint, progress: Progress) -> dict[str
     return writers
 
 
-def _optimizer_dict(checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
-    names = {TensorRole.MOMENTUM: "momentum_buffer", TensorRole.MASTER: "master_param"}
-    found: dict[str, dict[str, Tensor]] = {}
-    for spec in checkpoint.specs:
-        if spec.role in OPTIMIZER_ROLES:
-            key = names.get(spec.role, spec.role.value)
-            found.setdefault(spec.name, {})[key] = checkpoint.source.read(spec)
-    return found
+_OPTIMIZER_WORDS: Final = {TensorRole.MOMENTUM: "momentum_buffer", TensorRole.MASTER: "master_param"}
+_TORCH_KEYS: Final = {TensorRole.GRADIENT: "gradients", TensorRole.EXTRA: "extra"}
 
 
 class _RememberingFile:
@@ -125,16 +123,21 @@ class _RememberingFile:
         self._file.flush()
 
 
-def _write_torch(file: IO[bytes], checkpoint: Checkpoint, progress: Progress) -> None:
+def _write_torch(
+    file: IO[bytes], checkpoint: Checkpoint, carried: Iterable[CarriedTensor], progress: Progress
+) -> None:
     """Write ``{"step", "model", "optimizer", "gradients", "extra"}``; memory holds the whole checkpoint."""
     import torch
 
     content: dict[str, Any] = {"step": checkpoint.step, "model": checkpoint.state_dict()}
-    if optimizer := _optimizer_dict(checkpoint):
-        content["optimizer"] = optimizer
-    for key, role in (("gradients", TensorRole.GRADIENT), ("extra", TensorRole.EXTRA)):
-        if found := {s.name: checkpoint.source.read(s) for s in checkpoint.specs if s.role is role}:
-            content[key] = found
+    beside = [spec for spec in checkpoint.specs if spec.role not in MODEL_ROLES]
+    tensors = [(spec.name, spec.role, partial(checkpoint.source.read, spec)) for spec in beside]
+    for name, role, read in tensors + [(one.name, one.role, one.whole) for one in carried]:
+        if role in OPTIMIZER_ROLES:
+            word = _OPTIMIZER_WORDS.get(role, role.value)
+            content.setdefault("optimizer", {}).setdefault(name, {})[word] = read()
+        else:
+            content.setdefault(_TORCH_KEYS.get(role, "model"), {})[name] = read()
     remembering = _RememberingFile(file)
     try:
         torch.save(content, remembering)  # type: ignore[arg-type]
@@ -214,6 +217,7 @@ def write_checkpoint(
     keys: Callable[[str], bool] | None = None,
     progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    converted: Progress | None = None,
 ) -> tuple[Path, ...]:
     """Write a checkpoint's files into a directory.
 
@@ -240,6 +244,11 @@ def write_checkpoint(
         Called with the key of each tensor when it is written.
     limits
         What writing may take of memory and disk; by default what is available.
+    converted
+        Called with what becomes of each tensor that the layout has no form for. Of the tensors that torch
+        files carry unread, ``safetensors`` and ``dcp`` take the values of a conjugated, negated or expanded
+        one, and the parts of a sparse or quantized one (``q.weight.int_repr``, ``q.weight.scale``).
+        ``torch`` takes all as they are.
 
     Returns
     -------
@@ -249,7 +258,7 @@ def write_checkpoint(
     Raises
     ------
     InputError
-        An unknown layout, or a dtype that the layout cannot hold.
+        An unknown layout, or a tensor that the layout cannot hold.
     NotFoundError
         `keys` chooses nothing.
     UnsafePathError
@@ -275,8 +284,9 @@ def write_checkpoint(
     """
     if layout not in LAYOUTS:
         raise InputError("an unknown layout", expected=", ".join(LAYOUTS), found=layout[:40])
-    writers = _writers(checkpoint, layout, keys, progress or _ignore, limits)
-    nbytes = written_nbytes(checkpoint, layout, keys)
+    plan = _Plan(checkpoint, layout, keys, limits, converted or _ignore)
+    writers = plan.writers(progress or _ignore)
+    nbytes = written_nbytes(plan.checkpoint, layout, plan.keys)
     limits.require_disk(nbytes, Path(directory), f"writing step {checkpoint.step}", checkpoint.origin)
     return write_files(Path(directory), writers, force=force, origin=checkpoint.origin)
 
@@ -350,7 +360,7 @@ def rehearse_writing(checkpoint: Checkpoint, layout: str, limits: Limits = DEFAU
     InshrinkError
         As `write_checkpoint`, but for what only a real directory refuses.
     """
-    writers = _writers(checkpoint, layout, None, _ignore, limits)
+    writers = _Plan(checkpoint, layout, None, limits, _ignore).writers(_ignore)
     check_names(writers, checkpoint.origin)
     if limits.max_disk is not None:
         nbytes = written_nbytes(checkpoint, layout)
@@ -385,28 +395,49 @@ class _NullFile(io.RawIOBase):
         return self._at
 
 
-def _writers(
-    checkpoint: Checkpoint,
-    layout: str,
-    keys: Callable[[str], bool] | None,
-    report: Progress,
-    limits: Limits,
-) -> dict[str, Writer]:
-    """Return what writes each file, by path."""
-    if keys is not None:
-        writers = _selected_writers(checkpoint, keys, report)
-    elif layout == "same":
-        writers = _same_writers(checkpoint, report, limits)
-    elif layout == "dcp":
-        writers = write_state(checkpoint, report)
-        writers |= _side_files(checkpoint, writers)
-    elif layout == "safetensors":
-        writers = _safetensors_writers(checkpoint, report)
-        writers |= _side_files(checkpoint, writers)
-    else:
-        writers = {"checkpoint.pt": partial(_write_torch, checkpoint=checkpoint, progress=report)}
-        writers |= _side_files(checkpoint, writers)
-    return writers
+class _Plan:
+    """What is written of a checkpoint in a layout, tensors that are carried unread included."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        layout: str,
+        keys: Callable[[str], bool] | None,
+        limits: Limits,
+        converted: Progress,
+    ) -> None:
+        self.checkpoint, self.keys = checkpoint, keys
+        self._layout, self._limits, self._known = layout, limits, set(checkpoint)
+        self._carried: list[CarriedTensor] = []
+        if layout == "same" and keys is None:
+            return
+        self._carried = [one for one in carried_tensors(checkpoint, limits) if keys is None or keys(one.key)]
+        if layout != "torch" or keys is not None:
+            self.checkpoint = with_plain_values(checkpoint, self._carried, converted)
+        if keys is not None:
+            added = set(self.checkpoint) - self._known
+            self.keys = lambda key: key in added or keys(key)
+
+    def writers(self, progress: Progress) -> dict[str, Writer]:
+        """Return what writes each file, by path; `progress` takes keys of the checkpoint alone."""
+        checkpoint = self.checkpoint
+
+        def report(key: str) -> None:
+            if key in self._known:
+                progress(key)
+
+        if self.keys is not None:
+            return _selected_writers(checkpoint, self.keys, report)
+        if self._layout == "same":
+            return _same_writers(checkpoint, report, self._limits)
+        if self._layout == "dcp":
+            writers = write_state(checkpoint, report)
+        elif self._layout == "safetensors":
+            writers = _safetensors_writers(checkpoint, report)
+        else:
+            write = partial(_write_torch, checkpoint=checkpoint, carried=self._carried, progress=report)
+            writers = {"checkpoint.pt": write}
+        return writers | _side_files(checkpoint, writers)
 
 
 _REMEDIES: Final = {

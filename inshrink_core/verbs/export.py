@@ -98,9 +98,11 @@ class ExportReport(Report):
     relative_error
         Root of squared error over squared norm of coarsened weights, against the archive's; 0 if exact.
     left_out
-        Files of the checkpoint that were left out.
+        Files of the checkpoint that were left out, and tensors that travel in no other form than their file.
     layers_left_out
         Outermost modules and tensors of the model that were left out.
+    converted
+        Tensors that a plain file has no form for, and what was written of each: plain values, or parts.
     seconds
         Wall time.
     device
@@ -122,6 +124,7 @@ class ExportReport(Report):
     layers_left_out: tuple[str, ...]
     seconds: float
     device: str = "cpu"
+    converted: tuple[str, ...] = ()
 
     def _document(self) -> dict[str, Any]:
         held = self.size
@@ -139,6 +142,7 @@ class ExportReport(Report):
             "bytes": self.nbytes,
             "left_out": self.left_out,
             "layers_left_out": self.layers_left_out,
+            "converted": self.converted,
             "seconds": self.seconds,
             "device": self.device,
         }
@@ -180,6 +184,7 @@ class ExportReport(Report):
             ("error of the weights", lost),
             ("left out", ", ".join(self.left_out)),
             ("layers left out", ", ".join(self.layers_left_out)),
+            ("in another form", "; ".join(self.converted)),
             ("time", duration(self.seconds)),
         ]
         show_facts(console, facts)
@@ -305,7 +310,7 @@ class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackRe
         where = source.where(info)
         source.limits.require_memory(needs.memory_in_turn, "exporting the step", where)
         source.limits.require_disk(needs.disk, target.parent, "exporting the step", where)
-        job = _Export(source, info, self.weights_only, (tensors, without), self.progress)
+        job = _Export(source, info, self.weights_only, (tensors, without), self.progress, plain=plain)
         with _beside(target) as folder:
             chosen = folder / "exact"
             error, packed = 0.0, job.write_exact(chosen)
@@ -334,6 +339,7 @@ class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackRe
             relative_error=error,
             left_out=job.left_out,
             layers_left_out=job.layers_left_out,
+            converted=tuple(job.converted),
             seconds=time.perf_counter() - begun,
             device=source.device,
         )
@@ -460,7 +466,12 @@ class _Export:
         weights_only: bool,
         patterns: tuple[Sequence[str], Sequence[str]],
         progress: OnProgress | None,
+        *,
+        plain: bool,
     ) -> None:
+        from inshrink_core.checkpoint import MODEL_ROLES
+        from inshrink_core.formats.carried import carried_tensors
+
         self._archive, self._info, self._progress = archive.sequential(), info, progress
         self._whole = self._archive.checkpoint(info)
         self._meta = self._archive.frame(info).meta
@@ -468,6 +479,14 @@ class _Export:
         self.n_tensors = len(self._view)
         self.left_out = _left_out(self._whole, self._view)
         self.layers_left_out = _layers_left_out(self._whole, self._view)
+        carried = carried_tensors(self._whole, archive.limits) if weights_only else ()
+        self._carried = [
+            one for one in carried if one.role in MODEL_ROLES and chosen_names([one.name], *patterns)
+        ]
+        self.converted: list[str] = []
+        if not plain:  # what of the step is packed travels in its files
+            files = {file.path for file in self._view.files}
+            self.left_out += tuple(f"{one.key} ({one.kind})" for one in carried if one.file not in files)
         self._source = [archive.reader.archive_id, info.frame_id]
 
     def write_exact(self, folder: Path) -> ArchiveSize:
@@ -518,11 +537,14 @@ class _Export:
 
     def write_plain(self, made: Archive, target: Path, dtype: str, *, force: bool) -> float:
         """Write the weights that an archive restores as one plain file; return their relative error."""
+        from inshrink_core.formats.carried import with_plain_values
         from inshrink_core.formats.write import write_safetensors, written_nbytes
 
         restored = made.checkpoint(made.last)
         cast = _Cast(restored, self._whole, dtype)
         view = dataclasses.replace(restored, specs=tuple(map(cast.spec, restored.specs)), source=cast)
+        view = with_plain_values(view, self._carried, self.converted.append)
+        self.n_tensors = len(view)
         self._archive.limits.require_disk(
             written_nbytes(dataclasses.replace(view, files=()), "safetensors"),
             target.parent,

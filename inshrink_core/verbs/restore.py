@@ -82,6 +82,8 @@ class RestoreReport(Report):
         Where tensors were decoded.
     without_state
         Steps whose optimizer state was pruned: what was restored of them is everything else.
+    converted
+        Tensors that the format has no form for, and what was written of each: plain values, or parts.
     """
 
     steps: tuple[int, ...]
@@ -93,10 +95,11 @@ class RestoreReport(Report):
     originals: OriginalChecks
     device: str = "cpu"
     without_state: tuple[int, ...] = ()
+    converted: tuple[str, ...] = ()
 
     SAYS: ClassVar = (
         "steps steps_without_state=without_state files=paths format=layout seconds bytes_read "
-        "exact_roles=stored.exact lossy_roles=stored.lossy originals device"
+        "exact_roles=stored.exact lossy_roles=stored.lossy originals device converted"
     )
 
     def show(self, console: Console) -> None:
@@ -112,6 +115,11 @@ class RestoreReport(Report):
             f"{size(self.bytes_read)} read from the archive"
         )
         console.print(stored_text(self.stored), soft_wrap=True)
+        if self.converted:
+            shown = "; ".join(map(printable, self.converted[:_MOST_FILES_SHOWN]))
+            more = len(self.converted) - _MOST_FILES_SHOWN
+            shown += f"; and {count(more)} more" if more > 0 else ""
+            console.print(f"note: the format has no such tensors, and holds {shown}", soft_wrap=True)
         if self.without_state:
             of = f"step {steps_in_short(self.without_state)}"
             console.print(f"note: the optimizer's state of {of} was pruned: training cannot go on from there")
@@ -223,6 +231,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         view, threads = _fitting(opened, infos, directory, layout, tensors, threads) if infos else (opened, 1)
         counter = _Counter(opened, infos, tensors, self.progress)
         paths: list[Path] = []
+        converted: dict[str, None] = {}
         written = layout
         # Files of steps that were no folders go beside each other, unless names collide.
         flat = [one for info in every if not (one := view.checkpoint(info)).folder]
@@ -240,7 +249,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
             apart = collide or bool(checkpoint.folder) or written != "same" or not whole
             nested = len(every) > 1 and apart
             target = check_target(directory, f"{folders[info]}/file").parent if nested else directory
-            keys = _selector(checkpoint, tensors)
+            keys = _selector(tensors)
             order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
             with checkpoint.expecting(order), reading_ahead(checkpoint, order, threads) as ahead:
                 paths += write_checkpoint(
@@ -251,6 +260,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
                     keys=keys,
                     progress=counter.of(checkpoint),
                     limits=opened.limits,
+                    converted=lambda what: converted.setdefault(what),
                 )
         if self.part is not None:
             meet()
@@ -265,6 +275,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
             originals=original_checks(opened, infos),
             device=opened.device,
             without_state=tuple(info.step for info in infos if dropped_of(opened.frame(info))),
+            converted=tuple(converted),
         )
 
     def _on_engine(self) -> RestoreReport:
@@ -282,6 +293,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
             paths=tuple(path for one in done for path in one.paths),
             seconds=time.perf_counter() - begun,
             bytes_read=sum(one.bytes_read for one in done),
+            converted=tuple(dict.fromkeys(what for one in done for what in one.converted)),
             stored=exactness_of(opened, infos, self._is_asked),
             originals=original_checks(opened, infos),
         )
@@ -370,7 +382,7 @@ def _fitting(
     disk, needs = 0, []
     for info in infos:
         checkpoint = archive.checkpoint(info)
-        keys = _selector(checkpoint, tensors)
+        keys = _selector(tensors)
         as_written = restorable_layout(checkpoint) if layout == "same" and keys is None else layout
         needs.append(step_needs(archive, info, checkpoint, as_written))
         disk += written_nbytes(checkpoint, as_written, keys)
@@ -393,17 +405,9 @@ def _fitting(
     return view, threads
 
 
-def _selector(checkpoint: Checkpoint, pattern: str | None) -> Callable[[str], bool] | None:
-    """Return a test of tensor keys for a glob; it must match at least one."""
-    if pattern is None:
-        return None
-    if not any(fnmatchcase(key, pattern) for key in checkpoint):
-        raise NotFoundError(
-            f"no tensor matches '{pattern}'",
-            where=checkpoint.origin,
-            remedy="`inshrink inspect --tensors` lists them",
-        )
-    return lambda key: fnmatchcase(key, pattern)
+def _selector(pattern: str | None) -> Callable[[str], bool] | None:
+    """Return a test of tensor keys for a glob."""
+    return None if pattern is None else lambda key: fnmatchcase(key, pattern)
 
 
 class _Counter:
@@ -459,10 +463,14 @@ def load_state_dict(
     ['bn1.bias', 'bn1.num_batches_tracked']
     """
     from inshrink_core.chain import Archive
+    from inshrink_core.checkpoint import MODEL_ROLES
+    from inshrink_core.formats.carried import carried_tensors
 
     opened = archive if isinstance(archive, Archive) else Archive.open(archive)
     info = opened.last if step is None else opened.reader.find(step)
-    return opened.on(device).checkpoint(info).state_dict()
+    checkpoint = opened.on(device).checkpoint(info)
+    carried = {one.name: one for one in carried_tensors(checkpoint) if one.role in MODEL_ROLES}
+    return checkpoint.state_dict() | {name: one.whole() for name, one in carried.items()}
 
 
 @contextmanager

@@ -70,6 +70,15 @@ def _state(inner: bytes) -> bytes:
     return b"}" + _text("model") + inner + b"s."
 
 
+_OBJECT = b"cmine\nModule\nq\x050h\x05)\x81}(" + _text("_modules") + b"}"
+"""A module without tensors, whose class is 5 in the memo; its state goes on and ends with ``ub``."""
+
+
+def _module(inner: bytes) -> bytes:
+    """A module of such modules, which becomes 6 in the memo."""
+    return b"0h\x05)\x81}" + _short("_modules") + b"}(" + inner + b"usbq\x06"
+
+
 CASES: dict[str, Callable[[], bytes]] = {
     "integer keys of one hash": lambda: _many(b"\x80\x02}(", lambda i: _long(_M61 * (i + 1)) + b"N", b"u."),
     "integer keys in a row of one table": lambda: _many(
@@ -172,6 +181,53 @@ CASES: dict[str, Callable[[], bytes]] = {
         lambda i: _short(f"{i:x}") + b"h\x01h\x02R",
         b"us.",
     ),
+    "modules that hold one module twice": lambda: _many(
+        _HEAD + _OBJECT + _text("_parameters") + b"}" + _text("w") + b"h\x03sub" + b"q\x06",
+        lambda i: _module(_short("a") + b"h\x06" + _short("b") + b"h\x06"),
+        b".",
+    ),
+    "modules within each other": lambda: _many(
+        _HEAD + _OBJECT + _text("_parameters") + b"}" + _text("w") + b"h\x03sub" + b"q\x06",
+        lambda i: _module(_short("a" * 200) + b"h\x06"),
+        b".",
+    ),
+    "a module of many tensors in many": lambda: _many(
+        _HEAD
+        + _OBJECT
+        + _text("_parameters")
+        + b"}("
+        + b"".join(_short(f"{i:x}") + b"h\x03" for i in range(40_000))
+        + b"uub"
+        + b"q\x06q\x07",
+        lambda i: _module(_short("a") + b"h\x07"),
+        b".",
+    ),
+    "one state of many objects": lambda: _many(
+        b"\x80\x02cmine\nC\nq\x050}("
+        + b"".join(_short(f"{i:x}") + b"N" for i in range(40_000))
+        + b"uq\x060N",
+        lambda _: b"0h\x05)\x81h\x06b",
+        b".",
+    ),
+    "groups of an optimizer again and again": lambda: _many(
+        b"\x80\x02cmine\nC\nq\x050}("
+        + _text("state")
+        + b"}"
+        + _text("param_groups")
+        + b"]}"
+        + _text("params")
+        + b"]("
+        + b"N" * 300_000
+        + b"esauq\x060N",
+        lambda _: b"0h\x05)\x81h\x06b",
+        b".",
+    ),
+    "attributes of attributes": lambda: _many(
+        b"\x80\x02c__builtin__\ngetattr\nq\x050X\x00\x04\x00\x00" + b"a" * 1024 + b"q\x060cmine\nC\nq\x07",
+        lambda _: b"0h\x05h\x07h\x06\x86Rq\x07",
+        b".",
+    ),
+    "objects": lambda: _fill(b"\x80\x02cmine\nC\nq\x050(", b"h\x05)\x81", b"l."),
     "weights of one shape and states of two": lambda: _many(
         _HEAD
         + b"}("

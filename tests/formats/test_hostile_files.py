@@ -113,9 +113,9 @@ def test_what_an_object_of_another_class_would_be_called_with_is_refused():
         read_pickle(program)
 
 
-def test_a_model_that_is_an_object_is_refused_with_its_class(tmp_path):
-    torch.save({"model": torch.nn.Linear(2, 2), "step": 1}, tmp_path / "step_1.pt")
-    with pytest.raises(UnsafePickleError, match="Linear"):
+def test_a_model_that_is_an_object_and_no_module_is_refused_with_its_class(tmp_path):
+    torch.save({"model": Width(), "step": 1}, tmp_path / "step_1.pt")
+    with pytest.raises(UnsafePickleError, match="Width"):
         open_run(tmp_path / "step_1.pt")
 
 
@@ -251,7 +251,6 @@ def test_a_random_file_under_any_suffix_is_skipped_with_a_reason(tmp_path):
         b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
         b'{"w":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}',
         b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}}',
-        b'{"w":{"dtype":"X9","shape":[2],"data_offsets":[0,8]}}',
         b'{"w":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}}',
         b'{"w":{"dtype":"F32","shape":[4294967296,4294967296,4294967296],"data_offsets":[0,8]}}',
         b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"v":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',
@@ -262,7 +261,7 @@ def test_a_random_file_under_any_suffix_is_skipped_with_a_reason(tmp_path):
         b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
         b"[" * 100_000,
     ],
-    ids=range(13),
+    ids=range(12),
 )
 def test_safetensors_headers_that_lie_are_refused(tmp_path, header):
     path = tmp_path / "step_1.safetensors"

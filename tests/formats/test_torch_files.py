@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from inshrink_core.checkpoint import LayerType, TensorRole
+from inshrink_core.errors import DamagedError
 from inshrink_core.formats import open_run, write_checkpoint
 from tests.formats.run_builders import same_bits, save_run, small_model, train, training_state
 
@@ -365,18 +367,84 @@ def test_an_optimizer_continues_bit_for_bit_from_a_restored_file(tmp_path):
     assert all(same_bits(losses[0][name], losses[1][name]) for name in losses[0])
 
 
-def test_legacy_files_are_refused_with_the_remedy(tmp_path):
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_files_of_the_legacy_format_are_read_and_come_back_bit_for_bit(tmp_path, protocol):
+    path, state = tmp_path / "step_5.pt", training_state()
+    state["model"] |= {
+        "view": torch.randn(6, 4)[1:, ::2],
+        "bool": torch.tensor([True, False]),
+        "half": torch.ones(3).half(),
+        "empty": torch.empty(0, 3),
+    }
+    torch.save(state, path, pickle_protocol=protocol, _use_new_zipfile_serialization=False)
+    checkpoint = _only(path)
+    found = checkpoint.state_dict()
+    assert found.keys() == state["model"].keys()
+    assert all(same_bits(found[name], value) for name, value in state["model"].items())
+    assert "1.weight@exp_avg" in checkpoint
+    _round_trip(path, tmp_path)
+
+
+@pytest.mark.parametrize("n_bytes", [20, 60, 300, -1, -20])
+def test_a_legacy_file_that_is_cut_off_is_damage(tmp_path, n_bytes):
+    path = tmp_path / "step_5.pt"
+    torch.save(training_state(), path, _use_new_zipfile_serialization=False)
+    path.write_bytes(path.read_bytes()[:n_bytes])
+    with pytest.raises(DamagedError):
+        open_run(path)
+
+
+@pytest.mark.parametrize(("at", "value"), [(-8 * 4 - 8, b"\xff" * 8), (None, b"tail")])
+def test_a_legacy_file_whose_sizes_contradict_each_other_is_damage(tmp_path, at, value):
+    path = tmp_path / "step_5.pt"
+    torch.save({"w": torch.ones(8)}, path, _use_new_zipfile_serialization=False)
+    whole = bytearray(path.read_bytes())
+    at = len(whole) if at is None else at + len(whole)
+    whole[at : at + len(value)] = value
+    path.write_bytes(whole)
+    with pytest.raises(DamagedError):
+        open_run(path)
+
+
+def test_the_oldest_format_is_refused_with_the_line_that_converts_it(tmp_path):
+    import tarfile
+
     from inshrink_core.errors import InputError
 
-    torch.save({"w": torch.ones(3)}, tmp_path / "step_1.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(InputError, match="legacy") as caught:
-        open_run(tmp_path / "step_1.pt")
-    assert "torch.save" in str(caught.value)
+    for name in ("storages", "tensors", "sys_info", "pickle"):
+        (tmp_path / name).write_bytes(b"x")
+    with tarfile.open(tmp_path / "step_1.pth", "w") as tar:
+        for name in ("storages", "tensors", "sys_info", "pickle"):
+            tar.add(tmp_path / name, name)
+    with pytest.raises(InputError, match=r"torch\.save\(torch\.load\("):
+        open_run(tmp_path / "step_1.pth")
+
+
+@pytest.mark.parametrize("layout", ["pt", "legacy", "safetensors"])
+@pytest.mark.parametrize(
+    "view", [lambda t: t, lambda t: t.t(), lambda t: t[:, ::3]], ids=["all", "transposed", "columns"]
+)
+def test_a_bool_that_is_neither_0_nor_1_comes_back_as_its_byte(tmp_path, layout, view):
+    import inshrink_core
+
+    (tmp_path / "run").mkdir()
+    for step in (1, 2, 3):
+        raw = torch.randint(0, 256, (20, 30), dtype=torch.uint8)
+        mask = view(raw.view(torch.bool))
+        state = {"w": torch.randn(64, 64), "mask": mask, "usual": torch.randn(9) > 0}
+        path = tmp_path / "run" / f"step_{step}.{layout.replace('legacy', 'pt')}"
+        if layout == "safetensors":
+            save_file({name: value.contiguous() for name, value in state.items()}, path)
+        else:
+            torch.save(state, path, _use_new_zipfile_serialization=layout == "pt")
+    inshrink_core.compress(tmp_path / "run", tmp_path / "a", codec="lossless")
+    paths = inshrink_core.restore(tmp_path / "a", tmp_path / "out", every=True).paths
+    assert [one.read_bytes() == (tmp_path / "run" / one.name).read_bytes() for one in paths] == [True] * 3
+    assert same_bits(_only(path)["mask"], view(raw.ne(0)).contiguous())
+    _round_trip(path, tmp_path)
 
 
 def test_a_file_that_changed_since_it_was_opened_is_refused(tmp_path):
-    from inshrink_core.errors import DamagedError
-
     torch.save({"w": torch.ones(3)}, tmp_path / "step_1.pt")
     checkpoint = _only(tmp_path / "step_1.pt")
     torch.save({"w": torch.ones(3000)}, tmp_path / "step_1.pt")

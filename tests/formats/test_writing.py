@@ -1,6 +1,7 @@
 """Writing: the layouts, nothing overwritten, nothing outside the target, nothing half done."""
 
 import errno
+import json
 import os
 import stat
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorRole, TensorSpec
 from inshrink_core.errors import (
@@ -254,3 +255,61 @@ def test_the_names_of_written_files_are_synced_after_the_files(
     for folder in (tmp_path / "new", tmp_path / "new" / "in"):
         assert folders[folder.stat().st_ino] == ("a.bin", "b.bin")
     assert tmp_path.stat().st_ino in folders  # the name of `new` itself
+
+
+def _safetensors(path: Path, tensors: dict[str, tuple[str, list[int], bytes]]) -> None:
+    header, data = {}, b""
+    for name, (dtype, shape, held) in tensors.items():
+        span = [len(data), len(data) + len(held)]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": span}
+        data += held
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def test_four_bits_an_element_are_read_and_written_as_safetensors_does(tmp_path):
+    packed = torch.arange(64, dtype=torch.uint8).reshape(8, 8).view(torch.float4_e2m1fn_x2)
+    save_file(
+        {"w": packed, "v": torch.ones(3), "e": torch.ones(5).to(torch.float8_e8m0fnu)},
+        tmp_path / "a_1.safetensors",
+    )
+    checkpoint = open_run(tmp_path / "a_1.safetensors")[1]
+    assert checkpoint.spec("w").shape == (8, 8)
+    assert same_bits(checkpoint["w"].view(torch.uint8), packed.view(torch.uint8))
+    (path,) = write_checkpoint(checkpoint, tmp_path / "same")
+    assert path.read_bytes() == (tmp_path / "a_1.safetensors").read_bytes()
+    (path,) = write_checkpoint(checkpoint, tmp_path / "plain", layout="safetensors")
+    again = load_file(path)
+    assert again["w"].dtype is torch.float4_e2m1fn_x2
+    assert same_bits(again["w"].view(torch.uint8), packed.view(torch.uint8))
+    assert same_bits(again["e"].view(torch.uint8), checkpoint["e"].view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", ["F6_E2M3", "F6_E3M2"])
+@pytest.mark.parametrize(
+    ("shape", "packed"), [([2, 4], (2, 3)), ([4, 2], (6,)), ([0, 4], (0, 3)), ([8], (6,))]
+)
+def test_six_bits_an_element_are_read_as_bytes(tmp_path, dtype, shape, packed):
+    held = bytes(range(1, 1 + shape[0] * (shape[1] if len(shape) > 1 else 1) * 6 // 8))
+    _safetensors(tmp_path / "a_1.safetensors", {"w": (dtype, shape, held), "v": ("F32", [1], bytes(4))})
+    checkpoint = open_run(tmp_path / "a_1.safetensors")[1]
+    assert (checkpoint.spec("w").dtype, checkpoint.spec("w").shape) == ("uint8", packed)
+    assert bytes(checkpoint["w"].reshape(-1).tolist()) == held
+    (path,) = write_checkpoint(checkpoint, tmp_path / "same")
+    assert path.read_bytes() == (tmp_path / "a_1.safetensors").read_bytes()
+
+
+def test_a_dtype_that_is_not_known_is_named_and_not_taken_for_damage(tmp_path):
+    _safetensors(tmp_path / "a_1.safetensors", {"w": ("F3_X", [2], b"x")})
+    with pytest.raises(InputError, match=r"found F3_X") as caught:
+        open_run(tmp_path / "a_1.safetensors")
+    assert "half-written" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "n_bytes"), [("F4", [3], 2), ("F6_E2M3", [3], 3), ("F4", [4], 4), ("F4", [], 1)]
+)
+def test_elements_that_do_not_fill_their_bytes_are_damage(tmp_path, dtype, shape, n_bytes):
+    _safetensors(tmp_path / "a_1.safetensors", {"w": (dtype, shape, bytes(n_bytes))})
+    with pytest.raises(DamagedError, match="'w'"):
+        open_run(tmp_path / "a_1.safetensors")

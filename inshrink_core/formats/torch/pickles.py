@@ -5,9 +5,10 @@ program is scanned first, opcode by opcode, and each opcode that makes, calls or
 by one that hands its operands to `_Reader`. What is left for Python's machine (the one written in C, which is
 twenty times as fast as one in Python) pushes numbers, text, bytes and tuples, moves values on its stack and
 in its memo, and extends the containers made here. A name from outside is looked up in a fixed table of inert
-stand-ins. One that is not in the table may name a value, or the class of an object that is made without a
-call, as dataclasses and namespaces among hyperparameters are: both are carried unread. Where it is called, it
-is written down and the file refused. So reading is safe on a file from anywhere.
+stand-ins. One that is not in the table is an opaque symbol: nothing is imported, and what the program makes
+with it is carried unread, as enums, dates and dataclasses among hyperparameters are. A program that would
+call what no harmless value needs (`Foreign.is_refused`) is refused, with the names. So reading is safe on a
+file from anywhere.
 
 The scan also bounds what the program may allocate: values end within the file, the memo has no holes, and
 containers are no more than the file has room for. Nothing here recurses, and no hash that the program chose
@@ -16,10 +17,12 @@ decides how long a lookup takes.
 
 from __future__ import annotations
 
+import _compat_pickle
 import functools
 import io
 import pickle
 import re
+import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, Final, NamedTuple
@@ -70,15 +73,6 @@ class Opaque:
 
 
 OPAQUE: Final = Opaque()
-
-
-class Foreign(Opaque):
-    """A name outside the table, or an object of the class that it names; carried, never looked into."""
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
 
 class DTypeRef(NamedTuple):
@@ -135,6 +129,24 @@ class TensorRef:
         self.shape, self.stride = shape, stride
 
 
+class OddTensor(TensorRef):
+    """A tensor whose values are not what the bytes of one storage say: carried unread.
+
+    Parameters
+    ----------
+    kind
+        ``conjugate``, ``negative``, ``sparse``, ``quantized``, ``meta`` or ``numpy``.
+    args
+        Of the function that PyTorch would build it with; of the first two, the tensor without its bits.
+    """
+
+    __slots__ = ("args", "kind")
+
+    def __init__(self, kind: str, args: tuple[Any, ...]) -> None:
+        super().__init__(StorageRef("", "", 0), "", 0, (), ())
+        self.kind, self.args = kind, args
+
+
 class _OddKey:
     """A key of a mapping that stands for one whose own hash its maker may have chosen.
 
@@ -145,6 +157,11 @@ class _OddKey:
 
     def __init__(self, text: str, shown: str) -> None:
         self.text, self.shown = text, shown
+
+    @classmethod
+    def of(cls, place: int) -> _OddKey:
+        """Return what stands for the object at a place in memory."""
+        return cls(f"object {place}", "object")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _OddKey) and other.text == self.text
@@ -193,7 +210,88 @@ class _Mapping(dict[Any, Any]):
         if isinstance(key, float):
             return _OddKey(f"float {key.hex()}", str(key))
         # Another object at each opcode: their places in memory are no one's choice.
-        return _OddKey(f"object {id(key)}", "object")
+        return _OddKey.of(id(key))
+
+
+class Foreign(Opaque, _Mapping):
+    """A name outside the table, or an object made with it (`is_made`); carried, never executed.
+
+    An object of a subclass of dict has its items. A module has the items of its state dict, an optimizer its
+    state and groups, any other object the tensors of the modules among its attributes.
+    """
+
+    __slots__ = ("is_made", "module", "qualname")
+
+    def __init__(self, module: str, qualname: str, is_made: bool = False) -> None:
+        self.module, self.qualname, self.is_made = module, qualname, is_made
+
+    __setitem__ = _Mapping.__setitem__
+
+    @property
+    def name(self) -> str:
+        """Module and name, shortened."""
+        return f"{clipped(self.module)}.{clipped(self.qualname)}"
+
+    @property
+    def known_as(self) -> tuple[str, str]:
+        """Module and name as Python 3 has them; protocol 2 writes those of Python 2."""
+        of_python_2 = _compat_pickle.IMPORT_MAPPING.get(self.module, self.module), self.qualname
+        return _compat_pickle.NAME_MAPPING.get((self.module, self.qualname), of_python_2)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a call of it refuses the file: it is an object, or a function that no harmless value needs.
+
+        Those are all of Python's library but `_HARMLESS` and exceptions, and public functions of PyTorch and
+        numpy.
+        """
+        module, name = self.known_as
+        root, last = module.partition(".")[0], name.rpartition(".")[2]
+        if self.is_made or f"{module}.{name}" in _HARMLESS:
+            return self.is_made
+        if root in sys.stdlib_module_names:
+            return not last.endswith(("Error", "Exception", "Exit", "Interrupt", "Iteration", "Warning"))
+        return root in ("torch", "numpy") and last[:1].islower()
+
+    def take_state(self, state: Any, spend: Callable[[int], None]) -> None:
+        """Take the tensors of a module, an optimizer, or an object with modules as attributes."""
+        state = state[0] if type(state) is tuple and state else state
+        if not isinstance(state, dict):
+            return
+        modules = state.get("_modules")
+        groups = [state.get(key) for key in ("_parameters", "_buffers", "_non_persistent_buffers_set")]
+        if isinstance(modules, dict):
+            spend(sum(len(group) for group in groups if isinstance(group, (dict, list, tuple))))
+            tensors = {k: v for group in groups[:2] if isinstance(group, dict) for k, v in group.items()}
+            hidden = (
+                {n for n in groups[2] if isinstance(n, str)} if isinstance(groups[2], (list, tuple)) else ()
+            )
+            for name, value in tensors.items():
+                if isinstance(value, (TensorRef, TensorParts)) and name not in hidden:
+                    self[name] = value
+        children = modules if isinstance(modules, dict) else state
+        spend(len(children))
+        for name, inner in children.items():
+            for key, value in inner.items() if isinstance(inner, Foreign) and inner.is_made else ():
+                spend(3 + (len(str(name)) + len(str(key))) // 16)
+                if isinstance(value, (TensorRef, TensorParts)):
+                    self[f"{name}.{key}"] = value
+        if isinstance(state.get("state"), dict) and isinstance(state.get("param_groups"), list):
+            self._take_optimizer(state["state"], state["param_groups"], spend)
+
+    def _take_optimizer(self, state: Any, groups: Any, spend: Callable[[int], None]) -> None:
+        """Take state and groups with numbers for parameters, as `state_dict` has them."""
+        numbers: dict[int, int] = {}
+        numbered = _Sequence()
+        for group in groups:
+            params = group.get("params") if isinstance(group, dict) else ()
+            if isinstance(params, list):
+                spend(len(params) + len(group))
+                order = [numbers.setdefault(id(one), len(numbers)) for one in params]
+                numbered.append(_mapping_of({**group, "params": _Sequence(order)}.items()))
+        found = ((number, state.get(_OddKey.of(place))) for place, number in numbers.items())
+        self["state"] = _mapping_of((number, held) for number, held in found if held is not None)
+        self["param_groups"] = numbered
 
 
 class TensorParts(_Mapping):
@@ -219,6 +317,8 @@ def _mapping_of(pairs: Any) -> _Mapping:
 
 
 def _tensor(storage: object, offset: object, shape: Any, stride: Any, dtype: str) -> TensorRef:
+    if isinstance(storage, Opaque):
+        return OddTensor("opaque", ())
     if not isinstance(storage, StorageRef) or type(offset) is not int or not 0 <= offset < _MOST:
         raise _MalformedError("a tensor without storage")
     if type(shape) is not tuple or type(stride) is not tuple or len(shape) > _MOST_DIMENSIONS:
@@ -232,19 +332,35 @@ def _tensor(storage: object, offset: object, shape: Any, stride: Any, dtype: str
 
 
 def _rebuild_v2(args: tuple[Any, ...]) -> object:
-    # A seventh argument is metadata (conjugate or negative bit): values are not what the bytes say.
-    if len(args) == 7 and args[6]:
-        return OPAQUE
     storage, offset, shape, stride = args[:4]
-    return _tensor(storage, offset, shape, stride, getattr(storage, "dtype", ""))
+    made = _tensor(storage, offset, shape, stride, getattr(storage, "dtype", ""))
+    return _with_bits(made, args[6] if len(args) == 7 else None)
 
 
 def _rebuild_v3(args: tuple[Any, ...]) -> object:
-    if len(args) == 8 and args[7]:
-        return OPAQUE
     if not isinstance(args[6], DTypeRef):
         raise _MalformedError("a tensor without dtype")
-    return _tensor(args[0], args[1], args[2], args[3], args[6].name)
+    made = _tensor(args[0], args[1], args[2], args[3], args[6].name)
+    return _with_bits(made, args[7] if len(args) == 8 else None)
+
+
+def _with_bits(made: TensorRef, metadata: object) -> TensorRef:
+    """Return a tensor, odd where a bit says that its values are not what the bytes say."""
+    bits = metadata if isinstance(metadata, dict) else {}
+    for bit, kind in (("conj", "conjugate"), ("neg", "negative")):
+        if bits.get(bit):
+            made = OddTensor(kind, (made,))
+    return made
+
+
+def _odd(kind: str) -> Callable[[tuple[Any, ...]], object]:
+    return lambda args: OddTensor(kind, args)
+
+
+def _rebuild_nested(args: tuple[Any, ...]) -> object:
+    # Jagged: a mapping of what it is made of; strided: values, sizes, strides and offsets.
+    parts = args[0] if isinstance(args[0], dict) else dict(zip(_NESTED_PARTS, args, strict=False))
+    return TensorParts((key, value) for key, value in parts.items() if isinstance(value, TensorRef))
 
 
 def _first(args: tuple[Any, ...]) -> object:
@@ -263,6 +379,14 @@ def _rebuild_subclass(args: tuple[Any, ...]) -> object:
     return TensorParts((key, value) for key, value in items if isinstance(value, (TensorRef, TensorParts)))
 
 
+_NESTED_PARTS: Final = ("values", "sizes", "strides", "storage_offsets")
+
+
+def _reconstruct(args: tuple[Any, ...]) -> object:
+    # Protocols 0 and 1 make an object so, without a call of its class.
+    return Foreign(args[0].module, args[0].qualname, is_made=True) if isinstance(args[0], Foreign) else OPAQUE
+
+
 def _inert(args: tuple[Any, ...]) -> object:
     return OPAQUE
 
@@ -271,7 +395,7 @@ def _make_dict(args: tuple[Any, ...]) -> object:
     # defaultdict(factory, mapping) and Counter(mapping); OrderedDict(pairs) is older Pythons'.
     if not args:
         return _Mapping()
-    source = next((a for a in args if isinstance(a, (dict, list))), ())
+    source = next((a for a in args if isinstance(a, (dict, list)) and not isinstance(a, Foreign)), ())
     return _mapping_of(source.items() if isinstance(source, dict) else source)
 
 
@@ -304,9 +428,6 @@ _INERT_NAMES: Final = {
     "torch": """device Tensor Generator strided sparse_coo sparse_csr per_tensor_affine per_channel_affine
         contiguous_format preserve_format channels_last channels_last_3d""",
     "torch.nn.parameter": "Parameter Buffer",
-    "torch._utils": """_rebuild_sparse_tensor _rebuild_qtensor _rebuild_meta_tensor_no_storage
-        _rebuild_device_tensor_from_numpy""",
-    "torch.serialization": "_get_layout",
     "torch.storage": "TypedStorage",
     "numpy": "dtype ndarray",
     "numpy.core.multiarray": "scalar _reconstruct",
@@ -322,6 +443,24 @@ _INERT_NAMES: Final = {
     "builtins": "complex slice range bool int float str",
     "__builtin__": "complex slice xrange bool int long float str unicode",
 }
+
+_HARMLESS_NAMES: Final = """
+    _io.BytesIO _io.StringIO _operator.getitem _operator.or_ argparse.Namespace array._array_reconstructor
+    array.array builtins.bytearray builtins.enumerate builtins.iter builtins.list builtins.memoryview
+    builtins.object builtins.reversed builtins.type builtins.zip collections.ChainMap collections.UserDict
+    collections.UserList collections.UserString collections.deque copyreg.__newobj__ copyreg.__newobj_ex__
+    datetime.date datetime.datetime datetime.time datetime.timedelta datetime.timezone decimal.Context
+    decimal.Decimal fractions.Fraction functools.partial http.HTTPMethod http.HTTPStatus inspect.Parameter
+    inspect.Signature inspect._ParameterKind io.BytesIO io.StringIO ipaddress.IPv4Address
+    ipaddress.IPv4Interface ipaddress.IPv4Network ipaddress.IPv6Address ipaddress.IPv6Interface
+    ipaddress.IPv6Network itertools.chain itertools.count itertools.cycle itertools.islice itertools.product
+    itertools.repeat logging.getLogger operator.attrgetter operator.getitem operator.itemgetter
+    operator.methodcaller operator.or_ random.Random random.SystemRandom re.RegexFlag re._compile
+    signal.Signals string.Template time.struct_time torch.fx.graph_module.reduce_graph_module
+    types.GenericAlias types.SimpleNamespace uuid.SafeUUID uuid.UUID zoneinfo.ZoneInfo
+    zoneinfo.ZoneInfo._unpickle"""
+_HARMLESS: Final = frozenset(_HARMLESS_NAMES.split())
+"""What values are made with that do no harm where they are made. None of them is called here."""
 
 _RECORDS: Final = {
     "torch.distributed.checkpoint.metadata": """Metadata TensorStorageMetadata BytesStorageMetadata
@@ -343,6 +482,15 @@ def _allowlist() -> dict[tuple[str, str], _Made]:
         ("torch._utils", "_rebuild_wrapper_subclass"): _rebuild_wrapper,
         ("torch._utils", "_rebuild_parameter"): _first,
         ("torch._utils", "_rebuild_parameter_with_state"): _first,
+        ("torch._utils", "_rebuild_sparse_tensor"): _odd("sparse"),
+        ("torch._utils", "_rebuild_qtensor"): _odd("quantized"),
+        ("torch._utils", "_rebuild_meta_tensor_no_storage"): _odd("meta"),
+        ("torch._utils", "_rebuild_device_tensor_from_numpy"): _odd("numpy"),
+        ("torch._utils", "_rebuild_nested_tensor"): _rebuild_nested,
+        ("torch.nested._internal.nested_tensor", "_rebuild_njt"): _rebuild_nested,
+        ("torch.serialization", "_get_layout"): _first,
+        ("copyreg", "_reconstructor"): _reconstruct,
+        ("copy_reg", "_reconstructor"): _reconstruct,
         ("torch", "Size"): _make_sequence,
         ("_codecs", "encode"): _make_bytes,
         ("deepspeed.runtime.zero.config", "ZeroStageEnum"): _inert,
@@ -378,7 +526,7 @@ def _ask(deed: int, before: bytes = b"") -> bytes:
 _REPLACED: Final = {
     b"}": b"NQ",  # EMPTY_DICT
     b"]": b"\x88Q",  # EMPTY_LIST
-    b"\x8f": b"\x89Q",  # EMPTY_SET
+    b"\x8f": b"\x88Q",  # EMPTY_SET
     b"R": _ask(_CALL),  # REDUCE
     b"\x81": _ask(_NEW),  # NEWOBJ
     b"\x92": _ask(_NEW, b"0"),  # NEWOBJ_EX, without its keywords
@@ -443,8 +591,8 @@ def _plain_for(n_bytes: int) -> re.Pattern[bytes]:
     return _plain_opcodes(index, len(str(n_bytes // 8)))
 
 
-def _rewritten(data: bytes) -> tuple[bytes, str]:
-    """Return a program without the opcodes that `_Reader` answers for, and what is wrong with it.
+def _rewritten(data: bytes) -> tuple[bytes, str, int]:
+    """Return a program without the opcodes that `_Reader` answers for, what is wrong with it, and its size.
 
     A flawed one ends at the flaw: up to there it shows which names it wants.
     """
@@ -488,7 +636,13 @@ def _rewritten(data: bytes) -> tuple[bytes, str]:
             flaw = f"opcode 0x{opcode.hex()}" if opcode else "it ends before STOP"
             break
     program = b"".join([*pieces, data[kept:at]])
-    return b"\x95" + len(program).to_bytes(8, "little") + program, flaw and f"at byte {at}: {flaw}"
+    return b"\x95" + len(program).to_bytes(8, "little") + program, flaw and f"at byte {at}: {flaw}", at
+
+
+def pickle_nbytes(data: bytes) -> int:
+    """Return the size of the pickle that data begin with, 0 where it does not end in them."""
+    _, flaw, nbytes = _rewritten(data)
+    return 0 if flaw else nbytes
 
 
 class _Reader(pickle.Unpickler):
@@ -498,12 +652,13 @@ class _Reader(pickle.Unpickler):
         super().__init__(io.BytesIO(program), encoding="latin-1")
         self.wanted: set[str] = set()
         self.n_refused = 0
+        self.storages: dict[str, StorageRef] = {}
         self._room = _SOME + len(program)
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what a name from outside stands for."""
         found = _ALLOWED.get((module, name))
-        return Foreign(f"{clipped(module)}.{clipped(name)}") if found is None else found
+        return Foreign(module, name) if found is None else found
 
     def _refuse(self, foreign: Foreign) -> Opaque:
         """Note a name outside the table that something is made with."""
@@ -521,7 +676,14 @@ class _Reader(pickle.Unpickler):
             if len(pid) >= 5 and pid[0] == "storage":
                 if isinstance(pid[1], Foreign):
                     return self._refuse(pid[1])
-                return _storage(pid[1], pid[2], pid[4])
+                if len(pid) > 5 and pid[5] is not None:
+                    raise _MalformedError("a storage that is a part of another")
+                storage = _storage(pid[1], pid[2], pid[4])
+                if isinstance(storage, StorageRef):
+                    self.storages.setdefault(storage.key, storage)
+                return storage
+            if len(pid) == 4 and pid[0] == "module":
+                return pid[1]  # the class of a module, with its source
         elif pid is None:
             return _Mapping()
         elif pid is True:
@@ -533,7 +695,7 @@ class _Reader(pickle.Unpickler):
     def _do(self, one: Any, other: Any, deed: object) -> object:
         """Return what a replaced opcode makes of two values."""
         if deed == _NEW and isinstance(one, Foreign):
-            return one
+            return self._made(one, other)
         if deed in (_CALL, _NEW):
             return self._call(one, other)
         if deed == _CALL_REVERSED:
@@ -543,13 +705,17 @@ class _Reader(pickle.Unpickler):
             if deed == _CALL_ITEMS:
                 return self._call(one[0], one[1:])
             return _Sequence(one) if deed == _LIST else _mapping_of(zip(one[::2], one[1::2], strict=True))
+        if deed == _BUILD and isinstance(one, Foreign):
+            one.take_state(other, self._spend)
+            return one
         # State of an object: OrderedDict's `_metadata` and numpy's dtype are of no use.
         if deed == _BUILD and isinstance(one, Record):
             one.state = other
             return one
         if deed == _BUILD and isinstance(one, (Opaque, dict, TensorRef, FunctionType)):
             return one
-        if deed == _ADD and isinstance(one, Opaque):
+        if deed == _ADD and isinstance(one, (Opaque, _Sequence)):
+            one.extend(other)
             return one
         raise _MalformedError("an opcode that does not go with its values")
 
@@ -569,12 +735,34 @@ class _Reader(pickle.Unpickler):
                 self._spend(len(args) + sum(sizes))
             return function(args)
         if isinstance(function, Foreign):
-            return self._refuse(function)
+            return self._called(function, args)
         if isinstance(function, RecordType):
             return Record(function.name)
         if isinstance(function, (Opaque, StorageType, DTypeRef)):
             return OPAQUE
         raise _MalformedError("a call of something that is no function")
+
+    def _called(self, function: Foreign, args: tuple[Any, ...]) -> object:
+        """Return an object made by a call that is not known, if values are made with such."""
+        if function.known_as == ("builtins", "getattr") and len(args) == 2 and isinstance(args[1], str):
+            owner = args[0]
+            self._spend(len(args[1]) + len(getattr(owner, "qualname", "")))
+            if isinstance(owner, Foreign) and not owner.is_made:
+                return self.find_class(owner.module, f"{owner.qualname}.{args[1]}")
+            return Foreign(function.module, function.qualname, is_made=True)  # a method of an object
+        # A union of types is a reduction.
+        is_union = (
+            function.known_as[1] == "reduce" and bool(args) and getattr(args[0], "qualname", "") == "or_"
+        )
+        return self._refuse(function) if function.is_refused and not is_union else self._made(function, args)
+
+    def _made(self, one: Foreign, args: object) -> Foreign:
+        """Return an object of a class; a module may be made of another one, or of its state."""
+        made = Foreign(one.module, one.qualname, is_made=True)
+        if type(args) is tuple and args and isinstance(args[0], dict):
+            compiled = one.qualname == "OptimizedModule"
+            made.take_state({"_orig_mod": args[0]} if compiled else args[0], self._spend)
+        return made
 
     def _spend(self, n_values: int) -> None:
         """Count values that are copied or looked at: again and again, one would outgrow any patience."""
@@ -591,7 +779,7 @@ def _storage(kind: object, key: object, n_elements: object) -> object:
     raise _MalformedError("a storage of unknown type")
 
 
-def read_pickle(data: bytes, where: str = "") -> object:
+def read_pickle(data: bytes, where: str = "", *, storages: dict[str, StorageRef] | None = None) -> object:
     """Return what a pickle of a checkpoint describes, without importing or calling anything.
 
     Parameters
@@ -600,19 +788,21 @@ def read_pickle(data: bytes, where: str = "") -> object:
         The whole pickle, at most `MAX_PICKLE_BYTES`.
     where
         The file, for messages.
+    storages
+        Takes every storage that it names, by key.
 
     Returns
     -------
     object
         Plain containers, numbers, strings and bytes; `TensorRef`, `TensorParts`, `StorageRef`, `DTypeRef` and
         `Record`; and
-        `Opaque` for values that are carried but not read (`Foreign` of classes outside the table). Lists and
-        dicts may refer to themselves.
+        `Opaque` for values that are carried but not read (`Foreign` of classes outside the table, which a
+        module makes a mapping). Lists and dicts may refer to themselves.
 
     Raises
     ------
     UnsafePickleError
-        It calls names outside the allowlist, or is nothing but an object of one; the error lists them.
+        It calls names that no harmless value needs, or is nothing but an object; the error lists them.
     DamagedError
         It is cut off, too large, or no pickle at all.
 
@@ -633,7 +823,7 @@ def read_pickle(data: bytes, where: str = "") -> object:
             expected=f"at most {MAX_PICKLE_BYTES} bytes",
             found=f"{len(data)}",
         )
-    program, flaw = _rewritten(data)
+    program, flaw, _ = _rewritten(data)
     reader = _Reader(program)
     error: Exception | None = None
     result: object = None
@@ -651,7 +841,7 @@ def read_pickle(data: bytes, where: str = "") -> object:
         ValueError,
     ) as caught:
         error = caught
-    if isinstance(result, Foreign):
+    if isinstance(result, Foreign) and not result:
         reader.wanted.add(result.name)
     if reader.wanted:
         wanted = tuple(sorted(reader.wanted))
@@ -664,4 +854,6 @@ def read_pickle(data: bytes, where: str = "") -> object:
             where=where,
             remedy="restore the file from a backup or save it again",
         ) from error
+    if storages is not None:
+        storages |= reader.storages
     return result

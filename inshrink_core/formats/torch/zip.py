@@ -341,7 +341,7 @@ def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> TorchZip:
         raise DamagedError(
             "a TorchScript module, not a checkpoint",
             where=str(file.path),
-            remedy="save its state_dict() with torch.save",
+            remedy="if you trust it: torch.save(torch.jit.load(path).state_dict(), path)",
         )
     if (found := by_name.get(f"{folder}byteorder")) is not None:
         order = file.read(found.offset, min(found.nbytes, 16))

@@ -127,9 +127,10 @@ def final_in_half_precision(folder: Path) -> None:
     _SCRIPT,
     "checkpoint.pt",
     "optimal.pth",
-    steps=(4, 9),
+    steps=(9,),
     parameters=numel(NET),
     roles=WEIGHTS | BUFFERS | ADAM,
+    branches={"optimal": ("optimal.pth",)},
 )
 def last_and_optimal(folder: Path) -> None:
     save(folder / "checkpoint.pt", {"net": net(9), "optim": adam(NET, 9), "epoch": 9})

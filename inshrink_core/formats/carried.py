@@ -1,0 +1,397 @@
+"""Tensors that a torch file carries unread, made anew where another format is written.
+
+The pickle of a file travels in its skeleton, and with it every tensor whose values differ from the bytes of
+one storage: conjugated and negated views, sparse, quantized and meta tensors, expanded constants. Nothing in
+the pickle is executed: PyTorch's constructors are called with what it says, after that was checked.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import math
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from inshrink_core.checkpoint import (
+    DTYPE_SIZES,
+    Checkpoint,
+    FileLayout,
+    TensorRole,
+    TensorSource,
+    TensorSpec,
+    ZipEntry,
+)
+from inshrink_core.errors import DamagedError, InputError, clipped
+from inshrink_core.execution import Limits
+from inshrink_core.formats.content import place
+from inshrink_core.formats.disk import Readable
+from inshrink_core.formats.source import DEFAULT_LIMITS, RestoredFile
+from inshrink_core.formats.state_tree import MODEL_KEYS, Named, Optimizer, Placed, read_state_tree
+from inshrink_core.formats.torch.legacy import MAGIC_WITHIN, is_legacy, read_torch_legacy
+from inshrink_core.formats.torch.pickles import OddTensor, StorageRef, TensorRef, read_pickle
+from inshrink_core.formats.torch.zip import read_torch_zip
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+METADATA: Final = ".metadata"
+"""What describes a distributed checkpoint."""
+
+_PACKED: Final = {"quint4x2": 2, "quint2x4": 4}
+"""How many elements of quantized tensors share a byte."""
+
+_SPARSE_PARTS: Final = {
+    "torch.sparse_coo": ("indices", "values"),
+    "torch.sparse_csr": ("crow_indices", "col_indices", "values"),
+    "torch.sparse_csc": ("ccol_indices", "row_indices", "values"),
+    "torch.sparse_bsr": ("crow_indices", "col_indices", "values"),
+    "torch.sparse_bsc": ("ccol_indices", "row_indices", "values"),
+}
+_MOST_NESTED: Final = 4
+"""Of tensors that are made of tensors: negated and conjugated values of a sparse one."""
+
+
+class CarriedTensor(NamedTuple):
+    """A tensor that no spec stands for.
+
+    Parameters
+    ----------
+    name, role
+        As of a spec.
+    kind
+        What it is, for messages.
+    file
+        In which it lies.
+    whole
+        Returns it as PyTorch would load it.
+    plain
+        Returns what a format without such tensors can hold of it: plain tensors by what follows its name.
+    """
+
+    name: str
+    role: TensorRole
+    kind: str
+    file: str
+    whole: Callable[[], Tensor]
+    plain: Callable[[], dict[str, Tensor]]
+
+    @property
+    def key(self) -> str:
+        """The key that its spec would have."""
+        return Named(self.name, self.role, Placed("", (), None, 0, 0)).key
+
+
+class _Maker:
+    """Makes the tensors of one file."""
+
+    def __init__(self, file: Readable, storages: Mapping[str, ZipEntry], limits: Limits) -> None:
+        self._file, self._storages, self._limits = file, storages, limits
+        self._where = str(file.path)
+
+    def place(self, ref: TensorRef) -> Placed | None:
+        return place(ref, self._storages.get(ref.storage.key), self._where)
+
+    def whole(self, ref: TensorRef, name: str) -> Tensor:
+        """Return a tensor as it is."""
+        try:
+            made: Tensor = self._whole(ref, name)
+        except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+            said = clipped(str(error).partition("\n")[0])
+            raise DamagedError(f"no tensor '{clipped(name)}' ({said})", where=self._where) from error
+        return made
+
+    def _whole(self, ref: TensorRef, name: str, depth: int = 0) -> Any:
+        import torch
+
+        build: Any = torch  # its functions of sparse and quantized tensors have no types
+        if depth > _MOST_NESTED:
+            raise ValueError("it is made of itself")
+        if not isinstance(ref, OddTensor):
+            return self._strided(ref.storage, ref.offset, ref.shape, ref.stride, ref.dtype)
+        args: Any = ref.args
+        inner = functools.partial(self._whole, name=name, depth=depth + 1)
+        if ref.kind == "conjugate":
+            return inner(args[0]).conj()
+        if ref.kind == "negative":
+            return torch._neg_view(inner(args[0]))
+        if ref.kind == "meta":
+            return torch.empty_strided(args[1], args[2], dtype=getattr(torch, args[0].name), device="meta")
+        if ref.kind == "sparse":
+            n_parts = len(_SPARSE_PARTS[args[0]])
+            parts, (size, *told) = map(inner, args[1][:n_parts]), args[1][n_parts:]
+            if n_parts == 2:
+                return build.sparse_coo_tensor(
+                    *parts, size, is_coalesced=told == [True], check_invariants=True
+                )
+            layout = getattr(torch, args[0].removeprefix("torch."))
+            return build.sparse_compressed_tensor(*parts, size, layout=layout, check_invariants=True)
+        if ref.kind == "quantized":
+            storage, offset, shape, stride, (_, scale, zero, *axis) = args[:5]
+            method: Any = torch.per_tensor_affine, scale, zero
+            if axis:
+                method = torch.per_channel_affine, inner(scale), inner(zero), axis[0]
+            codes = self._bytes(storage, 0, storage.n_elements, storage.dtype)
+            if offset + _extent(shape, stride) > storage.n_elements * _PACKED.get(storage.dtype, 1):
+                raise ValueError("it reaches past its storage")
+            self._limits.require_memory(4 * math.prod(shape), f"making '{clipped(name)}'", self._where)
+            made: Any = torch.frombuffer(codes, dtype=torch.uint8).untyped_storage()
+            kind = getattr(torch, storage.dtype)
+            made = build.storage.TypedStorage(wrap_storage=made, dtype=kind, _internal=True)
+            with warnings.catch_warnings(action="ignore"):  # what PyTorch will no longer make, it still loads
+                return build._utils._rebuild_qtensor(
+                    made, offset, shape, stride, method, False, OrderedDict()
+                )
+        raise _no_values(name, ref.kind, self._where)
+
+    def plain(self, ref: TensorRef, name: str) -> dict[str, Tensor]:
+        """Return plain tensors that say the same, by what follows the name."""
+        import torch
+
+        one = self.whole(ref, name)
+        if one.is_meta:
+            raise _no_values(name, "meta", self._where)
+        if one.is_quantized:
+            made = {"int_repr": one.int_repr()}
+            if len(ref.args[4]) == 3:  # type: ignore[attr-defined]
+                scale, zero = (
+                    torch.tensor(one.q_scale(), dtype=torch.float64),
+                    torch.tensor(one.q_zero_point()),
+                )
+                made |= {"scale": scale, "zero_point": zero}
+            else:
+                made |= {"scales": one.q_per_channel_scales(), "zero_points": one.q_per_channel_zero_points()}
+                made["axis"] = torch.tensor(one.q_per_channel_axis())
+        elif one.layout is not torch.strided:
+            words = _SPARSE_PARTS[str(one.layout)]
+            prefix = "_" if one.layout is torch.sparse_coo else ""
+            made = {word: getattr(one, prefix + word)() for word in words} | {"size": torch.tensor(one.shape)}
+        else:
+            self._limits.require_memory(one.nbytes, f"writing '{clipped(name)}' in full", self._where)
+            is_known = str(one.dtype).removeprefix("torch.") in DTYPE_SIZES
+            made = {"": one if is_known else one.contiguous().view(torch.uint8)}
+        return {part: tensor.resolve_conj().resolve_neg().contiguous() for part, tensor in made.items()}
+
+    def _strided(self, storage: StorageRef, offset: int, shape: Any, stride: Any, dtype: str) -> Tensor:
+        import torch
+
+        kind = getattr(torch, dtype)
+        if not math.prod(shape):
+            return torch.empty(shape, dtype=kind)
+        data = torch.frombuffer(
+            self._bytes(storage, offset, _extent(shape, stride), dtype), dtype=torch.uint8
+        )
+        return (data.ne(0) if dtype == "bool" else data.view(kind)).as_strided(shape, stride)
+
+    def _bytes(self, storage: StorageRef, offset: int, n_elements: int, dtype: str) -> bytearray:
+        """Return the bytes of some elements of a storage."""
+        import torch
+
+        entry = self._storages[storage.key]
+        itemsize = getattr(torch, dtype).itemsize
+        at, nbytes = offset * itemsize, n_elements * itemsize
+        if min(at, nbytes) < 0 or at + nbytes > entry.data_nbytes:
+            raise ValueError("it reaches past its storage")
+        return bytearray(self._file.read(entry.data_offset + at, nbytes))
+
+
+def _extent(shape: Iterable[int], stride: Iterable[int]) -> int:
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def _no_values(name: str, kind: str, where: str) -> InputError:
+    return InputError(
+        f"tensor '{clipped(name)}' ({kind}) has no values that this format can hold",
+        where=where,
+        remedy="use the layout 'same'; 'torch' takes tensors of the device meta",
+    )
+
+
+def _kind(ref: TensorRef) -> str:
+    if not isinstance(ref, OddTensor):
+        return "expanded" if ref.dtype in DTYPE_SIZES else ref.dtype
+    layout = ref.args[0] if ref.kind == "sparse" and ref.args else None
+    return layout.removeprefix("torch.") if isinstance(layout, str) else ref.kind
+
+
+def carried_tensors(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> tuple[CarriedTensor, ...]:
+    """Return the tensors of models, optimizers and gradients that torch files carry unread.
+
+    Parameters
+    ----------
+    checkpoint
+        From a run, or decoded from an archive.
+    limits
+        What a tensor may take of memory.
+
+    Raises
+    ------
+    DamagedError
+        A file contradicts itself.
+    """
+    found: list[CarriedTensor] = []
+    for layout in checkpoint.files:
+        if layout.kind == "torch":
+            found += _carried_in(checkpoint, layout, limits)
+        elif layout.kind == "opaque" and layout.path.rpartition("/")[2] == METADATA:
+            try:
+                found += _carried_shards(checkpoint, layout, limits)
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                raise DamagedError("it describes no distributed checkpoint", where=layout.path) from error
+    return tuple(found)
+
+
+class _Part:
+    """Some bytes of a file, read as a file."""
+
+    def __init__(self, file: RestoredFile, offset: int, nbytes: int) -> None:
+        self.path, self.nbytes = file.path, nbytes
+        self._file, self._offset = file, offset
+
+    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
+        return self._file.read(self._offset + offset, n_bytes)
+
+    def expect(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Say which bytes will be read soon: they are here."""
+
+
+def _carried_shards(checkpoint: Checkpoint, metadata: FileLayout, limits: Limits) -> Iterator[CarriedTensor]:
+    """Yield what a distributed checkpoint has as shards of their own; a part is called by its offsets."""
+    folder = metadata.path.removesuffix(METADATA)
+    files = {one.path: one for one in checkpoint.files if one.kind == "dcp" and one.path.startswith(folder)}
+    if not files:
+        return
+    told: Any = read_pickle(RestoredFile(checkpoint, metadata).read(0, metadata.nbytes), metadata.path)
+    starts = {path: [region.offset for region in one.regions] for path, one in files.items()}
+    opened: dict[str, RestoredFile] = {}
+    for index, info in told.state["storage_data"].items():
+        name, at, place = index.state["fqn"], index.state.get("offset"), info.state
+        path, first, nbytes = (place[key] for key in ("relative_path", "offset", "length"))
+        layout = files.get(f"{folder}{path}")
+        if at is None or layout is None:
+            continue
+        read = starts[layout.path]
+        if bisect.bisect_left(read, first) < bisect.bisect_left(read, first + nbytes):
+            continue
+        if layout.path not in opened:
+            opened[layout.path] = RestoredFile(checkpoint, layout)
+        file = _Part(opened[layout.path], first, nbytes)
+        archive = read_torch_zip(file, allow_damaged=True)
+        maker, ref = _Maker(file, archive.storages, limits), read_pickle(archive.pickle_bytes, layout.path)
+        if isinstance(ref, TensorRef) and maker.place(ref) is None:
+            top, _, rest = name.partition(".")
+            is_model = top in MODEL_KEYS and bool(rest)
+            name = (rest if is_model else name) + (str(list(at)) if any(at) else "")
+            whole = functools.partial(maker.whole, ref, name)
+            plain = functools.partial(maker.plain, ref, name)
+            role = TensorRole.WEIGHT if is_model else TensorRole.EXTRA
+            yield CarriedTensor(name, role, _kind(ref), layout.path, whole, plain)
+
+
+def _carried_in(checkpoint: Checkpoint, layout: FileLayout, limits: Limits) -> Iterator[CarriedTensor]:
+    file = RestoredFile(checkpoint, layout)
+    where = str(file.path)
+    if is_legacy(file.read(0, min(file.nbytes, MAGIC_WITHIN))):
+        root, n_bytes, storages = read_torch_legacy(file)
+    else:
+        archive = read_torch_zip(file, allow_damaged=True)
+        root, n_bytes = read_pickle(archive.pickle_bytes, where), len(archive.pickle_bytes)
+        storages = archive.storages
+    maker = _Maker(file, storages, limits)
+    refs: list[TensorRef] = []
+
+    def placed(ref: TensorRef) -> Placed:
+        if (known := maker.place(ref)) is not None:
+            return known
+        refs.append(ref)
+        # It lies nowhere: its place is its number, before the file.
+        return Placed("float32", (1,), None, -len(refs), 1 << 20)
+
+    tree = read_state_tree(root, placed, where, n_bytes=n_bytes)
+    named = [Named(name, TensorRole.WEIGHT, one) for name, one in (*tree.model, *tree.extra)]
+    named += [Named(name, TensorRole.GRADIENT, one) for name, one in tree.gradients]
+    named += [Named(name, TensorRole.EXTRA, one) for name, one in tree.kept]
+    for number, optimizer in enumerate(tree.optimizers):
+        named += _named_state(checkpoint, layout, optimizer, number)
+    for name, role, found, _ in named:
+        if found.offset < 0:
+            ref = refs[-found.offset - 1]
+            whole = functools.partial(maker.whole, ref, name)
+            plain = functools.partial(maker.plain, ref, name)
+            yield CarriedTensor(name, role, _kind(ref), layout.path, whole, plain)
+
+
+def _named_state(
+    checkpoint: Checkpoint, layout: FileLayout, optimizer: Optimizer, number: int
+) -> Iterator[Named]:
+    """Yield what an optimizer has for each parameter, called as the rest of it is in the checkpoint."""
+    keys = {region.offset + one.start: one.key for region in layout.regions for one in region.members}
+    prefix = f"optimizer.{number}.state" if number else "optimizer.state"
+    for param, tensors in optimizer.state.items():
+        beside = [keys.get(one.placed.offset) for one in tensors if one.role is not TensorRole.STATE]
+        name = next((checkpoint.spec(key).parameter for key in beside if key), "")
+        name = name or (param if isinstance(param, str) else f"{prefix}.{param}")
+        yield from (Named(name + one.suffix, one.role, one.placed) for one in tensors)
+
+
+def with_plain_values(
+    checkpoint: Checkpoint, carried: Iterable[CarriedTensor], told: Callable[[str], None]
+) -> Checkpoint:
+    """Return a checkpoint with specs for tensors that are carried unread, of their plain values or parts.
+
+    Parameters
+    ----------
+    checkpoint
+        The checkpoint.
+    carried
+        Of its `carried_tensors`, those to add.
+    told
+        Told of each what becomes of it.
+
+    Raises
+    ------
+    InputError
+        One has no values, or a name is taken.
+    """
+    made: dict[str, tuple[CarriedTensor, str]] = {}
+    specs = list(checkpoint.specs)
+    taken = {spec.key for spec in specs}
+    for one in carried:
+        parts = one.plain()
+        for part, tensor in parts.items():
+            name = f"{one.name}.{part}" if part else one.name
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            spec = TensorSpec(name=name, role=one.role, dtype=dtype, shape=tuple(tensor.shape), exact=True)
+            if spec.key in taken:
+                raise InputError(
+                    f"tensor '{clipped(one.key)}' ({one.kind}) has a part named as another tensor",
+                    where=checkpoint.origin,
+                    found=clipped(spec.key),
+                    remedy="use the layout 'same' or 'torch'",
+                )
+            taken.add(spec.key)
+            made[spec.key] = one, part
+            specs.append(spec)
+        told(f"{one.key} ({one.kind}) as {', '.join(f'.{part}' for part in parts if part) or 'plain values'}")
+    if not made:
+        return checkpoint
+    return replace(checkpoint, specs=tuple(specs), source=_WithPlainValues(checkpoint.source, made))
+
+
+class _WithPlainValues:
+    """A `TensorSource` that makes what is carried when it is asked for."""
+
+    def __init__(self, source: TensorSource, made: Mapping[str, tuple[CarriedTensor, str]]) -> None:
+        self._source, self._made = source, made
+
+    def read(self, spec: TensorSpec) -> Tensor:
+        if spec.key not in self._made:
+            return self._source.read(spec)
+        one, part = self._made[spec.key]
+        return one.plain()[part]
+
+    def skeleton(self, layout: FileLayout) -> bytes:
+        return self._source.skeleton(layout)
