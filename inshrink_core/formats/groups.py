@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
-from inshrink_core.errors import NotCheckpointError
-from inshrink_core.formats.assembly import ParsedCheckpoint, Recall, assemble
+from inshrink_core.errors import InputError, InshrinkError, NotCheckpointError
+from inshrink_core.formats.assembly import NO_WEIGHTS, ParsedCheckpoint, Recall, assemble
 from inshrink_core.formats.content import FileContent, read_content
-from inshrink_core.formats.discovery import CheckpointPath
-from inshrink_core.formats.disk import Access
-from inshrink_core.formats.names import RANK, Counters, counters_in
+from inshrink_core.formats.discovery import CheckpointPath, is_weight_file
+from inshrink_core.formats.disk import Access, is_file
+from inshrink_core.formats.names import RANK, Counters, counters_in, is_numbered
 from inshrink_core.formats.readers import Reader
 
 _SHARD: Final = re.compile(rf"-\d+-of-\d+|{RANK.pattern}|(?<=hf_model)_\d{{4}}(?=_)", re.IGNORECASE)
@@ -105,18 +105,43 @@ class _Place(NamedTuple):
         return frozenset(self.said.labels) - AVERAGES
 
 
-Differ = Callable[[ParsedCheckpoint, ParsedCheckpoint], bool]
+class Read(Protocol):
+    """What reading a file gave: a checkpoint, or an error."""
+
+    parsed: ParsedCheckpoint | None
+    error: InshrinkError | None
 
 
-def group_files(parsed: Mapping[Path, ParsedCheckpoint | None], differ: Differ) -> Iterator[CheckpointPath]:
-    """Yield the groups among the files of a run.
+def _contents(reads: Mapping[Path, Read]) -> dict[Path, ParsedCheckpoint | None]:
+    """Return the files that may be of a group; None for one without weights, such as an optimizer's."""
+    files: dict[Path, ParsedCheckpoint | None] = {}
+    for path, read in reads.items():
+        error = read.error
+        is_part = isinstance(error, InputError) and error.what == NO_WEIGHTS
+        if isinstance(error, NotCheckpointError):
+            is_part = bool(counters_in(path.name).numbers)
+        if is_file(path) and (read.parsed is not None or is_part):
+            files[path] = read.parsed
+        elif is_part and not is_numbered(path.name):
+            files |= {
+                one: None for one in sorted(path.rglob("*")) if is_file(one) and is_weight_file(one.name)
+            }
+    return files
+
+
+def _are_apart(one: ParsedCheckpoint, other: ParsedCheckpoint) -> bool:
+    """Tell whether most weights of two files differ in name or shape."""
+    first, second = one.weight_shapes(), other.weight_shapes()
+    return 2 * len(first.items() & second.items()) < min(len(first), len(second))
+
+
+def group_files(reads: Mapping[Path, Read]) -> Iterator[CheckpointPath]:
+    """Yield the checkpoints that lie in several files, or in one without weights.
 
     Parameters
     ----------
-    parsed
-        The files in natural order; None for one without weights, such as that of an optimizer.
-    differ
-        Whether two checkpoints are of different models.
+    reads
+        What reading each candidate of a run gave, in natural order.
 
     Notes
     -----
@@ -125,6 +150,7 @@ def group_files(parsed: Mapping[Path, ParsedCheckpoint | None], differ: Differ) 
     their words are those of numbered groups. A file without weights joins the files of its counters, in its
     directory or in the only one that has some; without counters, such files are a group of their own.
     """
+    parsed = _contents(reads)
     places = {path: _Place.of(path) for path in parsed}
     classes: dict[tuple[Path, tuple[Any, ...], frozenset[str]], list[list[Path]]] = {}
     parts: list[Path] = []
@@ -137,7 +163,7 @@ def group_files(parsed: Mapping[Path, ParsedCheckpoint | None], differ: Differ) 
         groups = classes.setdefault((place.folder, place.said.numbers, place.labels), [])
         for group in groups:
             others = [(places[other], parsed[other]) for other in group]
-            if all(_go_together(place, one, *other, differ, roles) for other in others):
+            if all(_go_together(place, one, *other, roles) for other in others):
                 group.append(path)
                 roles |= {(places[other].folder, places[other].said.words) for other in group}
                 break
@@ -168,7 +194,6 @@ def _go_together(
     one: ParsedCheckpoint,
     other_place: _Place,
     other: ParsedCheckpoint | None,
-    differ: Differ,
     roles: Set[tuple[Path, tuple[str, ...]]],
 ) -> bool:
     """Tell whether two files of one directory with the same counters are of one checkpoint."""
@@ -180,5 +205,5 @@ def _go_together(
         both = ((place.folder, place.said.words), (other_place.folder, other_place.said.words))
         return bool(place.labels) and roles.issuperset(both)
     if place.said.words == other_place.said.words and place.said.labels == other_place.said.labels:
-        return differ(one, other)
+        return _are_apart(one, other)
     return not place.labels

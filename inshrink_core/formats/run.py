@@ -6,14 +6,13 @@ import copy
 import functools
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, Unseen
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, Unseen
 from inshrink_core.errors import (
     InputError,
     InshrinkError,
@@ -26,7 +25,7 @@ from inshrink_core.errors import (
     spoken,
 )
 from inshrink_core.execution.mirror import mirror_of, mirrored
-from inshrink_core.formats.assembly import NO_WEIGHTS, ParsedCheckpoint, Recall
+from inshrink_core.formats.assembly import ParsedCheckpoint, Recall
 from inshrink_core.formats.attribution.laws import Attribution
 from inshrink_core.formats.attribution.registered import registered_order
 from inshrink_core.formats.attribution.values import N_PAIRS, attribute, gather, same_places
@@ -56,10 +55,10 @@ from inshrink_core.formats.disk import (
 )
 from inshrink_core.formats.groups import group_files
 from inshrink_core.formats.logs.log import RunSettings, TrainingLog, read_log, read_settings
-from inshrink_core.formats.names import counters_in, is_numbered, stem_of, step_in_name
-from inshrink_core.formats.order import Evidence, order_checkpoints
+from inshrink_core.formats.names import is_numbered, step_in_name
 from inshrink_core.formats.readers import reader_of
-from inshrink_core.formats.source import accepting_damage
+from inshrink_core.formats.selection import Named, by_evidence, by_pattern, main_model
+from inshrink_core.formats.source import accepting_damage, peek_sample
 from inshrink_core.formats.step_pattern import (
     NamedStep,
     compile_step_pattern,
@@ -80,10 +79,6 @@ _PIECE_NBYTES: Final = 8 << 20
 _STRANGE: Final = "neither a torch file nor safetensors: extract it, or save its tensors with torch.save"
 _MOST_STRANGE: Final = 20
 
-_BESIDE: Final = frozenset(
-    "best optimal last latest final finished lowest highest avg average averaged ave".split()  # noqa: SIM905
-)
-"""Words in the names of checkpoints that are no steps."""
 
 _attributions: dict[object, Attribution] = {}
 """The last one, for whoever opens the same run again."""
@@ -188,32 +183,6 @@ def _reason(path: Path, error: InshrinkError) -> str:
     return str(error).removeprefix(f"{path}: ")
 
 
-def _weight_mismatch(first: Mapping[str, tuple[int, ...]], other: Mapping[str, tuple[int, ...]]) -> bool:
-    """Tell two models from two states of one: few common names, or hardly a common shape."""
-    common = first.keys() & other.keys()
-    n_smaller = min(len(first), len(other))
-    n_same = sum(first[name] == other[name] for name in common)
-    return 2 * len(common) < n_smaller or (n_smaller >= 4 and 4 * n_same < len(common))
-
-
-def _is_other(one: ParsedCheckpoint, other: ParsedCheckpoint) -> bool:
-    """Tell whether most weights of two checkpoints differ in name or shape."""
-    first, second = one.weight_shapes(), other.weight_shapes()
-    return 2 * len(first.items() & second.items()) < min(len(first), len(second))
-
-
-def _differ(one: ParsedCheckpoint, other: ParsedCheckpoint) -> bool:
-    return one.specs != other.specs and _weight_mismatch(one.weight_shapes(), other.weight_shapes())
-
-
-class _Named(NamedTuple):
-    """A checkpoint beside the steps, under a name of its own, and the step that it belongs to."""
-
-    name: str
-    step: int
-    parsed: ParsedCheckpoint
-
-
 class FileFate(NamedTuple):
     """What becomes of one tensor file when its run is archived.
 
@@ -280,7 +249,7 @@ class Run(Mapping[int, Checkpoint]):
         access: Access,
         request: _Request,
         known: Mapping[tuple[Path, ...], _Read],
-        named: Sequence[_Named] = (),
+        named: Sequence[Named] = (),
     ) -> None:
         self._discovery, self._parsed = discovery, dict(sorted(parsed.items()))
         self._named = tuple(named)
@@ -411,7 +380,8 @@ class Run(Mapping[int, Checkpoint]):
             one._replace(parsed=one.parsed.attributed(_attributions[key])) for one in self._named
         )
         run._accepted, run._is_attributed = {}, True
-        run.__dict__.pop("branches", None)
+        for cached in ("branches", "_beside"):
+            run.__dict__.pop(cached, None)
         run.notes = _notes(self.notes[0], run._parsed.values())
         return run
 
@@ -515,50 +485,60 @@ class Run(Mapping[int, Checkpoint]):
     def branches(self) -> Mapping[str, Checkpoint]:
         """Checkpoints with a name of their own beside the steps, such as ``best``, by name.
 
-        A copy of a step, or of another branch, is none.
-
         Notes
         -----
-        Reads files of equal size to compare them; of a run behind a URL, the listing alone.
+        Files of equal size are read to compare them; of a run behind a URL, the listing is.
         """
-        copies = self._copies
         return {
             one.name: replace(one.parsed.checkpoint(one.step, self._access.counter), branch=one.name)
-            for one in self._named
-            if one.name not in copies
+            for one, fate, _ in self._beside
+            if fate is Fate.BRANCH
         }
 
     @functools.cached_property
-    def _copies(self) -> Mapping[str, int]:
-        """Names of the checkpoints beside the steps that equal a step, with that step."""
+    def _beside(self) -> tuple[tuple[Named, Fate, int], ...]:
+        """The checkpoints beside the steps, with their fates and steps."""
         by_size: dict[int, list[tuple[int, FileStamp]]] = {}
         for step, parsed in self._parsed.items():
             for stamp in parsed.stamps.values():
                 by_size.setdefault(stamp.nbytes, []).append((step, stamp))
-        copies = {}
+        rows = []
         for one in self._named:
-            steps: set[int] | None = None
+            steps: set[int] = set(self._parsed)
             for name in (layout.path for layout in one.parsed.layouts if layout.kind != "opaque"):
                 stamp = one.parsed.stamps[name]
                 alike = by_size.get(stamp.nbytes, ())
-                same = {step for step, other in alike if _content(stamp) == _content(other)}
-                steps = same if steps is None else steps & same
+                steps &= {step for step, other in alike if _content(stamp) == _content(other)}
             if steps:
-                copies[one.name] = min(steps, key=lambda step: (step != one.step, -step))
-        return copies
+                rows.append((one, Fate.DUPLICATE, one.step if one.step in steps else max(steps)))
+            elif one.above is not None and self._is_restored(one, one.above):
+                rows.append((one, Fate.OTHER_MODEL, one.above))
+            else:
+                rows.append((one, Fate.BRANCH, one.step))
+        return tuple(rows)
+
+    def _is_restored(self, one: Named, step: int) -> bool:
+        """Tell a restored copy of a step from another training: it is nearer to it than the next step is."""
+        at = self.steps.index(step)
+        neighbour = self.steps[at - 1] if at else self.steps[-1]
+        copy = one.parsed.checkpoint(step, self._access.counter)
+        floats = (spec for spec in copy.specs if spec.role is TensorRole.WEIGHT and "float" in spec.dtype)
+        spec = max(floats, key=lambda spec: spec.nbytes, default=None)
+        if spec is None or any(spec.key not in self[known] for known in (step, neighbour)):
+            return False
+        values = [peek_sample(c.source, spec).float() for c in (copy, self[step], self[neighbour])]
+        near, far = ((values[1] - other).norm() for other in (values[0], values[2]))
+        return bool(near < (far if neighbour != step else 0.1 * values[1].norm()))
 
     @functools.cached_property
     def fates(self) -> tuple[FileFate, ...]:
         """What becomes of each tensor file under the run, by path."""
         found: dict[str, FileFate] = {}
-        copies = self._copies
         for step, parsed in self._parsed.items():
-            found |= self._fates_of(parsed, Fate.STEP, step, "")
-        for name, step, parsed in self._named:
-            if name in copies:
-                found |= self._fates_of(parsed, Fate.DUPLICATE, copies[name], "")
-            else:
-                found |= self._fates_of(parsed, Fate.BRANCH, step, name)
+            found |= self._fates_of(parsed, Fate.STEP, step)
+        for (name, _, parsed, _), fate, step in self._beside:
+            reason = f"near to step {step}, as a restored copy" if fate is Fate.OTHER_MODEL else ""
+            found |= self._fates_of(parsed, fate, step, name if fate is Fate.BRANCH else "", reason)
         for row in self.skipped:
             if row.fate is None:
                 continue
@@ -567,7 +547,9 @@ class Run(Mapping[int, Checkpoint]):
                 found.setdefault(name, FileFate(name, row.fate, row.step, row.name, row.reason))
         return tuple(found[path] for path in sorted(found))
 
-    def _fates_of(self, parsed: ParsedCheckpoint, fate: Fate, step: int, name: str) -> dict[str, FileFate]:
+    def _fates_of(
+        self, parsed: ParsedCheckpoint, fate: Fate, step: int, name: str = "", reason: str = ""
+    ) -> dict[str, FileFate]:
         """Return the fates of the tensor files of a checkpoint, by path."""
         model = {spec.key for spec in parsed.specs if spec.role in MODEL_ROLES}
         found = {}
@@ -577,9 +559,8 @@ class Run(Mapping[int, Checkpoint]):
             if layout.kind == "opaque" and not self._may_hold_tensors(parsed.paths[layout.path]):
                 continue
             path = self._relative(parsed.paths[layout.path])
-            found[path] = FileFate(
-                path, fate if holds_model or fate is not Fate.STEP else Fate.AUXILIARY, step, name
-            )
+            role = fate if holds_model or fate is not Fate.STEP else Fate.AUXILIARY
+            found[path] = FileFate(path, role, step, name, reason)
         return found
 
     def _may_hold_tensors(self, path: Path) -> bool:
@@ -596,7 +577,7 @@ class Run(Mapping[int, Checkpoint]):
         rest._named = tuple(one for one in self._named if one is not lost)
         path = spoken(str(lost.parsed.path))
         rest.skipped = (*self.skipped, Skipped(path, _reason(lost.parsed.path, error), Fate.UNREADABLE))
-        for cached in ("branches", "fates", "_copies"):
+        for cached in ("branches", "fates", "_beside"):
             rest.__dict__.pop(cached, None)
         return rest
 
@@ -631,7 +612,7 @@ class Run(Mapping[int, Checkpoint]):
         rest = copy.copy(self)
         rest._parsed = {step: parsed for step, parsed in self._parsed.items() if step not in rows}
         rest.steps = tuple(rest._parsed)
-        for cached in ("branches", "fates", "_copies"):
+        for cached in ("branches", "fates", "_beside"):
             rest.__dict__.pop(cached, None)
         rest.skipped = (*self.skipped, *(row._replace(path=spoken(row.path)) for row in rows.values()))
         return rest
@@ -653,158 +634,6 @@ def _content(stamp: FileStamp) -> str:
         for at in range(0, file.nbytes, _PIECE_NBYTES):
             digest.update(file.read(at, min(_PIECE_NBYTES, file.nbytes - at)))
     return digest.hexdigest()
-
-
-class _Choice(NamedTuple):
-    """The steps of a run, its checkpoints with names of their own, and where the order comes from."""
-
-    by_step: dict[int, ParsedCheckpoint]
-    named: tuple[_Named, ...]
-    origin: str
-
-
-def _by_pattern(parsed: Sequence[ParsedCheckpoint], pattern: str, skipped: list[Skipped]) -> _Choice:
-    by_step: dict[int, ParsedCheckpoint] = {}
-    matches = compile_step_pattern(pattern).search
-    for row, item in zip(steps_by_pattern([p.path.name for p in parsed], pattern), parsed, strict=True):
-        if row.step is not None:
-            by_step[row.step] = item
-        else:
-            fate = Fate.LEFT_OUT if matches(row.name) else Fate.EXCLUDED
-            skipped.append(Skipped(str(item.path), row.reason, fate))
-    return _Choice(by_step, (), "steps come from the pattern given")
-
-
-def _by_evidence(parsed: Sequence[ParsedCheckpoint], root: Path, skipped: list[Skipped]) -> _Choice:
-    """Order the checkpoints of one model by their names and keys."""
-    of_model = [one for one in parsed if one.weight_shapes()]
-    of_model = _without_copies(of_model, root, skipped)
-    evidence = [
-        Evidence(
-            _inside(one.path, root),
-            one.steps,
-            0,
-            None if mirror_of(root) else max(stamp.mtime_ns for stamp in one.stamps.values()),
-        )
-        for one in of_model
-    ]
-    is_main = _on_main_line(evidence)
-    order = order_checkpoints([one for one, main in zip(evidence, is_main, strict=True) if main])
-    rows = iter(order.placements)
-    by_step: dict[int, ParsedCheckpoint] = {}
-    named: list[tuple[int | None, ParsedCheckpoint]] = []
-    for item, main in zip(of_model, is_main, strict=True):
-        row = next(rows) if main else None
-        if row is None:
-            named.append((next((step for _, step in item.steps), None), item))
-        elif row.branch or row.step is None or row.step in by_step:
-            named.append((row.step, item))
-        else:
-            by_step[row.step] = item
-    last = max(by_step, default=0)
-    beside = [(None, one) for one in parsed if not one.weight_shapes()]
-    placed = [
-        _Named(_branch_name(one), last if step is None else step, one) for step, one in [*named, *beside]
-    ]
-    return _Choice(by_step, tuple(_with_names_once(placed, root)), order.origin)
-
-
-def _on_main_line(evidence: Sequence[Evidence]) -> list[bool]:
-    """Tell steps from checkpoints whose names say that they are none, such as best and last."""
-    names = [one.path.rpartition("/")[2] for one in evidence]
-    is_main = [not _BESIDE & {*counters_in(name).labels} for name in names]
-    numbered = [is_numbered(name) for name in names]
-    if not any(main and number for main, number in zip(is_main, numbered, strict=True)):
-        is_main = [main or number for main, number in zip(is_main, numbered, strict=True)]
-    return is_main if any(is_main) else [True] * len(evidence)
-
-
-def _branch_name(parsed: ParsedCheckpoint) -> str:
-    labels = counters_in(parsed.path.name).labels
-    is_group = len(parsed.paths) > 1 and parsed.path in parsed.paths.values()
-    stem = parsed.path.name if is_dir(parsed.path) else stem_of(parsed.path.name)
-    return labels[0] if is_group and labels else stem
-
-
-def _with_names_once(named: Sequence[_Named], root: Path) -> Iterator[_Named]:
-    taken = Counter(one.name for one in named)
-    for one in named:
-        inside = _inside(one.parsed.path, root)
-        yield one if taken[one.name] == 1 else one._replace(name=inside)
-
-
-def _inside(path: Path, root: Path) -> str:
-    """Return a path relative to the run, with ``/``."""
-    return os.path.relpath(path, root if is_dir(root) else root.parent).replace(os.sep, "/")
-
-
-def _without_copies(
-    parsed: Sequence[ParsedCheckpoint], root: Path, skipped: list[Skipped]
-) -> list[ParsedCheckpoint]:
-    """Leave out what lies below the run's checkpoints under names of theirs, such as restored files."""
-    depths = {len(one.path.relative_to(root).parts) if one.path != root else 0 for one in parsed}
-    first = min(depths, default=0)
-    top = {one.path.name: one for one in parsed if len(one.path.relative_to(root).parts) == first}
-    if len(depths) < 2 or len({path.parent for path in (one.path for one in top.values())}) > 1:
-        return list(parsed)
-    kept = []
-    for one in parsed:
-        twin = top.get(one.path.name)
-        if twin is None or twin is one or twin.steps != one.steps:
-            kept.append(one)
-        else:
-            same = [_content(one.stamps[name]) for name in one.stamps] == [
-                _content(twin.stamps[name]) for name in twin.stamps
-            ]
-            fate, what = (Fate.DUPLICATE, "a copy") if same else (Fate.OTHER_MODEL, "another version")
-            skipped.append(Skipped(str(one.path), f"{what} of {one.path.name}", fate))
-    return kept
-
-
-def _main_model(
-    parsed: Sequence[ParsedCheckpoint], root: Path, skipped: list[Skipped]
-) -> list[ParsedCheckpoint]:
-    """Return the checkpoints of the model that most are of; name those of others.
-
-    Raises
-    ------
-    InputError
-        Two models have as many checkpoints.
-    """
-    models: list[list[ParsedCheckpoint]] = []
-    partial = [one for one in parsed if not one.weight_shapes()]
-    for one in parsed:
-        if one.weight_shapes():
-            fits = (model for model in models if not _differ(model[0], one))
-            model = next(fits, None)
-            if model is None:
-                models.append([one])
-            else:
-                model.append(one)
-    if len(models) < 2:
-        return list(parsed)
-
-    def merit(model: Sequence[ParsedCheckpoint]) -> tuple[int, int]:
-        numbered = sum(bool(one.steps) or is_numbered(one.path.name) for one in model)
-        return numbered, -min(len(one.path.parts) for one in model)
-
-    ranked = sorted(models, key=merit, reverse=True)
-    main, other = ranked[:2]
-    if merit(main) == merit(other):
-        raise InputError(
-            f"two different models in one run: '{main[0].path}' and '{other[0].path}' share few weights",
-            where=os.path.commonpath([main[0].path, other[0].path]),
-            remedy="name the checkpoints of one with a glob, such as 'runs/model-a-*.pt'",
-        )
-    skipped += [
-        Skipped(
-            str(one.path), "the names or shapes of its weights are those of another model", Fate.OTHER_MODEL
-        )
-        for model in ranked[1:]
-        for one in model
-    ]
-    wanted = {id(one) for one in (*main, *partial)}
-    return [one for one in parsed if id(one) in wanted]
 
 
 def _notes(origin: str, parsed: Iterable[ParsedCheckpoint]) -> tuple[str, ...]:
@@ -912,7 +741,7 @@ def _open(request: _Request, *, counter: ByteCounter, known: Mapping[tuple[Path,
         raise error
     seen = {_key(candidate): one for candidate, one in reads.items()}
     if not discovery.single:
-        for group in _groups(reads):
+        for group in group_files({one.path: read for one, read in reads.items()}):
             found = read(group)
             seen[_key(group)] = found
             inside = {*group.members, *(member.parent for member in group.members)}
@@ -921,11 +750,11 @@ def _open(request: _Request, *, counter: ByteCounter, known: Mapping[tuple[Path,
     parsed = [one.parsed for one in reads.values() if one.parsed is not None]
     parsed.sort(key=lambda one: natural_key(str(one.path)))
     passed: list[Skipped] = []
-    parsed = _main_model(parsed, discovery.root, passed)
+    parsed, partial = main_model(parsed, passed)
     if step_pattern is not None:
-        choice = _by_pattern(parsed, step_pattern, passed)
+        choice = by_pattern([*parsed, *partial], step_pattern, passed)
     else:
-        choice = _by_evidence(parsed, discovery.root, passed)
+        choice = by_evidence(parsed, partial, discovery.root)
     by_step = choice.by_step
     failed = _failed(discovery, reads, _Names(discovery.root, by_step, step_pattern), access)
     named = {row.path for row in failed}
@@ -956,21 +785,6 @@ def _open(request: _Request, *, counter: ByteCounter, known: Mapping[tuple[Path,
 
 def _key(candidate: CheckpointPath) -> tuple[Path, ...]:
     return candidate.members or (candidate.path,)
-
-
-def _groups(reads: Mapping[CheckpointPath, _Read]) -> Iterator[CheckpointPath]:
-    """Yield the checkpoints that lie in several files, beside those of others."""
-    files: dict[Path, ParsedCheckpoint | None] = {}
-    for candidate, read in reads.items():
-        error = read.error
-        is_part = isinstance(error, InputError) and error.what == NO_WEIGHTS
-        if isinstance(error, NotCheckpointError):
-            is_part = bool(counters_in(candidate.path.name).numbers)
-        if is_file(candidate.path) and (read.parsed is not None or is_part):
-            files[candidate.path] = read.parsed
-        elif is_part and not is_numbered(candidate.path.name):
-            files |= dict.fromkeys(path for path in _tensor_files(candidate.path) if is_file(path))
-    return group_files(files, _is_other)
 
 
 def _expect(discovery: Discovery, known: Mapping[tuple[Path, ...], _Read], access: Access) -> None:
