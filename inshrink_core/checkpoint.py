@@ -16,9 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from inshrink_core.errors import InputError, NotFoundError, clipped
+from inshrink_core.models import AVERAGE, model_of, twins
 from inshrink_core.text import percent, size
 
 if TYPE_CHECKING:
@@ -447,6 +449,8 @@ class Checkpoint(Mapping[str, "Tensor"]):
         ``weight_decay``, ``momentum``, ``dampening`` where the file has them.
     origin
         Path it was read from, for messages.
+    models
+        Names of the models beside the main one (``ema``, ``D``); their tensors' names begin with them.
 
     Examples
     --------
@@ -464,6 +468,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
     aliases: Mapping[str, str] = field(default_factory=dict, repr=False)
     hyperparameters: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False)
     origin: str = ""
+    models: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_key", {spec.key: spec for spec in self.specs})
@@ -523,15 +528,83 @@ class Checkpoint(Mapping[str, "Tensor"]):
         """Say which tensors are read while the context is open, about in this order."""
         return self.source.expecting(specs) if isinstance(self.source, ExpectingSource) else nullcontext()
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return weights and buffers by name, tied names included: what a module loads."""
-        specs = [spec for spec in self.specs if spec.role in MODEL_ROLES]
+    @cached_property
+    def twins(self) -> Mapping[str, str]:
+        """Names of the tensors of moving averages, and what each of them averages."""
+        shapes = {name: self.spec(key).shape for name, key in self._model_keys.items()}
+        stated = {spec.parameter for spec in self.specs if spec.role in OPTIMIZER_ROLES}
+        trained = {model_of(name, self.models) for name in stated}
+        main = [s for s in self.specs if s.role is TensorRole.WEIGHT and not model_of(s.name, self.models)]
+        return twins(shapes, self.models, self.models if len(stated) > len(main) else trained)
+
+    @property
+    def n_parameters(self) -> int:
+        """Elements of the weights, tied ones once and moving averages not at all."""
+        weights = (spec for spec in self.specs if spec.role is TensorRole.WEIGHT)
+        return sum(spec.numel for spec in weights if spec.name not in self.twins)
+
+    @property
+    def _model_keys(self) -> dict[str, str]:
+        """Keys of weights and buffers by name, tied names included."""
+        keys = {spec.name: spec.key for spec in self.specs if spec.role in MODEL_ROLES}
+        return keys | {name: key for name, key in self.aliases.items() if self.spec(key).role in MODEL_ROLES}
+
+    def state_dict(self, which: str | None = "") -> dict[str, Tensor]:
+        """Return weights and buffers of a model by name, tied names included: what a module loads.
+
+        Parameters
+        ----------
+        which
+            ``""`` for the main model; ``"average"`` for its moving average; the name of another model, or of
+            a module. None for the tensors of all models under their full names, as where no model is the
+            main one.
+
+        Raises
+        ------
+        NotFoundError
+            There is no such model.
+
+        Notes
+        -----
+        What an average lacks, as most lack buffers, is the averaged model's.
+        """
+        keys = self._chosen_keys(which)
+        held = set(keys.values())
+        specs = [spec for spec in self.specs if spec.key in held]
         with self.expecting(specs):
-            tensors = {spec.name: self.source.read(spec) for spec in specs}
-        for alias, key in self.aliases.items():
-            if self.spec(key).role in MODEL_ROLES:
-                tensors[alias] = tensors[key]
-        return tensors
+            tensors = {spec.key: self.source.read(spec) for spec in specs}
+        return {name: tensors[key] for name, key in keys.items()}
+
+    def _chosen_keys(self, which: str | None) -> dict[str, str]:
+        """Return keys of tensors by the names that they have in a model."""
+        keys = self._model_keys
+        model = {name: model_of(name, self.models) for name in keys}
+        if which is None or (not which and "" not in model.values()):
+            return keys
+        averaged: dict[str, str] = {}
+        for name, twin in self.twins.items():
+            if which == AVERAGE or (which in self.models and model[name] == which):
+                averaged.setdefault(twin, name)
+        if averaged:
+            base = min(model[twin] for twin in averaged)
+            prefix = f"{base}." if base else ""
+            return {
+                name.removeprefix(prefix): keys[averaged.get(name, name)]
+                for name in keys
+                if model[name] == base
+            }
+        chosen = {name: key for name, key in keys.items() if not which and not model[name]}
+        if which:
+            prefix = f"{which}."
+            chosen = {n.removeprefix(prefix): key for n, key in keys.items() if n.startswith(prefix)}
+        if not chosen:
+            others = ", ".join(map(clipped, self.models))
+            raise NotFoundError(
+                f"no model '{clipped(which)}' at step {self.step}",
+                where=self.origin,
+                remedy=f"the checkpoint has the models {others}" if others else "it has one model alone",
+            )
+        return chosen
 
     def raw_bytes(self, roles: frozenset[TensorRole] = frozenset(TensorRole)) -> int:
         """Return numel × size of the stored dtype over the tensors of some roles, tied ones once."""

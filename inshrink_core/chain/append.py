@@ -21,7 +21,7 @@ from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, require_base_c
 from inshrink_core.chain.budget import Budget, unchanged_keys
 from inshrink_core.chain.config import ChainConfig
 from inshrink_core.chain.encoder import ChainState, FrameEncoder, FramePlan, PreparedFrame, TensorResult
-from inshrink_core.chain.meta import METRICS, ORIGINALS, QUALITY, WRITTEN, pack_attributes, spec_of
+from inshrink_core.chain.meta import METRICS, MODELS, ORIGINALS, QUALITY, WRITTEN, pack_attributes, spec_of
 from inshrink_core.chain.parts import Shards, Split, box_of, memory_of
 from inshrink_core.chain.recall import HELD_NBYTES, Origin, RecalledReference
 from inshrink_core.chain.sizes import frame_size
@@ -386,6 +386,8 @@ class ChainWriter:
                 before, at = self._meta.get(WRITTEN, {}), self.parent.step
                 names = dict.fromkeys(spec.parameter for spec in stored.specs if spec.key in unchanged)
                 meta[WRITTEN] = {name: before.get(name, at) for name in names}
+            if whole.models:
+                meta[MODELS] = list(whole.models)
             if self.metrics:
                 meta[METRICS] = dict(self.metrics)
             if self._start.frame is not None:

@@ -30,6 +30,10 @@ METRICS: Final = "metrics"
 """Key of meta: what the training measured at the step, by name."""
 
 
+MODELS: Final = "models"
+"""Key of meta: names of the models beside the main one, with which the names of their tensors begin."""
+
+
 def _is_id(value: Any) -> bool:
     return isinstance(value, bytes) and len(value) == 16
 
@@ -63,6 +67,7 @@ _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     WRITTEN: lambda value: isinstance(value, dict) and all(type(step) is int for step in value.values()),
     DROPPED: lambda value: _is_dropped(value),
     METRICS: lambda value: isinstance(value, dict) and all(type(one) is float for one in value.values()),
+    MODELS: lambda value: _is_list_of(value, lambda name: isinstance(name, str)),
     "restored": _is_id,
     "rekeyed": _is_id,
     BASE: is_base_record,

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Final
 
-from inshrink_core.errors import DamagedError, InputError, InshrinkError, clipped
+from inshrink_core.errors import (
+    DamagedError,
+    InputError,
+    InshrinkError,
+    NotCheckpointError,
+    UnsafePickleError,
+    clipped,
+)
 from inshrink_core.formats.assembly import ParsedCheckpoint, Recall, assemble
 from inshrink_core.formats.content import FileContent, read_content
 from inshrink_core.formats.discovery import (
     METADATA,
     SHARDED_PART,
+    STEP_FOLDER,
     TRAINER_STATE,
     WEIGHT_SUFFIXES,
     is_weight_file,
@@ -23,7 +32,9 @@ from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is
 from inshrink_core.formats.distributed import SHARDS, read_distributed
 from inshrink_core.formats.readers import Reader
 from inshrink_core.formats.safetensors_file import looks_like_safetensors
+from inshrink_core.formats.state_tree import Optimizer
 from inshrink_core.formats.torch.zip import is_zip
+from inshrink_core.models import is_average_name
 
 _CANONICAL: Final = re.compile(
     r"^(model|pytorch_model|adapter_model|consolidated|diffusion_pytorch_model)"
@@ -43,6 +54,11 @@ _OPTIMIZER_FILE: Final = re.compile(r"^optim(izer)?(_states?)?([._-]\d+)?\.(pt|p
 _GRADIENT_FILE: Final = re.compile(r"^grad(ient)?s?\.(pt|pth|bin|safetensors)$")
 _SHARD: Final = re.compile(r"^(.+)-(\d{5})-of-(\d{5})\.(safetensors|bin)$")
 _INDEX: Final = re.compile(r"[^/]*(\.\w+)\.index\.json")
+_MODEL_FILE: Final = re.compile(
+    r"^(model|pytorch_model|adapter_model|diffusion_pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)$"
+)
+_NUMBERED: Final = re.compile(r"^(model|pytorch_model)_(\d{1,3})\.(safetensors|bin)$")
+_MOST_FOLDERS_DEEP: Final = 2
 _MAX_FILES: Final = 100_000
 
 
@@ -79,7 +95,7 @@ def all_files(root: Path, access: Access, skipped: list[Skipped]) -> dict[str, P
 def _holds_tensors(name: str) -> bool:
     """Tell from its name that a file is read for tensors, or says which files are."""
     if "/" in name:
-        return False
+        return bool(model_folders([name]))
     return is_weight_file(name) or name.endswith(".index.json")
 
 
@@ -130,7 +146,8 @@ def _tensor_files(root: Path, names: list[str]) -> tuple[list[str], list[str], l
     weights = [n for n in held if n not in optimizers and n not in gradients]
     if any(n.endswith(".safetensors") for n in weights):
         # Both formats of one model: the safer is read, the other travels along.
-        weights = [n for n in weights if n.endswith(".safetensors")]
+        weights = [n for n in weights if n.endswith(".safetensors") or is_average_name(n)]
+    weights.sort(key=is_average_name)
     _require_all_shards(root, set(weights))
     return weights, optimizers, gradients
 
@@ -153,16 +170,94 @@ def trainer_step(path: Path | None, access: Access) -> tuple[tuple[str, int], ..
     return (("global_step", step),) if type(step) is int and 0 <= step < 1 << 62 else ()
 
 
-def _without_names_known(contents: dict[str, FileContent]) -> dict[str, FileContent]:
-    """Drop files all of whose weights an earlier file holds: copies, which travel as they are."""
+def model_folders(names: Iterable[str]) -> list[str]:
+    """Return the folders of a checkpoint that hold a model each, from its files' names.
+
+    Folders that are called like a step, or hold the state of a trainer, are checkpoints of their own.
+
+    Examples
+    --------
+    >>> model_folders(["optimizer.bin", "unet/diffusion_pytorch_model.safetensors", "logs/a.txt"])
+    ['unet']
+    """
+    held: dict[str, set[str]] = {}
+    for name in names:
+        folder, _, file = name.rpartition("/")
+        if folder and folder.count("/") < _MOST_FOLDERS_DEEP and not STEP_FOLDER.search(folder):
+            held.setdefault(folder, set()).add(file)
+    return [
+        folder
+        for folder, files in held.items()
+        if TRAINER_STATE not in files and any(map(_MODEL_FILE.match, files))
+    ]
+
+
+def _named_apart(content: FileContent, model: str) -> FileContent:
+    """Return what a file holds with the names of a model beside the main one."""
+    tree, prefix = content.tree, f"{model}."
+
+    def new(name: str | int) -> str | int:
+        return prefix + name if isinstance(name, str) else name
+
+    optimizers = tuple(
+        Optimizer(
+            {new(name): state for name, state in one.state.items()},
+            tuple(
+                group._replace(
+                    params=tuple(map(new, group.params)), names=tuple(prefix + n for n in group.names)
+                )
+                for group in one.groups
+            ),
+        )
+        for one in tree.optimizers
+    )
+    tree = tree._replace(
+        model=(),
+        extra=[(prefix + name, placed) for name, placed in (*tree.model, *tree.extra)],
+        gradients=[(prefix + name, placed) for name, placed in tree.gradients],
+        optimizers=optimizers,
+        models=(model, *(prefix + name for name in tree.models)),
+    )
+    return content._replace(
+        tree=tree,
+        named=tuple(one._replace(name=prefix + one.name) for one in content.named),
+        aliases={prefix + alias: prefix + key for alias, key in content.aliases.items()},
+    )
+
+
+def _told_apart(contents: dict[str, FileContent]) -> dict[str, FileContent]:
+    """Give further models names of their own; drop copies, which travel as they are.
+
+    A further model is called an average or numbered by accelerate. Where files have some names in common and
+    others not, all are models of their own, but for one that is called as the only model of a folder is.
+    """
+    names = {name: {tensor for tensor, _ in content.tree.model} for name, content in contents.items()}
+    further = {
+        name for name in contents if is_average_name(name.partition(".")[0]) or _is_numbered(name, contents)
+    }
+    rest = [name for name in contents if names[name] and name not in further and not _SHARD.match(name)]
+    if any(names[one] & names[other] and names[other] - names[one] for one, other in pairwise(rest)):
+        further |= {name for name in rest if not _MODEL_FILE.match(name)}
+    if not any(names[name] for name in contents if name not in further) and len(further) == 1:
+        further = set()
     known: set[str] = set()
     kept = {}
     for name, content in contents.items():
-        names = {tensor for tensor, _ in content.tree.model}
-        if not names or names - known:
+        if name in further and names[name]:
+            kept[name] = _named_apart(content, name.partition(".")[0])
+        elif not names[name] or names[name] - known:
             kept[name] = content
-        known |= names
+            known |= names[name]
     return kept
+
+
+def _is_numbered(name: str, names: Collection[str]) -> bool:
+    """Tell whether a file is a further model of accelerate: ``model_1.safetensors`` and all before it."""
+    found = _NUMBERED.match(name)
+    if found is None or int(found[2]) > len(names):
+        return False
+    stem, number, suffix = found[1], int(found[2]), found[3]
+    return all(f"{stem}{f'_{i}' if i else ''}.{suffix}" in names for i in range(number))
 
 
 def read_weight_files(
@@ -175,7 +270,7 @@ def read_weight_files(
     root
         The directory.
     paths
-        Its files by relative path; those in folders within it are not read.
+        Its files by relative path; in folders within it, models are read (`model_folders`).
     access
         Where links may lead.
 
@@ -184,6 +279,30 @@ def read_weight_files(
     InshrinkError
         As `DirectoryReader.open`.
     """
+    kept, gradients, fmt = _read_folder(root, paths, access)
+    folders = model_folders(paths)
+    has_main = any(content.tree.model for content in kept.values())
+    trained = [folder for folder in folders if not is_average_name(folder)]
+    for folder in folders:
+        inner = {n.removeprefix(f"{folder}/"): p for n, p in paths.items() if n.startswith(f"{folder}/")}
+        try:
+            held, _, held_fmt = _read_folder(root / folder, inner, access)
+        except (UnsafePickleError, NotCheckpointError):
+            if not has_main:
+                raise
+            continue  # it travels as it is
+        is_main = not has_main and [folder] == trained
+        for name, content in held.items():
+            model = folder.replace("/", ".")
+            kept[f"{folder}/{name}"] = content if is_main else _named_apart(content, model)
+        fmt = held_fmt if is_main or not has_main else fmt
+    return kept, gradients, "huggingface" if TRAINER_STATE in paths else fmt
+
+
+def _read_folder(
+    root: Path, paths: Mapping[str, Path], access: Access
+) -> tuple[dict[str, FileContent], list[str], str]:
+    """Return what `read_weight_files` does, without the folders inside."""
     weights, optimizers, gradients = _tensor_files(root, list(paths))
     kinds = {Path(weight).suffix for weight in weights}
     shards: dict[str, set[str]] = {}
@@ -195,12 +314,10 @@ def read_weight_files(
     for name in [*weights, *optimizers, *gradients]:
         contents[name] = read_content(paths[name], access)
         _check_shard(root, name, contents[name], shards.get(name, set()))
-    kept = _without_names_known({n: c for n, c in contents.items() if n not in gradients})
+    kept = _told_apart({n: c for n, c in contents.items() if n not in gradients})
     kept |= {name: contents[name] for name in gradients}
     fmt = next(iter(kept.values())).kind if kept else "directory"
-    if TRAINER_STATE in paths:
-        fmt = "huggingface"
-    elif len(weights) > 1 and fmt == "safetensors":
+    if len(weights) > 1 and fmt == "safetensors":
         fmt = "sharded-safetensors"
     return kept, gradients, fmt
 
@@ -251,14 +368,17 @@ class DirectoryReader(Reader):
     def detect(self, path: Path, access: Access) -> bool:
         """Tell a directory that is one checkpoint from one that holds many.
 
-        It is one if a file has a name that only checkpoint directories have, or if its weight files
-        are not numbered apart.
+        It is one if a file has a name that only checkpoint directories have, if its weight files are not
+        numbered apart, or if it is called like a step and has folders with a model each.
         """
         names = [entry.name for entry in scan(path) if is_file(entry)] if is_dir(path) else []
         weights = list(filter(is_weight_file, names))
         if weights and any(_CANONICAL.search(name) for name in names):
             return True
-        return len(weights) == 1 and step_in_name(weights[0]) is None
+        if weights:
+            return len(weights) == 1 and step_in_name(weights[0]) is None
+        is_step = STEP_FOLDER.search(path.name) is not None or path.name.isdigit()
+        return is_step and len(_folders_of_models(path)) > 1
 
     def open(self, path: Path, access: Access, recall: Recall | None = None) -> ParsedCheckpoint:
         """Return the checkpoint that a directory is.
@@ -288,6 +408,11 @@ class DirectoryReader(Reader):
             recall=recall,
         )
         return parsed._replace(skipped=(*parsed.skipped, *skipped))
+
+
+def _folders_of_models(path: Path) -> list[str]:
+    folders = [Path(entry.path) for entry in scan(path) if is_dir(entry)] if is_dir(path) else []
+    return model_folders(f"{folder.name}/{entry.name}" for folder in folders for entry in scan(folder))
 
 
 class DistributedReader(Reader):

@@ -258,6 +258,7 @@ def _apart(tree: StateTree, prefix: str, called: set[str]) -> StateTree:
     return tree._replace(
         model=[(new(name), placed) for name, placed in tree.model],
         extra=[(prefix + name, placed) for name, placed in tree.extra],
+        models=tuple(prefix + name for name in tree.models),
         optimizers=optimizers,
         buffers=None if tree.buffers is None else frozenset(map(new, tree.buffers)),
     )

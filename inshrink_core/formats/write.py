@@ -129,7 +129,7 @@ def _write_torch(file: IO[bytes], checkpoint: Checkpoint, progress: Progress) ->
     """Write ``{"step", "model", "optimizer", "gradients", "extra"}``; memory holds the whole checkpoint."""
     import torch
 
-    content: dict[str, Any] = {"step": checkpoint.step, "model": checkpoint.state_dict()}
+    content: dict[str, Any] = {"step": checkpoint.step, "model": checkpoint.state_dict(None)}
     if optimizer := _optimizer_dict(checkpoint):
         content["optimizer"] = optimizer
     for key, role in (("gradients", TensorRole.GRADIENT), ("extra", TensorRole.EXTRA)):
