@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from inshrink_core.chain import ChainReport
-from inshrink_core.checkpoint import MODEL_ROLES, TensorSpec
-from inshrink_core.models import twins
+from inshrink_core.checkpoint import MODEL_ROLES, TensorSpec, twins
 
 ASK_ABOVE_BYTES = 200_000_000
 """Reading more than this takes long enough that the reader is asked first."""

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from inshrink_core.checkpoint import MODEL_ROLES, LayerType, TensorRole
+from inshrink_core.checkpoint import AVERAGE, MODEL_ROLES, LayerType, TensorRole, model_of, twins
 from inshrink_core.errors import InputError
-from inshrink_core.models import AVERAGE, model_of, twins
 from inshrink_core.text import counted
 
 if TYPE_CHECKING:

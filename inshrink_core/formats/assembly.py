@@ -24,6 +24,7 @@ from inshrink_core.checkpoint import (
     TensorSpec,
     ZipEntry,
     classify_layer,
+    is_average_name,
 )
 from inshrink_core.errors import InputError, NotCheckpointError
 from inshrink_core.formats.attribution.laws import (
@@ -39,7 +40,6 @@ from inshrink_core.formats.content import FileContent
 from inshrink_core.formats.disk import ByteCounter, FileStamp, Skipped, check_names, unsafe_names
 from inshrink_core.formats.source import FileSource
 from inshrink_core.formats.state_tree import Named, Placed, StateTree, assign_roles, parameters_of, told_role
-from inshrink_core.models import is_average_name
 
 
 class ParsedCheckpoint(NamedTuple):
@@ -294,7 +294,9 @@ def _named_averages(
     weights = parameters_of(model) if lists else {}
     called: dict[str, str] = {}
     for prefix, slots in lists.items():
-        owners = told_by_headers(slots, weights, ordered=ordered)
+        has_buffers = len(slots) > len(weights)
+        averaged = {name: placed.shape for _, name, placed in model} if has_buffers else weights
+        owners = told_by_headers(slots, averaged, ordered=ordered)
         called |= {key: f"{prefix}.{name}" for key, name in owners.items()}
     return [(called.get(name, name), placed) for name, placed in tree.extra]
 

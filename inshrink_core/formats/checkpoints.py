@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Final
 
+from inshrink_core.checkpoint import is_average_name
 from inshrink_core.errors import (
     DamagedError,
     InputError,
@@ -34,7 +35,6 @@ from inshrink_core.formats.readers import Reader
 from inshrink_core.formats.safetensors_file import looks_like_safetensors
 from inshrink_core.formats.state_tree import Optimizer
 from inshrink_core.formats.torch.zip import is_zip
-from inshrink_core.models import is_average_name
 
 _CANONICAL: Final = re.compile(
     r"^(model|pytorch_model|adapter_model|consolidated|diffusion_pytorch_model)"

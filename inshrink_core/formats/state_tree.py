@@ -12,11 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from inshrink_core.checkpoint import MODEL_ROLES, OPTIMIZER_ROLES, Box, TensorRole
+from inshrink_core.checkpoint import (
+    MODEL_ROLES,
+    N_AVERAGED,
+    OPTIMIZER_ROLES,
+    Box,
+    TensorRole,
+    is_average_name,
+    model_of,
+    twins,
+)
 from inshrink_core.errors import DamagedError
 from inshrink_core.formats.attribution.laws import Claims, Slot, told_by_headers
 from inshrink_core.formats.torch.pickles import TensorParts, TensorRef
-from inshrink_core.models import N_AVERAGED, is_average_name, model_of, twins
 
 MODEL_KEYS: Final = ("state_dict", "model_state_dict", "model", "module", "net", "params", "weights")
 MODELS_KEYS: Final = ("models", "networks", "nets", "agents", "policies")
@@ -719,16 +727,14 @@ def assign_roles(
     parameters than it has; a tensor of a moving average has the role of the tensor that it averages.
     """
     free = parameters_of(model)
-    shapes = {name: placed.shape for _, name, placed in model} if models else {}
-    averaged = twins(shapes, models)
-    if models:
-        n_slots = sum(len(held) for *_, held in _slots(optimizers))
-        main = {name for name in free if not model_of(name, models)}
-        if n_slots > len(main):
-            averaged = twins(shapes, models, models)
-            main = {name for name in free if name not in averaged}
-        free = {name: shape for name, shape in free.items() if name in main}
     every = list(_slots(optimizers))
+    averaged = twins({name: placed.shape for _, name, placed in model}, models)
+    if models or averaged:
+        weights = {n: shape for n, shape in free.items() if n not in averaged and not model_of(n, models)}
+        if sum(len(held) for *_, held in every) > len(weights):
+            averaged = twins({name: placed.shape for _, name, placed in model}, models, models)
+            weights = {n: shape for n, shape in free.items() if n not in averaged or not model_of(n, models)}
+        free = weights
     known = [_names_known(optimizer) for _, _, optimizer, _, _ in every]
     for names in known:
         for name in names.values():

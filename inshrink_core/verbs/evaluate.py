@@ -9,10 +9,9 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from inshrink_core.checkpoint import MODEL_ROLES
+from inshrink_core.checkpoint import MODEL_ROLES, model_of
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.models import model_of
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import duration, plain, printable

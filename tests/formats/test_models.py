@@ -11,10 +11,9 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import inshrink_core
-from inshrink_core.checkpoint import TensorRole
+from inshrink_core.checkpoint import TensorRole, twins
 from inshrink_core.errors import NotFoundError
 from inshrink_core.formats import open_run, write_checkpoint
-from inshrink_core.models import twins
 
 
 def net(seed: int = 0, width: int = 6) -> nn.Module:
@@ -77,6 +76,13 @@ AVERAGES = {
     },
     "a callback": {"state_dict": STATE, "callbacks": {"EMA{'decay': 0.9}": {"ema_state_dict": EMA}}},
     "fairseq": {"model": STATE, "extra_state": {"ema": EMA, "epoch": 3}},
+    "ema-pytorch": {
+        "model": STATE,
+        "ema": {f"online_model.{name}": value for name, value in STATE.items()}
+        | {f"ema_model.{name}": value for name, value in EMA.items()}
+        | {"initted": torch.tensor(True), "step": torch.tensor(5)},
+    },
+    "a list of weights and buffers": {"model": STATE, "shadow": list(EMA.values())},
     "two averages": {"model": STATE, "emas": [EMA, STATE]},
     "a teacher": {"model": STATE, "teacher": EMA},
     "called like nothing": {"model": STATE, "smooth": EMA},
@@ -100,6 +106,19 @@ def test_a_moving_average_is_no_part_of_the_model(tmp_path: Path, kind: str) -> 
     for spec in checkpoint.specs:
         if twin := checkpoint.twins.get(spec.name):
             assert (spec.role is TensorRole.BUFFER) == (twin in buffers)
+
+
+def test_an_average_within_the_model_is_loaded_with_it_and_not_counted(tmp_path: Path) -> None:
+    state = {f"model.{name}": value for name, value in STATE.items()}
+    state |= {f"ema_model.{name}": value for name, value in wrapped().items()}
+    run = saved(tmp_path, {"state_dict": state, "optimizer_states": [OPTIMIZER.state_dict()]})
+    assert run[1].n_parameters == N_PARAMETERS
+    moments = {spec.name for spec in run[1].specs if spec.role is TensorRole.EXP_AVG}
+    assert moments == {f"model.{name}" for name, _ in MODEL.named_parameters()}
+    # A module has its average in its own state: it loads all of it.
+    average = run[1].state_dict("average")
+    assert average.keys() | {"ema_model.n_averaged"} >= run[1].state_dict().keys()
+    assert torch.equal(average["model.0.weight"], EMA["0.weight"])
 
 
 SEVERAL = {
