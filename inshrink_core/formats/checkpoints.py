@@ -33,7 +33,6 @@ from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is
 from inshrink_core.formats.distributed import SHARDS, read_distributed
 from inshrink_core.formats.readers import Reader
 from inshrink_core.formats.safetensors_file import looks_like_safetensors
-from inshrink_core.formats.state_tree import Optimizer
 from inshrink_core.formats.torch.zip import is_zip
 
 _CANONICAL: Final = re.compile(
@@ -194,30 +193,9 @@ def model_folders(names: Iterable[str]) -> list[str]:
 
 def _named_apart(content: FileContent, model: str) -> FileContent:
     """Return what a file holds with the names of a model beside the main one."""
-    tree, prefix = content.tree, f"{model}."
-
-    def new(name: str | int) -> str | int:
-        return prefix + name if isinstance(name, str) else name
-
-    optimizers = tuple(
-        Optimizer(
-            {new(name): state for name, state in one.state.items()},
-            tuple(
-                group._replace(
-                    params=tuple(map(new, group.params)), names=tuple(prefix + n for n in group.names)
-                )
-                for group in one.groups
-            ),
-        )
-        for one in tree.optimizers
-    )
-    tree = tree._replace(
-        model=(),
-        extra=[(prefix + name, placed) for name, placed in (*tree.model, *tree.extra)],
-        gradients=[(prefix + name, placed) for name, placed in tree.gradients],
-        optimizers=optimizers,
-        models=(model, *(prefix + name for name in tree.models)),
-    )
+    prefix = f"{model}."
+    tree = content.tree.renamed(lambda name: prefix + name)
+    tree = tree._replace(model=(), extra=[*tree.model, *tree.extra], models=(model, *tree.models))
     return content._replace(
         tree=tree,
         named=tuple(one._replace(name=prefix + one.name) for one in content.named),

@@ -185,6 +185,33 @@ class StateTree(NamedTuple):
     buffers: frozenset[str] | None = None
     models: tuple[str, ...] = ()
 
+    def renamed(self, new: Callable[[str], str]) -> StateTree:
+        """Return the same with other names of tensors, parameters and models."""
+
+        def of(rows: Sequence[tuple[str, Placed]]) -> list[tuple[str, Placed]]:
+            return [(new(name), placed) for name, placed in rows]
+
+        def one(name: str | int) -> str | int:
+            return new(name) if isinstance(name, str) else name
+
+        def group(held: OptimizerGroup) -> OptimizerGroup:
+            return held._replace(params=tuple(map(one, held.params)), names=tuple(map(new, held.names)))
+
+        optimizers = tuple(
+            Optimizer(
+                {one(name): state for name, state in held.state.items()}, tuple(map(group, held.groups))
+            )
+            for held in self.optimizers
+        )
+        return self._replace(
+            model=of(self.model),
+            extra=of(self.extra),
+            gradients=of(self.gradients),
+            optimizers=optimizers,
+            buffers=None if self.buffers is None else frozenset(map(new, self.buffers)),
+            models=tuple(map(new, self.models)),
+        )
+
 
 Place = Callable[[TensorRef], Placed | None]
 
