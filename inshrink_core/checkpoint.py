@@ -1,5 +1,8 @@
 """The in-memory model of a checkpoint: named tensors with roles, read lazily, and the rest bit-exact.
 
+A checkpoint may hold several models. The names of a second model's tensors begin with the name of the model:
+``ema.fc.weight``.
+
 A checkpoint on disk is one or more files. Each file is described by a `FileLayout`: *regions*, where
 tensor bytes lie, and the *skeleton*, every other byte of the file (headers, pickles, scalars). Putting
 tensors back into the regions of an unchanged skeleton restores the file in its own format, so a
@@ -12,11 +15,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, runtime_checkable
 
 from inshrink_core.errors import InputError, NotFoundError, clipped
 from inshrink_core.text import percent, size
@@ -156,6 +160,117 @@ def classify_layer(name: str, shape: tuple[int, ...]) -> LayerType:
     if _ATTENTION.search(name):
         return LayerType.ATTENTION
     return LayerType.LINEAR
+
+
+AVERAGE: Final = "average"
+"""What an evaluator asks for to get the moving average, whatever it is called."""
+
+N_AVERAGED: Final = "n_averaged"
+"""Buffer of ``torch.optim.swa_utils.AveragedModel``, which has the model under ``module``."""
+
+_BEGIN: Final = r"(?:^|[._-]|(?<=[a-z])(?=[A-Z]))"
+_END: Final = r"(?![a-z])"
+_AVERAGE: Final = re.compile(rf"{_BEGIN}(?i:emas?|swa|ewma|polyak|avg|averaged?|averaging|shadow){_END}")
+_COPY: Final = re.compile(rf"{_BEGIN}(?i:teacher|target|momentum|lagged|slow|old){_END}")
+"""Names of models that follow another one; layers have such names too, so that shapes have to confirm it."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def is_average_name(name: str) -> bool:
+    """Tell whether a model or a key of a file is called like a moving average.
+
+    Examples
+    --------
+    >>> [is_average_name(name) for name in ("ema", "unet_ema", "netEMA", "state_dict_ema", "schema")]
+    [True, True, True, True, False]
+    """
+    return _AVERAGE.search(name) is not None
+
+
+def model_of(name: str, models: Iterable[str]) -> str:
+    """Return the name of the model that a tensor belongs to; that of the main model is empty.
+
+    Examples
+    --------
+    >>> model_of("ema.fc.weight", ["ema"]), model_of("fc.weight", ["ema"])
+    ('ema', '')
+    """
+    return max((model for model in models if name.startswith(f"{model}.")), key=len, default="")
+
+
+def twins(shapes: Shapes, models: Collection[str] = (), trained: Collection[str] = ()) -> dict[str, str]:
+    """Return for each tensor of a moving average the tensor that it averages, by name.
+
+    Parameters
+    ----------
+    shapes
+        Shapes of weights and buffers by name.
+    models
+        Names of the models beside the main one.
+    trained
+        Those that have an optimizer: one that is not called an average is none.
+
+    Notes
+    -----
+    A model is an average if it is called so and most of its tensors have a twin of the same name and shape,
+    or if it has the names and shapes of the main model and no optimizer. An average may also be a module of a
+    model: ``ema_model.module.fc.weight`` beside ``model.fc.weight``.
+
+    Examples
+    --------
+    >>> twins({"fc.weight": (2, 3), "ema.fc.weight": (2, 3)}, ["ema"])
+    {'ema.fc.weight': 'fc.weight'}
+    """
+    groups: dict[str, dict[str, str]] = {}
+    for name in shapes:
+        model = model_of(name, models)
+        own = f"{model}." if is_average_name(model) else ""
+        # The state of an average may hold the model, too: ``ema.ema_model.`` and ``ema.online_model.``
+        if prefix := own + _average_prefix(name.removeprefix(own)) or (model and f"{model}."):
+            groups.setdefault(prefix, {})[name.removeprefix(prefix)] = name
+    found: dict[str, str] = {}
+    for prefix, members in groups.items():
+        if N_AVERAGED in members:
+            members = {tail.removeprefix("module."): name for tail, name in members.items()}
+        called = is_average_name(prefix)
+        if called:
+            others = [n for n in shapes if not n.startswith(prefix) and _average_prefix(n) == ""]
+            pairs = _paired(members, others, shapes)
+            if 2 * sum(shapes[n] != () for n in pairs) > sum(shapes[n] != () for n in members.values()):
+                found |= pairs
+        elif prefix[:-1] not in trained or _COPY.search(prefix):
+            bases = ["", *models] if _COPY.search(prefix) else [""]
+            for base in bases:
+                theirs = {n for n in shapes if model_of(n, models) == base and f"{base}." != prefix}
+                stem = f"{base}." if base else ""
+                pairs = {name: stem + tail for tail, name in members.items()}
+                if theirs == set(pairs.values()) and all(shapes[n] == shapes[t] for n, t in pairs.items()):
+                    found |= pairs
+                    break
+    return found
+
+
+def _average_prefix(name: str) -> str:
+    """Return a name as far as the first module that is called an average."""
+    match = _AVERAGE.search(name)
+    return name[: name.find(".", match.end()) + 1] if match else ""
+
+
+def _paired(members: Mapping[str, str], others: Iterable[str], shapes: Shapes) -> dict[str, str]:
+    """Return the twins of an average's tensors, from the module in which most of them are."""
+    known = {name: name for name in others}
+    if not any("." in tail for tail in members):
+        # Latent diffusion's average has names without dots.
+        known = {name.replace(".", ""): name for name in known} | known
+    longest = max(members, key=lambda tail: (shapes[members[tail]] != (), len(tail)))
+    bases = {"", *(name.removesuffix(longest) for name in known if name.endswith(longest))}
+
+    def pairs(base: str) -> dict[str, str]:
+        wanted = {name: known.get(base + tail) for tail, name in members.items()}
+        return {name: twin for name, twin in wanted.items() if twin and shapes[twin] == shapes[name]}
+
+    return max(map(pairs, sorted(bases, key=len)), key=len)
 
 
 _MOST_UNSEEN = 3
@@ -451,6 +566,8 @@ class Checkpoint(Mapping[str, "Tensor"]):
         Its name, such as ``best``, if it is no step of the run.
     folder
         Name of the directory that it was; empty for a file, and where that is not known.
+    models
+        Names of the models beside the main one (``ema``, ``D``); their tensors' names begin with them.
 
     Examples
     --------
@@ -470,6 +587,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
     origin: str = ""
     branch: str = ""
     folder: str = ""
+    models: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_key", {spec.key: spec for spec in self.specs})
@@ -529,15 +647,83 @@ class Checkpoint(Mapping[str, "Tensor"]):
         """Say which tensors are read while the context is open, about in this order."""
         return self.source.expecting(specs) if isinstance(self.source, ExpectingSource) else nullcontext()
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return weights and buffers by name, tied names included: what a module loads."""
-        specs = [spec for spec in self.specs if spec.role in MODEL_ROLES]
+    @cached_property
+    def twins(self) -> Mapping[str, str]:
+        """Names of the tensors of moving averages, and what each of them averages."""
+        shapes = {name: self.spec(key).shape for name, key in self._model_keys.items()}
+        stated = {spec.parameter for spec in self.specs if spec.role in OPTIMIZER_ROLES}
+        trained = {model_of(name, self.models) for name in stated}
+        main = [s for s in self.specs if s.role is TensorRole.WEIGHT and not model_of(s.name, self.models)]
+        return twins(shapes, self.models, self.models if len(stated) > len(main) else trained)
+
+    @property
+    def n_parameters(self) -> int:
+        """Elements of the weights, tied ones once and moving averages not at all."""
+        weights = (spec for spec in self.specs if spec.role is TensorRole.WEIGHT)
+        return sum(spec.numel for spec in weights if spec.name not in self.twins)
+
+    @property
+    def _model_keys(self) -> dict[str, str]:
+        """Keys of weights and buffers by name, tied names included."""
+        keys = {spec.name: spec.key for spec in self.specs if spec.role in MODEL_ROLES}
+        return keys | {name: key for name, key in self.aliases.items() if self.spec(key).role in MODEL_ROLES}
+
+    def state_dict(self, which: str | None = "") -> dict[str, Tensor]:
+        """Return weights and buffers of a model by name, tied names included: what a module loads.
+
+        Parameters
+        ----------
+        which
+            ``""`` for the main model; ``"average"`` for its moving average; the name of another model, or of
+            a module. None for the tensors of all models under their full names, as where no model is the
+            main one.
+
+        Raises
+        ------
+        NotFoundError
+            There is no such model.
+
+        Notes
+        -----
+        What an average lacks, as most lack buffers, is the averaged model's.
+        """
+        keys = self._chosen_keys(which)
+        held = set(keys.values())
+        specs = [spec for spec in self.specs if spec.key in held]
         with self.expecting(specs):
-            tensors = {spec.name: self.source.read(spec) for spec in specs}
-        for alias, key in self.aliases.items():
-            if self.spec(key).role in MODEL_ROLES:
-                tensors[alias] = tensors[key]
-        return tensors
+            tensors = {spec.key: self.source.read(spec) for spec in specs}
+        return {name: tensors[key] for name, key in keys.items()}
+
+    def _chosen_keys(self, which: str | None) -> dict[str, str]:
+        """Return keys of tensors by the names that they have in a model."""
+        keys = self._model_keys
+        model = {name: model_of(name, self.models) for name in keys}
+        if which is None or (not which and "" not in model.values()):
+            return keys
+        averaged: dict[str, str] = {}
+        for name, twin in self.twins.items():
+            if which == AVERAGE or (which in self.models and model[name] == which):
+                averaged.setdefault(twin, name)
+        if averaged:
+            base = min(model[twin] for twin in averaged)
+            prefix = f"{base}." if base else ""
+            return {
+                name.removeprefix(prefix): keys[averaged.get(name, name)]
+                for name in keys
+                if model[name] == base
+            }
+        chosen = {name: key for name, key in keys.items() if not which and not model[name]}
+        if which:
+            prefix = f"{which}."
+            chosen = {n.removeprefix(prefix): key for n, key in keys.items() if n.startswith(prefix)}
+        if not chosen:
+            others = ", ".join(map(clipped, self.models))
+            raise NotFoundError(
+                f"no model '{clipped(which)}' at step {self.step}",
+                where=self.origin,
+                remedy=f"the checkpoint has the models {others}" if others else "it has one model alone",
+            )
+        return chosen
 
     def raw_bytes(self, roles: frozenset[TensorRole] = frozenset(TensorRole)) -> int:
         """Return numel × size of the stored dtype over the tensors of some roles, tied ones once."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from inshrink_core.chain import ChainReport
-from inshrink_core.checkpoint import MODEL_ROLES, TensorSpec
+from inshrink_core.checkpoint import MODEL_ROLES, TensorSpec, twins
 
 ASK_ABOVE_BYTES = 200_000_000
 """Reading more than this takes long enough that the reader is asked first."""
@@ -89,5 +89,6 @@ class Subject:
 
     @property
     def n_parameters(self) -> int:
-        """Elements of the weights of the last checkpoint."""
-        return sum(row.numel for row in self.tensors if row.role == "weight")
+        """Elements of the weights of the last checkpoint, without moving averages."""
+        averages = twins({row.name: row.shape for row in self.model_tensors})
+        return sum(row.numel for row in self.tensors if row.role == "weight" and row.name not in averages)

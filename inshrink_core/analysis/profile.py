@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 # Part of every key: raised when a record or what is measured changes.
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 OnStep = Callable[[int, int, int], None]
 
@@ -213,7 +213,14 @@ class StepScores:
         return [self.by(metric, spec, weight) for metric in metrics]
 
     def by(self, metric: SensitivityMetric, spec: TensorSpec, weight: Tensor | None) -> Scores | None:
-        """Return the scores of one tensor, reading what a metric needs beside it and nothing more."""
+        """Return the scores of one tensor, reading what a metric needs beside it and nothing more.
+
+        The loss is not of a moving average: what it minds there is what it minds in the tensor averaged.
+        """
+        twin = self.checkpoint.twins.get(spec.name)
+        if twin is not None and metric in (SensitivityMetric.TAYLOR, SensitivityMetric.FISHER):
+            spec = self.checkpoint.spec(twin)
+            weight = self._read(self.checkpoint, spec.key) if metric is SensitivityMetric.TAYLOR else None
         if metric is SensitivityMetric.TAYLOR:
             gradient = self._companion(spec, TensorRole.GRADIENT)
             first = self._companion(spec, TensorRole.EXP_AVG) if gradient is None else None

@@ -24,6 +24,7 @@ from inshrink_core.chain.encoder import ChainState, FrameEncoder, FramePlan, Pre
 from inshrink_core.chain.meta import (
     FOLDER,
     METRICS,
+    MODELS,
     NAME,
     ORIGINALS,
     QUALITY,
@@ -399,6 +400,8 @@ class ChainWriter:
                 meta[NAME] = whole.branch
             if whole.folder not in ("", f"checkpoint-{whole.step}"):
                 meta[FOLDER] = whole.folder
+            if whole.models:
+                meta[MODELS] = list(whole.models)
             if self.metrics:
                 meta[METRICS] = dict(self.metrics)
             if self._start.frame is not None:

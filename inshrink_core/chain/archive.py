@@ -27,7 +27,7 @@ from inshrink_core.chain.attachments import (
 )
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, BaseRecord
 from inshrink_core.chain.config import settings_of
-from inshrink_core.chain.meta import FOLDER, NAME, check_meta, decoding_nbytes, spec_of
+from inshrink_core.chain.meta import FOLDER, MODELS, NAME, check_meta, decoding_nbytes, spec_of
 from inshrink_core.chain.parts import box_of, whole_specs
 from inshrink_core.checkpoint import (
     DTYPE_SIZES,
@@ -362,6 +362,7 @@ class Archive(Mapping[int, Checkpoint]):
             origin=self.where(info),
             branch=frame.meta.get(NAME, ""),
             folder=frame.meta.get(FOLDER, ""),
+            models=tuple(frame.meta.get(MODELS, ())),
         )
         if sum(len(kept.specs) for kept in self._described.values()) + len(specs) <= _MAX_HELD_SPECS:
             # Without the archive: a view must not keep another's states alive.

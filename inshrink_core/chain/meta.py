@@ -36,6 +36,10 @@ METRICS: Final = "metrics"
 """Key of meta: what the training measured at the step, by name."""
 
 
+MODELS: Final = "models"
+"""Key of meta: names of the models beside the main one, with which the names of their tensors begin."""
+
+
 def _is_id(value: Any) -> bool:
     return isinstance(value, bytes) and len(value) == 16
 
@@ -71,6 +75,7 @@ _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     DROPPED: lambda value: _is_dropped(value),
     FOLDER: lambda value: isinstance(value, str),
     METRICS: lambda value: isinstance(value, dict) and all(type(one) is float for one in value.values()),
+    MODELS: lambda value: _is_list_of(value, lambda name: isinstance(name, str)),
     "restored": _is_id,
     "rekeyed": _is_id,
     BASE: is_base_record,

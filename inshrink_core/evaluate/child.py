@@ -6,7 +6,8 @@ was prepared for it: the function then takes the folder and returns the evaluato
 line each way:
 
 - in: ``{"state": PATH, "results": DIRECTORY}``, a dict of tensors written by ``torch.save``;
-- out: ``{"ready": true}`` once; then, for every state, ``{"metrics": {…}, "standard_errors": {…},
+- out: ``{"ready": true, "which": MODEL}`` once, where MODEL is the default of the function's parameter
+  ``which``, the model whose state it wants; then, for every state, ``{"metrics": {…}, "standard_errors": {…},
   "arrays": {NAME: PATH}, "correction": …, "seconds": …}`` or ``{"error": TEXT}``.
 
 With ``"partial": true`` in the command, each result that a generator yields before its last goes out too, as
@@ -20,6 +21,7 @@ of standard input means that the parent is gone: the process ends at once, even 
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -75,6 +77,15 @@ def function_of(module: ModuleType, name: str) -> Callable[[Any], Any]:
         raise UnusableError(f"it has no function '{name}' (there are: {', '.join(there) or 'none'})")
     evaluator: Callable[[Any], Any] = function
     return evaluator
+
+
+def model_wanted(function: Callable[..., Any]) -> str:
+    """Return which model of a checkpoint an evaluator wants: the default of its parameter ``which``."""
+    try:
+        which = inspect.signature(function).parameters.get("which")
+    except (TypeError, ValueError):  # a function without Python's signature
+        return ""
+    return which.default if which is not None and isinstance(which.default, str) else ""
 
 
 def scalar(value: Any) -> float | None:
@@ -259,7 +270,7 @@ def serve(
         reply(partial)
         return bool(json.loads(lines.get())["go_on"])
 
-    reply({"ready": True})
+    reply({"ready": True, "which": model_wanted(function)})
     while True:
         reply(evaluate_once(function, json.loads(lines.get()), path, go_on))
 

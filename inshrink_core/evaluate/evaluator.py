@@ -188,6 +188,7 @@ class Evaluator:
         self.direction = Direction(direction) if direction is not None else None
         self._isolated = isolated
         self._child: _ChildProcess | None = None
+        self._which = ""
 
     def __enter__(self) -> Self:
         return self
@@ -252,7 +253,7 @@ class Evaluator:
             # Whoever forgets to close leaves neither a process nor a directory.
             self._finalizer = weakref.finalize(self, self._child.close, kill=True)
             try:
-                self._receive(self._child, self.timeout)
+                self._which = str(self._receive(self._child, self.timeout).get("which", ""))
             except BaseException:
                 self._drop_child(kill=True)
                 raise
@@ -264,8 +265,8 @@ class Evaluator:
         Parameters
         ----------
         state_dict
-            Tensors by name as in the run, weights and buffers, any dtype. Of a `Checkpoint`,
-            its own state_dict.
+            Tensors by name as in the run, weights and buffers, any dtype. Of a `Checkpoint`, those of the
+            model that the function names in the default of its parameter ``which``.
 
         Raises
         ------
@@ -310,10 +311,10 @@ class Evaluator:
         self, state_dict: Mapping[str, Tensor], stop: Callable[[PartialEvaluation], bool] | None
     ) -> Evaluation | PartialEvaluation:
         """Hand a state to the child and answer what it says."""
-        if isinstance(state_dict, Checkpoint):
-            state_dict = state_dict.state_dict()
         try:
             child = self._running_child()
+            if isinstance(state_dict, Checkpoint):
+                state_dict = state_dict.state_dict(self._which)
             state = child.directory / "state.pt"
             write_state(state_dict, state)
             asked = {"state": str(state), "results": str(child.directory), "partial": stop is not None}

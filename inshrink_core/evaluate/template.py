@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from inshrink_core.checkpoint import LayerType, TensorRole
+from inshrink_core.checkpoint import AVERAGE, MODEL_ROLES, LayerType, TensorRole, model_of, twins
 from inshrink_core.errors import InputError
 from inshrink_core.text import counted
 
@@ -55,7 +55,7 @@ def guess_task(tensors: Sequence[TensorSpec]) -> TaskGuess:
     Parameters
     ----------
     tensors
-        Those of a checkpoint, in model order; others than weights do not count.
+        Those of a checkpoint, in model order; moving averages and others than weights do not count.
 
     Notes
     -----
@@ -71,7 +71,9 @@ def guess_task(tensors: Sequence[TensorSpec]) -> TaskGuess:
     >>> guess.task, guess.inputs, guess.n_outputs
     ('classifier', 'images with 1 channel', 10)
     """
-    matrices = [spec for spec in tensors if spec.role is TensorRole.WEIGHT and len(spec.shape) >= 2]
+    averages = twins({spec.name: spec.shape for spec in tensors if spec.role in MODEL_ROLES})
+    weights = [spec for spec in tensors if spec.role is TensorRole.WEIGHT and spec.name not in averages]
+    matrices = [spec for spec in weights if len(spec.shape) >= 2]
     if not matrices:
         return TaskGuess(task="regression", why="there is no matrix of weights", inputs="inputs", n_outputs=0)
     first, last = matrices[0], matrices[-1]
@@ -111,6 +113,7 @@ def evaluator_source(
     *,
     model: str | None = None,
     pretrained: str | None = None,
+    models: Sequence[str] = (),
 ) -> str:
     """Return the text of an evaluator that is finished but for the model's class and the held-out samples.
 
@@ -124,6 +127,8 @@ def evaluator_source(
         ``MODULE:CLASS`` of the model; by default a name to be replaced.
     pretrained
         Folder of a ``config.json``, as seen from the evaluator: the model is then one of `transformers`.
+    models
+        What a checkpoint has beside the main model, or, if `tensors` are of one of them, instead of it.
 
     Raises
     ------
@@ -133,7 +138,9 @@ def evaluator_source(
     module, name = _model_named(model)
     automatic = pretrained is not None and model is None
     samples, body, result = _TASKS[guess.task]
-    listed = [spec for spec in tensors if spec.role in (TensorRole.WEIGHT, TensorRole.BUFFER)]
+    listed = [spec for spec in tensors if spec.role in MODEL_ROLES]
+    which = model_of(listed[0].name, models) if listed else ""
+    others = [f"{name[:_LONGEST_NAME]!a}" for name in (AVERAGE, *models) if name != which]
     lines = [f"#   {_named(spec)} {spec.dtype}" for spec in listed[:_MOST_TENSORS]]
     if len(listed) > _MOST_TENSORS:
         lines.append(f"#   and {len(listed) - _MOST_TENSORS} more")
@@ -158,6 +165,8 @@ def evaluator_source(
         why=guess.why,
         todo=todo,
         tensors="\n".join(lines),
+        which=f", which={which!a}" if which else "",
+        others=f"\n# To judge another model, name it in which={' or '.join(others)}." if models else "",
         imports=imports,
         samples=samples.format(inputs=guess.inputs, last=max(0, guess.n_outputs - 1)),
         made=made,
@@ -185,7 +194,7 @@ The evaluator gets a state dict and returns figures: docs/evaluators.md of Inshr
 
 # Guessed: {task}, since {why}.
 # A checkpoint holds:
-{tensors}
+{tensors}{others}
 
 from functools import cache
 from pathlib import Path
@@ -206,7 +215,7 @@ def samples():
         return tuple(torch.from_numpy(arrays[name]) for name in arrays.files)
 
 
-def evaluate(state_dict):
+def evaluate(state_dict{which}):
     """Return the figures of one checkpoint, and the predictions that a divergence is measured by."""
     model = {made}
     model.load_state_dict(state_dict)

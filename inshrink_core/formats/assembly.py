@@ -24,14 +24,22 @@ from inshrink_core.checkpoint import (
     TensorSpec,
     ZipEntry,
     classify_layer,
+    is_average_name,
 )
 from inshrink_core.errors import InputError, NotCheckpointError
-from inshrink_core.formats.attribution.laws import Attribution, Claims, Slot, in_order, is_sorted
+from inshrink_core.formats.attribution.laws import (
+    Attribution,
+    Claims,
+    Slot,
+    in_order,
+    is_sorted,
+    told_by_headers,
+)
 from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.content import FileContent
 from inshrink_core.formats.disk import ByteCounter, FileStamp, Skipped, check_names, unsafe_names
 from inshrink_core.formats.source import FileSource
-from inshrink_core.formats.state_tree import Named, Placed, assign_roles, told_role
+from inshrink_core.formats.state_tree import Named, Placed, StateTree, assign_roles, parameters_of, told_role
 
 NO_WEIGHTS: Final = "no weights in it"
 
@@ -63,6 +71,8 @@ class ParsedCheckpoint(NamedTuple):
         Of the files that are a row of zips, where each of them lies.
     skipped
         Files beside the tensors that were left out, and why.
+    models
+        Names of the models beside the main one, with which the names of their tensors begin.
     """
 
     path: Path
@@ -83,6 +93,7 @@ class ParsedCheckpoint(NamedTuple):
     assembled: _Assembled
     zips: Mapping[str, tuple[PackedZip, ...]] = MappingProxyType({})
     skipped: tuple[Skipped, ...] = ()
+    models: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -114,6 +125,7 @@ class ParsedCheckpoint(NamedTuple):
             hyperparameters=self.hyperparameters,
             origin=str(self.path),
             folder="" if self.path in self.paths.values() else self.path.name,
+            models=self.models,
         )
 
 
@@ -132,6 +144,7 @@ class _Assembled(NamedTuple):
     owners: Claims
     free: Mapping[str, tuple[int, ...]]
     ordered: bool
+    models: tuple[str, ...]
     again: _Again
 
 
@@ -171,7 +184,7 @@ def _sketch(content: FileContent) -> object:
         )
         for optimizer in tree.optimizers
     ]
-    return tree[:3], optimizers, tree.kept, tree.buffers, content[3:]
+    return tree[:3], optimizers, tree.kept, tree.buffers, tree.models, content[3:]
 
 
 def _is_shared(placed: Placed) -> bool:
@@ -272,6 +285,25 @@ def _entries_of(content: FileContent, regions: tuple[Region, ...]) -> tuple[ZipE
     return tuple(entries)
 
 
+def _named_averages(
+    tree: StateTree, model: Sequence[tuple[int, str, Placed]], *, ordered: bool
+) -> Sequence[tuple[str, Placed]]:
+    """Return tensors of further models; each of a list of averages has the name of what it averages."""
+    lists: dict[str, list[Slot]] = {}
+    for name, placed in tree.extra:
+        prefix, _, number = name.rpartition(".")
+        if number.isdigit() and prefix in tree.models and is_average_name(prefix):
+            lists.setdefault(prefix, []).append(Slot(name, 0, 0, placed.shape))
+    weights = parameters_of(model) if lists else {}
+    called: dict[str, str] = {}
+    for prefix, slots in lists.items():
+        has_buffers = len(slots) > len(weights)
+        averaged = {name: placed.shape for _, name, placed in model} if has_buffers else weights
+        owners = told_by_headers(slots, averaged, ordered=ordered)
+        called |= {key: f"{prefix}.{name}" for key, name in owners.items()}
+    return [(called.get(name, name), placed) for name, placed in tree.extra]
+
+
 def _assembled(
     contents: Sequence[FileContent], has_gradients: Sequence[bool], told: Attribution | None = None
 ) -> _Assembled:
@@ -282,17 +314,25 @@ def _assembled(
             if owner.setdefault(name, number) == number:
                 model.append((number, name, placed))
     names = [name for _, name, _ in model]
-    is_ordered = not is_sorted(names) and all(
-        contents[number].kind != "safetensors" for number, _, _ in model
+    sides = [(number, name) for number, content in enumerate(contents) for name, _ in content.tree.extra]
+    of_files = [(number, name) for number, name, _ in model] or sides
+    is_ordered = not is_sorted([name for _, name in of_files]) and all(
+        contents[number].kind != "safetensors" for number, _ in of_files
     )
     if told is not None or not is_ordered:
         rank = {name: at for at, name in enumerate(in_order(names, () if told is None else told.order))}
         model.sort(key=lambda one: rank[one[1]])
+    models = tuple(dict.fromkeys(name for content in contents for name in content.tree.models))
+    for number, content in enumerate(contents):
+        for name, placed in _named_averages(content.tree, model, ordered=is_ordered):
+            if owner.setdefault(name, number) == number:
+                model.append((number, name, placed))
     roles = assign_roles(
         model,
         [content.tree.optimizers for content in contents],
         ordered=is_ordered,
         owners=None if told is None else told.owners,
+        models=models,
     )
     buffers = [content.tree.buffers for content in contents]
     specs: list[TensorSpec] = []
@@ -302,8 +342,12 @@ def _assembled(
     aliases: dict[str, str] = {}
     seen: set[str] = set()
     for number, content in enumerate(contents):
-        held = [told_role(tensor, buffers[number]) for tensor in roles.model if tensor.file == number]
-        held += [Named(name, TensorRole.WEIGHT, placed) for name, placed in content.tree.extra]
+        main = {name for name, _ in content.tree.model}
+        held = [
+            told_role(tensor, buffers[number]) if tensor.name in main else tensor
+            for tensor in roles.model
+            if tensor.file == number
+        ]
         gradients = content.tree.model if has_gradients[number] else content.tree.gradients
         held += [Named(name, TensorRole.GRADIENT, placed) for name, placed in gradients]
         held += [tensor for tensor in roles.state if tensor.file == number]
@@ -343,6 +387,7 @@ def _assembled(
         roles.owners,
         roles.free,
         is_ordered,
+        models,
         _Again(contents, has_gradients),
     )
 
@@ -466,4 +511,5 @@ class _Parts(NamedTuple):
             parts=self,
             assembled=found,
             zips=self.zips,
+            models=found.models,
         )

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Final
 
-from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotCheckpointError, clipped
+from inshrink_core.checkpoint import is_average_name
+from inshrink_core.errors import (
+    DamagedError,
+    InputError,
+    InshrinkError,
+    NotCheckpointError,
+    UnsafePickleError,
+    clipped,
+)
 from inshrink_core.formats.assembly import ParsedCheckpoint, Recall, assemble
 from inshrink_core.formats.content import FileContent, read_content
 from inshrink_core.formats.discovery import (
     METADATA,
     SHARDED_PART,
+    STEP_FOLDER,
     TRAINER_STATE,
     has_weight_suffix,
     is_weight_file,
@@ -35,9 +45,6 @@ _CANONICAL: Final = re.compile(
 _DIRECTORY_ONLY: Final = re.compile(r"^trainer_state\.json$|\.index\.json$|^random_states_\d+\.pkl$")
 """Names that only a checkpoint directory has."""
 
-_SECOND: Final = re.compile(r"^(model|pytorch_model|optimizer)_\d+(\.(safetensors|bin))$")
-"""Further models and optimizers of accelerate, beside ``model.safetensors`` and ``optimizer.bin``."""
-
 _OTHER_FILE: Final = re.compile(
     r"^\.|\.(json|jsonl|csv|tsv|txt|md|html|log|py|ipynb|toml|yaml|yml|npz|npy|h5|onnx|msgpack|inshrink|whl|svg|pdf|"
     r"gz|zst|png|jpe?g|gif|webp|bmp|wav|mp3|flac|mp4|parquet|arrow|out|err|sh)$",
@@ -49,6 +56,11 @@ _OPTIMIZER_FILE: Final = re.compile(r"^optim(izer)?(_states?)?([._-]\d+)?\.(pt|p
 _GRADIENT_FILE: Final = re.compile(r"^grad(ient)?s?\.(pt|pth|bin|safetensors)$")
 _SHARD: Final = re.compile(r"^(.+)-(\d{5})-of-(\d{5})\.(safetensors|bin)$")
 _INDEX: Final = re.compile(r"[^/]*(\.\w+)\.index\.json")
+_MODEL_FILE: Final = re.compile(
+    r"^(model|pytorch_model|adapter_model|diffusion_pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)$"
+)
+_NUMBERED: Final = re.compile(r"^(model|pytorch_model|optimizer)_(\d{1,3})\.(safetensors|bin)$")
+_MOST_FOLDERS_DEEP: Final = 2
 _MAX_FILES: Final = 100_000
 _HEAD_NBYTES: Final = 512
 
@@ -86,7 +98,7 @@ def all_files(root: Path, access: Access, skipped: list[Skipped]) -> dict[str, P
 def _holds_tensors(name: str) -> bool:
     """Tell from its name that a file is read for tensors, or says which files are."""
     if "/" in name:
-        return False
+        return bool(model_folders([name]))
     return is_weight_file(name) or name.endswith(".index.json")
 
 
@@ -137,7 +149,8 @@ def _tensor_files(root: Path, names: list[str]) -> tuple[list[str], list[str], l
     weights = [n for n in held if n not in optimizers and n not in gradients]
     if any(n.endswith(".safetensors") for n in weights):
         # Both formats of one model: the safer is read, the other travels along.
-        weights = [n for n in weights if n.endswith(".safetensors")]
+        weights = [n for n in weights if n.endswith(".safetensors") or is_average_name(n)]
+    weights.sort(key=is_average_name)
     _require_all_shards(root, set(weights))
     return weights, optimizers, gradients
 
@@ -160,16 +173,73 @@ def trainer_step(path: Path | None, access: Access) -> tuple[tuple[str, int], ..
     return (("global_step", step),) if type(step) is int and 0 <= step < 1 << 62 else ()
 
 
-def _without_names_known(contents: dict[str, FileContent]) -> dict[str, FileContent]:
-    """Drop files all of whose weights an earlier file holds: copies, which travel as they are."""
+def model_folders(names: Iterable[str]) -> list[str]:
+    """Return the folders of a checkpoint that hold a model each, from its files' names.
+
+    Folders that are called like a step, or hold the state of a trainer, are checkpoints of their own.
+
+    Examples
+    --------
+    >>> model_folders(["optimizer.bin", "unet/diffusion_pytorch_model.safetensors", "logs/a.txt"])
+    ['unet']
+    """
+    held: dict[str, set[str]] = {}
+    for name in names:
+        folder, _, file = name.rpartition("/")
+        if folder and folder.count("/") < _MOST_FOLDERS_DEEP and not STEP_FOLDER.search(folder):
+            held.setdefault(folder, set()).add(file)
+    return [
+        folder
+        for folder, files in held.items()
+        if TRAINER_STATE not in files and any(map(_MODEL_FILE.match, files))
+    ]
+
+
+def named_apart(content: FileContent, model: str) -> FileContent:
+    """Return what a file holds with the names of a model beside the main one."""
+    prefix = f"{model}."
+    tree = content.tree.renamed(lambda name: prefix + name)
+    tree = tree._replace(model=(), extra=[*tree.model, *tree.extra], models=(model, *tree.models))
+    return content._replace(
+        tree=tree,
+        named=tuple(one._replace(name=prefix + one.name) for one in content.named),
+        aliases={prefix + alias: prefix + key for alias, key in content.aliases.items()},
+    )
+
+
+def _told_apart(contents: dict[str, FileContent]) -> dict[str, FileContent]:
+    """Give further models names of their own; drop copies, which travel as they are.
+
+    A further model is called an average or numbered by accelerate. Where files have some names in common and
+    others not, all are models of their own, but for one that is called as the only model of a folder is.
+    """
+    names = {name: {tensor for tensor, _ in content.tree.model} for name, content in contents.items()}
+    further = {
+        name for name in contents if is_average_name(name.partition(".")[0]) or _is_numbered(name, contents)
+    }
+    rest = [name for name in contents if names[name] and name not in further and not _SHARD.match(name)]
+    if any(names[one] & names[other] and names[other] - names[one] for one, other in pairwise(rest)):
+        further |= {name for name in rest if not _MODEL_FILE.match(name)}
+    if not any(names[name] for name in contents if name not in further) and len(further) == 1:
+        further = set()
     known: set[str] = set()
     kept = {}
     for name, content in contents.items():
-        names = {tensor for tensor, _ in content.tree.model}
-        if not names or names - known:
+        if name in further and names[name]:
+            kept[name] = named_apart(content, name.partition(".")[0])
+        elif not names[name] or names[name] - known:
             kept[name] = content
-        known |= names
+            known |= names[name]
     return kept
+
+
+def _is_numbered(name: str, names: Collection[str]) -> bool:
+    """Tell whether a file is a further model of accelerate: ``model_1.safetensors`` and all before it."""
+    found = _NUMBERED.match(name)
+    if found is None or int(found[2]) > len(names):
+        return False
+    stem, number, suffix = found[1], int(found[2]), found[3]
+    return all(f"{stem}{f'_{i}' if i else ''}.{suffix}" in names for i in range(number))
 
 
 def read_weight_files(
@@ -182,7 +252,7 @@ def read_weight_files(
     root
         The directory.
     paths
-        Its files by relative path; those in folders within it are not read.
+        Its files by relative path; in folders within it, models are read (`model_folders`).
     access
         Where links may lead.
 
@@ -191,6 +261,30 @@ def read_weight_files(
     InshrinkError
         As `DirectoryReader.open`.
     """
+    kept, gradients, fmt = _read_folder(root, paths, access)
+    folders = model_folders(paths)
+    has_main = any(content.tree.model for content in kept.values())
+    trained = [folder for folder in folders if not is_average_name(folder)]
+    for folder in folders:
+        inner = {n.removeprefix(f"{folder}/"): p for n, p in paths.items() if n.startswith(f"{folder}/")}
+        try:
+            held, _, held_fmt = _read_folder(root / folder, inner, access)
+        except (UnsafePickleError, NotCheckpointError):
+            if not has_main:
+                raise
+            continue  # it travels as it is
+        is_main = not has_main and [folder] == trained
+        for name, content in held.items():
+            model = folder.replace("/", ".")
+            kept[f"{folder}/{name}"] = content if is_main else named_apart(content, model)
+        fmt = held_fmt if is_main or not has_main else fmt
+    return kept, gradients, "huggingface" if TRAINER_STATE in paths else fmt
+
+
+def _read_folder(
+    root: Path, paths: Mapping[str, Path], access: Access
+) -> tuple[dict[str, FileContent], list[str], str]:
+    """Return what `read_weight_files` does, without the folders inside."""
     weights, optimizers, gradients = _tensor_files(root, list(paths))
     kinds = {Path(weight).suffix for weight in weights}
     shards: dict[str, set[str]] = {}
@@ -207,12 +301,10 @@ def read_weight_files(
                 raise
             continue  # of another program, whatever its suffix
         _check_shard(root, name, contents[name], shards.get(name, set()))
-    kept = _without_names_known({n: c for n, c in contents.items() if n not in gradients})
+    kept = _told_apart({n: c for n, c in contents.items() if n not in gradients})
     kept |= {name: contents[name] for name in gradients}
     fmt = next(iter(kept.values())).kind if kept else "directory"
-    if TRAINER_STATE in paths:
-        fmt = "huggingface"
-    elif len(weights) > 1 and fmt == "safetensors":
+    if len(weights) > 1 and fmt == "safetensors":
         fmt = "sharded-safetensors"
     return kept, gradients, fmt
 
@@ -225,8 +317,7 @@ def _is_torch_zip(first: bytes) -> bool:
 
 def _is_numbered_apart(name: str, names: list[str]) -> bool:
     """Tell whether a number in a file's name is that of a step, beside files of other steps."""
-    second = _SECOND.match(name)
-    if _CANONICAL.search(name) or (second and f"{second[1]}{second[2]}" in names):
+    if _CANONICAL.search(name) or _is_numbered(name, names):
         return False
     return bool(counters_in(name).numbers)
 
@@ -277,8 +368,8 @@ class DirectoryReader(Reader):
     def detect(self, path: Path, access: Access) -> bool:
         """Tell a directory that is one checkpoint from one that holds many.
 
-        It is one if a file has a name that only checkpoint directories have, or if its weight files
-        are not numbered apart.
+        It is one if a file has a name that only checkpoint directories have, if its weight files are not
+        numbered apart, or if it is called like a step and has folders with a model each.
         """
         names = [entry.name for entry in scan(path) if is_file(entry)] if is_dir(path) else []
         weights = list(filter(is_weight_file, names))
@@ -286,9 +377,11 @@ class DirectoryReader(Reader):
             return True
         if RANK.fullmatch(path.name):
             return False
-        if any(_is_numbered_apart(name, names) for name in weights):
-            return False
-        return len(weights) == 1 or any(map(_CANONICAL.search, weights))
+        if weights:
+            is_apart = any(_is_numbered_apart(name, names) for name in weights)
+            return not is_apart and (len(weights) == 1 or any(map(_CANONICAL.search, weights)))
+        is_step = STEP_FOLDER.search(path.name) is not None or path.name.isdigit()
+        return is_step and len(_folders_of_models(path)) > 1
 
     def open(self, path: Path, access: Access, recall: Recall | None = None) -> ParsedCheckpoint:
         """Return the checkpoint that a directory is.
@@ -318,6 +411,11 @@ class DirectoryReader(Reader):
             recall=recall,
         )
         return parsed._replace(skipped=(*parsed.skipped, *skipped))
+
+
+def _folders_of_models(path: Path) -> list[str]:
+    folders = [Path(entry.path) for entry in scan(path) if is_dir(entry)] if is_dir(path) else []
+    return model_folders(f"{folder.name}/{entry.name}" for folder in folders for entry in scan(folder))
 
 
 class DistributedReader(Reader):

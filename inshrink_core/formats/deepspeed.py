@@ -243,25 +243,9 @@ def _apart(tree: StateTree, prefix: str, called: set[str]) -> StateTree:
     if not taken:
         return tree
 
-    def new(name: str | int) -> str:
-        return f"{prefix}{name}" if name in taken else str(name)
-
-    optimizers = tuple(
-        one._replace(
-            state={new(name): held for name, held in one.state.items()},
-            groups=tuple(
-                group._replace(params=tuple(map(new, group.params)), names=tuple(map(new, group.names)))
-                for group in one.groups
-            ),
-        )
-        for one in tree.optimizers
-    )
-    return tree._replace(
-        model=[(new(name), placed) for name, placed in tree.model],
-        extra=[(prefix + name, placed) for name, placed in tree.extra],
-        optimizers=optimizers,
-        buffers=None if tree.buffers is None else frozenset(map(new, tree.buffers)),
-    )
+    new = tree.renamed(lambda name: prefix + name if name in taken else name)
+    apart = tree.renamed(lambda name: prefix + name)
+    return new._replace(extra=apart.extra, models=apart.models)
 
 
 class _Run(NamedTuple):

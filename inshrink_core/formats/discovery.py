@@ -28,6 +28,11 @@ ARCHIVE_MARK: Final = "inshrink-manifest"
 SHARDED_PART: Final = re.compile(r"^(pytorch_model_fsdp|optimizer)_\d+$")
 """Directories that accelerate and Hugging Face's trainer write shards into: parts of one checkpoint."""
 
+STEP_FOLDER: Final = re.compile(
+    r"(?:^|[^a-z])(step|iter(ation)?|checkpoint|ckpt|epoch)s?[-_=. ]?\d", re.IGNORECASE
+)
+"""Folders that are called like a step."""
+
 _TAG: Final = re.compile(r"^global_step\d+$")
 """A folder of DeepSpeed: a part, where the trainer's state lies beside it."""
 
@@ -223,6 +228,8 @@ def _is_part(folder: Path, name: str) -> bool:
     """Tell whether a folder inside another is a part of the checkpoint that the other is."""
     if SHARDED_PART.match(name):
         return True
+    if STEP_FOLDER.search(folder.name) and not STEP_FOLDER.search(name):
+        return True  # a model of its own, whatever number is in its name
     return _TAG.match(name) is not None and is_file(folder / TRAINER_STATE)
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
+from inshrink_core.checkpoint import is_average_name
 from inshrink_core.errors import InputError, InshrinkError, NotCheckpointError
 from inshrink_core.formats.assembly import NO_WEIGHTS, ParsedCheckpoint, Recall, assemble
+from inshrink_core.formats.checkpoints import all_files, named_apart
 from inshrink_core.formats.content import FileContent, read_content
-from inshrink_core.formats.discovery import CheckpointPath, is_weight_file
-from inshrink_core.formats.disk import Access, is_file
+from inshrink_core.formats.discovery import STEP_FOLDER, CheckpointPath, is_weight_file
+from inshrink_core.formats.disk import Access, Skipped, is_dir, is_file
 from inshrink_core.formats.names import RANK, Counters, counters_in, is_numbered
 from inshrink_core.formats.readers import Reader
 
@@ -47,16 +51,19 @@ class GroupReader(Reader):
         InshrinkError
             As `read_content`, of a file with tensors.
         """
-        root = os.path.commonpath([member.parent for member in self.members])
-        paths = {member.relative_to(root).as_posix(): member for member in self.members}
+        skipped: list[Skipped] = []
+        if is_dir(path):
+            paths = all_files(path, access, skipped)
+        else:
+            root = os.path.commonpath([member.parent for member in self.members])
+            paths = {member.relative_to(root).as_posix(): member for member in self.members}
         contents: dict[str, FileContent] = {}
-        opaque = {}
-        for name, member in paths.items():
-            try:
+        for member in self.members:
+            name = next(name for name, one in paths.items() if one == member)
+            with suppress(NotCheckpointError):
                 contents[name] = read_content(member, access)
-            except NotCheckpointError:
-                opaque[name] = access.admit(member)
-        return assemble(
+        opaque = {name: access.admit(one) for name, one in paths.items() if name not in contents}
+        parsed = assemble(
             path,
             next(iter(contents.values())).kind,
             _apart(contents),
@@ -65,40 +72,57 @@ class GroupReader(Reader):
             recall=recall,
             needs_weights=False,
         )
+        return parsed._replace(skipped=(*parsed.skipped, *skipped))
 
 
 def _apart(contents: Mapping[str, FileContent]) -> dict[str, FileContent]:
-    """Give the tensors of a second model a prefix where its names are those of the first."""
+    """Give the tensors of several models prefixes; those of a model beside its average keep their names."""
+    models = [name for name, content in contents.items() if content.tree.model]
+    distinct = {_SHARD.sub("", name) for name in models if not is_average_name(name)}
+    words = Counter(_prefix(name) for name in distinct)
     taken: set[str] = set()
     found = {}
     for name, content in contents.items():
-        model = content.tree.model
-        if taken.intersection(tensor for tensor, _ in model) and not _SHARD.search(name):
+        if name in models and (len(distinct) > 1 or (distinct and is_average_name(name))):
             prefix = _prefix(name)
-            model = [(f"{prefix}.{tensor}", place) for tensor, place in model]
-            content = content._replace(tree=content.tree._replace(model=model))
-        taken |= {tensor for tensor, _ in model}
+            folder = name.rpartition("/")[0].replace("/", ".")
+            content = named_apart(content, folder if words[prefix] > 1 and folder else prefix)
+        tensors = {tensor for tensor, _ in (*content.tree.model, *content.tree.extra)}
+        if shard := _SHARD.search(name) if taken & tensors else None:
+            rank = f"{shard[0].strip('._-')}."
+            content = content._replace(tree=content.tree.renamed(lambda tensor, rank=rank: rank + tensor))
+        taken |= tensors
         found[name] = content
     return found
 
 
 def _prefix(name: str) -> str:
     """Return the name of the model in a file: the words of the file's name."""
-    said = counters_in(name.rpartition("/")[2])
+    said = counters_in(_SHARD.sub("", name.rpartition("/")[2]))
     return next((label for label in said.labels if label in AVERAGES), "_".join(said.words) or "model")
 
 
 class _Place(NamedTuple):
-    """A file's directory without ranks, what its name says, and its name without shard or rank."""
+    """A file's directory without ranks, what its name says, and its name without shard or rank.
+
+    Where the name has no counter, they are those of the folder above that is called like a step.
+    """
 
     folder: Path
     said: Counters
     name: str
+    step_folder: Path | None = None
 
     @classmethod
-    def of(cls, path: Path) -> _Place:
-        stripped = Path(_SHARD.sub("", str(path)))
-        return cls(stripped.parent, counters_in(stripped.name), stripped.name)
+    def of(cls, path: Path, root: Path) -> _Place:
+        stripped = Path(_SHARD.sub("", str(path.relative_to(root))))
+        said = counters_in(stripped.name)
+        folders = [] if said.numbers else [one for one in stripped.parents if STEP_FOLDER.search(one.name)]
+        if not folders:
+            return cls(stripped.parent, said, stripped.name)
+        inner = stripped.relative_to(folders[0])
+        said = counters_in(folders[0].name)._replace(words=counters_in("_".join(inner.parts)).words)
+        return cls(folders[0].parent, said, str(inner), root / folders[0])
 
     @property
     def labels(self) -> frozenset[str]:
@@ -135,23 +159,26 @@ def _are_apart(one: ParsedCheckpoint, other: ParsedCheckpoint) -> bool:
     return 2 * len(first.items() & second.items()) < min(len(first), len(second))
 
 
-def group_files(reads: Mapping[Path, Read]) -> Iterator[CheckpointPath]:
+def group_files(reads: Mapping[Path, Read], root: Path) -> Iterator[CheckpointPath]:
     """Yield the checkpoints that lie in several files, or in one without weights.
 
     Parameters
     ----------
     reads
         What reading each candidate of a run gave, in natural order.
+    root
+        The run.
 
     Notes
     -----
     Files of one directory with the same counters and labels in their names are a group if their other words
-    differ, as those of ``G_100.pth`` and ``D_100.pth``. Shards are a group. Files without a counter are, if
+    differ, as those of ``G_100.pth`` and ``D_100.pth``; so are different models below a folder that is called
+    like a step. Shards are a group. Files without a counter are, if
     their words are those of numbered groups. A file without weights joins the files of its counters, in its
     directory or in the only one that has some; without counters, such files are a group of their own.
     """
     parsed = _contents(reads)
-    places = {path: _Place.of(path) for path in parsed}
+    places = {path: _Place.of(path, root) for path in parsed}
     classes: dict[tuple[Path, tuple[Any, ...], frozenset[str]], list[list[Path]]] = {}
     parts: list[Path] = []
     roles: set[tuple[Path, tuple[str, ...]]] = set()
@@ -186,7 +213,8 @@ def group_files(reads: Mapping[Path, Read]) -> Iterator[CheckpointPath]:
     for group in [*(group for groups in classes.values() for group in groups), *alone.values()]:
         if len(group) > 1 or parsed[group[0]] is None:
             members = sorted(group, key=lambda path: bool(AVERAGES & {*places[path].said.labels}))
-            yield CheckpointPath(members[0], GroupReader(members), tuple(members))
+            path = places[members[0]].step_folder or members[0]
+            yield CheckpointPath(path, GroupReader(members), tuple(members))
 
 
 def _go_together(
@@ -204,6 +232,8 @@ def _go_together(
     if not place.said.numbers:
         both = ((place.folder, place.said.words), (other_place.folder, other_place.said.words))
         return bool(place.labels) and roles.issuperset(both)
+    if place.step_folder is not None:
+        return _are_apart(one, other)
     if place.said.words == other_place.said.words and place.said.labels == other_place.said.labels:
         return _are_apart(one, other)
     return not place.labels

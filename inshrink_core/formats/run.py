@@ -695,9 +695,10 @@ def _failed(
     does what has lost all that it was known by, and is called like the others.
     """
     rows = []
-    for (path, *_), read in reads.items():
+    for (path, _, members), read in reads.items():
         if read.parsed is not None:
             continue
+        rows += [Skipped(str(one), read.reason, Fate.UNREADABLE) for one in members if one != path]
         never = isinstance(read.error, NotCheckpointError) and not names.match(path)
         if never or not names.admit(path):
             rows.append(Skipped(str(path), read.reason))
@@ -741,7 +742,7 @@ def _open(request: _Request, *, counter: ByteCounter, known: Mapping[tuple[Path,
         raise error
     seen = {_key(candidate): one for candidate, one in reads.items()}
     if not discovery.single:
-        for group in group_files({one.path: read for one, read in reads.items()}):
+        for group in group_files({one.path: read for one, read in reads.items()}, discovery.root):
             found = read(group)
             seen[_key(group)] = found
             inside = {*group.members, *(member.parent for member in group.members)}

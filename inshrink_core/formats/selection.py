@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -97,8 +97,14 @@ def main_model(
             remedy="name the checkpoints of one with a glob, such as 'runs/model-a-*.pt'",
         )
     reason = "most names or shapes of its weights are those of another model"
-    skipped += [Skipped(str(one.path), reason, Fate.OTHER_MODEL) for model in models[1:] for one in model]
+    skipped += [Skipped(path, reason, Fate.OTHER_MODEL) for model in models[1:] for path in _paths(model)]
     return (models[0] if models else []), partial
+
+
+def _paths(parsed: Iterable[ParsedCheckpoint]) -> Iterator[str]:
+    """Yield the directories that are checkpoints, and the files of others."""
+    for one in parsed:
+        yield from map(str, [one.path] if is_dir(one.path) else one.paths.values())
 
 
 def by_pattern(parsed: Sequence[ParsedCheckpoint], pattern: str, skipped: list[Skipped]) -> Selection:
@@ -110,7 +116,7 @@ def by_pattern(parsed: Sequence[ParsedCheckpoint], pattern: str, skipped: list[S
             by_step[row.step] = item
         else:
             fate = Fate.LEFT_OUT if matches(row.name) else Fate.EXCLUDED
-            skipped.append(Skipped(str(item.path), row.reason, fate))
+            skipped += [Skipped(path, row.reason, fate) for path in _paths([item])]
     return Selection(by_step, (), "steps come from the pattern given")
 
 

@@ -8,16 +8,32 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from inshrink_core.checkpoint import MODEL_ROLES, OPTIMIZER_ROLES, Box, TensorRole
+from inshrink_core.checkpoint import (
+    MODEL_ROLES,
+    N_AVERAGED,
+    OPTIMIZER_ROLES,
+    Box,
+    TensorRole,
+    is_average_name,
+    model_of,
+    twins,
+)
 from inshrink_core.errors import DamagedError
 from inshrink_core.formats.attribution.laws import Claims, Slot, told_by_headers
 from inshrink_core.formats.torch.pickles import TensorParts, TensorRef
 
 MODEL_KEYS: Final = ("state_dict", "model_state_dict", "model", "module", "net", "params", "weights")
+MODELS_KEYS: Final = ("models", "networks", "nets", "agents", "policies")
 EMA_KEYS: Final = ("ema", "model_ema", "ema_model", "state_dict_ema", "ema_state_dict")
+CURRENT_KEY: Final = "current_model_state"
+"""Lightning's WeightAveraging has the trained model there, and its average in the place of the model."""
+
+_KEYS: Final = (CURRENT_KEY, *MODEL_KEYS)
+
 OPTIMIZER_KEYS: Final = ("optimizer", "optimizer_state_dict", "optim", "optimizers", "optimizer_states")
 GRADIENT_KEYS: Final = ("gradients", "gradient", "grads", "grad")
 STEP_KEYS: Final = ("global_step", "step", "iter_num", "iteration", "it", "n_iter", "num_updates", "epoch")
@@ -60,12 +76,15 @@ _LEAST_KEPT_BYTES: Final = 1 << 14
 _MAX_NAME: Final = 500
 _MAX_INTEGER: Final = 1 << 61
 _FEW_PARAMS: Final = 4096
+_MOST_MODELS: Final = 64
+_MOST_NESTED: Final = 3
 
 _BUFFER_NAME: Final = re.compile(
     r"(^|\.)(running_mean|running_var|num_batches_tracked|inv_freq|masked_bias|position_ids|attn_mask|"
     r"causal_mask|rotary_emb\.\w+)$"
 )
 _FLOATS: Final = ("float", "bfloat", "complex")
+_PLAIN: Final = (type(None), bool, int, float, str, bytes)
 _SUFFIXES: Final = {role: "" if role in MODEL_ROLES else f"@{role.value}" for role in TensorRole}
 
 
@@ -142,7 +161,7 @@ class StateTree(NamedTuple):
     model
         Name and place of weights and buffers, wrapper prefixes removed, in the file's order.
     extra
-        Weights under other top-level keys, named ``ema.<name>`` or ``<key>.<name>``.
+        Weights and buffers of further models, named ``ema.<name>`` or ``<key>.<name>``.
     gradients
         By parameter name.
     optimizers
@@ -153,6 +172,8 @@ class StateTree(NamedTuple):
         What a saver's file holds beside models and optimizers, by its path from ``extra``.
     buffers
         Which tensors of `model` are buffers, by name, where the file says so; the others are parameters then.
+    models
+        Names of the further models, with which the names of their tensors begin.
     """
 
     model: Sequence[tuple[str, Placed]] = ()
@@ -162,6 +183,34 @@ class StateTree(NamedTuple):
     steps: tuple[tuple[str, int], ...] = ()
     kept: Sequence[tuple[str, Placed]] = ()
     buffers: frozenset[str] | None = None
+    models: tuple[str, ...] = ()
+
+    def renamed(self, new: Callable[[str], str]) -> StateTree:
+        """Return the same with other names of tensors, parameters and models."""
+
+        def of(rows: Sequence[tuple[str, Placed]]) -> list[tuple[str, Placed]]:
+            return [(new(name), placed) for name, placed in rows]
+
+        def one(name: str | int) -> str | int:
+            return new(name) if isinstance(name, str) else name
+
+        def group(held: OptimizerGroup) -> OptimizerGroup:
+            return held._replace(params=tuple(map(one, held.params)), names=tuple(map(new, held.names)))
+
+        optimizers = tuple(
+            Optimizer(
+                {one(name): state for name, state in held.state.items()}, tuple(map(group, held.groups))
+            )
+            for held in self.optimizers
+        )
+        return self._replace(
+            model=of(self.model),
+            extra=of(self.extra),
+            gradients=of(self.gradients),
+            optimizers=optimizers,
+            buffers=None if self.buffers is None else frozenset(map(new, self.buffers)),
+            models=tuple(map(new, self.models)),
+        )
 
 
 Place = Callable[[TensorRef], Placed | None]
@@ -262,6 +311,8 @@ class _Walker:
         found: dict[str, TensorRef] = {}
         for name, ref in self.tensors(value):
             found.setdefault(name, ref)
+        if found.pop(N_AVERAGED, None):  # a counter of AveragedModel, which wraps a model as others do
+            found = {name.removeprefix("module."): ref for name, ref in found.items()}
         refs = zip(strip_wrappers(list(found)), found.values(), strict=True)
         return [(prefix + name, placed) for name, ref in refs if (placed := self.place(ref)) is not None]
 
@@ -312,28 +363,77 @@ def _is_state(value: object) -> bool:
 
 
 def _is_state_dict(value: object, walker: _Walker) -> bool:
-    """Tell whether most values of a mapping are tensors."""
-    if not isinstance(value, dict) or not value:
+    """Tell whether most values of a mapping, or of a list, are tensors.
+
+    Entries that are None do not count, nor do numbers and words beside dotted names.
+    """
+    if not isinstance(value, (dict, list, tuple)) or not value:
         return False
     walker.spend(len(value))
-    return sum(isinstance(v, (TensorRef, TensorParts)) for v in value.values()) * 2 > len(value)
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    tensors = [key for key, v in items if isinstance(v, (TensorRef, TensorParts))]
+    is_dotted = any(isinstance(key, str) and "." in key for key in tensors)
+    ignored = _PLAIN if is_dotted else (type(None),)
+    held = value.values() if isinstance(value, dict) else value
+    return len(tensors) * 2 > sum(not isinstance(v, ignored) for v in held)
 
 
-def _first_of(root: dict[Any, Any], keys: tuple[str, ...]) -> str | None:
-    return next((k for k in keys if isinstance(root.get(k), dict) and root[k]), None)
+def _is_model(value: object, walker: _Walker) -> bool:
+    """Tell whether a value is what a model may be under its key: a mapping, or state dicts in a list."""
+    if isinstance(value, (list, tuple)):
+        return any(_is_state_dict(item, walker) for item in value[:_MOST_MODELS])
+    return isinstance(value, dict) and bool(value)
 
 
-def _find_model(root: object, walker: _Walker) -> tuple[dict[Any, Any], str | None]:
-    """Return the mapping that holds the model, and under which top-level key it was."""
+def _find_model(root: object, walker: _Walker) -> tuple[Any, str | None]:
+    """Return the mapping or list that holds the model, and under which top-level key it was."""
     top: str | None = None
     for _ in range(_MAX_DEPTH):
         if not isinstance(root, dict) or _is_state_dict(root, walker) or _is_optimizer(root):
             break
-        key = _first_of(root, MODEL_KEYS)
+        key = next((k for k in _KEYS if k in root and _is_model(root[k], walker)), None)
         if key is None:
             break
         top, root = top or key, root[key]
-    return (root if isinstance(root, dict) else {}), top
+    return (root if isinstance(root, (dict, list, tuple)) else {}), top
+
+
+def _models(value: object, name: str, walker: _Walker, depth: int = 0) -> Iterator[tuple[str, object]]:
+    """Yield the models in a value, with their names."""
+    inner, _ = _find_model(value, walker)
+    is_top = not depth and isinstance(inner, dict)
+    if _is_state_dict(inner, walker) and (is_top or is_average_name(name) or _is_dotted(inner)):
+        yield name, inner
+    elif depth < _MOST_NESTED and not _is_optimizer(inner):
+        # What is deep in a file is a model where its key says so.
+        is_known = is_average_name(name) or name in MODELS_KEYS
+        items = list(islice(inner.items() if isinstance(inner, dict) else enumerate(inner), _MOST_MODELS))
+        walker.spend(len(items))
+        known = [
+            (key, item)
+            for key, item in items
+            if isinstance(item, (dict, list, tuple))
+            and item
+            and (is_known or isinstance(inner, (list, tuple)) or is_average_name(str(key)))
+        ]
+        for key, item in known:
+            if is_known or isinstance(key, int):
+                found = f"{name}.{key}" if len(known) > 1 else name
+            else:
+                found = _model_name(re.split(r"\W", str(key))[0])
+            yield from _models(item, found, walker, depth + 1)
+
+
+def _is_dotted(value: object) -> bool:
+    """Tell whether a mapping has names of modules or matrices: other lists of mappings are records."""
+    return isinstance(value, dict) and any(
+        isinstance(item, TensorRef) and (len(item.shape) > 1 or "." in str(key))
+        for key, item in value.items()
+    )
+
+
+def _model_name(key: str) -> str:
+    return "ema" if key in EMA_KEYS else key
 
 
 def _numbers(group: dict[Any, Any]) -> dict[str, float]:
@@ -410,19 +510,33 @@ def _optimizers(value: object, walker: _Walker, depth: int = 0) -> Iterator[Opti
     elif isinstance(value, dict) and depth < 2:
         by_name: dict[int | str, list[StateTensor]] = {}
         walker.spend(len(value))
+        held: dict[object, Optimizer] = {}
         for key, item in value.items():
             if _is_optimizer(item):
-                yield _read_optimizer(item, walker)
+                held[key] = _read_optimizer(item, walker)
             elif isinstance(key, str) and _is_state(item):
                 by_name[key] = _state_tensors(item, walker)
+        groups: tuple[OptimizerGroup, ...] = ()
+        if all(sum(len(group.params) for group in one.groups) == 1 for one in held.values()) and any(
+            isinstance(key, str) and "." in key for key in held
+        ):  # an optimizer for each parameter, by its name
+            by_name |= {str(key): next(iter(one.state.values()), []) for key, one in held.items()}
+            groups = tuple(one.groups[0]._replace(params=(str(key),)) for key, one in held.items())
+            held = {}
+        yield from held.values()
         if by_name:
-            yield Optimizer(by_name, ())
+            yield Optimizer(by_name, groups)
 
 
 def _steps(root: dict[Any, Any]) -> tuple[tuple[str, int], ...]:
+    history = root.get("optimizer_history")  # fairseq's
+    inner = [history[-1] if isinstance(history, list) and history else None, root.get("extra_state")]
+    values: dict[Any, Any] = {}
+    for one in (*reversed(inner), root):
+        values |= one if isinstance(one, dict) and len(one) < _SOME_VALUES else {}
     found = []
     for key in STEP_KEYS:
-        value = root.get(key)
+        value = values.get(key)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if type(value) is int and 0 <= value < 1 << 62:
@@ -457,30 +571,61 @@ def read_state_tree(root: object, place: Place, where: str = "", *, n_bytes: int
     walker = _Walker(place, where, n_bytes)
     if _is_optimizer(root):
         return StateTree(optimizers=tuple(_optimizers(root, walker)))
+    if isinstance(root, (list, tuple)) and len(root) <= _MOST_MODELS:
+        root = _as_mapping(root)
     if not isinstance(root, dict):
         return StateTree()
     if isinstance(told := root.get(SAVE_KEY), dict) and type(told.get("save")) is int:
         return _read_save(root, told, walker)
+    if isinstance(state := root.get("state"), dict) and "model" in state:  # Composer's
+        root = state
     steps, bare = _steps(root), _is_state_dict(root, walker)
     model, top = _find_model(root, walker)
-    names = walker.placed(model) if bare or top is not None else []
-    extra: list[tuple[str, Placed]] = []
+    models: dict[str, object] = {"": model} if bare or top is not None else {}
     gradients: list[tuple[str, Placed]] = []
     optimizers: list[Optimizer] = []
-    for key, value in [] if bare else list(root.items()):
+    for key, value in list(root.items()):
         if key == top or not isinstance(key, str) or not isinstance(value, (dict, list, tuple)):
             continue
-        if key in GRADIENT_KEYS:
-            gradients += walker.placed(value)
-        elif key in OPTIMIZER_KEYS or _is_optimizer(value):
+        if _is_optimizer(value) or (key in OPTIMIZER_KEYS and not bare):
             optimizers += _optimizers(value, walker)
-        elif key.lower() not in _OTHER_STATE and isinstance(value, dict):
-            inner, _ = _find_model(value, walker)
-            if _is_state_dict(inner, walker):
-                extra += walker.placed(inner, "ema." if key in EMA_KEYS else f"{key}.")
-            else:
+        elif bare:
+            continue
+        elif key in GRADIENT_KEYS:
+            gradients += walker.placed(value)
+        else:
+            name = "ema" if top == CURRENT_KEY and key in MODEL_KEYS else _model_name(key)
+            is_other = key.lower() in _OTHER_STATE
+            inner = {n: one for n, one in _models(value, name, walker) if not is_other or is_average_name(n)}
+            models |= inner
+            if not inner and not is_other and isinstance(value, dict):
                 optimizers += _optimizers(value, walker, depth=1)
-    return StateTree(names, extra, gradients, tuple(optimizers), steps)
+    if not models:
+        loose = {k: v for k, v in root.items() if _is_parameter(k, v)}
+        models = {"": loose} if loose else {}
+    trained = [name for name in models if not is_average_name(name)] or list(models)
+    if len(trained) == 1:  # the only model is the main one, whatever it is called
+        models = {"": models[trained[0]]} | {name: one for name, one in models.items() if name != trained[0]}
+    main = walker.placed(models.pop("", None))
+    found = {name: rows for name, one in models.items() if (rows := walker.placed(one, f"{name}."))}
+    extra = [row for rows in found.values() for row in rows]
+    return StateTree(main, extra, gradients, tuple(optimizers), steps, models=tuple(found))
+
+
+def _as_mapping(root: Sequence[Any]) -> dict[str, Any]:
+    """Return a tuple of models, optimizers and a number as a mapping; the only integer is the step."""
+    found = {str(at): value for at, value in enumerate(root)}
+    for at, value in enumerate(root):
+        if isinstance(value, (list, tuple)) and any(map(_is_optimizer, value[:_MOST_MODELS])):
+            found |= {f"{at}.{inner}": one for inner, one in enumerate(found.pop(str(at)))}
+    numbers = [value for value in root if type(value) is int]
+    return found | ({"step": numbers[0]} if len(numbers) == 1 else {})
+
+
+def _is_parameter(key: object, value: object) -> bool:
+    """Tell whether a value beside an optimizer is a parameter: floats, and no single number."""
+    is_tensor = isinstance(value, TensorRef) and bool(value.shape) and value.dtype.startswith(_FLOATS)
+    return is_tensor and isinstance(key, str) and key.lower() not in _OTHER_STATE
 
 
 def _read_save(root: dict[Any, Any], told: dict[Any, Any], walker: _Walker) -> StateTree:
@@ -496,6 +641,7 @@ def _read_save(root: dict[Any, Any], told: dict[Any, Any], walker: _Walker) -> S
     return StateTree(
         model,
         optimizers=tuple(optimizers),
+        models=tuple(n for n, part in parts.items() if n and isinstance(part, dict) and part.get("model")),
         steps=_steps(root),
         kept=walker.kept(root.get("extra"), "extra"),
         buffers=frozenset(name for name in buffers if isinstance(name, str))
@@ -572,12 +718,24 @@ def _named(name: str, tensors: Sequence[StateTensor], file: int) -> list[Named]:
     return [Named(name + one.suffix, one.role, one.placed, file) for one in tensors]
 
 
+def parameters_of(model: Iterable[tuple[int, str, Placed]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what is no buffer by its name, of tied tensors once."""
+    seen: set[tuple[int, Placed]] = set()
+    found: dict[str, tuple[int, ...]] = {}
+    for file, name, placed in model:
+        if (file, placed) not in seen and not is_buffer(name, placed.dtype):
+            found[name] = placed.shape
+        seen.add((file, placed))
+    return found
+
+
 def assign_roles(
     model: Sequence[tuple[int, str, Placed]],
     optimizers: Sequence[Sequence[Optimizer]],
     *,
     ordered: bool = True,
     owners: Claims | None = None,
+    models: Sequence[str] = (),
 ) -> RoleMap:
     """Return every tensor with its name and role.
 
@@ -592,19 +750,25 @@ def assign_roles(
         Whether the model's tensors are in its own order, not sorted by name.
     owners
         Whose the slots are; by default what headers tell (`told_by_headers`).
+    models
+        Names of the models beside the main one.
 
     Notes
     -----
     State that nothing attributes is called by its slot. A float tensor that no group of a fully attributed
-    optimizer holds is a buffer, unless it is a matrix called ``weight``: that one is frozen.
+    optimizer holds is a buffer, unless it is a matrix called ``weight``: that one is frozen. So is a model
+    none of whose tensors has state. Models beside the main one are trained where the optimizers have more
+    parameters than it has; a tensor of a moving average has the role of the tensor that it averages.
     """
-    seen: set[tuple[int, Placed]] = set()
-    free: dict[str, tuple[int, ...]] = {}
-    for file, name, placed in model:
-        if (file, placed) not in seen and not is_buffer(name, placed.dtype):
-            free[name] = placed.shape
-        seen.add((file, placed))
+    free = parameters_of(model)
     every = list(_slots(optimizers))
+    averaged = twins({name: placed.shape for _, name, placed in model}, models)
+    if models or averaged:
+        weights = {n: shape for n, shape in free.items() if n not in averaged and not model_of(n, models)}
+        if sum(len(held) for *_, held in every) > len(weights):
+            averaged = twins({name: placed.shape for _, name, placed in model}, models, models)
+            weights = {n: shape for n, shape in free.items() if n not in averaged or not model_of(n, models)}
+        free = weights
     known = [_names_known(optimizer) for _, _, optimizer, _, _ in every]
     for names in known:
         for name in names.values():
@@ -633,8 +797,13 @@ def assign_roles(
             if group.numbers:
                 groups |= {called[p] or f"{prefix}.{p}": (file, number, i) for p in group.params}
     used = {*owners.values(), *(name for names in known for name in names.values())}
+    trained = {model_of(name, models) for name in used}
     loose = free.keys() - used if any_state and not unmatched else set()
-    roles = [Named(name, _model_role(name, placed, loose), placed, file) for file, name, placed in model]
+    loose = {name for name in loose if model_of(name, models) in trained}
+    roles = [
+        Named(name, _model_role(averaged.get(name, name), placed, loose), placed, file)
+        for file, name, placed in model
+    ]
     return RoleMap(roles, state, groups, tuple(slots), owners, free)
 
 

@@ -129,7 +129,7 @@ def _write_torch(
     """Write ``{"step", "model", "optimizer", "gradients", "extra"}``; memory holds the whole checkpoint."""
     import torch
 
-    content: dict[str, Any] = {"step": checkpoint.step, "model": checkpoint.state_dict()}
+    content: dict[str, Any] = {"step": checkpoint.step, "model": checkpoint.state_dict(None)}
     beside = [spec for spec in checkpoint.specs if spec.role not in MODEL_ROLES]
     tensors = [(spec.name, spec.role, partial(checkpoint.source.read, spec)) for spec in beside]
     for name, role, read in tensors + [(one.name, one.role, one.whole) for one in carried]:

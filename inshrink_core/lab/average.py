@@ -20,7 +20,15 @@ from typing import IO, TYPE_CHECKING, Annotated, ClassVar, Final, NamedTuple
 import numpy as np
 
 from inshrink_core.chain import Archive, step_needs
-from inshrink_core.checkpoint import FLOATS, Checkpoint, FileLayout, TensorRole, TensorSpec
+from inshrink_core.checkpoint import (
+    FLOATS,
+    MODEL_ROLES,
+    Checkpoint,
+    FileLayout,
+    TensorRole,
+    TensorsInMemory,
+    TensorSpec,
+)
 from inshrink_core.errors import ExistsError, InputError, NotFiniteError
 from inshrink_core.evaluate import Evaluator, EvaluatorRequest
 from inshrink_core.execution import Limits
@@ -552,8 +560,8 @@ class _Judge:
         n_values = sum(spec.numel for spec in chain.averaged.values())
         needed = _SEARCHED_NBYTES * n_values * (len(chain.steps) + 1) + chain.last.raw_bytes()
         limits.require_memory(needed, "holding the weights of all steps", chain.last.origin)
-        self._state = chain.last.state_dict()
-        self._aliases = {a: key for a, key in chain.last.aliases.items() if key in chain.averaged}
+        self._last = chain.last
+        self._state = {s.key: chain.last[s.key] for s in chain.last.specs if s.role in MODEL_ROLES}
         self._steps = {
             key: torch.stack([value.reshape(-1).float() for value in chain.values(key)])
             for key in chain.averaged
@@ -563,15 +571,16 @@ class _Judge:
         self.metric = ""
         self.direction = Direction.LOWER
 
-    def _combined(self, coefficients: Sequence[float]) -> dict[str, Tensor]:
+    def _combined(self, coefficients: Sequence[float]) -> Checkpoint:
         import torch
 
         factors = torch.tensor(coefficients, dtype=torch.float32)
         state = dict(self._state)
         for key, spec in self._specs.items():
             made = (factors @ self._steps[key]).reshape(spec.shape).to(getattr(torch, spec.dtype))
-            state[spec.name] = made
-        return state | {alias: state[self._specs[key].name] for alias, key in self._aliases.items()}
+            state[key] = made
+        specs = tuple(spec for spec in self._last.specs if spec.key in state)
+        return replace(self._last, specs=specs, files=(), source=TensorsInMemory(state))
 
     def _value(self, evaluator: Evaluator, coefficients: Sequence[float]) -> float:
         asked = (id(evaluator), tuple(coefficients))

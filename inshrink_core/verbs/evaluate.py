@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from inshrink_core.checkpoint import MODEL_ROLES, model_of
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.report import Report
@@ -226,14 +227,20 @@ class MakeEvaluator(Reading, Request[EvaluatorReport]):
             raise InputError(f"there is no task '{self.task}'", remedy=f"choose one of {', '.join(TASKS)}")
         require_free(target, self.force)
         last = opened.steps[-1]
-        guess = guess_task(opened[last].specs)
+        checkpoint = opened[last]
+        model = [spec for spec in checkpoint.specs if spec.role in MODEL_ROLES]
+        names = [model_of(spec.name, checkpoint.models) for spec in model]
+        judged = "" if "" in names else names[0]
+        specs = [spec for spec, name in zip(model, names, strict=True) if name == judged]
+        guess = guess_task(specs)
         if self.task is not None and self.task != guess.task:
             guess = replace(guess, task=self.task, why="that was asked for")
         folder = opened.path_of(last)
         is_here = not opened.is_elsewhere and (folder / "config.json").is_file()
         pretrained = os.path.relpath(folder, target.parent) if is_here else None
-        specs = opened[last].specs
-        source = evaluator_source(specs, guess, model=self.model, pretrained=pretrained).encode()
+        source = evaluator_source(
+            specs, guess, model=self.model, pretrained=pretrained, models=checkpoint.models
+        ).encode()
         make_folders(target.parent)
         write_durably(target, source)
         digest = hashlib.sha256(source).hexdigest()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
-from inshrink_core.checkpoint import Unseen
+from inshrink_core.checkpoint import Checkpoint, TensorsInMemory, Unseen
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, MissingFrameError
 from inshrink_core.report import Report, plain_value
 from inshrink_core.request import Option, Request, Shown, python_call
@@ -249,34 +249,20 @@ class _Tensors:
     def __init__(self, *, archived: bool) -> None:
         self._archived = archived
         self._sums: dict[str, _Sum] = {}
-        self._last_keys: frozenset[str] = frozenset()
+        self.n_parameters = 0
 
     def add_step(self, rows: Iterable[tuple[TensorSpec, int, str | None]]) -> None:
         """Count the tensors of one step: spec, archived bytes, bitstream."""
-        keys = set()
         for spec, archive_bytes, codec in rows:
             entry = self._sums.setdefault(spec.key, _Sum(spec))
             entry.spec, entry.codec = spec, codec
             entry.n_steps += 1
             entry.raw_bytes += spec.nbytes
             entry.archive_bytes += archive_bytes
-            keys.add(spec.key)
-        self._last_keys = frozenset(keys)
 
     @property
     def raw_bytes(self) -> int:
         return sum(entry.raw_bytes for entry in self._sums.values())
-
-    @property
-    def n_parameters(self) -> int:
-        """Elements of the weights of the last step, tied ones once."""
-        from inshrink_core.checkpoint import TensorRole
-
-        return sum(
-            entry.spec.numel
-            for key, entry in self._sums.items()
-            if key in self._last_keys and entry.spec.role is TensorRole.WEIGHT
-        )
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row a tensor."""
@@ -329,6 +315,7 @@ def _inspect_run(run: Run) -> Inventory:
     tensors = _Tensors(archived=False)
     for step in run.steps:
         tensors.add_step((spec, 0, None) for spec in run[step].specs)
+    tensors.n_parameters = run[run.steps[-1]].n_parameters
     facts = _run_facts(tensors, run.skipped, run.format, run.steps)
     unseen = Unseen.of(layout for step in run.steps for layout in run[step].files)
     beside = [
@@ -372,6 +359,7 @@ def _rows_beside(rows: Iterable[Skipped]) -> list[dict[str, Any]]:
 def _inspect_archive(archive: Archive) -> Inventory:
     """Return the inventory of an archive; reads the index of every frame."""
     from inshrink_core.chain import archive_size, optimizer_of, original_checks
+    from inshrink_core.chain.meta import MODELS
 
     tensors = _Tensors(archived=True)
     whole, broken = _readable(archive)
@@ -379,6 +367,14 @@ def _inspect_archive(archive: Archive) -> Inventory:
     for frame in sizes.frames:
         tensors.add_step((tensor.spec, tensor.nbytes, tensor.codec) for tensor in frame.tensors)
     meta = archive.frame(whole[-1]).meta if whole else {}
+    if sizes.frames:
+        last = Checkpoint(
+            step=sizes.frames[-1].info.step,
+            specs=tuple(tensor.spec for tensor in sizes.frames[-1].tensors),
+            source=TensorsInMemory({}),
+            models=tuple(meta.get(MODELS, ())),
+        )
+        tensors.n_parameters = last.n_parameters
     reader, catalog = archive.reader, archive.reader.catalog
     head, problem = (reader.listed_head if catalog.is_complete else None), catalog.manifest_problem
     notes = _archive_notes(archive, broken)

@@ -100,7 +100,8 @@ def test_a_generator_and_a_discriminator_of_one_step_are_one_checkpoint(tmp_path
         save(tmp_path / f"D_{step}.pth", step, {"conv.weight": (4, 4), "head.weight": (4, 2)})
     found = open_run(tmp_path)
     assert found.steps == (100, 200)
-    assert {"fc.weight", "conv.weight"} <= set(found[100])
+    assert {"g.fc.weight", "d.conv.weight"} <= set(found[100])
+    assert set(found[100].models) == {"g", "d"}
 
 
 def test_models_of_one_step_with_the_same_names_keep_all_of_their_tensors(tmp_path):

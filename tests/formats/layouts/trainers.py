@@ -142,7 +142,6 @@ def lightning_last_v1(folder: Path) -> None:
     steps=(999, 1500),
     parameters=numel(NET),
     roles=WEIGHTS | BUFFERS | ADAM,
-    models=("ema",),
     branches={"last": ("checkpoints/last.ckpt",)},
 )
 def latent_diffusion(folder: Path) -> None:
@@ -329,7 +328,7 @@ _DIFFUSERS = "diffusion_pytorch_model.safetensors"
     parameters=numel(GPT),
     roles=WEIGHTS | ADAM,
     models=("unet_ema",),
-    beside=(f"unet/{_DIFFUSERS}",),
+    duplicates=(f"unet/{_DIFFUSERS}",),
 )
 def diffusers(folder: Path) -> None:
     for step in (500, 1000):

@@ -1,0 +1,116 @@
+"""Evaluators of runs with several models: each gets the model that it asks for, and loads it strictly."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import inshrink_core
+from inshrink_core.evaluate import Evaluator
+from inshrink_core.formats import open_run
+
+NET = """
+import torch
+
+class Net(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3))
+"""
+
+PATTERN = """
+import torch
+from net import Net
+
+def evaluate(state_dict{which}):
+    model = Net()
+    model.load_state_dict(state_dict)
+    return {{"loss": model[0].weight.detach().square().mean(), "names": len(state_dict)}}
+"""
+
+
+def net() -> nn.Module:
+    names: dict[str, type[nn.Module]] = {}
+    exec(NET, names)
+    return names["Net"]()
+
+
+@pytest.fixture(scope="module")
+def states() -> dict[str, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    model, critic = net(), nn.Linear(3, 1)
+    average = copy.deepcopy(model)
+    with torch.no_grad():
+        average[0].weight.fill_(2.0)
+        model[0].weight.fill_(1.0)
+    return {"model": model.state_dict(), "average": average.state_dict(), "critic": critic.state_dict()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "net.py").write_text(NET)
+    np.savez(tmp_path / "evaluation.npz", inputs=np.ones((5, 4), np.float32), targets=np.arange(5) % 3)
+    (tmp_path / "run").mkdir()
+    return tmp_path
+
+
+def save(folder: Path, **models: object) -> None:
+    for step in (1, 2):
+        torch.save({**models, "step": step}, folder / f"run/ckpt_{step}.pt")
+
+
+@pytest.mark.parametrize(
+    ("which", "loss"),
+    [("", 1), (", which=''", 1), (", which='average'", 4), (", *, which='ema'", 4), (", which=None", 1)],
+)
+def test_an_evaluator_gets_the_model_or_what_it_asks_for(folder, states, which, loss):
+    save(folder, model=states["model"], ema=states["average"], critic=states["critic"])
+    (folder / "judge.py").write_text(PATTERN.format(which=which))
+    inshrink_core.compress(folder / "run", folder / "a.inshrink", codec="lossless")
+    with Evaluator(f"{folder}/judge.py:evaluate", metric="loss") as evaluator:
+        for source in (open_run(folder / "run"), inshrink_core.Archive.open(folder / "a.inshrink")):
+            assert evaluator.evaluate(source[2]).value == loss
+
+
+def test_an_evaluator_of_a_model_that_is_not_there_is_told_so(folder, states):
+    save(folder, model=states["model"])
+    (folder / "judge.py").write_text(PATTERN.format(which=", which='average'"))
+    with (
+        Evaluator(f"{folder}/judge.py:evaluate", metric="loss") as evaluator,
+        pytest.raises(inshrink_core.errors.NotFoundError, match="no model 'average'"),
+    ):
+        evaluator.evaluate(open_run(folder / "run")[2])
+
+
+@pytest.mark.parametrize(
+    ("names", "which"),
+    [
+        ({"model": "model", "ema": "average"}, ""),
+        ({"generator": "model", "discriminator": "critic"}, "generator"),
+        ({"G": "model", "D": "critic", "G_ema": "average"}, "G"),
+    ],
+)
+def test_a_template_loads_strictly_on_a_run_of_several_models(folder, states, names, which):
+    save(folder, **{name: states[key] for name, key in names.items()})
+    made = inshrink_core.verbs.make_evaluator(folder / "run", folder / "judge.py", model="net:Net")
+    assert made.task == "classifier"
+    source = made.output.read_text()
+    assert re.search(r"def evaluate\(state_dict(.*)\):", source)[1] == (f", which='{which}'" if which else "")
+    found = inshrink_core.verbs.evaluate(folder / "run", evaluator=f"{made.output}:evaluate")
+    assert found.log_probs == (5, 3)
+    assert all(f"'{name}'" in source for name in names if name not in ("model", which))
+
+
+def test_comparisons_of_an_average_are_of_the_average(folder, states):
+    save(folder, model=states["model"], ema=states["average"])
+    (folder / "judge.py").write_text(PATTERN.format(which=", which='average'"))
+    inshrink_core.compress(folder / "run", folder / "a.inshrink", codec="lossless")
+    found = inshrink_core.compare(
+        folder / "a.inshrink", folder / "run", evaluator=f"{folder}/judge.py:evaluate", metric="loss"
+    )
+    assert [(step.original, step.restored) for step in found.steps] == [(4, 4), (4, 4)]
