@@ -58,6 +58,7 @@ from inshrink_core.codecs.lattice.memory import positive
 from inshrink_core.codecs.lattice.plan import (
     LatticePlan,
     LatticeStatistics,
+    asked_width,
     choose_gain,
     choose_spacing,
     make_plan,
@@ -387,8 +388,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         """Return the block that a chain begins with: upon a base model's points, where that is smaller."""
         spec = item.spec
         known, fed = self._known(item, plan, None) if self.uses_past else (None, None)
-        width = plan.widths[spec.key] * (1.0 if fed is None else fed.coarser)
-        spacing = new_spacing(width, plan.rms[spec.key])
+        spacing = new_spacing(asked_width(plan, spec.key, fed)[0], plan.rms[spec.key])
         if spacing is None:
             return None
         lattice = lattice_of(spacing, spec.dtype)
@@ -422,7 +422,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         spec = item.spec
         values = as_float32(item.tensor)
         known, fed = self._known(item, plan, state) if self.uses_past else (None, None)
-        chosen = choose_spacing(plan, spec, state, 1.0 if fed is None else fed.coarser)
+        chosen = choose_spacing(plan, spec, state, fed)
         gain: Gain | None = None
         if item.restored is not None and self.gain_per != "none":
             restored = _restored(item, item.restored)

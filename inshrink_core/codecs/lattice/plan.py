@@ -27,6 +27,7 @@ from inshrink_core.codecs.lattice.spacing import (
     sensitivity_factor,
     spacing_of,
 )
+from inshrink_core.codecs.shaping import Fed
 from inshrink_core.ops.flat import as_float32, flattened
 from inshrink_core.ops.lattice import Gain, Lattice, gain_grades
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample, sample_sums
@@ -74,6 +75,17 @@ are those of plain rounding, with the same spacing; where it is shaped, their co
 
 _MOST_COARSENESS = 4.0
 """Where a predicted cost allows more: beyond it cost grows by more than the square of the coarseness."""
+
+_MOST_APART = 7.0
+"""A tensor's spacing is at most the coarseness times as many of its own movements: at the default coarseness
+its error is then no larger than its movement. Tensors that the common spacing suits need 6 at most."""
+
+_MOST_SHARE, _FIRST_SHARE, _APART_SHARE = 0.8, 1.5, 0.3
+"""Largest spacing in root mean squares of the tensor itself: an error of .23 of it. In the first frame, which
+comes before any movement; and of tensors that move far less than others, an error of .09."""
+
+_OF_ERROR = math.sqrt(12.0)
+"""Spacings over the root mean square of their rounding errors."""
 
 _MIN_MOVED_SHARE = 0.05
 """Less than this share of a squared distance from rounded values is rounding error, not movement."""
@@ -166,6 +178,8 @@ class LatticePlan:
         Spacing of each tensor that has one, by key; the others are stored exactly.
     rms
         Root mean square of each of these tensors.
+    limits
+        What the spacing of each of them is at most, however its errors are shaped.
     memory
         What later frames plan with.
     after_restore
@@ -176,6 +190,7 @@ class LatticePlan:
 
     widths: Mapping[str, float]
     rms: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)
     after_restore: bool = False
     predicted_cost: float | None = None
@@ -218,10 +233,14 @@ def make_plan(
     rates = {key: positive(context.learning_rates.get(spec.parameter)) for key, (spec, _) in known.items()}
     overall = _rms((known[key][0].numel, o.mean_square) for key, o in matrices.items())
     most = _MOST_MOVED_SHARE * overall
-    now = _rms((known[key][0].numel, m) for key, m in _moved(matrices, before).items())
+    moved = _moved({key: o for key, (_, o) in known.items()}, before)
+    now = _rms((known[key][0].numel, m) for key, m in moved.items() if key in matrices)
     now = now if now <= most else 0.0
     memory = _settled(before, known, rates, now)
     factors = _factors(memory, matrices, settings.sensitivity)
+    if memory.movement and not before.movement:
+        memory = replace(memory, apart=codes_apart(moved, now, factors))
+    factors = bounded_factors(memory, factors)
     adaptive = any(o.second_moment is not None for o in matrices.values())
     bases: dict[str, float] = {}
     for key in known:
@@ -250,13 +269,38 @@ def make_plan(
     exact_rates = bool(_squares(matrices)) and all(rates.values())
     if memory.movement and (exact_rates or settings.gamma == 0):
         memory = replace(memory, probes={})
+    common = _MOST_SHARE if moved else _FIRST_SHARE
+    shares = {key: common if key in matrices and key not in memory.apart else _APART_SHARE for key in widths}
     return LatticePlan(
         widths=widths,
         rms={key: math.sqrt(known[key][1].mean_square) for key in widths},
+        limits={
+            key: _limit(known[key][1], moved.get(key), coarseness, share) for key, share in shares.items()
+        },
         memory=memory.to_values() if known else {},
         after_restore=context.after_restore,
         predicted_cost=cost,
     )
+
+
+def codes_apart(moved: Mapping[str, float], movement: float, factors: Mapping[str, float]) -> dict[str, int]:
+    """Return `codes_of` the mean squared movements of tensors that the common spacing is too coarse for."""
+    most = {key: _MOST_APART * math.sqrt(square) for key, square in moved.items() if square > 0}
+    apart = {key: moved[key] for key, bound in most.items() if factors.get(key, 1.0) * movement > bound}
+    return codes_of(apart, movement**2)
+
+
+def bounded_factors(memory: Memory, factors: Mapping[str, float]) -> dict[str, float]:
+    """Return the factors of spacings, each within what the tensor's own movement allows."""
+    ratios = {key: memory.movement_ratio(key) or 0.0 for key in memory.apart}
+    bounds = {key: _MOST_APART * math.sqrt(ratio) for key, ratio in ratios.items()}
+    return {**factors, **{key: min(factors.get(key, 1.0), bound) for key, bound in bounds.items()}}
+
+
+def _limit(o: LatticeStatistics, moved: float | None, coarseness: float, share: float) -> float:
+    """Largest spacing of one tensor by its size and its movement since the last frame, a mean square."""
+    most = coarseness if share == _APART_SHARE else _OF_ERROR
+    return max(share * math.sqrt(o.mean_square), most * math.sqrt(moved or 0.0)) or math.inf
 
 
 def predicted_cost(matrices: Iterable[tuple[int, float, float, float]], shaped: bool) -> float:
@@ -307,10 +351,17 @@ def _factors(
     memory: Memory, matrices: Mapping[str, LatticeStatistics], sensitivity: float
 ) -> dict[str, float]:
     """Return what each matrix's spacing differs by from the common one, as settled, else as of this frame."""
-    settled_on = {key: ratio for key in matrices if (ratio := memory.ratio(key)) is not None}
-    squares = settled_on or _squares(matrices)
-    middle = 1.0 if settled_on else geometric_mean(list(squares.values()))
+    settled_on = settled_factors(memory, sensitivity)
+    if any(key in settled_on for key in matrices):
+        return settled_on
+    squares = _squares(matrices)
+    middle = geometric_mean(list(squares.values()))
     return {key: sensitivity_factor(square, middle, sensitivity) for key, square in squares.items()}
+
+
+def settled_factors(memory: Memory, sensitivity: float) -> dict[str, float]:
+    """Return what spacings differ by from the common one, by what was settled of mean squared gradients."""
+    return {key: sensitivity_factor(memory.ratio(key) or 1.0, 1.0, sensitivity) for key in memory.held}
 
 
 def _width(
@@ -408,20 +459,29 @@ class Chosen(NamedTuple):
     snap: bool = False
 
 
+def asked_width(plan: LatticePlan, key: str, fed: Fed | None) -> tuple[float, float]:
+    """Return the spacing that a plan asks for, and the largest one, where errors are fed forward as `fed`."""
+    width, most = plan.widths[key], plan.limits.get(key, math.inf)
+    if fed is not None:
+        width, most = width * fed.coarser, most / math.sqrt(fed.variance)
+    return min(width, most), most
+
+
 def choose_spacing(
-    plan: LatticePlan, spec: TensorSpec, state: LatticeReference, coarser: float = 1.0
+    plan: LatticePlan, spec: TensorSpec, state: LatticeReference, fed: Fed | None = None
 ) -> Chosen:
     """Return the spacing the plan asks for: held but for powers of two, or free after a restore.
 
     Where it grows, the integers are snapped first. Left where they are, all values would sit near the
     middle of their larger cells and stay there: the movement of that frame would be lost as a whole.
-    After a restore they are left, for matched gain shows the movement. What the plan asks for is `coarser` by
-    a factor.
+    After a restore they are left, for matched gain shows the movement.
     """
-    width = plan.widths[spec.key] * coarser if spec.key in plan.widths else state.spacing.width
+    width, most = state.spacing.width, math.inf
+    if spec.key in plan.widths:
+        width, most = asked_width(plan, spec.key, fed)
     if plan.after_restore:
         return _at_width(width, spec, state)
-    width = held(width, state.spacing)
+    width = held(width, state.spacing, most)
     chosen = _at_width(width, spec, state)
     if width > state.spacing.width:
         moved = snapped(chosen.integers, chosen.lattice)
