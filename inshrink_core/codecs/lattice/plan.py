@@ -76,16 +76,16 @@ are those of plain rounding, with the same spacing; where it is shaped, their co
 _MOST_COARSENESS = 4.0
 """Where a predicted cost allows more: beyond it cost grows by more than the square of the coarseness."""
 
-_MOST_APART = 7.0
+_MOST_APART = 6.0
 """A tensor's spacing is at most the coarseness times as many of its own movements: at the default coarseness
-its error is then no larger than its movement. Tensors that the common spacing suits need 6 at most."""
+the error of plain rounding is then below its movement. Trainings at one learning rate need no more."""
 
-_MOST_SHARE, _FIRST_SHARE, _APART_SHARE = 0.8, 1.5, 0.3
-"""Largest spacing in root mean squares of the tensor itself: an error of .23 of it. In the first frame, which
-comes before any movement; and of tensors that move far less than others, an error of .09."""
+_COMMON_SHARE, _FIRST_SHARE, _COMMON_MOVED = 1.6, 3.0, 7.0
+"""Times the coarseness, the largest spacing in root mean squares of the tensor itself, in the first frame, and
+in movements since the last one. At the default coarseness, errors of .23, .43 and 1."""
 
-_OF_ERROR = math.sqrt(12.0)
-"""Spacings over the root mean square of their rounding errors."""
+_APART_SHARE = 0.3
+"""The same share of vectors, and of what moves far less than others, at any coarseness: an error of .09."""
 
 _MIN_MOVED_SHARE = 0.05
 """Less than this share of a squared distance from rounded values is rounding error, not movement."""
@@ -239,7 +239,13 @@ def make_plan(
     memory = _settled(before, known, rates, now)
     factors = _factors(memory, matrices, settings.sensitivity)
     if memory.movement and not before.movement:
-        memory = replace(memory, apart=codes_apart(moved, now, factors))
+        apart = codes_apart(moved, now, factors)
+        for key, o in matrices.items():
+            # Of what did not move yet nothing tells how far it will.
+            width = settings.coarseness * factors.get(key, 1.0) * now
+            if key not in moved and width > _APART_SHARE * math.sqrt(o.mean_square):
+                apart[key] = 0
+        memory = replace(memory, apart=apart)
     factors = bounded_factors(memory, factors)
     adaptive = any(o.second_moment is not None for o in matrices.values())
     bases: dict[str, float] = {}
@@ -269,13 +275,19 @@ def make_plan(
     exact_rates = bool(_squares(matrices)) and all(rates.values())
     if memory.movement and (exact_rates or settings.gamma == 0):
         memory = replace(memory, probes={})
-    common = _MOST_SHARE if moved else _FIRST_SHARE
-    shares = {key: common if key in matrices and key not in memory.apart else _APART_SHARE for key in widths}
+    share = _COMMON_SHARE if moved else _FIRST_SHARE
+    common = (share * coarseness, _COMMON_MOVED * coarseness)
+    apart = (_APART_SHARE, coarseness)
     return LatticePlan(
         widths=widths,
         rms={key: math.sqrt(known[key][1].mean_square) for key in widths},
         limits={
-            key: _limit(known[key][1], moved.get(key), coarseness, share) for key, share in shares.items()
+            key: _limit(
+                known[key][1],
+                moved.get(key, 0.0),
+                *(common if key in matrices and key not in memory.apart else apart),
+            )
+            for key in widths
         },
         memory=memory.to_values() if known else {},
         after_restore=context.after_restore,
@@ -297,10 +309,9 @@ def bounded_factors(memory: Memory, factors: Mapping[str, float]) -> dict[str, f
     return {**factors, **{key: min(factors.get(key, 1.0), bound) for key, bound in bounds.items()}}
 
 
-def _limit(o: LatticeStatistics, moved: float | None, coarseness: float, share: float) -> float:
-    """Largest spacing of one tensor by its size and its movement since the last frame, a mean square."""
-    most = coarseness if share == _APART_SHARE else _OF_ERROR
-    return max(share * math.sqrt(o.mean_square), most * math.sqrt(moved or 0.0)) or math.inf
+def _limit(o: LatticeStatistics, moved: float, share: float, most: float) -> float:
+    """Largest spacing of a tensor: a share of its size, or so many movements since the last frame."""
+    return max(share * math.sqrt(o.mean_square), most * math.sqrt(moved)) or math.inf
 
 
 def predicted_cost(matrices: Iterable[tuple[int, float, float, float]], shaped: bool) -> float:
