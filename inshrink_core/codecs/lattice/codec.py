@@ -58,9 +58,9 @@ from inshrink_core.codecs.lattice.memory import positive
 from inshrink_core.codecs.lattice.plan import (
     LatticePlan,
     LatticeStatistics,
-    asked_width,
     choose_gain,
     choose_spacing,
+    first_width,
     make_plan,
     observe_statistic,
     observe_tensor,
@@ -390,7 +390,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         """Return the block that a chain begins with: upon a base model's points, where that is smaller."""
         spec = item.spec
         known, fed = self._known(item, plan, None) if self.uses_past else (None, None)
-        spacing = new_spacing(asked_width(plan, spec.key, fed)[0], plan.rms[spec.key])
+        spacing = new_spacing(first_width(plan, spec.key, fed), plan.rms[spec.key])
         if spacing is None:
             return None
         lattice = lattice_of(spacing, spec.dtype)
@@ -424,7 +424,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         spec = item.spec
         values = as_float32(item.tensor)
         known, fed = self._known(item, plan, state) if self.uses_past else (None, None)
-        chosen = choose_spacing(plan, spec, state, fed)
+        chosen = choose_spacing(plan, item, state, fed)
         gain: Gain | None = None
         if item.restored is not None and self.gain_per != "none":
             restored = _restored(item, item.restored)

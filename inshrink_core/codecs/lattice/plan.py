@@ -81,7 +81,7 @@ _MOST_APART = 6.0
 the error of plain rounding is then below its movement. Trainings at one learning rate need no more."""
 
 _COMMON_SHARE, _FIRST_SHARE, _COMMON_MOVED = 1.6, 3.0, 7.0
-"""Times the coarseness, the largest spacing in root mean squares of the tensor itself, in the first frame, and
+"""Times the coarseness, the largest spacing in root mean squares of the tensor, in the first frame, and
 in movements since the last one. At the default coarseness, errors of .23, .43 and 1."""
 
 _APART_SHARE = 0.3
@@ -168,6 +168,24 @@ def _probe_places(n: int) -> NDArray[np.int64]:
     return np.unique((np.arange(min(n, _PROBES)) * 0.6180339887498949 % 1.0 * n).astype(np.int64))
 
 
+class Limit(NamedTuple):
+    """What the spacing of a tensor is at most, by itself alone.
+
+    Parameters
+    ----------
+    first
+        Without a state before it.
+    size
+        Else, by how large it is; 0 where it is zero.
+    movements
+        More than that is allowed for as many movements since the last frame.
+    """
+
+    first: float
+    size: float
+    movements: float
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatticePlan:
     """What one frame decides for all its tensors together.
@@ -179,7 +197,7 @@ class LatticePlan:
     rms
         Root mean square of each of these tensors.
     limits
-        What the spacing of each of them is at most, however its errors are shaped.
+        Of the spacing of each of them, however its errors are shaped.
     memory
         What later frames plan with.
     after_restore
@@ -190,7 +208,7 @@ class LatticePlan:
 
     widths: Mapping[str, float]
     rms: Mapping[str, float] = field(default_factory=dict)
-    limits: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, Limit] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)
     after_restore: bool = False
     predicted_cost: float | None = None
@@ -233,8 +251,8 @@ def make_plan(
     rates = {key: positive(context.learning_rates.get(spec.parameter)) for key, (spec, _) in known.items()}
     overall = _rms((known[key][0].numel, o.mean_square) for key, o in matrices.items())
     most = _MOST_MOVED_SHARE * overall
-    moved = _moved({key: o for key, (_, o) in known.items()}, before)
-    now = _rms((known[key][0].numel, m) for key, m in moved.items() if key in matrices)
+    moved = _moved(matrices, before)
+    now = _rms((known[key][0].numel, m) for key, m in moved.items())
     now = now if now <= most else 0.0
     memory = _settled(before, known, rates, now)
     factors = _factors(memory, matrices, settings.sensitivity)
@@ -275,20 +293,17 @@ def make_plan(
     exact_rates = bool(_squares(matrices)) and all(rates.values())
     if memory.movement and (exact_rates or settings.gamma == 0):
         memory = replace(memory, probes={})
-    share = _COMMON_SHARE if moved else _FIRST_SHARE
-    common = (share * coarseness, _COMMON_MOVED * coarseness)
-    apart = (_APART_SHARE, coarseness)
+    rms = {key: math.sqrt(known[key][1].mean_square) for key in widths}
+    limits = {}
+    for key, size in rms.items():
+        limits[key] = Limit(_APART_SHARE * size, _APART_SHARE * size, coarseness)
+        if key in matrices and key not in memory.apart:
+            shares = (_FIRST_SHARE * coarseness * size, _COMMON_SHARE * coarseness * size)
+            limits[key] = Limit(*shares, _COMMON_MOVED * coarseness)
     return LatticePlan(
         widths=widths,
-        rms={key: math.sqrt(known[key][1].mean_square) for key in widths},
-        limits={
-            key: _limit(
-                known[key][1],
-                moved.get(key, 0.0),
-                *(common if key in matrices and key not in memory.apart else apart),
-            )
-            for key in widths
-        },
+        rms=rms,
+        limits=limits,
         memory=memory.to_values() if known else {},
         after_restore=context.after_restore,
         predicted_cost=cost,
@@ -307,11 +322,6 @@ def bounded_factors(memory: Memory, factors: Mapping[str, float]) -> dict[str, f
     ratios = {key: memory.movement_ratio(key) or 0.0 for key in memory.apart}
     bounds = {key: _MOST_APART * math.sqrt(ratio) for key, ratio in ratios.items()}
     return {**factors, **{key: min(factors.get(key, 1.0), bound) for key, bound in bounds.items()}}
-
-
-def _limit(o: LatticeStatistics, moved: float, share: float, most: float) -> float:
-    """Largest spacing of a tensor: a share of its size, or so many movements since the last frame."""
-    return max(share * math.sqrt(o.mean_square), most * math.sqrt(moved)) or math.inf
 
 
 def predicted_cost(matrices: Iterable[tuple[int, float, float, float]], shaped: bool) -> float:
@@ -470,26 +480,28 @@ class Chosen(NamedTuple):
     snap: bool = False
 
 
-def asked_width(plan: LatticePlan, key: str, fed: Fed | None) -> tuple[float, float]:
-    """Return the spacing that a plan asks for, and the largest one, where errors are fed forward as `fed`."""
-    width, most = plan.widths[key], plan.limits.get(key, math.inf)
-    if fed is not None:
-        width, most = width * fed.coarser, most / math.sqrt(fed.variance)
-    return min(width, most), most
+def first_width(plan: LatticePlan, key: str, fed: Fed | None) -> float:
+    """Return the spacing of a tensor without a state before it, where errors are fed forward as `fed`."""
+    width, most = plan.widths[key], plan.limits[key].first or math.inf
+    return min(width, most) if fed is None else min(width * fed.coarser, most / math.sqrt(fed.variance))
 
 
-def choose_spacing(
-    plan: LatticePlan, spec: TensorSpec, state: LatticeReference, fed: Fed | None = None
-) -> Chosen:
+def choose_spacing(plan: LatticePlan, item: TensorInput, state: LatticeReference, fed: Fed | None) -> Chosen:
     """Return the spacing the plan asks for: held but for powers of two, or free after a restore.
 
     Where it grows, the integers are snapped first. Left where they are, all values would sit near the
     middle of their larger cells and stay there: the movement of that frame would be lost as a whole.
     After a restore they are left, for matched gain shows the movement.
     """
-    width, most = state.spacing.width, math.inf
+    spec, width, most = item.spec, state.spacing.width, math.inf
     if spec.key in plan.widths:
-        width, most = asked_width(plan, spec.key, fed)
+        limit = plan.limits[spec.key]
+        width = plan.widths[spec.key] * (1.0 if fed is None else fed.coarser)
+        most = limit.size / (1.0 if fed is None else math.sqrt(fed.variance)) or math.inf
+        if max(width, state.spacing.width) > most:
+            moved = observe_tensor(item, state).moved or 0.0
+            most = max(most, limit.movements * math.sqrt(moved if math.isfinite(moved) else 0.0))
+        width = min(width, most)
     if plan.after_restore:
         return _at_width(width, spec, state)
     width = held(width, state.spacing, most)
