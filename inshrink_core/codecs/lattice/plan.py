@@ -76,9 +76,13 @@ are those of plain rounding, with the same spacing; where it is shaped, their co
 _MOST_COARSENESS = 4.0
 """Where a predicted cost allows more: beyond it cost grows by more than the square of the coarseness."""
 
-_MOST_APART = 6.0
-"""A tensor's spacing is at most the coarseness times as many of its own movements: at the default coarseness
-the error of plain rounding is then below its movement. Trainings at one learning rate need no more."""
+_APART = 6.0
+"""Times the coarseness, the spacing in a tensor's own movements from which that is apart from the others: the
+error of plain rounding is its movement there. Tensors of trainings at one learning rate stay below it."""
+
+_MOST_MOVEMENTS = 30.0
+"""The same, that a spacing is at most. Averages of weights move a tenth as far as these, and are as good with
+the weights' spacing."""
 
 _COMMON_SHARE, _FIRST_SHARE, _COMMON_MOVED = 1.6, 3.0, 7.0
 """Times the coarseness, the largest spacing in root mean squares of the tensor, in the first frame, and
@@ -312,7 +316,7 @@ def make_plan(
 
 def codes_apart(moved: Mapping[str, float], movement: float, factors: Mapping[str, float]) -> dict[str, int]:
     """Return `codes_of` the mean squared movements of tensors that the common spacing is too coarse for."""
-    most = {key: _MOST_APART * math.sqrt(square) for key, square in moved.items() if square > 0}
+    most = {key: _APART * math.sqrt(square) for key, square in moved.items() if square > 0}
     apart = {key: moved[key] for key, bound in most.items() if factors.get(key, 1.0) * movement > bound}
     return codes_of(apart, movement**2)
 
@@ -320,7 +324,7 @@ def codes_apart(moved: Mapping[str, float], movement: float, factors: Mapping[st
 def bounded_factors(memory: Memory, factors: Mapping[str, float]) -> dict[str, float]:
     """Return the factors of spacings, each within what the tensor's own movement allows."""
     ratios = {key: memory.movement_ratio(key) or 0.0 for key in memory.apart}
-    bounds = {key: _MOST_APART * math.sqrt(ratio) for key, ratio in ratios.items()}
+    bounds = {key: _MOST_MOVEMENTS * math.sqrt(ratio) for key, ratio in ratios.items()}
     return {**factors, **{key: min(factors.get(key, 1.0), bound) for key, bound in bounds.items()}}
 
 
