@@ -503,8 +503,8 @@ def choose_spacing(plan: LatticePlan, item: TensorInput, state: LatticeReference
         width = plan.widths[spec.key] * (1.0 if fed is None else fed.coarser)
         most = limit.size / (1.0 if fed is None else math.sqrt(fed.variance)) or math.inf
         if max(width, state.spacing.width) > most:
-            moved = observe_tensor(item, state).moved or 0.0
-            most = max(most, limit.movements * math.sqrt(moved if math.isfinite(moved) else 0.0))
+            square = observe_tensor(item, state).moved or 0.0
+            most = max(most, limit.movements * math.sqrt(square if math.isfinite(square) else 0.0))
         width = min(width, most)
     if plan.after_restore:
         return _at_width(width, spec, state)
