@@ -576,7 +576,7 @@ class CompressReport(Report):
     relative_error
         Root of squared error over squared norm of the weights written now; None if none were.
     large_errors
-        Tensors written now whose own is above .25, unless settings of the user's ask for it.
+        Tensors written now for which that is above .25, unless settings of the user's ask for it.
     codec, config
         What the weights were written with; under bounds, where the search began.
     optimizer

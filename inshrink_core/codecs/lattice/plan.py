@@ -77,7 +77,7 @@ _MOST_COARSENESS = 4.0
 """Where a predicted cost allows more: beyond it cost grows by more than the square of the coarseness."""
 
 _APART = 6.0
-"""Times the coarseness, the spacing in a tensor's own movements from which that is apart from the others: the
+"""Times the coarseness, the spacing in a tensor's movements from which that is apart from the others: the
 error of plain rounding is its movement there. Tensors of trainings at one learning rate stay below it."""
 
 _MOST_MOVEMENTS = 30.0
@@ -263,7 +263,7 @@ def make_plan(
     if memory.movement and not before.movement:
         apart = codes_apart(moved, now, factors)
         for key, o in matrices.items():
-            # Of what did not move yet nothing tells how far it will.
+            # How far a tensor will move that has not yet is unknown.
             width = settings.coarseness * factors.get(key, 1.0) * now
             if key not in moved and width > _APART_SHARE * math.sqrt(o.mean_square):
                 apart[key] = 0
