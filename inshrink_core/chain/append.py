@@ -19,7 +19,7 @@ from inshrink_core.chain.attachments import (
 )
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, require_base_codec
 from inshrink_core.chain.budget import Budget, unchanged_keys
-from inshrink_core.chain.config import ChainConfig
+from inshrink_core.chain.config import ChainConfig, LargeError, large_errors
 from inshrink_core.chain.encoder import ChainState, FrameEncoder, FramePlan, PreparedFrame, TensorResult
 from inshrink_core.chain.meta import (
     FOLDER,
@@ -65,6 +65,7 @@ class Appended(NamedTuple):
     squared_error: float
     squared_norm: float
     as_prepared: bool = False
+    large_errors: tuple[LargeError, ...] = ()
 
 
 class _Wanted(NamedTuple):
@@ -344,6 +345,7 @@ class ChainWriter:
         references: dict[str, TensorReference] = {}
         digests: dict[str, bytes] = {}
         squared_error = squared_norm = 0.0
+        record, large = self.config.record(), list[LargeError]()
         nbytes = 0
         parent_id = self.parent.frame_id if self.parent else None
         based = {} if delta else self._based(stored.specs)
@@ -375,13 +377,16 @@ class ChainWriter:
                 nbytes += len(block.payload)
                 squared_error += result.squared_error
                 squared_norm += result.squared_norm
+                if result.squared_norm:
+                    relative = math.sqrt(result.squared_error / result.squared_norm)
+                    large += large_errors(record, result.spec, stored.step, relative)
                 if nbytes >= limit:
                     return None
                 if done is not None:
                     done(result.spec)
             add_attachments(frame, attachments, self._attachments if delta else None)
             meta = {
-                **self.config.record(),
+                **record,
                 **({} if plan.quality is None else {QUALITY: plan.quality}),
                 **said,
             }
@@ -417,7 +422,7 @@ class ChainWriter:
         self.parent, self._meta, self._references, self._attachments = info, meta, references, attachments
         self.unchanged, self.metrics = frozenset(), {}
         as_prepared = wanted.prepared is not None and plan is wanted.prepared.plan
-        return Appended(info, squared_error, squared_norm, as_prepared)
+        return Appended(info, squared_error, squared_norm, as_prepared, tuple(large))
 
     def _state_before(
         self, based: Mapping[str, TensorReference], unchanged: frozenset[str], *, delta: bool

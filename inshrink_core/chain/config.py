@@ -7,9 +7,9 @@ import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from inshrink_core.checkpoint import Checkpoint, LayerType, TensorRole, TensorSpec
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, LayerType, TensorRole, TensorSpec
 from inshrink_core.codec import FALLBACK_CODEC, AnyCodec, get_codec, make_codec
 from inshrink_core.errors import ConfigError, InputError
 
@@ -263,6 +263,50 @@ def settings_of(meta: Mapping[str, Any], spec: TensorSpec) -> dict[str, Any]:
         if Override(**selectors).matches(spec):
             settings |= {name: value for name, value in entry.items() if name not in _SELECTORS}
     return settings
+
+
+_LARGE_ERROR: Final = 0.25
+"""Relative error of a tensor from which it is named."""
+
+_PRUNES: Final = ("prune", "embedding_prune")
+"""Settings with which a user asks for large errors."""
+
+
+class LargeError(NamedTuple):
+    """A tensor that comes back far from what it was at one step.
+
+    Parameters
+    ----------
+    name
+        Key of the tensor.
+    step
+        Training step.
+    relative_error
+        Norm of the error over the norm of the tensor.
+    """
+
+    name: str
+    step: int
+    relative_error: float
+
+
+def large_errors(
+    meta: Mapping[str, Any], spec: TensorSpec, step: int, relative_error: float | None
+) -> tuple[LargeError, ...]:
+    """Return the error of a tensor of the model if it is large and no setting of the user's asks for it.
+
+    Parameters
+    ----------
+    meta
+        How the frame was written (`ChainConfig.record`).
+    spec, step, relative_error
+        The tensor and its error; None where the tensor is zero.
+    """
+    settings = settings_of(meta, spec)
+    asked = settings != meta.get("config", {}) or any(settings.get(name) for name in _PRUNES)
+    if asked or spec.role not in MODEL_ROLES or relative_error is None or relative_error <= _LARGE_ERROR:
+        return ()
+    return (LargeError(spec.key, step, relative_error),)
 
 
 def parse_overrides(entries: Any, config: AnyCodec) -> tuple[Override, ...]:

@@ -62,6 +62,7 @@ from inshrink_core.verbs.shared.showing import (
     base_text,
     counted_fates,
     fates_text,
+    large_errors_text,
     named_ratio,
     optimizer_text,
     promised_facts,
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
 
     from inshrink_core.archive import ArchiveWriter
     from inshrink_core.chain import Archive, ArchiveSize, BaseModel, ChainWriter, OriginalChecks
+    from inshrink_core.chain.config import LargeError
     from inshrink_core.chain.report import PredictedCost
     from inshrink_core.checkpoint import Checkpoint, TensorSpec
     from inshrink_core.codec import AnyCodec
@@ -293,6 +295,7 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
             seconds=time.perf_counter() - begun,
             raw_bytes_read=session.raw_bytes,
             relative_error=error if session.appended else None,
+            large_errors=tuple(session.large_errors),
             codec=chain_config.codec,
             config=chain_config.config.settings(),
             optimizer=chain_config.optimizer,
@@ -376,6 +379,7 @@ class _Session:
         self.branches: list[str] = []
         self.raw_bytes = 0
         self.squared_error = self.squared_norm = 0.0
+        self.large_errors: list[LargeError] = []
         self._held, self._missing = self._archived(), self._missing_steps()
         self._restored: FrameInfo | None = None
 
@@ -553,6 +557,7 @@ class _Session:
         self.raw_bytes += stored_view(checkpoint, self._chain.config.optimizer).raw_bytes()
         self.squared_error += appended.squared_error
         self.squared_norm += appended.squared_norm
+        self.large_errors += appended.large_errors
 
 
 def write_branches(request: Compress) -> tuple[str, ...]:
@@ -643,6 +648,8 @@ class CompressReport(Report):
         Raw bytes of the steps written now.
     relative_error
         Root of squared error over squared norm of the weights written now; None if none were.
+    large_errors
+        Tensors written now for which that is above .25, unless settings of the user's ask for it.
     codec, config
         What the weights were written with; under bounds, where the search began.
     optimizer
@@ -677,6 +684,7 @@ class CompressReport(Report):
     seconds: float
     raw_bytes_read: int
     relative_error: float | None
+    large_errors: tuple[LargeError, ...] = ()
     codec: str
     config: Mapping[str, Any]
     optimizer: str
@@ -693,8 +701,8 @@ class CompressReport(Report):
     SAYS: ClassVar = (
         "archive=path codec config optimizer roles ratio_total=size.ratio_total "
         "ratio_weights=size.ratio_weights bits_per_weight=size.bits_per_weight raw_bytes=size.raw_total "
-        "archive_bytes=size.nbytes relative_error seconds mb_per_s device appended skipped branches "
-        "fates unreadable left_out originals unseen frames"
+        "archive_bytes=size.nbytes relative_error large_errors seconds mb_per_s device appended skipped "
+        "branches fates unreadable left_out originals unseen frames"
     )
 
     @property
@@ -800,6 +808,7 @@ class CompressReport(Report):
             (named_ratio("ratio of the weights", document.get("base")), ratio(document["ratio_weights"])),
             ("bits per weight", plain(document["bits_per_weight"])),
             ("relative error", _error(document)),
+            ("relative error above .25", large_errors_text(self.large_errors)),
             *promised_facts(document),
             ("predicted restore cost", "" if self.predicted is None else _predicted(self.predicted)),
         ]

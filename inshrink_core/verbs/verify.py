@@ -28,7 +28,13 @@ from inshrink_core.verbs.shared.groups import (
     Sparing,
 )
 from inshrink_core.verbs.shared.measured import Measurements
-from inshrink_core.verbs.shared.showing import show_originals, show_table, show_unreadable, stored_text
+from inshrink_core.verbs.shared.showing import (
+    large_errors_text,
+    show_originals,
+    show_table,
+    show_unreadable,
+    stored_text,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
 
     from inshrink_core.archive import Problem
     from inshrink_core.chain.archive import Archive
+    from inshrink_core.chain.config import LargeError
     from inshrink_core.chain.report import OriginalChecks
     from inshrink_core.chain.sizes import Exactness, StepNeeds
     from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, TensorSpec
@@ -82,12 +89,13 @@ class _Recording:
 
 @dataclass(frozen=True, slots=True)
 class StepError(Report):
-    """The error of one tensor at one step, against the original."""
+    """The error of one tensor at one step, against the original; `large` where nobody asked for that much."""
 
     step: int
     key: str
     codec: str
     error: TensorError
+    large: tuple[LargeError, ...] = ()
 
     SAYS: ClassVar = (
         "step tensor=key codec max_abs=error.max_abs relative_rms=error.relative_rms "
@@ -140,8 +148,13 @@ class Verification(Report):
 
     SAYS: ClassVar = (
         "ok problems notes frames=n_frames deep device missing_steps unreadable exact_roles=stored.exact "
-        "lossy_roles=stored.lossy originals errors"
+        "lossy_roles=stored.lossy originals large_errors errors"
     )
+
+    @property
+    def large_errors(self) -> list[LargeError]:
+        """Tensors of the model whose relative error is above .25 though no setting asks for it."""
+        return [one for row in self.errors for one in row.large]
 
     @property
     def ok(self) -> bool:
@@ -168,6 +181,9 @@ class Verification(Report):
             console.print(f"… and {count(len(self.problems) - _MOST_PROBLEMS)} more")
         if self.errors:
             _show_errors(console, self.errors)
+        if self.large_errors:
+            text = large_errors_text(self.large_errors)
+            console.print(printable(f"relative error above .25: {text}"), soft_wrap=True)
         if any(self.stored) and self.ok:
             console.print(stored_text(self.stored), soft_wrap=True)
         if self.missing_steps and self.ok:
@@ -509,7 +525,7 @@ def _compare(
     """Measure a frame against its original; problems are tensors that cannot be what was archived."""
     from inshrink_core.archive import Problem
     from inshrink_core.chain.attachments import holds_content, stored_view
-    from inshrink_core.chain.config import optimizer_of
+    from inshrink_core.chain.config import large_errors, optimizer_of
     from inshrink_core.chain.meta import WRITTEN
     from inshrink_core.chain.sizes import is_rekeyed
     from inshrink_core.codec import FALLBACK_CODEC, get_codec
@@ -546,7 +562,8 @@ def _compare(
         codecs = {entry.codec for entry in archive.blocks(info, spec.key)}
         codec = " ".join(sorted(codecs))
         faithful = spec.exact or meta.get("codec") == FALLBACK_CODEC or not is_rekeyed(meta, info)
-        rows.append(StepError(info.step, spec.key, codec, measured))
+        large = large_errors(meta, spec, info.step, measured.relative_rms)
+        rows.append(StepError(info.step, spec.key, codec, measured, large))
         faithful = faithful and spec.parameter not in meta.get(WRITTEN, {})
         exact = faithful and codecs <= get_codec(FALLBACK_CODEC).reads
         if exact and not measured.bit_exact and not problems:

@@ -386,4 +386,6 @@ def _figures(made: Shrunk) -> list[Fact]:
         error = made.written.get("relative_error")
         if not exact and error is not None:
             rows.append(("Relative error", fmt.percent(error), "of the weights, root mean square"))
+    if large := sorted({str(row["name"]) for row in made.verified.get("large_errors", ())}):
+        rows.append(("Relative error above .25", fmt.count(len(large)), ", ".join(large[:3])))
     return rows

@@ -60,6 +60,7 @@ from inshrink_core.codecs.lattice.plan import (
     LatticeStatistics,
     choose_gain,
     choose_spacing,
+    first_width,
     make_plan,
     observe_statistic,
     observe_tensor,
@@ -348,7 +349,9 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     ) -> Encoded | None:
         """Return a block of lattice points; None where they do not suit, or take more than exact values."""
         spec, state, found = item.spec, self.own(reference, item.spec), None
-        if state is not None:
+        if plan.rms.get(spec.key) == 0 and bool(item.tensor.any()):
+            pass  # its squares are too small for float32, or its sample misses what is not zero
+        elif state is not None:
             found = self._moved(item, plan, state)
         elif spec.key in plan.widths and (self.exact or not _is_finer(spec, plan)):
             found = self._first(item, plan, _base_of(reference))
@@ -387,8 +390,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         """Return the block that a chain begins with: upon a base model's points, where that is smaller."""
         spec = item.spec
         known, fed = self._known(item, plan, None) if self.uses_past else (None, None)
-        width = plan.widths[spec.key] * (1.0 if fed is None else fed.coarser)
-        spacing = new_spacing(width, plan.rms[spec.key])
+        spacing = new_spacing(first_width(plan, spec.key, fed), plan.rms[spec.key])
         if spacing is None:
             return None
         lattice = lattice_of(spacing, spec.dtype)
@@ -422,7 +424,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         spec = item.spec
         values = as_float32(item.tensor)
         known, fed = self._known(item, plan, state) if self.uses_past else (None, None)
-        chosen = choose_spacing(plan, spec, state, 1.0 if fed is None else fed.coarser)
+        chosen = choose_spacing(plan, item, state, fed)
         gain: Gain | None = None
         if item.restored is not None and self.gain_per != "none":
             restored = _restored(item, item.restored)

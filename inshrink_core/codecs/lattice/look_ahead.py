@@ -20,8 +20,16 @@ from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.codec import LookAheadInput, LookAheadStep
 from inshrink_core.codecs.lattice.block import is_matrix, is_statistic
 from inshrink_core.codecs.lattice.memory import Memory, codes_of
-from inshrink_core.codecs.lattice.plan import LatticeSettings, affordable, predicted_cost, sample_of
-from inshrink_core.codecs.lattice.spacing import exact_mean, geometric_mean, sensitivity_factor
+from inshrink_core.codecs.lattice.plan import (
+    LatticeSettings,
+    affordable,
+    bounded_factors,
+    codes_apart,
+    predicted_cost,
+    sample_of,
+    settled_factors,
+)
+from inshrink_core.codecs.lattice.spacing import exact_mean, geometric_mean
 from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample_sums
 
@@ -130,6 +138,10 @@ def initial_memory(
     squares = _squares({spec.key: seen for spec, seen in matrices})
     codes = codes_of(squares, geometric_mean(list(squares.values())))
     memory = Memory(movement=movement, rate=_rate(matrices, rates), held=moving | codes)
+    moved = {spec.key: _mean_moved(seen) for spec, seen in known if not is_statistic(spec)}
+    memory = replace(
+        memory, apart=codes_apart(moved, movement, settled_factors(memory, settings.sensitivity))
+    )
     if settings.predicted_cost:
         memory = replace(memory, coarseness=_coarseness(settings, matrices, memory))
     return memory.to_values()
@@ -144,14 +156,11 @@ def _coarseness(
 
     Never below that which is set.
     """
-    factors = {
-        spec.key: sensitivity_factor(memory.ratio(spec.key) or 1.0, 1.0, settings.sensitivity)
-        for spec, _ in matrices
-    }
+    factors = bounded_factors(memory, settled_factors(memory, settings.sensitivity))
     costs = []
     for at in range(max(len(seen.squares) for _, seen in matrices)):
         rows = [
-            (spec.numel, seen.squares[at], memory.movement, factors[spec.key])
+            (spec.numel, seen.squares[at], memory.movement, factors.get(spec.key, 1.0))
             for spec, seen in matrices
             if at < len(seen.squares)
         ]
@@ -173,6 +182,12 @@ def _movement(matrices: Sequence[tuple[TensorSpec, LookAheadStatistics]]) -> flo
         return 0.0
     most = _MOST_MOVED * median(pairs)
     return math.sqrt(math.fsum(min(pair, most) for pair in pairs) / len(pairs))
+
+
+def _mean_moved(seen: LookAheadStatistics) -> float:
+    """Mean squared movement of a tensor over the pairs of steps between which it moved; 0 without any."""
+    squares = [square for square in _finite(seen.moved.values()) if square > 0]
+    return math.fsum(squares) / len(squares) if squares else 0.0
 
 
 def _squares(tensors: Mapping[str, LookAheadStatistics]) -> dict[str, float]:

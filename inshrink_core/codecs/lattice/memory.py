@@ -37,6 +37,8 @@ class Memory:
     held
         By tensor key, what was settled for the whole chain (`codes_of` mean squared gradients; 0 for a
         running statistic that is known to move).
+    apart
+        By tensor key, `codes_of` the mean squared movements of tensors that move far less than the others.
     probes
         Original values by tensor key, where a movement is still to be seen.
 
@@ -52,6 +54,7 @@ class Memory:
     rate: float = 0.0
     coarseness: float = 0.0
     held: Mapping[str, int] = field(default_factory=dict)
+    apart: Mapping[str, int] = field(default_factory=dict)
     probes: Mapping[str, bytes] = field(default_factory=dict)
 
     @classmethod
@@ -64,6 +67,7 @@ class Memory:
             rate=positive(values.get("rate")),
             coarseness=positive(values.get("coarseness")),
             held=_entries(values.get("held"), int),
+            apart=_entries(values.get("apart"), int),
             probes=_entries(values.get("probes"), bytes),
         )
 
@@ -74,14 +78,22 @@ class Memory:
             values |= {"movement": self.movement, "rate": self.rate}
         if self.coarseness:
             values["coarseness"] = self.coarseness
-        return values | ({"probes": dict(self.probes)} if self.probes else {})
+        maps = {"apart": self.apart, "probes": self.probes}
+        return values | {name: dict(entries) for name, entries in maps.items() if entries}
 
     def ratio(self, key: str) -> float | None:
         """Return the mean squared gradient held of a tensor, over that of all; None for nothing."""
-        code = self.held.get(key)
-        if code is None:
-            return None
-        return float(2.0 ** min(max(code / _CODES_PER_OCTAVE, -_MAX_OCTAVES), _MAX_OCTAVES))
+        return _ratio_of(self.held.get(key))
+
+    def movement_ratio(self, key: str) -> float | None:
+        """Return the mean squared movement of a tensor over that of all, where it is far less."""
+        return _ratio_of(self.apart.get(key))
+
+
+def _ratio_of(code: int | None) -> float | None:
+    if code is None:
+        return None
+    return float(2.0 ** min(max(code / _CODES_PER_OCTAVE, -_MAX_OCTAVES), _MAX_OCTAVES))
 
 
 _MAX_OCTAVES: Final = 128

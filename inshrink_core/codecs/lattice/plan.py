@@ -27,6 +27,7 @@ from inshrink_core.codecs.lattice.spacing import (
     sensitivity_factor,
     spacing_of,
 )
+from inshrink_core.codecs.shaping import Fed
 from inshrink_core.ops.flat import as_float32, flattened
 from inshrink_core.ops.lattice import Gain, Lattice, gain_grades
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample, sample_sums
@@ -74,6 +75,21 @@ are those of plain rounding, with the same spacing; where it is shaped, their co
 
 _MOST_COARSENESS = 4.0
 """Where a predicted cost allows more: beyond it cost grows by more than the square of the coarseness."""
+
+_APART = 6.0
+"""Times the coarseness, the spacing in a tensor's movements from which that is apart from the others: the
+error of plain rounding is its movement there. Tensors of trainings at one learning rate stay below it."""
+
+_MOST_MOVEMENTS = 30.0
+"""The same, that a spacing is at most. Averages of weights move a tenth as far as these, and are as good with
+the weights' spacing."""
+
+_COMMON_SHARE, _FIRST_SHARE, _COMMON_MOVED = 1.6, 3.0, 7.0
+"""Times the coarseness, the largest spacing in root mean squares of the tensor, in the first frame, and
+in movements since the last one. At the default coarseness, errors of .23, .43 and 1."""
+
+_APART_SHARE = 0.3
+"""The same share of vectors, and of what moves far less than others, at any coarseness: an error of .09."""
 
 _MIN_MOVED_SHARE = 0.05
 """Less than this share of a squared distance from rounded values is rounding error, not movement."""
@@ -156,6 +172,24 @@ def _probe_places(n: int) -> NDArray[np.int64]:
     return np.unique((np.arange(min(n, _PROBES)) * 0.6180339887498949 % 1.0 * n).astype(np.int64))
 
 
+class Limit(NamedTuple):
+    """What the spacing of a tensor is at most, by itself alone.
+
+    Parameters
+    ----------
+    first
+        Without a state before it.
+    size
+        Else, by how large it is; 0 where it is zero.
+    movements
+        More than that is allowed for as many movements since the last frame.
+    """
+
+    first: float
+    size: float
+    movements: float
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatticePlan:
     """What one frame decides for all its tensors together.
@@ -166,6 +200,8 @@ class LatticePlan:
         Spacing of each tensor that has one, by key; the others are stored exactly.
     rms
         Root mean square of each of these tensors.
+    limits
+        Of the spacing of each of them, however its errors are shaped.
     memory
         What later frames plan with.
     after_restore
@@ -176,6 +212,7 @@ class LatticePlan:
 
     widths: Mapping[str, float]
     rms: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, Limit] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)
     after_restore: bool = False
     predicted_cost: float | None = None
@@ -218,10 +255,20 @@ def make_plan(
     rates = {key: positive(context.learning_rates.get(spec.parameter)) for key, (spec, _) in known.items()}
     overall = _rms((known[key][0].numel, o.mean_square) for key, o in matrices.items())
     most = _MOST_MOVED_SHARE * overall
-    now = _rms((known[key][0].numel, m) for key, m in _moved(matrices, before).items())
+    moved = _moved(matrices, before)
+    now = _rms((known[key][0].numel, m) for key, m in moved.items())
     now = now if now <= most else 0.0
     memory = _settled(before, known, rates, now)
     factors = _factors(memory, matrices, settings.sensitivity)
+    if memory.movement and not before.movement:
+        apart = codes_apart(moved, now, factors)
+        for key, o in matrices.items():
+            # How far a tensor will move that has not yet is unknown.
+            width = settings.coarseness * factors.get(key, 1.0) * now
+            if key not in moved and width > _APART_SHARE * math.sqrt(o.mean_square):
+                apart[key] = 0
+        memory = replace(memory, apart=apart)
+    factors = bounded_factors(memory, factors)
     adaptive = any(o.second_moment is not None for o in matrices.values())
     bases: dict[str, float] = {}
     for key in known:
@@ -250,13 +297,35 @@ def make_plan(
     exact_rates = bool(_squares(matrices)) and all(rates.values())
     if memory.movement and (exact_rates or settings.gamma == 0):
         memory = replace(memory, probes={})
+    rms = {key: math.sqrt(known[key][1].mean_square) for key in widths}
+    limits = {}
+    for key, size in rms.items():
+        limits[key] = Limit(_APART_SHARE * size, _APART_SHARE * size, coarseness)
+        if key in matrices and key not in memory.apart:
+            shares = (_FIRST_SHARE * coarseness * size, _COMMON_SHARE * coarseness * size)
+            limits[key] = Limit(*shares, _COMMON_MOVED * coarseness)
     return LatticePlan(
         widths=widths,
-        rms={key: math.sqrt(known[key][1].mean_square) for key in widths},
+        rms=rms,
+        limits=limits,
         memory=memory.to_values() if known else {},
         after_restore=context.after_restore,
         predicted_cost=cost,
     )
+
+
+def codes_apart(moved: Mapping[str, float], movement: float, factors: Mapping[str, float]) -> dict[str, int]:
+    """Return `codes_of` the mean squared movements of tensors that the common spacing is too coarse for."""
+    most = {key: _APART * math.sqrt(square) for key, square in moved.items() if square > 0}
+    apart = {key: moved[key] for key, bound in most.items() if factors.get(key, 1.0) * movement > bound}
+    return codes_of(apart, movement**2)
+
+
+def bounded_factors(memory: Memory, factors: Mapping[str, float]) -> dict[str, float]:
+    """Return the factors of spacings, each within what the tensor's own movement allows."""
+    ratios = {key: memory.movement_ratio(key) or 0.0 for key in memory.apart}
+    bounds = {key: _MOST_MOVEMENTS * math.sqrt(ratio) for key, ratio in ratios.items()}
+    return {**factors, **{key: min(factors.get(key, 1.0), bound) for key, bound in bounds.items()}}
 
 
 def predicted_cost(matrices: Iterable[tuple[int, float, float, float]], shaped: bool) -> float:
@@ -307,10 +376,17 @@ def _factors(
     memory: Memory, matrices: Mapping[str, LatticeStatistics], sensitivity: float
 ) -> dict[str, float]:
     """Return what each matrix's spacing differs by from the common one, as settled, else as of this frame."""
-    settled_on = {key: ratio for key in matrices if (ratio := memory.ratio(key)) is not None}
-    squares = settled_on or _squares(matrices)
-    middle = 1.0 if settled_on else geometric_mean(list(squares.values()))
+    settled_on = settled_factors(memory, sensitivity)
+    if any(key in settled_on for key in matrices):
+        return settled_on
+    squares = _squares(matrices)
+    middle = geometric_mean(list(squares.values()))
     return {key: sensitivity_factor(square, middle, sensitivity) for key, square in squares.items()}
+
+
+def settled_factors(memory: Memory, sensitivity: float) -> dict[str, float]:
+    """Return what spacings differ by from the common one, by what was settled of mean squared gradients."""
+    return {key: sensitivity_factor(memory.ratio(key) or 1.0, 1.0, sensitivity) for key in memory.held}
 
 
 def _width(
@@ -408,20 +484,31 @@ class Chosen(NamedTuple):
     snap: bool = False
 
 
-def choose_spacing(
-    plan: LatticePlan, spec: TensorSpec, state: LatticeReference, coarser: float = 1.0
-) -> Chosen:
+def first_width(plan: LatticePlan, key: str, fed: Fed | None) -> float:
+    """Return the spacing of a tensor without a state before it, where errors are fed forward as `fed`."""
+    width, most = plan.widths[key], plan.limits[key].first or math.inf
+    return min(width, most) if fed is None else min(width * fed.coarser, most / math.sqrt(fed.variance))
+
+
+def choose_spacing(plan: LatticePlan, item: TensorInput, state: LatticeReference, fed: Fed | None) -> Chosen:
     """Return the spacing the plan asks for: held but for powers of two, or free after a restore.
 
     Where it grows, the integers are snapped first. Left where they are, all values would sit near the
     middle of their larger cells and stay there: the movement of that frame would be lost as a whole.
-    After a restore they are left, for matched gain shows the movement. What the plan asks for is `coarser` by
-    a factor.
+    After a restore they are left, for matched gain shows the movement.
     """
-    width = plan.widths[spec.key] * coarser if spec.key in plan.widths else state.spacing.width
+    spec, width, most = item.spec, state.spacing.width, math.inf
+    if spec.key in plan.widths:
+        limit = plan.limits[spec.key]
+        width = plan.widths[spec.key] * (1.0 if fed is None else fed.coarser)
+        most = limit.size / (1.0 if fed is None else math.sqrt(fed.variance)) or math.inf
+        if max(width, state.spacing.width) > most:
+            square = observe_tensor(item, state).moved or 0.0
+            most = max(most, limit.movements * math.sqrt(square if math.isfinite(square) else 0.0))
+        width = min(width, most)
     if plan.after_restore:
         return _at_width(width, spec, state)
-    width = held(width, state.spacing)
+    width = held(width, state.spacing, most)
     chosen = _at_width(width, spec, state)
     if width > state.spacing.width:
         moved = snapped(chosen.integers, chosen.lattice)

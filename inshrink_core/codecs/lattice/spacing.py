@@ -130,8 +130,8 @@ def new_spacing(width: float, rms: float) -> Spacing | None:
     return spacing_of(width, max(math.frexp(finest)[1] - 1 - _UNITS_LOG2, MIN_EXPONENT))
 
 
-def held(width: float, before: Spacing) -> float:
-    """Return `before` times the power of two that the rule's `width` calls for, mostly 1.
+def held(width: float, before: Spacing, most: float = math.inf) -> float:
+    """Return `before` times the power of two that the rule's `width` calls for, mostly 1; at most `most`.
 
     A spacing that shrinks little by little leaves residuals at the edges of cells, which flip every frame.
 
@@ -139,9 +139,12 @@ def held(width: float, before: Spacing) -> float:
     --------
     >>> held(1.5, Spacing(0, 1)), held(1.8, Spacing(0, 1)), held(9.0, Spacing(0, 1))
     (1.0, 2.0, 8.0)
+    >>> held(1.5, Spacing(0, 2), most=1.5)
+    1.0
     """
     octaves = math.log2(width / before.width)
-    return math.ldexp(before.width, round(octaves)) if abs(octaves) > _HOLD_OCTAVES else before.width
+    shift = round(octaves) if abs(octaves) > _HOLD_OCTAVES else 0
+    return math.ldexp(before.width, math.floor(min(shift, math.log2(most / before.width))))
 
 
 def lattice_of(spacing: Spacing, dtype: str) -> Lattice:

@@ -19,6 +19,7 @@ from inshrink_core.verbs.shared.sharing import shared_out
 if TYPE_CHECKING:
     from inshrink_core.archive import PartWriter
     from inshrink_core.chain import ChainConfig, ChainWriter
+    from inshrink_core.chain.config import LargeError
     from inshrink_core.chain.parts import Share, Split
     from inshrink_core.checkpoint import Checkpoint, TensorSpec
     from inshrink_core.formats import Run, Skipped
@@ -37,6 +38,7 @@ class PartDone(NamedTuple):
     raw_bytes: int
     squared_error: float
     squared_norm: float
+    large_errors: tuple[LargeError, ...]
     left_out: tuple[Skipped, ...]
     unseen: Unseen
     device: str
@@ -135,6 +137,7 @@ def write_part(request: Any, share: Share) -> PartDone:
         raw_bytes=session.raw_bytes,
         squared_error=session.squared_error,
         squared_norm=session.squared_norm,
+        large_errors=tuple(session.large_errors),
         left_out=tuple(row for row in run.skipped if not row.unreadable),
         unseen=Unseen.of(layout for step in steps for layout in run[step].files),
         device=config.device,
@@ -159,6 +162,7 @@ def _report(request: Any, done: Sequence[PartDone], begun: float) -> dict[str, A
         seconds=time.perf_counter() - begun,
         raw_bytes_read=sum(one.raw_bytes for one in done),
         relative_error=error if appended else None,
+        large_errors=tuple(sorted(row for one in done for row in one.large_errors)),
         codec=config.codec,
         config=config.config.settings(),
         optimizer=config.optimizer,
@@ -242,6 +246,7 @@ class _Session:
         self.skipped: list[int] = []
         self.raw_bytes = 0
         self.squared_error = self.squared_norm = 0.0
+        self.large_errors: list[LargeError] = []
         if request.look_ahead and not self._has_begun(steps):
             self._chain.initial_memory = FrameEncoder(config).look_ahead(steps, run.__getitem__)
 
@@ -324,3 +329,4 @@ class _Session:
         self.raw_bytes += own
         self.squared_error += appended.squared_error
         self.squared_norm += appended.squared_norm
+        self.large_errors += appended.large_errors

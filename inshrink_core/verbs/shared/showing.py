@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inshrink_core.text import count, nats, percent, printable, ratio, steps_in_short
+from inshrink_core.text import count, error_size, nats, percent, printable, ratio, steps_in_short
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from inshrink_core.chain import Exactness
+    from inshrink_core.chain.config import LargeError
     from inshrink_core.formats import Run, Skipped
 
 
@@ -111,6 +112,15 @@ def fates_text(fates: Mapping[str, int]) -> str:
 def rows_in_short(rows: Sequence[str]) -> Sequence[str]:
     """Return the first of many rows, and how many there are besides."""
     return rows if len(rows) <= _MOST_ROWS else [*rows[:_MOST_ROWS], f"… {len(rows) - _MOST_ROWS:,} more"]
+
+
+def large_errors_text(rows: Sequence[LargeError]) -> str:
+    """Return each tensor of some large errors, with the largest; empty without any."""
+    worst: dict[str, float] = {}
+    for row in rows:
+        worst[row.name] = max(worst.get(row.name, 0.0), row.relative_error)
+    texts = [f"{name} {error_size(error)}" for name, error in sorted(worst.items(), key=lambda one: -one[1])]
+    return ", ".join(rows_in_short(texts))
 
 
 def show_table(

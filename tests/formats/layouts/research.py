@@ -327,7 +327,7 @@ def k_diffusion(folder: Path) -> None:
     "models/net_g_10000.pth, …",
     "models/net_g_latest.pth, models/net_d_latest.pth",
     steps=(5000, 10_000),
-    models=("net_d", "ema"),
+    models=("net_d", "params_ema"),
     branches={"latest": ("models/net_g_latest.pth", "models/net_d_latest.pth")},
     **_PAIR_ADAM,
 )
