@@ -45,6 +45,9 @@ _REPOSITORY: Final = re.compile(r"(models|datasets|spaces)--.+")
 _DIGITS: Final = re.compile(r"(\d+)")
 
 
+CHANGED: Final = "the file changed since its header was read"
+
+
 class ByteCounter:
     """Bytes read from disk so far, added up from any thread."""
 
@@ -135,8 +138,7 @@ class ReadableFile:
         """Require that the open file is one, has a stamp, and lies where that says; return its size."""
         found = os.fstat(self._descriptor)
         if not is_there or (unchanged and (found.st_size, found.st_mtime_ns) != unchanged[1:]):
-            what = "the file changed since its header was read"
-            raise DamagedError(what, where=str(self.path), remedy="open the run again")
+            raise DamagedError(CHANGED, where=str(self.path), remedy="open the run again")
         if not stat.S_ISREG(found.st_mode):
             raise NotFoundError("not a regular file", where=str(self.path))
         return found.st_size

@@ -40,6 +40,7 @@ from inshrink_core.formats.discovery import (
     is_weight_file,
 )
 from inshrink_core.formats.disk import (
+    CHANGED,
     Access,
     ByteCounter,
     Fate,
@@ -603,7 +604,7 @@ class Run(Mapping[int, Checkpoint]):
                 rows[step] = Skipped(
                     str(parsed.path),
                     _reason(parsed.path, error),
-                    Fate.UNREADABLE,
+                    Fate.PENDING if error.what == CHANGED else Fate.UNREADABLE,
                     step,
                     self.identity(step),
                 )
@@ -630,9 +631,12 @@ def _content(stamp: FileStamp) -> str:
     if mirror_of(stamp.real_path) is not None:
         return f"{stamp.nbytes} {stamp.mtime_ns % 10**9}"  # the nanoseconds are a digest of the tag
     digest = hashlib.blake2b(digest_size=16)
-    with ReadableFile(Path(stamp.real_path), ByteCounter(), stamp) as file:
-        for at in range(0, file.nbytes, _PIECE_NBYTES):
-            digest.update(file.read(at, min(_PIECE_NBYTES, file.nbytes - at)))
+    try:
+        with ReadableFile(Path(stamp.real_path), ByteCounter(), stamp) as file:
+            for at in range(0, file.nbytes, _PIECE_NBYTES):
+                digest.update(file.read(at, min(_PIECE_NBYTES, file.nbytes - at)))
+    except InshrinkError:  # equal to no other file; the error is raised where the file is archived
+        return stamp.real_path
     return digest.hexdigest()
 
 

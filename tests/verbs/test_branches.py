@@ -106,6 +106,14 @@ def test_what_is_lost_ends_compress_and_verify_with_an_error(run, tmp_path, how,
     assert compress(run, archive, skip_damaged=True).fates["excluded"] > 0
 
 
+def test_a_file_that_changes_while_it_is_read_is_pending(run, tmp_path):
+    opened = inshrink_core.open(run)
+    save(run / "epoch_3.pth", 33)
+    report = compress(opened, tmp_path / "a.inshrink")
+    assert report.appended == (1, 2)
+    assert report.fates["pending"] == 1
+
+
 def test_a_file_that_changes_the_order_of_archived_steps_is_refused(tmp_path):
     run, archive = tmp_path / "run", tmp_path / "a.inshrink"
     for name in ("b", "c"):
