@@ -709,7 +709,8 @@ def _failed(
         else:
             seen = _identity((s.real_path, s) for s in read.stamps)
             rows.append(Skipped(str(path), read.reason, Fate.UNREADABLE, names.step(path), seen))
-    lost = (path for path in discovery.others if names.match(path) and names.admit(path))
+    others = set(discovery.others) - {one.path for one in reads}
+    lost = (path for path in discovery.others if path in others and names.match(path) and names.admit(path))
     return [*rows, *(_lost(path, names.step(path), access) for path in lost)]
 
 
