@@ -792,7 +792,7 @@ class CompressReport(Report):
             ("appended", done),
             ("part", self.part or ""),
             ("waiting for other parts", steps_in_short(self.waiting) if self.waiting else ""),
-            *(("left out", row) for row in rows_in_short(document["left_out"])),
+            *(("not archived", row) for row in rows_in_short(document["left_out"])),
             ("checksums of the originals", str(document["originals"]["text"])),
             ("not seen into", self.unseen.text),
             ("skipped", f"{steps_in_short(skipped)}, there already" if skipped else ""),

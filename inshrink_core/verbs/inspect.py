@@ -319,7 +319,7 @@ def _inspect_run(run: Run) -> Inventory:
     facts = _run_facts(tensors, run.skipped, run.format, run.steps)
     unseen = Unseen.of(layout for step in run.steps for layout in run[step].files)
     beside = [
-        Skipped(one.path, f"step {one.step}", one.fate, one.step)
+        Skipped(f"{run.directory}/{one.path}", f"of step {one.step}", one.fate, one.step)
         for one in run.fates
         if one.fate in (Fate.BRANCH, Fate.DUPLICATE) and not one.reason
     ]
