@@ -212,7 +212,7 @@ class Archive(Mapping[int, Checkpoint]):
 
     @property
     def last(self) -> FrameInfo:
-        """The last frame of the newest branch.
+        """The frame of the highest step on the newest branch, whenever that step was archived.
 
         Raises
         ------
@@ -224,7 +224,7 @@ class Archive(Mapping[int, Checkpoint]):
         head = self.reader.head
         if head is None:
             raise NotFoundError("the archive holds no steps yet", where=self.reader.path)
-        return head
+        return max(reversed(self.frames), key=lambda frame: frame.step)
 
     @property
     def bytes_read(self) -> int:

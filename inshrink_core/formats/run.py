@@ -490,11 +490,13 @@ class Run(Mapping[int, Checkpoint]):
         -----
         Files of equal size are read to compare them; of a run behind a URL, the listing is.
         """
-        return {
-            one.name: replace(one.parsed.checkpoint(one.step, self._access.counter), branch=one.name)
-            for one, fate, _ in self._beside
-            if fate is Fate.BRANCH
-        }
+        found = {}
+        for one, fate, _ in self._beside:
+            if fate is Fate.BRANCH:
+                checkpoint = one.parsed.checkpoint(one.step, self._access.counter)
+                checkpoint = accepting_damage(checkpoint) if self._access.allow_damaged else checkpoint
+                found[one.name] = replace(checkpoint, branch=one.name)
+        return found
 
     @functools.cached_property
     def _beside(self) -> tuple[tuple[Named, Fate, int], ...]:

@@ -698,7 +698,7 @@ def _chosen(
     if not rules.thins:
         yield "no rule removes it", line
     if rules.keep_last is not None:
-        yield f"the last {rules.keep_last}", line[-rules.keep_last :]
+        yield f"the last {rules.keep_last}", sorted(line, key=lambda f: f.step)[-rules.keep_last :]
     if rules.keep_every is not None:
         yield f"every {rules.keep_every}", [f for f in line if f.step % rules.keep_every == 0]
     yield "named", [f for f in line if f.step in rules.keep]

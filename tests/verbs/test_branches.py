@@ -106,6 +106,18 @@ def test_what_is_lost_ends_compress_and_verify_with_an_error(run, tmp_path, how,
     assert compress(run, archive, skip_damaged=True).fates["excluded"] > 0
 
 
+def test_a_step_that_is_archived_late_is_not_the_last(run, tmp_path):
+    archive = tmp_path / "a.inshrink"
+    compress(run, archive, steps=[2, 3])
+    assert compress(run, archive).appended == (1,)
+    assert inshrink_core.open(archive).last.step == 3
+    inshrink_core.restore(archive, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["epoch_3.pth"]
+    prune(archive, keep_last=2, apply=True)
+    assert {2, 3} <= set(inshrink_core.open(archive).steps)
+    assert inshrink_core.verify(archive, deep=True).ok
+
+
 def test_a_file_that_changes_while_it_is_read_is_pending(run, tmp_path):
     opened = inshrink_core.open(run)
     save(run / "epoch_3.pth", 33)
