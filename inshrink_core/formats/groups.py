@@ -62,6 +62,8 @@ class GroupReader(Reader):
             name = next(name for name, one in paths.items() if one == member)
             with suppress(NotCheckpointError):
                 contents[name] = read_content(member, access)
+        if not contents:
+            raise NotCheckpointError(NO_WEIGHTS, where=str(path))
         opaque = {name: access.admit(one) for name, one in paths.items() if name not in contents}
         parsed = assemble(
             path,
@@ -128,6 +130,10 @@ class _Place(NamedTuple):
     def labels(self) -> frozenset[str]:
         return frozenset(self.said.labels) - AVERAGES
 
+    @property
+    def key(self) -> tuple[tuple[Any, ...], frozenset[str]]:
+        return self.said.numbers, self.labels
+
 
 class Read(Protocol):
     """What reading a file gave: a checkpoint, or an error."""
@@ -173,38 +179,18 @@ def group_files(reads: Mapping[Path, Read], root: Path) -> Iterator[CheckpointPa
     -----
     Files of one directory with the same counters and labels in their names are a group if their other words
     differ, as those of ``G_100.pth`` and ``D_100.pth``; so are different models below a folder that is called
-    like a step. Shards are a group. Files without a counter are, if
-    their words are those of numbered groups. A file without weights joins the files of its counters, in its
-    directory or in the only one that has some; without counters, such files are a group of their own.
+    like a step. Shards are a group. Files without a counter are, if their words are those of numbered groups.
+    A file without weights joins the files of its counters, in its directory or in the only one that has some;
+    without counters, such files are a group of their own.
     """
     parsed = _contents(reads)
     places = {path: _Place.of(path, root) for path in parsed}
-    classes: dict[tuple[Path, tuple[Any, ...], frozenset[str]], list[list[Path]]] = {}
-    parts: list[Path] = []
-    roles: set[tuple[Path, tuple[str, ...]]] = set()
-    for path in sorted(parsed, key=lambda path: not places[path].said.numbers):
-        one, place = parsed[path], places[path]
-        if one is None:
-            parts.append(path)
-            continue
-        groups = classes.setdefault((place.folder, place.said.numbers, place.labels), [])
-        for group in groups:
-            others = [(places[other], parsed[other]) for other in group]
-            if all(_go_together(place, one, *other, roles) for other in others):
-                group.append(path)
-                roles |= {(places[other].folder, places[other].said.words) for other in group}
-                break
-        else:
-            groups.append([path])
+    classes = _classes(parsed, places)
     alone: dict[Path, list[Path]] = {}
-    for path in parts:
+    for path in (path for path, one in parsed.items() if one is None):
         place = places[path]
-        near = classes.get((place.folder, place.said.numbers, place.labels), [])
-        far = [
-            found
-            for (_, numbers, labels), found in classes.items()
-            if numbers == place.said.numbers and labels == place.labels
-        ]
+        near = classes.get((place.folder, *place.key), [])
+        far = [found for (_, *key), found in classes.items() if tuple(key) == place.key]
         groups = near or (far[0] if len(far) == 1 else [])
         if place.said.numbers and groups:
             next((one for one in groups if _MODEL & {*places[one[0]].said.words}), groups[0]).append(path)
@@ -215,6 +201,27 @@ def group_files(reads: Mapping[Path, Read], root: Path) -> Iterator[CheckpointPa
             members = sorted(group, key=lambda path: bool(AVERAGES & {*places[path].said.labels}))
             path = places[members[0]].step_folder or members[0]
             yield CheckpointPath(path, GroupReader(members), tuple(members))
+
+
+def _classes(
+    parsed: Mapping[Path, ParsedCheckpoint | None], places: Mapping[Path, _Place]
+) -> dict[tuple[Path, tuple[Any, ...], frozenset[str]], list[list[Path]]]:
+    """Return the groups of files with weights by directory, counters and labels."""
+    classes: dict[tuple[Path, tuple[Any, ...], frozenset[str]], list[list[Path]]] = {}
+    roles: set[tuple[Path, tuple[str, ...]]] = set()
+    with_weights = [(path, one) for path, one in parsed.items() if one is not None]
+    for path, one in sorted(with_weights, key=lambda row: not places[row[0]].said.numbers):
+        place = places[path]
+        groups = classes.setdefault((place.folder, *place.key), [])
+        for group in groups:
+            others = [(places[other], parsed[other]) for other in group]
+            if all(_go_together(place, one, *other, roles) for other in others):
+                group.append(path)
+                roles |= {(places[other].folder, places[other].said.words) for other in group}
+                break
+        else:
+            groups.append([path])
+    return classes
 
 
 def _go_together(
