@@ -33,7 +33,7 @@ _LINES_KEPT = 60
 _HAS_RESULT = (0, 1)
 """Exit codes of a verb that did its work; with 1 a check failed, and the document says which."""
 
-_DOINGS = {"compress": "encoding", "pack": "packing", "export": "writing", "report": "measuring"}
+_DOINGS = {"compress": "encoding", "pack": "packing", "export": "writing"}
 _PARTS = {"compress": "Exporting", "verify": "Verifying", "compare": "Comparing"}
 """What each of the requests is called that shrink a run."""
 

@@ -28,7 +28,6 @@ _SHOWN = {
     ),
     "export": "print(found.nbytes)",
     "prune": "print(found.freed)",
-    "report": "print(found.output, found.digest)",
     "restore": "print(found.paths)",
     "search": "print(found.best and found.best.to_json())",
     "sensitivity": "print(found.table.rows, found.table.mean[:, -1])",

@@ -50,7 +50,7 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
 }
 
-_INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+_INLINE_SCRIPT = re.compile(r"<script(?![^>]*\ssrc=)[^>]*>(.*?)</script>", re.DOTALL)
 _HAS_PAGE_PATH = re.compile(r"/[a-z]*\Z")
 """The first page, and every other by its name. All else that is served has a dot or lies in a folder."""
 
@@ -121,13 +121,14 @@ def headers(page: str) -> dict[str, str]:
     page
         What `shell` returns: the scripts written into it may run, by digest, and no other inline script.
     """
-    digests = [
-        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        for script in _INLINE_SCRIPT.findall(page)
-    ]
-    scripts = " ".join([_POLICY["script-src"], *(f"'sha256-{digest}'" for digest in digests)])
-    policy = {**_POLICY, "script-src": scripts}
+    policy = {**_POLICY, "script-src": f"{_POLICY['script-src']} {script_digests(page)}".rstrip()}
     return {"Content-Security-Policy": "; ".join(f"{key} {value}" for key, value in policy.items())} | HEADERS
+
+
+def script_digests(page: str) -> str:
+    """Return the sources by which a policy allows the scripts written into a page, and no other."""
+    digests = (hashlib.sha256(script.encode()).digest() for script in _INLINE_SCRIPT.findall(page))
+    return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
 
 def guarded(

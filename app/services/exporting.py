@@ -181,9 +181,9 @@ def suggested_name(shown: Subject, request: ExportRequest) -> str:
     return _free_path(shown, stem, request.suffix, lambda path: _goes_on(path, request))
 
 
-def suggested_path(shown: Subject, name: str, what: str, suffix: str = "") -> str:
+def suggested_path(shown: Subject, name: str, what: str) -> str:
     """Return a path at which there is nothing yet: beside the run, or in the first root for a sample."""
-    return _free_path(shown, f"{name.removesuffix(_SUFFIX)}-{what}", suffix, lambda path: False)
+    return _free_path(shown, f"{name.removesuffix(_SUFFIX)}-{what}", "", lambda path: False)
 
 
 def _free_path(shown: Subject, stem: str, suffix: str, is_free: Callable[[Path], bool]) -> str:
@@ -240,9 +240,7 @@ def writable(text: str, what: str, suffix: str = "") -> Path:
     """
     path = resolve(text)
     if isinstance(path, Address):
-        remedy = (
-            "choose a folder; inshrink compress, export and report on the command line write to addresses"
-        )
+        remedy = "choose a folder; inshrink compress and export on the command line write to addresses"
         raise ServiceError("the explorer writes no files to addresses", text, remedy)
     if not settings().may_write(path):
         raise ServiceError(what, text, "choose one that the explorer may see")

@@ -170,7 +170,7 @@ def _is_allowed(path: str) -> bool:
     return is_inside(real) or real.is_relative_to(os.path.realpath(jobs_folder().parent))
 
 
-_LINKED = ("compare", "compress", "export", "prune", "report", "search", "verify")
+_LINKED = ("compare", "compress", "export", "prune", "search", "verify")
 """Verbs whose page shows the result of one job among several."""
 
 
@@ -211,7 +211,6 @@ def _title(job: Job) -> str:
         "plan": f"Prune {name}, dry run",
         "prune": f"Prune {name}",
         "rehearse": f"Rehearse failures of {name}",
-        "report": f"Write a report of {name}",
         "restore": f"Restore step {(getattr(last, 'steps', None) or ('',))[0]} of {name}",
         "search": f"Search {getattr(last, 'codec', '')} on {name}",
         "trial": f"Try two steps of {name}",

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import streamlit as st
 from inshrink_app.model import ServiceError, Subject
@@ -39,11 +39,6 @@ class LogChoice(NamedTuple):
     def text(self) -> str:
         """What a link says of it."""
         return json.dumps([self.file, self.step_column, *self.columns], ensure_ascii=False)
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """The fields by which a report uses it."""
-        return {"log": self.file, "step_column": self.step_column, "column": self.columns}
 
     @classmethod
     def parse(cls, text: str) -> LogChoice:

@@ -7,8 +7,9 @@ to Streamlit's theme, so that one figure serves light and dark. Its colours are 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import plotly.graph_objects as go
@@ -314,6 +315,26 @@ def stack(figure: go.Figure, titles: Sequence[str], height: float) -> None:
     figure.update_layout(hovermode="x unified", hoversubplots="axis")
     last = "y" + (str(n) if n > 1 else "")
     figure.update_xaxes(**steps_axis(8), anchor=last, showspikes=True, spikethickness=1, spikecolor=GAP)
+
+
+_OF_DATA: Final = re.compile(
+    r"^(train(ing)?|val(id(ation)?)?|eval(uation)?|test|dev)[/_.-]|[/_.-](train|val(id)?|eval|test|dev)$"
+)
+"""Parts of a metric's name that say which data it was measured on."""
+
+
+def log_groups(names: Iterable[str]) -> dict[str, list[str]]:
+    """Group metrics that are the same number of different data: their names without the data's.
+
+    Examples
+    --------
+    >>> log_groups(["loss", "eval_loss", "val/accuracy", "grad_norm"])
+    {'loss': ['loss', 'eval_loss'], 'val/accuracy': ['val/accuracy'], 'grad_norm': ['grad_norm']}
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_OF_DATA.sub("", name) or name, []).append(name)
+    return {group if len(same) > 1 else same[0]: same for group, same in groups.items()}
 
 
 def log_figure(

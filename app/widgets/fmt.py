@@ -159,7 +159,7 @@ def elided_all(names: Sequence[str], width: int) -> list[str]:
         labels |= {name: elided(name, width) for name in alike}
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Replace control, bidirectional and zero-width signs, which could forge what a reader sees."""
     return "".join(
         "\N{REPLACEMENT CHARACTER}" if unicodedata.category(sign) in _UNPRINTABLE else sign for sign in text
@@ -174,7 +174,7 @@ def markdown(text: str) -> str:
     Escapes end at the parser, but links without brackets, addresses and ``:icons:`` are sought in the
     text that it leaves; a word joiner, which has no width, breaks those up.
     """
-    escaped = _MARKDOWN_SIGNS.sub(r"\\\1", _printable(text))
+    escaped = _MARKDOWN_SIGNS.sub(r"\\\1", printable(text))
     return re.sub(r"(:|@|www)", "\\1\u2060", escaped, flags=re.IGNORECASE)
 
 
@@ -190,4 +190,4 @@ def inked(text: str) -> str:
 
 def html(text: str) -> str:
     """Return untrusted text for Plotly, whose labels and hovers read a subset of HTML."""
-    return escape(_printable(text), quote=False)
+    return escape(printable(text), quote=False)

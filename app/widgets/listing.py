@@ -143,7 +143,7 @@ def small(values: Iterable[float]) -> str:
     return f"%.{max(2, 2 - math.floor(math.log10(min(known, default=1.0))))}f"
 
 
-_MIME = {".csv": "text/csv", ".json": "application/json", ".toml": "application/toml"}
+_MIME = {".csv": "text/csv", ".html": "text/html", ".json": "application/json", ".toml": "application/toml"}
 
 
 def buttons(*files: tuple[str, str, Callable[[], bytes] | bytes]) -> None:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.compare import Comparisons as Comparisons
     from inshrink_core.verbs.compare import compare as compare
     from inshrink_core.verbs.compare import compare_archives as compare_archives
-    from inshrink_core.verbs.compare import newest_comparison as newest_comparison
     from inshrink_core.verbs.compress import CompressReport as CompressReport
     from inshrink_core.verbs.compress import compress as compress
     from inshrink_core.verbs.diff import StepDiff as StepDiff
@@ -55,8 +54,6 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.prune import PruneReport as PruneReport
     from inshrink_core.verbs.prune import forget_missing as forget_missing
     from inshrink_core.verbs.prune import prune as prune
-    from inshrink_core.verbs.report import PageReport as PageReport
-    from inshrink_core.verbs.report import report as report
     from inshrink_core.verbs.restore import RestoreReport as RestoreReport
     from inshrink_core.verbs.restore import load_state_dict as load_state_dict
     from inshrink_core.verbs.restore import restore as restore
@@ -80,7 +77,6 @@ __all__ = index(
             "Comparisons",
             "compare",
             "compare_archives",
-            "newest_comparison",
         ],
         "inshrink_core.verbs.compress": ["CompressReport", "compress"],
         "inshrink_core.verbs.diff": ["StepDiff", "diff"],
@@ -100,7 +96,6 @@ __all__ = index(
         "inshrink_core.verbs.inspect": ["Inventory", "inspect"],
         "inshrink_core.verbs.modes.pack": ["PackReport", "pack", "unpack"],
         "inshrink_core.verbs.prune": ["ForgetReport", "PruneReport", "forget_missing", "prune"],
-        "inshrink_core.verbs.report": ["PageReport", "report"],
         "inshrink_core.verbs.restore": ["RestoreReport", "load_state_dict", "restore"],
         "inshrink_core.verbs.run": ["run"],
         "inshrink_core.verbs.search": ["SearchReport", "search"],

@@ -32,8 +32,6 @@ from inshrink_core.verbs.shared.measured import (
     Known,
     Measurements,
     compared_document,
-    known_archives,
-    known_comparison,
     merged,
     question_of,
 )
@@ -53,7 +51,6 @@ __all__ = [
     "Comparisons",
     "compare",
     "compare_archives",
-    "newest_comparison",
 ]
 
 
@@ -390,50 +387,6 @@ class CompareArchives(Sparing, CheckedBounds, _Comparing[Comparisons]):
 
 
 compare_archives = python_call(CompareArchives)
-
-
-def newest_comparison(archive: Archive | None, run: Run | None = None) -> dict[str, Any] | None:
-    """Return what is known of archives as they are now beside their run; None without any comparison.
-
-    Parameters
-    ----------
-    archive
-        The archive; None: those of the run.
-    run
-        The run it is of; by default what lies beside the archive, as ``NAME`` beside ``NAME.inshrink``, and
-        what the user's cache knows of the archive.
-
-    Returns
-    -------
-    dict or None
-        ``at``, Unix time, and ``archives`` as `Comparisons.to_json` has them, this one first: where the run
-        is given, others of it too. Of each step it is what was measured last.
-
-    Examples
-    --------
-    >>> import inshrink_core, tempfile, pathlib
-    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
-    >>> report = inshrink_core.compress(run, target, steps=run.steps[:1])
-    >>> newest_comparison(inshrink_core.Archive.open(target), run) is None
-    True
-    """
-    from inshrink_core.chain import Archive
-
-    directory = None if run is None else run.directory
-    opened = [] if archive is None else [archive]
-    known_ids = {one.reader.archive_id for one in opened}
-    for path in () if directory is None else known_archives(directory):
-        other = Archive.open(path)
-        if other.reader.archive_id not in known_ids:
-            known_ids.add(other.reader.archive_id)
-            opened.append(other)
-    found = [known_comparison(one, directory) for one in opened]
-    if archive is not None and (found[0] is None or not found[0].is_current):
-        return None
-    told = [one for one in found if one is not None and one.is_current]
-    at = max((one.at for one in told), default=0.0)
-    return {"at": at, "archives": [one.to_json() for one in told]} if told else None
 
 
 def _before(archive: Archive, run: Run) -> dict[int, int | None]:

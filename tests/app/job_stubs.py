@@ -48,7 +48,6 @@ _TOPICS = {
     "inspect": "sensitivity.gain",
     "prune": "archive.prune",
     "rehearse": "compare.rehearse",
-    "report": "archive.report",
     "restore": "compare.restore",
     "search": "allocate.search",
     "sensitivity": "sensitivity.fisher",

@@ -9,9 +9,9 @@ import pytest
 from inshrink_app.pages.sensitivity import heatmap
 from inshrink_app.pages.sensitivity.heatmap import heatmap_figure
 from inshrink_app.widgets import figures
+from inshrink_app.widgets.figures import log_groups
 
 from inshrink_core.analysis.profile import Row
-from inshrink_core.verbs.report import log_groups
 from tests.app.builders import sensitivity_table
 
 

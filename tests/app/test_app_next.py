@@ -1,4 +1,4 @@
-"""The way on: pages end with the next step, which takes along what was chosen; and reports."""
+"""The way on: pages end with the next step, which takes along what was chosen."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 from inshrink_app import services
-from inshrink_app.jobs.printed import python_text
-from inshrink_app.pages.archive.report import report_request
 
-import inshrink_core
-from tests.app.builders import button, compared_rows, explorer, keep_comparison, texts, visit
-from tests.app.job_stubs import StubJobs, archived, archived_template, jobs, work
-from tests.app.test_app_compare import with_evaluator
+from tests.app.builders import compared_rows, explorer, keep_comparison, visit
+from tests.app.job_stubs import StubJobs, archived, archived_template, jobs
 
 __all__ = ["archived", "archived_template", "jobs"]
 
@@ -75,68 +71,3 @@ def test_the_figures_of_an_archive_are_those_that_were_measured_last(archived: P
     compress(archived, target)
     old = quality.archive_facts(services.chain_of(str(target)))
     assert {fact[2] for fact in old} == {"the evaluator returns no loss", "before the last change"}
-
-
-def test_a_report_is_written_by_a_job_with_what_is_known(archived: Path, jobs: StubJobs) -> None:
-    app = explorer("archive", run=str(archived))
-    button(app, "Write the report").click().run()
-    assert not app.exception
-    archive, target = archived.with_name("run.inshrink"), archived.with_name("run-report.html")
-    assert jobs.last == ["report", str(archive), "--out", str(target), "--against", str(archived)]
-    assert jobs.started[-1].page == "archive"
-    assert "inshrink_core.verbs.report(" in python_text(jobs.started[-1].requests(None))
-
-
-def test_a_real_report_has_the_comparison_of_several_archives_that_a_job_has_made(
-    archived: Path, jobs: StubJobs, tmp_path: Path
-) -> None:
-    with_evaluator(archived)
-    other, target = archived.with_name("other.inshrink"), archived.with_name("told.html")
-    inshrink_core.compress(archived, other)
-    shown, chain = services.load_subject(str(archived)), services.chain_of(str(other))
-    paths = [archived.with_name("run.inshrink"), other]
-    judge = services.evaluator_of(shown)
-    words = services.comparison(shown, paths, shown.steps, judge)
-    compared = work(tmp_path / "jobs", words, shown=str(archived), trusted=judge.trusted)
-    assert (compared.state, compared.problem) == ("finished", None)
-    written = work(tmp_path / "jobs2", report_request(chain, shown, str(target)), shown=str(other))
-    assert (written.state, written.problem) == ("finished", None)
-    told = target.read_text()
-    assert "Restored against original" in told
-    assert told.index("<h3>other.inshrink") < told.index("<h3>run.inshrink")
-
-
-def test_a_report_has_the_metrics_that_were_chosen_for_the_run(archived: Path, jobs: StubJobs) -> None:
-    table = archived.with_name("x.csv")
-    table.write_text("epoch,acc\n10,0.5\n20,0.75\n")
-    app = explorer("archive", run=str(archived), log=services.LogChoice(str(table), "epoch", ("acc",)).text)
-    assert "1 metric of x" in texts(app)
-    button(app, "Write the report").click().run()
-    assert jobs.last[-6:] == ["--log", str(table), "--step-column", "epoch", "--column", "acc"]
-    other = services.LogChoice("/etc/passwd", "epoch", ("acc",)).text
-    button(explorer("archive", run=str(archived), log=other), "Write the report").click().run()
-    assert "--log" not in jobs.last
-
-
-def test_a_real_report_is_handed_over(archived: Path, jobs: StubJobs) -> None:
-    chain = services.chain_of(str(archived.with_name("run.inshrink")))
-    original, target = services.load_subject(str(archived)), archived.with_name("told.html")
-    words = report_request(chain, original, str(target))
-    assert work(archived.parent.parent / "jobs", words, shown=str(chain.path)).state == "finished"
-    jobs.put(words, of=tuple(chain.state), shown=str(chain.path), result={"output": str(target)})
-    app = explorer("archive", run=str(archived))
-    assert str(target) in texts(app)
-    assert any("Download told" in str(link.proto.label) for link in app.get("link_button"))
-
-
-@pytest.mark.parametrize("name", ["x.txt", "run.html", "../x.html", "missing/x.html"])
-def test_a_report_goes_where_nothing_is_and_the_explorer_may_see(
-    archived: Path, jobs: StubJobs, name: str
-) -> None:
-    archived.with_name("run.html").write_text("mine")
-    app = explorer("archive", run=str(archived))
-    key = next(field.key for field in app.text_input if str(field.key).startswith("report.target"))
-    app.text_input(key=key).set_value(str(archived.parent / name)).run()
-    button(app, "Write the report").click().run()
-    assert not app.exception
-    assert jobs.started == []

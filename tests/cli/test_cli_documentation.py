@@ -15,7 +15,7 @@ from inshrink_core.request import request_of
 DOCS = Path(__file__).parents[2] / "docs"
 VERBS = (
     "inspect", "compress", "restore", "verify", "commit", "compare", "diff", "average", "estimate",
-    "evaluate", "export", "apply", "prune", "push", "release", "sensitivity", "bench", "rehearse", "report",
+    "evaluate", "export", "apply", "prune", "push", "release", "sensitivity", "bench", "rehearse",
     "run", "search", "ui",
 )  # fmt: skip
 SCHEMA = json.loads((DOCS / "documents.schema.json").read_text())
@@ -75,7 +75,6 @@ def keys_of(value, prefix=""):
         ("estimate", ("{run}", "--steps", "25,50")),
         ("evaluate", ("{run}", "--trust-run")),
         ("evaluate", ("{run}", "--write", "{out}.py")),
-        ("report", ("{archive}", "--against", "{run}", "--out", "{out}")),
         ("estimate", ("{run}", "--steps", "25,50", "--goals")),
         (
             "search",

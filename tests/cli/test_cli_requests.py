@@ -13,7 +13,6 @@ from inshrink_core.request import Request
 from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.compress import Compress
 from inshrink_core.verbs.modes.watch import Watch
-from inshrink_core.verbs.report import Report
 from inshrink_core.verbs.verify import Verify
 
 
@@ -26,7 +25,7 @@ def asked(monkeypatch):
         seen.append(request)
         raise InputError("seen")
 
-    for request in (CompareArchives, Compress, Report, Verify, Watch):
+    for request in (CompareArchives, Compress, Verify, Watch):
         monkeypatch.setattr(request, "perform", refuse)
     return seen
 
@@ -57,7 +56,6 @@ def test_words_of_a_request_ask_for_the_same(cli, asked, request_made):
     [
         CompareArchives(["a"], "run"),
         CompareArchives(["a", "b", "c"], "run", steps=["1:9"], max_drop=-0.5, gain=True, max_memory=4_000),
-        Report("run", "page.html", log="log.csv", step_column="s", column=["loss", "err"], force=True),
         Verify("a", deep=True, against="run", max_disk=7, skip_damaged=True, base="model.pt"),
     ],
     ids=str,

@@ -357,7 +357,7 @@ def test_json_is_one_document_also_in_a_subprocess(small_run):
     "verb",
     [
         *("inspect", "compress", "restore", "verify", "compare", "diff", "estimate", "export", "prune"),
-        *("sensitivity", "bench", "rehearse", "report", "search"),
+        *("sensitivity", "bench", "rehearse", "search"),
     ],
 )
 def test_every_verb_that_encodes_or_decodes_chooses_the_device_by_itself(cli, verb):
@@ -421,19 +421,3 @@ def test_compress_and_restore_leave_the_processors_to_their_own_workers(cli, sma
         torch.set_num_threads(2)
         assert cli(*words).code == 0
         assert torch.get_num_threads() == 1
-
-
-def test_a_report_draws_the_chosen_columns_of_any_log(cli, small_run, tmp_path):
-    log = tmp_path / "tune.csv"
-    log.write_text("epoch;when;err\n10;3;0.5\n20;4;0.25\n")
-    words = ("report", small_run, "--metric", "magnitude", "--log", log, "--column", "err")
-    assert cli(*words, "-o", tmp_path / "page.html").code == 0
-    page = (tmp_path / "page.html").read_text()
-    assert "err by step" in page
-    assert "when by step" not in page
-    for wrong, said in (("--column", "acc"), ("--step-column", "step")):
-        outcome = cli(*words, wrong, said, "-o", tmp_path / "other.html")
-        assert outcome.code == 2
-        assert f"no column '{said}'" in outcome.err
-    assert "go with --log" in cli("report", small_run, "--column", "err", "-o", tmp_path / "other.html").err
-    assert not (tmp_path / "other.html").exists()

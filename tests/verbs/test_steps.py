@@ -85,10 +85,3 @@ def test_what_moved_is_told_of_two_steps(archive: Path, steps):
 def test_a_request_for_one_step_is_written_and_read_as_that_for_several(request_):
     assert request_from_json(request_.to_json()) == request_
     assert request_.words()[-2:] in (["--steps", "0"], ["--steps", "5:"], ["--keep", "7"])
-
-
-def test_one_column_of_a_log_is_no_list_of_letters(run: Path, tmp_path: Path):
-    log = tmp_path / "log.csv"
-    log.write_text("step,loss,grad_norm\n5,1,2\n10,1,2\n")
-    page = verbs.report(run, tmp_path / "page.html", log=log, column="grad_norm")
-    assert "grad_norm" in page.output.read_text()

@@ -10,11 +10,10 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model import Subject
 from inshrink_app.services import LogChoice
-from inshrink_app.widgets import ending, fmt
+from inshrink_app.widgets import fmt
 from inshrink_app.widgets.choices import pick_one, pick_several
+from inshrink_app.widgets.figures import log_groups
 from inshrink_app.widgets.layout import answer, folded, panels
-
-from inshrink_core.verbs.report import Report, log_groups
 
 _FILE = "log.file"
 _DROPS = "log.drops"
@@ -54,9 +53,6 @@ def _draw(shown: Subject) -> None:
             _choose(choice.text)
         if used is not None and st.button("Use the run's own", icon=":material/undo:", key="log.own"):
             _choose("")
-
-    asked = Report(str(shown.path), output="report.html", **choice.fields)
-    ending.requests([asked], "log.snippets")
 
 
 def _choose(said: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 
 import pandas as pd
@@ -11,13 +10,13 @@ from inshrink_app import services
 from inshrink_app.model import Page, Subject
 from inshrink_app.pages.overview import logs, naming, shrink, shrinking
 from inshrink_app.server.roots import Address
-from inshrink_app.widgets import ending, fmt, layout, listing, quality, subject
+from inshrink_app.widgets import ending, fmt, layout, listing, quality, subject, tables
 from inshrink_app.widgets.choices import pick_several
+from inshrink_app.widgets.figures import log_groups
 from inshrink_app.widgets.layout import panels, section
 
 from inshrink_core.chain import ChainReport
 from inshrink_core.verbs.inspect import Inspect
-from inshrink_core.verbs.report import log_groups
 
 _MAX_PANELS = 4
 
@@ -186,23 +185,14 @@ def _training(shown: Subject) -> None:
 
 def _sizes(shown: Subject) -> None:
     """List what the bytes of the last checkpoint are, two ways."""
-    weights = [row for row in shown.tensors if row.role == "weight"]
-    by_role = Counter[str]()
-    by_layer = Counter[str]()
-    for row in shown.tensors:
-        by_role[row.role] += row.nbytes
-    for row in weights:
-        by_layer[str(row.layer)] += row.nbytes
-    told = (("Size by role", "role", by_role), ("Weights by layer type", "layer type", by_layer))
-    for column, (title, kind, sizes) in zip(st.columns(2, gap="medium"), told, strict=True):
+    for column, (title, table) in zip(st.columns(2, gap="medium"), tables.sizes(shown).items(), strict=True):
         with column, st.container(border=True, height="stretch"):
             st.header(title, anchor=False)
-            total = sum(sizes.values()) or 1
-            rows = [(name, nbytes, nbytes / total) for name, nbytes in sizes.most_common()]
+            told = (f"{name} {fmt.size(nbytes)}" for name, nbytes, _ in table.itertuples(index=False))
             listing.show(
-                pd.DataFrame(rows, columns=[kind, "bytes", "share"]),
+                table,
                 title.casefold().replace(" ", "-"),
-                alt=f"{title}: " + ", ".join(f"{name} {fmt.size(nbytes)}" for name, nbytes, _ in rows),
+                alt=f"{title}: " + ", ".join(told),
                 columns={"share": listing.share_column(label="Share")},
             )
             st.caption(f"Uncompressed, in the checkpoint of step {fmt.count(shown.steps[-1])}.")
@@ -218,15 +208,10 @@ def _tensors(shown: Subject) -> None:
 def _listed(shown: Subject) -> None:
     pattern = st.text_input("Filter by name", placeholder="conv", key="tensor_filter")
     rows = [row for row in shown.tensors if not pattern or pattern.casefold() in row.name.casefold()]
-    table = pd.DataFrame(
-        [
-            (row.name, row.role, row.layer, row.dtype, fmt.shape(row.shape), row.numel, row.nbytes)
-            for row in rows
-        ],
-        columns=["name", "role", "layer type", "dtype", "shape", "values", "bytes"],
-    )
     if rows:
-        listing.show(table, "tensors", alt="Tensors with role, layer type, dtype, shape and size")
+        listing.show(
+            tables.tensors(rows), "tensors", alt="Tensors with role, layer type, dtype, shape and size"
+        )
     else:
         st.caption("No tensor has this text in its name.")
 

@@ -14,12 +14,11 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self, TypeVar
 
-from inshrink_core.errors import InshrinkError, StorageError
+from inshrink_core.errors import StorageError
 from inshrink_core.execution.kept import (
     SharedLog,
     key_digest,
@@ -282,11 +281,6 @@ class Known:
         right = worst.original * n
         return 1 / right if abs(right - round(right)) < _WHOLE * n else None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of its comparison, with the archive, the time and the evaluator."""
-        about = {"archive": self.archive, "at": self.at, "evaluator": self.evaluator.name}
-        return about | self.comparison.to_json()
-
 
 def known_comparison(
     archive: Archive | ChainReport, run: Path | None = None, evaluator: EvaluatorId | None = None
@@ -423,25 +417,3 @@ def compared_document(
         },
         "steps": [plain_value(one) for one in steps],
     }
-
-
-def known_archives(directory: Path) -> tuple[Path, ...]:
-    """Return where archives lay that were compared with the run in a directory, if they are still there.
-
-    What the logs say of it is not trusted: an archive of another id is none of them.
-    """
-    from inshrink_core.chain import Archive
-
-    found = results_folder(directory, make=False)
-    folder = None if found is None else found / _FOLDER
-    paths: dict[Path, None] = {}
-    for log in sorted(folder.glob(f"*{_SUFFIX}")) if folder is not None and folder.is_dir() else ():
-        *_, place = (
-            "",
-            *(str(row.get("path", "")) for row in SharedLog(log).rows() if row.get("kind") == "compare"),
-        )
-        if place and "\0" not in place and Path(place).exists():
-            with suppress(InshrinkError):
-                if Archive.open(place).reader.archive_id.hex() == log.stem:
-                    paths.setdefault(Path(place))
-    return tuple(paths)

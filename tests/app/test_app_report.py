@@ -1,0 +1,143 @@
+"""The report of an archive: one HTML file that holds everything once, loads nothing and trusts no name."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inshrink_app import services
+from inshrink_app.pages.archive.view import report_parts
+from inshrink_app.services import LogChoice
+from inshrink_app.widgets import listing
+from inshrink_app.widgets.report import MOST_ROWS, report
+from plotly.offline import get_plotlyjs
+
+import inshrink_core
+from tests.app.builders import chain, chain_frame, explorer, subject
+from tests.app.job_stubs import StubJobs, archived, archived_template, jobs
+
+__all__ = ["archived", "archived_template", "jobs"]
+
+HOSTILE = "<script>alert(1)</script>\u202e&'\""
+HEADINGS = ["Figures", "Chain", "Training", "Size by role", "Weights by layer type", "Frames"]
+HEADINGS += ["Tensors of step 30"]
+
+
+class Page(HTMLParser):
+    """Reads a page: its tags, attributes and headings, its scripts, and the text of everything else."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__()
+        self.tags, self.attributes = Counter[str](), set[str]()
+        self.texts: dict[str, list[str]] = {}
+        self.feed(content.decode())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes |= {name for name, _ in attrs}
+        self.texts.setdefault(tag, []).append("")
+
+    @property
+    def cells(self) -> list[str]:
+        return [cell.strip() for cell in self.texts["td"]]
+
+    def handle_data(self, data: str) -> None:
+        if self.lasttag in self.texts:
+            self.texts[self.lasttag][-1] += data
+
+
+@pytest.fixture
+def hostile(root: Path) -> Path:
+    """Return a run and, beside it, its archive; names are attacks."""
+    import torch
+
+    run = root / "<img src=x onerror=alert(1)>"
+    run.mkdir()
+    for step in (10, 20, 30):
+        torch.save({"model": {f"{HOSTILE}.weight": torch.ones(4, 3)}, "step": step}, run / f"step_{step}.pt")
+    (run / "metrics.csv").write_text(f'step,loss,"</script>{HOSTILE[:-1]}"\n10,2,1\n20,nan,1\n30,1,2\n')
+    inshrink_core.compress(run, run.with_name(f"{run.name}.inshrink"))
+    return run
+
+
+def report_of(run: Path) -> bytes:
+    found = services.chain_of(f"{run}.inshrink")
+    return report(found.name, report_parts(found, services.load_subject(str(run))))
+
+
+def test_a_report_holds_each_figure_and_table_once_and_the_library_once(hostile: Path) -> None:
+    content = report_of(hostile)
+    assert content.count(get_plotlyjs().encode()) == 1
+    page = Page(content)
+    assert page.texts["h2"] == HEADINGS
+    assert page.tags["table"] == len(HEADINGS) - 2
+    assert content.count(b'class="plotly-graph-div"') == 2
+    assert sum("Plotly.newPlot(" in script for script in page.texts["script"][1:]) == 2
+    assert len(content) < len(get_plotlyjs()) + 100_000
+
+
+def test_a_report_names_no_address_and_forbids_itself_to_load_anything(hostile: Path) -> None:
+    content = report_of(hostile)
+    rest = content.replace(get_plotlyjs().encode(), b"")
+    assert not re.search(rb"(https?|wss?|ftp|file):|url\(|@import|\bimport\b", rest)
+    assert not Page(content).attributes & {"src", "href", "srcset", "data", "action", "onload", "onerror"}
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', rest.decode())
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules.pop("style-src") == "'unsafe-inline'"
+    assert re.fullmatch(r"('sha256-[\w+/=]+' ?){4}", rules.pop("script-src"))
+    assert set(rules.values()) == {"'none'"}
+    assert "default-src" in rules
+
+
+def test_a_report_shows_names_as_text(hostile: Path) -> None:
+    content = report_of(hostile)
+    page = Page(content)
+    assert page.tags["script"] == 4
+    assert not {"img", "a", "b"} & {*page.tags}
+    rest = content.replace(get_plotlyjs().encode(), b"").decode()
+    assert "<script>alert" not in rest
+    assert "</script>\N{REPLACEMENT CHARACTER}" not in rest
+    assert "\u202e" not in rest
+    assert f"{HOSTILE.replace(chr(0x202E), chr(0xFFFD))}.weight" in page.cells
+    assert page.texts["h1"] == [f"{hostile.name}.inshrink"]
+
+
+def test_the_archive_page_offers_a_report_with_the_metrics_that_were_chosen(
+    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered: dict[str, Any] = {}
+    monkeypatch.setattr(listing, "buttons", lambda *files: offered.update({one[1]: one[2] for one in files}))
+    table = archived.with_name("tune.csv")
+    table.write_text("epoch,chosen metric\n10,0.5\n20,0.75\n")
+    for log, is_drawn in (("", False), (LogChoice(str(table), "epoch", ("chosen metric",)).text, True)):
+        app = explorer("archive", run=str(archived), log=log)
+        assert not app.exception
+        first, second = offered["report.html"](), offered["report.html"]()
+        assert Page(first).texts["h2"] == Page(second).texts["h2"]
+        assert (b"chosen metric" in first) == is_drawn
+
+
+def test_a_report_says_what_it_leaves_out_and_what_is_missing() -> None:
+    frames = (chain_frame(10, kind="keyframe"), chain_frame(20, damage="<i>cut off</i>"))
+    found = chain(Path("/runs/huge.inshrink"), frames, missing=(30,))
+    log = {f"m{i}": ((10, 1.0),) for i in range(15)}
+    page = Page(report("huge", report_parts(found, subject(n_tensors=MOST_ROWS + 1, log=log))))
+    told = page.texts["p"]
+    assert f"The first {MOST_ROWS:,} of {MOST_ROWS + 1:,} rows." in told
+    assert {"Not drawn: m12, m13, m14.", "1 frame missing, of step 30."} <= {*told}
+    assert "<i>cut off</i>" in page.cells
+
+
+def test_the_archive_page_offers_the_report_of_an_archive_with_its_run_and_without(
+    archived: Path, jobs: StubJobs
+) -> None:
+    for path in (archived, archived.with_name("run.inshrink")):
+        app = explorer("archive", run=str(path))
+        assert not app.exception
+        labels = [found.proto.label for found in app.get("download_button")]
+        assert labels.count("Download report") == 1
+    assert jobs.started == []
