@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.evaluate import make_evaluator as make_evaluator
     from inshrink_core.verbs.export import ExportReport as ExportReport
     from inshrink_core.verbs.export import export as export
-    from inshrink_core.verbs.history.patch import ApplyReport as ApplyReport
-    from inshrink_core.verbs.history.patch import PatchReport as PatchReport
-    from inshrink_core.verbs.history.patch import apply as apply
-    from inshrink_core.verbs.history.patch import export_patch as export_patch
     from inshrink_core.verbs.history.push import PushReport as PushReport
     from inshrink_core.verbs.history.push import push as push
     from inshrink_core.verbs.history.release import ReleaseReport as ReleaseReport
@@ -94,7 +90,6 @@ __all__ = index(
         ],
         "inshrink_core.verbs.evaluate": ["EvaluateReport", "EvaluatorReport", "evaluate", "make_evaluator"],
         "inshrink_core.verbs.export": ["ExportReport", "export"],
-        "inshrink_core.verbs.history.patch": ["ApplyReport", "PatchReport", "apply", "export_patch"],
         "inshrink_core.verbs.history.push": ["PushReport", "push"],
         "inshrink_core.verbs.history.release": ["ReleaseReport", "release"],
         "inshrink_core.verbs.inspect": ["Inventory", "inspect"],

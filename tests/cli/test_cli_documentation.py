@@ -15,7 +15,7 @@ from inshrink_core.request import request_of
 DOCS = Path(__file__).parents[2] / "docs"
 VERBS = (
     "inspect", "compress", "restore", "verify", "commit", "compare", "diff", "average", "estimate",
-    "evaluate", "export", "apply", "prune", "push", "release", "sensitivity", "bench", "rehearse", "report",
+    "evaluate", "export", "prune", "push", "release", "sensitivity", "bench", "rehearse", "report",
     "run", "search", "ui",
 )  # fmt: skip
 SCHEMA = json.loads((DOCS / "documents.schema.json").read_text())
@@ -64,7 +64,6 @@ def keys_of(value, prefix=""):
         ("commit", ("{archive}",)),
         ("restore", ("{archive}", "-o", "{out}")),
         ("release", ("{run}", "{archive}")),
-        ("export", ("{archive}", "--patch", "25:50", "-o", "{out}.safetensors")),
         ("verify", ("{archive}", "--against", "{run}")),
         ("verify", ("{run}",)),
         ("compare", ("{archive}", "--against", "{run}", "--trust-run", "--steps", "25")),

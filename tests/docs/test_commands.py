@@ -124,10 +124,6 @@ EXITS = {
         2,
         "the template's TODO are not filled in",
     ),
-    ("docs/cli.md", "inshrink apply patch.safetensors model.safetensors -o new.safetensors"): (
-        2,
-        "there is no such patch; tests/verbs/test_patch.py applies some",
-    ),
     ("docs/cli.md", "inshrink search runs/digits --target-ratio 30 --evaluator judge.py:evaluate"): (
         1,
         "so small a run has no such ratio",
