@@ -23,6 +23,7 @@ from benchmarks.fuzz.archive_mutants import Mutant, Truth, beheaded, blind, repa
 from benchmarks.fuzz.judging import MOST_MESSAGE_CHARS
 from benchmarks.fuzz.sealing import is_packed_name
 from benchmarks.fuzz.target import BrokenPromiseError, RawError
+from inshrink_core.analysis import moved_between
 from inshrink_core.chain import Archive
 from inshrink_core.cli import main
 from inshrink_core.errors import InshrinkError, NotFoundError
@@ -321,7 +322,7 @@ class Examination:
                 self._written_as_decoded(archive, step, restored[step])
         if len(steps) > 1:
             self._often_enough(
-                lambda: self._tried(lambda: inshrink_core.verbs.diff(archive, everything=True))
+                lambda: self._tried(lambda: moved_between(archive[steps[-2]], archive[steps[-1]]))
             )
 
     @staticmethod

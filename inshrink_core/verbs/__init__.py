@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.compare import newest_comparison as newest_comparison
     from inshrink_core.verbs.compress import CompressReport as CompressReport
     from inshrink_core.verbs.compress import compress as compress
-    from inshrink_core.verbs.diff import StepDiff as StepDiff
-    from inshrink_core.verbs.diff import diff as diff
     from inshrink_core.verbs.estimate import EstimateReport as EstimateReport
     from inshrink_core.verbs.estimate import GoalsReport as GoalsReport
     from inshrink_core.verbs.estimate import LevelsReport as LevelsReport
@@ -79,7 +77,6 @@ __all__ = index(
             "newest_comparison",
         ],
         "inshrink_core.verbs.compress": ["CompressReport", "compress"],
-        "inshrink_core.verbs.diff": ["StepDiff", "diff"],
         "inshrink_core.verbs.estimate": [
             "EstimateReport",
             "GoalsReport",

@@ -187,7 +187,6 @@ def tried(path: Path) -> tuple[bool, bool]:
     limits = {"max_memory": 200 * MB, "max_disk": 100 * MB}
     asks: list[Callable[[], Any]] = [
         lambda: json.dumps(_json_value(inspect(Archive.open(path)).to_json()), allow_nan=False),
-        lambda: inshrink_core.verbs.diff(path),
         lambda: inshrink_core.verbs.load_state_dict(path),
         lambda: inshrink_core.verbs.export(path, out / "x", weights_only=True, force=True, **limits),
         lambda: inshrink_core.verbs.prune(path, keep_last=1),

@@ -14,7 +14,7 @@ from inshrink_core.request import request_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 VERBS = (
-    "inspect", "compress", "restore", "verify", "commit", "compare", "diff", "average", "estimate",
+    "inspect", "compress", "restore", "verify", "commit", "compare", "average", "estimate",
     "evaluate", "export", "prune", "push", "release", "sensitivity", "bench", "rehearse", "report",
     "run", "search", "ui",
 )  # fmt: skip

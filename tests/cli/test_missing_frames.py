@@ -56,7 +56,6 @@ def test_a_restore_does_not_give_the_abandoned_branch_where_the_head_is_missing(
         lambda: inshrink_core.verbs.pack(beheaded, tmp_path / "packed.inshrink"),
         lambda: inshrink_core.verbs.unpack(beheaded, tmp_path / "unpacked.inshrink"),
         lambda: inshrink_core.verbs.prune(beheaded, keep_last=1),
-        lambda: inshrink_core.verbs.diff(beheaded),
         lambda: Archive.open(beheaded)[15],
     ):
         with pytest.raises(MissingFrameError, match="step 15"):
@@ -234,7 +233,6 @@ def test_without_a_manifest_nothing_is_taken_for_the_last_step(
         lambda: inshrink_core.verbs.pack(unlisted, tmp_path / "packed.inshrink"),
         lambda: inshrink_core.verbs.unpack(unlisted, tmp_path / "unpacked.inshrink"),
         lambda: inshrink_core.verbs.prune(unlisted, keep_last=1, apply=True),
-        lambda: inshrink_core.verbs.diff(unlisted),
         lambda: inshrink_core.compare(unlisted, against=run_path),
         lambda: inshrink_core.compress(run_path, unlisted),
         lambda: inshrink_core.compress(run_path, unlisted, steps=[20], resumed_from=10),

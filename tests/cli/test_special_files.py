@@ -110,7 +110,6 @@ def everything(root: Path, name: str) -> dict[str, Callable[[], object]]:
         "unpack": lambda: inshrink_core.verbs.unpack(path, root / "unpacked.inshrink"),
         "prune": lambda: inshrink_core.verbs.prune(path, keep_last=1),
         "forget": lambda: forget_missing(path),
-        "diff": lambda: inshrink_core.verbs.diff(path),
         "compare": lambda: inshrink_core.compare(path, run),
         "compress": lambda: inshrink_core.compress(run, path),
         "watch": lambda: inshrink_core.verbs.watch(run, path, interval=0.01, idle=0.02),

@@ -37,7 +37,7 @@ from inshrink_core.errors import (
 )
 from inshrink_core.execution.engines import ENGINES, Engine
 from inshrink_core.execution.tasks import Heard, Told
-from inshrink_core.verbs import commit, compress, diff, forget_missing, pack, prune, restore, unpack, verify
+from inshrink_core.verbs import commit, compress, forget_missing, pack, prune, restore, unpack, verify
 from tests.docs.pages import blocks
 
 ROOT = Path(__file__).parents[2]
@@ -284,8 +284,6 @@ def test_everything_that_reads_or_rewrites_an_archive_takes_frames_in_parts(tmp_
     for path in (whole, parts):
         restore(path, tmp_path / f"restored {path.name}")
         pack(path, tmp_path / f"{path.name}.packed")
-    moved = [diff(path, steps=run.steps[:2]).to_json()["tensors"] for path in (whole, parts)]
-    assert moved[0] == moved[1] != []
     assert files(tmp_path / "restored whole") == files(tmp_path / "restored parts")
     packed = tmp_path / "parts.packed"
     assert check_archive(packed) == ()
