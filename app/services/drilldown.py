@@ -124,12 +124,6 @@ def values_at(subject: Subject, step: int, tensor: str) -> ValueHistogram:
     return _seen((str(subject.path), engine_of(subject)[1], step, tensor, "values"), count)
 
 
-def gain_partner(subject: Subject) -> str | None:
-    """Return the path of a run's archive or of an archive's run, where one is known."""
-    partner = subject.archive if subject.kind == "run" else original_of(subject)
-    return None if partner is None else str(partner.path)
-
-
 def course_steps(subject: Subject, tensor: str, *, every: bool) -> tuple[int, ...]:
     """Return the steps that a course reads: all, or evenly many of them that cost at most 200 MB."""
     most = max(2, _COURSE_BYTES // max(1, _nbytes_of(subject, tensor)))

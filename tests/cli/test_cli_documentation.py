@@ -22,7 +22,7 @@ SCHEMA = json.loads((DOCS / "documents.schema.json").read_text())
 TABLES = {"roles", "layers", "from_last", "metrics", "standard_errors", "steps[].errors"}
 """Keys whose value is a table of names that are data, not keys."""
 OPAQUE = {
-    "config", "rows[].config", "restore_gain.config", "best.config", "trials[].config", "frames[].config",
+    "config", "rows[].config", "best.config", "trials[].config", "frames[].config",
     "overrides",
 }  # fmt: skip
 """Keys whose value belongs to a codec."""
@@ -56,8 +56,6 @@ def keys_of(value, prefix=""):
         ("inspect", ("{run}",)),
         ("inspect", ("{archive}",)),
         ("inspect", ("{junk}",)),
-        ("inspect", ("{archive}", "--gain", "--against", "{run}")),
-        ("inspect", ("{archive}", "--requests")),
         ("compress", ("{run}", "-o", "{archive}")),
         ("compress", ("{run}", "-o", "{out}", "--steps", "50", "--base", "{run}@25")),
         ("compress", ("{run}", "-o", "{out}", "--steps", "25,50", "--part", "1/2")),

@@ -356,7 +356,7 @@ def test_json_is_one_document_also_in_a_subprocess(small_run):
 @pytest.mark.parametrize(
     "verb",
     [
-        *("inspect", "compress", "restore", "verify", "compare", "estimate", "export", "prune"),
+        *("compress", "restore", "verify", "compare", "estimate", "export", "prune"),
         *("sensitivity", "bench", "rehearse", "report", "search"),
     ],
 )

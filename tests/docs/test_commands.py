@@ -101,7 +101,6 @@ NOT_RUN = {
     ("docs/integrations/hub.md", "inshrink push digits.inshrink hf://me/digits"): HUB,
     ("docs/integrations/hub.md", "inshrink restore hf://me/digits --step 400 -o restored/"): HUB,
     ("docs/integrations/hub.md", "inshrink restore hf://me/digits --step 400 --tensors 'fc1*' -o some/"): HUB,
-    ("docs/integrations/hub.md", "inshrink inspect hf://me/digits --requests"): HUB,
     (
         "docs/cli.md",
         "inshrink bench runs/digits --trust-run -o bench",

@@ -290,8 +290,9 @@ def two_runs(
         _list_names(found.only_first, f"Only in {fmt.markdown(names[0])}")
         _list_names(found.only_second, f"Only in {fmt.markdown(names[1])}")
     _overlaid(found, (mine, theirs), names, statistic)
-    told = "update" if metric.pooled else mine.metric
-    ending.requests([services.sensitivity_request(one, told, "tensor", statistic) for one in (shown, other)])
+    ending.requests(
+        [services.sensitivity_request(one, mine.metric, "tensor", statistic) for one in (shown, other)]
+    )
 
 
 class Sides(NamedTuple):
@@ -396,8 +397,7 @@ def _overlaid(
         values = table.values[statistic][[row.name for row in table.rows].index(tensor)]
         curves[name + side] = list(zip(table.steps, map(float, values), strict=True))
     drawn = log_figure(curves, {metric.symbol: list(curves)})
-    if metric.scale == "log":
-        drawn.update_yaxes(type="log", **log_ticks(value for curve in curves.values() for _, value in curve))
+    drawn.update_yaxes(type="log", **log_ticks(value for curve in curves.values() for _, value in curve))
     chart(
         drawn,
         f"runs.course.{tensor}",
