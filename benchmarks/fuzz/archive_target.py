@@ -28,7 +28,6 @@ from inshrink_core.chain import Archive
 from inshrink_core.cli import main
 from inshrink_core.errors import InshrinkError, NotFoundError
 from inshrink_core.verbs.inspect import inspect
-from inshrink_core.verbs.prune import forget_missing
 
 _EXIT_BUG: Final = 70
 _NAME: Final = "run.inshrink"
@@ -367,7 +366,7 @@ class Examination:
 
     def _forget(self) -> None:
         """Give up what is missing: what is left is listed, and nothing that was not there."""
-        done = self._tried(lambda: forget_missing(self._path, apply=True))
+        done = self._tried(lambda: inshrink_core.verbs.prune(self._path, forget_missing=True, apply=True))
         if done is not None and done.manifest:
             archive = Archive.open(self._path)
             self._require(

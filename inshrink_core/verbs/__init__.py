@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.modes.watch import watch as watch
     from inshrink_core.verbs.prune import ForgetReport as ForgetReport
     from inshrink_core.verbs.prune import PruneReport as PruneReport
-    from inshrink_core.verbs.prune import forget_missing as forget_missing
     from inshrink_core.verbs.prune import prune as prune
     from inshrink_core.verbs.report import PageReport as PageReport
     from inshrink_core.verbs.report import report as report
@@ -91,7 +90,7 @@ __all__ = index(
         "inshrink_core.verbs.history.release": ["ReleaseReport", "release"],
         "inshrink_core.verbs.inspect": ["Inventory", "inspect"],
         "inshrink_core.verbs.modes.pack": ["PackReport", "pack", "unpack"],
-        "inshrink_core.verbs.prune": ["ForgetReport", "PruneReport", "forget_missing", "prune"],
+        "inshrink_core.verbs.prune": ["ForgetReport", "PruneReport", "prune"],
         "inshrink_core.verbs.report": ["PageReport", "report"],
         "inshrink_core.verbs.restore": ["RestoreReport", "load_state_dict", "restore"],
         "inshrink_core.verbs.run": ["run"],
