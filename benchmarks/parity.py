@@ -347,7 +347,6 @@ def branches(parity: Parity) -> None:
     out = parity.scratch / "branch-restored"
     parity.run("branch restore", "restore", str(archive), "--all", "-o", str(out))
     parity.files("branch restored", out)
-    parity.run("branch diff", "diff", str(archive), "--steps", "3", "7")
     words = ("prune", str(archive), "--keep-last", "2", "--keep-every", "3")
     parity.run("prune plan", *words)
     parity.run("prune", *words, "--apply")
@@ -413,7 +412,6 @@ def looks(parity: Parity) -> None:
     """The verbs that only look."""
     for run in _runs(parity):
         parity.run(f"{run.name} inspect", "inspect", str(run), "--tensors")
-        parity.run(f"{run.name} diff", "diff", str(run), "--all")
         for metric in ("magnitude", "update"):
             parity.run(f"{run.name} {metric}", "sensitivity", str(run), "--metric", metric)
     for metric in ("fisher", "taylor"):

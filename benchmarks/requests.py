@@ -12,10 +12,12 @@ from __future__ import annotations
 import hashlib
 import statistics
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,9 +27,9 @@ from inshrink_core.archive.layout import derive_frame_id, frame_path
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.reader import ArchiveReader
-from inshrink_core.archive.storage import LocalStorage, Storage, object_at
+from inshrink_core.archive.storage import Storage, object_at
 from inshrink_core.archive.storage.ahead import nothing_held
-from inshrink_core.archive.storage.counting import CountingStorage
+from inshrink_core.archive.storage.contract import Range
 from inshrink_core.chain import Archive
 from inshrink_core.frame import FrameInfo, FrameKind
 
@@ -37,6 +39,91 @@ N_MANY, CHAIN = 10_000, 32
 REPETITIONS, QUICK_REPETITIONS = 3, 1
 
 _Answer = TypeVar("_Answer")
+
+
+class CountingStorage(Storage):
+    """Another storage, to read from as if it were far away.
+
+    Parameters
+    ----------
+    under
+        Where the objects lie.
+
+    Notes
+    -----
+    `requests` and `bytes_read` are of what was asked through it. `round_trips` are how often somebody waited:
+    once for requests that are made at the same time, as long as they are no more than `n_at_once`. What two
+    threads ask each on its own counts twice, so there may be fewer.
+    """
+
+    writable = False
+
+    def __init__(self, under: Storage) -> None:
+        super().__init__(under.name)
+        self._under, self.n_at_once = under, max(under.n_at_once, Storage.n_at_once)
+        self.round_trips = 0
+        self._within = threading.local()
+
+    def answer(self, call: Callable[[], _Answer]) -> _Answer:
+        """Return what one request is answered."""
+        batch: list[None] | None = getattr(self._within, "batch", None)
+        if batch is None:
+            self._wait(1)
+        else:
+            batch.append(None)
+        answer = call()
+        self.counted(answer if isinstance(answer, bytes) else b"")
+        return answer
+
+    def _wait(self, n_trips: int) -> None:
+        with self._counting:
+            self.round_trips += n_trips
+
+    def read(self, path: str, offset: int, nbytes: int) -> bytes:
+        """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
+        return self.answer(partial(self._under.read, path, offset, nbytes))
+
+    def size(self, path: str) -> int:
+        """Return the size of an object in bytes."""
+        return self.answer(partial(self._under.size, path))
+
+    def names(self, folder: str) -> tuple[str, ...]:
+        """Return every name in a folder."""
+        return self.answer(partial(self._under.names, folder))
+
+    def whole(self, path: str) -> bytes:
+        """Return all of a small object."""
+        return self.answer(partial(self._under.whole, path))
+
+    def ranges(self, asked: Sequence[Range]) -> Sequence[bytes | Exception]:
+        """Return ranges of objects, asked for at the same time."""
+        return self.together([partial(self.read, *one) for one in asked])
+
+    def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
+        """Return what calls return, made at the same time."""
+        batch: list[None] = []
+        answers = super().together([partial(self._in_batch, batch, call) for call in calls])
+        self._wait(-(-len(batch) // self.n_at_once))
+        return answers
+
+    def _in_batch(self, batch: list[None], call: Callable[[], _Answer]) -> _Answer:
+        self._within.batch = batch
+        try:
+            return call()
+        finally:
+            self._within.batch = None
+
+
+def counting_reader(
+    storage: Storage, kind: type[CountingStorage] = CountingStorage
+) -> tuple[ArchiveReader, CountingStorage]:
+    """Open an archive once more, as from a bucket, and return what counts the requests."""
+    if isinstance(storage, PackedStorage):
+        around, name = object_at(storage.name)
+        counting = kind(around)
+        return ArchiveReader(PackedStorage(counting.open(name))), counting
+    counting = kind(storage)
+    return ArchiveReader(counting), counting
 
 
 class FarStorage(CountingStorage):
@@ -90,21 +177,11 @@ def one_tensor(reader: ArchiveReader, scratch: Path) -> None:
 ACTS = {"open": opened, "restore the last step": restored, "read one tensor": one_tensor}
 
 
-def far_reader(path: Path, kind: type[CountingStorage]) -> tuple[ArchiveReader, CountingStorage]:
-    """Open a folder or a packed file through a storage that counts."""
-    if path.is_dir():
-        far = kind(LocalStorage(path))
-        return ArchiveReader(far), far
-    around, name = object_at(path)
-    far = kind(around)
-    return ArchiveReader(PackedStorage(far.open(name))), far
-
-
 def measure_far(path: Path, kind: type[CountingStorage], act: str, scratch: Path) -> dict[str, object]:
     """Read an archive through a storage that counts and waits."""
     with nothing_held():
         begun = time.perf_counter()
-        reader, far = far_reader(path, kind)
+        reader, far = counting_reader(ArchiveReader.open(path).storage, kind)
         ACTS[act](reader, scratch)
         seconds = time.perf_counter() - begun
     return {

@@ -239,9 +239,9 @@ class Request(Generic[R_co]):
 
         Examples
         --------
-        >>> class ForgetMissing(Request): ...
-        >>> ForgetMissing.verb()
-        'forget-missing'
+        >>> class MakeCoffee(Request): ...
+        >>> MakeCoffee.verb()
+        'make-coffee'
         """
         return cls.COMMAND.partition(" ")[0] or _kebab(cls.__name__)
 

@@ -21,7 +21,6 @@ _SHOWN = {
         "    for row in one.steps:\n        print(row.step, row.original, row.restored, row.drop)"
     ),
     "compress": "print(found.size.ratio_total)",
-    "diff": "for row in found.rows()[:10]:\n    print(row['key'], row['relative'], row['cosine'])",
     "estimate": "print(found.ratio_weights, found.drop)",
     "estimate_goals": (
         "for goal in found.goals:\n    print(goal.goal, goal.archive_bytes, goal.bits_per_weight)"

@@ -27,10 +27,6 @@ class Metric:
         One sentence.
     quantity
         What its values are, in a word.
-    pooled
-        Whether a row has one figure a step instead of mean, median and percentile.
-    scale
-        ``log``, or ``linear`` where values lie around one.
     needs
         What a run must hold to tell it, said of one that does not; empty where every run does.
     """
@@ -40,8 +36,6 @@ class Metric:
     meaning: str
     unit: str
     quantity: str = "Sensitivity"
-    pooled: bool = False
-    scale: str = "log"
     needs: str = ""
 
     @property
@@ -53,8 +47,6 @@ class Metric:
 def _quantity(metric: SensitivityMetric) -> str:
     return metric.quantity.capitalize()
 
-
-_NEEDS_CHAIN = "It needs two steps of a chain between which the weights moved."
 
 METRICS: Mapping[str, Metric] = {
     "magnitude": Metric(
@@ -86,24 +78,6 @@ METRICS: Mapping[str, Metric] = {
         meaning="How far the weights moved since the previous checkpoint; it says nothing of the loss.",
         quantity=_quantity(SensitivityMetric.UPDATE),
         needs="Movement needs two checkpoints; there is no earlier one to compare with.",
-    ),
-    "gain": Metric(
-        label="Restore gain",
-        symbol="gain",
-        unit="of the movement",
-        meaning="How much of the movement since the previous checkpoint survives a restore there: 1 is "
-        "all of it, 0 rolls training back.",
-        pooled=True,
-        scale="linear",
-        needs=_NEEDS_CHAIN,
-    ),
-    "noise": Metric(
-        label="Restore noise",
-        symbol="noise",
-        unit="of the movement",
-        meaning="What such a restore adds to the movement: its squared error, as a share of the movement.",
-        pooled=True,
-        needs=_NEEDS_CHAIN,
     ),
 }
 

@@ -20,9 +20,10 @@ from inshrink_app.services.inside import reported, samples
 from inshrink_app.services.opening import engine_at, engine_of, place_of
 
 from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram, anatomy, value_histogram
+from inshrink_core.analysis.movement import Moved
+from inshrink_core.analysis.movement import moved_between as movement
 from inshrink_core.analysis.trajectory import Trajectory, trajectory
 from inshrink_core.codec import QUANTIZED, weight_codecs
-from inshrink_core.verbs.diff import StepDiff, diff
 
 _log = logging.getLogger(__name__)
 
@@ -123,12 +124,6 @@ def values_at(subject: Subject, step: int, tensor: str) -> ValueHistogram:
     return _seen((str(subject.path), engine_of(subject)[1], step, tensor, "values"), count)
 
 
-def gain_partner(subject: Subject) -> str | None:
-    """Return the path of a run's archive or of an archive's run, where one is known."""
-    partner = subject.archive if subject.kind == "run" else original_of(subject)
-    return None if partner is None else str(partner.path)
-
-
 def course_steps(subject: Subject, tensor: str, *, every: bool) -> tuple[int, ...]:
     """Return the steps that a course reads: all, or evenly many of them that cost at most 200 MB."""
     most = max(2, _COURSE_BYTES // max(1, _nbytes_of(subject, tensor)))
@@ -159,7 +154,7 @@ def diff_cost(subject: Subject) -> int:
     return 2 * _nbytes_of(subject)
 
 
-def moved_between(subject: Subject, first: int, second: int) -> StepDiff:
+def moved_between(subject: Subject, first: int, second: int) -> Moved:
     """Measure what moved between two steps.
 
     Raises
@@ -168,8 +163,9 @@ def moved_between(subject: Subject, first: int, second: int) -> StepDiff:
         They cannot be read.
     """
 
-    def measure() -> StepDiff:
-        return diff(engine_of(subject)[0], steps=(first, second))
+    def measure() -> Moved:
+        engine: Any = engine_of(subject)[0]
+        return movement(engine[first], engine[second])
 
     return _seen((str(subject.path), engine_of(subject)[1], first, second), measure)
 

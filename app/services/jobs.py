@@ -197,7 +197,7 @@ def _title(job: Job) -> str:
         return f"Compare {', '.join(compared)} with {against}"
     if job.work.page == "sensitivity":
         metric = METRICS[topic].word if topic in METRICS else topic
-        return f"Measure {'restore gain and noise' if last.verb() == 'inspect' else metric} of {name}"
+        return f"Measure {metric} of {name}"
     grows = f"Archive {name} as it grows, to {target}"
     return {
         "average": f"Average steps of {name}",

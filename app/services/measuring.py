@@ -1,4 +1,4 @@
-"""Measuring sensitivities, restore gain and noise as jobs; the pages ask for tables."""
+"""Measuring sensitivities as jobs; the pages ask for tables."""
 
 from __future__ import annotations
 
@@ -14,21 +14,17 @@ from zipfile import BadZipFile
 
 import numpy as np
 from inshrink_app.jobs import Job, Work
-from inshrink_app.model import METRICS, Sensitivity, Subject
-from inshrink_app.services.drilldown import gain_partner
+from inshrink_app.model import Sensitivity, Subject
 from inshrink_app.services.jobs import LOADERS, job_of, start_job
 from inshrink_app.services.opening import opened
 
-import inshrink_core
 from inshrink_core.analysis.profile import Row
-from inshrink_core.chain import TensorGain, pool
 from inshrink_core.checkpoint import OPTIMIZER_ROLES, TensorRole
 from inshrink_core.errors import StorageError
 from inshrink_core.execution import write_whole
 from inshrink_core.formats.attribution.laws import in_order
 from inshrink_core.request import Request
 from inshrink_core.sensitivity import STATISTICS, Grouping
-from inshrink_core.verbs.inspect import Inspect
 from inshrink_core.verbs.sensitivity import Sensitivity as Measure
 
 _KEPT_TABLES = "tables.npz"
@@ -77,8 +73,7 @@ def measured(subject: Subject, metric: str) -> Mapping[str, Sensitivity] | None:
 def untold_metrics(subject: Subject) -> tuple[str, ...]:
     """Return the metrics that a run cannot tell, whatever is measured."""
     told = told_metrics(subject)
-    chains = ("gain", "noise") if len(subject.steps) < 2 else ()
-    return (*(name for name in ("taylor", "fisher", "update") if name not in told), *chains)
+    return tuple(name for name in ("taylor", "fisher", "update") if name not in told)
 
 
 def optimizer_state(subject: Subject) -> tuple[str, ...]:
@@ -94,28 +89,21 @@ def measuring_cost(subject: Subject, metric: str) -> int:
         "taylor": {"weight", "gradient", "exp_avg"},
         "fisher": {"exp_avg_sq"},
         "update": {"weight"},
-    }.get(metric, {"weight", "exp_avg_sq"})
-    # Each checkpoint, and the one before it; for a gain both are read twice.
-    readings = {"update": 2, "gain": 4, "noise": 4}.get(metric, 1)
+    }[metric]
+    readings = 2 if metric == "update" else 1  # each checkpoint, and the one before it
     return readings * len(subject.steps) * sum(row.nbytes for row in subject.tensors if row.role in roles)
 
 
 def sensitivity_request(subject: Subject, metric: str, by: str, statistic: str = "mean") -> Request[Any]:
-    """Return the request that measures a metric; gain and noise come of one measurement, of all tensors."""
-    path = str(subject.path)
-    if not METRICS[metric].pooled:
-        return Measure(path, metric=metric, by=by, statistic=statistic)
-    partner = gain_partner(subject)
-    run, archive = (path, partner) if subject.kind == "run" else (partner, path)
-    return Inspect(archive, gain=True, against=run) if run and archive else Inspect(path, gain=True)
+    """Return the request that measures a metric."""
+    return Measure(str(subject.path), metric=metric, by=by, statistic=statistic)
 
 
 def _work(text: str, metric: str) -> Work:
     """Return the measurement that a page asks for: another question when the run has changed."""
     found = opened(text)
-    subject, topic = found.subject, "gain" if METRICS[metric].pooled else metric
-    request = sensitivity_request(subject, metric, ",".join(Grouping))
-    return Work.asking([request], subject.path, "sensitivity", topic, of=(found.token,))
+    request = sensitivity_request(found.subject, metric, ",".join(Grouping))
+    return Work.asking([request], found.subject.path, "sensitivity", metric, of=(found.token,))
 
 
 def sensitivity_job(text: str, metric: str) -> Job | None:
@@ -141,8 +129,7 @@ def load_tables(job: Job) -> dict[str, dict[str, Sensitivity]]:
     kept = job.folder.path / _KEPT_TABLES
     found = _kept_tables(kept)
     if found is None:
-        document = job.reports()[-1]
-        found = _gains(job, document) if "restore_gain" in document else _tables(document)
+        found = _tables(job.reports()[-1])
         _keep_tables(kept, found)
     return found
 
@@ -238,50 +225,3 @@ def _note(table: Mapping[str, Any], *, restored: bool) -> str:
     if n_left_out:
         notes.append(f"{n_left_out:,} values are NaN or infinite and are left out.")
     return " ".join(notes)
-
-
-def _gains(job: Job, document: Mapping[str, Any]) -> dict[str, dict[str, Sensitivity]]:
-    """Pool the sums of each tensor, which were told on the way, into blocks and layer types."""
-    source = inshrink_core.open(job.shown)
-    steps = tuple(source.steps)
-    found: dict[int, dict[str, TensorGain]] = {
-        row["step"]: {one["key"]: TensorGain(**one) for one in row["tensors"]} for row in job.told()
-    }
-    known = {key for at in found.values() for key in at}
-    specs = {spec.key: spec for step in reversed(steps) for spec in source[step].specs if spec.key in known}
-    groups: dict[str, dict[str, list[Any]]] = {str(by): {} for by in Grouping}
-    for spec in specs.values():
-        block = spec.name.rpartition(".")[0] or spec.name
-        for by, name in zip(groups, (spec.key, block, str(spec.layer)), strict=True):
-            groups[by].setdefault(name, []).append(spec)
-    codec = document["restore_gain"]["codec"]
-    note = f"With the codec {codec}; a step without a step before it in the chain has no value."
-    tables: dict[str, dict[str, Sensitivity]] = {"gain": {}, "noise": {}}
-    for by, rows in groups.items():
-        pooled = [
-            [
-                pool(at[spec.key] for spec in members if spec.key in at)
-                for at in (found.get(s, {}) for s in steps)
-            ]
-            for members in rows.values()
-        ]
-        for metric, grouped in tables.items():
-            values = _array([[getattr(one, metric) for one in row] for row in pooled], steps)
-            grouped[by] = Sensitivity(
-                metric=metric,
-                by=by,
-                rows=tuple(_heat_row(name, members, by) for name, members in rows.items()),
-                steps=steps,
-                values=dict.fromkeys(STATISTICS, values),
-                note=note,
-            )
-    return tables
-
-
-def _heat_row(name: str, members: Sequence[Any], by: str) -> Row:
-    """Return what a page shows of a row: of several tensors, the layer type of the largest."""
-    largest = max(members, key=lambda spec: spec.numel)
-    layer = name if by == "layer_type" else str(largest.layer)
-    shape = tuple(largest.shape) if by == "tensor" else None
-    block = "" if by == "layer_type" else str(largest.name).rpartition(".")[0]
-    return Row(name, block, layer, "weight", len(members), sum(spec.numel for spec in members), shape)

@@ -14,7 +14,7 @@ from inshrink_app.widgets.layout import answer, section
 POLL_SECONDS = 0.5
 
 _ITEM_WIDTH = 60
-_TRIALS = ("estimate", "evaluate", "sensitivity", "inspect")
+_TRIALS = ("estimate", "evaluate", "sensitivity")
 """Verbs that begin anew: nothing of what they had done is kept."""
 
 Colour = Literal["blue", "green", "red", "gray", "orange"]

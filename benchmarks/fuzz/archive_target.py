@@ -23,11 +23,11 @@ from benchmarks.fuzz.archive_mutants import Mutant, Truth, beheaded, blind, repa
 from benchmarks.fuzz.judging import MOST_MESSAGE_CHARS
 from benchmarks.fuzz.sealing import is_packed_name
 from benchmarks.fuzz.target import BrokenPromiseError, RawError
+from inshrink_core.analysis import moved_between
 from inshrink_core.chain import Archive
 from inshrink_core.cli import main
 from inshrink_core.errors import InshrinkError, NotFoundError
 from inshrink_core.verbs.inspect import inspect
-from inshrink_core.verbs.prune import forget_missing
 
 _EXIT_BUG: Final = 70
 _NAME: Final = "run.inshrink"
@@ -321,7 +321,7 @@ class Examination:
                 self._written_as_decoded(archive, step, restored[step])
         if len(steps) > 1:
             self._often_enough(
-                lambda: self._tried(lambda: inshrink_core.verbs.diff(archive, everything=True))
+                lambda: self._tried(lambda: moved_between(archive[steps[-2]], archive[steps[-1]]))
             )
 
     @staticmethod
@@ -366,7 +366,7 @@ class Examination:
 
     def _forget(self) -> None:
         """Give up what is missing: what is left is listed, and nothing that was not there."""
-        done = self._tried(lambda: forget_missing(self._path, apply=True))
+        done = self._tried(lambda: inshrink_core.verbs.prune(self._path, forget_missing=True, apply=True))
         if done is not None and done.manifest:
             archive = Archive.open(self._path)
             self._require(

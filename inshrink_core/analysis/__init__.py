@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from inshrink_core.analysis.findings import findings as findings
     from inshrink_core.analysis.gain import RestoreGain as RestoreGain
     from inshrink_core.analysis.gain import restore_gain as restore_gain
-    from inshrink_core.analysis.movement import Movement as Movement
+    from inshrink_core.analysis.movement import Moved as Moved
+    from inshrink_core.analysis.movement import moved_between as moved_between
     from inshrink_core.analysis.profile import Profile as Profile
     from inshrink_core.analysis.profile import sensitivity as sensitivity
     from inshrink_core.analysis.trajectory import Trajectory as Trajectory
@@ -23,7 +24,7 @@ __all__ = index(
         "inshrink_core.analysis.anatomy": ["anatomy"],
         "inshrink_core.analysis.findings": ["findings"],
         "inshrink_core.analysis.gain": ["RestoreGain", "restore_gain"],
-        "inshrink_core.analysis.movement": ["Movement"],
+        "inshrink_core.analysis.movement": ["Moved", "moved_between"],
         "inshrink_core.analysis.profile": ["Profile", "sensitivity"],
         "inshrink_core.analysis.trajectory": ["Trajectory", "trajectory"],
     },

@@ -2,86 +2,47 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from inshrink_core.chain import Archive, ChainState, StepGain, TensorGain, pool, step_gain, stored_view
-from inshrink_core.chain.defaults import chain_config_of, make_chain_config
+from inshrink_core.chain.defaults import chain_config_of
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import InputError
 from inshrink_core.execution import ResultStore, cache_folder, parse_record, resolve_device
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run, open_run
-from inshrink_core.report import Report
-from inshrink_core.verbs.compress import compress
 
 if TYPE_CHECKING:
     import os
 
-    from inshrink_core.codec import AnyCodec
     from inshrink_core.frame import FrameInfo
 
-__all__ = ["RestoreGain", "measure_gain", "restore_gain", "restore_gain_of_run"]
+__all__ = ["RestoreGain", "measure_gain", "restore_gain"]
 
 # Of what is kept: raised when a record, or what is measured, changes.
 _VERSION: Final = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreGain(Report):
+@dataclass(frozen=True, slots=True)
+class RestoreGain:
     """Restore gain and noise of an archive, step by step and tensor by tensor.
 
     Parameters
     ----------
-    codec, config
-        What the newest of the steps was encoded with.
     steps
         Every step whose previous step is archived too.
     """
 
-    codec: str
-    config: Mapping[str, Any]
     steps: tuple[StepGain, ...]
-
-    def _document(self) -> dict[str, Any]:
-        return {
-            "codec": self.codec,
-            "config": self.config,
-            "steps": [one.step for one in self.steps],
-            "gain": [one.gain for one in self.steps],
-            "noise": [one.noise for one in self.steps],
-            "tensors": self.tensors,
-        }
 
     @property
     def pooled(self) -> TensorGain:
         """The sums over all steps and tensors."""
         return pool(row for step in self.steps for row in step.tensors)
-
-    @property
-    def by_tensor(self) -> dict[str, TensorGain]:
-        """The sums over all steps, by tensor."""
-        rows = [row for step in self.steps for row in step.tensors]
-        keys = dict.fromkeys(row.key for row in rows)
-        return {key: pool(row for row in rows if row.key == key) for key in keys}
-
-    @property
-    def tensors(self) -> list[dict[str, Any]]:
-        """A row a tensor, with a gain and a noise a step; None where the step has none."""
-        keys = dict.fromkeys(row.key for step in self.steps for row in step.tensors)
-        found = [{row.key: row for row in step.tensors} for step in self.steps]
-        return [
-            {"key": key}
-            | {
-                name: [getattr(rows[key], name) if key in rows else None for rows in found]
-                for name in ("gain", "noise")
-            }
-            for key in keys
-        ]
 
 
 def restore_gain(
@@ -175,45 +136,8 @@ def measure_gain(
         }
         results.append(kept.remembered("gain", key, partial(_one, walk, run, before, info, device), asdict))
         if progress is not None:
-            progress(Progress("gain", len(results), len(pairs), info.step, found=asdict(results[-1])))
-    meta = opened.frame(pairs[-1][1]).meta
-    return RestoreGain(codec=str(meta["codec"]), config=dict(meta["config"]), steps=tuple(results))
-
-
-def restore_gain_of_run(
-    run: Run,
-    *,
-    codec: str | None = None,
-    config: Mapping[str, Any] | AnyCodec | None = None,
-    device: str = "auto",
-    progress: OnProgress | None = None,
-) -> RestoreGain:
-    """Measure a run that is not archived, through an archive that is made for it and removed.
-
-    Parameters
-    ----------
-    run
-        The run.
-    codec, config, device
-        As `inshrink_core.compress` takes them.
-    progress
-        Called after each tensor that is compressed and each step that is measured.
-    """
-
-    def measured() -> RestoreGain:
-        with tempfile.TemporaryDirectory(prefix="inshrink-gain-") as scratch:
-            archive = Path(scratch) / "gain.inshrink"
-            compress(run, archive, codec=codec, config=config, device=device, progress=progress)
-            return measure_gain(Archive.open(archive), run, device=device, progress=progress)
-
-    chain = make_chain_config("", codec, config, None, 32, "cpu", None)
-    key = {
-        "version": _VERSION,
-        "run": [run.identity(step) for step in run.steps],
-        "chain": chain.record(),
-    }
-    kept = ResultStore(cache_folder(run.directory), "gain", partial(parse_record, RestoreGain))
-    return kept.remembered("gain-of-run", key, measured, asdict)
+            progress(Progress("gain", len(results), len(pairs), info.step))
+    return RestoreGain(tuple(results))
 
 
 def _pairs(archive: Archive, run: Run, steps: Iterable[int] | None) -> list[tuple[FrameInfo, FrameInfo]]:

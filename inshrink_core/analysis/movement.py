@@ -1,13 +1,12 @@
-"""How far the values of a tensor moved, in sums that can be added up."""
+"""How far the weights moved between two checkpoints."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar, Final
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from inshrink_core.checkpoint import DTYPE_SIZES, TensorSpec
-from inshrink_core.report import Report
+from inshrink_core.checkpoint import DTYPE_SIZES, MODEL_ROLES, Checkpoint, TensorSpec
 from inshrink_core.values import real_numbers
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ _CHUNK: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Movement(Report):
+class Movement:
     """How far values moved, as sums that can be added up.
 
     Parameters
@@ -28,41 +27,24 @@ class Movement(Report):
         Number of values.
     n_changed
         Values of which any bit changed.
-    n_bits, n_bits_changed
-        Bits, and bits that changed.
     squared
-        Sum of squared movements, of values finite in both steps.
+        Sum of squared movements, of values finite in both checkpoints.
     squared_before, squared_after
-        Sums of squares in the first and in the second step, of the same values.
+        Sums of squares in the first and in the second checkpoint, of the same values.
     product
         Sum of products of the two.
-    max_abs
-        Largest movement of one value; infinite where a value became or stopped being finite.
     """
 
     n_values: int = 0
     n_changed: int = 0
-    n_bits: int = 0
-    n_bits_changed: int = 0
     squared: float = 0.0
     squared_before: float = 0.0
     squared_after: float = 0.0
     product: float = 0.0
-    max_abs: float = 0.0
-
-    SAYS: ClassVar = "values=n_values relative rms max_abs cosine changed bits_changed"
 
     def __add__(self, other: Movement) -> Movement:
         """Return the movement of both sets of values together."""
-        sums = {
-            field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(Movement)
-        }
-        return Movement(**{**sums, "max_abs": max(self.max_abs, other.max_abs)})
-
-    @property
-    def rms(self) -> float:
-        """Root mean square of the movement."""
-        return math.sqrt(self.squared / self.n_values) if self.n_values else 0.0
+        return Movement(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def relative(self) -> float | None:
@@ -82,22 +64,56 @@ class Movement(Report):
         """Share of values that changed."""
         return self.n_changed / self.n_values if self.n_values else 0.0
 
-    @property
-    def bits_changed(self) -> float:
-        """Share of bits that changed: half of those that are as good as random."""
-        return self.n_bits_changed / self.n_bits if self.n_bits else 0.0
+
+class Moved(NamedTuple):
+    """What moved between two checkpoints.
+
+    Parameters
+    ----------
+    tensors
+        By key, the spec and the movement of each weight and buffer with the same shape and dtype in both.
+    reshaped
+        Keys of those with another shape or dtype.
+    """
+
+    tensors: dict[str, tuple[TensorSpec, Movement]]
+    reshaped: tuple[str, ...]
 
 
-def measure_movement(before: Tensor, after: Tensor, spec: TensorSpec) -> Movement:
-    """Return how far one tensor moved; memory of a million values beside the two.
+def moved_between(before: Checkpoint, after: Checkpoint) -> Moved:
+    """Compare the weights and buffers of two checkpoints; values that are not finite did not move.
 
     Parameters
     ----------
     before, after
-        The values, as the spec says, contiguous on the CPU.
-    spec
-        Dtype and shape of both.
+        The two checkpoints. Memory is a few copies of the largest tensor.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> _, movement = inshrink_core.analysis.moved_between(run[200], run[400]).tensors["fc1.weight"]
+    >>> movement.changed > 0.9
+    True
     """
+    first, second = (
+        {spec.key: spec for spec in one.specs if spec.role in MODEL_ROLES} for one in (before, after)
+    )
+    common = {key: spec for key, spec in first.items() if key in second}
+    reshaped = tuple(
+        key
+        for key, spec in common.items()
+        if (spec.shape, spec.dtype) != (second[key].shape, second[key].dtype)
+    )
+    tensors = {
+        key: (spec, _movement(before.source.read(spec), after[key], spec))
+        for key, spec in common.items()
+        if key not in reshaped
+    }
+    return Moved(tensors, reshaped)
+
+
+def _movement(before: Tensor, after: Tensor, spec: TensorSpec) -> Movement:
     total = Movement()
     first, second = before.reshape(-1), after.reshape(-1)
     for start in range(0, first.numel(), _CHUNK):
@@ -108,26 +124,17 @@ def measure_movement(before: Tensor, after: Tensor, spec: TensorSpec) -> Movemen
 
 
 def _chunk_movement(before: Tensor, after: Tensor, width: int) -> Movement:
-    """Measure some values; those not finite in both steps count as changed, not as movement."""
-    import numpy as np
     import torch
 
-    bits = (before.contiguous().view(torch.uint8) ^ after.contiguous().view(torch.uint8)).numpy()
-    n_changed = int(bits.reshape(-1, width).any(axis=1).sum())
+    bits = before.contiguous().view(torch.uint8) ^ after.contiguous().view(torch.uint8)
     a, b = real_numbers(before, torch.float64), real_numbers(after, torch.float64)
     finite = a.isfinite() & b.isfinite()
-    same = (a == b) | (a.isnan() & b.isnan())
-    largest = float("inf") if bool((~finite & ~same).any()) else 0.0
     a, b = torch.where(finite, a, 0.0), torch.where(finite, b, 0.0)
-    moved = b - a
     return Movement(
         n_values=before.numel(),
-        n_changed=n_changed,
-        n_bits=8 * bits.size,
-        n_bits_changed=int(np.bitwise_count(bits).sum()),
-        squared=float(moved.square().sum()),
+        n_changed=int(bits.reshape(-1, width).any(dim=1).sum()),
+        squared=float((b - a).square().sum()),
         squared_before=float(a.square().sum()),
         squared_after=float(b.square().sum()),
         product=float((a * b).sum()),
-        max_abs=max(largest, float(moved.abs().max())),
     )

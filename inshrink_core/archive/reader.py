@@ -29,12 +29,10 @@ from inshrink_core.archive.storage import (
     Storage,
     found_at,
     is_url,
-    object_at,
     storage_at,
     storage_error,
 )
 from inshrink_core.archive.storage.ahead import MOST_AHEAD_NBYTES, Span, Windows, fetch
-from inshrink_core.archive.storage.counting import CountingStorage
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
 from inshrink_core.execution import NotRegularError
 from inshrink_core.frame import BlockEntry, FrameInfo, FrameKind, FramePart
@@ -484,16 +482,6 @@ class ArchiveReader:
                 remedy="restore the frame from a backup",
             )
         return read_index(file, envelope, parent)
-
-
-def counting_reader(storage: Storage) -> tuple[ArchiveReader, CountingStorage]:
-    """Open an archive once more, as from a bucket, and return what counts the requests."""
-    if isinstance(storage, PackedStorage):
-        around, name = object_at(storage.name)
-        counting = CountingStorage(around)
-        return ArchiveReader(PackedStorage(counting.open(name))), counting
-    counting = CountingStorage(storage)
-    return ArchiveReader(counting), counting
 
 
 def _spans(blocks: Iterable[tuple[FrameReader, BlockEntry]]) -> list[Span]:

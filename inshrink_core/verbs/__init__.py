@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.compare import compare_archives as compare_archives
     from inshrink_core.verbs.compress import CompressReport as CompressReport
     from inshrink_core.verbs.compress import compress as compress
-    from inshrink_core.verbs.diff import StepDiff as StepDiff
-    from inshrink_core.verbs.diff import diff as diff
     from inshrink_core.verbs.estimate import EstimateReport as EstimateReport
     from inshrink_core.verbs.estimate import GoalsReport as GoalsReport
     from inshrink_core.verbs.estimate import LevelsReport as LevelsReport
@@ -35,10 +33,6 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.evaluate import make_evaluator as make_evaluator
     from inshrink_core.verbs.export import ExportReport as ExportReport
     from inshrink_core.verbs.export import export as export
-    from inshrink_core.verbs.history.patch import ApplyReport as ApplyReport
-    from inshrink_core.verbs.history.patch import PatchReport as PatchReport
-    from inshrink_core.verbs.history.patch import apply as apply
-    from inshrink_core.verbs.history.patch import export_patch as export_patch
     from inshrink_core.verbs.history.push import PushReport as PushReport
     from inshrink_core.verbs.history.push import push as push
     from inshrink_core.verbs.history.release import ReleaseReport as ReleaseReport
@@ -52,7 +46,6 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.modes.watch import watch as watch
     from inshrink_core.verbs.prune import ForgetReport as ForgetReport
     from inshrink_core.verbs.prune import PruneReport as PruneReport
-    from inshrink_core.verbs.prune import forget_missing as forget_missing
     from inshrink_core.verbs.prune import prune as prune
     from inshrink_core.verbs.restore import RestoreReport as RestoreReport
     from inshrink_core.verbs.restore import load_state_dict as load_state_dict
@@ -79,7 +72,6 @@ __all__ = index(
             "compare_archives",
         ],
         "inshrink_core.verbs.compress": ["CompressReport", "compress"],
-        "inshrink_core.verbs.diff": ["StepDiff", "diff"],
         "inshrink_core.verbs.estimate": [
             "EstimateReport",
             "GoalsReport",
@@ -90,12 +82,11 @@ __all__ = index(
         ],
         "inshrink_core.verbs.evaluate": ["EvaluateReport", "EvaluatorReport", "evaluate", "make_evaluator"],
         "inshrink_core.verbs.export": ["ExportReport", "export"],
-        "inshrink_core.verbs.history.patch": ["ApplyReport", "PatchReport", "apply", "export_patch"],
         "inshrink_core.verbs.history.push": ["PushReport", "push"],
         "inshrink_core.verbs.history.release": ["ReleaseReport", "release"],
         "inshrink_core.verbs.inspect": ["Inventory", "inspect"],
         "inshrink_core.verbs.modes.pack": ["PackReport", "pack", "unpack"],
-        "inshrink_core.verbs.prune": ["ForgetReport", "PruneReport", "forget_missing", "prune"],
+        "inshrink_core.verbs.prune": ["ForgetReport", "PruneReport", "prune"],
         "inshrink_core.verbs.restore": ["RestoreReport", "load_state_dict", "restore"],
         "inshrink_core.verbs.run": ["run"],
         "inshrink_core.verbs.search": ["SearchReport", "search"],

@@ -283,7 +283,6 @@ class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackRe
         "inshrink export digits.inshrink --pack run.inshrink",
         "inshrink export run.inshrink --unpack again.inshrink",
     )
-    MODES: ClassVar = ("inshrink_core.verbs.history.patch:ExportPatch",)
 
     def perform(self) -> ExportReport | PackReport:
         """Write the file."""

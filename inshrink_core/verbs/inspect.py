@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inshrink_core.checkpoint import Checkpoint, TensorsInMemory, Unseen
-from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, MissingFrameError
+from inshrink_core.errors import CheckFailedError, InshrinkError, MissingFrameError
 from inshrink_core.report import Report, plain_value
-from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.request import Request, python_call
 from inshrink_core.text import (
     UNKNOWN,
     count,
@@ -22,7 +22,7 @@ from inshrink_core.text import (
     size,
     steps_in_short,
 )
-from inshrink_core.verbs.shared.groups import AnyRun, OnDevice, Opening, RunOrArchive
+from inshrink_core.verbs.shared.groups import Opening, RunOrArchive
 from inshrink_core.verbs.shared.showing import (
     base_text,
     counted_fates,
@@ -37,7 +37,6 @@ from inshrink_core.verbs.shared.showing import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from inshrink_core.analysis.gain import RestoreGain
     from inshrink_core.chain import Archive
     from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.formats import Run, Skipped
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
 ARCHIVE_FORMAT = "inshrink"
 
 _MOST_FRAMES: Final = 40
-_FEW_TENSORS: Final = 10
-"""Unless all are asked for, gains of this many are listed: those that would lose most of their movement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,29 +60,18 @@ class Inventory(Report):
         The document of ``inshrink inspect --json``, whose keys docs/json.md explains.
     failure
         What is wrong with it although it can be shown.
-    restore_gain
-        Gain and noise of restores, where they were asked for.
-    device
-        Where they were measured; None without them, for nothing is decoded or encoded then.
     with_tensors
         Whether every tensor is shown.
-    requests
-        What reading takes of a place where each request is a wait, where that was asked for.
     """
 
     path: str
     facts: Mapping[str, Any]
     failure: InshrinkError | None = None
-    restore_gain: RestoreGain | None = None
-    device: str | None = None
     with_tensors: bool = False
-    requests: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink inspect --json``."""
-        gain = {} if self.restore_gain is None else {"restore_gain": self.restore_gain.to_json()}
-        requests = {} if self.requests is None else {"requests": self.requests}
-        return {**self.facts, "device": self.device, **gain, **requests}
+        return dict(self.facts)
 
     def show(self, console: Console) -> None:
         """Print the facts, the sizes by role, the frames, and what was left out and why."""
@@ -117,10 +103,6 @@ class Inventory(Report):
                 (_tensor_cells(row, archived) for row in facts["tensors"]),
                 left=(0, 1, 2, 3),
             )
-        if self.restore_gain is not None:
-            _show_gain(console, self.restore_gain, with_tensors=self.with_tensors)
-        if self.requests is not None:
-            _show_requests(console, self.requests)
         show_notes(console, facts["notes"])
         if facts["skipped"]:
             console.print(f"\nbeside the steps, {counted(len(facts['skipped']), 'file')}:")
@@ -130,8 +112,8 @@ class Inventory(Report):
 
 
 @dataclass(frozen=True)
-class Inspect(OnDevice, Opening, Request[Inventory]):
-    """Show steps, tensors, roles and sizes; without --gain reads headers only.
+class Inspect(Opening, Request[Inventory]):
+    """Show steps, tensors, roles and sizes; reads headers only.
 
     Parameters
     ----------
@@ -139,21 +121,11 @@ class Inspect(OnDevice, Opening, Request[Inventory]):
         A run, a checkpoint file or an archive.
     tensors
         List every tensor.
-    gain
-        Measure how much of each step's movement a restore would keep; reads and encodes all.
-    against
-        With --gain, the original run of an archive.
-    codec
-        With --gain, what a run is encoded with; by default as for compress.
-    requests
-        Count what opening the archive and restoring a step asks of where it lies, by doing so.
 
     Raises
     ------
     NotFoundError
         There is neither a run nor an archive.
-    InputError
-        `gain` of an archive without its run, or an option that does not go with what is inspected.
 
     Examples
     --------
@@ -165,27 +137,17 @@ class Inspect(OnDevice, Opening, Request[Inventory]):
     source: RunOrArchive
     _: KW_ONLY
     tensors: bool = False
-    gain: bool = False
-    against: Annotated[AnyRun | None, Option(metavar="RUN")] = None
-    codec: Annotated[str | None, Option(metavar="NAME[:KEY=VALUE,…]")] = None
-    requests: bool = False
 
-    SHOWN: ClassVar = Shown(stage="gain", in_bytes=False)
     EXAMPLES: ClassVar = (
         "inshrink inspect runs/digits --tensors",
         "inshrink inspect digits.inshrink --json",
-        "inshrink inspect digits.inshrink --requests",
-        "inshrink inspect digits.inshrink --gain --against runs/digits",
     )
 
     def perform(self) -> Inventory:
-        """Read headers, and measure where that is asked for."""
+        """Read headers."""
         from inshrink_core.chain import Archive
-        from inshrink_core.execution import resolve_device
         from inshrink_core.formats.run import NoCheckpointError
 
-        if not self.gain and (self.against is not None or self.codec is not None):
-            raise InputError("--against and --codec go with --gain", remedy="add --gain, or leave them out")
         try:
             opened = self.opened(self.source)
         except NoCheckpointError as error:
@@ -195,38 +157,7 @@ class Inspect(OnDevice, Opening, Request[Inventory]):
             return Inventory(path=str(self.source), facts=facts, failure=error)
         found = _inspect_archive(opened) if isinstance(opened, Archive) else _inspect_run(opened)
         named = str(getattr(self.source, "path", self.source))
-        found = replace(found, path=named, with_tensors=self.tensors)
-        if self.requests:
-            if not isinstance(opened, Archive):
-                raise InputError("--requests is of an archive, and this is a run", remedy="leave it out")
-            found = replace(found, requests=_requests(opened))
-        if not self.gain:
-            return found
-        device = resolve_device(self.device)
-        return replace(found, restore_gain=self._measure(opened, device), device=device)
-
-    def _measure(self, opened: Run | Archive, device: str) -> RestoreGain:
-        """Measure gain and noise of restores."""
-        from inshrink_core.analysis.gain import restore_gain, restore_gain_of_run
-        from inshrink_core.chain import Archive
-
-        if isinstance(opened, Archive):
-            if self.against is None:
-                raise InputError(
-                    "--gain compares an archive with the original run", remedy="give it with --against RUN"
-                )
-            if self.codec is not None:
-                raise InputError("an archive has its codec already", remedy="leave out --codec")
-            return restore_gain(opened, self.opened_run(self.against), device=device, progress=self.progress)
-        if self.against is not None:
-            raise InputError("--against goes with an archive, and this is a run", remedy="leave it out")
-        chosen: dict[str, Any] = {}
-        if self.codec is not None:
-            from inshrink_core.codecs.variants import Variant
-
-            variant = Variant.parse(self.codec)
-            chosen = {"codec": variant.codec, "config": variant.config(None)}
-        return restore_gain_of_run(opened, **chosen, device=device, progress=self.progress)
+        return replace(found, path=named, with_tensors=self.tensors)
 
 
 inspect = python_call(Inspect)
@@ -420,52 +351,6 @@ def _branches(archive: Archive) -> list[tuple[str, FrameInfo]]:
         return []
 
 
-def _requests(archive: Archive) -> dict[str, Any] | None:
-    """Count what is asked of storage until an archive is open, and a step or its largest tensor restored.
-
-    The step is the last one of those with the longest chain. None without frames that can be read.
-    """
-    from inshrink_core.archive.reader import counting_reader
-    from inshrink_core.archive.storage.ahead import nothing_held
-    from inshrink_core.chain import Archive
-
-    infos = [info for info in archive.frames if info not in _readable(archive)[1]]
-    if not infos:
-        return None
-    info = max(reversed(infos), key=lambda one: len(archive.reader.chain(one.frame_id)))
-    spec = max(archive.checkpoint(info).specs, key=lambda one: one.nbytes)
-
-    def restore(opened: Archive) -> None:
-        opened.fetch([info])
-        checkpoint = opened.checkpoint(info)
-        with checkpoint.expecting(checkpoint.specs):
-            for one in checkpoint.specs:
-                checkpoint.source.read(one)
-        for file in checkpoint.files:
-            checkpoint.source.skeleton(file)
-
-    def read_tensor(opened: Archive) -> None:
-        opened.checkpoint(info).source.read(spec)
-
-    acts = {"opening": lambda opened: None, "restoring": restore, "reading_tensor": read_tensor}
-    counts = {}
-    for name, act in acts.items():
-        with nothing_held():
-            reader, asked = counting_reader(archive.reader.storage)
-            act(Archive(reader, limits=archive.limits, bases=archive.bases))
-        counts[name] = {
-            "requests": asked.requests,
-            "bytes": asked.bytes_read,
-            "round_trips": asked.round_trips,
-        }
-    return {
-        "step": info.step,
-        "frames": len(archive.reader.chain(info.frame_id)),
-        "largest_tensor": spec.key,
-        **counts,
-    }
-
-
 def _said(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a frame says of what a restore of it costs, and of tensors that it left as they were."""
     from inshrink_core.chain import QUALITY, WRITTEN
@@ -588,22 +473,6 @@ def _facts(path: str, facts: Mapping[str, Any], archived: bool) -> list[tuple[st
     return [*rows, ("read", f"{size(facts['bytes_read'])} of headers")]
 
 
-def _show_requests(console: Console, asked: Mapping[str, Any]) -> None:
-    """Print what reading takes, as of a bucket."""
-    frames = counted(asked["frames"], "frame")
-    console.print(f"\nasked of a bucket to read step {asked['step']}, a chain of {frames}:")
-    texts = {
-        "opening": "open the archive",
-        "restoring": "and restore the step",
-        "reading_tensor": "or its largest tensor",
-    }
-    rows = ((text, asked[name]) for name, text in texts.items())
-    cells = (
-        [text, *map(count, (row["requests"], row["round_trips"])), size(row["bytes"])] for text, row in rows
-    )
-    show_table(console, ("", "requests", "round trips", "bytes"), cells)
-
-
 def _role_cells(role: str, row: Mapping[str, Any], archived: bool) -> list[str]:
     extra = (size(row["archive_bytes"]), ratio(row["ratio"])) if archived else ()
     return [role, count(row["tensors"]), size(row["raw_bytes"]), *extra]
@@ -656,21 +525,3 @@ def _tensor_cells(row: Mapping[str, Any], archived: bool) -> list[str]:
         size(row["raw_bytes"]),
         *((ratio(row["ratio"]),) if archived else ()),
     ]
-
-
-def _show_gain(console: Console, measured: RestoreGain, *, with_tensors: bool) -> None:
-    """Print gain and noise by step, and by tensor over all steps, the lowest gain first."""
-    steps = [(str(step.step), step.gain, step.noise) for step in measured.steps]
-    steps.append(("all", measured.pooled.gain, measured.pooled.noise))
-    console.print(f"\nrestored at the step before, with the codec {measured.codec}:")
-    cells = ((name, plain(gain, 3), plain(noise, 3)) for name, gain, noise in steps)
-    show_table(console, ("step", "gain", "noise"), cells, left=())
-    rows = sorted(measured.by_tensor.items(), key=lambda pair: (pair[1].gain is None, pair[1].gain or 0.0))
-    shown = rows if with_tensors else rows[:_FEW_TENSORS]
-    console.print()
-    cells = ((printable(key), plain(row.gain, 3), plain(row.noise, 3)) for key, row in shown)
-    show_table(console, ("tensor", "gain", "noise"), cells)
-    if len(rows) > len(shown):
-        console.print(f"and {counted(len(rows) - len(shown), 'tensor')} of higher gain (--tensors lists all)")
-    if any(row.gain is None for _, row in rows):
-        console.print(f"{UNKNOWN} a tensor that did not move")

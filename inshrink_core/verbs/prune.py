@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core.errors import InputError, MissingFrameError, NotFoundError
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.frame import FrameInfo
 from inshrink_core.report import Report
-from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.request import Option, Request, Shown, fields_of, python_call
 from inshrink_core.text import duration, size, steps_in_short
 from inshrink_core.verbs.history.retention import Retention
 from inshrink_core.verbs.shared.groups import AnyLog, Based, OnDevice, PathLike, ToStorage, chosen_steps
@@ -29,13 +29,11 @@ if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
 
 __all__ = [
-    "ForgetMissing",
     "ForgetReport",
     "KeySizes",
     "Prune",
     "PrunePlan",
     "PruneReport",
-    "forget_missing",
     "make_plan",
     "prune",
 ]
@@ -43,9 +41,6 @@ __all__ = [
 
 _SAMPLE_SHARE: Final = 1 / 8
 """Of the raw bytes of each role, what is re-keyed to estimate how large a keyframe would be."""
-
-KeySize = Callable[[FrameInfo], int]
-"""Returns about how many bytes a frame would take as a keyframe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,10 +141,7 @@ class PruneReport(Report):
             steps = _steps(plan.lost_origins)
             console.print(f"note: what step {steps} was restored from goes; its record of it stays")
         if self.freed < 0:
-            console.print(
-                f"note: re-keyed steps take {size(-self.freed)} more than what goes; "
-                "--smallest keeps steps where that is smaller"
-            )
+            console.print(f"note: re-keyed steps take {size(-self.freed)} more than what goes")
         if not plan.changes:
             console.print("nothing to remove")
         elif not self.applied:
@@ -158,7 +150,7 @@ class PruneReport(Report):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetReport(Report):
-    """What `forget_missing` gave up, or would.
+    """What `prune` with `forget_missing` gave up, or would.
 
     Parameters
     ----------
@@ -225,30 +217,15 @@ def _steps(frames: Sequence[FrameInfo]) -> str:
 
 
 @dataclass(frozen=True)
-class _InPlace(ToStorage):
-    """A folder that changes once that is said.
-
-    Parameters
-    ----------
-    archive
-        The archive: a folder, or a URL.
-    apply
-        Do it. Otherwise nothing is changed, and the report says what would be done.
-    """
-
-    archive: Annotated[PathLike, Option(metavar="ARCHIVE")]
-    _: KW_ONLY
-    apply: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prune(_InPlace, Retention, OnDevice, Based, Request[PruneReport]):
+class Prune(Retention, ToStorage, OnDevice, Based, Request[PruneReport | ForgetReport]):
     """Remove archived steps, or their optimizer state; what stays keeps every bit.
 
     Shows a plan unless told to apply it.
 
     Parameters
     ----------
+    archive
+        The archive: a folder, or a URL.
     log
         What the training logged, as CSV, JSON lines or an event file, or its run: for --keep-best. By default
         what the archived steps carry.
@@ -257,16 +234,20 @@ class Prune(_InPlace, Retention, OnDevice, Based, Request[PruneReport]):
         repeated.
     drop_branches
         Keep nothing outside the history of the newest branch.
-    smallest
-        Keep further steps where re-keying those that need them would take more space.
     stand_alone
         Re-key the frames that are encoded relative to a base model, so that nothing needs it any more.
         Without another rule every step stays.
+    forget_missing
+        Instead give up frames whose files are lost, and those that need them; rebuild a manifest that is of
+        no use from the frames that are there, which are taken for all.
+    apply
+        Do it. Otherwise nothing is changed, and the report says what would be done.
 
     Raises
     ------
     InputError
-        No rule says what to keep, no step has a metric's value, or the archive is packed or behind a URL.
+        No rule says what to keep, a rule stands beside `forget_missing`, no step has a metric's value, or the
+        archive is packed or behind a URL.
     NotFoundError
         A step of `keep` is not there.
     MissingFrameError, DamagedError
@@ -284,6 +265,9 @@ class Prune(_InPlace, Retention, OnDevice, Based, Request[PruneReport]):
     compared before one replacement of the manifest makes it live and buries what goes; files are
     deleted last. Killed at any moment, the archive is either as before or pruned.
 
+    Giving frames up cannot be undone: a file that is found later is no part of the archive any more. The
+    steps go on from what is the last frame then, perhaps that of a branch which training had left.
+
     Examples
     --------
     >>> import inshrink_core, tempfile, pathlib
@@ -295,19 +279,22 @@ class Prune(_InPlace, Retention, OnDevice, Based, Request[PruneReport]):
     True
     """
 
+    archive: Annotated[PathLike, Option(metavar="ARCHIVE")]
+    _: KW_ONLY
     log: Annotated[AnyLog | None, Option(metavar="FILE|RUN")] = None
     keep: Annotated[Sequence[int | str], Option(metavar="STEPS", many=True)] = ()
     drop_branches: bool = False
-    smallest: bool = False
     stand_alone: bool = False
+    forget_missing: bool = False
+    apply: bool = False
 
-    MODES: ClassVar = ("inshrink_core.verbs.prune:ForgetMissing",)
     INTERRUPTED: ClassVar = "the archive is as before, or pruned; the same command tells"
     SHOWN: ClassVar = Shown(stage="prune")
     EXAMPLES: ClassVar = (
         "inshrink prune digits.inshrink --keep-every 1000 --keep-last 5",
         "inshrink prune digits.inshrink --keep-every 1000 --keep-last 5 --apply",
         "inshrink prune digits.inshrink --optimizer-last 2 --apply",
+        "inshrink prune digits.inshrink --forget-missing",
     )
 
     @property
@@ -315,10 +302,12 @@ class Prune(_InPlace, Retention, OnDevice, Based, Request[PruneReport]):
         """Whether a rule says which steps to keep."""
         return super().thins or bool(self.keep)
 
-    def perform(self) -> PruneReport:
+    def perform(self) -> PruneReport | ForgetReport:
         """Plan, and do it where that is said."""
         from inshrink_core.archive import ArchiveWriter
 
+        if self.forget_missing:
+            return self._forget()
         if self.says_nothing and not self.stand_alone:
             raise InputError(
                 "nothing says what to keep",
@@ -330,7 +319,7 @@ class Prune(_InPlace, Retention, OnDevice, Based, Request[PruneReport]):
         rules = self._read(opened.reader)
         estimate = KeySizes(opened, self.progress)
         before = opened.reader.nbytes
-        plan = make_plan(opened, rules, estimate.key_size)
+        plan = make_plan(opened, rules)
         if not (self.apply and plan.changes):
             after = before + estimate.growth(plan)
             self.declare(self.archive)
@@ -351,6 +340,32 @@ class Prune(_InPlace, Retention, OnDevice, Based, Request[PruneReport]):
             seconds=time.perf_counter() - begun,
             device=opened.device,
         )
+
+    def _forget(self) -> ForgetReport:
+        """Tell which frames are given up, and remove them where that is said."""
+        from inshrink_core.archive import ArchiveReader, ArchiveWriter, remove_frames
+
+        given = self.given().keys() - {"archive", "forget_missing", "apply", "single_writer"}
+        for field in fields_of(type(self)):
+            if field.name in given:
+                raise InputError(f"--forget-missing and {field.names[0]} exclude each other")
+        self.declare(self.archive)
+        problem = ArchiveReader.open(self.archive).catalog.manifest_problem
+        with ArchiveWriter(self.archive, rebuild=True) if self.apply else nullcontext() as writer:
+            reader = ArchiveReader.open(self.archive) if writer is None else writer.reader
+            missing, useless = _lost(reader)
+            gone = {frame.frame_id for frame in (*missing, *useless)}
+            left = [frame for frame in reader.frames if frame.frame_id not in gone]
+            if writer is not None and gone:
+                remove_frames(writer, list(gone))
+            return ForgetReport(
+                archive=os.fspath(self.archive),
+                applied=self.apply,
+                manifest=problem.what if problem else "",
+                missing=missing,
+                useless=useless,
+                head=max(left, key=lambda frame: (frame.branch, frame.generation), default=None),
+            )
 
     def _read(self, reader: ArchiveReader) -> Prune:
         """Return the same, the steps to keep as numbers."""
@@ -393,7 +408,7 @@ def carry_out(
     from inshrink_core.frame import FrameKind
 
     archive = Archive(writer.reader, device=device, bases=bases)
-    plan = make_plan(archive, rules, KeySizes(archive, None).key_size, needed)
+    plan = make_plan(archive, rules, needed)
     if not plan.changes:
         return plan
     gone = (*plan.removed, *writer.reader.catalog.superseded)
@@ -479,7 +494,7 @@ class PrunePlan:
     kept
         Frames the rules keep.
     references
-        Frames that stay besides: training was restored from them, or re-keying would cost more.
+        Frames that stay besides, for training was restored from them.
     removed
         Frames that go.
     rekeyed
@@ -543,20 +558,10 @@ class PrunePlan:
 
 
 _ORIGIN: Final = "training was restored from it"
-_CHEAPER: Final = "re-keying would take more"
 
 
-class _Tree(NamedTuple):
-    """Live frames, parents before children."""
-
-    order: tuple[FrameInfo, ...]
-    children: Mapping[bytes, tuple[FrameInfo, ...]]
-
-
-def make_plan(
-    archive: Archive, rules: Prune, key_size: KeySize, needed: Collection[bytes | None] = ()
-) -> PrunePlan:
-    """Decide what becomes of every frame; reads indexes alone, but for what `key_size` reads.
+def make_plan(archive: Archive, rules: Prune, needed: Collection[bytes | None] = ()) -> PrunePlan:
+    """Decide what becomes of every frame; reads indexes alone.
 
     Frames that are needed by id stay like those that training was restored from.
 
@@ -571,21 +576,18 @@ def make_plan(
 
     reader = archive.reader
     _require_whole(reader)
-    tree = _tree_of(reader.frames)
     why = _kept(archive, rules)
     kept = why.keys()
     origins = {frame.frame_id: archive.frame(frame).meta.get("restored") for frame in reader.frames}
     needed = (_origins_of_tips(reader, rules, origins) | (origins.keys() & needed)) - kept
     staying = kept | needed
-    if rules.smallest:
-        staying = _cheapest(tree, staying, key_size)
-    gone = {frame.frame_id for frame in tree.order} - staying
+    in_order = sorted(reader.frames, key=lambda frame: frame.generation)
+    gone = {frame.frame_id for frame in in_order} - staying
     parents = {
         frame.frame_id: _staying_ancestor(reader, frame, gone)
-        for frame in tree.order
+        for frame in in_order
         if frame.frame_id in staying and frame.parent_id in gone
     }
-    in_order = sorted(tree.order, key=lambda frame: frame.generation)
     rekeyed = [
         f
         for f in in_order
@@ -610,7 +612,7 @@ def make_plan(
         copied=copied,
         parents={f.frame_id: f.parent_id for f in (*copied, *rekeyed)} | parents,
         lost_origins=tuple(f for f in in_order if f.frame_id in staying and origins[f.frame_id] in gone),
-        why={frame_id: reasons.get(frame_id, (_CHEAPER,)) for frame_id in staying},
+        why={frame_id: reasons[frame_id] for frame_id in staying},
         rests=rests,
         standing=standing,
     )
@@ -642,21 +644,6 @@ def _require_whole(reader: ArchiveReader) -> None:
         )
     if not reader.frames:
         raise NotFoundError("the archive holds no steps yet", where=reader.path)
-
-
-def _tree_of(frames: Iterable[FrameInfo]) -> _Tree:
-    """Order frames along their parents: after pruning, generations alone do not say."""
-    live = {frame.frame_id: frame for frame in frames}
-    children: dict[bytes, list[FrameInfo]] = {}
-    for frame in live.values():
-        children.setdefault(frame.parent_id or b"", []).append(frame)
-    pending = [frame for frame in live.values() if frame.parent_id not in live]
-    order: list[FrameInfo] = []
-    while pending:
-        frame = pending.pop()
-        order.append(frame)
-        pending += children.get(frame.frame_id, ())
-    return _Tree(tuple(order), {key: tuple(found) for key, found in children.items()})
 
 
 def _tips(reader: ArchiveReader, rules: Prune) -> list[FrameInfo]:
@@ -716,38 +703,6 @@ def _origins_of_tips(reader: ArchiveReader, rules: Prune, origins: Mapping[bytes
     live = {frame.frame_id for frame in reader.frames}
     named = {origins[tip.frame_id] for tip in _tips(reader, rules)}
     return {frame_id for frame_id in named if isinstance(frame_id, bytes) and frame_id in live}
-
-
-def _cheapest(tree: _Tree, staying: set[bytes], key_size: KeySize) -> set[bytes]:
-    """Add the frames that cost less than re-keying what needs them; exact, by dynamic programming.
-
-    The cost of a frame and all below it is worked out for either fate of its parent, from the leaves
-    up. A frame that need not stay may go, or stay if it is a keyframe or its parent stays.
-    """
-    from inshrink_core.frame import FrameKind
-
-    with_parent: dict[bytes, int] = {}
-    without: dict[bytes, int] = {}
-    stays: dict[tuple[bytes, bool], bool] = {}
-    for frame in reversed(tree.order):
-        below = tree.children.get(frame.frame_id, ())
-        if_stays = sum(with_parent[child.frame_id] for child in below)
-        if_goes = sum(without[child.frame_id] for child in below)
-        for parent_stays, costs in ((True, with_parent), (False, without)):
-            needs_key = frame.kind is FrameKind.DELTA and not parent_stays
-            if frame.frame_id in staying:
-                reachable = needs_key and frame.parent_id not in staying
-                own = key_size(frame) if reachable else frame.nbytes
-                costs[frame.frame_id], choice = own + if_stays, True
-            else:
-                choice = not needs_key and frame.nbytes + if_stays < if_goes
-                costs[frame.frame_id] = frame.nbytes + if_stays if choice else if_goes
-            stays[frame.frame_id, parent_stays] = choice
-    chosen: set[bytes] = set()
-    for frame in tree.order:
-        if stays[frame.frame_id, frame.parent_id in chosen]:
-            chosen.add(frame.frame_id)
-    return chosen
 
 
 def _staying_ancestor(reader: ArchiveReader, frame: FrameInfo, gone: set[bytes]) -> bytes | None:
@@ -860,64 +815,6 @@ class KeySizes:
             _, reference = self._archive.decode(info, entry.key)
             nbytes += len(codec_for_block(entry.codec, where).rekey(spec_of(entry, where), reference).payload)
         return nbytes
-
-
-@dataclass(frozen=True)
-class ForgetMissing(_InPlace, Request[ForgetReport]):
-    """Give up frames whose files are lost, and those that need them; rebuild a manifest that is of no use.
-
-    A manifest that cannot be used is rebuilt from the frames that are there, which are taken for all.
-
-    Raises
-    ------
-    NotFoundError, LockedError, StorageError
-        As for any writer; nothing is changed.
-
-    Notes
-    -----
-    This cannot be undone: a file that is found later is no part of the archive any more. The steps go on
-    from what is the last frame then, perhaps that of a branch which training had left.
-
-    Examples
-    --------
-    >>> import inshrink_core, tempfile, pathlib
-    >>> from inshrink_core.verbs.prune import forget_missing
-    >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
-    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    >>> report = inshrink_core.compress(run, target, steps=run.steps[:2])
-    >>> (target / inshrink_core.open(target).last.path).unlink()
-    >>> [frame.step for frame in forget_missing(target, apply=True).missing] == [run.steps[1]]
-    True
-    >>> inshrink_core.open(target).last.step == run.steps[0]
-    True
-    """
-
-    COMMAND: ClassVar = "prune --forget-missing"
-
-    def perform(self) -> ForgetReport:
-        """Tell what goes, and remove it where that is said."""
-        from inshrink_core.archive import ArchiveReader, ArchiveWriter, remove_frames
-
-        self.declare(self.archive)
-        problem = ArchiveReader.open(self.archive).catalog.manifest_problem
-        with ArchiveWriter(self.archive, rebuild=True) if self.apply else nullcontext() as writer:
-            reader = ArchiveReader.open(self.archive) if writer is None else writer.reader
-            missing, useless = _lost(reader)
-            gone = {frame.frame_id for frame in (*missing, *useless)}
-            left = [frame for frame in reader.frames if frame.frame_id not in gone]
-            if writer is not None and gone:
-                remove_frames(writer, list(gone))
-            return ForgetReport(
-                archive=os.fspath(self.archive),
-                applied=self.apply,
-                manifest=problem.what if problem else "",
-                missing=missing,
-                useless=useless,
-                head=max(left, key=lambda frame: (frame.branch, frame.generation), default=None),
-            )
-
-
-forget_missing = python_call(ForgetMissing)
 
 
 def _lost(reader: ArchiveReader) -> tuple[tuple[FrameInfo, ...], tuple[FrameInfo, ...]]:

@@ -45,7 +45,6 @@ _TOPICS = {
     "estimate": "allocate.estimates",
     "evaluate": "allocate.evaluator",
     "export": "export.export",
-    "inspect": "sensitivity.gain",
     "prune": "archive.prune",
     "rehearse": "compare.rehearse",
     "restore": "compare.restore",

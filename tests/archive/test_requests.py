@@ -6,11 +6,10 @@ import pytest
 import torch
 
 import inshrink_core
+from benchmarks.requests import CountingStorage, counting_reader
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, pack_archive
-from inshrink_core.archive.reader import counting_reader
 from inshrink_core.archive.storage import LocalStorage, ahead
 from inshrink_core.archive.storage.contract import Range
-from inshrink_core.archive.storage.counting import CountingStorage
 from inshrink_core.chain import Archive
 from inshrink_core.errors import InshrinkError
 from tests.archive.building import append, build, contents

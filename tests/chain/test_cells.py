@@ -25,7 +25,7 @@ from inshrink_core.checkpoint import Box, Checkpoint, TensorRole, TensorsInMemor
 from inshrink_core.codec import make_codec
 from inshrink_core.errors import ConflictError, DamagedError, MissingFrameError
 from inshrink_core.frame import BlockEntry
-from inshrink_core.verbs import diff, inspect, pack, prune, restore, unpack, verify
+from inshrink_core.verbs import inspect, pack, prune, restore, unpack, verify
 
 ROWS, COLUMNS, STEPS = 40, 8, (1, 2, 3)
 
@@ -204,7 +204,6 @@ def test_verify_reads_every_cell_and_compares_whole_tensors(path, tmp_path):
     run.mkdir()
     restore(path, run, steps=list(STEPS), layout="torch")
     assert not verify(path, deep=True, against=run).problems
-    assert {row.spec.key for row in diff(path).tensors} == {"fc.weight", "fc.bias"}
 
 
 def test_pruned_packed_and_rebuilt_archives_hold_the_same(path, tmp_path):

@@ -107,9 +107,6 @@ def test_a_run_of_every_dtype_is_compressed_and_restored(
                 assert bits(step[tensor.spec.key]) == bits(original.source.read(tensor.spec)), tensor.spec.key
     checked = inshrink_core.verify(tmp_path / "a", deep=True, against=run)
     assert checked.ok, checked.problems
-    assert len(inshrink_core.verbs.diff(tmp_path / "a", steps=STEPS, everything=True).tensors) > len(
-        DTYPE_SIZES
-    )
     if optimizer != "drop":
         report = inshrink_core.restore(tmp_path / "a", tmp_path / "out", steps=[2])
         restored, original = torch.load(report.paths[0]), content_of(2)

@@ -32,7 +32,6 @@ from inshrink_core.chain.attachments import LAYOUT_KEY
 from inshrink_core.cli.output import _json_value
 from inshrink_core.errors import InshrinkError
 from inshrink_core.verbs.inspect import inspect
-from inshrink_core.verbs.prune import forget_missing
 
 CASES = int(os.environ.get("INSHRINK_FUZZ_CASES", "120"))
 FIRST = int(os.environ.get("INSHRINK_FUZZ_FIRST", "0"))
@@ -187,11 +186,10 @@ def tried(path: Path) -> tuple[bool, bool]:
     limits = {"max_memory": 200 * MB, "max_disk": 100 * MB}
     asks: list[Callable[[], Any]] = [
         lambda: json.dumps(_json_value(inspect(Archive.open(path)).to_json()), allow_nan=False),
-        lambda: inshrink_core.verbs.diff(path),
         lambda: inshrink_core.verbs.load_state_dict(path),
         lambda: inshrink_core.verbs.export(path, out / "x", weights_only=True, force=True, **limits),
         lambda: inshrink_core.verbs.prune(path, keep_last=1),
-        lambda: forget_missing(path),
+        lambda: inshrink_core.verbs.prune(path, forget_missing=True),
     ]
     for ask in asks:
         try:

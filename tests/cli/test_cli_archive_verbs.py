@@ -1,6 +1,5 @@
-"""The verbs about archives as wholes: export, prune, diff and the watch, as a shell sees them."""
+"""The verbs about archives as wholes: export, prune and the watch, as a shell sees them."""
 
-import csv
 import re
 import shutil
 import subprocess
@@ -45,7 +44,6 @@ def emitted(document):
         ("export", ("{archive}", "-o", "{out}", "--weights-only", "--step", "50")),
         ("export", ("{archive}", "--pack", "{out}")),
         ("prune", ("{archive}", "--keep-last", "2")),
-        ("diff", ("{run}", "--steps", "10", "25")),
         ("compress", ("{run}", "-o", "{archive}", "--watch", "--poll", "0.05", "--until", "25")),
     ],
 )
@@ -58,7 +56,7 @@ def test_every_key_of_a_document_is_documented(cli, archive, tmp_path, verb, wor
     assert found <= documented(verb)
 
 
-@pytest.mark.parametrize("verb", ["export", "prune", "diff"])
+@pytest.mark.parametrize("verb", ["export", "prune"])
 def test_help_and_docs_name_the_same_options(cli, verb):
     text = (DOCS / "cli.md").read_text()
     described = text.split("\n## inspect")[0] + text.split(f"\n## {verb}\n")[1].split("\n## ")[0]
@@ -89,7 +87,6 @@ def test_packed_archive_is_read_by_every_verb(cli, archive, tmp_path):
     assert cli("restore", packed, "--step", "50", "-o", tmp_path / "out").code == 0
     compared = cli("compare", packed, "--against", SAMPLE, "--trust-run", "--steps", "50", "--json")
     assert compared.code == 0, compared.err
-    assert cli("diff", packed, "--steps", "10", "25").code == 0
     assert cli("export", packed, "--unpack", tmp_path / "again.inshrink").code == 0
     assert cli("verify", tmp_path / "again.inshrink").code == 0
     refused = cli("compress", SAMPLE, "-o", packed)
@@ -129,17 +126,6 @@ def test_prune_shows_a_plan_and_does_it_when_told(cli, archive):
     assert "nothing to remove" in again.out
 
 
-def test_diff_writes_its_rows_as_csv(cli, tmp_path):
-    outcome = cli("diff", SAMPLE, "--steps", "10", "25", "--csv", tmp_path / "moved.csv", "--json")
-    with (tmp_path / "moved.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["key"] for row in rows] == [row["key"] for row in outcome.document["tensors"]]
-    assert float(rows[0]["relative"]) == outcome.document["tensors"][0]["relative"]
-    text = cli("diff", SAMPLE).out
-    assert "layer type, step" in text
-    assert "conv1.weight" in text
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -155,8 +141,6 @@ def test_diff_writes_its_rows_as_csv(cli, tmp_path):
         (("prune", "{archive}", "--keep", "11"), "no frame of step 11"),
         (("prune", "{archive}", "--keep-every", "0"), "--keep-every"),
         (("prune", "{run}", "--keep-last", "1"), "not an Inshrink archive"),
-        (("diff", "{run}", "--steps", "10", "11"), "step 11"),
-        (("diff", "{out}"), "no such"),
         (("compress", "{run}", "-o", "{out}", "--until", "5"), "--watch"),
         (("compress", "{run}", "-o", "{out}", "--watch", "--steps", "10"), "--until"),
         (("compress", "{out}", "-o", "{out}2", "--watch"), "no such directory"),

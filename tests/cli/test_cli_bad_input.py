@@ -47,9 +47,9 @@ def test_a_missing_path_is_named(cli, tmp_path, words):
 
 
 def test_an_option_without_its_values_points_to_the_help_of_its_verb(cli, tmp_path):
-    outcome = cli("diff", tmp_path, "--steps", "200")
+    outcome = cli("compress", tmp_path, "--steps")
     assert outcome.code == 2
-    assert one_line(outcome).endswith("see inshrink diff --help\n")
+    assert one_line(outcome).endswith("see inshrink compress --help\n")
 
 
 def test_a_message_leaves_out_the_side_that_is_not_known():

@@ -86,45 +86,6 @@ def test_ctrl_c_says_how_to_go_on(cli, small_run, tmp_path, monkeypatch):
     assert len(json.loads((tmp_path / "out" / "points.json").read_text())["points"]) == 1
 
 
-def test_gain_of_an_archive_needs_its_run_and_shows_steps_and_tensors(cli, archive, small_run):
-    outcome = cli("inspect", archive, "--gain", "--against", small_run)
-    assert outcome.code == 0
-    assert re.search(r"^ +25 +[\d.]+ +[\d.]+$", outcome.out, flags=re.MULTILINE)
-    assert "tensors of higher gain" in outcome.out or "tensor of higher gain" in outcome.out
-    full = cli("inspect", archive, "--gain", "--against", small_run, "--json").document["restore_gain"]
-    assert full["steps"] == [25, 50]
-    assert len(full["tensors"]) == 13
-    alone = cli("inspect", archive, "--gain")
-    assert alone.code == 2
-    assert "--against" in alone.err
-
-
-def test_gain_of_a_run_is_that_of_the_codec_asked_for(cli, small_run):
-    def gain(codec):
-        return cli("inspect", small_run, "--gain", "--codec", codec, "--json").document["restore_gain"]
-
-    coarse, exact = gain("uniform:bits=2"), gain("lossless")
-    assert coarse["config"]["bits"] == 2
-    assert exact["gain"] == [pytest.approx(1.0, abs=1e-5)] * 2
-    assert max(coarse["noise"]) > 0.1 > max(exact["noise"])
-
-
-@pytest.mark.parametrize(
-    ("subject", "words"),
-    [
-        ("archive", ("--codec", "uniform", "--gain", "--against", "{run}")),
-        ("run", ("--against", "{run}", "--gain")),
-        ("run", ("--codec", "uniform")),
-        ("run", ("--codec", "none-such", "--gain")),
-    ],
-)
-def test_options_of_gain_that_do_not_fit_are_refused(cli, archive, small_run, subject, words):
-    path = archive if subject == "archive" else small_run
-    outcome = cli("inspect", path, *(word.format(run=small_run) for word in words))
-    assert (outcome.code, outcome.out) == (2, "")
-    assert len(outcome.err.splitlines()) == 1
-
-
 def test_compare_shows_gain_where_asked(cli, archive, small_run):
     words = ("compare", archive, "--against", small_run, "--steps", "10,25")
     with_gain = cli(*words, "--gain", "--json").document["steps"]

@@ -14,15 +14,15 @@ from inshrink_core.request import request_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 VERBS = (
-    "inspect", "compress", "restore", "verify", "commit", "compare", "diff", "average", "estimate",
-    "evaluate", "export", "apply", "prune", "push", "release", "sensitivity", "bench", "rehearse",
+    "inspect", "compress", "restore", "verify", "commit", "compare", "average", "estimate",
+    "evaluate", "export", "prune", "push", "release", "sensitivity", "bench", "rehearse",
     "run", "search", "ui",
 )  # fmt: skip
 SCHEMA = json.loads((DOCS / "documents.schema.json").read_text())
 TABLES = {"roles", "layers", "from_last", "metrics", "standard_errors", "steps[].errors"}
 """Keys whose value is a table of names that are data, not keys."""
 OPAQUE = {
-    "config", "rows[].config", "restore_gain.config", "best.config", "trials[].config", "frames[].config",
+    "config", "rows[].config", "best.config", "trials[].config", "frames[].config",
     "overrides",
 }  # fmt: skip
 """Keys whose value belongs to a codec."""
@@ -56,15 +56,12 @@ def keys_of(value, prefix=""):
         ("inspect", ("{run}",)),
         ("inspect", ("{archive}",)),
         ("inspect", ("{junk}",)),
-        ("inspect", ("{archive}", "--gain", "--against", "{run}")),
-        ("inspect", ("{archive}", "--requests")),
         ("compress", ("{run}", "-o", "{archive}")),
         ("compress", ("{run}", "-o", "{out}", "--steps", "50", "--base", "{run}@25")),
         ("compress", ("{run}", "-o", "{out}", "--steps", "25,50", "--part", "1/2")),
         ("commit", ("{archive}",)),
         ("restore", ("{archive}", "-o", "{out}")),
         ("release", ("{run}", "{archive}")),
-        ("export", ("{archive}", "--patch", "25:50", "-o", "{out}.safetensors")),
         ("verify", ("{archive}", "--against", "{run}")),
         ("verify", ("{run}",)),
         ("compare", ("{archive}", "--against", "{run}", "--trust-run", "--steps", "25")),

@@ -30,7 +30,6 @@ LEAST = {
     "estimate --levels": ["estimate", "run", "--levels", "5"],
     "evaluate --write": ["evaluate", "run", "--write", "judge.py"],
     "compress --watch": ["compress", "run", "-o", "a", "--watch", "--until", "40"],
-    "prune --forget-missing": ["prune", "a", "--forget-missing", "--apply"],
 }
 JUDGE = (
     "import pathlib\n\n\ndef evaluate(state):\n    pathlib.Path({!r}).touch()\n    return {{'loss': 1.0}}\n"

@@ -356,7 +356,7 @@ def test_json_is_one_document_also_in_a_subprocess(small_run):
 @pytest.mark.parametrize(
     "verb",
     [
-        *("inspect", "compress", "restore", "verify", "compare", "diff", "estimate", "export", "prune"),
+        *("compress", "restore", "verify", "compare", "estimate", "export", "prune"),
         *("sensitivity", "bench", "rehearse", "search"),
     ],
 )
@@ -384,7 +384,6 @@ def test_the_report_names_the_device_that_was_used(cli, small_run, tmp_path):
         ("restore", "-o", "{out}"),
         ("verify", "--deep"),
         ("compare", "--against", "{run}", "--trust-run", "--steps", "25", "--again"),
-        ("diff",),
         ("export", "-o", "{out}"),
         ("prune", "--keep-last", "1", "--apply"),
         ("sensitivity", "--metric", "update"),

@@ -14,7 +14,6 @@ from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.chain import Archive
 from inshrink_core.cli import main
 from inshrink_core.errors import DamagedError, MissingFrameError
-from inshrink_core.verbs.prune import forget_missing
 from tests.runs import model, write_run
 
 
@@ -56,7 +55,6 @@ def test_a_restore_does_not_give_the_abandoned_branch_where_the_head_is_missing(
         lambda: inshrink_core.verbs.pack(beheaded, tmp_path / "packed.inshrink"),
         lambda: inshrink_core.verbs.unpack(beheaded, tmp_path / "unpacked.inshrink"),
         lambda: inshrink_core.verbs.prune(beheaded, keep_last=1),
-        lambda: inshrink_core.verbs.diff(beheaded),
         lambda: Archive.open(beheaded)[15],
     ):
         with pytest.raises(MissingFrameError, match="step 15"):
@@ -173,7 +171,9 @@ def test_forgetting_shows_a_plan_then_gives_up_what_is_lost(beheaded: Path, cli)
     assert inshrink_core.verify(beheaded, deep=True).ok
 
 
-@pytest.mark.parametrize("rule", [("--keep-last", "1"), ("--keep", "25"), ("--smallest",), ("--base", "x")])
+@pytest.mark.parametrize(
+    "rule", [("--keep-last", "1"), ("--keep", "25"), ("--stand-alone",), ("--base", "x")]
+)
 def test_forgetting_goes_without_rules(beheaded: Path, cli, rule) -> None:
     before = sorted(beheaded.rglob("*"))
     outcome = cli("prune", str(beheaded), "--forget-missing", *rule, "--apply")
@@ -186,9 +186,9 @@ def test_forgetting_takes_the_frames_along_that_need_what_is_lost(branched: Path
     path = tmp_path / "b.inshrink"
     shutil.copytree(branched, path)
     (path / Archive.open(path).reader.frames[2].path).unlink()  # the keyframe of step 15, branch 0
-    planned = forget_missing(path)
+    planned = inshrink_core.verbs.prune(path, forget_missing=True)
     assert [frame.step for frame in planned.useless] == [20]
-    done = forget_missing(path, apply=True)
+    done = inshrink_core.verbs.prune(path, forget_missing=True, apply=True)
     assert (done.missing, done.useless, done.head) == (planned.missing, planned.useless, planned.head)
     assert inshrink_core.verify(path, deep=True).ok
 
@@ -234,7 +234,6 @@ def test_without_a_manifest_nothing_is_taken_for_the_last_step(
         lambda: inshrink_core.verbs.pack(unlisted, tmp_path / "packed.inshrink"),
         lambda: inshrink_core.verbs.unpack(unlisted, tmp_path / "unpacked.inshrink"),
         lambda: inshrink_core.verbs.prune(unlisted, keep_last=1, apply=True),
-        lambda: inshrink_core.verbs.diff(unlisted),
         lambda: inshrink_core.compare(unlisted, against=run_path),
         lambda: inshrink_core.compress(run_path, unlisted),
         lambda: inshrink_core.compress(run_path, unlisted, steps=[20], resumed_from=10),
@@ -290,7 +289,7 @@ def test_taking_what_is_there_for_all_drops_what_cannot_be_decoded_without_a_tra
     unlisted: Path,
 ) -> None:
     (unlisted / "frames" / "00000003-15.frame").unlink()
-    done = forget_missing(unlisted, apply=True)
+    done = inshrink_core.verbs.prune(unlisted, forget_missing=True, apply=True)
     assert ([frame.step for frame in done.useless], done.missing) == ([20], ())
     assert inshrink_core.verify(unlisted, deep=True).ok
 

@@ -23,7 +23,6 @@ from inshrink_core.execution import NotRegularError, ResultLog, load_result, rea
 from inshrink_core.training import Saver
 from inshrink_core.training.folder_saver import LINEAGE_NAME, read_lineage
 from inshrink_core.training.spool import Spool, spool_folder
-from inshrink_core.verbs.prune import forget_missing
 from tests.runs import model
 
 _MOST_S = 60
@@ -109,13 +108,12 @@ def everything(root: Path, name: str) -> dict[str, Callable[[], object]]:
         "pack": lambda: inshrink_core.verbs.pack(path, root / "again.inshrink", force=True),
         "unpack": lambda: inshrink_core.verbs.unpack(path, root / "unpacked.inshrink"),
         "prune": lambda: inshrink_core.verbs.prune(path, keep_last=1),
-        "forget": lambda: forget_missing(path),
-        "diff": lambda: inshrink_core.verbs.diff(path),
+        "forget": lambda: inshrink_core.verbs.prune(path, forget_missing=True),
         "compare": lambda: inshrink_core.compare(path, run),
         "compress": lambda: inshrink_core.compress(run, path),
         "watch": lambda: inshrink_core.verbs.watch(run, path, interval=0.01, idle=0.02),
         "saver": lambda: Saver(path, model()).close(),
-        "forget, applied": lambda: forget_missing(path, apply=True),
+        "forget, applied": lambda: inshrink_core.verbs.prune(path, forget_missing=True, apply=True),
         "prune, applied": lambda: inshrink_core.verbs.prune(path, keep_last=1, apply=True),
     }
 
@@ -171,7 +169,7 @@ def test_a_damaged_manifest_that_is_no_file_is_replaced_when_asked_to(root: Path
     put(root / "a.inshrink/inshrink-manifest", "pipe")
     with pytest.raises(DamagedError, match="not a regular file, and it alone tells"):
         inshrink_core.restore(root / "a.inshrink", root / "out")
-    forget_missing(root / "a.inshrink", apply=True)
+    inshrink_core.verbs.prune(root / "a.inshrink", forget_missing=True, apply=True)
     assert Archive.open(root / "a.inshrink").steps == (10, 20, 30)
     assert inshrink_core.verify(root / "a.inshrink", deep=True).ok
 

@@ -101,7 +101,6 @@ NOT_RUN = {
     ("docs/integrations/hub.md", "inshrink push digits.inshrink hf://me/digits"): HUB,
     ("docs/integrations/hub.md", "inshrink restore hf://me/digits --step 400 -o restored/"): HUB,
     ("docs/integrations/hub.md", "inshrink restore hf://me/digits --step 400 --tensors 'fc1*' -o some/"): HUB,
-    ("docs/integrations/hub.md", "inshrink inspect hf://me/digits --requests"): HUB,
     (
         "docs/cli.md",
         "inshrink bench runs/digits --trust-run -o bench",
@@ -123,10 +122,6 @@ EXITS = {
     ("docs/cli.md", "inshrink evaluate runs/digits --evaluator judge.py:evaluate"): (
         2,
         "the template's TODO are not filled in",
-    ),
-    ("docs/cli.md", "inshrink apply patch.safetensors model.safetensors -o new.safetensors"): (
-        2,
-        "there is no such patch; tests/verbs/test_patch.py applies some",
     ),
     ("docs/cli.md", "inshrink search runs/digits --target-ratio 30 --evaluator judge.py:evaluate"): (
         1,

@@ -208,7 +208,7 @@ def test_the_command_line_works_with_a_container(url, tmp_path):
     run, archive = inshrink_core.sample("digits-cnn"), f"{url}.inshrink"
     inshrink("compress", run, "-o", archive, "--steps", "10,25")
     inshrink("compress", run, "-o", archive, "--watch", "--poll", "0.1", "--until", "50")
-    assert archive in inshrink("inspect", archive, "--requests").stdout
+    assert archive in inshrink("inspect", archive).stdout
     inshrink("verify", archive, "--deep")
     inshrink("prune", archive, "--keep-last", "2", "--apply")
     inshrink("export", archive, "--pack", f"{archive}.packed")

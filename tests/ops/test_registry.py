@@ -42,7 +42,7 @@ ON_GPU = {
     ),
     *("histogram16", "sensitivity_histogram", "assign", "gather_decoded", "symbol_counts", "dequantize"),
     *PARTS_OF_MOMENTS,
-    *("expand_units", "squared_distance", "distance_to_lattice"),
+    "expand_units",
 }
 
 

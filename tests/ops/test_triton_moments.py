@@ -1,4 +1,4 @@
-"""The Triton kernels of the moments codec and of distances equal their plain-torch twins, bit for bit."""
+"""The Triton kernels of the moments codec equal their plain-torch twins, bit for bit."""
 
 import math
 
@@ -12,7 +12,6 @@ from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import TensorInput
 from inshrink_core.codecs.moments.codec import MomentsCodec
 from inshrink_core.ops import Backend, force_backend, moments
-from inshrink_core.ops.distance import SLICE, distance_to_lattice, squared_distance
 from inshrink_core.ops.moments import BAND, LINE, Units
 from inshrink_core.testing.codecs import state_bits
 from tests.ops.interpreted import NEEDS_GPU, NEEDS_TRITON, outcomes
@@ -115,18 +114,6 @@ def check_decoding(device):
             agree(device, moments.expand_units, rows, columns, None, base, False)
             agree(device, moments.expand_units, rows, columns, elements, base, False)
             agree(device, moments.expand_units, rows, columns, elements, base, True)
-
-
-def check_distances(device):
-    largest = torch.finfo(torch.float32).max
-    # More than one slice takes the interpreter minutes.
-    for n in (0, 1, 16, 17, 1000) if device == "cpu" else (0, 17, 1000, 3 * SLICE + 5):
-        values = normal((n,), 1) * 1e3
-        edges = torch.tensor([math.nan, math.inf, -math.inf, largest, -largest, -0.0, 1e-42])
-        values[: edges.numel()] = edges[:n]
-        integers = (normal((n,), 2) * 1e3).int()
-        agree(device, distance_to_lattice, values, integers, 2.0**-3)
-        agree(device, squared_distance, values, values.flip(0).contiguous())
 
 
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

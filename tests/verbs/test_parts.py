@@ -37,7 +37,7 @@ from inshrink_core.errors import (
 )
 from inshrink_core.execution.engines import ENGINES, Engine
 from inshrink_core.execution.tasks import Heard, Told
-from inshrink_core.verbs import commit, compress, diff, forget_missing, pack, prune, restore, unpack, verify
+from inshrink_core.verbs import commit, compress, pack, prune, restore, unpack, verify
 from tests.docs.pages import blocks
 
 ROOT = Path(__file__).parents[2]
@@ -268,7 +268,7 @@ def test_a_step_that_lost_a_part_can_be_given_up_with_or_without_the_manifest(tm
         (path / last.parts[0].path).unlink()
         if name == "rebuilt":
             (path / "inshrink-manifest").unlink()
-        forget_missing(path, apply=True)
+        prune(path, forget_missing=True, apply=True)
         if name == "rebuilt":
             assert commit(path, discard=True).discarded == (last.step,)
         assert check_archive(path) == ()
@@ -284,8 +284,6 @@ def test_everything_that_reads_or_rewrites_an_archive_takes_frames_in_parts(tmp_
     for path in (whole, parts):
         restore(path, tmp_path / f"restored {path.name}")
         pack(path, tmp_path / f"{path.name}.packed")
-    moved = [diff(path, steps=run.steps[:2]).to_json()["tensors"] for path in (whole, parts)]
-    assert moved[0] == moved[1] != []
     assert files(tmp_path / "restored whole") == files(tmp_path / "restored parts")
     packed = tmp_path / "parts.packed"
     assert check_archive(packed) == ()

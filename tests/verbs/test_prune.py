@@ -178,19 +178,6 @@ def test_a_record_of_a_removed_origin_stays_and_is_reported(
     assert inshrink_core.verify(path, deep=True).ok
 
 
-def test_smallest_never_plans_for_more_than_there_is(path: Path, run_path: Path, tmp_path: Path) -> None:
-    branched(run_path, path, tmp_path)
-    for rules in ({"keep_last": 1}, {"keep_every": 10}, {"keep": [15, 40]}):
-        plan = inshrink_core.verbs.prune(path, smallest=True, **rules)  # type: ignore[arg-type]
-        full = inshrink_core.verbs.prune(path, **rules)  # type: ignore[arg-type]
-        assert plan.freed >= 0
-        assert plan.after <= full.after
-    before = frame_bits(path)
-    inshrink_core.verbs.prune(path, keep=[15, 40], smallest=True, apply=True)
-    after = frame_bits(path)
-    assert all(after[place] == before[place] for place in after)
-
-
 def test_bad_rules_are_refused(path: Path) -> None:
     with pytest.raises(InputError, match="nothing says what to keep"):
         inshrink_core.verbs.prune(path)

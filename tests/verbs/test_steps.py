@@ -73,12 +73,6 @@ def test_what_is_no_step_is_refused(archive: Path, tmp_path: Path, steps):
         inshrink_core.restore(archive, tmp_path / "out", steps=steps)
 
 
-@pytest.mark.parametrize("steps", [5, (5, 10, 15), "5:", []])
-def test_what_moved_is_told_of_two_steps(archive: Path, steps):
-    with pytest.raises(InputError, match="it takes two steps"):
-        verbs.diff(archive, steps=steps)
-
-
 @pytest.mark.parametrize(
     "request_", [Restore("a", "b", steps=0), Restore("a", "b", steps="5:"), Prune("a", keep=7)]
 )

@@ -137,20 +137,13 @@ def _rules(chain: ChainReport) -> Prune:
     steps = sorted({frame.step for frame in chain.frames})
     with third:
         keep = pick_several("Keep these steps", steps, key="prune.keep")
-    with st.container(horizontal=True, gap="medium"):
-        drop = chain.n_branches > 1 and st.toggle("Drop older lines of training", key="prune.branches")
-        smallest = st.toggle(
-            "Keep what costs less to keep",
-            key="prune.smallest",
-            help="Keeps further steps where making keyframes of those that need them would take more space.",
-        )
+    drop = chain.n_branches > 1 and st.toggle("Drop older lines of training", key="prune.branches")
     return Prune(
         str(chain.path),
         keep_every=int(every) or None,
         keep_last=int(last) or None,
         keep=tuple(keep),
         drop_branches=bool(drop),
-        smallest=bool(smallest),
     )
 
 

@@ -16,7 +16,7 @@ from inshrink_app import state
 from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.pages.sensitivity import ahead, drilldown, heatmap, rows
 from inshrink_app.pages.sensitivity import selection as chosen
-from inshrink_app.pages.sensitivity.heatmap import MAX_COLUMNS, column_edges, is_both_ways
+from inshrink_app.pages.sensitivity.heatmap import MAX_COLUMNS, column_edges
 from inshrink_app.pages.sensitivity.rows import View
 from inshrink_app.pages.sensitivity.selection import Event, Selection
 from inshrink_app.theme import MARK
@@ -106,8 +106,6 @@ def _go_on(view: View, found: Selection | None) -> None:
 
 def _say(shown: Subject, table: Sensitivity) -> None:
     """Say in words what the picture shows."""
-    if METRICS[table.metric].pooled:
-        return
 
     def said() -> str:
         names = [row.name for row in table.rows]
@@ -244,8 +242,7 @@ def _panel(view: View, found: Selection | None) -> None:
 def _most_sensitive(view: View) -> None:
     """List the rows that carry most at the last step; each opens as a click on its cell does."""
     table = view.plain
-    by = "Largest" if METRICS[table.metric].pooled else "Largest share of the total"
-    st.header(f"{by} at step {fmt.count(table.steps[-1])}", anchor=False)
+    st.header(f"Largest share of the total at step {fmt.count(table.steps[-1])}", anchor=False)
     st.caption("Click a cell, or one of these, to look inside; the name of a module to close or to open it.")
     rows.show_ranked(table, view.ranked, view.shares, len(table.steps) - 1, "largest")
 
@@ -261,11 +258,8 @@ def _nothing_to_see(table: Sensitivity) -> None:
 def _caption(view: View) -> str:
     """Say what the picture does not show by itself."""
     table = view.table
-    scale = "logarithmic" if METRICS[table.metric].scale == "log" else "linear"
-    if is_both_ways(table, view.relative):
-        scale += ", red below 1 and blue above"
     n_columns = min(len(table.steps), MAX_COLUMNS)
-    parts = [f"Colours are {scale}, outliers clipped at 1 % and 99 %."]
+    parts = ["Colours are logarithmic, outliers clipped at 1 % and 99 %."]
     if len(table.steps) > n_columns:
         parts.append(
             f"Each column is the mean of up to {-(-len(table.steps) // n_columns)} neighbouring steps; "

@@ -20,7 +20,7 @@ from inshrink_app.widgets.figures import log_figure, log_ticks
 from inshrink_app.widgets.layout import allowed, answer, chart, section
 from numpy.typing import NDArray
 
-from inshrink_core.verbs.diff import Diff, StepDiff
+from inshrink_core.analysis import Moved
 
 _MOST_DRAWN = 30
 _NAMES_LISTED = 20
@@ -187,8 +187,6 @@ def two_steps(shown: Subject, tables: Mapping[str, Sensitivity], statistic: str)
     if moved is not None:
         _list_names(moved.reshaped, "With another shape or dtype")
 
-    ending.requests([Diff(str(shown.path), steps=(first, second))])
-
 
 def _steps(steps: Sequence[int]) -> tuple[int, int]:
     """Draw the two pickers, beginning with what the link says; by default the first and the last step."""
@@ -205,7 +203,7 @@ def _swap() -> None:
     st.session_state[keys[0]], st.session_state[keys[1]] = (st.session_state[key] for key in reversed(keys))
 
 
-def _moved(shown: Subject, first: int, second: int) -> StepDiff | None:
+def _moved(shown: Subject, first: int, second: int) -> Moved | None:
     """Measure the movement of the weights; ask first where much must be read."""
     asked, cost = f"diff.asked.{shown.path}", services.diff_cost(shown)
     if not allowed(asked, cost, "Measure movement", ":material/play_arrow:"):
@@ -213,16 +211,15 @@ def _moved(shown: Subject, first: int, second: int) -> StepDiff | None:
     return answer(lambda: services.moved_between(shown, first, second), "Comparing both steps…")
 
 
-def _steps_table(found: Changes, moved: StepDiff | None, steps: tuple[int, int], label: str) -> None:
+def _steps_table(found: Changes, moved: Moved | None, steps: tuple[int, int], label: str) -> None:
     """List every tensor, the largest change first."""
     before, after = (f"{label} at step {fmt.count(step)}" for step in steps)
     frame = _table_of(found, before, after)
     if moved is not None:
-        rows = {row.spec.key: row for row in moved.tensors}
-        known = [rows.get(name) for name in found.names]
-        frame.insert(2, "shape", [fmt.shape(row.spec.shape) if row else "" for row in known])
+        known = [moved.tensors.get(name, (None, None)) for name in found.names]
+        frame.insert(2, "shape", [fmt.shape(spec.shape) if spec else "" for spec, _ in known])
         for column, name in (("moved", "relative"), ("cosine", "cosine"), ("changed", "changed")):
-            frame[column] = [getattr(row.movement, name) if row else None for row in known]
+            frame[column] = [getattr(row, name) if row else None for _, row in known]
     listing.show(
         frame,
         f"difference-{steps[0]}-{steps[1]}",
@@ -293,8 +290,9 @@ def two_runs(
         _list_names(found.only_first, f"Only in {fmt.markdown(names[0])}")
         _list_names(found.only_second, f"Only in {fmt.markdown(names[1])}")
     _overlaid(found, (mine, theirs), names, statistic)
-    told = "update" if metric.pooled else mine.metric
-    ending.requests([services.sensitivity_request(one, told, "tensor", statistic) for one in (shown, other)])
+    ending.requests(
+        [services.sensitivity_request(one, mine.metric, "tensor", statistic) for one in (shown, other)]
+    )
 
 
 class Sides(NamedTuple):
@@ -399,8 +397,7 @@ def _overlaid(
         values = table.values[statistic][[row.name for row in table.rows].index(tensor)]
         curves[name + side] = list(zip(table.steps, map(float, values), strict=True))
     drawn = log_figure(curves, {metric.symbol: list(curves)})
-    if metric.scale == "log":
-        drawn.update_yaxes(type="log", **log_ticks(value for curve in curves.values() for _, value in curve))
+    drawn.update_yaxes(type="log", **log_ticks(value for curve in curves.values() for _, value in curve))
     chart(
         drawn,
         f"runs.course.{tensor}",

@@ -20,7 +20,6 @@ from inshrink_app.widgets.figures import (
     columns_axis,
     few_ticks,
     gaps,
-    linear_scale_ticks,
     log_scale_ticks,
     log_ticks,
     title,
@@ -100,32 +99,25 @@ def bucket_steps(values: NDArray[np.float32], steps: Sequence[int], limit: int =
     return Columns(means, labels)
 
 
-def scaled(values: NDArray[np.float32], scale: str) -> tuple[NDArray[np.float32], float, float]:
-    """Return values or their log10, NaN where there is none, and the ends of the colour scale.
+def scaled(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, float]:
+    """Return log10 of values, NaN where there is none, and the ends of the colour scale.
 
     Zeros have no logarithm: they take the scale's lower end; the hover tells that they are zero.
     """
-    is_log, wide = scale == "log", values.astype(np.float64)
+    wide = values.astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        shown = np.where(np.isfinite(wide), np.log10(wide) if is_log else wide, np.nan)
+        shown = np.where(np.isfinite(wide), np.log10(wide), np.nan)
     known = shown[np.isfinite(shown)]
-    low, high = map(float, np.percentile(known, _CLIPPED) if known.size else (-float(is_log), 1.0 - is_log))
-    if high - low < (0.02 if is_log else 1e-9 * max(abs(low), abs(high), 1e-30)):
-        half = 0.5 if is_log else abs(low) / 2 or 0.5
-        low, high = low - half, high + half
+    low, high = map(float, np.percentile(known, _CLIPPED) if known.size else (-1.0, 0.0))
+    if high - low < 0.02:
+        low, high = low - 0.5, high + 0.5
     return np.where(np.isneginf(shown), low, shown).astype(np.float32), low, high
 
 
-def colorbar(text: str, low: float, high: float, room: int, scale: str = "log") -> dict[str, Any]:
+def colorbar(text: str, low: float, high: float, room: int) -> dict[str, Any]:
     """Return the scale beside the cells, with round values between its ends."""
-    ticks = log_scale_ticks(low, high) if scale == "log" else linear_scale_ticks(low, high)
     place = {"lenmode": "pixels", "len": min(_LONGEST_COLORBAR, room), "y": 1, "yanchor": "top", "ypad": 0}
-    return colour_bar(text, ticks, side="right", **place)
-
-
-def is_both_ways(table: Sensitivity, relative: str) -> bool:
-    """Whether colours go both ways from 1: red below it and blue above."""
-    return relative == "times" or table.metric == "gain"
+    return colour_bar(text, log_scale_ticks(low, high), side="right", **place)
 
 
 def _told(table: Sensitivity, values: NDArray[np.float32], statistic: str, relative: str) -> str:
@@ -135,9 +127,7 @@ def _told(table: Sensitivity, values: NDArray[np.float32], statistic: str, relat
         return "share = %{customdata:.3~%}"
     known = np.abs(values[np.isfinite(values) & (values != 0)])
     form = fmt.d3_format((float(known.min()), float(known.max())) if known.size else ())
-    word = (
-        "times" if relative == "times" else metric.symbol if metric.pooled else f"{statistic} {metric.symbol}"
-    )
+    word = "times" if relative == "times" else f"{statistic} {metric.symbol}"
     return f"{fmt.html(word)} = %{{customdata:{form}}}"
 
 
@@ -270,7 +260,7 @@ def heatmap_figure(
     tree: Sequence[tuple[str, str]] = (),
     beside: Sensitivity | None = None,
 ) -> go.Figure:
-    """Draw rows by steps, colour by the value or, where the metric spans decades, its logarithm.
+    """Draw rows by steps, colour by the logarithm of the value.
 
     Parameters
     ----------
@@ -292,18 +282,15 @@ def heatmap_figure(
     if beside is not None:
         values = np.concatenate([values, bucket_steps(beside.values[statistic], beside.steps).values], axis=1)
     metric = METRICS[table.metric]
-    scale = "log" if relative == "times" else metric.scale
-    colours, low, high = scaled(values, scale)
-    if is_both_ways(table, relative):
-        middle = 0.0 if scale == "log" else 1.0
-        reach = max(abs(high - middle), abs(middle - low), 1e-3)
-        low, high = middle - reach, middle + reach
+    colours, low, high = scaled(values)
+    if relative == "times":  # red below 1 and blue above
+        reach = max(abs(high), abs(low), 1e-3)
+        low, high = -reach, reach
     rows = [_row_category(row) for row in table.rows]
     row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(rows) <= most)
     height = TOOLBAR + max(220, len(rows) * row_pixels + 62)
-    meant = "{unit}" if metric.pooled and relative == "plain" else _RELATIVE[relative]
-    about = f"{metric.label}: {meant.format(symbol=metric.symbol, unit=metric.unit)}"
-    bar = colorbar(about, low, high, height - TOOLBAR - 82, scale)
+    about = f"{metric.label}: {_RELATIVE[relative].format(symbol=metric.symbol, unit=metric.unit)}"
+    bar = colorbar(about, low, high, height - TOOLBAR - 82)
     drawn, told = colours[:, : len(columns.labels)], _told(table, values, statistic, relative)
     figure = go.Figure(gaps(drawn, columns.labels, rows, _NO_VALUE))
     figure.add_trace(
@@ -318,7 +305,7 @@ def heatmap_figure(
             hovertemplate=f"%{{y}}<br>step %{{x}}<br>{told}<extra></extra>",
             zmin=low,
             zmax=high,
-            colorscale=DIVERGING if is_both_ways(table, relative) else SEQUENTIAL,
+            colorscale=DIVERGING if relative == "times" else SEQUENTIAL,
             colorbar=bar,
         )
     )

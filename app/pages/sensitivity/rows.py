@@ -81,10 +81,9 @@ class View(NamedTuple):
 
     @property
     def ranked(self) -> tuple[int, ...]:
-        """The same, the largest first: by the share of the total, or by the value of what has no share."""
-        key = self.plain.values["mean"][:, -1] if METRICS[self.plain.metric].pooled else self.shares
-        known = [place for place in self.leaves if np.isfinite(key[place])]
-        return tuple(sorted(known, key=lambda place: -key[place]))
+        """The same, the largest share of the total first."""
+        known = [place for place in self.leaves if np.isfinite(self.shares[place])]
+        return tuple(sorted(known, key=lambda place: -self.shares[place]))
 
 
 def tensors_of(tensors: Sensitivity, layer: str) -> tuple[int, ...]:
@@ -116,21 +115,17 @@ def narrowed(
     """Draw search, filters and order, and return what is left to be shown; what is selected can be seen."""
     tensors = tables["tensor"]
     rates = learning_rates_of(shown, tensors)
-    relative = "plain"
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
-        if not METRICS[tensors.metric].pooled:
-            known = {key: word for key, word in arranging.NORMALISED.items() if key != "rate"}
-            if rates is not None:  # First of all: movement follows the learning rate.
-                known = {"rate": arranging.NORMALISED["rate"], **known}
-            relative = _choice("Measure", _RELATIVE, known, _RELATIVE_HELP)
+        known = {key: word for key, word in arranging.NORMALISED.items() if key != "rate"}
+        if rates is not None:  # First of all: movement follows the learning rate.
+            known = {"rate": arranging.NORMALISED["rate"], **known}
+        relative = _choice("Measure", _RELATIVE, known, _RELATIVE_HELP)
         _find_box([row.name for row in tensors.rows])
         with st.popover("Rows", icon=":material/filter_list:"):
             orders = dict(arranging.ORDERS)
             is_ordered = services.tells_order(shown, [row.name for row in tensors.rows])
             if not is_ordered:
                 orders["forward"] = "Order of names"
-            if METRICS[tensors.metric].pooled:
-                del orders["share"]
             order = _choice("Sort rows by", _ORDER, orders, _ORDER_HELP)
             if not shown.is_ordered:
                 st.caption(
@@ -265,9 +260,8 @@ def summary(view: View) -> pd.DataFrame:
     first, last = known.bfill(axis=1).iloc[:, 0], known.ffill(axis=1).iloc[:, -1]
     ends = pd.concat([first, last, known.min(axis=1), known.max(axis=1)], axis=1).to_numpy()
     trend = heatmap.bucket_steps(values, table.steps, _TREND_POINTS).values
-    if METRICS[table.metric].scale == "log":
-        with np.errstate(divide="ignore", invalid="ignore"):
-            trend = np.log10(trend, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        trend = np.log10(trend, dtype=np.float64)
     n_values = max(1, sum(row.numel for row in tensors.rows))
     told = [
         (label, share, row.numel / n_values, row.layer_type, _extent(row), *own, course[np.isfinite(course)])
@@ -281,8 +275,7 @@ def summary(view: View) -> pd.DataFrame:
         )
     ]
     columns = ["Layer", _SHARE, "Size", "Type", "Shape", "First", "Last", "Smallest", "Largest", "Course"]
-    frame = pd.DataFrame(told[:_MOST_ROWS], columns=columns)
-    return frame.drop(columns=_SHARE) if METRICS[table.metric].pooled else frame
+    return pd.DataFrame(told[:_MOST_ROWS], columns=columns)
 
 
 def _extent(row: Row) -> str:
@@ -304,9 +297,8 @@ def show_table(view: View, frame: pd.DataFrame, found: Selection | None) -> None
     table, metric = view.table, METRICS[view.table.metric]
     tip = arranging.NORMALISED[view.relative]
     ends = ("First", "Last", "Smallest", "Largest")
-    form = listing.small(frame[[*ends]].to_numpy().ravel()) if metric.scale == "log" else "%.3f"
-    number = st.column_config.NumberColumn(format=form, help=None if metric.pooled else tip)
-    course = "log₁₀ of the value over the steps" if metric.scale == "log" else "Over the steps"
+    form = listing.small(frame[[*ends]].to_numpy().ravel())
+    number = st.column_config.NumberColumn(format=form, help=tip)
     modules.table(
         frame,
         [node.name for node in nodes[:_MOST_ROWS]],
@@ -320,7 +312,9 @@ def show_table(view: View, frame: pd.DataFrame, found: Selection | None) -> None
                 f"What its values carry together at the last step, of the {metric.quantity.lower()} of all"
             ),
             "Size": listing.share_column("Of the parameters of the model"),
-            "Course": st.column_config.LineChartColumn(width="medium", help=course),
+            "Course": st.column_config.LineChartColumn(
+                width="medium", help="log₁₀ of the value over the steps"
+            ),
         },
     )
     if len(nodes) > _MOST_ROWS:
@@ -350,10 +344,7 @@ def show_ranked(
     with st.container(gap="xxsmall"):
         for place, name, label in zip(places, names, fmt.elided_all(names, _LISTED_WIDTH), strict=False):
             value = float(table.values["mean"][place, at])
-            if METRICS[table.metric].pooled:
-                said = fmt.value(value)
-            else:
-                said = f"{fmt.percent(float(shares[place]))} · {fmt.value(value)} per weight"
+            said = f"{fmt.percent(float(shares[place]))} · {fmt.value(value)} per weight"
             st.button(
                 fmt.markdown(f"{label} · {said}"),
                 key=f"{key}.{name}",
@@ -366,9 +357,7 @@ def show_ranked(
 def show_group(view: View, found: Selection) -> None:
     """Offer to open a module in the picture, and list what it or a layer type holds at a step."""
     tensors, at = view.tensors, view.tensors.steps.index(found.step)
-    key = tensors.values["mean"][:, at]
-    if not METRICS[tensors.metric].pooled:
-        key = arranging.normalised(tensors, "share").values["mean"][:, at]
+    key = arranging.normalised(tensors, "share").values["mean"][:, at]
     places = sorted(
         tensors_of(tensors, found.layer), key=lambda i: -key[i] if np.isfinite(key[i]) else np.inf
     )

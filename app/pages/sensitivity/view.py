@@ -59,9 +59,7 @@ def _choices(shown: Subject) -> tuple[str, str, str, str]:
             if view != "diff":
                 names = dict.fromkeys(row.name for row in shown.tensors if row.role == "weight")
                 level = modules.level_slider("control", tuple(names))
-            statistic = state.choice(state.STATISTIC, list(_STATISTICS), "mean")
-            if not METRICS[metric].pooled:
-                statistic = _control("Statistic", state.STATISTIC, _STATISTICS, "mean")
+            statistic = _control("Statistic", state.STATISTIC, _STATISTICS, "mean")
     return view, metric, level, statistic
 
 
@@ -145,7 +143,7 @@ def _before(path: str, metric: str, key: str) -> _Measured | None:
 def _cost(shown: Subject, metric: str, before: _Measured | None) -> float:
     """Return the bytes that have to be read: of a run that has grown, those of the new checkpoints."""
     cost = services.measuring_cost(shown, metric)
-    if before is None or METRICS[metric].pooled:
+    if before is None:
         return cost
     new = set(shown.steps) - set(before.tables["tensor"].steps)
     return cost * len(new) / len(shown.steps)

@@ -12,7 +12,6 @@ import numpy as np
 from numba import njit
 
 from inshrink_core.ops.cpu.compiled import Int64s, UInt8s, UInt32s, UInt64s
-from inshrink_core.ops.cpu.symbol_windows import FAST_BITS, put, unpack_literals, unpack_runs
 from inshrink_core.ops.reference.symbols import LITERAL_SHIFT, NO_LITERAL, RUN_MASK, run_token
 from inshrink_core.ops.reference.symbols import code_lengths as _reference_code_lengths
 
@@ -158,6 +157,28 @@ def _record(
     return at
 
 
+@njit(nogil=True, inline="always")
+def _put(
+    words: UInt64s, at: int, window: np.uint64, filled: np.uint64, value: np.uint64, n_bits: np.uint64
+) -> tuple[int, np.uint64, np.uint64]:  # pragma: no cover - compiled
+    """Append up to 63 bits to a stream of which the last word, with less than 64 bits, is in `window`."""
+    window |= value << filled
+    words[at] = window
+    carried = (value >> _U64(1)) >> (_U64(63) - filled)
+    filled += n_bits
+    full = filled >> _U64(6)
+    return at + int(full), carried if full else window, filled & _U64(63)
+
+
+@njit(nogil=True, inline="always")
+def _window_at(words: UInt64s, position: np.uint64) -> np.uint64:  # pragma: no cover - compiled
+    """Return the 64 bits from a position, which is at most the end of the stream."""
+    word = position >> _U64(6)
+    shift = position & _U64(63)
+    window: np.uint64 = (words[word] >> shift) | ((words[word + _U64(1)] << _U64(1)) << (_U64(63) - shift))
+    return window
+
+
 @njit(nogil=True, cache=True)
 def pack_events(
     records: UInt32s,
@@ -186,7 +207,7 @@ def pack_events(
                     code = _U64(codes[records[start + i] >> _LITERAL_SHIFT])
                     value |= (code & _U64(0xFFFF)) << n_bits
                     n_bits += code >> _U64(16)
-                at, window, filled = put(words, at, window, filled, value, n_bits)
+                at, window, filled = _put(words, at, window, filled, value, n_bits)
                 start += 4
         for i in range(start, stop):
             run = records[i] & _RUN_MASK
@@ -200,10 +221,60 @@ def pack_events(
             code = _U64(codes[records[i] >> _LITERAL_SHIFT])
             value |= (code & _U64(0xFFFF)) << n_bits
             n_bits += code >> _U64(16)
-            at, window, filled = put(words, at, window, filled, value, n_bits)
+            at, window, filled = _put(words, at, window, filled, value, n_bits)
         start = stop
     words[at] = window
     return words[: at + 1], 64 * at + int(np.int64(filled))
+
+
+@njit(nogil=True, cache=True)
+def _unpack_literals(
+    words: UInt64s, position: np.uint64, end: np.uint64, windows: UInt32s, out: UInt8s
+) -> np.uint64:  # pragma: no cover - compiled
+    """Decode codes of literals alone; return the position after them, beyond the end if they are bad."""
+    mask = _U64(windows.size - 1)
+    for i in range(out.size):
+        if position > end:
+            break
+        entry = _U64(windows[_window_at(words, position) & mask])
+        out[i] = np.uint8(entry & _U64(255))
+        position += entry >> _U64(8)
+    return position
+
+
+@njit(nogil=True, cache=True)
+def _unpack_runs(
+    words: UInt64s,
+    position: np.uint64,
+    end: np.uint64,
+    runs: UInt32s,
+    literals: UInt32s,
+    fill: int,
+    out: UInt8s,
+) -> np.uint64:  # pragma: no cover - compiled
+    """Decode a group with an expected delta; return the position after it, beyond the end if it is bad."""
+    run_mask, literal_mask = _U64(runs.size - 1), _U64(literals.size - 1)
+    out[:] = np.uint8(fill)
+    at, size = _U64(0), _U64(out.size)
+    while at < size:
+        if position > end:
+            break
+        window = _window_at(words, position)
+        entry = _U64(runs[window & run_mask])
+        n_code = entry & _U64(15)
+        n_extra = (entry >> _U64(4)) & _U64(31)
+        window >>= n_code
+        run = (entry >> _U64(9)) + (window & ((_U64(1) << n_extra) - _U64(1)))
+        window >>= n_extra
+        position += n_code + n_extra
+        if run >= size - at:
+            return position if run == size - at else end + _U64(1)
+        at += run
+        entry = _U64(literals[window & literal_mask])
+        position += entry >> _U64(8)
+        out[at] = np.uint8(entry & _U64(255))
+        at += _U64(1)
+    return position
 
 
 @njit(nogil=True, cache=True)
@@ -221,10 +292,8 @@ def unpack_events(
     out: UInt8s,
 ) -> int:  # pragma: no cover - compiled
     """See `inshrink_core.ops.symbols.unpack_events`."""
-    # An event that is missing in a fast table is filled in where the group ends, if it ends there.
-    grouped = np.empty(groups.size + 1, np.uint8)
-    fast = np.empty(1 << FAST_BITS, np.uint64)
-    position = _U64(0)
+    grouped = np.empty(groups.size, np.uint8)
+    position, end = _U64(0), _U64(n_bits)
     start = _U64(0)
     for group in range(256):
         size = sizes[group]
@@ -234,11 +303,11 @@ def unpack_events(
         runs = run_windows[tables[group]]
         literals = literal_windows[tables[group]]
         if expected[group] > 255:
-            position = unpack_literals(words, position, n_bits, literals, fast, grouped, start, stop)
+            position = _unpack_literals(words, position, end, literals, grouped[start:stop])
         else:
             fill = (bases[group] - expected[group]) % modulus
-            position = unpack_runs(words, position, n_bits, runs, literals, fill, fast, grouped, start, stop)
-        if position > _U64(n_bits):
+            position = _unpack_runs(words, position, end, runs, literals, fill, grouped[start:stop])
+        if position > end:
             return -1
         _subtract(bases[group], modulus, grouped[start:stop])
         start = stop
@@ -262,10 +331,10 @@ def pack_symbols(symbols: UInt8s, codes: UInt32s) -> tuple[UInt64s, int]:  # pra
             code = _U64(codes[symbols[i + j]])
             value |= (code & _U64(0xFFFF)) << n_bits
             n_bits += code >> _U64(16)
-        at, window, filled = put(words, at, window, filled, value, n_bits)
+        at, window, filled = _put(words, at, window, filled, value, n_bits)
     for i in range(n - n % 4, n):
         code = _U64(codes[symbols[i]])
-        at, window, filled = put(words, at, window, filled, code & _U64(0xFFFF), code >> _U64(16))
+        at, window, filled = _put(words, at, window, filled, code & _U64(0xFFFF), code >> _U64(16))
     words[at] = window
     return words[: at + 1], 64 * at + int(np.int64(filled))
 
@@ -275,7 +344,5 @@ def unpack_symbols(
     words: UInt64s, n_bits: int, windows: UInt32s, out: UInt8s
 ) -> int:  # pragma: no cover - compiled
     """See `inshrink_core.ops.symbols.unpack_symbols`."""
-    fast = np.empty(1 << FAST_BITS, np.uint64)
-    size = _U64(out.size)
-    position = unpack_literals(words, _U64(0), n_bits, windows, fast, out, _U64(0), size)
+    position = _unpack_literals(words, _U64(0), _U64(n_bits), windows, out)
     return int(np.int64(position)) if position <= _U64(n_bits) else -1

@@ -14,7 +14,7 @@ __all__: list[str] = []
 def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
     """See `distance.squared_distance`."""
     spans = slices_of(values.numel())
-    return added_up([(_squares((values - decoded)[span]), _squares(values[span])) for span in spans])
+    return added_up([(_squares(values[span] - decoded[span]), _squares(values[span])) for span in spans])
 
 
 def distance_to_lattice(values: Tensor, integers: Tensor, unit: float) -> Distance:

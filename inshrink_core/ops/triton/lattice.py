@@ -33,7 +33,6 @@ from inshrink_core.ops.lattice import (
     Rounded,
 )
 from inshrink_core.ops.reference import lattice as reference
-from inshrink_core.ops.triton.rank import RANKED, count_before
 
 _CONTEXT = tl.constexpr(CONTEXT_BITS)
 _SIGN = tl.constexpr(NEGATIVE)
@@ -47,6 +46,9 @@ _LONGEST = 1024
 
 _SHORTEST = 128
 """One element a thread; rows may be shorter."""
+
+RANKED = 1024
+"""Elements of a block whose rare symbols are ranked: eight a thread, and a prefix sum of a few steps."""
 
 
 _BINS = tl.constexpr(GAIN_BINS)
@@ -211,6 +213,12 @@ def _advance(
     tl.store(outside + block, tl.sum((here & wrong).to(tl.int32), 0))
 
 
+def count_before(found: Tensor) -> Tensor:
+    """Return how many elements are true before each block of `RANKED`, on the device."""
+    blocks = torch.nn.functional.pad(found, (0, -found.numel() % RANKED)).view(-1, RANKED).sum(1)
+    return blocks.cumsum(0) - blocks
+
+
 def round_to_lattice(
     values: Tensor,
     integers: Tensor | None,
@@ -263,10 +271,7 @@ def advance(
     new = torch.empty(n, dtype=torch.uint8, device=device)
     n_blocks = triton.cdiv(n, RANKED)
     outside = torch.empty(n_blocks, dtype=torch.int32, device=device)
-    if large.size:
-        ranks = count_before(tokens, FIRST_LARGE, EXACT)
-    else:
-        ranks = torch.zeros(n_blocks, dtype=torch.int64, device=device)
+    ranks = count_before((tokens >= FIRST_LARGE) & (tokens < EXACT))
     stored = torch.from_numpy(large).to(device) if large.size else ranks
     before = after if integers is None else integers.to(device)
     past = new if history is None else history.to(device)

@@ -15,7 +15,7 @@ from torch import Tensor
 from inshrink_core.ops.flat import as_float32, flattened
 from inshrink_core.ops.quantize import INFINITE_KEY, MAGNITUDE_KEYS, N_KEYS, PROTECTED, PRUNED
 from inshrink_core.ops.reference import quantize as reference
-from inshrink_core.ops.triton.rank import RANKED, count_before
+from inshrink_core.ops.triton.lattice import RANKED, count_before
 
 _INFINITE = tl.constexpr(INFINITE_KEY)
 _MAGNITUDE = tl.constexpr(MAGNITUDE_KEYS - 1)
@@ -242,14 +242,10 @@ def dequantize(symbols: Tensor, table: Tensor, protected: Tensor) -> Tensor:
     width = torch.int16 if table.dtype.itemsize == 2 else torch.int32
     out = torch.empty(n, dtype=table.dtype, device=device)
     if n:
-        n_blocks = triton.cdiv(n, RANKED)
-        if protected.numel():
-            ranks = count_before(symbols, PROTECTED, PROTECTED + 1)
-        else:
-            ranks = torch.zeros(n_blocks, dtype=torch.int64, device=device)
+        ranks = count_before(symbols == PROTECTED)
         entries, kept = (part.to(device).view(width) for part in (table, protected))
         tensors = (symbols, entries, kept, ranks, out.view(width))
-        _dequantize[(n_blocks,)](*tensors, n, protected.numel(), RANKED, enable_fp_fusion=False)
+        _dequantize[(ranks.numel(),)](*tensors, n, protected.numel(), RANKED, enable_fp_fusion=False)
     return out
 
 
