@@ -1,27 +1,14 @@
 """Whose optimizer state it is, with the real libraries: right for every parameter, or nobody's."""
 
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-
 import pytest
 import torch
 
 pytest.importorskip("transformers", reason="needs the extra 'hf': make test-integrations")
 
-if "benchmarks" not in sys.modules:
-    # By its place: with the checkout on the import path, its engine would stand before the one installed.
-    folder = Path(__file__).parents[2] / "benchmarks"
-    spec = spec_from_file_location(
-        "benchmarks", folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    sys.modules["benchmarks"] = module_from_spec(spec)
-    spec.loader.exec_module(sys.modules["benchmarks"])
-
-from benchmarks.attribution import KINDS, measure, names_of
 from inshrink_core.chain import Archive
 from inshrink_core.integrations.accelerate import AcceleratorSaver
 from inshrink_core.integrations.huggingface import InshrinkCallback
+from tests.formats.attribution_runs import KINDS, measure, names_of
 from tests.integrations.test_huggingface import model, trainer
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
