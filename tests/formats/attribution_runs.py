@@ -75,21 +75,16 @@ def _language(model_of: Callable[[Any], nn.Module], **options: Any) -> Callable[
     return lambda folder: _trainer(folder, model_of, rows, **options)
 
 
-def _pictures(
-    model_of: Callable[[Any], nn.Module], channels: int = 3, size: int = 16
-) -> Callable[[Path], Truth]:
+def _pictures(model_of: Callable[[Any], nn.Module]) -> Callable[[Path], Truth]:
     generator = torch.Generator().manual_seed(0)
-    pixels = torch.randn(256, channels, size, size, generator=generator)
+    pixels = torch.randn(256, 3, 32, 32, generator=generator)
     labels = (pixels.mean((1, 2, 3)) > 0).long() + 2 * (pixels[:, 0].mean((1, 2)) > 0).long()
     rows = [{"pixel_values": x, "labels": y} for x, y in zip(pixels, labels, strict=True)]
     return lambda folder: _trainer(folder, model_of, rows)
 
 
 def _trainer(
-    folder: Path,
-    model_of: Callable[[Any], nn.Module],
-    rows: Sequence[Any],
-    **options: Any,
+    folder: Path, model_of: Callable[[Any], nn.Module], rows: Sequence[Any], **options: Any
 ) -> Truth:
     import transformers
 
@@ -154,15 +149,6 @@ def _t5(library: Any) -> nn.Module:
         decoder_start_token_id=0, pad_token_id=0,
     )  # fmt: skip
     model: nn.Module = library.T5ForConditionalGeneration(config)
-    return model
-
-
-def _vit(library: Any) -> nn.Module:
-    config = library.ViTConfig(
-        hidden_size=48, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96, image_size=16,
-        patch_size=4, num_labels=4,
-    )  # fmt: skip
-    model: nn.Module = library.ViTForImageClassification(config)
     return model
 
 
@@ -379,8 +365,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "gpt2-reversed": Kind("torch loop, save_pretrained", _reversed),
     "bert": Kind("transformers Trainer", _language(_bert)),
     "t5": Kind("transformers Trainer", _language(_t5)),
-    "vit": Kind("transformers Trainer", _pictures(_vit)),
-    "resnet": Kind("transformers Trainer", _pictures(_resnet, size=32)),
+    "resnet": Kind("transformers Trainer", _pictures(_resnet)),
     "lora": Kind("peft, transformers Trainer", _lora),
     "llama": Kind("accelerate", _accelerate),
     "two-optimizers": Kind("lightning", _lightning),

