@@ -8,7 +8,7 @@ pytest.importorskip("transformers", reason="needs the extra 'hf': make test-inte
 from inshrink_core.chain import Archive
 from inshrink_core.integrations.accelerate import AcceleratorSaver
 from inshrink_core.integrations.huggingface import InshrinkCallback
-from tests.formats.attribution_runs import KINDS, measure, names_of
+from tests.formats.attribution_runs import measure, names_of
 from tests.integrations.test_huggingface import model, trainer
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
