@@ -1,10 +1,8 @@
 """Benchmarks behind every number in README and docs: `make bench` writes benchmarks/results/*.csv.
 
-Those of `benchmarks.run.BENCHMARKS` are for everybody; `docs/benchmarks.md` lists them, what development
-uses, and what both share.
-
-They begin without anything that earlier commands or the explorer have left in the user's folders: results of
-the bundled sample lie there, and would be found instead of measured.
+`docs/benchmarks.md` lists the benchmarks of `benchmarks.run.BENCHMARKS` and the scripts for development. They
+do not see what earlier commands or the explorer stored in the user's folders: results of the bundled sample
+would be found there instead of measured.
 """
 
 import atexit

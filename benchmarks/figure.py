@@ -1,16 +1,13 @@
-"""Figures of README and docs, drawn from committed results: ``python -m benchmarks.figure``.
+"""The figure of README, drawn from committed results: ``python -m benchmarks.figure``.
 
-``ratio``: ratio of the weights against the largest restore cost of twenty saves, one panel a judging task:
-the settings of ``results/promise.csv`` that were tried of every codec, and the saver that checks each save.
-Tasks are those with every codec and no part in choosing a default. ``sizes``: ratio, excess and speed against
-the number of parameters, from ``results/sizes.csv`` and ``sizes_speed.csv``. ``docs/images/NAME.svg`` is for
-light pages, ``ratio-dark.svg`` for dark ones; a test compares them with what this draws.
+Ratio of the weights against the largest restore cost of twenty saves, one panel a judging task: the settings
+of every codec in ``results/promise.csv``, and the saver that checks each save. ``docs/images/ratio.svg`` is
+for light pages, ``ratio-dark.svg`` for dark ones; a test compares them with what this draws.
 """
 
 from __future__ import annotations
 
 import csv
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -31,7 +28,6 @@ TOP, BOTTOM, LEFT, GAP, PANEL = 62, 262, 62, 52, 372
 COSTS = (1e-4, 1e-3, 1e-2)
 FIRST, LAST = 2e-5, 4e-2
 HIGHEST = 32
-SIZES_PANEL, SIZES_GAP = 222, 74
 
 
 @dataclass(frozen=True)
@@ -159,98 +155,6 @@ def draw_ratio(theme: Theme) -> str:
     return _svg("Ratio of the weights against the largest restore cost, on two judging tasks", parts, theme)
 
 
-def sizes() -> list[dict[str, str]]:
-    """Return the rows of ``results/sizes.csv`` with those of speed, the smallest model first."""
-    tables: list[dict[str, dict[str, str]]] = []
-    for name in ("sizes_speed", "sizes"):
-        with (RESULTS / f"{name}.csv").open(newline="") as file:
-            tables.append({row["parameters"]: row for row in csv.DictReader(file)})
-    speeds, found = tables
-    return sorted((speeds[key] | row for key, row in found.items()), key=lambda row: int(row["parameters"]))
-
-
-def draw_sizes(theme: Theme) -> str:
-    """Return ratio, excess and speed against the number of parameters as SVG."""
-    rows = sizes()
-    parameters = [int(row["parameters"]) for row in rows]
-    millions = [f"{count / 1e6:.1f}" if count < 1e7 else f"{count / 1e6:.0f}" for count in parameters]
-    low, high = math.log(min(parameters) / 1.3), math.log(max(parameters) * 1.3)
-    first, second, _ = theme.codecs
-
-    def column(name: str) -> list[float]:
-        return [float(row[name]) for row in rows]
-
-    seeds = [[100 * excess for excess in json.loads(row["excesses"])] for row in rows]
-    panels: list[tuple[str, str, Sequence[tuple[str, str, Sequence[Sequence[float]]]]]] = [
-        (
-            "ratio",
-            "×",
-            [
-                ("of the weights", second, [[one] for one in column("ratio_weights")]),
-                ("of everything", first, [[one] for one in column("ratio_total")]),
-            ],
-        ),
-        (
-            "excess after nine restores",
-            " %",
-            [
-                ("by chance", second, [[100 * one] for one in column("chance")]),
-                ("restored, each seed", first, seeds),
-            ],
-        ),
-        (
-            "speed, MB/s, one thread",
-            "",
-            [
-                ("restore", second, [[one] for one in column("restore_mb_per_s")]),
-                ("compress", first, [[one] for one in column("compress_mb_per_s")]),
-            ],
-        ),
-    ]
-    parts: list[str] = []
-    for i, (title, unit, curves) in enumerate(panels):
-        left = LEFT - 6 + i * (SIZES_PANEL + SIZES_GAP)
-        values = [value for _, _, groups in curves for group in groups for value in group]
-        step, ticks = _ticks(min(0.0, *values), max(0.0, *values))
-        bottom, top = ticks[0], ticks[-1]
-
-        def across(count: float, left: float = left) -> float:
-            return left + SIZES_PANEL * (math.log(count) - low) / (high - low)
-
-        def up(value: float, bottom: float = bottom, top: float = top) -> float:
-            return BOTTOM - (BOTTOM - TOP) * (value - bottom) / (top - bottom)
-
-        parts.append(_text(left, TOP - 38, title, theme.text, size=13, bold=True))
-        x = left
-        for name, colour, _ in reversed(curves):
-            parts.append(_circle(x + 4, TOP - 20, 3, colour, colour))
-            parts.append(_text(x + 12, TOP - 16, name, theme.muted, size=11))
-            x += 28 + 5.8 * len(name)
-        for value in ticks:
-            parts.append(_line(left, up(value), left + SIZES_PANEL, up(value), theme.rule))
-            label = f"{value:.{max(0, -math.floor(math.log10(step)))}f}{unit}".replace("-", "−")
-            parts.append(_text(left - 6, up(value) + 4, label, theme.muted, anchor="end", size=11))
-        for count, label in zip(parameters, millions, strict=True):
-            parts.append(_text(across(count), BOTTOM + 18, label, theme.muted, anchor="middle", size=11))
-        for _, colour, groups in curves:
-            means = [sum(group) / len(group) for group in groups]
-            path = " ".join(f"{across(n):.1f},{up(y):.1f}" for n, y in zip(parameters, means, strict=True))
-            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-            for count, group in zip(parameters, groups, strict=True):
-                parts += [_circle(across(count), up(value), 3, colour, colour) for value in group]
-    middle = WIDTH / 2
-    parts.append(_text(middle, BOTTOM + 42, "million parameters", theme.text, anchor="middle"))
-    return _svg("Ratio, excess and speed against the number of parameters", parts, theme)
-
-
-def _ticks(low: float, high: float) -> tuple[float, list[float]]:
-    """Return a round step and its multiples that hold a range, three to seven of them."""
-    rough = (high - low or 1.0) / 4
-    power = 10 ** math.floor(math.log10(rough))
-    step = next(times * power for times in (1, 2, 5, 10) if times * power >= rough)
-    return step, [step * i for i in range(math.floor(low / step), math.ceil(high / step) + 1)]
-
-
 def _svg(title: str, parts: Sequence[str], theme: Theme) -> str:
     body = "\n".join(parts)
     return (
@@ -264,7 +168,6 @@ def _svg(title: str, parts: Sequence[str], theme: Theme) -> str:
 FIGURES: dict[str, Callable[[], str]] = {
     "ratio": partial(draw_ratio, LIGHT),
     "ratio-dark": partial(draw_ratio, DARK),
-    "sizes": partial(draw_sizes, LIGHT),
 }
 """What each picture's name draws."""
 

@@ -1,13 +1,11 @@
 """Encode and decode speed on a GPU: tensors on the device in, compressed bytes out, and back.
 
-Two ways are timed. *state on the device*: everything that touches each element (rounding or assignment,
-histograms, rANS, and their inverses) with the reference state on the device, which is what a saver next
-to a training would run. *whole codec*: `Codec.encode` of a tensor on the device and `Codec.decode`, as
-they are, with the reference state in host memory, where chains keep it.
+`Codec.encode` of a tensor on the device and `Codec.decode` are timed, with the reference state in host
+memory, where chains keep it (*whole codec*); optimizer state also with its reference on the device.
 
 The frame is the second delta of a weight matrix that moves by a tenth of its spread, or of moments whose
-first is that matrix and whose second its squares. How fast the error of lattice points is told stands beside.
-Every result is decoded and compared before it is timed: with the same block of the CPU, where there is one.
+first is that matrix and whose second its squares. Every result is decoded and compared before it is timed:
+with the same block of the CPU, where there is one.
 
 ``make gpu`` runs the tests that need a GPU, then this.
 """
@@ -23,21 +21,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.results import write
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference, make_codec
-from inshrink_core.codecs.inshrinkerator.block import FIRST_BIN
-from inshrink_core.codecs.lattice.spacing import lattice_of, new_spacing
-from inshrink_core.coding.delta import modular_delta
-from inshrink_core.coding.rans import decode_rans, encode_rans
-from inshrink_core.ops.distance import Distance, distance_to_lattice
-from inshrink_core.ops.lattice import N_CONTEXTS, advance, round_to_lattice, scale_integers
-from inshrink_core.ops.quantize import MAGNITUDE_KEYS, assign, dequantize, histogram16
-from inshrink_core.quantization import assignment_table, fit_exact, key_histogram, round_centroids
 
 MEGABYTES = (16, 64, 256, 1024)
 QUICK_MEGABYTES = (16, 64)
@@ -47,19 +36,13 @@ BINS = 16
 COARSENESS = 2.0
 """Step of the lattice in units of the movement: a ratio of about 30."""
 
-_NO_LARGE = np.zeros(0, np.int64)
-
 
 class Way(NamedTuple):
-    """One thing to time: an encoder, its decoder, and whether what comes back is right.
-
-    `judge`, where there is one, tells how far the points that were encoded are from the values.
-    """
+    """One thing to time: an encoder, its decoder, and whether what comes back is right."""
 
     encode: Callable[[], bytes]
     decode: Callable[[bytes], Tensor]
     is_right: Callable[[Tensor], bool]
-    judge: Callable[[], Distance] | None = None
 
 
 def states(megabytes: float, device: str) -> list[Tensor]:
@@ -72,67 +55,6 @@ def states(megabytes: float, device: str) -> list[Tensor]:
     for _ in range(2):
         walk.append(walk[-1] + MOVEMENT * scale * torch.randn(shape, generator=generator, device=device))
     return walk
-
-
-def lattice_on_device(walk: list[Tensor]) -> Way:
-    """Round to the lattice and code the changes; the state stays on the device."""
-    first, second, now = (step.view(-1) for step in walk)
-    moved, size = (float(values.square().mean().sqrt()) for values in (second - first, first))
-    spacing = new_spacing(COARSENESS * moved, size)
-    if spacing is None:
-        raise ValueError("the walk has no spacing")
-    lattice = lattice_of(spacing, "float32")
-    before = round_to_lattice(first, torch.zeros_like(first, dtype=torch.int32), None, lattice)
-    before = round_to_lattice(second, before.integers, None, lattice)
-    integers, history = before.integers, before.history
-    expected = round_to_lattice(now, integers, history, lattice)
-    if expected.n_large:
-        raise ValueError("the walk has changes with extra bits, which this does not code")
-
-    def encode() -> bytes:
-        rounded = round_to_lattice(now, integers, history, lattice)
-        return encode_rans(rounded.tokens, history & 31, rounded.largest + 1, N_CONTEXTS)
-
-    def decode(payload: bytes) -> Tensor:
-        tokens = decode_rans(payload, now.numel(), expected.largest + 1, history & 31, N_CONTEXTS)
-        moved = advance(tokens, _NO_LARGE, integers, history, lattice)
-        return scale_integers(moved.integers, lattice.unit)
-
-    return Way(
-        encode,
-        decode,
-        lambda values: torch.equal(values, expected.integers * lattice.unit),
-        lambda: distance_to_lattice(now, expected.integers, lattice.unit),
-    )
-
-
-def inshrinkerator_on_device(walk: list[Tensor]) -> Way:
-    """Count and assign to a held codebook, and code the delta of symbols; the state stays on the device."""
-    device, now = walk[0].device, walk[-1]
-    codebook = round_centroids(
-        fit_exact(key_histogram(histogram16(walk[1]).numpy(), "float32"), BINS), "float32", bfloat16=True
-    )
-    keys = assignment_table(
-        codebook, "float32", first_symbol=FIRST_BIN, prune_below=0, protect_from=MAGNITUDE_KEYS
-    )
-    lut = torch.from_numpy(keys).to(device)
-    table = torch.zeros(256, device=device)
-    table[FIRST_BIN : FIRST_BIN + codebook.size] = torch.from_numpy(codebook).to(device)
-    n_symbols, no_values = FIRST_BIN + codebook.size, torch.zeros(0, device=device)
-    previous = assign(walk[1], lut)
-    expected = table[assign(now, lut).long()]
-
-    def encode() -> bytes:
-        if int(histogram16(now).sum()) != now.numel():
-            raise ValueError("values are missing in the histogram")
-        delta = modular_delta(previous, assign(now, lut), n_symbols)
-        return encode_rans(delta, previous, n_symbols, n_symbols)
-
-    def decode(payload: bytes) -> Tensor:
-        delta = decode_rans(payload, now.numel(), n_symbols, previous, n_symbols)
-        return dequantize(modular_delta(previous, delta, n_symbols), table, no_values)
-
-    return Way(encode, decode, lambda values: torch.equal(values, expected))
 
 
 def moments_codec(role: TensorRole, walk: list[Tensor], state_device: str) -> Way:
@@ -220,7 +142,6 @@ def measure(codec: str, way_name: str, way: Way, n_bytes: int, device: str) -> d
         "megabytes": n_bytes / 2**20,
         "encode_gb_per_s": n_bytes / 1e9 / timed(way.encode, device),
         "decode_gb_per_s": n_bytes / 1e9 / timed(lambda: way.decode(payload), device),
-        "judge_gb_per_s": way.judge and n_bytes / 1e9 / timed(way.judge, device),
         "ratio": n_bytes / len(payload),
     }
 
@@ -232,8 +153,6 @@ def rows_of(megabytes: float, device: str) -> list[dict[str, object]]:
     lattice: dict[str, Any] = {"coarseness": COARSENESS}
     symbols: dict[str, Any] = {"bins": BINS, "protect": 0.0, "entropy": "rans"}
     ways: list[tuple[str, str, Callable[[], Way]]] = [
-        ("lattice", "state on the device", lambda: lattice_on_device(walk)),
-        ("inshrinkerator", "state on the device", lambda: inshrinkerator_on_device(walk)),
         ("lattice", "whole codec", lambda: whole_codec("lattice", lattice, walk)),
         ("inshrinkerator", "whole codec", lambda: whole_codec("inshrinkerator", symbols, walk)),
     ]

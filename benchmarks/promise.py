@@ -171,12 +171,12 @@ def leads(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def main(quick: bool = False, tasks: Sequence[str] = TASKS, alone: bool = False) -> Path:
+def main(quick: bool = False, tasks: Sequence[str] = TASKS) -> Path:
     """Write the tables after each task; quick: one small task, one constant setting."""
     if quick:
         return write("promise_quick", measure("regression", CONSTANT[:1]))
     for name in tasks:
-        found = measure(name, () if alone else CONSTANT)
+        found = measure(name)
         renew("promise", found, ("task", "codec", "setting"))
         renew("promise_lead", leads(found), ("task", "codec", "at"))
     return RESULTS / "promise.csv"
@@ -185,5 +185,4 @@ def main(quick: bool = False, tasks: Sequence[str] = TASKS, alone: bool = False)
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("tasks", nargs="*", default=TASKS)
-    parser.add_argument("--alone", action="store_true", help="the checked saver alone")
     main(**vars(parser.parse_args()))

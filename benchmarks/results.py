@@ -6,15 +6,12 @@ import csv
 import datetime
 import os
 import platform
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import inshrink_core
-from inshrink_core.execution import keep_result, key_digest, load_result
 
 RESULTS = Path(__file__).parent / "results"
 DATA = Path(__file__).parent / "data"
@@ -74,44 +71,6 @@ def renew(name: str, rows: Sequence[Mapping[str, object]], columns: Sequence[str
             found = {tuple(row[column] for column in columns): row for row in csv.DictReader(file)}
     found |= {tuple(str(row[column]) for column in columns): row for row in rows}
     return write(name, list(found.values()))
-
-
-def kept(
-    folder: str, name: str, key: Mapping[str, Any], measure: Callable[[], list[dict[str, object]]]
-) -> list[dict[str, object]]:
-    """Return rows that were measured before under the same key; else measure and keep them.
-
-    Parameters
-    ----------
-    folder
-        Below ``benchmarks/data``.
-    name
-        Of the file, which ends in a digest of the key.
-    key
-        Everything the rows depend on, as JSON values; the version of the code is no part of it, the
-        bitstreams of the codecs should be.
-    measure
-        Makes the rows, of JSON values.
-    """
-    path = DATA / folder / f"{re.sub('[^A-Za-z0-9.-]+', '-', name)}-{key_digest(key)}.json"
-    rows: list[dict[str, object]] | None = load_result(path, key, "rows", list)
-    if rows is None:
-        rows = [stamp() | row for row in measure()]
-        # What could not be measured today may be possible tomorrow.
-        if not any("skipped" in row for row in rows):
-            keep_result(path, key, "rows", rows)
-    return rows
-
-
-def nothing_new() -> list[dict[str, object]]:
-    """Take the place of a measurement where only what is kept is wanted.
-
-    Raises
-    ------
-    LookupError
-        Always.
-    """
-    raise LookupError("this was not measured yet")
 
 
 def _plain(value: object) -> object:

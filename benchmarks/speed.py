@@ -4,33 +4,17 @@ The last of a few consecutive states of a model is encoded as a delta, when code
 chain know it. Each repetition times zstd, then ours, so that a machine whose speed drifts moves both; the
 ratios are medians over the pairs. Time is that of the thread's own work, which leaves other programs out.
 
-``first_call.csv`` has what the first call after installation takes beyond a warm one, compilers included:
-the first `compress` of a small run with optimizer state and the first `restore`, each in a process that
-finds no compiled kernel, against the same with all of them. Processor time, the least of a few pairs.
-
-``blocks.csv`` has the time that decoding takes for each block where blocks are small: a run of 300 tensors of
-4,096 and 64 values, 32 frames long, decoded in order from disk. The least of several passes over codecs in
-turn, in wall time and in processor time; ``python -m benchmarks.speed blocks`` measures this alone.
-
-``models.csv`` has what each tensor of a small model takes: a GPT of .8 M parameters in 34 tensors and an LSTM
-of 1.1 M in 11, weights and both moments of Adam: the first frame, whose integers are large, the second, and
-the mean of the first twenty, of which some renew what rounding follows and some do not. First moments lie
-in few directions, so that the rounding of weights is shaped, as by default. Processor time, the least of
-several, and the ratio to zstd's on the same tensors in turn; ``python -m benchmarks.speed models`` measures
-this alone.
-
-``two_threads.csv`` has what a second thread is worth (`benchmarks.two_threads`).
+``models.csv`` has the time of each tensor of a small model, a GPT of .8 M parameters in 34 tensors, weights
+and both moments of Adam: the first frame, whose integers are large, the second, and the mean of the first
+twenty, of which some renew the factors of shaped rounding. Processor time, the least of several, and the
+ratio to zstd's on the same tensors in turn; ``python -m benchmarks.speed models`` measures this alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -40,12 +24,9 @@ from typing import Any
 
 import torch
 import zstandard
-from safetensors.torch import save_file
 
+from benchmarks.generated import Model, directions, gpt, gradient
 from benchmarks.results import write
-from benchmarks.two_threads import Model, directions, gpt, gradient, measure_all
-from inshrink_core import compress
-from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import FrameContext, TensorInput, TensorReference, make_codec
 from inshrink_core.execution import recycling
@@ -54,9 +35,6 @@ N_TENSORS, ROWS, COLUMNS = 4, 1024, 2048
 N_STATES = 4
 """A keyframe, two deltas from which statistics and contexts come, and the delta that is timed."""
 REPETITIONS = 9
-PAIRS = 3
-SMALL_PAIRS, SMALL_SIDE, SMALL_STEPS = 150, 64, 32
-"""Matrices and vectors of the run of small tensors, the side of a matrix, and the frames of their chain."""
 MOVEMENTS = (0.02, 0.1)
 """Movement between the two states, in standard deviations of the weights: late and early in training."""
 SMALL_FRAMES = 20
@@ -141,25 +119,13 @@ def _decode(codec: Any, specs: list[TensorSpec], blocks: list[Any], previous: li
         codec.decode(spec, block, reference)
 
 
-def lstm(width: int = 256, n_layers: int = 2, n_tokens: int = 128) -> Model:
-    """Return weights with the shapes of a small LSTM."""
-    generator = torch.Generator().manual_seed(0)
-    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (n_tokens, width)}
-    for i in range(n_layers):
-        for side in ("ih", "hh"):
-            shapes |= {f"lstm.weight_{side}_l{i}": (4 * width, width), f"lstm.bias_{side}_l{i}": (4 * width,)}
-    shapes |= {"head.weight": (n_tokens, width), "head.bias": (n_tokens,)}
-    return {name: 0.02 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-
-
-def small_models(quick: bool = False) -> list[dict[str, object]]:
-    """Time each frame and each part of small models."""
+def small_model(quick: bool = False) -> list[dict[str, object]]:
+    """Time each frame and each part of a small model."""
     torch.set_num_threads(1)
     rows = []
-    for name, model in {"gpt": gpt(128, 4, 128), "lstm": lstm()}.items():
-        for part in (TensorRole.WEIGHT, TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ):
-            with recycling():  # as a chain
-                rows += _of_model(name, model, part, 1 if quick else 2 * REPETITIONS)
+    for part in (TensorRole.WEIGHT, TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ):
+        with recycling():  # as a chain
+            rows += _of_model("gpt", gpt(128, 4, 128), part, 1 if quick else 2 * REPETITIONS)
     return rows
 
 
@@ -239,138 +205,11 @@ def _timed(action: Callable[[], object]) -> float:
     return time.thread_time() - begun
 
 
-_FIRST_CALL = """
-import json, sys, time
-import torch, inshrink_core
-
-begun, cpu = time.perf_counter(), time.process_time()
-if sys.argv[1] == "compress":
-    how = dict(codec="lattice", config={"coarseness": 2.5}, optimizer="exact")
-    inshrink_core.compress(sys.argv[2], sys.argv[3], **how, threads=1)
-else:
-    inshrink_core.restore(sys.argv[2], sys.argv[3])
-print(json.dumps([time.perf_counter() - begun, time.process_time() - cpu]))
-"""
-
-
-def _write_run(directory: Path) -> None:
-    """Write three small checkpoints with the state of Adam."""
-    generator = torch.Generator().manual_seed(0)
-    model = {f"layers.{i}.weight": 0.02 * torch.randn(256, 256, generator=generator) for i in range(4)}
-    model |= {f"layers.{i}.bias": torch.ones(256) for i in range(4)}
-    for step in range(1, 4):
-        state = {}
-        for i, weight in enumerate(model.values()):
-            weight += 2e-3 * torch.randn(weight.shape, generator=generator)
-            moment = 1e-4 * gradient(torch.randn(weight.shape, generator=generator), generator)
-            state[i] = {"step": torch.tensor(float(step)), "exp_avg": moment, "exp_avg_sq": moment**2}
-        groups = [{"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "params": list(state)}]
-        content = {"model": model, "optimizer": {"state": state, "param_groups": groups}, "step": step}
-        torch.save(content, directory / f"step_{step}.pt")
-
-
-def first_call(verb: str) -> dict[str, object]:
-    """Time a verb in processes without and with compiled kernels, in turn."""
-    seconds: dict[str, list[list[float]]] = {"cold": [], "warm": []}
-    with tempfile.TemporaryDirectory(prefix="inshrink-first-") as scratch:
-        run, archive = Path(scratch) / "run", Path(scratch) / "run.inshrink"
-        run.mkdir()
-        _write_run(run)
-        for pair in range(PAIRS):
-            kernels = Path(scratch) / f"kernels-{pair}"
-            for kind, found in seconds.items():
-                target = Path(scratch) / f"{verb}-{kind}-{pair}"
-                if verb == "compress":
-                    target = archive = target.with_suffix(".inshrink")
-                elif not archive.exists():
-                    _run_first_call(["compress", str(run), str(archive)], Path(scratch) / "others")
-                given = str(run if verb == "compress" else archive)
-                found.append(_run_first_call([verb, given, str(target)], kernels))
-    least = {kind: min(cpu for _, cpu in found) for kind, found in seconds.items()}
-    return {
-        "call": verb,
-        "cold_cpu_seconds": least["cold"],
-        "warm_cpu_seconds": least["warm"],
-        "extra_cpu_seconds": least["cold"] - least["warm"],
-        "extra_wall_seconds": min(
-            cold[0] - warm[0] for cold, warm in zip(seconds["cold"], seconds["warm"], strict=True)
-        ),
-        "pairs": PAIRS,
-    }
-
-
-def _run_first_call(arguments: list[str], kernels: Path) -> list[float]:
-    """Return wall and processor seconds of one call that keeps what it compiles in a folder."""
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(kernels)}
-    command = [sys.executable, "-c", _FIRST_CALL, *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    seconds: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return seconds
-
-
-def small_blocks(quick: bool = False) -> list[dict[str, object]]:
-    """Time decoding of many small tensors, frame by frame."""
-    torch.set_num_threads(1)
-    n_steps = 4 if quick else SMALL_STEPS
-    with tempfile.TemporaryDirectory(prefix="inshrink-blocks-") as scratch:
-        _write_small(Path(scratch), n_steps)
-        codecs = ("lattice", "lossless")
-        sizes = {
-            codec: compress(scratch, Path(scratch) / f"{codec}.inshrink", codec=codec, keyframe_every=n_steps)
-            for codec in codecs
-        }
-        seconds: dict[str, list[tuple[float, float]]] = {codec: [] for codec in codecs}
-        for _ in range(1 if quick else REPETITIONS):
-            for codec, found in seconds.items():
-                found.append(_decode_all(Path(scratch) / f"{codec}.inshrink"))
-    n_blocks = n_steps * 2 * SMALL_PAIRS
-    return [
-        {
-            "codec": codec,
-            "blocks": n_blocks,
-            "values": SMALL_SIDE * (SMALL_SIDE + 1) * SMALL_PAIRS * n_steps,
-            "wall_ms_per_block": 1e3 * min(wall for wall, _ in found) / n_blocks,
-            "cpu_ms_per_block": 1e3 * min(cpu for _, cpu in found) / n_blocks,
-            "ratio": sizes[codec].size.ratio_weights,
-            "passes": len(found),
-        }
-        for codec, found in seconds.items()
-    ]
-
-
-def _write_small(directory: Path, n_steps: int) -> None:
-    """Write a run of matrices and vectors that move a little from step to step."""
-    generator = torch.Generator().manual_seed(0)
-    model = {}
-    for i in range(SMALL_PAIRS):
-        model[f"layers.{i}.weight"] = 0.02 * torch.randn(SMALL_SIDE, SMALL_SIDE, generator=generator)
-        model[f"layers.{i}.bias"] = 0.1 * torch.randn(SMALL_SIDE, generator=generator)
-    for step in range(1, n_steps + 1):
-        for tensor in model.values():
-            tensor += 1e-3 * torch.randn(tensor.shape, generator=generator)
-        save_file(model, directory / f"step_{step}.safetensors")
-
-
-def _decode_all(path: Path) -> tuple[float, float]:
-    """Return wall and processor seconds of decoding every tensor of an archive, step by step."""
-    begun, cpu = time.perf_counter(), time.process_time()
-    for checkpoint in Archive.open(path).sequential().values():
-        for spec in checkpoint.specs:
-            checkpoint.source.read(spec)
-    return time.perf_counter() - begun, time.process_time() - cpu
-
-
 def main(quick: bool = False) -> Path:
-    """Write ``models.csv``, ``blocks.csv``, ``first_call.csv``, ``two_threads.csv`` and ``speed.csv``."""
-    models = write("models_quick" if quick else "models", small_models(quick))
+    """Write ``models.csv`` and ``speed.csv``."""
+    models = write("models_quick" if quick else "models", small_model(quick))
     if sys.argv[1:] == ["models"]:
         return models
-    blocks = write("blocks_quick" if quick else "blocks", small_blocks(quick))
-    if sys.argv[1:] == ["blocks"]:
-        return blocks
-    first = [first_call(verb) for verb in ("compress", "restore")]
-    write("first_call_quick" if quick else "first_call", first)
-    write("two_threads_quick" if quick else "two_threads", measure_all(quick))
     settings: list[tuple[str, dict[str, Any]]] = [
         ("inshrinkerator", {}),
         ("inshrinkerator", {"bins": 16}),

@@ -6,15 +6,12 @@ takes 10 M and one repetition. ``zstd`` is the library of that name on one threa
 its own, too: it reads the same files and writes one compressed file.
 Each repetition runs every command once, in turn, so that a machine whose speed drifts moves all of them.
 
-Each row has wall and processor seconds of a command (medians over the repetitions), of which
-`fixed_seconds` and `fixed_cpu_seconds` are what the same command takes at least for a checkpoint of a few
-kilobytes: the start of the interpreter, imports, kernels; `torch_cpu_seconds` is what importing PyTorch takes
-of them. Megabytes are those of the run's files, 10^6 bytes; for `restore`, of the one step that it writes.
-`vs_zstd` is the speed over that of zstd's compression in the same repetition, both without their fixed
-seconds, in wall time; `vs_zstd_cpu` in processor time, which other
-programs on the machine lengthen less. `gain_of_threads` is the speed over that of one thread. With `busy` 2,
-two other processes kept two cores busy all the while; `slowdown` is the wall time over that of the same
-command without them.
+Each row has wall and processor seconds of a command (medians over the repetitions); `fixed_seconds` and
+`fixed_cpu_seconds` are the least that the same command takes for a checkpoint of a few kilobytes: the start
+of the interpreter, imports, kernels. Megabytes are those of the run's files, 10^6 bytes; for `restore`, of
+the one step that it writes. `vs_zstd` is the speed over that of zstd's compression in the same repetition,
+both without their fixed seconds, in wall time; `vs_zstd_cpu` in processor time, which other programs on the
+machine lengthen less. `gain_of_threads` is the speed over that of one thread.
 """
 
 from __future__ import annotations
@@ -27,15 +24,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from benchmarks.generated import gpt, gradient
 from benchmarks.results import write
-from benchmarks.two_threads import gpt, gradient
 
 N_STEPS = 4
 REPETITIONS = 5
@@ -82,14 +77,11 @@ class Command(NamedTuple):
         ``zstd``, ``compress`` or ``restore``.
     threads
         How many it is given.
-    busy
-        How many processes keep the cores busy meanwhile.
     """
 
     run: str
     verb: str
     threads: int = 1
-    busy: int = 0
 
 
 COMMANDS = [
@@ -97,7 +89,6 @@ COMMANDS = [
     for run in ("weights", "adamw")
     for verb, threads in (("zstd", 1), ("compress", 1), ("compress", 2), ("restore", 1), ("restore", 2))
 ]
-_BUSY = [Command("adamw", verb, busy=2) for verb in ("zstd", "compress", "restore")]
 
 
 def write_run(directory: Path, model: dict[str, torch.Tensor], moments: bool, n_steps: int = N_STEPS) -> None:
@@ -182,8 +173,7 @@ class _Folder:
             words = [*inshrink, str(run), "-o", str(archive), *threads]
         else:
             words = [*inshrink, str(archive), "-o", str(target), *threads]
-        with _busy(command.busy):
-            taken = _taken(words)
+        taken = _taken(words)
         if target.is_dir():
             shutil.rmtree(target)
         target.unlink(missing_ok=True)
@@ -202,18 +192,6 @@ def _taken(words: list[str]) -> Taken:
     return Taken(wall, usage.ru_utime + usage.ru_stime)
 
 
-@contextmanager
-def _busy(n: int) -> Iterator[None]:
-    """Keep cores busy while the context is open."""
-    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
-    try:
-        yield
-    finally:
-        for process in spinning:
-            process.kill()
-            process.wait()
-
-
 def measure(model: str = "large", repetitions: int = REPETITIONS) -> list[dict[str, object]]:
     """Return a row for each command."""
     # A user's interpreter compiles a module once, and not at each start.
@@ -223,16 +201,13 @@ def measure(model: str = "large", repetitions: int = REPETITIONS) -> list[dict[s
     build.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="inshrink-verbs-", dir=build) as scratch:
         folder = _Folder(Path(scratch), {"small": gpt(16, 1, 10), "large": large})
-        commands = COMMANDS + ([] if model == "quick" else _BUSY)
         found: dict[tuple[str, Command], list[Taken]] = {}
-        torch_alone = [_taken([sys.executable, "-c", "import torch"]) for _ in range(1 + repetitions)]
         for size in ("small", "large"):
             for _ in range(repetitions):
-                for command in commands:
+                for command in COMMANDS:
                     found.setdefault((size, command), []).append(folder.take(size, command))
     n = sum(tensor.numel() for tensor in large.values())
-    known = {"torch_cpu_seconds": min(taken.cpu for taken in torch_alone)}
-    return [_row(command, n, found, folder.nbytes) | known for command in commands]
+    return [_row(command, n, found, folder.nbytes) for command in COMMANDS]
 
 
 def _row(
@@ -264,7 +239,6 @@ def _row(
         "parameters": n,
         "verb": command.verb,
         "threads": command.threads,
-        "busy": command.busy,
         "megabytes": size(command) / 1e6,
         "wall_seconds": whole[0],
         "cpu_seconds": whole[1],
@@ -274,13 +248,14 @@ def _row(
         "vs_zstd": against(zstd, 0),
         "vs_zstd_cpu": against(zstd, 1),
         "gain_of_threads": against(command._replace(threads=1), 0),
-        "slowdown": 1 / against(command._replace(busy=0), 0),
         "repetitions": len(found["large", command]),
     }
 
 
-def main(model: str = "large", repetitions: int = REPETITIONS) -> Path:
-    """Write ``results/verbs.csv``."""
+def main(model: str = "large", repetitions: int = REPETITIONS, quick: bool = False) -> Path:
+    """Write ``results/verbs.csv``; quick: a small model, once."""
+    if quick:
+        model, repetitions = "quick", 1
     return write("verbs_quick" if model == "quick" else "verbs", measure(model, repetitions))
 
 

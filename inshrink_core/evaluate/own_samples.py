@@ -54,7 +54,7 @@ _IGNORED: Final = (
 
 _CORRECTION: Final = {"input_ids": 1.25, "pixel_values": 2.0}
 """What a restore costs on data, over what it costs on samples, by the model's input, where that is much:
-`benchmarks.own_samples`, GPT-2 and ResNet."""
+measured on GPT-2 and ResNet (``docs/design.md``)."""
 
 Evaluate = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -2,8 +2,7 @@
 
 ½ Σ h·e² orders configurations of one run well, but needs a factor, and that is not one number: on runs with
 second moments it is between hundreds and tens of thousands. Trials of the run calibrate it. Without them the
-codecs' plainer rules are off by less; these are no measurements, and `benchmarks/results/ratio.csv` and
-``search.csv`` have what they come from.
+codecs' plainer rules are off by less; these are no measurements (``docs/design.md``).
 """
 
 from __future__ import annotations

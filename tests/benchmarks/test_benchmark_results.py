@@ -8,28 +8,7 @@ from benchmarks import results, run
 
 @pytest.fixture(autouse=True)
 def _folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "DATA", tmp_path / "data")
     monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
-
-
-def test_what_was_measured_is_not_measured_again():
-    calls = []
-
-    def measure():
-        calls.append(1)
-        return [{"value": 1.5}]
-
-    first = results.kept("some", "a name: with, signs", {"steps": 3}, measure)
-    assert results.kept("some", "a name: with, signs", {"steps": 3}, measure) == first
-    assert len(calls) == 1
-    results.kept("some", "a name: with, signs", {"steps": 4}, measure)
-    assert len(calls) == 2
-
-
-def test_what_was_skipped_is_tried_again():
-    answers = [[{"skipped": "not installed"}], [{"value": 2.0}]]
-    assert "skipped" in results.kept("some", "rival", {}, lambda: answers.pop(0))[0]
-    assert results.kept("some", "rival", {}, lambda: answers.pop(0))[0]["value"] == 2.0
 
 
 def test_a_row_measured_earlier_keeps_its_date():
@@ -41,24 +20,6 @@ def test_a_row_measured_earlier_keeps_its_date():
     assert rows[0]["b"] == ""
     assert rows[1]["date"] != "2001-01-01"
     assert rows[1]["b"] == "0.12346"
-
-
-def test_a_benchmark_is_finished_until_its_code_changes(tmp_path):
-    (tmp_path / "code").mkdir()
-    source = tmp_path / "code" / "engine.py"
-    source.write_text("one")
-    before = run.digest((tmp_path / "code",))
-    (tmp_path / "speed.csv").write_text("")
-    assert not run.is_finished("speed", before, tmp_path, tmp_path)
-    run.finish("speed", before, tmp_path)
-    assert run.is_finished("speed", before, tmp_path, tmp_path)
-    source.write_text("two")
-    assert not run.is_finished("speed", run.digest((tmp_path / "code",)), tmp_path, tmp_path)
-
-
-def test_a_benchmark_whose_results_are_gone_is_not_finished(tmp_path):
-    run.finish("speed", "digest", tmp_path)
-    assert not run.is_finished("speed", "digest", tmp_path, tmp_path)
 
 
 def test_rows_of_what_was_not_measured_anew_are_kept(tmp_path, monkeypatch):

@@ -11,12 +11,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 import inshrink_core
-from benchmarks.attribution import KINDS, measure
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.formats import open_run, write_checkpoint
 from inshrink_core.formats.attribution.laws import Slot, by_number, by_order, in_order, told_by_headers
 from inshrink_core.formats.attribution.values import Evidence, assigned, attribute
+from tests.formats.attribution_runs import KINDS, measure
 
 PLAIN = [
     name

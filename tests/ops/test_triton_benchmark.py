@@ -10,9 +10,8 @@ def test_every_way_decodes_to_what_was_encoded(monkeypatch):
     monkeypatch.setattr(gpu, "REPETITIONS", 1)
     rows = gpu.rows_of(0.25, "cpu")
     moments = ["moments, exp_avg"] * 2 + ["moments, exp_avg_sq"] * 2
-    assert [row["codec"] for row in rows] == ["lattice", "inshrinkerator"] * 2 + moments
+    assert [row["codec"] for row in rows] == ["lattice", "inshrinkerator", *moments]
     assert all(row["ratio"] > 8 for row in rows)
-    assert rows[0]["judge_gb_per_s"] > 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device to measure")

@@ -90,7 +90,7 @@ run's own movement: geometric mean over three runs, coarseness .5 to 8.5; 1.5e-4
 
 _LASTING = 1.4
 """What is left of a shaped error's cost after 20 steps of training, over what is left of a plain one's that
-cost as much at once: the geometric mean of five, 1.1 to 2.1 (``docs/measurements/size.md``)."""
+cost as much at once: the geometric mean of five, 1.1 to 2.1 (``docs/design.md``)."""
 
 _MAX_EXACT_SHARE = 8
 """A tensor of which more than an eighth would be exact values is stored exactly as a whole."""

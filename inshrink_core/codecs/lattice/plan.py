@@ -70,7 +70,7 @@ _UNKNOWN_SHARE = 1 / 32
 
 COST_OF_ERROR, COST_OF_SHAPED = 1.5, 2.5
 """What a restore costs at most, as a share of the loss, over the squared error of all matrices as a share of
-their squares: the largest that was measured of any task, and a margin (`benchmarks.predicted`). The errors
+their squares: the largest that was measured of any task, and a margin (``docs/design.md``). The errors
 are those of plain rounding, with the same spacing; where it is shaped, their cost is the second of these."""
 
 _MOST_COARSENESS = 4.0

@@ -67,7 +67,7 @@ no other state, so its buffer is never left out."""
 
 HELD: Final = 1.0
 """Octaves that a second moment may be off its code before that changes: at .5, plain rounding, values on an
-edge change again and again (``benchmarks/results/moments.csv``)."""
+edge change again and again (``docs/design.md``)."""
 
 _SHARE_OF_SPACING: Final = 0.5
 """Unit of first moments, in spacings of the weight, by what momentum still moves it: with it moments cost a

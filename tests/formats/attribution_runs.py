@@ -1,27 +1,19 @@
-"""Whose optimizer state it is: what is attributed of runs whose truth their training script knows.
-
-    python -m benchmarks.attribution                # all kinds
-    python -m benchmarks.attribution gpt2 shuffled  # some
+"""Runs of which the training script knows whose every optimizer state is, and a count of what is attributed.
 
 Each kind trains a small model on the CPU, saves nine checkpoints as the library or script named does, and
-keeps whose parameter every number of every optimizer is. Counted are the parameters with state: attributed
-right, unattributed, and wrong, by what was looked at:
+returns the names of the parameters by optimizer and number. Counted are the parameters with state:
+attributed right, unattributed, and wrong, by what was looked at:
 
 - ``headers``: no values;
 - ``values``: movement alone, no law of order;
 - ``no library``: everything but the order of a model's code;
 - ``all``: as a user has it.
-
-Needs the extras ``hf`` and ``lightning``, and peft. Written to ``results/attribution.csv``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import random
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -30,7 +22,6 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from benchmarks.results import renew
 from inshrink_core.formats import Run, open_run
 from inshrink_core.formats.attribution.laws import Attribution
 from inshrink_core.formats.attribution.registered import saved_names
@@ -84,23 +75,16 @@ def _language(model_of: Callable[[Any], nn.Module], **options: Any) -> Callable[
     return lambda folder: _trainer(folder, model_of, rows, **options)
 
 
-def _pictures(
-    model_of: Callable[[Any], nn.Module], channels: int = 3, size: int = 16
-) -> Callable[[Path], Truth]:
+def _pictures(model_of: Callable[[Any], nn.Module]) -> Callable[[Path], Truth]:
     generator = torch.Generator().manual_seed(0)
-    pixels = torch.randn(256, channels, size, size, generator=generator)
+    pixels = torch.randn(256, 3, 32, 32, generator=generator)
     labels = (pixels.mean((1, 2, 3)) > 0).long() + 2 * (pixels[:, 0].mean((1, 2)) > 0).long()
     rows = [{"pixel_values": x, "labels": y} for x, y in zip(pixels, labels, strict=True)]
     return lambda folder: _trainer(folder, model_of, rows)
 
 
 def _trainer(
-    folder: Path,
-    model_of: Callable[[Any], nn.Module],
-    rows: Sequence[Any],
-    *,
-    config: bool = True,
-    **options: Any,
+    folder: Path, model_of: Callable[[Any], nn.Module], rows: Sequence[Any], **options: Any
 ) -> Truth:
     import transformers
 
@@ -121,14 +105,7 @@ def _trainer(
         model, transformers.TrainingArguments(**settings | options), train_dataset=rows
     )
     trainer.train()
-    truth = [names_of(trainer.optimizer, model)]
-    if not config:
-        for path in [
-            *folder.glob("checkpoint-*/config.json"),
-            *folder.glob("checkpoint-*/generation_config.json"),
-        ]:
-            path.unlink()
-    return [[name.replace(".default.", ".") for name in one] for one in truth]
+    return [[name.replace(".default.", ".") for name in names_of(trainer.optimizer, model)]]
 
 
 def gpt2(layers: int = 3, d: int = 64, frozen: int = 0) -> Callable[[Any], nn.Module]:
@@ -146,8 +123,8 @@ def gpt2(layers: int = 3, d: int = 64, frozen: int = 0) -> Callable[[Any], nn.Mo
     return build
 
 
-def _llama(library: Any, layers: int = 2) -> nn.Module:
-    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": layers}
+def _llama(library: Any) -> nn.Module:
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
     config = library.LlamaConfig(
         vocab_size=_VOCABULARY,
         num_attention_heads=2,
@@ -172,15 +149,6 @@ def _t5(library: Any) -> nn.Module:
         decoder_start_token_id=0, pad_token_id=0,
     )  # fmt: skip
     model: nn.Module = library.T5ForConditionalGeneration(config)
-    return model
-
-
-def _vit(library: Any) -> nn.Module:
-    config = library.ViTConfig(
-        hidden_size=48, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96, image_size=16,
-        patch_size=4, num_labels=4,
-    )  # fmt: skip
-    model: nn.Module = library.ViTForImageClassification(config)
     return model
 
 
@@ -340,24 +308,6 @@ def _as_safetensors(folder: Path, step: int, model: nn.Module, optimizer: Any) -
     torch.save(optimizer.state_dict(), place / "optimizer.pt")
 
 
-def _sharded(folder: Path) -> Truth:
-    import transformers
-
-    torch.manual_seed(0)
-    model: Any = _llama(transformers, layers=3)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    for step in range(1, N_SAVES * EVERY + 1):
-        batch = tokens(16, step)
-        optimizer.zero_grad()
-        model(input_ids=batch, labels=batch).loss.backward()
-        optimizer.step()
-        if step % EVERY == 0:
-            place = folder / f"checkpoint-{step}"
-            model.save_pretrained(place, max_shard_size="100KB")
-            torch.save(optimizer.state_dict(), place / "optimizer.pt")
-    return [names_of(optimizer, model)]
-
-
 def _reversed(folder: Path) -> Truth:
     """Train a GPT-2 whose optimizer was given its parameters from last to first, beside a true config."""
     import transformers
@@ -409,22 +359,15 @@ def _sgd(held: Any) -> Any:
     return torch.optim.SGD(held, lr=0.05, momentum=0.9)
 
 
-_SGD: Final = {"optim": "sgd", "optim_args": "momentum=0.9", "learning_rate": 0.1}
-
 KINDS: Final[Mapping[str, Kind]] = {
     "gpt2": Kind("transformers Trainer", _language(gpt2())),
-    "gpt2-12-layers": Kind("transformers Trainer", _language(gpt2(12, 32))),
-    "gpt2-no-config": Kind("transformers Trainer", _language(gpt2(), config=False)),
     "gpt2-frozen": Kind("transformers Trainer", _language(gpt2(4, 48, frozen=2))),
-    "gpt2-sgd": Kind("transformers Trainer", _language(gpt2(), **_SGD)),
     "gpt2-reversed": Kind("torch loop, save_pretrained", _reversed),
     "bert": Kind("transformers Trainer", _language(_bert)),
     "t5": Kind("transformers Trainer", _language(_t5)),
-    "vit": Kind("transformers Trainer", _pictures(_vit)),
-    "resnet": Kind("transformers Trainer", _pictures(_resnet, size=32)),
+    "resnet": Kind("transformers Trainer", _pictures(_resnet)),
     "lora": Kind("peft, transformers Trainer", _lora),
     "llama": Kind("accelerate", _accelerate),
-    "llama-sharded": Kind("torch loop, save_pretrained", _sharded),
     "two-optimizers": Kind("lightning", _lightning),
     "decay-groups": Kind("torch loop", _plain(_blocks, _decayed, _as_torch)),
     "one-group": Kind("torch loop", _plain(_blocks, lambda rows: [rows], _as_torch)),
@@ -475,20 +418,12 @@ def without_library() -> Iterator[None]:
         yield
 
 
-def trained(name: str, parent: Path) -> tuple[Path, Truth]:
-    """Return the run of a kind and its truth; one that lies there already is taken."""
-    folder, known = parent / name, parent / f"{name}.json"
-    if not known.exists():
-        folder.mkdir(parents=True)
-        known.write_text(json.dumps(KINDS[name].make(folder)))
-    truth: Truth = json.loads(known.read_text())
-    return folder, truth
-
-
 def measure(name: str, parent: Path) -> Iterable[Row]:
     """Train one kind, and count what is attributed."""
     kind = KINDS[name]
-    folder, truth = trained(name, parent)
+    folder = parent / name
+    folder.mkdir()
+    truth = kind.make(folder)
     run = open_run(folder)
     found = {"headers": count(run, truth), "values": _counted(by_values(run), run, truth)}
     with without_library():
@@ -498,25 +433,3 @@ def measure(name: str, parent: Path) -> Iterable[Row]:
     module._attributions.clear()
     found["all"] = count(run.attributed(), truth)
     return [Row(name, kind.source, looked_at, *counts) for looked_at, counts in found.items()]
-
-
-def main() -> None:
-    """Measure the kinds named on the command line, or all of them; ``--in FOLDER`` keeps the runs there."""
-    names = sys.argv[1:]
-    with tempfile.TemporaryDirectory() as temporary:
-        parent = Path(temporary)
-        if names[:1] == ["--in"]:
-            parent, names = Path(names[1]), names[2:]
-        for name in names or KINDS:
-            try:
-                rows = list(measure(name, parent))
-            except ImportError as error:
-                print(f"{name}: not measured, {error}")
-                continue
-            for row in rows:
-                print(*row, sep=", ", flush=True)
-            renew("attribution", [row._asdict() for row in rows], ["kind", "looked_at"])
-
-
-if __name__ == "__main__":
-    main()
