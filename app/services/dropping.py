@@ -92,7 +92,7 @@ def open_dropped(files: Sequence[tuple[str, BinaryIO]]) -> Subject:
     """
     names = _checked_names([name for name, _ in files])
     renamed = [(name, content) for name, (_, content) in zip(names, files, strict=True)]
-    return keep_dropped(renamed, lambda place: _opened_whole(place, len(files)))
+    return keep_dropped(renamed, _opened_whole)
 
 
 def keep_dropped(files: Sequence[tuple[str, BinaryIO]], read: Callable[[Path], _Read]) -> _Read:
@@ -127,12 +127,12 @@ def keep_dropped(files: Sequence[tuple[str, BinaryIO]], read: Callable[[Path], _
         raise ServiceError(what, where, remedy, found.detail) from error
 
 
-def _opened_whole(place: Path, n_files: int) -> Subject:
+def _opened_whole(place: Path) -> Subject:
     """Open what was kept, all of it: a file left out was dropped by mistake."""
     subject = load_subject(str(place))
     rows = (*subject.unreadable, *subject.skipped)
-    if rows or (subject.kind == "run" and len(subject.steps) < n_files):
-        left_out, reason = rows[0] if rows else ("", "")
+    if rows:
+        left_out, reason = rows[0]
         remedy = "drop the others alone, or open their folder by its path, which leaves such files out"
         raise ServiceError(f"one of the files cannot be used: {reason}", left_out, remedy)
     return subject

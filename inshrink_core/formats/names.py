@@ -191,7 +191,7 @@ def counters_in(name: str) -> Counters:
     """
     read = read_name(name)
     counter = () if read.counter is None or read.unit == "attached" else (read.counter,)
-    words = re.findall("[a-z]+", _CAMEL.sub("_", stem_of(name)).lower())
+    words = re.findall("[a-z]+", _CAMEL.sub("_", _REVISION.sub("", stem_of(name))).lower())
     return Counters(
         (*read.versions, *read.leading, *counter, *read.times),
         read.labels,

@@ -33,6 +33,7 @@ from inshrink_core.formats.source import DEFAULT_LIMITS, tensor_bytes, write_lay
 Progress = Callable[[str], None]
 Writer = Callable[[IO[bytes]], None]
 
+NO_MATCH: Final = "no tensor matches"
 LAYOUTS: Final = ("same", "safetensors", "torch", "dcp")
 _DTYPE_NAMES: Final = {ours: theirs for theirs, ours in SAFETENSORS_DTYPES.items()}
 
@@ -196,7 +197,7 @@ def _selected_writers(
             chosen.add(key)
     if not specs:
         raise NotFoundError(
-            "no tensor matches",
+            NO_MATCH,
             where=checkpoint.origin,
             remedy="`inshrink inspect` lists the tensors",
         )

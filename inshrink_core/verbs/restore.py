@@ -251,7 +251,11 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
             target = check_target(directory, f"{folders[info]}/file").parent if nested else directory
             keys = _selector(tensors)
             order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
-            with checkpoint.expecting(order), reading_ahead(checkpoint, order, threads) as ahead:
+            with (
+                _naming(tensors),
+                checkpoint.expecting(order),
+                reading_ahead(checkpoint, order, threads) as ahead,
+            ):
                 paths += write_checkpoint(
                     ahead,
                     target,
@@ -403,6 +407,21 @@ def _fitting(
         most = max(row.memory() for row in needs)
         archive.limits.require_memory(most + held, what, archive.reader.path)
     return view, threads
+
+
+@contextmanager
+def _naming(pattern: str | None) -> Iterator[None]:
+    """Name the pattern in the error if no tensor matches it."""
+    from inshrink_core.formats.write import NO_MATCH
+
+    try:
+        yield
+    except NotFoundError as error:
+        if pattern is None or error.what != NO_MATCH:
+            raise
+        raise NotFoundError(
+            f"{NO_MATCH} '{pattern}'", where=error.where, remedy="`inshrink inspect --tensors` lists them"
+        ) from None
 
 
 def _selector(pattern: str | None) -> Callable[[str], bool] | None:

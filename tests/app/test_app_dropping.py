@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import streamlit as st
+import torch
 from inshrink_app import services
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import Subject
@@ -113,11 +114,18 @@ def test_what_cannot_be_opened_is_answered_and_not_kept(
     assert not kept()
 
 
+def other_model() -> bytes:
+    """Return a torch file of a model that is not that of the other checkpoints."""
+    file = io.BytesIO()
+    torch.save({"other.weight": torch.ones(2), "other.bias": torch.ones(1)}, file)
+    return file.getvalue()
+
+
 def test_files_that_do_not_make_one_run_are_answered_and_not_kept(
     checkpoints: list[tuple[str, bytes]],
 ) -> None:
     (first, content), (_, other) = checkpoints[:2]
-    assert "step 10 is in" in refused((first, content), ("copy_000010.pt", content))
+    assert "another model" in refused((first, content), ("other.pt", other_model()))
     assert "the same name" in refused((first, content), (f"other/{first}", other))
     assert "opened alone" in refused((first, content), ("a.inshrink", b"x"))
     assert not kept()

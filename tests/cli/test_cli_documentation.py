@@ -19,7 +19,7 @@ VERBS = (
     "run", "search", "ui",
 )  # fmt: skip
 SCHEMA = json.loads((DOCS / "documents.schema.json").read_text())
-TABLES = {"roles", "layers", "from_last", "metrics", "standard_errors", "steps[].errors"}
+TABLES = {"fates", "roles", "layers", "from_last", "metrics", "standard_errors", "steps[].errors"}
 """Keys whose value is a table of names that are data, not keys."""
 OPAQUE = {
     "config", "rows[].config", "best.config", "trials[].config", "frames[].config",

@@ -252,12 +252,12 @@ def test_what_is_no_checkpoint_is_not_called_unreadable(tmp_path: Path):
     assert report.unreadable == ()
     assert report.appended == STEPS
     left_out = {Path(row.path).name for row in report.left_out}
-    assert {"best.pt", "last.pt", "vocab_32000.bin", "labels.pt"} <= left_out
-    assert {"step_300.pt", "step_300-v1.pt"} & left_out
-    assert {"step_400.pt.tmp", "vocab.pt", "corpus.pt"} <= left_out
+    assert {"last.pt", "vocab_32000.bin", "labels.pt", "step_400.pt.tmp", "vocab.pt", "corpus.pt"} <= left_out
+    assert report.branches == ("best",)
+    assert report.fates["duplicate"] == 2
 
 
-def test_checkpoints_below_others_and_loose_optimizers_are_not_left_out_unsaid(tmp_path: Path):
+def test_checkpoints_below_others_and_optimizers_beside_them_have_a_fate(tmp_path: Path):
     root = tmp_path / "run"
     (root / "ema").mkdir(parents=True)
     torch_files(root)
@@ -266,9 +266,11 @@ def test_checkpoints_below_others_and_loose_optimizers_are_not_left_out_unsaid(t
     optimizer.param_groups[0]["params"][0].grad = torch.ones(3)
     optimizer.step()
     torch.save(optimizer.state_dict(), root / "adam_300.pt")
-    report = inshrink_core.compress(root, tmp_path / "a.inshrink", skip_damaged=True, **EXACT)
-    assert [Path(row.path).name for row in report.unreadable] == ["adam_300.pt"]
-    assert "ema" in {Path(row.path).name for row in report.left_out}
+    fates = {one.path: (one.fate, one.step) for one in open_run(root).fates}
+    assert fates["adam_300.pt"] == ("auxiliary", 300)
+    assert all(fates[f"ema/step_{step}.pt"] == ("duplicate", step) for step in STEPS)
+    report = inshrink_core.compress(root, tmp_path / "a.inshrink", **EXACT)
+    assert report.fates == {"step": 3, "auxiliary": 1, "duplicate": 3}
 
 
 def test_an_empty_folder_and_one_of_other_content_beside_steps_are_named(tmp_path: Path):
