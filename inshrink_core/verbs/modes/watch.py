@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple, Self
 
@@ -175,7 +175,8 @@ class Watch(Compressing, Request["WatchReport"]):
             watcher.report.ended = "interrupted"
         watcher.end()
         if is_archive(self.archive):
-            write_branches(watcher.writing)
+            with suppress(NotFoundError):  # every checkpoint may be gone by now
+                write_branches(watcher.writing)
         watcher.say(_event("ended", None, watcher.report.ended))
         if is_archive(self.archive):
             opened = Archive.open(self.archive)
