@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
@@ -91,8 +92,8 @@ def _apart(contents: Mapping[str, FileContent]) -> dict[str, FileContent]:
             content = named_apart(content, folder if words[prefix] > 1 and folder else prefix)
         tensors = {tensor for tensor, _ in (*content.tree.model, *content.tree.extra)}
         if shard := _SHARD.search(name) if taken & tensors else None:
-            rank = f"{shard[0].strip('._-')}."
-            content = content._replace(tree=content.tree.renamed(lambda tensor, rank=rank: rank + tensor))
+            rank = partial("{}.{}".format, shard[0].strip("._-"))
+            content = content._replace(tree=content.tree.renamed(rank))
         taken |= tensors
         found[name] = content
     return found
@@ -138,8 +139,13 @@ class _Place(NamedTuple):
 class Read(Protocol):
     """What reading a file gave: a checkpoint, or an error."""
 
-    parsed: ParsedCheckpoint | None
-    error: InshrinkError | None
+    @property
+    def parsed(self) -> ParsedCheckpoint | None:
+        """The headers of the checkpoint."""
+
+    @property
+    def error(self) -> InshrinkError | None:
+        """Why there are none."""
 
 
 def _contents(reads: Mapping[Path, Read]) -> dict[Path, ParsedCheckpoint | None]:
@@ -238,7 +244,7 @@ def _go_together(
         return False
     if not place.said.numbers:
         both = ((place.folder, place.said.words), (other_place.folder, other_place.said.words))
-        return bool(place.labels) and roles.issuperset(both)
+        return bool(place.labels) and roles >= {*both}
     if place.step_folder is not None:
         return _are_apart(one, other)
     if place.said.words == other_place.said.words and place.said.labels == other_place.said.labels:

@@ -82,7 +82,7 @@ def _file(shown: Subject, used: LogChoice | None) -> str | None:
     )
     if key not in st.session_state:
         st.session_state[key] = chosen or next(iter(options), None)
-    return pick_one(
+    file: str | None = pick_one(
         "File",
         options,
         format_func=lambda path: labels.get(path, path),
@@ -91,6 +91,7 @@ def _file(shown: Subject, used: LogChoice | None) -> str | None:
         placeholder="Choose a file, or type its path",
         help="Files of metrics in the run's folder and beside it, and those that were dropped.",
     )
+    return file
 
 
 def _label(path: str, shown: Subject) -> str:
