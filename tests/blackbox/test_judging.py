@@ -42,7 +42,7 @@ def test_a_run_of_folders_has_the_steps_of_their_names(folders: Path) -> None:
     assert {"weight", "exp_avg", "exp_avg_sq"} <= found["roles"].keys()
 
 
-def test_an_archive_is_described_by_its_frames(made_exact: Path) -> None:
+def test_an_archive_is_described_by_its_frames_and_needs(run: Path, made_exact: Path) -> None:
     found = document("inspect", made_exact)
     assert (found["kind"], found["format"], found["codec"]) == ("archive", "inshrink", "lossless")
     assert (found["optimizer"], found["steps"], found["n_branches"]) == ("exact", list(STEPS), 1)
@@ -50,6 +50,8 @@ def test_an_archive_is_described_by_its_frames(made_exact: Path) -> None:
     assert found["ratio_total"] == pytest.approx(found["raw_bytes"] / found["archive_bytes"])
     assert found["archive_bytes"] <= sum(map(len, contents(made_exact).values()))
     assert (found["missing_frames"], found["manifest_problem"]) == ([], None)
+    sizes = [len(content) for content in contents(run).values()]
+    assert (found["needs"]["disk_step"], found["needs"]["disk_all"]) == (max(sizes), sum(sizes))
 
 
 def test_magnitudes_are_the_means_of_absolute_weights(run: Path, tmp_path: Path) -> None:
