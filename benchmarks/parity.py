@@ -1,12 +1,15 @@
 """Prove that a change of the code changes no bytes: ``python -m benchmarks.parity [--write] [PART ...]``.
 
 Runs the command line on the bundled sample and on two generated runs: every codec, every optimizer preset,
-overrides, bounds, branches, exports, packs, prunes, and every verb that reads. What comes out is reduced to
-digests: SHA-256 of every file of an archive and of every restored or exported one, of every ``--json``
-document without its times and places, and, by frame, of all its blocks and of all the values it decodes to.
+overrides, bounds, branches, exports, packs, prunes, and every verb that reads; and, in `parity_groups`, on
+every public layout, on what two ranks and DeepSpeed save, in a bucket, and on what is refused. What comes
+out is reduced to digests: SHA-256 of every file of an archive and of every restored or exported one, of
+every ``--json`` document without its times and places, and, by frame, of all its blocks and of all the values
+it decodes to.
 ``--write`` records them in ``results/parity.txt``; without it they are compared with what is there, and each
 difference is a line and exit code 1. ``--content`` compares blocks, values and restored files alone: what a
-change of how frames are written leaves as it is.
+change of how frames are written leaves as it is. ``--only-deletions COMMIT`` measures nothing: it compares
+the record itself with that of a commit, and ends with 1 where a line is new or another.
 
 The identity of an archive is random, and all its frames bear it, so the system's random bytes are fixed here.
 Numbers in documents are compared to six digits: evaluators multiply matrices, and the last bits of that are
@@ -23,6 +26,7 @@ import json
 import math
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -35,6 +39,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import inshrink_core
+from benchmarks.parity_groups import GROUPS
 from benchmarks.results import RESULTS
 from inshrink_core.chain import OPTIMIZER_CHOICES, Archive, tensor_digest
 from inshrink_core.cli import main as inshrink
@@ -120,13 +125,13 @@ class Parity:
         self.scratch = scratch
         self.found: dict[str, str] = {}
 
-    def run(self, name: str, *words: str, code: int = 0) -> Any:
-        """Run a verb with ``--json``; keep its document."""
+    def run(self, name: str, *words: str, code: int | None = 0) -> Any:
+        """Run a verb with ``--json``; keep its document. Without a `code` any will do: errors are in it."""
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
             ended = inshrink([*words, "--json"])
         document = json.loads(out.getvalue())
-        if ended != code:
+        if code is not None and ended != code:
             raise RuntimeError(f"{name}: exit code {ended}, expected {code}: {document.get('error')}")
         text = json.dumps(self._plain(document), sort_keys=True)
         self.found[f"{name} document"] = hashlib.sha256(text.encode()).hexdigest()
@@ -429,6 +434,7 @@ PARTS: dict[str, Callable[[Parity], None]] = {
     "exports": exports,
     "trainings": trainings,
     "looks": looks,
+    **GROUPS,
 }
 
 
@@ -477,6 +483,19 @@ def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
     return sorted(lines)
 
 
+def added(before: str, after: str) -> list[str]:
+    """Return the lines of a record that are not in an earlier one: a commit may only delete lines."""
+    known = set(before.splitlines())
+    return [line for line in after.splitlines() if line not in known]
+
+
+def _record_of(commit: str) -> str:
+    """Return the record as a commit has it."""
+    name = RECORD.relative_to(RECORD.parents[2]).as_posix()
+    command = ["git", "show", f"{commit}:{name}"]
+    return subprocess.run(command, cwd=RECORD.parents[2], capture_output=True, text=True, check=True).stdout
+
+
 def _content(digests: dict[str, str]) -> dict[str, str]:
     """Return the digests of what archives hold, without those of how it is written and told."""
     kept = (_BLOCKS, _VALUES, _RESTORED)
@@ -492,7 +511,12 @@ def main() -> int:
         "--content", action="store_true", help="compare blocks, values and restored files alone"
     )
     parser.add_argument("--record", type=Path, default=RECORD, help="the file to write or compare with")
+    parser.add_argument("--only-deletions", metavar="COMMIT", help="refuse lines that its record lacks")
     arguments = parser.parse_args()
+    if arguments.only_deletions:
+        lines = added(_record_of(arguments.only_deletions), arguments.record.read_text())
+        sys.stdout.write("".join(f"new or changed: {line}\n" for line in lines))
+        return 1 if lines else 0
     parts = arguments.parts or list(PARTS)
     found = measure(parts)
     known = (

@@ -193,5 +193,7 @@ def _with_distinct_names(named: Sequence[Named], root: Path) -> Iterator[Named]:
 
 
 def _inside(path: Path, root: Path) -> str:
-    """Return a path relative to the run, with ``/``."""
+    """Return a path relative to the run, with ``/``; of the run itself, its name."""
+    if path == root:
+        return path.name
     return os.path.relpath(path, root if is_dir(root) else root.parent).replace(os.sep, "/")
