@@ -58,7 +58,7 @@ from inshrink_core.formats.groups import group_files
 from inshrink_core.formats.logs.log import RunSettings, TrainingLog, read_log, read_settings
 from inshrink_core.formats.names import is_numbered, step_in_name
 from inshrink_core.formats.readers import reader_of
-from inshrink_core.formats.selection import Named, by_evidence, by_pattern, main_model
+from inshrink_core.formats.selection import Named, Selection, by_evidence, by_pattern, main_model
 from inshrink_core.formats.source import accepting_damage, peek_sample
 from inshrink_core.formats.step_pattern import (
     NamedStep,
@@ -243,23 +243,22 @@ class Run(Mapping[int, Checkpoint]):
     def __init__(
         self,
         discovery: Discovery,
-        parsed: Mapping[int, ParsedCheckpoint],
+        selection: Selection,
         *,
         skipped: tuple[Skipped, ...],
-        notes: tuple[str, ...],
         access: Access,
         request: _Request,
         known: Mapping[tuple[Path, ...], _Read],
-        named: Sequence[Named] = (),
     ) -> None:
-        self._discovery, self._parsed = discovery, dict(sorted(parsed.items()))
-        self._named = tuple(named)
+        self._discovery, self._parsed = discovery, dict(sorted(selection.by_step.items()))
+        self._named = selection.named
         self._access, self._request, self._known = access, request, known
         self._accepted: dict[int, Checkpoint] = {}
         self._is_attributed = False
         self.path = discovery.root
         self.steps = tuple(self._parsed)
-        self.skipped, self.notes = tuple(row._replace(path=spoken(row.path)) for row in skipped), notes
+        self.skipped = tuple(row._replace(path=spoken(row.path)) for row in skipped)
+        self.notes = _notes(selection.origin, selection.by_step.values())
         self.format = next(iter(self._parsed.values())).format
 
     @property
@@ -781,13 +780,11 @@ def _open(request: _Request, *, counter: ByteCounter, known: Mapping[tuple[Path,
         skipped += one.skipped
     return Run(
         discovery,
-        by_step,
+        choice,
         skipped=tuple(skipped),
-        notes=_notes(choice.origin, by_step.values()),
         access=access,
         request=request,
         known=seen,
-        named=choice.named,
     )
 
 

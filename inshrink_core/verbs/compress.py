@@ -218,6 +218,24 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
 
         return write_part(self, Share.parse(str(self.part)))
 
+    def write_branches(self) -> tuple[str, ...]:
+        """Append the branches of a run to an archive that holds its steps; return their names."""
+        from inshrink_core.archive import ArchiveWriter
+        from inshrink_core.chain import ChainWriter
+        from inshrink_core.codec import FALLBACK_CODEC, get_codec
+
+        run = self.opened_run(self.run)
+        if not run.branches:
+            return ()
+        run = run.attributed(_archived_last(self.archive))
+        with ArchiveWriter(self.archive) as writer:
+            config = self.chain_config(self.archive, device=self.device, threads=self.threads)
+            if self.promised() is not None or self.evaluator is not None:
+                config = config.made_exact(config.config.made_exact() or get_codec(FALLBACK_CODEC)())
+            session = _Session(run, writer, ChainWriter(writer, config), None, None, ())
+            session.write_branches()
+        return tuple(session.branches)
+
     def perform(self) -> CompressReport:
         """Write what is not there."""
         self.declare(self.archive)
@@ -558,25 +576,6 @@ class _Session:
         self.squared_error += appended.squared_error
         self.squared_norm += appended.squared_norm
         self.large_errors += appended.large_errors
-
-
-def write_branches(request: Compress) -> tuple[str, ...]:
-    """Append the branches of a run to an archive that holds its steps; return their names."""
-    from inshrink_core.archive import ArchiveWriter
-    from inshrink_core.chain import ChainWriter
-    from inshrink_core.codec import FALLBACK_CODEC, get_codec
-
-    run = request.opened_run(request.run)
-    if not run.branches:
-        return ()
-    run = run.attributed(_archived_last(request.archive))
-    with ArchiveWriter(request.archive) as writer:
-        config = request.chain_config(request.archive, device=request.device, threads=request.threads)
-        if request.promised() is not None or request.evaluator is not None:
-            config = config.made_exact(config.config.made_exact() or get_codec(FALLBACK_CODEC)())
-        session = _Session(run, writer, ChainWriter(writer, config), None, None, ())
-        session.write_branches()
-    return tuple(session.branches)
 
 
 def _archived_last(archive: str | os.PathLike[str]) -> Checkpoint | None:

@@ -92,10 +92,9 @@ def compress_in_parts(request: Any) -> dict[str, Any]:
 def _branches(request: Any) -> tuple[str, ...]:
     """Write the run's branches, unless steps were named or other parts are still at work."""
     from inshrink_core.archive import ArchiveReader
-    from inshrink_core.verbs.compress import write_branches
 
     reader = ArchiveReader.open(request.archive)
-    return () if request.steps or reader.catalog.pending or not reader.frames else write_branches(request)
+    return () if request.steps or reader.catalog.pending or not reader.frames else request.write_branches()
 
 
 def _begun_in(archive: PathLike) -> int:

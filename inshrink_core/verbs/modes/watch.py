@@ -22,7 +22,7 @@ from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report, plain_value
 from inshrink_core.request import Option, Request, Watcher, python_call
 from inshrink_core.text import counted, duration, printable, ratio, size, steps_in_short, url_of
-from inshrink_core.verbs.compress import Compress, Compressing, CompressReport, write_branches
+from inshrink_core.verbs.compress import Compress, Compressing, CompressReport
 from inshrink_core.verbs.shared.groups import PathLike
 from inshrink_core.verbs.shared.showing import (
     base_text,
@@ -176,7 +176,7 @@ class Watch(Compressing, Request["WatchReport"]):
         watcher.end()
         if is_archive(self.archive):
             with suppress(NotFoundError):  # every checkpoint may be gone by now
-                write_branches(watcher.writing)
+                watcher.writing.write_branches()
         watcher.say(_event("ended", None, watcher.report.ended))
         if is_archive(self.archive):
             opened = Archive.open(self.archive)
