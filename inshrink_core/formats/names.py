@@ -35,6 +35,7 @@ _STEPS: Final = ("step", "iteration", "amount")
 _COUNTED: Final = "|".join(
     sorted((w for w, at in _LEVELS.items() if at in (*_STEPS, "epoch")), key=len)[::-1]
 )
+_EPOCHS: Final = "|".join(word for word, level in _LEVELS.items() if level == "epoch")
 
 AVERAGES: Final = frozenset({"ema", "swa", "avg", "average", "averaged", "ave"})
 _LABEL: Final = re.compile(
@@ -92,7 +93,7 @@ _NUMBER: Final = re.compile(
     r"(?:(?<![a-z])(?:num|number|no|nr|idx|index|count)[-_=:]*)?)?"
     r"(?P<digits>\d+(?:\.\d+)?(?:e[-+]?\d{1,2}(?!\d))?)"
     rf"(?:(?P<scale>[kmgbt])(?=(?:{_COUNTED})?(?![a-z0-9])))?"
-    rf"(?P<after>(?:{_COUNTED})(?![a-z0-9])|[-_ ](?:{_COUNTED})(?![a-z])(?![-_= ]*\d))?(?=(?P<rest>[a-z]*))"
+    rf"(?P<after>(?:{_EPOCHS})(?![a-z0-9])|(?:{_COUNTED})(?![a-z0-9])(?![-_= ]*\d)|[-_ ](?:{_COUNTED})(?![a-z])(?![-_= ]*\d))?(?=(?P<rest>[a-z]*))"
 )
 _SCALES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 
