@@ -93,7 +93,8 @@ _NUMBER: Final = re.compile(
     r"(?:(?<![a-z])(?:num|number|no|nr|idx|index|count)[-_=:]*)?)?"
     r"(?P<digits>\d+(?:\.\d+)?(?:e[-+]?\d{1,2}(?!\d))?)"
     rf"(?:(?P<scale>[kmgbt])(?=(?:{_COUNTED})?(?![a-z0-9])))?"
-    rf"(?P<after>(?:{_EPOCHS})(?![a-z0-9])|(?:{_COUNTED})(?![a-z0-9])(?![-_= ]*\d)|[-_ ](?:{_COUNTED})(?![a-z])(?![-_= ]*\d))?(?=(?P<rest>[a-z]*))"
+    rf"(?P<after>(?:{_EPOCHS})(?![a-z0-9])|(?:{_COUNTED})(?![a-z0-9])(?![-_= ]*\d)|"
+    rf"[-_ ](?:{_COUNTED})(?![a-z])(?![-_= ]*\d))?(?=(?P<rest>[a-z]*))"
 )
 _SCALES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 
