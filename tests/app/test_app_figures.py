@@ -93,13 +93,12 @@ def test_zeros_take_the_lower_end_of_the_scale() -> None:
     assert heat.z[0, 0] == pytest.approx(heat.zmin)
 
 
-@pytest.mark.parametrize("scale", ["log", "linear"])
 @pytest.mark.parametrize(
     ("low", "high"),
     [(-9.2, 3.4), (-3.1, -2.9), (-2.5, -0.7), (5.0, 5.3), (0.32, 0.92), (0.01, 0.04), (-44.9, 38.5)],
 )
-def test_the_colour_scale_has_labels_inside_of_its_ends(low: float, high: float, scale: str) -> None:
-    bar = heatmap.colorbar("|w|", low, high, 300, scale)
+def test_the_colour_scale_has_labels_inside_of_its_ends(low: float, high: float) -> None:
+    bar = heatmap.colorbar("|w|", low, high, 300)
     assert 2 <= len(bar["tickvals"]) <= 12
     assert len(set(bar["ticktext"])) == len(bar["tickvals"])
     assert all(low <= tick <= high for tick in bar["tickvals"])

@@ -70,7 +70,7 @@ def test_a_run_with_a_rule_is_one_in_every_service(run: Path) -> None:
     shown = services.load_subject(str(run / PATTERN))
     assert shown.steps == (1, 2, 3)
     assert (shown.path, shown.place, shown.name) == (run / PATTERN, run, "run")
-    assert services.load_subject(str(run)).steps == (7,)
+    assert services.load_subject(str(run)).steps == (1, 2, 3)
     assert services.default_folder(shown) == run.parent
     assert shrinking.goals_request(shown, None).run == str(run / PATTERN)
     services.look_again(shown.path)
