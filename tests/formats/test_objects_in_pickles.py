@@ -245,8 +245,8 @@ WHOLE: dict[str, tuple[Callable[[nn.Module], object], str]] = {
     "under state_dict": (lambda net: {"state_dict": net, "epoch": 3}, ""),
     "wrapped": (nn.DataParallel, ""),
     "compiled": (torch.compile, ""),
-    "average beside none": (lambda net: {"model": None, "ema": net}, "ema."),
-    "attribute of an object": (lambda net: {"agent": Agent(net)}, "agent.net."),
+    "average beside none": (lambda net: {"model": None, "ema": net}, ""),
+    "attribute of an object": (lambda net: {"agent": Agent(net)}, "net."),
 }
 
 
