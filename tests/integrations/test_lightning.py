@@ -33,6 +33,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 EXACT = {"codec": "lossless", "optimizer_state": "exact"}
 
 
+@pytest.fixture(autouse=True)
+def importable(tmp_path_factory, monkeypatch):
+    """Let started processes import this module, without the checkout that it lies in."""
+    folder = tmp_path_factory.mktemp("importable")
+    (folder / "tests").symlink_to(Path(__file__).parents[1])
+    monkeypatch.syspath_prepend(folder)
+
+
 @dataclasses.dataclass
 class Sizes:
     width: int = 16
