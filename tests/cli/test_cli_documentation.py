@@ -105,7 +105,7 @@ def test_the_schema_is_the_one_of_the_reports_and_refuses_what_is_no_document():
         "seconds": 0.5,
         "bytes_read": 1,
     }
-    document |= {"device": "cpu", "exact_roles": [], "lossy_roles": []}
+    document |= {"device": "cpu", "exact_roles": [], "lossy_roles": [], "converted": []}
     document |= {"originals": {"text": "", "checked": [1], "unchecked": [], "unknown": [], "damaged": []}}
     assert valid(document)
     assert valid({"error": {"type": "InputError", "message": "no", "exit_code": 2}})
