@@ -22,7 +22,8 @@ from inshrink_core.formats.names import RANK, Counters, counters_in, is_numbered
 from inshrink_core.formats.readers import Reader
 
 _SHARD: Final = re.compile(rf"-\d+-of-\d+|{RANK.pattern}|(?<=hf_model)_\d{{4}}(?=_)", re.IGNORECASE)
-AVERAGES: Final = frozenset({"ema", "swa"})
+_AVERAGES: Final = frozenset({"ema", "swa"})
+"""Labels of averages that are saved beside the model of a step; others name an average of several steps."""
 _MODEL: Final = frozenset({"model", "net", "network", "weights", "checkpoint", "ckpt"})
 
 
@@ -102,7 +103,7 @@ def _apart(contents: Mapping[str, FileContent]) -> dict[str, FileContent]:
 def _prefix(name: str) -> str:
     """Return the name of the model in a file: the words of the file's name."""
     said = counters_in(_SHARD.sub("", name.rpartition("/")[2]))
-    return next((label for label in said.labels if label in AVERAGES), "_".join(said.words) or "model")
+    return next((label for label in said.labels if label in _AVERAGES), "_".join(said.words) or "model")
 
 
 class _Place(NamedTuple):
@@ -129,7 +130,7 @@ class _Place(NamedTuple):
 
     @property
     def labels(self) -> frozenset[str]:
-        return frozenset(self.said.labels) - AVERAGES
+        return frozenset(self.said.labels) - _AVERAGES
 
     @property
     def key(self) -> tuple[tuple[Any, ...], frozenset[str]]:
@@ -204,7 +205,7 @@ def group_files(reads: Mapping[Path, Read], root: Path) -> Iterator[CheckpointPa
             alone.setdefault(place.folder, []).append(path)
     for group in [*(group for groups in classes.values() for group in groups), *alone.values()]:
         if len(group) > 1 or parsed[group[0]] is None:
-            members = sorted(group, key=lambda path: bool(AVERAGES & {*places[path].said.labels}))
+            members = sorted(group, key=lambda path: bool(_AVERAGES & {*places[path].said.labels}))
             path = places[members[0]].step_folder or members[0]
             yield CheckpointPath(path, GroupReader(members), tuple(members))
 

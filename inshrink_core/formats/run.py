@@ -374,14 +374,12 @@ class Run(Mapping[int, Checkpoint]):
             )
             _attributions.clear()
             _attributions[key] = found
-        run = copy.copy(self)
+        run = self._copied()
         run._parsed = {step: p.attributed(_attributions[key]) for step, p in self._parsed.items()}
         run._named = tuple(
             one._replace(parsed=one.parsed.attributed(_attributions[key])) for one in self._named
         )
         run._accepted, run._is_attributed = {}, True
-        for cached in ("branches", "_beside"):
-            run.__dict__.pop(cached, None)
         run.notes = _notes(self.notes[0], run._parsed.values())
         return run
 
@@ -574,14 +572,19 @@ class Run(Mapping[int, Checkpoint]):
 
     def without_branch(self, name: str, error: InshrinkError) -> Run:
         """Return the run without a checkpoint beside the steps, which cannot be read for that reason."""
-        rest = copy.copy(self)
+        rest = self._copied()
         (lost,) = (one for one in self._named if one.name == name)
         rest._named = tuple(one for one in self._named if one is not lost)
         path = spoken(str(lost.parsed.path))
         rest.skipped = (*self.skipped, Skipped(path, _reason(lost.parsed.path, error), Fate.UNREADABLE))
-        for cached in ("branches", "fates", "_beside"):
-            rest.__dict__.pop(cached, None)
         return rest
+
+    def _copied(self) -> Run:
+        """Return a copy that finds anew what lies beside its steps."""
+        run = copy.copy(self)
+        for cached in ("branches", "fates", "_beside"):
+            run.__dict__.pop(cached, None)
+        return run
 
     def readable(self, steps: Iterable[int]) -> Run:
         """Return the run without those of some steps that cannot be read to the end.
@@ -611,11 +614,9 @@ class Run(Mapping[int, Checkpoint]):
                 )
         if not rows:
             return self
-        rest = copy.copy(self)
+        rest = self._copied()
         rest._parsed = {step: parsed for step, parsed in self._parsed.items() if step not in rows}
         rest.steps = tuple(rest._parsed)
-        for cached in ("branches", "fates", "_beside"):
-            rest.__dict__.pop(cached, None)
         rest.skipped = (*self.skipped, *(row._replace(path=spoken(row.path)) for row in rows.values()))
         return rest
 
