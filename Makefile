@@ -35,6 +35,7 @@ types: $(STAMP)  ## Check types
 	$(BIN)/mypy
 
 kernels: $(STAMP)  ## Compile the kernels, so that not every test worker does
+	$(BIN)/python -m inshrink_core.ops
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/codecs -k test_encoder_and_decoder_reach_the_same_state
 
 test: $(STAMP)  ## Run lint, types and the test suite, but for the parts below
@@ -95,12 +96,13 @@ reference: $(STAMP)  ## Write the derived parts of docs and the schema of JSON d
 house: $(STAMP)  ## Print the size of the code beside the limits of benchmarks/house.toml; fails above one
 	$(BIN)/python -m benchmarks.house
 
-wheel: $(STAMP)  ## Build the wheel into dist/
+wheel: $(STAMP)  ## Build the wheel into dist/, with the machine code of all kernels for this Python
+	$(BIN)/python -m inshrink_core.ops --all
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 release: $(STAMP)  ## Check version and changelog, build wheel and sdist, try both; CONFIRM=yes tags the commit
 	$(BIN)/python .ci/release.py $(if $(filter yes,$(CONFIRM)),--tag)
 
 clean:  ## Remove the environment and everything built
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info inshrink_core/ops/machine .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -97,6 +97,9 @@ def build() -> list[Path]:
     (BUILD / "source").mkdir(parents=True)
     archive = subprocess.run(("git", "archive", "HEAD"), cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
     subprocess.run(("tar", "-x", "-C", BUILD / "source"), input=archive, check=True)
+    run(sys.executable, "-m", "inshrink_core.ops", "--all")
+    kernels = Path("inshrink_core", "ops", "machine")
+    shutil.copytree(ROOT / kernels, BUILD / "source" / kernels)
     programs = environment("builder")
     run(programs / "python", "-m", "pip", "install", "--quiet", "build")
     run(programs / "python", "-m", "build", "--outdir", BUILD / "dist", BUILD / "source")

@@ -12,11 +12,14 @@ import logging
 import time
 from typing import Any
 
+import numba
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba import njit
 from numba.core import cgutils, event
 from numpy.typing import NDArray
+
+from inshrink_core.ops.cpu.machine import choose_level, enable_caching
 
 UInt8s = NDArray[np.uint8]
 UInt16s = NDArray[np.uint16]
@@ -29,27 +32,39 @@ Float32s = NDArray[np.float32]
 Float64s = NDArray[np.float64]
 """Arrays as kernels take them."""
 
-_njit: Any = njit
+choose_level()
+
+
+def compiled(**options: Any) -> Any:
+    """Return what compiles a function at its first call, or takes machine code that was made before."""
+
+    def decorate(function: Any) -> Any:
+        kernel: Any = njit(**options)(function)
+        if not numba.config.DISABLE_JIT:
+            enable_caching(kernel, function)
+        return kernel
+
+    return decorate
+
 
 _OPTIONS: dict[str, Any] = {
     "nogil": True,
-    "cache": True,
     "error_model": "numpy",
     "no_cfunc_wrapper": True,
     "_nrt": False,
 }
 
-kernel = _njit(**_OPTIONS)
+kernel = compiled(**_OPTIONS)
 """Decorates a function that makes no arrays."""
 
-brief = _njit(**{**_OPTIONS, "nogil": False}, no_rewrites=True)
+brief = compiled(**{**_OPTIONS, "nogil": False}, no_rewrites=True)
 """Decorates a kernel that works on tables: it keeps the GIL, because handing that to another thread and
 waiting for it again takes longer than most of its calls."""
 
-part = _njit(**_OPTIONS, no_cpython_wrapper=True, no_rewrites=True)
+part = compiled(**_OPTIONS, no_cpython_wrapper=True, no_rewrites=True)
 """Decorates a function that kernels call."""
 
-inlined = _njit(**_OPTIONS, inline="always")
+inlined = compiled(**_OPTIONS, inline="always")
 """Decorates a function that one kernel calls at one place."""
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.cpu.compiled import Float32s, Int64s, UInt8s
+from inshrink_core.ops.cpu.compiled import Float32s, Int64s, UInt8s, compiled
 from inshrink_core.ops.cpu.symbols import count_groups
 from inshrink_core.ops.flat import as_float32, flattened
 from inshrink_core.ops.quantize import INFINITE_KEY, MAGNITUDE_KEYS, N_KEYS, PROTECTED
@@ -35,7 +34,7 @@ def _bits(tensor: Tensor) -> tuple[NDArray[Any], int]:
     return _values(tensor).view(np.uint32), _KEY_SHIFT
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _histogram(bits: NDArray[Any], shift: int) -> Int64s:  # pragma: no cover - compiled
     counts = np.zeros(N_KEYS, np.int64)
     for i in range(bits.size):
@@ -43,14 +42,14 @@ def _histogram(bits: NDArray[Any], shift: int) -> Int64s:  # pragma: no cover - 
     return counts
 
 
-@numba.njit(nogil=True, inline="always")
+@compiled(nogil=True, inline="always")
 def _sensitivity_key(value: np.float32, gradient: np.float32) -> int:  # pragma: no cover - compiled
     product = np.float32(value * gradient)
     key = int((product.view(np.int32) >> _KEY_SHIFT) & (MAGNITUDE_KEYS - 1))
     return min(key, INFINITE_KEY)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _histogram_between(
     values: Float32s, gradient: Float32s, low: int, high: int
 ) -> Int64s:  # pragma: no cover - compiled
@@ -63,7 +62,7 @@ def _histogram_between(
     return counts
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _histogram_products(values: Float32s, gradient: Float32s) -> Int64s:  # pragma: no cover - compiled
     counts = np.zeros(MAGNITUDE_KEYS, np.int64)
     for i in range(values.size):
@@ -71,13 +70,13 @@ def _histogram_products(values: Float32s, gradient: Float32s) -> Int64s:  # prag
     return counts
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _assign(bits: NDArray[Any], shift: int, lut: UInt8s, out: UInt8s) -> None:  # pragma: no cover - compiled
     for i in range(bits.size):
         out[i] = lut[bits[i] >> shift]
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _assign_between(
     values: Float32s, gradient: Float32s, lut: UInt8s, low: int, high: int, out: UInt8s
 ) -> None:  # pragma: no cover - compiled
@@ -92,7 +91,7 @@ def _assign_between(
         out[i] = symbol
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _gather(bits: NDArray[Any], symbols: UInt8s, out: NDArray[Any]) -> None:  # pragma: no cover - compiled
     position = 0
     for i in range(symbols.size):
@@ -101,7 +100,7 @@ def _gather(bits: NDArray[Any], symbols: UInt8s, out: NDArray[Any]) -> None:  # 
             position += 1
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _dequantize(
     symbols: UInt8s, table: NDArray[Any], protected: NDArray[Any], out: NDArray[Any]
 ) -> None:  # pragma: no cover - compiled
@@ -118,7 +117,7 @@ def _dequantize(
             out[i] = table[symbols[i]]
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _gather_decoded(
     symbols: UInt8s, previous: UInt8s, table: NDArray[Any], protected: NDArray[Any], out: NDArray[Any]
 ) -> None:  # pragma: no cover - compiled

@@ -9,9 +9,8 @@ Places of grouped symbols are running sums of the groups' counts.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from inshrink_core.ops.cpu.compiled import Int64s, UInt8s, UInt32s, UInt64s
+from inshrink_core.ops.cpu.compiled import Int64s, UInt8s, UInt32s, UInt64s, compiled
 from inshrink_core.ops.reference.symbols import LITERAL_SHIFT, NO_LITERAL, RUN_MASK, run_token
 from inshrink_core.ops.reference.symbols import code_lengths as _reference_code_lengths
 
@@ -24,10 +23,10 @@ _KNOWN_EXPONENT = 10
 """Runs below two to this have their class in a table; longer ones are rare."""
 _KNOWN_TOKENS = np.array([run_token(run) for run in range(1 << _KNOWN_EXPONENT)], np.uint8)
 
-code_lengths = njit(nogil=True, cache=True)(_reference_code_lengths)
+code_lengths = compiled(nogil=True)(_reference_code_lengths)
 
 
-@njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def count_groups(groups: UInt8s) -> Int64s:  # pragma: no cover - compiled
     """See `inshrink_core.ops.symbols.count_groups`."""
     # Four tables, because a counter that is incremented twice in a row waits for its own store.
@@ -44,7 +43,7 @@ def count_groups(groups: UInt8s) -> Int64s:  # pragma: no cover - compiled
     return counts
 
 
-@njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def count_pairs(groups: UInt8s, symbols: UInt8s, stride: int) -> Int64s:  # pragma: no cover - compiled
     """See `inshrink_core.ops.symbols.count_pairs`."""
     counts = np.zeros((256, 256), np.int64)
@@ -53,7 +52,7 @@ def count_pairs(groups: UInt8s, symbols: UInt8s, stride: int) -> Int64s:  # prag
     return counts
 
 
-@njit(nogil=True, inline="always")
+@compiled(nogil=True, inline="always")
 def _run_token(run: int) -> int:  # pragma: no cover - compiled
     """Class of a run length; a table for the lengths that are not rare."""
     if run < 1 << _KNOWN_EXPONENT:
@@ -64,7 +63,7 @@ def _run_token(run: int) -> int:  # pragma: no cover - compiled
     return 16 + (exponent - 4) * 4 + ((run >> (exponent - 2)) & 3)
 
 
-@njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def delta_events(
     groups: UInt8s, symbols: UInt8s, bases: Int64s, expected: Int64s, modulus: int
 ) -> tuple[UInt32s, Int64s, Int64s]:  # pragma: no cover - compiled
@@ -100,7 +99,7 @@ def delta_events(
     return records[:at], run_counts, literal_counts
 
 
-@njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _gather(
     groups: UInt8s, sizes: Int64s, symbols: UInt8s, grouped: UInt8s
 ) -> None:  # pragma: no cover - compiled
@@ -113,7 +112,7 @@ def _gather(
         grouped[place] = symbols[i]
 
 
-@njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _scatter(
     groups: UInt8s, sizes: Int64s, grouped: UInt8s, out: UInt8s
 ) -> None:  # pragma: no cover - compiled
@@ -126,7 +125,7 @@ def _scatter(
         out[i] = grouped[place]
 
 
-@njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _subtract(base: int, modulus: int, values: UInt8s) -> None:  # pragma: no cover - compiled
     """Replace values below `modulus` by ``(base - value) mod modulus``, which undoes itself."""
     # Bytes alone, so that the compiler uses wide registers: the result is below 256, hence exact.
@@ -137,7 +136,7 @@ def _subtract(base: int, modulus: int, values: UInt8s) -> None:  # pragma: no co
         values[i] = np.uint8((low if value <= low else high) - value)
 
 
-@njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _record(
     deltas: UInt8s, rests: np.uint32, records: UInt32s, at: np.uint64
 ) -> np.uint64:  # pragma: no cover - compiled
@@ -157,7 +156,7 @@ def _record(
     return at
 
 
-@njit(nogil=True, inline="always")
+@compiled(nogil=True, inline="always")
 def _put(
     words: UInt64s, at: int, window: np.uint64, filled: np.uint64, value: np.uint64, n_bits: np.uint64
 ) -> tuple[int, np.uint64, np.uint64]:  # pragma: no cover - compiled
@@ -170,7 +169,7 @@ def _put(
     return at + int(full), carried if full else window, filled & _U64(63)
 
 
-@njit(nogil=True, inline="always")
+@compiled(nogil=True, inline="always")
 def _window_at(words: UInt64s, position: np.uint64) -> np.uint64:  # pragma: no cover - compiled
     """Return the 64 bits from a position, which is at most the end of the stream."""
     word = position >> _U64(6)
@@ -179,7 +178,7 @@ def _window_at(words: UInt64s, position: np.uint64) -> np.uint64:  # pragma: no 
     return window
 
 
-@njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def pack_events(
     records: UInt32s,
     n_events: Int64s,
@@ -227,7 +226,7 @@ def pack_events(
     return words[: at + 1], 64 * at + int(np.int64(filled))
 
 
-@njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _unpack_literals(
     words: UInt64s, position: np.uint64, end: np.uint64, windows: UInt32s, out: UInt8s
 ) -> np.uint64:  # pragma: no cover - compiled
@@ -242,7 +241,7 @@ def _unpack_literals(
     return position
 
 
-@njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _unpack_runs(
     words: UInt64s,
     position: np.uint64,
@@ -277,7 +276,7 @@ def _unpack_runs(
     return position
 
 
-@njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def unpack_events(
     words: UInt64s,
     n_bits: int,
@@ -315,7 +314,7 @@ def unpack_events(
     return int(np.int64(position))
 
 
-@njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def pack_symbols(symbols: UInt8s, codes: UInt32s) -> tuple[UInt64s, int]:  # pragma: no cover - compiled
     """See `inshrink_core.ops.symbols.pack_symbols`."""
     # At most 12 bits a symbol, so that four fit into a word; and one word is open.
@@ -339,7 +338,7 @@ def pack_symbols(symbols: UInt8s, codes: UInt32s) -> tuple[UInt64s, int]:  # pra
     return words[: at + 1], 64 * at + int(np.int64(filled))
 
 
-@njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def unpack_symbols(
     words: UInt64s, n_bits: int, windows: UInt32s, out: UInt8s
 ) -> int:  # pragma: no cover - compiled

@@ -39,10 +39,12 @@ _FEATURES = ("avx512f", "avx512bw", "avx512vl")
 
 
 def is_wide() -> bool:
-    """Return whether numba compiles for the processor it runs on, and that has AVX-512."""
+    """Return whether numba compiles for processors with AVX-512."""
     config: Any = numba.config
-    if config.DISABLE_JIT or config.CPU_NAME or config.CPU_FEATURES or not config.ENABLE_AVX:
+    if config.DISABLE_JIT or not config.ENABLE_AVX:
         return False
+    if config.CPU_NAME or config.CPU_FEATURES:
+        return bool(config.CPU_NAME == "x86-64-v4")
     features = binding.get_host_cpu_features()
     return all(features.get(name, False) for name in _FEATURES)
 

@@ -1,0 +1,107 @@
+"""``python -m inshrink_core.ops`` compiles the kernels now, for a wheel, an image or a checkout.
+
+With ``--all`` for every level of the processors that `machine.LEVELS` names, otherwise for this one. A small
+run with tensors of each dtype is compressed and restored, which compiles what is used; the other levels are
+compiled from its signatures.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from inshrink_core.ops.cpu import machine
+
+_COMMANDS = (
+    ("compress", "{run}", "-o", "{folder}/a.inshrink"),
+    ("compress", "{run}", "-o", "{folder}/b.inshrink", "--codec", "lossless", "--optimizer", "exact"),
+    ("compress", "{run}", "-o", "{folder}/c.inshrink", "--optimizer", "compact"),
+    ("compress", "{run}", "-o", "{folder}/d.inshrink", "--codec", "inshrinkerator"),
+    ("restore", "{folder}/a.inshrink", "-o", "{folder}/a"),
+    ("restore", "{folder}/b.inshrink", "-o", "{folder}/b"),
+    ("restore", "{folder}/c.inshrink", "-o", "{folder}/c"),
+    ("restore", "{folder}/d.inshrink", "-o", "{folder}/d"),
+)
+
+
+def _write_run(folder: Path) -> None:
+    """Write four checkpoints of a model with AdamW, SGD and tensors of every dtype."""
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(64, 48), torch.nn.Linear(48, 96), torch.nn.BatchNorm1d(96))
+    last = torch.nn.Linear(96, 64)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3)]
+    optimizers.append(torch.optim.SGD(last.parameters(), lr=1e-2, momentum=0.9))
+    for step in (10, 20, 30, 40):
+        for _ in range(10):
+            values = last(model(torch.randint(64, (32,))))
+            values.logsumexp(-1).sub(values[:, 0]).mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        state = model.state_dict() | {f"last.{name}": value for name, value in last.state_dict().items()}
+        halves = {
+            f"{kind}.{name}": value.to(getattr(torch, kind))
+            for kind in ("bfloat16", "float16", "float64")
+            for name, value in last.state_dict().items()
+        }
+        states = [one.state_dict() for one in optimizers]
+        torch.save({"step": step, "model": state | halves, "optimizer": states}, folder / f"{step}.pt")
+
+
+def _compile_level(level: str) -> None:
+    """Compile for one level in this process, from the signatures that there are."""
+    import inshrink_core.ops.cpu as package
+
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        for kernel in vars(importlib.import_module(module.name)).values():
+            cache: Any = getattr(kernel, "_cache", None)
+            for signature in cache.signatures() if isinstance(cache, machine.KernelCache) else ():
+                kernel.compile(signature)
+
+
+def main(arguments: list[str]) -> int:
+    """Compile the kernels."""
+    if arguments[:1] == ["--level"]:
+        _compile_level(arguments[1])
+        return 0
+    environment = os.environ | {machine.WRITE: "1"}
+    asked = "all" if "--all" in arguments else "this level"
+    note = machine.folder() / "levels"
+    if note.exists() and note.read_text() in ("all", asked):
+        return 0
+    for old in machine.folder().parent.glob("*"):
+        shutil.rmtree(old)
+    with tempfile.TemporaryDirectory() as name:
+        run = Path(name) / "run"
+        run.mkdir()
+        _write_run(run)
+        for words in _COMMANDS:
+            command = [word.format(run=run, folder=name) for word in words]
+            subprocess.run(
+                [sys.executable, "-P", "-m", "inshrink_core", *command, "-q"], check=True, env=environment
+            )
+    if "--all" in arguments:
+        own = machine.choose_level()
+        for level in machine.LEVELS:
+            if level != own:
+                target = {"NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""}
+                subprocess.run(
+                    [sys.executable, "-P", "-m", "inshrink_core.ops", "--level", level],
+                    check=True,
+                    env=environment | target,
+                )
+    note.write_text(asked)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""Machine code of kernels that is made before it is needed, and serves other machines, too.
+
+numba's own cache is bound to the very processor it was made on. Kernels are compiled for a level of x86-64
+instead, where a processor has one. ``python -m inshrink_core.ops`` writes the machine code of every level
+into `folder`, whose name is a digest of all that it depends on: code of other sources or versions is in
+another folder, so it is never loaded. What is not there is compiled at first use, into numba's cache.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import llvmlite
+import numba
+import numpy as np
+from llvmlite import binding
+from numba.core import caching
+from numba.core.registry import cpu_target
+
+LEVELS: Final = {
+    "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+    "x86-64-v3": ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"),
+}
+"""Levels of x86-64 by what a processor must have for them, the highest first."""
+
+WRITE: Final = "INSHRINK_WRITE_KERNELS"
+"""Environment variable of a process whose kernels are written into `folder`."""
+
+_OPS: Final = Path(__file__).parent.parent
+_SOURCES: Final = ("ops", "coding", "quantization")
+
+
+@functools.cache
+def folder() -> Path:
+    """Return where machine code of these sources and versions is."""
+    digest = hashlib.blake2b(digest_size=8)
+    versions = (sys.version_info[:2], numba.__version__, llvmlite.__version__, np.__version__)
+    digest.update(repr(versions).encode())
+    for path in sorted(path for name in _SOURCES for path in (_OPS.parent / name).rglob("*.py")):
+        digest.update(path.read_bytes() + b"\0")
+    return _OPS / "machine" / digest.hexdigest()
+
+
+def choose_level() -> str:
+    """Let numba compile for this processor's level where there is machine code; return the level, or ''.
+
+    numba has one target for a whole process: functions that others compile later have this level, too. An
+    own choice (``NUMBA_CPU_NAME``) holds, and so does the target of a process that has compiled before.
+    """
+    config: Any = numba.config
+    is_open = config.CPU_NAME is None and config.CPU_FEATURES is None and config.ENABLE_AVX
+    if is_open and (folder().is_dir() or WRITE in os.environ):
+        features = binding.get_host_cpu_features()
+        levels = (name for name, needed in LEVELS.items() if all(map(features.get, needed)))
+        level = next(levels, None)
+        if level is not None and "_toplevel_target_context" not in vars(cpu_target):
+            config.CPU_NAME, config.CPU_FEATURES = level, ""
+    return config.CPU_NAME if config.CPU_NAME in LEVELS else ""
+
+
+class KernelCache(caching.FunctionCache):  # type: ignore[misc, unused-ignore]
+    """numba's cache of a function, behind the machine code that was made before."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        impl: Any = self._impl
+        place = folder() / Path(function.__code__.co_filename).parent.name
+        self._made = caching.IndexDataCacheFile(str(place), impl.filename_base, folder().name)
+        if WRITE in os.environ:
+            place.mkdir(parents=True, exist_ok=True)
+            self._cache_file = self._made
+
+    def _load_overload(self, signature: Any, context: Any) -> Any:
+        made = self._made.load(self._index_key(signature, context.codegen()))
+        if made is not None:
+            return self._impl.rebuild(context, made)
+        return super()._load_overload(signature, context)
+
+    def signatures(self) -> set[Any]:
+        """Return the signatures for which there is machine code of any level."""
+        return {key[0] for key in self._made._load_index()}
+
+
+def enable_caching(kernel: Any, function: Any) -> None:
+    """Give a compiled function its cache."""
+    if folder().is_dir() or WRITE in os.environ:
+        kernel._cache = KernelCache(function)
+    else:
+        kernel.enable_caching()

@@ -1,0 +1,66 @@
+"""Machine code that was made before is taken where it fits, and never where it does not."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+KERNEL = """
+from inshrink_core.ops.cpu.compiled import kernel
+
+
+@kernel
+def add(a, b):
+    return a + b + {number}
+"""
+
+PROGRAM = """
+import sys
+from pathlib import Path
+
+from inshrink_core.ops.cpu import machine
+
+machine._OPS = Path(sys.argv[1]) / "ops"
+sys.path.insert(0, sys.argv[1])
+from numba.core import event
+
+from ops.cpu.tiny import add
+
+with event.install_recorder("numba:compile") as compiled:
+    value = add(1, 2)
+names = [one.data["dispatcher"].py_func.__name__ for _, one in compiled.buffer if one.is_start]
+print(value, names.count("add"))
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return what adds two numbers in a new process: the sum, and how often the kernel was compiled."""
+    (tmp_path / "ops" / "cpu").mkdir(parents=True)
+
+    def added(number, cache, **variables):
+        (tmp_path / "ops" / "cpu" / "tiny.py").write_text(KERNEL.format(number=number))
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / cache), **variables}
+        words = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+        said = subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout
+        value, times = said.split()
+        return int(value), int(times)
+
+    return added
+
+
+def test_machine_code_is_taken_in_the_place_of_compiling_but_not_that_of_other_sources(run, tmp_path):
+    assert run(0, "first", INSHRINK_WRITE_KERNELS="1") == (3, 1)
+    made = sorted((tmp_path / "ops" / "machine").rglob("*.nb?"))
+    assert len(made) == 2
+    assert run(0, "second") == (3, 0)
+    assert run(7, "third") == (10, 1), "the source is another one"
+    assert sorted((tmp_path / "ops" / "machine").rglob("*.nb?")) == made
+    assert run(0, "fourth") == (3, 0)
+
+
+def test_machine_code_of_another_processor_is_not_taken(run):
+    run(0, "first", INSHRINK_WRITE_KERNELS="1", NUMBA_CPU_NAME="x86-64", NUMBA_CPU_FEATURES="")
+    assert run(0, "second", NUMBA_CPU_NAME="x86-64", NUMBA_CPU_FEATURES="") == (3, 0)
+    assert run(0, "third", NUMBA_CPU_NAME="x86-64-v2", NUMBA_CPU_FEATURES="") == (3, 1)
