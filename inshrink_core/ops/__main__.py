@@ -38,8 +38,10 @@ def _write_run(folder: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(64, 48), torch.nn.Linear(48, 96), torch.nn.BatchNorm1d(96))
     last = torch.nn.Linear(96, 64)
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3)]
-    optimizers.append(torch.optim.SGD(last.parameters(), lr=1e-2, momentum=0.9))
+    optimizers = (
+        torch.optim.AdamW(model.parameters(), lr=1e-3),
+        torch.optim.SGD(last.parameters(), lr=1e-2, momentum=0.9),
+    )
     for step in (10, 20, 30, 40):
         for _ in range(10):
             values = last(model(torch.randint(64, (32,))))

@@ -12,7 +12,6 @@ import logging
 import time
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba import njit
@@ -40,7 +39,7 @@ def compiled(**options: Any) -> Any:
 
     def decorate(function: Any) -> Any:
         kernel: Any = njit(**options)(function)
-        if not numba.config.DISABLE_JIT:
+        if hasattr(kernel, "enable_caching"):  # not so where compiling is switched off
             enable_caching(kernel, function)
         return kernel
 

@@ -15,12 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-import llvmlite
+import llvmlite  # type: ignore[import-untyped, unused-ignore]
 import numba
 import numpy as np
 from llvmlite import binding
-from numba.core import caching
-from numba.core.registry import cpu_target
+from numba.core import caching, registry
 
 LEVELS: Final = {
     "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
@@ -30,6 +29,9 @@ LEVELS: Final = {
 
 WRITE: Final = "INSHRINK_WRITE_KERNELS"
 """Environment variable of a process whose kernels are written into `folder`."""
+
+_caching: Any = caching
+_registry: Any = registry
 
 _OPS: Final = Path(__file__).parent.parent
 _SOURCES: Final = ("ops", "coding", "quantization")
@@ -55,22 +57,22 @@ def choose_level() -> str:
     config: Any = numba.config
     is_open = config.CPU_NAME is None and config.CPU_FEATURES is None and config.ENABLE_AVX
     if is_open and (folder().is_dir() or WRITE in os.environ):
-        features = binding.get_host_cpu_features()
+        features: Any = binding.get_host_cpu_features()
         levels = (name for name, needed in LEVELS.items() if all(map(features.get, needed)))
         level = next(levels, None)
-        if level is not None and "_toplevel_target_context" not in vars(cpu_target):
+        if level is not None and "_toplevel_target_context" not in vars(_registry.cpu_target):
             config.CPU_NAME, config.CPU_FEATURES = level, ""
     return config.CPU_NAME if config.CPU_NAME in LEVELS else ""
 
 
-class KernelCache(caching.FunctionCache):  # type: ignore[misc, unused-ignore]
+class KernelCache(_caching.FunctionCache):  # type: ignore[misc]
     """numba's cache of a function, behind the machine code that was made before."""
 
     def __init__(self, function: Any) -> None:
         super().__init__(function)
         impl: Any = self._impl
         place = folder() / Path(function.__code__.co_filename).parent.name
-        self._made = caching.IndexDataCacheFile(str(place), impl.filename_base, folder().name)
+        self._made = _caching.IndexDataCacheFile(str(place), impl.filename_base, folder().name)
         if WRITE in os.environ:
             place.mkdir(parents=True, exist_ok=True)
             self._cache_file = self._made
