@@ -1,4 +1,4 @@
-"""Typed fronts of the codebook codecs' kernels.
+"""The codebook codecs' ops.
 
 The *key* of a value is the upper half of its float32 bits: sign, exponent and seven bits of mantissa.
 The *magnitude key* is the key without its sign, the *sensitivity key* the magnitude key of the float32
@@ -9,8 +9,10 @@ number of threads or on the order of summation.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from inshrink_core.ops.flat import as_float32, flattened
 from inshrink_core.ops.registry import op
 
 N_KEYS = 1 << 16
@@ -27,6 +29,17 @@ PRUNED = 0
 
 PROTECTED = 1
 """Symbol of a parameter whose value is stored beside the symbols; bins follow from 2 on."""
+
+
+def _keys(values: Tensor) -> Tensor:
+    """Signed keys as int32, because torch has no shift of unsigned 16-bit integers."""
+    return (as_float32(values).view(torch.int32) >> 16) & (N_KEYS - 1)
+
+
+def _sensitivity_keys(values: Tensor, gradient: Tensor) -> Tensor:
+    """One float32 product and no other float operation, hence equal on every device."""
+    product = as_float32(values) * as_float32(gradient).to(values.device)
+    return ((product.view(torch.int32) >> 16) & (MAGNITUDE_KEYS - 1)).clamp_max(INFINITE_KEY)
 
 
 @op
@@ -55,13 +68,17 @@ def histogram16(
     >>> int(histogram16(torch.tensor([1.0, 1.0, -2.0]))[0x3F80])
     2
     """
-    raise NotImplementedError
+    keys = _keys(values)
+    if gradient is not None:
+        sensitivity = _sensitivity_keys(values, gradient)
+        keys = keys[(sensitivity >= low) & (sensitivity < high)]
+    return torch.bincount(keys, minlength=N_KEYS).cpu()
 
 
 @op
 def sensitivity_histogram(values: Tensor, gradient: Tensor) -> Tensor:
     """Count sensitivity keys: int64[32768] on the CPU; NaN counts under the key of infinity."""
-    raise NotImplementedError
+    return torch.bincount(_sensitivity_keys(values, gradient), minlength=MAGNITUDE_KEYS).cpu()
 
 
 @op
@@ -87,13 +104,18 @@ def assign(
     UInt8[Tensor, "n"]
         Symbols in the order of the contiguous tensor, on the device of the table. O(n).
     """
-    raise NotImplementedError
+    symbols = lut.to(values.device)[_keys(values).long()]
+    if gradient is not None:
+        sensitivity = _sensitivity_keys(values, gradient)
+        symbols[(sensitivity < low) & (symbols != PROTECTED)] = PRUNED
+        symbols[sensitivity >= high] = PROTECTED
+    return symbols.to(lut.device)
 
 
 @op
 def gather_protected(values: Tensor, symbols: Tensor) -> Tensor:
     """Return the values whose symbol is `PROTECTED`, in tensor order, in the tensor's dtype, on the CPU."""
-    raise NotImplementedError
+    return flattened(values)[symbols.to(values.device) == PROTECTED].cpu()
 
 
 @op
@@ -112,13 +134,13 @@ def gather_decoded(symbols: Tensor, previous: Tensor, table: Tensor, protected: 
     Float[Tensor, "p"]
         In the dtype of `table`, on the CPU.
     """
-    raise NotImplementedError
+    return gather_protected(dequantize(previous, table, protected), symbols)
 
 
 @op
 def symbol_counts(symbols: Tensor) -> Tensor:
     """Count the symbols of a uint8 tensor: int64[256] on the CPU."""
-    raise NotImplementedError
+    return torch.bincount(symbols.long(), minlength=256).cpu()
 
 
 @op
@@ -139,4 +161,8 @@ def dequantize(symbols: Tensor, table: Tensor, protected: Tensor) -> Tensor:
     Float[Tensor, "n"]
         In the stored dtype, on the device of the symbols.
     """
-    raise NotImplementedError
+    # As words: torch does not keep the bits of a NaN wherever it fills in a single float.
+    width = torch.int16 if table.dtype.itemsize == 2 else torch.int32
+    values = table.to(symbols.device).view(width)[symbols.long()]
+    values[symbols == PROTECTED] = protected.to(symbols.device).view(width)
+    return values.view(table.dtype)

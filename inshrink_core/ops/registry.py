@@ -1,19 +1,17 @@
-"""Finds the implementation of an op for a device; importing it compiles nothing.
+"""Dispatches an op to the kernel for a device; importing it compiles nothing.
 
 To add an op:
 
-1. Write its typed front in ``ops/<family>.py``: signature and documentation under `op`, no body.
-2. Write the reference in ``ops/reference/<family>.py`` under the same name, in plain torch: the norm.
-3. Write kernels under the same name in ``ops/cpu/<family>.py`` (numba) and, where a GPU should run it,
-   ``ops/triton/<family>.py``. Kernels for numba are ``@njit(nogil=True, cache=True)``: threads scale, nothing
-   is parallel inside, and never `fastmath`.
+1. Write the torch version in ``ops/<family>.py``, documented, under `op`: it is the norm and runs anywhere.
+2. Write a kernel of the same name and arguments in ``ops/cpu/<family>.py`` (numba). Kernels are
+   ``@njit(nogil=True, cache=True)``: threads scale, nothing is parallel inside, and never `fastmath`.
+3. Write one in ``ops/triton/<family>.py`` only for what `compress` or `restore` call on a GPU.
 
-All implementations return the same bits; a test compares them.
+All versions return the same bits; a test compares them.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -32,69 +30,57 @@ class Backend(StrEnum):
     CUDA = "cuda"
 
 
-_Front = TypeVar("_Front", bound=Callable[..., Any])
-
-OPS: dict[str, Callable[..., Any]] = {}
-"""The front of every op whose family was imported, by name."""
+_Op = TypeVar("_Op", bound=Callable[..., Any])
 
 _forced: ContextVar[Backend | None] = ContextVar("_forced", default=None)
 
-_FOLDER = {Backend.REFERENCE: "reference", Backend.CPU: "cpu", Backend.CUDA: "triton"}
 
-_BACKEND_OF_DEVICE = {"cpu": Backend.CPU, "cuda": Backend.CUDA}
-"""By what torch names the kind of a device."""
+def op(norm: _Op) -> _Op:
+    """Make a function in plain torch an op: a call goes to the kernel for its first argument's device.
 
-
-def op(front: _Front) -> _Front:
-    """Make a documented signature an op: a call goes to the implementation for its first argument's device.
-
-    A device without a kernel gets the reference. The first argument is a tensor, an array in host memory, or
-    an object with a `device`.
+    A device without a kernel gets the function itself. The first argument is positional: a tensor, an array
+    in host memory, or an object with a `device`.
     """
-    signature = inspect.signature(front)
-    n_arguments = len(signature.parameters)
-    found: dict[Backend, Callable[..., Any]] = {}
+    kernels: dict[str, Callable[..., Any]] = {Backend.REFERENCE: norm}
 
-    @wraps(front)
+    @wraps(norm)
     def call(*arguments: Any, **named: Any) -> Any:
-        if named or len(arguments) < n_arguments:
-            bound = signature.bind(*arguments, **named)
-            bound.apply_defaults()
-            arguments = bound.args
         device = arguments[0].device  # a word where it is numpy's
-        kind = getattr(device, "type", device)
-        backend = _forced.get() or _BACKEND_OF_DEVICE.get(kind, Backend.REFERENCE)
-        if backend not in found:
-            found[backend] = implementation(call, backend)
-        return found[backend](*arguments)
+        backend = _forced.get() or getattr(device, "type", device)
+        if backend not in kernels:
+            kernels[backend] = _kernel(norm, backend)
+        return kernels[backend](*arguments, **named)
 
-    OPS[front.__name__] = call
-    return cast("_Front", call)
+    return cast("_Op", call)
 
 
-def implementation(front: Callable[..., Any], backend: Backend) -> Callable[..., Any]:
-    """Return the implementation of an op on a back end, or the reference where that has none."""
-    family = front.__module__.rpartition(".")[2]
-    module = f"inshrink_core.ops.{_FOLDER[backend]}.{family}"
-    needed = (module, "triton") if backend is Backend.CUDA else (module,)
-    is_there = all(find_spec(name) is not None for name in needed)
-    found = getattr(import_module(module), front.__name__, None) if is_there else None
-    if found is None and backend is not Backend.REFERENCE:
-        return implementation(front, Backend.REFERENCE)
-    if found is None:
-        raise LookupError(f"the op '{front.__name__}' has no reference")
-    return _on_its_device(found) if backend is Backend.CUDA else cast("Callable[..., Any]", found)
+def in_torch(call: _Op) -> _Op:
+    """Return the torch version of an op."""
+    return cast("_Op", call.__wrapped__)  # type: ignore[attr-defined]
 
 
-def _on_its_device(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Triton launches on the current device, so that of the tensors is made current."""
+def _kernel(norm: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    """Return the kernel of an op for a back end, or its torch version where that has none."""
+    folder = {"cpu": "cpu", "cuda": "triton"}.get(backend)
+    module = f"inshrink_core.ops.{folder}.{norm.__module__.rpartition('.')[2]}"
+    needed = (module, "triton") if folder == "triton" else (module,)
+    if folder is None or any(find_spec(name) is None for name in needed):
+        return norm
+    kernel = getattr(import_module(module), norm.__name__, norm)
+    return _on_its_device(kernel, norm) if folder == "triton" and kernel is not norm else kernel
+
+
+def _on_its_device(kernel: Callable[..., Any], norm: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the tensors' device current, which Triton launches on; it launches nothing for no elements."""
     import torch
 
     @wraps(kernel)
-    def call(*arguments: Any) -> Any:
-        device = arguments[0].device
-        with torch.cuda.device(device.index if device.type == "cuda" else -1):
-            return kernel(*arguments)
+    def call(*arguments: Any, **named: Any) -> Any:
+        first = arguments[0]
+        if isinstance(first, torch.Tensor) and not first.numel():
+            return norm(*arguments, **named)
+        with torch.cuda.device(first.device.index if first.device.type == "cuda" else -1):
+            return kernel(*arguments, **named)
 
     return call
 

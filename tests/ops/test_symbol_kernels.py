@@ -13,7 +13,7 @@ from inshrink_core.coding.huffman import (
     window_bits,
 )
 from inshrink_core.ops import Backend, force_backend
-from inshrink_core.ops.registry import OPS
+from inshrink_core.ops import symbols as ops
 from inshrink_core.ops.symbols import MAX_CODE_BITS, N_RUN_TOKENS, code_lengths
 
 _BASES = np.arange(256)
@@ -23,7 +23,7 @@ _NOT_EXPECTED = 256
 
 def _on(backend, op, *arguments):
     with force_backend(backend):
-        return OPS[op](*arguments)
+        return getattr(ops, op)(*arguments)
 
 
 def _chunk(n: int, seed: int):

@@ -21,7 +21,6 @@ from inshrink_core.ops.lattice import (
     Gain,
     Lattice,
     advance,
-    gain_grades,
     large_changes,
     round_to_lattice,
 )
@@ -156,49 +155,6 @@ def check_matched_gain(device):
         agree(device, values, integers, None, lattice, Gain(base, grades + (grades == 0)))
 
 
-def check_thresholds_of_matched_gain(device):
-    lattice = Lattice(2.0**-17, 128, float(np.float32(2.0**10)), 2**24 - 1)
-    seen = set()
-    for n, rows, scale in (
-        (1, 1, 0.001),
-        (10007, 1, 0.0006),
-        (9000, 9, 0.0004),
-        (512, 2, 0.05),
-        (600, 3, 1e-5),
-    ):
-        integers, _ = state_of(n, n)
-        base = integers.float() * 2.0**-17 + normal((n,), 6, 0.0002)
-        values = base + normal((n,), 7, scale)
-        if n > 1:
-            values[0], values[1], base[2] = float("nan"), 1e30, float("-inf")
-        # The reference's choice in compiled form: its loops take a second for every row.
-        with force_backend(Backend.CPU):
-            expected = gain_grades(values, base, integers, lattice, rows)
-        with force_backend(Backend.CUDA):
-            found = gain_grades(values.to(device), base, integers, lattice, rows)
-        assert found.dtype == torch.int32
-        assert found.tolist() == expected.tolist()
-        seen |= {(grade > 0) - (grade < 0) for grade in found.tolist()}
-    assert seen == {-1, 0, 1}
-
-
-def check_rows_are_counted_in_groups(device):
-    from inshrink_core.ops.triton import lattice as triton_gain
-
-    lattice = Lattice(1.0, 1, 1.0, 2**24 - 1)
-    integers, base = torch.zeros(60, dtype=torch.int32), torch.zeros(60)
-    values = normal((60,), 8, 0.7)
-    all_rows = triton_gain._ROWS
-    with force_backend(Backend.CUDA):
-        expected = gain_grades(values.to(device), base, integers, lattice, 5)
-        triton_gain._ROWS = 2
-        try:
-            found = gain_grades(values.to(device), base, integers, lattice, 5)
-        finally:
-            triton_gain._ROWS = all_rows
-    assert torch.equal(found, expected)
-
-
 def check_no_elements(device):
     empty, zeros = torch.zeros(0), torch.zeros(0, dtype=torch.int32)
     lattice = Lattice(1.0, 1, 1.0, 2**24 - 1)
@@ -208,7 +164,6 @@ def check_no_elements(device):
         moved = advance(rounded.tokens.to(device), NO_LARGE, None, None, lattice)
         assert moved.valid
         assert moved.integers.numel() == 0
-        assert gain_grades(empty.to(device), empty, zeros, lattice, 1).tolist() == [0]
 
 
 def check_states_on_the_device_stay_there(device):

@@ -1,4 +1,4 @@
-"""Changes of floats in numba, one pass; `inshrink_core.ops.reference.changes` is the norm.
+"""Changes of floats in numba, one pass; `inshrink_core.ops.changes` is the norm.
 
 A block is taken in two loops: one for all, which vectorizes, and one for the large changes of those blocks
 that have any. Extra bits go through a register of 64 bits, without branches.

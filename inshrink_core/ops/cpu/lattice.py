@@ -1,7 +1,6 @@
 """Numba kernels of the lattice codec: one pass over a tensor each way.
 
-`inshrink_core.ops.lattice` documents the functions; `reference_lattice` has their twins in plain torch.
-The tensor is taken in chunks; `lattice_chunks` has what is done with one.
+The tensor is taken in chunks.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from inshrink_core.ops.lattice import (
     Gain,
     Lattice,
     Rounded,
+    best_grade,
 )
-from inshrink_core.ops.reference import lattice as reference
 
 _CHUNK = 2048
 """Elements at a time: 20 bytes each, in a first-level cache of 48 kB."""
@@ -359,7 +358,7 @@ def round_to_lattice(
     integers: Tensor | None,
     history: Tensor | None,
     lattice: Lattice,
-    gain: Gain | Tensor | None,
+    gain: Gain | Tensor | None = None,
 ) -> Rounded:
     """See `lattice.round_to_lattice`."""
     n = values.numel()
@@ -457,7 +456,7 @@ def scale_integers(integers: Tensor, unit: float) -> Tensor:
     return torch.from_numpy(values)
 
 
-_best_grade = part(reference.best_grade)
+_best_grade = part(best_grade)
 
 
 @kernel

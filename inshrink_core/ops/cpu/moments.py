@@ -1,6 +1,6 @@
 """Numba kernels of the moments codec: one call a tensor, because a small tensor's time is that of its calls.
 
-`inshrink_core.ops.moments` documents the functions; `ops/reference/moments.py` has their twins in torch.
+`inshrink_core.ops.moments` documents the functions and has the torch versions.
 """
 
 from __future__ import annotations

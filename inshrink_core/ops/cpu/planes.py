@@ -1,4 +1,4 @@
-"""Byte planes in numba, one pass; `inshrink_core.ops.reference.planes` is the norm.
+"""Byte planes in numba, one pass; `inshrink_core.ops.planes` is the norm.
 
 All transforms are one formula with masks, because numba takes as long to compile each loop as the first.
 Blocks stay in the first-level cache between the transform and the split, and both loops vectorize.

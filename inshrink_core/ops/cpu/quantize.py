@@ -1,6 +1,6 @@
 """Numba kernels of the codebook codecs: one pass over the values each, GIL released.
 
-`inshrink_core.ops.quantize` documents the functions; `reference_quantize` has their twins in plain torch.
+`inshrink_core.ops.quantize` has the versions in plain torch.
 """
 
 from __future__ import annotations

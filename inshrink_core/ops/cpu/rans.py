@@ -1,4 +1,4 @@
-"""Context rANS in numba, one pass over the symbols; `inshrink_core.ops.reference.rans` is the norm.
+"""Context rANS in numba, one pass over the symbols; `inshrink_core.ops.rans` is the norm.
 
 Whole steps of 16 or 32 lanes go to `wide_rans` where the processor can, all others to `rans_loops`.
 """

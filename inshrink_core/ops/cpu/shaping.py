@@ -1,7 +1,7 @@
 """Numba kernels of shaped rounding: sixteen rows at a time, one to a lane of a vector.
 
-`inshrink_core.ops.shaping` documents the functions; `inshrink_core.ops.reference.shaping` has their twins in
-plain torch. Parts of spacings, and their sums, are whole float64 numbers below 2**53: exact in any order,
+`inshrink_core.ops.shaping` has the
+versions in plain torch. Parts of spacings, and their sums, are whole float64 numbers below 2**53: exact in any order,
 fused or not, and as fast in vectors as no 64-bit integer is.
 """
 
@@ -21,6 +21,7 @@ from numba.extending import intrinsic, overload
 from torch import Tensor
 
 from inshrink_core.execution import new_array
+from inshrink_core.ops import shaping as reference
 from inshrink_core.ops.cpu.compiled import (
     Float32s,
     Float64s,
@@ -35,7 +36,6 @@ from inshrink_core.ops.cpu.compiled import (
     store,
 )
 from inshrink_core.ops.lattice import Lattice
-from inshrink_core.ops.reference import shaping as reference
 from inshrink_core.ops.shaping import (
     FAR,
     MOST_COUNTED,
@@ -596,7 +596,7 @@ def shape_changes(
     lattice: Lattice,
     grades: Tensor,
     factors: Factors,
-    by_row: Factors | None,
+    by_row: Factors | None = None,
 ) -> Shaped:
     """See `shaping.shape_changes`."""
     n, n_rows, both = factors.gains.shape[0], values.numel() // factors.gains.shape[0], by_row is not None

@@ -1,6 +1,6 @@
 """Whole rANS streams in numba: one call each way, because a small tensor's time is that of its calls.
 
-`inshrink_core.ops.reference.streams` is the norm, and what says where a stream is damaged.
+`inshrink_core.ops.streams` is the norm, and what says where a stream is damaged.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from inshrink_core.execution import new_array
+from inshrink_core.ops import streams
 from inshrink_core.ops.cpu.compiled import Int64s, UInt8s, UInt16s, UInt32s, inlined, kernel
 from inshrink_core.ops.cpu.rans import (
     CHUNK,
@@ -34,7 +35,7 @@ from inshrink_core.ops.cpu.tables import (
     write_kernel,
 )
 from inshrink_core.ops.rans import INITIAL_STATE, MAX_CONTEXTS, PRECISION
-from inshrink_core.ops.reference import streams as reference
+from inshrink_core.ops.registry import in_torch
 from inshrink_core.ops.streams import (
     COARSE_BELOW,
     CONSTANT,
@@ -202,7 +203,7 @@ def write_stream(
     """See `streams.write_stream`."""
     values, n = host(symbols), symbols.numel()
     if n >= COUNTED:
-        return reference.write_stream(symbols, contexts, n_symbols, n_contexts, apart, shape)
+        return in_torch(streams.write_stream)(symbols, contexts, n_symbols, n_contexts, apart, shape)
     log2_lanes, log2_block = (-1, -1) if shape is None else (one.bit_length() - 1 for one in shape)
     n_blocks = -(-n >> (SHORTEST_BLOCK_LOG2 if shape is None else log2_block))
     n_states = n_blocks << (WARP_LOG2 if shape is None else log2_lanes)
@@ -223,7 +224,7 @@ def write_stream(
         words,
     )
     if size < 0:
-        reference.check_counted(n, begin, n_symbols, n_contexts)
+        streams.check_counted(n, begin, n_symbols, n_contexts)
     if size <= 0:
         return b""
     # The last block has what remains of the words.
@@ -232,7 +233,7 @@ def write_stream(
         lanes = states[: n_blocks << int(room.head[1] & 15)]
         parts += [n_words[: n_blocks - 1].astype("<u4").data, lanes.data, words[begin:].data]
     stream = b"".join(parts)
-    return stream if len(stream) <= reference.stored_bytes(n, n_symbols) or not n_blocks else b""
+    return stream if len(stream) <= streams.stored_bytes(n, n_symbols) or not n_blocks else b""
 
 
 @kernel
@@ -311,4 +312,4 @@ def read_stream(coded: Coded, contexts: Tensor | None) -> Tensor:
         ):
             return torch.from_numpy(out)
     # The reference finds what is wrong with it.
-    return reference.read_stream(coded, contexts)
+    return in_torch(streams.read_stream)(coded, contexts)

@@ -1,4 +1,4 @@
-"""Entropy coding of symbols in numba; `inshrink_core.ops.reference.symbols` is the norm.
+"""Entropy coding of symbols in numba; `inshrink_core.ops.symbols` is the norm.
 
 Every index is proved in range or guarded, because compiled code checks none: tables that are indexed
 by a byte have 256 entries, those indexed by a window of the bit stream have all its values, and words
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from inshrink_core.ops import symbols as in_plain
 from inshrink_core.ops.cpu.compiled import Int64s, UInt8s, UInt32s, UInt64s, compiled
-from inshrink_core.ops.reference.symbols import LITERAL_SHIFT, NO_LITERAL, RUN_MASK, run_token
-from inshrink_core.ops.reference.symbols import code_lengths as _reference_code_lengths
+from inshrink_core.ops.registry import in_torch
+from inshrink_core.ops.symbols import LITERAL_SHIFT, MAX_CODE_BITS, NO_LITERAL, RUN_MASK, run_token
 
 _U64 = np.uint64
 _LITERAL_SHIFT = np.uint32(LITERAL_SHIFT)
@@ -23,7 +24,13 @@ _KNOWN_EXPONENT = 10
 """Runs below two to this have their class in a table; longer ones are rare."""
 _KNOWN_TOKENS = np.array([run_token(run) for run in range(1 << _KNOWN_EXPONENT)], np.uint8)
 
-code_lengths = compiled(nogil=True)(_reference_code_lengths)
+_code_lengths = compiled(nogil=True)(in_torch(in_plain.code_lengths))
+
+
+def code_lengths(counts: Int64s, limit: int = MAX_CODE_BITS) -> Int64s:
+    """See `symbols.code_lengths`."""
+    lengths: Int64s = _code_lengths(counts, limit)
+    return lengths
 
 
 @compiled(nogil=True)

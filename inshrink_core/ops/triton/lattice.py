@@ -1,7 +1,7 @@
 """The lattice codec in Triton: rounding, its inverse and the thresholds of matched gain.
 
-`inshrink_core.ops.lattice` documents the functions; `inshrink_core.ops.reference.lattice` has their twins in
-plain torch. Importing this module needs Triton. What decides a threshold is integers, so no result depends on
+`inshrink_core.ops.lattice` has the
+versions in plain torch. Importing this module needs Triton. What decides a threshold is integers, so no result depends on
 the order in which programs add their counts. Kernels are launched without fused multiply-add, which would
 round once where the rule rounds twice; every float operation is one of the reference's.
 """
@@ -19,20 +19,14 @@ from inshrink_core.ops.lattice import (
     CONTEXT_BITS,
     EXACT,
     FIRST_LARGE,
-    GAIN_BINS,
-    GAIN_SLACK,
-    MAX_GRADE,
     MAX_PRODUCT,
-    MIN_GRADE,
     NEGATIVE,
     OLDEST_CONTEXT,
-    WEAK_ENERGY,
     Advanced,
     Gain,
     Lattice,
     Rounded,
 )
-from inshrink_core.ops.reference import lattice as reference
 
 _CONTEXT = tl.constexpr(CONTEXT_BITS)
 _SIGN = tl.constexpr(NEGATIVE)
@@ -49,22 +43,6 @@ _SHORTEST = 128
 
 RANKED = 1024
 """Elements of a block whose rare symbols are ranked: eight a thread, and a prefix sum of a few steps."""
-
-
-_BINS = tl.constexpr(GAIN_BINS)
-_SLACK = tl.constexpr(GAIN_SLACK)
-_WEAK = tl.constexpr(WEAK_ENERGY)
-_MIN = tl.constexpr(MIN_GRADE)
-_MAX = tl.constexpr(MAX_GRADE)
-
-_COUNTED = 4096
-"""Elements of one turn: as many as bins, so that clearing those costs no more than counting."""
-
-_PROGRAMS = 1024
-"""Most programs for a row: several for each of the hundred-odd multiprocessors of a large GPU."""
-
-_ROWS = 4096
-"""Rows counted together: their bins take 128 MB."""
 
 
 @triton.jit
@@ -224,13 +202,11 @@ def round_to_lattice(
     integers: Tensor | None,
     history: Tensor | None,
     lattice: Lattice,
-    gain: Gain | Tensor | None,
+    gain: Gain | Tensor | None = None,
 ) -> Rounded:
     """See `inshrink_core.ops.lattice.round_to_lattice`."""
     if integers is None:
         integers = torch.zeros(values.numel(), dtype=torch.int32)
-    if values.numel() == 0:
-        return reference.round_to_lattice(values, integers, history, lattice, gain)
     device, home, n = values.device, integers.device, values.numel()
     rows = gain.grades.numel() if isinstance(gain, Gain) else 1
     length = n // rows
@@ -264,8 +240,6 @@ def advance(
     lattice: Lattice,
 ) -> Advanced:
     """See `inshrink_core.ops.lattice.advance`."""
-    if tokens.numel() == 0:
-        return reference.advance(tokens, large, integers, history, lattice)
     device, n = tokens.device, tokens.numel()
     after = torch.empty(n, dtype=torch.int32, device=device)
     new = torch.empty(n, dtype=torch.uint8, device=device)
@@ -280,99 +254,3 @@ def advance(
     known, tracked = integers is not None, history is not None
     _advance[(n_blocks,)](*tensors, *numbers, known, tracked, RANKED, enable_fp_fusion=False)
     return Advanced(after, new, not bool(outside.any()))
-
-
-@triton.jit(do_not_specialize=["per_row"])
-def _count_gains(
-    values: tl.tensor,
-    base: tl.tensor,
-    integers: tl.tensor,
-    counts: tl.tensor,
-    beyond: tl.tensor,
-    unit: tl.tensor,
-    reciprocal: tl.tensor,
-    length: tl.tensor,
-    per_row: tl.tensor,
-    size: tl.constexpr,
-) -> None:
-    row = tl.program_id(0).to(tl.int64) // per_row
-    part = tl.program_id(0).to(tl.int64) % per_row
-    found = tl.zeros((2 * _BINS,), tl.int32)
-    n_beyond = tl.zeros((size,), tl.int32)
-    for begin in range(part * size, length, per_row * size):
-        within = begin + tl.arange(0, size)
-        here = within < length
-        place = row * length + within
-        b = tl.load(base + place, mask=here, other=0.0)
-        r = (tl.load(values + place, mask=here, other=0.0) - b) * reciprocal
-        o = (tl.load(integers + place, mask=here, other=0).to(tl.float32) * unit - b) * reciprocal
-        crossed = tl.where(r < 0, -o, o) > 0.5
-        scaled = tl.abs(r) * 256.0
-        inside = scaled < _BINS  # false for NaN
-        key = tl.where(inside, scaled, 0.0).to(tl.int32) + tl.where(crossed, _BINS, 0)
-        found += tl.histogram(key, 2 * _BINS, mask=here & inside)
-        n_beyond += (here & (inside == 0)).to(tl.int32)
-    place = tl.arange(0, 2 * _BINS)
-    tl.atomic_add(counts + row * 2 * _BINS + place, found.to(tl.int64), mask=found > 0)
-    tl.atomic_add(beyond + row, tl.sum(n_beyond.to(tl.int64), 0))
-
-
-@triton.jit
-def _choose_grades(counts: tl.tensor, beyond: tl.tensor, grades: tl.tensor) -> None:
-    """Twin of `reference.best_grade`, whose loops over bins are sums here."""
-    row = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, 2 * _BINS)
-    count = tl.load(counts + row * 2 * _BINS + place)
-    b = place % _BINS
-    crossed = place >= _BINS
-    twice = (2 * b + 1).to(tl.int64)
-    energy = tl.sum(count * twice * twice, 0)
-    plain = tl.sum(count * twice * ((twice + 256) // 512 * 512 - twice), 0)
-    slack = energy // _SLACK
-    low = tl.full((), _MIN - 1, tl.int32)
-    high = tl.full((), _MAX + 1, tl.int32)
-    while high - low > 1:
-        grade = (low + high) // 2
-        threshold = tl.where(crossed, grade * 7 // 10, grade)
-        whole = (16 * b + 8 + 4096 - threshold) // 4096
-        lead = tl.sum(count * twice * (whole * 512 - twice), 0)
-        enough = lead + slack >= 0
-        low = tl.where(enough, grade, low)
-        high = tl.where(enough, high, grade)
-    weak = _WEAK * energy < tl.sum(count, 0) * (512 * 512)
-    coarse = (low < _MIN) | ((tl.load(beyond + row) == 0) & weak)
-    chosen = tl.where(coarse, -tl.maximum(low, _MIN), low)
-    tl.store(grades + row, tl.where(plain + slack >= 0, 0, chosen))
-
-
-def gain_grades(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice, n_rows: int) -> Tensor:
-    """See `inshrink_core.ops.lattice.gain_grades`."""
-    if values.numel() == 0:
-        return torch.zeros(n_rows, dtype=torch.int32)
-    device, length = values.device, values.numel() // n_rows
-    base, integers = base.to(device), integers.to(device)
-    grades = torch.empty(n_rows, dtype=torch.int32, device=device)
-    for first in range(0, n_rows, _ROWS):
-        rows = min(_ROWS, n_rows - first)
-        per_row = min(triton.cdiv(length, _COUNTED), max(_PROGRAMS // rows, 1))
-        part = slice(first * length, (first + rows) * length)
-        counts = torch.zeros(rows, 2 * GAIN_BINS, dtype=torch.int64, device=device)
-        beyond = torch.zeros(rows, dtype=torch.int64, device=device)
-        _count_gains[(rows * per_row,)](
-            values[part],
-            base[part],
-            integers[part],
-            counts,
-            beyond,
-            lattice.unit,
-            lattice.reciprocal,
-            length,
-            per_row,
-            _COUNTED,
-            enable_fp_fusion=False,
-            num_warps=8,
-        )
-        _choose_grades[(rows,)](
-            counts, beyond, grades[first : first + rows], enable_fp_fusion=False, num_warps=8
-        )
-    return grades.cpu()

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from inshrink_core.ops import rans
 from inshrink_core.ops.rans import (
     CONTEXT_MASK,
     INITIAL_STATE,
@@ -20,7 +21,7 @@ from inshrink_core.ops.rans import (
     decode_table,
     model_on,
 )
-from inshrink_core.ops.reference import rans as reference
+from inshrink_core.ops.registry import in_torch
 
 _INITIAL = tl.constexpr(INITIAL_STATE)
 _PRECISION = tl.constexpr(PRECISION)
@@ -177,7 +178,7 @@ def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_cont
     """See `inshrink_core.ops.rans.rans_counts`."""
     n = symbols.numel()
     if n >= _MAX_COUNTED:
-        return reference.rans_counts(symbols, contexts, n_symbols, n_contexts)
+        return in_torch(rans.rans_counts)(symbols, contexts, n_symbols, n_contexts)
     counts = torch.zeros(256, 256, dtype=torch.int32, device=symbols.device)
     if n:
         grid = (triton.cdiv(n, _COUNTED),)

@@ -3,8 +3,8 @@
 Both ways, each row is one column behind the row above. Programs wait for each other by launches: in each
 all go on by some columns, two launches behind the program of the rows above.
 
-`inshrink_core.ops.shaping` documents the functions; `inshrink_core.ops.reference.shaping` has their twins in
-plain torch. Importing this module needs Triton. Parts of spacings are integers; what floats come before them
+`inshrink_core.ops.shaping` has the
+versions in plain torch. Importing this module needs Triton. Parts of spacings are integers; what floats come before them
 is single operations, launched without fused multiply-add.
 """
 
@@ -204,7 +204,7 @@ def shape_changes(
     lattice: Lattice,
     grades: Tensor,
     factors: Factors,
-    by_row: Factors | None,
+    by_row: Factors | None = None,
 ) -> Shaped:
     """See `inshrink_core.ops.shaping.shape_changes`."""
     device, n = values.device, factors.gains.shape[0]
