@@ -1,9 +1,8 @@
-"""The Triton kernels of the moments codec equal their plain-torch twins, bit for bit."""
+"""The kernels of the moments codec equal their plain-torch twins, bit for bit."""
 
 import math
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,7 +13,7 @@ from inshrink_core.codecs.moments.codec import MomentsCodec
 from inshrink_core.ops import Backend, force_backend, moments
 from inshrink_core.ops.moments import BAND, LINE, Units
 from inshrink_core.testing.codecs import state_bits
-from tests.ops.interpreted import NEEDS_GPU, NEEDS_TRITON, outcomes
+from tests.ops.interpreted import kernels
 from tests.ops.test_moment_kernels import assert_same_bits, codes_of, units_of, values_of
 from tests.strategies import normal
 
@@ -30,7 +29,7 @@ def agree(device, function, *arguments):
     """Fail unless a function returns what its reference does, tensors on the device; return that."""
     with force_backend(Backend.REFERENCE):
         expected = function(*arguments)
-    with force_backend(Backend.CUDA):
+    with kernels():
         found = function(*(moved(part, device) for part in arguments))
     if isinstance(found, torch.Tensor):
         assert found.device.type == torch.device(device).type
@@ -159,7 +158,7 @@ def check_chains_of_optimizer_state(device):
             item = TensorInput(spec=spec, tensor=values * scale, second_moment=moved(squares, "cpu"))
             expected = codec.encode_lossy(item, None, before)
             item = TensorInput(spec=spec, tensor=tensor, second_moment=squares)
-            with force_backend(Backend.CUDA):
+            with kernels():
                 for state in (there,) if device == "cpu" else (there, before):
                     found = codec.encode_lossy(item, None, state)
                     assert bytes(found.block.payload) == bytes(expected.block.payload)
@@ -169,26 +168,3 @@ def check_chains_of_optimizer_state(device):
             assert decoded.device.type == there.device.type == torch.device(device).type
             assert state_bits(there) == state_bits(before)
             assert state_bits(decoded) == state_bits(before.decoded())
-
-
-CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
-NAMES = [check.__name__ for check in CHECKS]
-
-
-@pytest.fixture(scope="module")
-def interpreted():
-    return outcomes("tests.ops.test_triton_moments")
-
-
-@NEEDS_TRITON
-@pytest.mark.parametrize("name", NAMES)
-def test_moment_kernels_keep_to_the_reference_in_the_interpreter(name, interpreted):
-    assert not interpreted[name], interpreted[name]
-
-
-@pytest.mark.gpu
-@NEEDS_TRITON
-@NEEDS_GPU
-@pytest.mark.parametrize("check", CHECKS, ids=NAMES)
-def test_moment_kernels_keep_to_the_reference_on_the_gpu(check):
-    check("cuda")
