@@ -36,7 +36,7 @@ def trained(folder: Path, *numbers: int, options: str = "") -> str:
 
 @pytest.mark.documentation
 @pytest.mark.timeout(900)
-def test_an_interrupted_training_ends_with_the_same_bits_where_all_is_exact(tmp_path: Path):
+def test_an_interrupted_training_ends_with_the_same_bits_where_all_is_exact(tmp_path):
     exact = 'codec="lossless", optimizer_state="exact",'
     whole = trained(tmp_path / "whole", 25, options=exact)
     assert trained(tmp_path / "parts", 10, 25, options=exact) == whole
@@ -44,7 +44,7 @@ def test_an_interrupted_training_ends_with_the_same_bits_where_all_is_exact(tmp_
 
 @pytest.mark.documentation
 @pytest.mark.timeout(900)
-def test_an_interrupted_training_ends_close_by_with_the_defaults(tmp_path: Path):
+def test_an_interrupted_training_ends_close_by_with_the_defaults(tmp_path):
     whole, parts = (
         [float(word) for word in re.findall(r"[\d.]+", trained(tmp_path / str(len(numbers)), *numbers))]
         for numbers in ([25], [10, 25])

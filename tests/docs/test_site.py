@@ -18,7 +18,7 @@ def test_every_page_of_the_site_is_in_its_navigation():
 
 
 @pytest.mark.documentation
-def test_the_site_builds_without_a_warning_and_asks_nothing_of_another_server(tmp_path: Path):
+def test_the_site_builds_without_a_warning_and_asks_nothing_of_another_server(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     done = subprocess.run(
         command,

@@ -1,7 +1,5 @@
 """The programs and commands of pages that are followed from beginning to end, in an empty folder."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -14,7 +12,7 @@ pytestmark = [pytest.mark.documentation, pytest.mark.timeout(600)]
 DCP = "docs/integrations/dcp.md"
 
 
-def test_every_command_of_the_tutorial_runs_in_order(tmp_path: Path):
+def test_every_command_of_the_tutorial_runs_in_order(tmp_path):
     said = run_in_order("docs/tutorial.md", tmp_path)
     assert {path.name for path in tmp_path.glob("*.py")} == {"train.py", "evaluator.py", "script.py"}
     first, resumed = (

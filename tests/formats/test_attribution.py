@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +12,8 @@ from torch import nn
 import inshrink_core
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import TensorRole
-from inshrink_core.formats import open_run, write_checkpoint
-from inshrink_core.formats.attribution.laws import Slot, by_number, by_order, in_order, told_by_headers
-from inshrink_core.formats.attribution.values import Evidence, assigned, attribute
+from inshrink_core.formats import open_run
+from inshrink_core.formats.attribution.values import assigned
 from tests.formats.attribution_runs import KINDS, measure
 
 PLAIN = [
@@ -31,55 +29,6 @@ def test_state_is_attributed_right_or_not_at_all(tmp_path, kind):
     assert [row.wrong for row in rows.values()] == [0, 0, 0, 0]
     assert rows["all"].right >= 0.7 * rows["all"].tensors
     assert rows["all"].right >= rows["headers"].right
-
-
-def slots(*groups):
-    return [
-        Slot(f"optimizer.state.{number}", 0, at, shape)
-        for number, (at, shape) in enumerate(
-            (at, shape) for at, group in enumerate(groups) for shape in group
-        )
-    ]
-
-
-def test_an_order_claims_decay_groups_and_whole_parts_of_a_model():
-    weights = {"a.weight": (4, 4), "a.bias": (4,), "b.weight": (4, 4), "b.bias": (4,)}
-    two = by_order(slots([(4, 4), (4, 4)], [(4,), (4,)]), weights)
-    assert list(two.values()) == ["a.weight", "b.weight", "a.bias", "b.bias"]
-    # Which of two equal parts an optimizer trains, no order tells.
-    assert by_order(slots([(4, 4), (4,)]), weights) == {}
-
-
-def test_who_is_in_which_of_two_groups_of_equal_shapes_is_not_told_by_headers():
-    weights = {"a.weight": (4, 4), "b.weight": (4, 4), "c.weight": (3, 4)}
-    assert told_by_headers(slots([(4, 4)], [(4, 4), (3, 4)]), weights, ordered=True) == {
-        "optimizer.state.2": "c.weight"
-    }
-
-
-def test_numbers_of_containers_are_an_order_and_other_names_are_none():
-    tenth = {f"h.{i}.weight": (4, 4) for i in (0, 1, 10, 2)}
-    assert list(by_number(slots([(4, 4)] * 4), tenth).values()) == [f"h.{i}.weight" for i in (0, 1, 2, 10)]
-    assert by_number(slots([(4, 4)] * 2), {"attn.weight": (4, 4), "mlp.weight": (4, 4)}) == {}
-    assert in_order(["h.10.weight", "h.2.bias", "h.2.weight"], ()) == [
-        "h.2.weight",
-        "h.2.bias",
-        "h.10.weight",
-    ]
-
-
-@pytest.mark.parametrize(("margin", "n_attributed"), [(4.2, 4), (2.0, 1)])
-def test_an_order_holds_where_values_clearly_confirm_two_of_its_claims(margin, n_attributed):
-    free = {name: (8,) for name in ("a.bias", "b.weight", "b.bias", "c.bias")}
-    held = slots([(8,)] * 4)
-    certain = {held[3].key: "c.bias"}
-    margins = {held[0].key: 2.0, held[1].key: margin, held[2].key: margin, held[3].key: 5.4}
-    evidence = Evidence(
-        certain, lambda told: {key: margins[key] for key in told}, lambda key, names: None, frozenset(free)
-    )
-    parsed = SimpleNamespace(slots=held, free=free, ordered=True, order=tuple(free))
-    found = attribute(parsed, lambda claims: evidence).owners
-    assert found == dict(list(zip((one.key for one in held), free, strict=True))[-n_attributed:])
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (4, 4), (3, 6), (6, 3)])
@@ -157,23 +106,6 @@ def test_a_checkpoint_that_goes_while_it_is_looked_at_tells_nothing(tmp_path):
     run = open_run(tmp_path / "run")
     (tmp_path / "run/checkpoint-40/model.safetensors").unlink()
     assert moments(run.attributed()[120]) == set(truth.values())
-
-
-def test_unattributed_state_is_archived_and_restored_like_any_other(tmp_path):
-    sorted_run(tmp_path / "run", 1)
-    run = open_run(tmp_path / "run")
-    inshrink_core.compress(run, tmp_path / "exact.inshrink", codec="lossless", optimizer="exact")
-    archive = Archive.open(tmp_path / "exact.inshrink")
-    for path in write_checkpoint(archive[20], tmp_path / "out"):
-        assert path.read_bytes() == (run.path_of(20) / path.name).read_bytes()
-    inshrink_core.compress(run, tmp_path / "coarse.inshrink")
-    assert inshrink_core.verify(tmp_path / "coarse.inshrink", deep=True, against=run).ok
-    seen = Archive.open(tmp_path / "coarse.inshrink").frame(archive_head(tmp_path / "coarse.inshrink"))
-    assert seen.entry("optimizer.state.0@exp_avg_sq").codec.startswith("moments")
-
-
-def archive_head(path):
-    return Archive.open(path).last
 
 
 def test_an_archive_written_step_by_step_ends_with_the_attribution_of_one_written_at_once(tmp_path):

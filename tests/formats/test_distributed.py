@@ -10,11 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    get_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import inshrink_core
 from inshrink_core.checkpoint import Box
@@ -30,7 +26,6 @@ from inshrink_core.errors import (
 from inshrink_core.formats import open_run, write_checkpoint
 from inshrink_core.formats.checkpoints import DistributedReader
 from inshrink_core.testing.readers import ReaderSuite
-from inshrink_core.training import FolderSaver
 from tests.formats.run_builders import small_model, train
 from tests.formats.shards import edited, rewrite, save_shards, stored
 
@@ -158,45 +153,6 @@ def test_weights_alone_are_restored_without_the_description_of_the_shards(tmp_pa
     assert open_run(tmp_path / "out")[7].keys() == weights.keys()
 
 
-@pytest.mark.parametrize(
-    ("make", "word", "key"),
-    [(torch.optim.AdamW, "exp_avg", "@exp_avg"), (torch.optim.Adadelta, "acc_delta", ":acc_delta@state")],
-)
-def test_torchtitans_folders_have_the_model_at_the_top_and_flat_optimizers(tmp_path, make, word, key):
-    for step in (5, 10):
-        model = small_model(step)
-        optimizer = make(model.parameters(), lr=0.01)
-        train(model, optimizer)
-        flat = get_optimizer_state_dict(
-            model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True)
-        )
-        state = {**model.state_dict(), "optimizer": flat, "lr_scheduler": {"last_epoch": step}}
-        save(tmp_path / "checkpoint" / f"step-{step}", state | {"train_state": {"step": torch.tensor(step)}})
-    run = open_run(tmp_path)
-    assert run.steps == (5, 10)
-    assert set(run[10].state_dict()) == set(model.state_dict())
-    assert torch.equal(run[10][f"1.weight{key}"], optimizer.state[model[1].weight][word])
-    assert not [key for key in run[10] if key.startswith(("train_state", "optimizer", "lr_scheduler"))]
-
-
-def test_a_trainers_folder_is_one_checkpoint_of_its_parts(tmp_path):
-    for step in (100, 200):
-        folder = tmp_path / f"checkpoint-{step}"
-        model, optimizer = trained(step)
-        weights, moments = get_state_dict(model, optimizer)
-        save(folder / "pytorch_model_fsdp_0", {"model": weights})
-        save(folder / "optimizer_0", {"optimizer": moments})
-        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
-        (folder / "rng_state_0.pth").write_bytes(b"opaque")
-    run = open_run(tmp_path)
-    assert (run.steps, run.format, run.skipped) == ((100, 200), "huggingface", ())
-    assert torch.equal(run[200]["1.weight@exp_avg"], optimizer.state[model[1].weight]["exp_avg"])
-    write_checkpoint(run[200], tmp_path / "out")
-    assert same_files(tmp_path / "out", tmp_path / "checkpoint-200")
-    part = open_run(tmp_path / "checkpoint-200" / "pytorch_model_fsdp_0")
-    assert next(iter(part.values())).keys() == weights.keys()
-
-
 @dataclass
 class Hyperparameters:
     width: int = 3
@@ -221,14 +177,6 @@ def test_the_state_of_a_whole_application_is_found(tmp_path):
     weights, moments = get_state_dict(model, optimizer)
     save(tmp_path / "step-3", {"app": {"model": weights, "optim": moments}})
     assert {"1.weight", "1.weight@exp_avg"} <= set(open_run(tmp_path)[3])
-
-
-def test_objects_are_carried_unopened(tmp_path):
-    save(tmp_path / "step-1", {"model": {"w": torch.ones(3)}, "loader": Hyperparameters()})
-    run = open_run(tmp_path)
-    assert list(run[1]) == ["w"]
-    write_checkpoint(run[1], tmp_path / "out")
-    assert same_files(tmp_path / "out", tmp_path / "step-1")
 
 
 def test_a_save_that_was_never_finished_is_passed_over(sharded, tmp_path):
@@ -394,19 +342,6 @@ def test_a_layout_with_a_part_outside_of_its_tensor_is_damage(sharded, tmp_path,
     regions = (*layout.regions[:at], lie, *layout.regions[at + 1 :])
     with pytest.raises(InshrinkError, match=r"outside of|strides|larger"):
         write_checkpoint(replace(checkpoint, files=(replace(layout, regions=regions),)), tmp_path / "out")
-
-
-def test_folders_of_shards_are_archived_as_a_training_saves_them(tmp_path):
-    with FolderSaver(tmp_path / "a.inshrink", codec="lossless") as saver:
-        for step in (1, 2):
-            folder = tmp_path / f"checkpoint-{step}"
-            save(folder / "pytorch_model_fsdp_0", {"model": {"w": GLOBAL * step}})
-            (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
-            saver.save(folder, step)
-        saver.close(strict=True)
-    assert torch.equal(inshrink_core.open(tmp_path / "a.inshrink")[2]["w"], GLOBAL * 2)
-    inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[1])
-    assert same_files(tmp_path / "out", tmp_path / "checkpoint-1")
 
 
 class Arguments:

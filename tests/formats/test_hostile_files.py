@@ -6,7 +6,6 @@ import pickle
 import struct
 import zipfile
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from safetensors.torch import save as save_safetensors
 
 from inshrink_core.errors import DamagedError, InshrinkError, UnsafePickleError
 from inshrink_core.formats import open_run, write_checkpoint
-from inshrink_core.formats.torch.pickles import Foreign, read_pickle
+from inshrink_core.formats.torch.pickles import read_pickle
 from tests.formats.run_builders import same_bits, training_state
 
 
@@ -65,12 +64,6 @@ def test_a_directory_in_the_zip64_form_is_read(tmp_path):
         open_run(path)
 
 
-@pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
-def test_calls_are_refused_at_every_protocol(protocol):
-    with pytest.raises(UnsafePickleError):
-        read_pickle(pickle.dumps({"x": _Call(os.system, "exit 1")}, protocol=protocol))
-
-
 def test_namespaces_and_own_classes_are_refused():
     import argparse
     from fractions import Fraction
@@ -86,26 +79,6 @@ class Width:
     value: int = 3
 
 
-@pytest.mark.parametrize("protocol", [2, 5])
-def test_objects_that_no_call_makes_are_carried_unread(tmp_path, protocol):
-    import argparse
-
-    told = {
-        "hyper_parameters": {"width": Width(), "args": argparse.Namespace(a=1), "kind": Width},
-        "epoch": 3,
-    }
-    found = read_pickle(pickle.dumps(told, protocol=protocol))
-    assert found["epoch"] == 3
-    assert all(type(value) is Foreign for value in found["hyper_parameters"].values())
-    assert found["hyper_parameters"]["args"].name == "argparse.Namespace"
-    state = {"state_dict": {"w": torch.ones(3, 2)}, "global_step": 7, **told}
-    torch.save(state, tmp_path / "last.ckpt", pickle_protocol=protocol)
-    run = open_run(tmp_path)
-    assert list(run[7]) == ["w"]
-    (restored,) = write_checkpoint(run[7], tmp_path / "out")
-    assert restored.read_bytes() == (tmp_path / "last.ckpt").read_bytes()
-
-
 def test_what_an_object_of_another_class_would_be_called_with_is_refused():
     # NEWOBJ makes a partial without a call; REDUCE would call it.
     program = b"\x80\x02cfunctools\npartial\ncos\nsystem\n\x85\x81X\x01\x00\x00\x00x\x85R."
@@ -117,14 +90,6 @@ def test_a_model_that_is_an_object_and_no_module_is_refused_with_its_class(tmp_p
     torch.save({"model": Width(), "step": 1}, tmp_path / "step_1.pt")
     with pytest.raises(UnsafePickleError, match="Width"):
         open_run(tmp_path / "step_1.pt")
-
-
-@pytest.mark.parametrize("protocol", [0, 2, 5])
-def test_a_path_among_hyperparameters_is_carried_and_not_made(protocol):
-    told = {"hyper_parameters": {"data": Path("/etc/passwd")}, "epoch": 3}
-    found = read_pickle(pickle.dumps(told, protocol=protocol))
-    assert found["epoch"] == 3
-    assert not isinstance(found["hyper_parameters"]["data"], (str, Path))
 
 
 @pytest.mark.parametrize(
@@ -209,27 +174,6 @@ def test_a_file_cut_at_any_byte_gives_an_error_of_ours(tmp_path, suffix, build):
         path.write_bytes(whole[:size])
         with pytest.raises(InshrinkError):
             open_run(path)
-
-
-@pytest.mark.parametrize(("suffix", "build"), [(".pt", _torch_sample), (".safetensors", _safetensors_sample)])
-def test_a_flipped_bit_gives_an_error_of_ours_or_a_checkpoint(tmp_path, suffix, build):
-    whole = build()
-    path = tmp_path / f"step_3{suffix}"
-    n_refused = 0
-    for bit in range(0, len(whole) * 8, 31):
-        damaged = bytearray(whole)
-        damaged[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(damaged)
-        try:
-            run = open_run(path)
-            for checkpoint in run.values():
-                for key in checkpoint:
-                    assert checkpoint[key].numel() <= 1 << 20
-                for layout in checkpoint.files:
-                    checkpoint.source.skeleton(layout)
-        except InshrinkError:
-            n_refused += 1
-    assert n_refused > 0
 
 
 def test_a_random_file_under_any_suffix_is_skipped_with_a_reason(tmp_path):

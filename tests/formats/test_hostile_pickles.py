@@ -1,6 +1,7 @@
 """A pickle of a megabyte is read or refused within a second and a hundred megabytes."""
 
 import json
+import pickle
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 
 from inshrink_core.errors import DamagedError, InshrinkError, UnsafePickleError
 from inshrink_core.formats.state_tree import read_state_tree
-from inshrink_core.formats.torch.pickles import read_pickle
+from inshrink_core.formats.torch.pickles import _REPLACED, _plain_for, read_pickle
 from tests.formats.hostile_pickles import CASES
 
 MOST_SECONDS = 1.0
@@ -29,7 +30,7 @@ def measured() -> dict[str, list]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_megabyte_takes_a_second_and_a_hundred_megabytes_at_most(name: str, measured):
+def test_a_megabyte_takes_a_second_and_a_hundred_megabytes_at_most(name, measured):
     _, seconds, megabytes, signs, said = measured[name]
     assert 0 <= seconds < MOST_SECONDS, said
     assert megabytes < MOST_MEGABYTES
@@ -53,8 +54,6 @@ def test_every_part_of_a_message_is_bounded():
 
 
 def test_odd_keys_stay_apart_and_names_of_tensors_stay_what_they_were():
-    import pickle
-
     told = read_pickle(pickle.dumps({1.5: "a", (1, 2): "b", 1 << 70: "c", (1, 3): "d", "e": 1, 7: 2}))
     assert sorted(map(str, told)) == ["(1, 2)", "(1, 3)", "0x400000000000000000", "1.5", "7", "e"]
     assert (told["e"], told[7]) == (1, 2)
@@ -65,15 +64,13 @@ def test_odd_keys_stay_apart_and_names_of_tensors_stay_what_they_were():
 
 
 @pytest.mark.parametrize("rate", [1 << 2400, -(1 << 2400), 10**400, float("nan"), float("inf"), "x", [1]])
-def test_a_hyperparameter_that_is_no_number_is_left_out(rate: object):
+def test_a_hyperparameter_that_is_no_number_is_left_out(rate):
     group = {"lr": rate, "betas": (rate, rate), "eps": 1e-8, "params": [0]}
     tree = read_state_tree({"optimizer": {"state": {}, "param_groups": [group]}}, lambda ref: None)
     assert tree.optimizers[0].groups[0].numbers == {"eps": 1e-8}
 
 
 def test_shared_dictionaries_are_read_where_they_are_few():
-    import pickle
-
     shared = {"w": 1}
     assert read_pickle(pickle.dumps({"a": shared, "b": shared})) == {"a": shared, "b": shared}
 
@@ -99,14 +96,13 @@ def test_an_error_of_the_file_alone_is_one_of_ours():
     ],
     ids=range(9),
 )
-def test_opcodes_that_reach_outside_or_change_what_is_not_theirs_are_refused(program: bytes):
+def test_opcodes_that_reach_outside_or_change_what_is_not_theirs_are_refused(program):
     with pytest.raises(DamagedError):
         read_pickle(program)
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_what_a_pickler_writes_is_read_at_every_protocol(protocol: int):
-    import pickle
+def test_what_a_pickler_writes_is_read_at_every_protocol(protocol):
     from collections import Counter, OrderedDict, defaultdict
 
     state = {"a": [1, -2, 1 << 70, 2.5, None, True], "b": ("é" * 300, b"raw"), "c": {"d": {}}}
@@ -117,8 +113,6 @@ def test_what_a_pickler_writes_is_read_at_every_protocol(protocol: int):
 
 
 def test_a_program_of_only_data_opcodes_is_left_to_pythons_machine():
-    from inshrink_core.formats.torch.pickles import _REPLACED, _plain_for
-
     dangerous = b"}]\x8fR\x81\x92b\x90\x91ldoiP\x82\x83\x84\x97\x98\x95."
     plain = _plain_for(100)
     assert all(plain.match(bytes([code]) + bytes(40)).end() == 0 for code in dangerous)

@@ -141,11 +141,6 @@ def test_columns_of_a_file_without_a_header_are_numbered(tmp_path, text, columns
         assert [(10, 0.5), (20, 0.25)] in series
 
 
-def test_names_that_look_like_numbers_in_part_are_a_header(tmp_path):
-    found = read_metrics(_written(tmp_path, "step,0,1\n1,0.5,2\n"))
-    assert (found.columns, found.note) == (("step", "0", "1"), "")
-
-
 @pytest.mark.parametrize("name", ["epoch", "Epoch", "train/epoch", "_epoch", "epochs", "current_epoch"])
 def test_an_epoch_is_no_metric_in_any_log_of_a_run(tmp_path, name):
     (tmp_path / "metrics.csv").write_bytes(f" step , {name}, loss_epoch\n1,0,0.5\n".encode("utf-16"))

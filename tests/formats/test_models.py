@@ -1,7 +1,6 @@
 """Models of a checkpoint: found wherever they are, told apart by name, averages known as what they are."""
 
 import copy
-import json
 import os
 from pathlib import Path
 
@@ -91,7 +90,7 @@ AVERAGES = {
 
 
 @pytest.mark.parametrize("kind", AVERAGES)
-def test_a_moving_average_is_no_part_of_the_model(tmp_path: Path, kind: str) -> None:
+def test_a_moving_average_is_no_part_of_the_model(tmp_path, kind):
     run = saved(tmp_path, {"optimizer": OPTIMIZER.state_dict(), "step": 7, **AVERAGES[kind]})
     checkpoint = run[run.steps[0]]
     assert checkpoint.n_parameters == N_PARAMETERS
@@ -107,19 +106,6 @@ def test_a_moving_average_is_no_part_of_the_model(tmp_path: Path, kind: str) -> 
     for spec in checkpoint.specs:
         if twin := checkpoint.twins.get(spec.name):
             assert (spec.role is TensorRole.BUFFER) == (twin in buffers)
-
-
-def test_an_average_within_the_model_is_loaded_with_it_and_not_counted(tmp_path: Path) -> None:
-    state = {f"model.{name}": value for name, value in STATE.items()}
-    state |= {f"ema_model.{name}": value for name, value in wrapped().items()}
-    run = saved(tmp_path, {"state_dict": state, "optimizer_states": [OPTIMIZER.state_dict()]})
-    assert run[1].n_parameters == N_PARAMETERS
-    moments = {spec.name for spec in run[1].specs if spec.role is TensorRole.EXP_AVG}
-    assert moments == {f"model.{name}" for name, _ in MODEL.named_parameters()}
-    # A module has its average in its own state: it loads all of it.
-    average = run[1].state_dict("average")
-    assert average.keys() | {"ema_model.n_averaged"} >= run[1].state_dict().keys()
-    assert torch.equal(average["model.0.weight"], EMA["0.weight"])
 
 
 SEVERAL = {
@@ -145,7 +131,7 @@ SEVERAL = {
 
 
 @pytest.mark.parametrize("kind", SEVERAL)
-def test_models_side_by_side_are_read_by_their_places(tmp_path: Path, kind: str) -> None:
+def test_models_side_by_side_are_read_by_their_places(tmp_path, kind):
     content, models = SEVERAL[kind]
     run = saved(tmp_path, content)
     inshrink_core.compress(run, tmp_path / "a.inshrink", codec="lossless")
@@ -160,7 +146,7 @@ def test_models_side_by_side_are_read_by_their_places(tmp_path: Path, kind: str)
 
 
 @pytest.mark.parametrize("kind", ["netG and netD", "a list", "a tuple"])
-def test_optimizers_of_several_models_are_attributed(tmp_path: Path, kind: str) -> None:
+def test_optimizers_of_several_models_are_attributed(tmp_path, kind):
     content, _ = SEVERAL[kind]
     optimizers = (OPTIMIZER.state_dict(), OTHER_OPTIMIZER.state_dict())
     content = (*content, *optimizers) if isinstance(content, tuple) else {**content, "optimizers": optimizers}
@@ -170,7 +156,7 @@ def test_optimizers_of_several_models_are_attributed(tmp_path: Path, kind: str) 
     assert moments == weights
 
 
-def test_a_model_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_model_that_is_not_there_is_an_error(tmp_path):
     checkpoint = saved(tmp_path, {"model": STATE, "D": SECOND})[1]
     with pytest.raises(NotFoundError, match="the checkpoint has the models D"):
         checkpoint.state_dict("G")
@@ -192,27 +178,13 @@ PLACES = {
 
 
 @pytest.mark.parametrize("kind", PLACES)
-def test_the_only_model_of_a_file_is_found_and_has_plain_names(tmp_path: Path, kind: str) -> None:
+def test_the_only_model_of_a_file_is_found_and_has_plain_names(tmp_path, kind):
     checkpoint = next(iter(saved(tmp_path, PLACES[kind]).values()))
     assert checkpoint.state_dict().keys() == STATE.keys()
     assert checkpoint.models == ()
 
 
-def test_tensors_in_a_tuple_with_their_optimizer_are_the_model(tmp_path: Path) -> None:
-    # As 3D Gaussian splatting saves them: (capture(), iteration).
-    values = [nn.Parameter(torch.randn(5, n)) for n in (3, 4)]
-    optimizer = torch.optim.Adam([{"params": [value], "name": f"p{n}"} for n, value in enumerate(values)])
-    sum(value.square().sum() for value in values).backward()
-    optimizer.step()
-    run = saved(tmp_path, ((3, *values, optimizer.state_dict(), 0.1), 700), "chkpnt700.pth")
-    assert run.steps == (700,)
-    specs = run[700].specs
-    assert [spec.shape for spec in specs if spec.role is TensorRole.WEIGHT] == [(5, 3), (5, 4)]
-    assert [spec.shape for spec in specs if spec.role is TensorRole.EXP_AVG] == [(5, 3), (5, 4)]
-    assert not any(spec.is_unattributed for spec in specs)
-
-
-def test_records_and_random_states_are_no_models(tmp_path: Path) -> None:
+def test_records_and_random_states_are_no_models(tmp_path):
     history = [{"loss": torch.rand(40), "accuracy": torch.rand(40)} for _ in range(3)]
     content = {
         "model": STATE,
@@ -226,7 +198,7 @@ def test_records_and_random_states_are_no_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrapper", ["", "module."])
-def test_an_optimizer_for_each_parameter_has_the_name_of_its_key(tmp_path: Path, wrapper: str) -> None:
+def test_an_optimizer_for_each_parameter_has_the_name_of_its_key(tmp_path, wrapper):
     model = net(3)
     each = {
         f"{wrapper}{name}": torch.optim.AdamW([value], lr=0.1 / n)
@@ -257,12 +229,12 @@ def test_an_optimizer_for_each_parameter_has_the_name_of_its_key(tmp_path: Path,
         (["a.w", "ema.b.w"], {}),
     ],
 )
-def test_averages_within_a_model_are_found_by_names(names: list[str], expected: dict[str, str]) -> None:
+def test_averages_within_a_model_are_found_by_names(names, expected):
     shapes = {name: (2, 3) if name.endswith("w") else () for name in names}
     assert twins(shapes) == expected
 
 
-def test_an_ensemble_whose_members_are_all_trained_has_no_average(tmp_path: Path) -> None:
+def test_an_ensemble_whose_members_are_all_trained_has_no_average(tmp_path):
     twin = copy.deepcopy(MODEL)
     both = [OPTIMIZER.state_dict(), trained(twin).state_dict()]
     content = {"model": STATE, "model2": twin.state_dict(), "optimizers": both}
@@ -316,7 +288,7 @@ FOLDERS = {
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_models_in_folders_of_a_checkpoint_are_read(tmp_path: Path, kind: str) -> None:
+def test_models_in_folders_of_a_checkpoint_are_read(tmp_path, kind):
     files, models = FOLDERS[kind]
     for step in (500, 1000):
         folder = step_folder(tmp_path / "run", step)
@@ -344,29 +316,7 @@ def test_models_in_folders_of_a_checkpoint_are_read(tmp_path: Path, kind: str) -
             assert written.read_bytes() == path.read_bytes()
 
 
-def test_accelerates_second_optimizer_belongs_to_its_second_model(tmp_path: Path) -> None:
-    folder = step_folder(tmp_path, 1)
-    save_model(folder, STATE)
-    save_model(folder, SECOND, "model_1.safetensors")
-    torch.save(OPTIMIZER.state_dict(), folder / "optimizer.bin")
-    torch.save(OTHER_OPTIMIZER.state_dict(), folder / "optimizer_1.bin")
-    checkpoint = open_run(tmp_path)[1]
-    assert torch.equal(
-        checkpoint["model_1.0.weight@exp_avg"], OTHER_OPTIMIZER.state_dict()["state"][0]["exp_avg"]
-    )
-    assert checkpoint.n_parameters == N_PARAMETERS + sum(value.numel() for value in OTHER.parameters())
-
-
-def test_folders_with_models_are_one_checkpoint_without_files_beside_them(tmp_path: Path) -> None:
-    for step in (1, 2):
-        for name, state in {"generator": STATE, "discriminator": SECOND}.items():
-            save_model(tmp_path / f"epoch_{step}" / name, state)
-    run = open_run(tmp_path)
-    assert run.steps == (1, 2)
-    assert set(run[1].models) == {"generator", "discriminator"}
-
-
-def test_torch_files_with_some_names_in_common_are_models_of_their_own(tmp_path: Path) -> None:
+def test_torch_files_with_some_names_in_common_are_models_of_their_own(tmp_path):
     folder = step_folder(tmp_path, 1)
     deeper = nn.Sequential(*net(4), nn.Linear(3, 1))
     for name, model in {"actor": MODEL, "critic": deeper, "critic_target": deeper}.items():
@@ -378,17 +328,6 @@ def test_torch_files_with_some_names_in_common_are_models_of_their_own(tmp_path:
     assert set(checkpoint.twins.values()) == {f"critic.{name}" for name in deeper.state_dict()}
 
 
-def test_checkpoints_inside_a_folder_with_a_final_model_are_no_models_of_it(tmp_path: Path) -> None:
-    save_model(tmp_path, STATE)
-    for step in (1, 2):
-        folder = step_folder(tmp_path, step)
-        save_model(folder, STATE)
-        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
-    run = open_run(tmp_path)
-    assert run.steps == (1, 2)
-    assert run[1].models == ()
-
-
 class Calling:
     """An object whose pickle wants to run a command."""
 
@@ -396,7 +335,7 @@ class Calling:
         return os.system, ("true",)
 
 
-def test_a_model_that_cannot_be_read_without_running_it_travels_as_it_is(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_read_without_running_it_travels_as_it_is(tmp_path):
     folder = step_folder(tmp_path, 1)
     save_model(folder, STATE)
     (folder / "tower").mkdir()
@@ -404,7 +343,7 @@ def test_a_model_that_cannot_be_read_without_running_it_travels_as_it_is(tmp_pat
     assert open_run(tmp_path)[1].models == ()
 
 
-def test_the_sensitivity_of_an_average_is_that_of_what_it_averages(tmp_path: Path) -> None:
+def test_the_sensitivity_of_an_average_is_that_of_what_it_averages(tmp_path):
     run = saved(tmp_path, {"model": STATE, "ema": EMA, "optimizer": OPTIMIZER.state_dict(), "step": 2})
     for metric in ("fisher", "taylor"):
         table = inshrink_core.analysis.sensitivity(run, metric).by("tensor")
@@ -414,29 +353,3 @@ def test_the_sensitivity_of_an_average_is_that_of_what_it_averages(tmp_path: Pat
     own = inshrink_core.analysis.sensitivity(run, "magnitude").by("tensor")
     means = dict(zip(own.rows, own.mean[:, 0].tolist(), strict=True))
     assert means["ema.0.weight"] == pytest.approx(means["0.weight"] / 2)
-
-
-def test_an_average_is_compressed_as_weights_are_and_restored_in_its_file(tmp_path: Path) -> None:
-    large = nn.Sequential(nn.Linear(96, 96), nn.BatchNorm1d(96))
-    average = copy.deepcopy(large)
-    for step in (1, 2, 3):
-        with torch.no_grad():
-            for one, other in zip(average.parameters(), large.parameters(), strict=True):
-                other.add_(0.01 * torch.randn_like(other))
-                one.lerp_(other, 0.1)
-        torch.save({"model": large.state_dict(), "ema": average.state_dict()}, tmp_path / f"c_{step}.pt")
-    inshrink_core.compress(tmp_path, tmp_path / "a.inshrink")
-    archive = inshrink_core.Archive.open(tmp_path / "a.inshrink")
-    entry = archive.frame(archive.last).entry
-    assert entry("ema.0.weight").codec == entry("0.weight").codec != "lossless/1"
-    (path,) = write_checkpoint(archive[3], tmp_path / "out")
-    restored = torch.load(path, weights_only=True)
-    assert restored["ema"].keys() == average.state_dict().keys()
-    assert torch.allclose(restored["ema"]["0.weight"], average.state_dict()["0.weight"], atol=0.02)
-
-
-def test_archives_of_one_model_say_nothing_of_models(tmp_path: Path) -> None:
-    saved(tmp_path, {"model": STATE, "step": 1})
-    inshrink_core.compress(tmp_path, tmp_path / "a.inshrink")
-    archive = inshrink_core.Archive.open(tmp_path / "a.inshrink")
-    assert "models" not in archive.frame(archive.last).meta

@@ -27,7 +27,6 @@ import uuid
 import warnings
 import zoneinfo
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -156,7 +155,7 @@ HARMLESS: dict[str, object] = {
 
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
 @pytest.mark.parametrize("name", HARMLESS)
-def test_a_harmless_value_is_carried_at_every_protocol(name: str, protocol: int) -> None:
+def test_a_harmless_value_is_carried_at_every_protocol(name, protocol):
     if name == "bytes in memory" and protocol == 0:
         pytest.skip("Python does not pickle them so")
     program = pickle.dumps({"value": HARMLESS[name], "behind": [HARMLESS[name], 1]}, protocol)
@@ -164,7 +163,7 @@ def test_a_harmless_value_is_carried_at_every_protocol(name: str, protocol: int)
     assert found["behind"][1] == 1
 
 
-def test_all_of_them_beside_a_model_come_back_bit_for_bit(tmp_path: Path) -> None:
+def test_all_of_them_beside_a_model_come_back_bit_for_bit(tmp_path):
     state = {"model": {"w": torch.ones(3)}, "params": HARMLESS["namespace"], "beside": HARMLESS, "step": 4}
     torch.save(state, tmp_path / "c.pt")
     run = open_run(tmp_path / "c.pt")
@@ -192,7 +191,7 @@ class _Call:
     ],
     ids=lambda call: call.function.__name__,
 )
-def test_a_call_that_no_harmless_value_needs_is_refused(call: _Call, protocol: int) -> None:
+def test_a_call_that_no_harmless_value_needs_is_refused(call, protocol):
     with pytest.raises(UnsafePickleError):
         read_pickle(pickle.dumps({"a": call}, protocol))
 
@@ -210,7 +209,7 @@ _GETATTR = b"c__builtin__\ngetattr\n"
     ],
     ids=["method of a class", "method of an object", "object", "partial"],
 )
-def test_what_a_value_would_do_if_it_were_called_is_refused(program: bytes) -> None:
+def test_what_a_value_would_do_if_it_were_called_is_refused(program):
     with pytest.raises(UnsafePickleError):
         read_pickle(b"\x80\x02}X\x01\0\0\0a" + program + b"s.")
 
@@ -253,9 +252,7 @@ WHOLE: dict[str, tuple[Callable[[nn.Module], object], str]] = {
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("place", WHOLE)
-def test_a_whole_module_is_read_under_the_names_of_its_state_dict(
-    tmp_path: Path, place: str, protocol: int, zipped: bool
-) -> None:
+def test_a_whole_module_is_read_under_the_names_of_its_state_dict(tmp_path, place, protocol, zipped):
     make, prefix = WHOLE[place]
     net = Net()
     with warnings.catch_warnings(action="ignore"):  # what torch.compile imports is deprecated
@@ -270,14 +267,14 @@ def test_a_whole_module_is_read_under_the_names_of_its_state_dict(
     assert path.read_bytes() == (tmp_path / "c_3.pt").read_bytes()
 
 
-def test_a_traced_module_is_read(tmp_path: Path) -> None:
+def test_a_traced_module_is_read(tmp_path):
     with warnings.catch_warnings(action="ignore"):
         traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     torch.save({"model": traced}, tmp_path / "c_1.pt")
     assert set(open_run(tmp_path / "c_1.pt")[1]) == {"0.weight", "0.bias"}
 
 
-def test_a_whole_optimizer_is_read_as_its_state(tmp_path: Path) -> None:
+def test_a_whole_optimizer_is_read_as_its_state(tmp_path):
     net = nn.Linear(3, 2)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.25)
     net(torch.ones(1, 3)).sum().backward()
@@ -291,7 +288,7 @@ def test_a_whole_optimizer_is_read_as_its_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
-def test_a_nested_tensor_is_read_as_its_parts(tmp_path: Path, layout: torch.layout) -> None:
+def test_a_nested_tensor_is_read_as_its_parts(tmp_path, layout):
     parts = [torch.randn(2, 3), torch.randn(4, 3)]
     with warnings.catch_warnings(action="ignore"):
         nested = torch.nested.nested_tensor(parts, layout=layout)

@@ -251,12 +251,6 @@ def test_two_files_never_have_one_step():
     assert [one.reason for one in order.placements] == ["", "step 1 is in step_1.pt already"]
 
 
-def test_models_side_by_side_share_a_step():
-    rows = [("G_5.pth", (), "g"), ("D_5.pth", (), "d"), ("G_9.pth", (), "g"), ("D_9.pth", (), "d")]
-    assert _steps(*rows) == [5, 5, 9, 9]
-    assert _steps(("generator.pt", (), "g"), ("discriminator.pt", (), "d")) == [0, 0]
-
-
 def test_files_of_ranks_are_parts_of_one_step():
     names = ["step5_rank0.pt", "step5_rank1.pt", "step10/mp_rank_00.pt", "step10/mp_rank_01.pt"]
     assert [(one.step, one.branch, one.part) for one in _order(*names).placements] == [
@@ -282,18 +276,6 @@ def test_times_of_files_order_them_where_nothing_else_does_and_files_are_seconds
     assert _steps(*numbered) == [9, 8, 7]
     assert _order(*names).doubtful
     assert _order(*apart).doubtful
-
-
-def test_steps_stay_below_the_largest():
-    largest = (1 << 62) - 1
-    assert _steps(_keys("a.pt", step=largest), _keys("b.pt", step=3)) == [largest, 3]
-    rows = [_keys(f"version_{v}/a.pt", step=largest) for v in (0, 1, 2)]
-    assert _steps(*rows) == [0, 1, 2]
-    assert _steps("epoch_0.5.pt", "epoch_1.0.pt", "epoch_1.5.pt") == [0, 1, 2]
-
-
-def test_no_checkpoints_have_an_order():
-    assert order_checkpoints([]).placements == ()
 
 
 SCHEMES = (

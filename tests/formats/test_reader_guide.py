@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from inshrink_core.formats.readers import readers
+
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "reader.md"
 
 
@@ -44,12 +46,12 @@ def _python(site: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_the_guides_reader_keeps_the_suite(site: Path):
+def test_the_guides_reader_keeps_the_suite(site):
     told = _python(site, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_raw_layout.py")
     assert "7 passed" in told
 
 
-def test_the_guides_runs_are_compressed_and_restored(site: Path, tmp_path: Path):
+def test_the_guides_runs_are_compressed_and_restored(site, tmp_path):
     for step in (1, 2):
         folder = tmp_path / "run" / f"step-{step}"
         folder.mkdir(parents=True)
@@ -76,8 +78,6 @@ def test_the_guides_reader_has_forty_lines_of_code():
 
 def test_the_built_in_layouts_are_readers_of_the_project_file():
     import tomllib
-
-    from inshrink_core.formats.readers import readers
 
     project = tomllib.loads((GUIDE.parents[2] / "pyproject.toml").read_text())["project"]
     names = sorted(project["entry-points"]["inshrink.readers"])

@@ -8,7 +8,7 @@ import torch
 
 from inshrink_core.errors import InshrinkError
 from inshrink_core.formats import assembly, open_run
-from inshrink_core.formats.checkpoints import read_directory, read_single_file
+from inshrink_core.formats.checkpoints import read_single_file
 from inshrink_core.formats.disk import Access
 from inshrink_core.formats.torch.pickles import read_pickle
 
@@ -38,23 +38,6 @@ def test_a_run_in_a_row_reads_as_each_file_alone(tmp_path):
     assert n_in_a_row == n_alone
 
 
-def test_optimizers_with_another_learning_rate_at_every_step_read_as_each_file_alone(tmp_path):
-    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(40)))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1.0)
-    model(torch.ones(1, 2)).sum().backward()
-
-    def state(step):
-        optimizer.param_groups[0]["lr"] = 1.0 / step
-        optimizer.step()
-        return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-
-    _save_run(tmp_path, state)
-    alone, in_a_row, *_ = _alone_and_in_a_row(tmp_path)
-    assert in_a_row == alone
-    rates = {parsed.hyperparameters["0.weight"]["lr"] for parsed in in_a_row.values()}
-    assert len(rates) == 5
-
-
 @pytest.mark.parametrize("change", ["shape", "name", "missing", "tie", "dtype", "storage"])
 def test_a_file_that_is_laid_out_otherwise_reads_as_alone(tmp_path, change):
     def state(step):
@@ -79,20 +62,6 @@ def test_a_file_that_is_laid_out_otherwise_reads_as_alone(tmp_path, change):
     alone, in_a_row, *_ = _alone_and_in_a_row(tmp_path)
     assert in_a_row == alone
     assert in_a_row[30].specs != in_a_row[10].specs or in_a_row[30].places != in_a_row[20].places
-
-
-def test_directories_in_a_row_read_as_each_alone(tmp_path):
-    for step in (1, 2, 3):
-        folder = tmp_path / f"checkpoint-{step}"
-        folder.mkdir()
-        torch.save({name: torch.ones(2, 2) for name in _names(90)}, folder / "model.pt")
-        torch.save(
-            {"state": {}, "param_groups": [{"lr": 0.1 * step, "params": [0]}]}, folder / "optimizer.pt"
-        )
-    run = open_run(tmp_path)
-    assert run.steps == (1, 2, 3)
-    for step in run.steps:
-        assert read_directory(run.path_of(step), Access.of(run.path_of(step))) == run._parsed[step]
 
 
 def test_where_tensors_lie_is_worked_out_once(monkeypatch, tmp_path):
@@ -148,10 +117,3 @@ def test_a_pickle_that_goes_wrong_near_its_end_is_refused():
     ):
         with pytest.raises(InshrinkError):
             read_pickle(damaged, "file")
-
-
-def test_files_that_differ_from_their_beginning_read_as_each_alone(tmp_path):
-    for step in (1, 2, 3):
-        torch.save({"step": step, "model": {n: torch.ones(1) for n in _names(120)}}, tmp_path / f"{step}.pt")
-    alone, in_a_row, *_ = _alone_and_in_a_row(tmp_path)
-    assert in_a_row == alone

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -12,15 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import ConfigError, DamagedError, InputError, NotFoundError
-from inshrink_core.formats import Fate, NoCheckpointError, open_run, preview_steps, write_checkpoint
-from inshrink_core.formats.disk import holding_files, natural_key
-from inshrink_core.formats.names import step_in_name
+from inshrink_core.formats import NoCheckpointError, open_run, preview_steps
+from inshrink_core.formats.disk import holding_files
 from inshrink_core.formats.source import peek_sample
 from inshrink_core.formats.step_pattern import steps_by_pattern, suggest_step_pattern
 from inshrink_core.ops.sample import sample
-from tests.formats.run_builders import same_bits, save_huggingface, save_run, small_model
+from tests.formats.run_builders import same_bits, save_huggingface, save_run
 
 
 def _save(path, step=None, **tensors):
@@ -121,51 +118,6 @@ def test_a_sample_of_a_file_that_was_cut_off_is_refused(tmp_path):
         run[1].source.sample(spec)
 
 
-def test_steps_come_from_the_documented_keys_in_order(tmp_path):
-    torch.save({"model": {"w": torch.ones(1)}, "epoch": 1, "global_step": 70, "step": 9}, tmp_path / "a.pt")
-    torch.save({"model": {"w": torch.ones(1)}, "epoch": 2, "global_step": 140}, tmp_path / "b.pt")
-    run = open_run(tmp_path)
-    assert run.steps == (70, 140)
-    assert any("global_step" in note for note in run.notes)
-
-
-def test_several_saves_in_one_epoch_take_their_steps_from_names(tmp_path):
-    for step in (100, 200, 300):
-        torch.save(
-            {"model": {"w": torch.ones(1)}, "epoch": step // 250}, tmp_path / f"epoch=0-step={step}.ckpt"
-        )
-    assert open_run(tmp_path).steps == (100, 200, 300)
-
-
-def test_names_without_numbers_are_numbered_in_natural_order(tmp_path):
-    for name in ("late", "early"):
-        _save(tmp_path / f"{name}.pt")
-    run = open_run(tmp_path)
-    assert run.steps == (0, 1)
-    assert run.path_of(0).name == "early.pt"
-    assert any("no number" in note for note in run.notes)
-
-
-@pytest.mark.parametrize(
-    ("names", "steps", "note"),
-    [
-        (["checkpoint_1_500.pt", "checkpoint_1_1000.pt", "checkpoint_2_1500.pt"], (500, 1000, 1500), "names"),
-        (["500k.pt", "900k.pt", "1M.pt", "1.5M.pt"], (500_000, 900_000, 1_000_000, 1_500_000), "names"),
-        (["2024-05-12_13-45-50.pt", "2024-05-12_13-46-10.pt"], (0, 1), "the dates and times"),
-        (["version_0/step_9.pt", "version_0/step_10.pt", "version_1/step_9.pt"], (9, 10, 19), "restart"),
-    ],
-)
-def test_every_numbered_checkpoint_of_a_run_is_a_step_of_it(tmp_path, names, steps, note):
-    for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        _save(tmp_path / name)
-    run = open_run(tmp_path)
-    assert run.steps == steps
-    assert [run.path_of(step) for step in steps] == [tmp_path / name for name in names]
-    assert note in run.notes[0]
-    assert run.skipped == ()
-
-
 def test_a_pattern_overrides_and_a_bad_one_is_told(tmp_path):
     for i in (1, 2):
         _save(tmp_path / f"e{i}_b{i * 7}.pt", step=i)
@@ -194,11 +146,6 @@ def test_a_step_pattern_is_a_name_with_its_number_left_out(tmp_path):
     ]
     with pytest.raises(InputError, match="two step patterns"):
         open_run(tmp_path / pattern, step_pattern="{step}.pt")
-
-
-def test_a_file_that_is_called_like_a_step_pattern_is_opened(tmp_path):
-    _save(tmp_path / "model_{step}.pt", step=3)
-    assert open_run(tmp_path / "model_{step}.pt").steps == (3,)
 
 
 @pytest.mark.parametrize(
@@ -245,27 +192,6 @@ def test_the_suggested_pattern_leaves_out_the_number_that_rises():
     assert suggested("best.pt") == suggested() == ""
 
 
-def test_names_tell_steps():
-    assert step_in_name("global_step120") == 120
-    assert step_in_name("checkpoint-40") == 40
-    assert step_in_name("ckpt_iter-0007.pt") == 7
-    assert step_in_name("epoch=1-step=9-v1.ckpt") == 9
-    assert step_in_name("model3_0400.pt") == 400
-    assert step_in_name("best.pt") is None
-    assert sorted(["s10", "s9", "s1"], key=natural_key) == ["s1", "s9", "s10"]
-
-
-def test_files_without_a_number_are_no_steps_beside_numbered_ones(tmp_path):
-    for step in (100, 200):
-        _save(tmp_path / f"step_{step}.pt")
-    _save(tmp_path / "best.pt", w=torch.zeros(3))
-    torch.save({"images": torch.ones(4), "labels": torch.arange(4)}, tmp_path / "validation.pt")
-    run = open_run(tmp_path)
-    assert run.steps == (100, 200)
-    assert {Path(s.path).name: s.fate for s in run.skipped} == {"validation.pt": Fate.OTHER_MODEL}
-    assert list(run.branches) == ["best"]
-
-
 def test_links_to_a_checkpoint_stand_once(tmp_path):
     _save(tmp_path / "step_5.pt", step=5)
     (tmp_path / "last.pt").symlink_to("step_5.pt")
@@ -276,17 +202,6 @@ def test_links_to_a_checkpoint_stand_once(tmp_path):
     assert {"a link to step_5.pt", "a link that leads nowhere"} == {s.reason for s in run.skipped}
 
 
-def test_files_being_written_are_skipped(tmp_path):
-    _save(tmp_path / "step_5.pt", step=5)
-    (tmp_path / "step_6.pt.tmp").write_bytes(b"PK")
-    (tmp_path / "step_7.pt.part").write_bytes(b"PK")
-    (tmp_path / "tmp-checkpoint-9").mkdir()
-    run = open_run(tmp_path)
-    assert run.steps == (5,)
-    assert len(run.skipped) == 3
-    assert all("being written" in s.reason for s in run.skipped)
-
-
 def test_two_models_in_one_run_are_refused_by_name(tmp_path):
     _save(tmp_path / "a_1.pt", **{f"a{i}": torch.ones(2) for i in range(4)})
     _save(tmp_path / "b_2.pt", **{f"b{i}": torch.ones(2) for i in range(4)})
@@ -295,15 +210,6 @@ def test_two_models_in_one_run_are_refused_by_name(tmp_path):
     assert "a_1.pt" in str(caught.value)
     assert "b_2.pt" in str(caught.value)
     assert open_run(f"{tmp_path}/a_*.pt").steps == (1,)
-
-
-def test_a_tensor_may_change_appear_and_vanish(tmp_path):
-    common = {f"w{i}": torch.ones(2) for i in range(4)}
-    _save(tmp_path / "step_1.pt", **common, old=torch.ones(1), grows=torch.ones(2))
-    _save(tmp_path / "step_2.pt", **common, new=torch.ones(1), grows=torch.ones(4).half())
-    run = open_run(tmp_path)
-    assert "new" not in run[1]
-    assert run[2].spec("grows").shape == (4,)
 
 
 def test_an_empty_directory_says_what_was_there(tmp_path):
@@ -367,55 +273,6 @@ def test_settings_are_read_strictly(tmp_path):
             open_run(tmp_path).settings  # noqa: B018
 
 
-def test_logs_of_three_kinds_are_read(tmp_path):
-    _save(tmp_path / "step_1.pt")
-    assert dict(open_run(tmp_path).log) == {}
-    (tmp_path / "metrics.jsonl").write_text(
-        '{"step": 2, "loss": 1}\n{"step": 1, "loss": NaN}\n{"step": 3, "lo'
-    )
-    log = open_run(tmp_path).log
-    assert [step for step, _ in log["loss"]] == [1, 2]
-    (tmp_path / "metrics.csv").write_text("epoch,step,train_loss,val_acc\n0,10,0.5,\n0,20,,0.9\n")
-    log = open_run(tmp_path).log
-    assert log["train_loss"] == [(10, 0.5)]
-    assert log["val_acc"] == [(20, 0.9)]
-    save_huggingface(tmp_path / "hf")
-    log = open_run(tmp_path / "hf").log
-    assert log["loss"] == [(50, 0.02), (100, 0.01), (150, 1 / 150), (200, 0.005)]
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-def test_huggingface_checkpoints_are_read_and_restored_whole(tmp_path, sharded):
-    run = open_run(save_huggingface(tmp_path / "hf", sharded=sharded))
-    assert run.format == "huggingface"
-    assert run.steps == (100, 200)
-    checkpoint = run[100]
-    model = small_model(100)
-    assert set(checkpoint.state_dict()) == set(model.state_dict())
-    roles = {spec.role for spec in checkpoint.specs}
-    assert {TensorRole.EXP_AVG, TensorRole.STEP} <= roles
-    shapes = [parameter.shape for parameter in model.parameters()]
-    for spec in checkpoint.specs:
-        # Weights are sorted by name, state is numbered: only where one weight has a shape is it certain.
-        if spec.role is TensorRole.EXP_AVG:
-            assert spec.name.startswith("optimizer.") == (shapes.count(spec.shape) > 1)
-    source = run.path_of(100)
-    written = write_checkpoint(checkpoint, tmp_path / "out")
-    assert {p.relative_to(tmp_path / "out") for p in written} == {
-        p.relative_to(source) for p in source.rglob("*")
-    }
-    for path in written:
-        assert path.read_bytes() == (source / path.relative_to(tmp_path / "out")).read_bytes()
-    assert open_run(tmp_path / "out").steps == (100,)
-
-
-def test_two_huggingface_groups_find_the_right_parameters(tmp_path):
-    run = open_run(save_huggingface(tmp_path / "hf", (100,)))
-    names = [name for name, p in small_model().named_parameters() if p.ndim >= 2]
-    assert all(run[100].hyperparameters[name]["weight_decay"] == 0.1 for name in names)
-    assert run[100].hyperparameters["1.bias"]["weight_decay"] == 0.0
-
-
 def test_a_missing_shard_and_a_lying_index_are_damage(tmp_path):
     save_huggingface(tmp_path / "hf", (100,), sharded=True)
     folder = tmp_path / "hf" / "checkpoint-100"
@@ -432,26 +289,6 @@ def test_a_missing_shard_and_a_lying_index_are_damage(tmp_path):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(DamagedError, match="outside"):
         open_run(folder)
-
-
-def test_the_final_model_beside_checkpoints_is_no_step(tmp_path):
-    save_huggingface(tmp_path / "hf")
-    shutil.copy(tmp_path / "hf" / "checkpoint-200" / "model.safetensors", tmp_path / "hf")
-    run = open_run(tmp_path / "hf")
-    assert run.steps == (100, 200)
-    assert {one.path: (one.fate, one.step) for one in run.fates}["model.safetensors"] == (
-        Fate.DUPLICATE,
-        200,
-    )
-
-
-def test_safetensors_files_are_read_by_content_and_take_the_step_from_metadata(tmp_path):
-    save_file({"w": torch.ones(2).bfloat16()}, tmp_path / "a.safetensors", metadata={"step": "7"})
-    save_file({"w": torch.zeros(2).bfloat16()}, tmp_path / "b.pt", metadata={"step": "9"})
-    run = open_run(tmp_path)
-    assert run.steps == (7, 9)
-    assert same_bits(run[7]["w"], torch.ones(2).bfloat16())
-    assert write_checkpoint(run[9], tmp_path / "out")[0].read_bytes() == (tmp_path / "b.pt").read_bytes()
 
 
 def test_directories_with_files_of_any_name_are_checkpoints(tmp_path):
@@ -475,8 +312,3 @@ def test_reading_from_threads_gives_the_same_tensors(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         read = list(pool.map(run[10].__getitem__, keys))
     assert all(same_bits(a, run[10][key]) for a, key in zip(read, keys, strict=True))
-
-
-def test_the_checkpoints_of_a_run_share_their_specs(tmp_path):
-    run = open_run(save_run(tmp_path / "run", (10, 20)))
-    assert all(a is b for a, b in zip(run[10].specs, run[20].specs, strict=True))

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import inshrink_core
 from inshrink_core import verbs
@@ -29,6 +30,7 @@ from inshrink_core.errors import (
 )
 from inshrink_core.execution import mirror
 from inshrink_core.formats.run import NoCheckpointError, open_run
+from inshrink_core.formats.torch.zip import _framed, _Record
 from tests.formats.run_builders import same_bits, save_huggingface, save_run
 
 NUMBERS = itertools.count()
@@ -105,8 +107,6 @@ def piecemeal(monkeypatch):
 
 
 def save_distributed(root):
-    import torch.distributed.checkpoint as dcp
-
     for step in (1, 2):
         state = {"model": {"w": torch.randn(200, 100), "b": torch.randn(7)}, "step": torch.tensor(step)}
         dcp.save(state, checkpoint_id=root / f"step-{step}", no_dist=True)
@@ -454,8 +454,6 @@ def test_a_zip_that_another_program_wrote_is_read_as_before(bucket, piecemeal):
 
 
 def test_records_of_four_gigabytes_are_foretold_as_pytorch_writes_them():
-    from inshrink_core.formats.torch.zip import _framed, _Record
-
     nbytes = (1 << 32) + 20_000
     # torch.save({"a": torch.zeros(1000), "big": torch.zeros(nbytes // 4), …}), torch 2.13
     header = (

@@ -55,14 +55,14 @@ HEADERS: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", HEADERS)
-def test_a_header_of_safetensors_that_takes_long_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_header_of_safetensors_that_takes_long_is_refused(tmp_path, kind):
     safetensors(tmp_path / "step_1.safetensors", HEADERS[kind](), 10**6)
     with pytest.raises(InshrinkError, match=r"than are read|no valid JSON") as caught:
         inshrink_core.open(tmp_path)
     assert len(str(caught.value)) < 1000
 
 
-def test_more_tensors_than_any_model_has_are_opened(tmp_path: Path) -> None:
+def test_more_tensors_than_any_model_has_are_opened(tmp_path):
     n = 50_000
     safetensors(tmp_path / "step_1.safetensors", scalars(n), n)
     assert len(inshrink_core.open(tmp_path)[1].specs) == n
@@ -70,7 +70,7 @@ def test_more_tensors_than_any_model_has_are_opened(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [8, 0])
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_a_shard_that_metadata_repeats_is_refused(tmp_path: Path, size: int) -> None:
+def test_a_shard_that_metadata_repeats_is_refused(tmp_path, size):
     folder = tmp_path / "step-1"
     dcp.save({"model": {"w": torch.ones(8)}}, checkpoint_id=folder, no_dist=True)
     metadata = pickle.loads((folder / ".metadata").read_bytes())
@@ -84,7 +84,7 @@ def test_a_shard_that_metadata_repeats_is_refused(tmp_path: Path, size: int) -> 
         inshrink_core.open(tmp_path)
 
 
-def test_a_log_of_many_columns_is_refused(tmp_path: Path) -> None:
+def test_a_log_of_many_columns_is_refused(tmp_path):
     n = 10**5
     row = ",".join(["1"] * n)
     lines = ["step," + ",".join(map(str, range(n))), *(f"{step},{row}" for step in range(60))]
@@ -97,7 +97,7 @@ def test_a_log_of_many_columns_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.json"])
-def test_a_log_of_many_empty_values_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_log_of_many_empty_values_is_refused(tmp_path, name):
     (tmp_path / name).write_text('{"a": [' + "{}," * 6_000_000 + "1]}\n")
     with pytest.raises(DamagedError, match="more values than are read"):
         read_metrics(tmp_path / name)
@@ -115,12 +115,12 @@ def test_a_log_of_many_empty_values_is_refused(tmp_path: Path, name: str) -> Non
         "\udcff",
     ],
 )
-def test_json_that_no_number_or_stack_can_hold_is_refused_in_one_line(text: str) -> None:
+def test_json_that_no_number_or_stack_can_hold_is_refused_in_one_line(text):
     with pytest.raises(DamagedError) as caught:
         parse_json(text.encode("utf-8", "surrogateescape"), "file")
     assert len(str(caught.value)) < 200
 
 
-def test_json_of_ordinary_files_is_read() -> None:
+def test_json_of_ordinary_files_is_read():
     document = {"a": [1, 2.5, None, True, "text"], "n": 2**63, "x": float("inf")}
     assert parse_json(json.dumps(document).encode(), "file") == document

@@ -1,12 +1,15 @@
 """Torch files: what is found in them, and that writing one back gives the same bytes."""
 
+import zipfile
+
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import inshrink_core
 from inshrink_core.checkpoint import LayerType, TensorRole
-from inshrink_core.errors import DamagedError
+from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.formats import open_run, write_checkpoint
 from tests.formats.run_builders import same_bits, save_run, small_model, train, training_state
 
@@ -21,23 +24,6 @@ def _round_trip(path, tmp_path):
     assert [p.name for p in written] == [path.name]
     assert written[0].read_bytes() == path.read_bytes()
     return written[0]
-
-
-def test_every_tensor_has_the_values_that_torch_loads(tmp_path):
-    run = open_run(save_run(tmp_path / "run"))
-    for checkpoint in run.values():
-        loaded = torch.load(run.path_of(checkpoint.step), weights_only=True)
-        state = checkpoint.state_dict()
-        assert state.keys() == loaded["model"].keys()
-        assert all(same_bits(state[name], loaded["model"][name]) for name in state)
-
-
-def test_restoring_the_same_layout_gives_the_same_bytes(tmp_path):
-    run = open_run(save_run(tmp_path / "run"))
-    for checkpoint in run.values():
-        (path,) = write_checkpoint(checkpoint, tmp_path / "out")
-        assert path.read_bytes() == run.path_of(checkpoint.step).read_bytes()
-        torch.load(path, weights_only=True)
 
 
 @pytest.mark.parametrize(
@@ -110,15 +96,7 @@ def test_strided_views_read_right_and_restore_bit_for_bit(tmp_path, view):
     _round_trip(tmp_path / "step_1.pt", tmp_path)
 
 
-def test_storages_larger_than_their_tensor_keep_the_rest(tmp_path):
-    base = torch.randn(100)
-    torch.save({"w": base[10:20], "bias": torch.ones(2)}, tmp_path / "step_1.pt")
-    path = _round_trip(tmp_path / "step_1.pt", tmp_path)
-    assert same_bits(torch.load(path, weights_only=True)["w"], base[10:20])
-
-
 def test_changed_values_give_a_file_whose_checksums_hold(tmp_path):
-    import zipfile
     from dataclasses import replace
 
     torch.save(training_state(), tmp_path / "step_5.pt")
@@ -145,35 +123,6 @@ def test_a_file_without_checksums_restores_bit_for_bit(tmp_path):
     finally:
         torch.serialization.set_crc32_options(True)
     _round_trip(tmp_path / "step_5.pt", tmp_path)
-
-
-def test_adam_state_bears_the_name_of_its_parameter(tmp_path):
-    model = small_model()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.8, 0.95), amsgrad=True)
-    train(model, optimizer)
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "step_1.pt")
-    checkpoint = _only(tmp_path / "step_1.pt")
-    for name, parameter in model.named_parameters():
-        state = optimizer.state[parameter]
-        assert same_bits(checkpoint[f"{name}@exp_avg"], state["exp_avg"])
-        assert same_bits(checkpoint[f"{name}@exp_avg_sq"], state["exp_avg_sq"])
-        assert same_bits(checkpoint[f"{name}@max_exp_avg_sq"], state["max_exp_avg_sq"])
-        assert same_bits(checkpoint[f"{name}@step"], state["step"])
-        assert checkpoint.hyperparameters[name]["beta2"] == 0.95
-        assert checkpoint.hyperparameters[name]["lr"] == 0.01
-    buffers = {spec.name for spec in checkpoint.specs if spec.role is TensorRole.BUFFER}
-    assert buffers == {"3.running_mean", "3.running_var", "3.num_batches_tracked"}
-
-
-def test_sgd_momentum_is_found(tmp_path):
-    model = small_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    train(model, optimizer)
-    torch.save({"net": model.state_dict(), "optim": optimizer.state_dict()}, tmp_path / "step_1.pt")
-    checkpoint = _only(tmp_path / "step_1.pt")
-    weight = dict(model.named_parameters())["1.weight"]
-    assert same_bits(checkpoint["1.weight@momentum"], optimizer.state[weight]["momentum_buffer"])
-    assert checkpoint.hyperparameters["1.weight"]["momentum"] == 0.9
 
 
 @pytest.mark.parametrize(
@@ -228,18 +177,6 @@ def test_state_in_eight_bits_is_read_and_a_table_that_all_share_once(tmp_path):
     _round_trip(tmp_path / "step_1.pt", tmp_path)
 
 
-@pytest.mark.parametrize(
-    "held", [{"step": 3}, {"sum": torch.tensor(2.0)}, {"step": 3, "best": torch.ones(4)}]
-)
-def test_what_only_looks_like_an_optimizer_makes_no_weight_a_buffer(tmp_path, held):
-    model = small_model()
-    plain = {"model": model.state_dict(), "step": 1}
-    torch.save(plain | {"metrics": {"accuracy": held}}, tmp_path / "step_1.pt")
-    (tmp_path / "plain").mkdir()
-    torch.save(plain, tmp_path / "plain" / "step_1.pt")
-    assert _only(tmp_path / "step_1.pt").specs == _only(tmp_path / "plain" / "step_1.pt").specs
-
-
 def test_two_groups_beside_float_buffers_are_attributed_by_order(tmp_path):
     class Model(nn.Module):
         def __init__(self):
@@ -266,26 +203,6 @@ def test_two_groups_beside_float_buffers_are_attributed_by_order(tmp_path):
     assert checkpoint.hyperparameters["first.bias"]["weight_decay"] == 0.0
     assert checkpoint.spec("mask").role is TensorRole.BUFFER
     assert not any("unattributed" in note for note in run.notes)
-
-
-def test_frozen_matrices_stay_weights(tmp_path):
-    model = small_model()
-    optimizer = torch.optim.AdamW([p for n, p in model.named_parameters() if not n.startswith("0")])
-    train(model, optimizer)
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "step_1.pt")
-    checkpoint = _only(tmp_path / "step_1.pt")
-    assert checkpoint.spec("0.weight").role is TensorRole.WEIGHT
-    assert "1.weight@exp_avg" in checkpoint
-    assert "0.weight@exp_avg" not in checkpoint
-
-
-def test_state_of_no_parameter_keeps_its_number(tmp_path):
-    state = {0: {"exp_avg": torch.ones(7), "exp_avg_sq": torch.ones(7)}}
-    optimizer = {"state": state, "param_groups": [{"params": [0], "lr": 0.1}]}
-    torch.save({"model": {"w": torch.ones(3)}, "optimizer": optimizer}, tmp_path / "step_1.pt")
-    checkpoint = _only(tmp_path / "step_1.pt")
-    assert "optimizer.state.0@exp_avg" in checkpoint
-    assert checkpoint.spec("optimizer.state.0@exp_avg").role is TensorRole.EXP_AVG
 
 
 @pytest.mark.parametrize(
@@ -315,32 +232,6 @@ def test_ema_gradients_and_random_state_find_their_place(tmp_path):
     _round_trip(tmp_path / "x.pt", tmp_path)
 
 
-def test_numpy_scalars_and_random_states_are_carried_unread(tmp_path):
-    import random
-
-    import numpy as np
-
-    state = {
-        "model": {"w": torch.ones(3)},
-        "best": np.float64(0.5),
-        "numpy": np.random.default_rng(0).bit_generator.state,
-        "legacy": np.random.RandomState(0).get_state(),
-        "python": random.Random(0).getstate(),
-        "sizes": [torch.Size([1, 2]), torch.float16, torch.device("cpu"), {1, 2}, 1 + 2j, b"bytes", 1 << 80],
-    }
-    torch.save(state, tmp_path / "step_2.pt")
-    assert list(_only(tmp_path / "step_2.pt")) == ["w"]
-    _round_trip(tmp_path / "step_2.pt", tmp_path)
-
-
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_every_pickle_protocol_is_read(tmp_path, protocol):
-    torch.save(training_state(), tmp_path / "step_5.pt", pickle_protocol=protocol)
-    checkpoint = _only(tmp_path / "step_5.pt")
-    assert "1.weight@exp_avg" in checkpoint
-    _round_trip(tmp_path / "step_5.pt", tmp_path)
-
-
 def test_the_torch_layout_opens_as_the_same_run_and_loads(tmp_path):
     run = open_run(save_run(tmp_path / "run", (10,)))
     write_checkpoint(run[10], tmp_path / "out", layout="torch")
@@ -349,22 +240,6 @@ def test_the_torch_layout_opens_as_the_same_run_and_loads(tmp_path):
     assert all(same_bits(again[key], run[10][key]) for key in again)
     loaded = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)
     small_model().load_state_dict(loaded["model"])
-
-
-def test_an_optimizer_continues_bit_for_bit_from_a_restored_file(tmp_path):
-    losses = []
-    torch.save(training_state(), tmp_path / "step_5.pt")
-    (restored,) = write_checkpoint(_only(tmp_path / "step_5.pt"), tmp_path / "out")
-    for path in (tmp_path / "step_5.pt", restored):
-        state = torch.load(path, weights_only=True)
-        model = small_model()
-        model.load_state_dict(state["model"])
-        optimizer = torch.optim.AdamW(model.parameters())
-        optimizer.load_state_dict(state["optimizer"])
-        torch.manual_seed(1)
-        train(model, optimizer, 3)
-        losses.append(model.state_dict())
-    assert all(same_bits(losses[0][name], losses[1][name]) for name in losses[0])
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
@@ -409,8 +284,6 @@ def test_a_legacy_file_whose_sizes_contradict_each_other_is_damage(tmp_path, at,
 def test_the_oldest_format_is_refused_with_the_line_that_converts_it(tmp_path):
     import tarfile
 
-    from inshrink_core.errors import InputError
-
     for name in ("storages", "tensors", "sys_info", "pickle"):
         (tmp_path / name).write_bytes(b"x")
     with tarfile.open(tmp_path / "step_1.pth", "w") as tar:
@@ -425,8 +298,6 @@ def test_the_oldest_format_is_refused_with_the_line_that_converts_it(tmp_path):
     "view", [lambda t: t, lambda t: t.t(), lambda t: t[:, ::3]], ids=["all", "transposed", "columns"]
 )
 def test_a_bool_that_is_neither_0_nor_1_comes_back_as_its_byte(tmp_path, layout, view):
-    import inshrink_core
-
     (tmp_path / "run").mkdir()
     for step in (1, 2, 3):
         raw = torch.randint(0, 256, (20, 30), dtype=torch.uint8)

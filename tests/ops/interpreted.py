@@ -1,4 +1,4 @@
-"""Run checks of Triton kernels in Triton's interpreter, in a process of their own.
+"""Run checks of kernels: numba's here, Triton's in its interpreter in another process, or on a GPU.
 
 Triton decides on import whether it interprets, so the process of the tests itself cannot.
 """
@@ -9,6 +9,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib import import_module
 from importlib.util import find_spec
 from traceback import format_exc
@@ -17,12 +19,33 @@ import numpy as np
 import pytest
 import torch
 
+from inshrink_core.ops import Backend, force_backend
+
 NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
+backend = Backend.CUDA
+"""Whose kernels are checked; numba's where a test says so."""
+
+
+def kernels() -> AbstractContextManager[None]:
+    """Let the kernels that are checked run."""
+    return force_backend(backend)
+
+
+def is_interpreted(device: str) -> bool:
+    """Whether each step takes milliseconds."""
+    return backend is Backend.CUDA and device == "cpu"
+
+
+def checks_of(module: str) -> list[Callable[[str], None]]:
+    """Return the checks of a module, each a function of a device."""
+    found = vars(import_module(f"tests.ops.{module}"))
+    return [value for name, value in found.items() if name.startswith("check_")]
+
 
 def outcomes(module: str) -> dict[str, str]:
-    """Return what each function of a module's `CHECKS` raised, by name; empty where it passed."""
+    """Return what each check of a module raised, by name; empty where it passed."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.ops.interpreted", module],
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
@@ -37,7 +60,7 @@ def outcomes(module: str) -> dict[str, str]:
 
 def main(module: str) -> None:
     results = {}
-    for check in import_module(module).CHECKS:
+    for check in checks_of(module):
         try:
             # Kernels meet infinities on purpose; only NumPy, which interprets them, warns.
             with np.errstate(all="ignore"):

@@ -208,14 +208,3 @@ def test_factors_on_the_edges_of_their_codes_are_held_alike(eighth):
     for value in (np.nextafter(scale, np.float32(0)), scale, np.nextafter(scale, np.float32(9))):
         rows = torch.tensor([1.0, float(value), 1.0 / float(value), 0.0]).repeat_interleave(16)
         assert_same_bits(*both(lambda rows=rows: ops.round_second(rows, 4, first, 1.0)))
-
-
-@pytest.mark.parametrize("base", [-1024, -201, 0, 1024])
-@pytest.mark.parametrize("shape", [(1, 1), (3, 8), (40, 257)])
-def test_codes_decode_to_the_same_bits(shape, base):
-    rows, columns, elements = map(codes_of, (*shape, shape[0] * shape[1]), range(3))
-    rows[::4] = 0
-    elements[::3] = 0
-    assert_same_bits(*both(lambda: ops.expand_units(rows, columns, None, base, False)))
-    assert_same_bits(*both(lambda: ops.expand_units(rows, columns, elements, base, False)))
-    assert_same_bits(*both(lambda: ops.expand_units(rows, columns, elements, base, True)))

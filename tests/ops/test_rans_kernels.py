@@ -1,64 +1,19 @@
-"""The back ends of context rANS write and read the same words; Triton's in its interpreter without a GPU."""
+"""The format of context rANS, and the choice of its tables."""
 
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
-from importlib.util import find_spec
 
 import numba
 import numpy as np
 import pytest
 import torch
 
-from inshrink_core.coding.rans import decode_rans, encode_rans
-from inshrink_core.errors import DamagedError
 from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.cpu import tables
-from inshrink_core.ops.cpu.tables import COSTS, choose_tables, pool_contexts, read_tables
+from inshrink_core.ops.cpu.tables import choose_tables, pool_contexts, read_tables
 from inshrink_core.ops.cpu.wide_rans import is_wide
-from inshrink_core.ops.rans import (
-    INITIAL_STATE,
-    RansBlocks,
-    RansModel,
-    decode_table,
-    rans_counts,
-    rans_decode,
-    rans_encode,
-)
+from inshrink_core.ops.rans import RansModel, rans_encode
 from tests.coding.plain import plain_kernels
-
-SHAPES = [
-    (1, 1, 1, 2),
-    (300, 1, 1, 512),
-    (500, 3, 4, 128),
-    (513, 16, 8, 64),
-    (700, 5, 32, 1024),
-    (20, 2, 32, 32),
-    (1000, 32, 64, 256),
-    (900, 4, 16, 256),
-    (3000, 7, 32, 2048),
-    (3000, 1, 16, 4096),
-]
-
-INTERPRETED_SHAPES = [(1, 1, 1, 2), (300, 1, 32, 512), (520, 3, 16, 256)]
-"""Fewer steps, because each takes the interpreter some ten milliseconds."""
-
-
-def drawn(n: int, n_symbols: int, n_contexts: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Symbols whose spread grows with their context, so that tables differ."""
-    rng = np.random.default_rng(seed)
-    contexts = rng.integers(0, n_contexts, n).astype(np.uint8)
-    power = 8.0 / (1 + contexts)
-    symbols = np.minimum(n_symbols * rng.random(n) ** power, n_symbols - 1).astype(np.uint8)
-    return torch.from_numpy(symbols), None if n_contexts == 1 else torch.from_numpy(contexts)
-
-
-def normalize_counts(counts: np.ndarray, precision: int) -> np.ndarray:
-    """Frequencies of rows of counts, each summing to ``2**precision``."""
-    frequencies = np.empty(counts.shape, np.int64)
-    tables.fit_kernel(counts, precision, COSTS, frequencies)
-    return frequencies
+from tests.ops.rans_checks import normalize_counts
 
 
 def written(rows: np.ndarray, frequencies: np.ndarray, precision: int) -> np.ndarray:
@@ -66,94 +21,6 @@ def written(rows: np.ndarray, frequencies: np.ndarray, precision: int) -> np.nda
     packed = np.zeros(4 * frequencies.size + 99, np.uint8)
     tables.write_kernel(rows, frequencies, precision, packed)
     return packed
-
-
-def model_of(
-    symbols: torch.Tensor, contexts: torch.Tensor | None, n_symbols: int, n_contexts: int
-) -> RansModel:
-    counts = rans_counts(symbols, contexts, n_symbols, n_contexts).numpy()
-    return RansModel(np.arange(n_contexts), normalize_counts(counts, 12))
-
-
-def same_on(backend: Backend, device: str = "cpu", shapes=SHAPES) -> None:
-    """Fail unless a back end counts, writes and reads as numba does."""
-    for n, n_contexts, lanes, block_length in shapes:
-        symbols, contexts = drawn(n, 40, n_contexts)
-        model = model_of(symbols, contexts, 40, n_contexts)
-        expected = rans_encode(symbols, contexts, model, lanes, block_length)
-        there = symbols.to(device)
-        contexts_there = None if contexts is None else contexts.to(device)
-        payloads = [encode_rans(symbols, contexts, 40, n_contexts, apart=apart) for apart in (False, True)]
-        with force_backend(backend):
-            for payload, apart in zip(payloads, (False, True), strict=True):
-                assert encode_rans(there, contexts_there, 40, n_contexts, apart=apart) == payload
-                assert torch.equal(decode_rans(payload, n, 40, contexts_there, n_contexts), there)
-            counts = rans_counts(there, contexts_there, 40, n_contexts)
-            found = rans_encode(there, contexts_there, model, lanes, block_length)
-            decoded, intact = rans_decode(found, contexts_there, model, n, block_length)
-        assert torch.equal(counts, rans_counts(symbols, contexts, 40, n_contexts))
-        for mine, theirs in zip(found, expected, strict=True):
-            assert mine.dtype == theirs.dtype
-            assert torch.equal(mine.cpu(), theirs)
-        assert intact
-        assert torch.equal(decoded.cpu(), symbols)
-        assert rans_decode(expected, contexts, model, n, block_length)[1]
-
-
-def refuses_damage_on(backend: Backend) -> None:
-    """Fail unless a back end decodes damaged words to something, and says that it is damaged."""
-    symbols, contexts = drawn(200, 40, 3)
-    model = model_of(symbols, contexts, 40, 3)
-    blocks = rans_encode(symbols, contexts, model, 4, 128)
-    n_words = blocks.n_words.clone()
-    n_words[0] -= 1
-    states = blocks.states.clone()
-    states[1, 2] ^= 1 << 20
-    damaged = [
-        blocks._replace(words=blocks.words ^ 0x55),
-        blocks._replace(states=states),
-        RansBlocks(blocks.words[:-1], n_words, blocks.states),
-        RansBlocks(blocks.words[:0], torch.zeros(2, dtype=torch.int64), blocks.states),
-    ]
-    with force_backend(backend):
-        for these in damaged:
-            decoded, intact = rans_decode(these, contexts, model, 200, 128)
-            assert decoded.numel() == 200
-            assert not intact
-
-
-@pytest.mark.parametrize("backend", [Backend.CPU, Backend.REFERENCE])
-def test_every_back_end_writes_and_reads_the_same_words(backend):
-    same_on(backend)
-
-
-@pytest.mark.parametrize("backend", [Backend.CPU, Backend.REFERENCE])
-def test_every_back_end_notices_damaged_words(backend):
-    refuses_damage_on(backend)
-
-
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-def test_triton_kernels_write_and_read_the_same_words_in_the_interpreter():
-    # A process of its own, because Triton decides on import whether it interprets.
-    program = (
-        "from tests.ops.test_rans_kernels import *;"
-        "same_on(Backend.CUDA, shapes=INTERPRETED_SHAPES); refuses_damage_on(Backend.CUDA)"
-    )
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_triton_kernels_write_and_read_the_same_words_on_the_gpu():
-    same_on(Backend.CUDA, "cuda")
 
 
 def test_wide_vectors_are_used_only_where_numba_compiles_for_this_processor(monkeypatch):
@@ -273,22 +140,3 @@ def test_frequencies_are_rounded_where_it_costs_least():
     # first symbol gets what is over.
     counts = np.array([[14, 1, 1], [1000, 1, 1], [3, 3, 3]])
     assert normalize_counts(counts, 4).tolist() == [[14, 1, 1], [14, 1, 1], [6, 5, 5]]
-
-
-def test_decode_entries_hold_frequency_offset_and_symbol():
-    table = decode_table(np.array([[4095, 0, 1]])).view(np.uint32)[0]
-    assert table[:2].tolist() == [4094, 4094 | 1 << 12]
-    assert int(table[4095]) == 2 << 24
-
-
-def test_the_reference_decodes_what_numba_wrote_and_refuses_what_it_refuses():
-    symbols, contexts = drawn(3000, 20, 4)
-    payload = encode_rans(symbols, contexts, 20, 4)
-    with force_backend(Backend.REFERENCE):
-        assert torch.equal(decode_rans(payload, 3000, 20, contexts, 4), symbols)
-        with pytest.raises(DamagedError):
-            decode_rans(payload[:-2], 3000, 20, contexts, 4)
-
-
-def test_the_initial_state_is_the_lowest():
-    assert INITIAL_STATE == 1 << 15

@@ -1,89 +1,14 @@
 """Shaped rounding is the same bits by every back end, and lies where it should."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
 
 from inshrink_core.codecs.shaping import signs_of
 from inshrink_core.ops import Backend, force_backend
-from inshrink_core.ops.lattice import Lattice
-from inshrink_core.ops.shaping import (
-    MOST_SUM,
-    RANK,
-    factorize,
-    shape_changes,
-    sketch_sides,
-)
-from tests.ops.interpreted import NEEDS_GPU, NEEDS_TRITON, outcomes
+from inshrink_core.ops.shaping import MOST_SUM, RANK, factorize, shape_changes, sketch_sides
+from tests.ops.shaping_checks import LATTICE, NEAREST, factors_of, uneven
 from tests.strategies import normal
-
-LATTICE = Lattice(2.0**-10, 256, 4.0, 2**24 - 1)
-NEAREST = torch.zeros(1, dtype=torch.int32)
-
-
-def uneven(n: int, octaves: float = 8.0) -> torch.Tensor:
-    """A matrix H whose spectrum falls by some powers of two."""
-    turned, _ = torch.linalg.qr(normal((n, n), 1).double())
-    return turned @ torch.diag(torch.logspace(0, -octaves, n, base=2.0, dtype=torch.float64)) @ turned.T
-
-
-def factors_of(matrix: torch.Tensor, damping: float = 1.0, noise: float = 0.0):
-    n = matrix.shape[0]
-    signs = signs_of(n)
-    return factorize(matrix.numpy() @ signs, signs, float(matrix.trace()), (damping,), noise)[0]
-
-
-def changes_by(backend, device, *arguments):
-    with force_backend(backend):
-        found = shape_changes(arguments[0].to(device), *arguments[1:])
-    return found.changes.cpu().view(torch.int32), found.leads
-
-
-def check_back_ends_agree(device, backend=Backend.CUDA, shapes=((18, 9), (20, 40))):
-    for rows, n in shapes:
-        values = normal((rows * n,), 3) * 100
-        values[1], values[3], values[4] = float("nan"), 1e30, -float("inf")
-        integers = torch.randint(-3000, 3000, (rows * n,), dtype=torch.int32, generator=torch.Generator())
-        base = values + 15 * normal((rows * n,), 4)
-        by_row = torch.arange(rows, dtype=torch.int32) * 50
-        of_columns, of_rows = factors_of(uneven(n)), factors_of(uneven(rows))
-        starts = ((None, NEAREST), (base, NEAREST), (base, NEAREST + 900), (base, by_row))
-        for (start, grades), down in itertools.product(starts, (None, of_rows)):
-            arguments = (values, start, integers, LATTICE, grades, of_columns, down)
-            expected = changes_by(Backend.REFERENCE, "cpu", *arguments)
-            found = changes_by(backend, device, *arguments)
-            assert torch.equal(expected[0], found[0])
-            assert torch.equal(expected[1], found[1])
-
-
-CHECKS = [check_back_ends_agree]
-
-
-def test_numba_rounds_as_the_reference_does():
-    check_back_ends_agree("cpu", Backend.CPU, ((1, 8), (16, 33), (37, 150)))
-
-
-@NEEDS_TRITON
-def test_the_interpreted_triton_kernel_rounds_as_the_reference_does():
-    assert set(outcomes("tests.ops.test_shaping_kernels").values()) == {""}
-
-
-@NEEDS_GPU
-@NEEDS_TRITON
-def test_a_gpu_rounds_as_the_reference_does():
-    check_back_ends_agree("cuda", shapes=((1, 8), (16, 33), (37, 150)))
-
-
-@pytest.mark.parametrize(("n", "noise"), [(8, 0.0), (34, 0.0), (34, 0.9)])
-def test_compiled_factors_are_those_of_the_reference(n, noise):
-    found = factors_of(uneven(n), noise=noise)
-    with force_backend(Backend.REFERENCE):
-        expected = factors_of(uneven(n), noise=noise)
-    assert np.array_equal(found.gains, expected.gains)
-    assert np.array_equal(found.directions, expected.directions)
-    assert found[2:] == expected[2:]
 
 
 def cost_of(changes: torch.Tensor, values: torch.Tensor, matrix: torch.Tensor) -> float:

@@ -1,7 +1,6 @@
-"""The Triton kernels of the lattice codec equal their plain-torch twins, bit for bit."""
+"""The kernels of the lattice codec equal their plain-torch twins, bit for bit."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,7 +25,7 @@ from inshrink_core.ops.lattice import (
 )
 from inshrink_core.testing.codecs import state_bits
 from tests.codecs.lattice_chains import moving
-from tests.ops.interpreted import NEEDS_GPU, NEEDS_TRITON, outcomes
+from tests.ops.interpreted import kernels
 from tests.strategies import normal, spec_of
 
 SIZES = [1, 2, 127, 2050]
@@ -67,14 +66,14 @@ def agree(device, values, integers, history, lattice, gain=None):
     """Fail unless rounding and its inverse are those of the reference; return what rounding gave."""
     with force_backend(Backend.REFERENCE):
         expected = round_to_lattice(values, integers, history, lattice, gain)
-    with force_backend(Backend.CUDA):
+    with kernels():
         found = round_to_lattice(values.to(device), integers, history, lattice, gain)
     assert same(found, expected)
     assert all(part.device.type == "cpu" for part in found if isinstance(part, torch.Tensor))
     z = large_changes(expected.tokens, integers, expected.integers, history, lattice.spacing)
     with force_backend(Backend.REFERENCE):
         back = advance(expected.tokens, z, integers, history, lattice)
-    with force_backend(Backend.CUDA):
+    with kernels():
         there = [None if part is None else part.to(device) for part in (integers, history)]
         moved = advance(expected.tokens.to(device), z, *there, lattice)
     assert same(moved, back)
@@ -158,7 +157,7 @@ def check_matched_gain(device):
 def check_no_elements(device):
     empty, zeros = torch.zeros(0), torch.zeros(0, dtype=torch.int32)
     lattice = Lattice(1.0, 1, 1.0, 2**24 - 1)
-    with force_backend(Backend.CUDA):
+    with kernels():
         rounded = round_to_lattice(empty.to(device), zeros, None, lattice)
         assert rounded.tokens.numel() == rounded.n_large == rounded.n_exact == 0
         moved = advance(rounded.tokens.to(device), NO_LARGE, None, None, lattice)
@@ -171,7 +170,7 @@ def check_states_on_the_device_stay_there(device):
     lattice = lattice_of(Spacing(-17, 128), "float32")
     with force_backend(Backend.REFERENCE):
         expected = round_to_lattice(values, integers, history, lattice)
-    with force_backend(Backend.CUDA):
+    with kernels():
         found = round_to_lattice(values.to(device), integers.to(device), history.to(device), lattice)
     assert same(found, expected)
     tensors = [part for part in found if isinstance(part, torch.Tensor)]
@@ -182,7 +181,7 @@ def check_a_state_that_leaves_its_bound_is_not_valid(device):
     tokens = torch.tensor([0] * 1500 + [126], dtype=torch.uint8, device=device)
     large = torch.tensor([FIRST_LARGE, 3, 227], dtype=torch.uint8, device=device)
     coarse, fine = Lattice(1.0, 1 << 20, 2.0**-20, 2**24 - 1), Lattice(1.0, 1, 1.0, 2**24 - 1)
-    with force_backend(Backend.CUDA):
+    with kernels():
         assert not advance(tokens, NO_LARGE, None, None, coarse).valid
         assert advance(tokens, NO_LARGE, None, None, fine).valid
         assert advance(large, np.array([128, 1 << 20]), None, None, fine).valid
@@ -202,7 +201,7 @@ def check_tokens_of_every_kind_in_several_blocks(device):
         for state in ((None, None), (integers, None), (integers, history)):
             with force_backend(Backend.REFERENCE):
                 expected = advance(tokens, large, *state, lattice)
-            with force_backend(Backend.CUDA):
+            with kernels():
                 there = [None if part is None else part.to(device) for part in state]
                 found = advance(tokens.to(device), large, *there, lattice)
             assert found.valid == expected.valid
@@ -217,7 +216,7 @@ def check_a_state_at_its_bound_may_not_move_on(device):
     history = torch.tensor([0, 33], dtype=torch.uint8)  # the second one's sign is turned
     for z, valid in (((1, 1), True), ((2, 1), False), ((1, 2), False)):
         tokens = torch.tensor(z, dtype=torch.uint8)
-        with force_backend(Backend.CUDA):
+        with kernels():
             there = [part.to(device) for part in (integers, history)]
             found = advance(tokens.to(device), NO_LARGE, *there, Lattice(1.0, 1, 1.0, bound))
         assert found.valid == valid
@@ -226,7 +225,7 @@ def check_a_state_at_its_bound_may_not_move_on(device):
 
 def check_large_tokens_without_their_bits_are_not_valid(device):
     tokens = torch.full((1100,), FIRST_LARGE, dtype=torch.uint8, device=device)
-    with force_backend(Backend.CUDA):
+    with kernels():
         for n_known in (0, 1, 1099):
             large = np.full(n_known, 128, np.int64)
             assert not advance(tokens, large, None, None, Lattice(1.0, 1, 1.0, 2**24 - 1)).valid
@@ -258,7 +257,7 @@ def chain_agrees(device, codec, tensors):
         item = TensorInput(spec=spec, tensor=tensor)
         plan = codec.plan([spec], [codec.observe(item, reference)])
         block, reference = codec.encode(item, plan, reference)
-        with force_backend(Backend.CUDA):
+        with kernels():
             values, decoded = codec.decode(spec, block, decoded, device)
         assert values.device.type == device
         assert torch.equal(bits_of(values), bits_of(reference.decoded()))
@@ -273,26 +272,3 @@ def check_a_lattice_chain_decodes_alike(device):
 def check_a_chain_of_symbols_decodes_alike(device):
     codec = InshrinkeratorCodec(bins=8, protect=0.05, entropy="rans")
     chain_agrees(device, codec, moving(2, (5, 14), 1e-2))
-
-
-CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
-NAMES = [check.__name__ for check in CHECKS]
-
-
-@pytest.fixture(scope="module")
-def interpreted():
-    return outcomes("tests.ops.test_triton_lattice")
-
-
-@NEEDS_TRITON
-@pytest.mark.parametrize("name", NAMES)
-def test_lattice_kernels_keep_to_the_reference_in_the_interpreter(name, interpreted):
-    assert not interpreted[name], interpreted[name]
-
-
-@pytest.mark.gpu
-@NEEDS_TRITON
-@NEEDS_GPU
-@pytest.mark.parametrize("check", CHECKS, ids=NAMES)
-def test_lattice_kernels_keep_to_the_reference_on_the_gpu(check):
-    check("cuda")

@@ -1,0 +1,50 @@
+"""Shaped rounding by every back end is that of the reference, bit for bit."""
+
+import itertools
+
+import torch
+
+from inshrink_core.codecs.shaping import signs_of
+from inshrink_core.ops import Backend, force_backend
+from inshrink_core.ops.lattice import Lattice
+from inshrink_core.ops.shaping import factorize, shape_changes
+from tests.ops.interpreted import is_interpreted, kernels
+from tests.strategies import normal
+
+LATTICE = Lattice(2.0**-10, 256, 4.0, 2**24 - 1)
+NEAREST = torch.zeros(1, dtype=torch.int32)
+
+
+def uneven(n: int, octaves: float = 8.0) -> torch.Tensor:
+    """A matrix H whose spectrum falls by some powers of two."""
+    turned, _ = torch.linalg.qr(normal((n, n), 1).double())
+    return turned @ torch.diag(torch.logspace(0, -octaves, n, base=2.0, dtype=torch.float64)) @ turned.T
+
+
+def factors_of(matrix: torch.Tensor, damping: float = 1.0, noise: float = 0.0):
+    n = matrix.shape[0]
+    signs = signs_of(n)
+    return factorize(matrix.numpy() @ signs, signs, float(matrix.trace()), (damping,), noise)[0]
+
+
+def changes_by(context, device, *arguments):
+    with context:
+        found = shape_changes(arguments[0].to(device), *arguments[1:])
+    return found.changes.cpu().view(torch.int32), found.leads
+
+
+def check_back_ends_agree(device):
+    for rows, n in ((18, 9), (20, 40)) if is_interpreted(device) else ((1, 8), (16, 33), (37, 150)):
+        values = normal((rows * n,), 3) * 100
+        values[1], values[3], values[4] = float("nan"), 1e30, -float("inf")
+        integers = torch.randint(-3000, 3000, (rows * n,), dtype=torch.int32, generator=torch.Generator())
+        base = values + 15 * normal((rows * n,), 4)
+        by_row = torch.arange(rows, dtype=torch.int32) * 50
+        of_columns, of_rows = factors_of(uneven(n)), factors_of(uneven(rows))
+        starts = ((None, NEAREST), (base, NEAREST), (base, NEAREST + 900), (base, by_row))
+        for (start, grades), down in itertools.product(starts, (None, of_rows)):
+            arguments = (values, start, integers, LATTICE, grades, of_columns, down)
+            expected = changes_by(force_backend(Backend.REFERENCE), "cpu", *arguments)
+            found = changes_by(kernels(), device, *arguments)
+            assert torch.equal(expected[0], found[0])
+            assert torch.equal(expected[1], found[1])
