@@ -22,11 +22,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import inshrink_core
+import inshrink_lab
 from benchmarks.results import DATA, write
-from inshrink_core.lab.rehearsal import Rehearsal, kept_rehearsals
-from inshrink_core.lab.tasks.task import LARGE
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
+from inshrink_lab.rehearsal import Rehearsal, kept_rehearsals
+from inshrink_lab.tasks.task import LARGE
 
 FOLDER = DATA / "controlled"
 TUNED = ("char-gpt", "char-conv", "char-conv-adamw", "char-rnn")
@@ -87,7 +87,7 @@ def row_of(found: Rehearsal, bad: Rehearsal | None) -> dict[str, object]:
 
 def rehearsed(task: str, seeds: int, **options: Any) -> Rehearsal:
     """Return the trainings of a task."""
-    return inshrink_core.rehearse(task, FOLDER, seeds=seeds, optimizer="compressed", **options)
+    return inshrink_lab.rehearse(task, FOLDER, seeds=seeds, optimizer="compressed", **options)
 
 
 def known_bad(task: str) -> dict[str, Any]:

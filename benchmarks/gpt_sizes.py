@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inshrink_core.lab.tasks.char_gpt import CharGPTTask
+from inshrink_lab.tasks.char_gpt import CharGPTTask
 
 
 class _Sized(CharGPTTask):

@@ -32,10 +32,10 @@ from benchmarks.results import RESULTS, renew, write
 from inshrink_core.chain import archive_size
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.evaluate import Evaluation
-from inshrink_core.lab.failing import Schedule, Setup, Training, isolated, task_evaluator
-from inshrink_core.lab.tasks import Task, find_task
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.training.check import CheckedWriter, ModelEvaluator
+from inshrink_lab.failing import Schedule, Setup, Training, isolated, task_evaluator
+from inshrink_lab.tasks import Task, find_task
 
 CONSTANT: Sequence[tuple[str, Mapping[str, Any]]] = (
     *(("lattice", {"coarseness": value}) for value in (0.09, 0.18, 0.25, 0.35, 0.5)),

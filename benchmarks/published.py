@@ -18,12 +18,12 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-import inshrink_core
+import inshrink_lab
 from benchmarks.controlled import FOLDER, TASKS, TUNED, kept_pairs, rehearsed
 from benchmarks.interpolation import frontier, ratio_at_excess
 from benchmarks.results import write
-from inshrink_core.lab.rehearsal import Rehearsal, half_width, kept_rehearsals
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
+from inshrink_lab.rehearsal import Rehearsal, half_width, kept_rehearsals
 
 CODECS = {"inshrinkerator": "weights", "excp": "everything"}
 """What each codec is compared by."""
@@ -103,7 +103,7 @@ def main(quick: bool = False, kept: bool = False) -> Path:
         if task in COARSER:
             rehearsed(task, seeds, codec="lattice", config={"coarseness": COARSER[task]})
         for codec in CODECS:
-            found = inshrink_core.rehearse(task, FOLDER, codec=codec, optimizer="exact", seeds=seeds)
+            found = inshrink_lab.rehearse(task, FOLDER, codec=codec, optimizer="exact", seeds=seeds)
             sys.stderr.write(f"{task}, {codec}: {found.ratio_total}, excess {found.excess}\n")
     return write("published_quick" if quick else "published", kept_rows())
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-import inshrink_core
+import inshrink_lab
 from benchmarks import gpt_sizes
 from benchmarks.results import DATA, write
-from inshrink_core.lab.rehearsal import Rehearsal
-from inshrink_core.lab.tasks import find_task
+from inshrink_lab.rehearsal import Rehearsal
+from inshrink_lab.tasks import find_task
 
 FOLDER = DATA / "sizes"
 SEEDS = 2
@@ -66,7 +66,7 @@ def main(quick: bool = False, folder: Path = FOLDER) -> Path:
     for task, scale in TASKS[:1] if quick else TASKS:
         trainings = folder / name / (scale or task.rpartition(":")[2])
         options: dict[str, Any] = {"seeds": SEEDS, "control": True} | (QUICK if quick else {})
-        found = inshrink_core.rehearse(task, trainings, scale=scale, **options)
+        found = inshrink_lab.rehearse(task, trainings, scale=scale, **options)
         rows.append(row_of(found, n_parameters(task, scale)))
         sys.stderr.write(f"{rows[-1]}\n")
         path = write(name, rows)

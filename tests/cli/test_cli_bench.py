@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from inshrink_core.lab.bench.measure import Measurer
+from inshrink_lab.bench.measure import Measurer
 
 KEYS = {
     *(

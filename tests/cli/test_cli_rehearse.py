@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from inshrink_core.lab import rehearsal as module
+from inshrink_lab import rehearsal as module
 
 DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 TASK = """

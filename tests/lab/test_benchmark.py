@@ -15,9 +15,9 @@ from inshrink_core.errors import EvaluatorError, InputError, NotFoundError
 from inshrink_core.evaluate import Evaluation, Evaluator, EvaluatorRequest
 from inshrink_core.execution.engines import ENGINES, Engine
 from inshrink_core.formats import open_run
-from inshrink_core.lab.bench import bench
-from inshrink_core.lab.bench.measure import Measurer
 from inshrink_core.metrics import Direction
+from inshrink_lab.bench import bench
+from inshrink_lab.bench.measure import Measurer
 from tests.runs import load, write_run
 
 KEYS = [

@@ -13,15 +13,16 @@ import pytest
 import torch
 
 import inshrink_core
+import inshrink_lab
 from benchmarks import controlled
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.errors import InputError
 from inshrink_core.execution.engines import ENGINES, Engine
-from inshrink_core.lab import failing as training
-from inshrink_core.lab.failing import Schedule
-from inshrink_core.lab.rehearsal import kept_rehearsals
-from inshrink_core.lab.tasks import find_task, regression
 from inshrink_core.training.saver import Saver
+from inshrink_lab import failing as training
+from inshrink_lab.failing import Schedule
+from inshrink_lab.rehearsal import kept_rehearsals
+from inshrink_lab.tasks import find_task, regression
 
 TASK = '''
 import torch
@@ -79,7 +80,7 @@ def counted(monkeypatch):
 
 
 def test_the_control_with_a_lossless_codec_is_at_exactly_zero(task, tmp_path):
-    result = inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=5, seeds=2)
+    result = inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=5, seeds=2)
     assert result.restored_at == (2, 4, 6, 8, 10)
     assert result.excess == result.excess_half_width == 0.0
     for before, after in zip(result.uninterrupted, result.restored, strict=True):
@@ -90,10 +91,10 @@ def test_the_control_with_a_lossless_codec_is_at_exactly_zero(task, tmp_path):
 
 def test_a_control_moves_every_weight_by_its_last_bit_and_tells_what_chance_costs(task, tmp_path):
     options = {"codec": "lossless", "restores": 2, "seeds": 2}
-    without = inshrink_core.rehearse(task, tmp_path, **options)
+    without = inshrink_lab.rehearse(task, tmp_path, **options)
     assert without.perturbed == ()
     assert without.chance is without.beyond_chance is without.beyond_chance_half_width is None
-    result = inshrink_core.rehearse(task, tmp_path, **options, control=True)
+    result = inshrink_lab.rehearse(task, tmp_path, **options, control=True)
     for before, moved in zip(result.uninterrupted, result.perturbed, strict=True):
         assert moved.metrics[:2] == before.metrics[:2]
         assert moved.metrics[2:] == pytest.approx(before.metrics[2:], rel=0.2)
@@ -120,11 +121,11 @@ def test_a_perturbed_weight_is_a_neighbour_of_itself(dtype):
 
 def test_a_control_that_does_not_restore_is_not_at_zero(task, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "_set_generator_states", lambda *_: None)
-    assert inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=1).excess != 0.0
+    assert inshrink_lab.rehearse(task, tmp_path, codec="lossless", seeds=1).excess != 0.0
 
 
 def test_a_coarse_codec_changes_the_training_from_the_first_failure_on(task, tmp_path):
-    result = inshrink_core.rehearse(task, tmp_path, codec="inshrinkerator", config={"bins": 4}, seeds=1)
+    result = inshrink_lab.rehearse(task, tmp_path, codec="inshrinkerator", config={"bins": 4}, seeds=1)
     (before,), (after,) = result.uninterrupted, result.restored
     assert result.restored_at == (4, 8)
     assert before.steps == (2, 4, 6, 8, 10, 12)
@@ -135,7 +136,7 @@ def test_a_coarse_codec_changes_the_training_from_the_first_failure_on(task, tmp
 
 
 def test_two_seeds_are_two_trainings(task, tmp_path):
-    result = inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=2)
+    result = inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=2)
     assert result.uninterrupted[0].metrics != result.uninterrupted[1].metrics
     assert [part.seed for part in result.restored] == [0, 1]
 
@@ -151,24 +152,24 @@ def test_every_step_of_every_seed_has_a_batch_of_its_own(task, tmp_path):
 
 def test_finished_trainings_are_not_run_again_and_codecs_share_the_uninterrupted(task, tmp_path, counted):
     options = {"saves": 3, "restores": 1}
-    first = inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=2, **options)
+    first = inshrink_lab.rehearse(task, tmp_path, codec="lossless", seeds=2, **options)
     assert sorted(counted) == ["restored"] * 2 + ["uninterrupted"] * 2
     counted.clear()
-    assert inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=2, **options) == first
+    assert inshrink_lab.rehearse(task, tmp_path, codec="lossless", seeds=2, **options) == first
     assert counted == []
-    inshrink_core.rehearse(task, tmp_path, codec="uniform", seeds=2, **options)
+    inshrink_lab.rehearse(task, tmp_path, codec="uniform", seeds=2, **options)
     assert counted == ["restored"] * 2
     counted.clear()
-    inshrink_core.rehearse(task, tmp_path, codec="uniform", config={"bits": 5}, seeds=3, **options)
+    inshrink_lab.rehearse(task, tmp_path, codec="uniform", config={"bits": 5}, seeds=3, **options)
     assert sorted(counted) == ["restored"] * 3 + ["uninterrupted"]
 
 
 def test_another_task_length_or_file_is_another_result(task, tmp_path, counted):
-    inshrink_core.rehearse(task, tmp_path / "out", codec="lossless", seeds=1)
-    inshrink_core.rehearse(task, tmp_path / "out", codec="lossless", seeds=1, steps=18)
+    inshrink_lab.rehearse(task, tmp_path / "out", codec="lossless", seeds=1)
+    inshrink_lab.rehearse(task, tmp_path / "out", codec="lossless", seeds=1, steps=18)
     changed = tmp_path / "line.py"
     changed.write_text(TASK.replace("lr=0.01", "lr=0.02"))
-    inshrink_core.rehearse(f"{changed}:Line", tmp_path / "out", codec="lossless", seeds=1)
+    inshrink_lab.rehearse(f"{changed}:Line", tmp_path / "out", codec="lossless", seeds=1)
     assert len(counted) == 6
 
 
@@ -181,39 +182,39 @@ def test_an_interrupted_rehearsal_goes_on_where_it_stopped(task, tmp_path, count
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=1, progress=interrupt)
+        inshrink_lab.rehearse(task, tmp_path, codec="lossless", seeds=1, progress=interrupt)
     assert [(now.done, now.total, now.step) for now in calls][-1] == (19, 24, 7)
     assert counted == ["uninterrupted", "restored"]
     counted.clear()
-    result = inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=1)
+    result = inshrink_lab.rehearse(task, tmp_path, codec="lossless", seeds=1)
     assert counted == ["restored"]
     assert result.excess == 0.0
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"key": {}}', "null"])
 def test_a_result_that_cannot_be_read_is_trained_again(task, tmp_path, counted, content):
-    first = inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
+    first = inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
     for path in (tmp_path / "results").iterdir():
         path.write_text(content)
-    again = inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
+    again = inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
     assert again.uninterrupted[0].metrics == first.uninterrupted[0].metrics
     assert len(counted) == 4
 
 
 def test_a_result_whose_key_was_changed_is_not_used(task, tmp_path, counted):
-    inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
+    inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
     for path in (tmp_path / "results").iterdir():
         document = json.loads(path.read_text())
         path.write_text(json.dumps(document | {"key": document["key"] | {"n_steps": 1}}))
-    inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
+    inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
     assert len(counted) == 4
 
 
 def test_archives_are_kept_on_request_alone_and_hold_every_save(task, tmp_path):
     options = {"codec": "inshrinkerator", "seeds": 1}
-    inshrink_core.rehearse(task, tmp_path / "a", **options)
+    inshrink_lab.rehearse(task, tmp_path / "a", **options)
     assert list((tmp_path / "a" / "archives").iterdir()) == []
-    result = inshrink_core.rehearse(task, tmp_path / "b", keep_archives=True, **options)
+    result = inshrink_lab.rehearse(task, tmp_path / "b", keep_archives=True, **options)
     (path,) = (tmp_path / "b" / "archives").iterdir()
     archive = inshrink_core.open(path)
     assert archive.steps == (2, 4, 6, 8, 10, 12)
@@ -233,7 +234,7 @@ def test_only_the_saver_restores_and_into_another_model(task, tmp_path, monkeypa
         return found
 
     monkeypatch.setattr(Saver, "restore", restore)
-    inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=1)
+    inshrink_lab.rehearse(task, tmp_path, codec="lossless", seeds=1)
     assert restored == [(4, False), (8, False)]
 
 
@@ -242,7 +243,7 @@ def test_the_caller_keeps_its_random_numbers_and_threads(task, tmp_path):
     before, threads = torch.get_rng_state(), torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1, threads=2)
+        inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1, threads=2)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(threads)
@@ -266,7 +267,7 @@ def test_the_caller_keeps_its_random_numbers_and_threads(task, tmp_path):
 )
 def test_what_cannot_be_rehearsed_is_refused_before_training(task, tmp_path, counted, options):
     with pytest.raises(InputError):
-        inshrink_core.rehearse(task, tmp_path, **options)
+        inshrink_lab.rehearse(task, tmp_path, **options)
     assert counted == []
 
 
@@ -292,14 +293,14 @@ def test_the_module_of_a_task_does_not_leak_into_the_folder(task):
 
 
 def test_what_is_kept_of_a_shipped_task_tells_the_same_rehearsal(task, tmp_path, monkeypatch):
-    made = inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=1, seeds=2)
+    made = inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=1, seeds=2)
     known = find_task(task)
     assert kept_rehearsals(tmp_path) == ()  # of a task that is not shipped nothing says what its metric is
     name = known[1].partition("/")[0]
-    monkeypatch.setattr("inshrink_core.lab.rehearsal.task_names", lambda: (name,))
-    monkeypatch.setattr("inshrink_core.lab.rehearsal.find_task", lambda *_: known)
+    monkeypatch.setattr("inshrink_lab.rehearsal.task_names", lambda: (name,))
+    monkeypatch.setattr("inshrink_lab.rehearsal.find_task", lambda *_: known)
     assert kept_rehearsals(tmp_path) == (made,)
-    assert inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=1, seeds=1).excess == 0.0
+    assert inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=1, seeds=1).excess == 0.0
     (report,) = (tmp_path / "reports").iterdir()
     written = json.loads(report.read_text())["rehearsal"]
     assert written == json.loads(json.dumps(made.to_json()))  # of both pairs: the second call had one of them
@@ -340,18 +341,18 @@ def test_an_engine_trains_seeds_beside_each_other_with_the_same_results(task, tm
     monkeypatch.setitem(ENGINES, "processes", Engine("", lambda: nullcontext(perform)))
     monkeypatch.setattr("inshrink_core.verbs.shared.sharing.prepare_process", lambda: None)
     options = {"codec": "lossless", "seeds": 2}
-    alone = inshrink_core.rehearse(task, tmp_path / "alone", **options)
-    inshrink_core.rehearse(task, tmp_path / "shared", part="1/2", **options)
+    alone = inshrink_lab.rehearse(task, tmp_path / "alone", **options)
+    inshrink_lab.rehearse(task, tmp_path / "shared", part="1/2", **options)
     trained = len(list((tmp_path / "shared" / "results").iterdir()))
-    shared = inshrink_core.rehearse(task, tmp_path / "shared", engine="processes", **options)
+    shared = inshrink_lab.rehearse(task, tmp_path / "shared", engine="processes", **options)
     assert asked == ["1/2", "2/2"]
     assert trained == 2
     assert [row.metrics for row in shared.restored] == [row.metrics for row in alone.restored]
     assert shared.excess == alone.excess
     with pytest.raises(InputError, match="no seed for part 3/3"):
-        inshrink_core.rehearse(task, tmp_path / "shared", part="3/3", **options)
+        inshrink_lab.rehearse(task, tmp_path / "shared", part="3/3", **options)
     with pytest.raises(InputError, match="--engine does not go with --lose"):
-        inshrink_core.rehearse(task, tmp_path / "shared", lose=0.2, engine="processes")
+        inshrink_lab.rehearse(task, tmp_path / "shared", lose=0.2, engine="processes")
 
 
 class _PowerLossError(Exception):

@@ -11,11 +11,11 @@ from torch.nn import functional
 from benchmarks.controlled import TASKS
 from inshrink_core import plugins
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
-from inshrink_core.lab.tasks import Task, char_finetune, digits, digits_cnn, find_task, task_names
-from inshrink_core.lab.tasks.char_conv import GatedBlock
-from inshrink_core.lab.tasks.char_finetune import PretrainingTask
-from inshrink_core.lab.tasks.task import at_scale, warmup_cosine
 from inshrink_core.metrics import Direction
+from inshrink_lab.tasks import Task, char_finetune, digits, digits_cnn, find_task, task_names
+from inshrink_lab.tasks.char_conv import GatedBlock
+from inshrink_lab.tasks.char_finetune import PretrainingTask
+from inshrink_lab.tasks.task import at_scale, warmup_cosine
 
 
 def first(batch):
@@ -92,7 +92,7 @@ def test_the_medium_gpt_has_25_million_parameters():
 )
 def test_a_scale_that_a_task_does_not_have_is_refused(tmp_path, text, scale, message):
     path = tmp_path / "mine.py"
-    parent = "from inshrink_core.lab.tasks.digits_cnn import DigitsCNNTask"
+    parent = "from inshrink_lab.tasks.digits_cnn import DigitsCNNTask"
     path.write_text(f"{parent}\nclass Mine(DigitsCNNTask):\n    width = 2\n    {text or 'pass'}")
     with pytest.raises(InputError, match=message):
         find_task(f"{path}:Mine", scale)
@@ -110,7 +110,7 @@ def test_evaluation_leaves_the_model_as_it_was_and_repeats_itself(name):
 
 
 def test_the_data_of_a_task_are_on_the_cpu_whichever_device_is_the_default():
-    from inshrink_core.lab.tasks.characters import encode_corpus
+    from inshrink_lab.tasks.characters import encode_corpus
 
     encode_corpus.cache_clear()
     with torch.device("meta"):
@@ -119,7 +119,7 @@ def test_the_data_of_a_task_are_on_the_cpu_whichever_device_is_the_default():
 
 
 def test_the_char_gpt_is_judged_on_text_it_never_trains_on():
-    from inshrink_core.lab.tasks.characters import corpus, encode_corpus
+    from inshrink_lab.tasks.characters import corpus, encode_corpus
 
     training, validation, n_characters = encode_corpus()
     assert len(training) + len(validation) == len(corpus())
@@ -221,7 +221,7 @@ def installed(monkeypatch):
 
 def test_a_task_of_another_distribution_is_found_by_its_entry_point(installed, monkeypatch):
     monkeypatch.setattr(digits_cnn, "Added", Added, raising=False)
-    module = "inshrink_core.lab.tasks.digits_cnn"
+    module = "inshrink_lab.tasks.digits_cnn"
     installed(("added", f"{module}:Added"), ("digits-cnn", f"{module}:Added"))
     assert task_names()[-1] == "added"
     assert task_names().count("digits-cnn") == 1
