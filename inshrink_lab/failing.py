@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import pickle
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,56 +16,59 @@ from torch import Tensor, nn
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.chain import Archive, archive_size
 from inshrink_core.errors import InputError, InshrinkError
-from inshrink_core.execution.files import write_durably
 from inshrink_core.metrics import Direction
-from inshrink_core.search.bounded import StepWriter
-from inshrink_core.search.bounds import Bounds
 from inshrink_core.training.check import CheckedWriter, ModelEvaluator
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import spool_folder
 from inshrink_lab.results import TrainingResult
-from inshrink_lab.tasks import Task
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainConfig
-
+    from inshrink_core.search.bounds import Bounds
+    from inshrink_lab.tasks import Task
 
 _SEED_STRIDE: Final = 1_000_003
 """A prime above any number of steps here, so that no two steps of any two seeds share a batch; the
 generator takes 32 bits of its seed, so seed and step cannot be side by side in 64."""
 
 _WRONG_SEED: Final = 0x5EED
-"""Of the model that a restore overwrites: had the restore not, its values would show."""
-
-_KEPT_EVERY: Final = 300.0
-"""Seconds of training that a start may lose."""
+"""Of the model that a restore overwrites: without the restore, its values would show."""
 
 OnStep = Callable[[int], None]
 """Called with the step, after each."""
 
+AtSave = Callable[["Training", int], "Training"]
+"""Called at each save with the step; returns the training to go on with."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """Which steps of a training are saved, and after which saves it fails.
+class Setup:
+    """What is trained, when it is saved and fails, and where it runs.
 
     Parameters
     ----------
+    task
+        The task.
     n_steps
         Steps in all.
     n_saves
         Evenly spaced saves, the last at the end.
     n_restores
         Evenly spaced failures, each right after a save, none after the last.
+    device
+        Of the model.
 
     Raises
     ------
     InputError
-        The steps leave no room for the saves, or these for the failures.
+        The steps leave no room for the saves, or the saves for the failures.
     """
 
+    task: Task
     n_steps: int
     n_saves: int
     n_restores: int
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_saves <= self.n_steps:
@@ -82,15 +83,12 @@ class Schedule:
             )
 
     @classmethod
-    def of(
-        cls, task: Task, n_steps: int | None = None, n_saves: int | None = None, n_restores: int | None = None
-    ) -> Schedule:
-        """Return a task's own schedule, but for what is given."""
-        return cls(
-            n_steps=task.n_steps if n_steps is None else n_steps,
-            n_saves=task.n_saves if n_saves is None else n_saves,
-            n_restores=task.n_restores if n_restores is None else n_restores,
-        )
+    def of(cls, task: Task, device: str = "cpu", **numbers: int | None) -> Self:
+        """Return a task's defaults, but for the numbers that are given."""
+        names = ("n_steps", "n_saves", "n_restores")
+        chosen = {name: numbers.get(name) for name in names}
+        defaults = {name: getattr(task, name) for name, number in chosen.items() if number is None}
+        return cls(task=task, device=device, **(chosen | defaults))
 
     @property
     def saved_at(self) -> tuple[int, ...]:
@@ -99,36 +97,13 @@ class Schedule:
 
     @property
     def restored_at(self) -> tuple[int, ...]:
-        """Steps of the failures.
-
-        Examples
-        --------
-        >>> Schedule(n_steps=2000, n_saves=20, n_restores=9).restored_at[:3]
-        (200, 400, 600)
-        """
-        saved = self.saved_at
-        return tuple(
-            saved[_rounded(j * self.n_saves, self.n_restores + 1) - 1] for j in range(1, self.n_restores + 1)
-        )
+        """Steps of the failures."""
+        saved, between = self.saved_at, self.n_restores + 1
+        return tuple(saved[_rounded(j * self.n_saves, between) - 1] for j in range(1, between))
 
 
 def _rounded(numerator: int, denominator: int) -> int:
     return (2 * numerator + denominator) // (2 * denominator)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """What is trained, when it is saved and fails, and where it runs.
-
-    Parameters
-    ----------
-    task, schedule, device
-        The task, its saves and failures, and the device of its model.
-    """
-
-    task: Task
-    schedule: Schedule
-    device: str
 
 
 class Training:
@@ -136,7 +111,7 @@ class Training:
 
     def __init__(self, setup: Setup, seed: int, model_seed: int) -> None:
         self.task, self.seed, self.device = setup.task, seed, setup.device
-        self.n_steps = setup.schedule.n_steps
+        self.n_steps = setup.n_steps
         torch.manual_seed(model_seed)
         self.model = self.task.build().to(self.device)
         self.optimizer = self.task.optimizer(self.model)
@@ -163,17 +138,6 @@ class Training:
             if on_step is not None:
                 on_step(step)
 
-    def state(self) -> dict[str, Any]:
-        """Return all that the next step depends on; the tensors are the training's own."""
-        states = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        return states | _generator_states(self.device)
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        _set_generator_states(state, self.device)
-
     def take_loss(self) -> float:
         """Return the mean training loss since it was last asked for."""
         losses, self._losses = self._losses, []
@@ -190,11 +154,11 @@ def _moved(batch: Any, device: str) -> Any:
 
 
 def open_saver(
-    archive: Path, training: Training, chain: ChainConfig, writer: StepWriter | None = None
+    archive: Path, training: Training, chain: ChainConfig, checked: CheckedWriter | None = None
 ) -> Saver:
-    """Return a saver of a training, that writes as a chain says or as a writer decides."""
-    # A writer sets the codec save by save: the archive's newest need not be the one it began with.
-    known = writer is None or not is_archive(archive)
+    """Return a saver of a training, which writes as a chain says or as a check decides."""
+    # A check sets the codec save by save: the archive's newest need not be the one it began with.
+    known = checked is None or not is_archive(archive)
     return Saver(
         archive,
         training.model,
@@ -204,7 +168,7 @@ def open_saver(
         optimizer_state=chain.optimizer,
         keyframe_every=chain.keyframe_every,
         device="cpu",
-        step_writer=writer,
+        step_writer=checked,
     )
 
 
@@ -220,71 +184,24 @@ def isolated(threads: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-class Unfinished:
-    """A training as it was just before one of its saves, for a later start to go on from.
-
-    Parameters
-    ----------
-    path
-        The file that holds it; None: nothing is kept, and each start begins at the first step.
-    every
-        Seconds of training between two keeps.
-    """
-
-    def __init__(self, path: Path | None = None, every: float = _KEPT_EVERY) -> None:
-        self._path, self._every = path, every
-        self._kept = time.monotonic()
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the next save should be kept."""
-        return self._path is not None and time.monotonic() - self._kept >= self._every
-
-    def keep(self, state: Mapping[str, Any]) -> None:
-        """Put a training in the place of the one that is kept."""
-        if self._path is None:
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        buffer = io.BytesIO()
-        torch.save(dict(state), buffer)
-        write_durably(self._path, buffer.getvalue())
-        self._kept = time.monotonic()
-
-    def load(self) -> dict[str, Any] | None:
-        """Return what is kept; None where nothing is, or nothing that can be read."""
-        if self._path is None or not self._path.is_file():
-            return None
-        try:
-            state = torch.load(self._path, weights_only=True)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError):
-            return None
-        return state if isinstance(state, dict) else None
-
-    def forget(self) -> None:
-        """Remove it: the training has ended."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-
-
-def train_uninterrupted(
-    setup: Setup, seed: int, *, unfinished: Unfinished | None = None, on_step: OnStep | None = None
-) -> TrainingResult:
+def train_uninterrupted(setup: Setup, seed: int, on_step: OnStep | None = None) -> TrainingResult:
     """Train from the first step to the last, evaluating where the other training is saved."""
-    unfinished = unfinished or Unfinished()
-    return _train(setup, Training(setup, seed, seed), None, unfinished, unfinished.load(), on_step)
+    return _train(setup, Training(setup, seed, seed), lambda training, _: training, on_step)
 
 
-def train_perturbed(
-    setup: Setup, seed: int, *, unfinished: Unfinished | None = None, on_step: OnStep | None = None
-) -> TrainingResult:
+def train_perturbed(setup: Setup, seed: int, on_step: OnStep | None = None) -> TrainingResult:
     """Train without an archive, every weight moved by its last bit where the other training is restored.
 
     Where training is chaotic, no restore can end nearer to the uninterrupted training than this does, unless
     it is exact.
     """
-    perturbed = _Perturbed(setup.schedule.restored_at)
-    unfinished = unfinished or Unfinished()
-    return _train(setup, Training(setup, seed, seed), perturbed, unfinished, unfinished.load(), on_step)
+
+    def at_save(training: Training, step: int) -> Training:
+        if step in setup.restored_at:
+            perturb(training.model, torch.Generator().manual_seed(seed * _SEED_STRIDE + step))
+        return training
+
+    return _train(setup, Training(setup, seed, seed), at_save, on_step)
 
 
 def train_restored(
@@ -292,10 +209,7 @@ def train_restored(
     seed: int,
     archive: Path,
     chain: ChainConfig,
-    *,
     bounds: Bounds | None = None,
-    writer: StepWriter | None = None,
-    unfinished: Unfinished | None = None,
     on_step: OnStep | None = None,
 ) -> TrainingResult:
     """Train with failures: after each, a new model and optimizer are restored from the archive.
@@ -305,18 +219,14 @@ def train_restored(
     setup, seed
         What is trained.
     archive
-        Where the saver saves; what an earlier training left there is removed, but for what `unfinished` goes
-        on with.
+        Where the saver saves; what an earlier training left there is removed.
     chain
         How frames are written.
     bounds
-        What is promised of every save as restored: each is then written with the smallest frame found that
-        keeps them, with the task itself as the evaluator. By default all saves are written as `chain` says.
-    writer
-        Without bounds, what decides how each save is written.
-    unfinished
-        Where the training is kept while it goes on. With bounds or a writer it is not: what these have learnt
-        of earlier saves is in memory alone.
+        Promised of every save as restored: each is written with the smallest frame found that keeps them,
+        with the task itself as the evaluator. By default all saves are written as `chain` says.
+    on_step
+        Called after each step.
 
     Notes
     -----
@@ -330,17 +240,12 @@ def train_restored(
             evaluator = task_evaluator(setup.task, setup.device)
             follows = bounds.max_restore_cost is not None
             checked = stack.enter_context(CheckedWriter(base, evaluator, bounds, follows=follows))
-        if unfinished is None or checked is not None or writer is not None:
-            unfinished = Unfinished()
-        # What was saved before is counted from the archive: without it the training begins anew.
-        kept = unfinished.load() if is_archive(archive) else None
-        if kept is None:
-            _remove_archive(archive)
+        _remove_archive(archive)
         archive.parent.mkdir(parents=True, exist_ok=True)
         training = Training(setup, seed, seed)
-        failing = _Failing(setup, archive, chain, checked or writer, training)
+        failing = _Failing(setup, archive, chain, checked, training)
         try:
-            result = _train(setup, training, failing, unfinished, kept, on_step)
+            result = _train(setup, training, failing.at_save, on_step, failing.record)
             failing.saver.close()
         except BaseException:
             with contextlib.suppress(InshrinkError):
@@ -349,6 +254,7 @@ def train_restored(
         size = archive_size(Archive.open(archive))
         return replace(
             result,
+            save_seconds=failing.waited,
             raw_weights=size.raw_weights,
             weights_nbytes=size.weights_nbytes,
             raw_total=size.raw_total,
@@ -360,73 +266,26 @@ def train_restored(
 def _train(
     setup: Setup,
     training: Training,
-    failing: _Interruption | None,
-    unfinished: Unfinished,
-    kept: Mapping[str, Any] | None,
+    at_save: AtSave,
     on_step: OnStep | None,
+    record: Callable[[], None] | None = None,
 ) -> TrainingResult:
     """Train from the first step to the last, and evaluate at every save."""
-    begun = time.perf_counter()
+    begun, at = time.perf_counter(), 0
     metrics: list[float] = []
     losses: list[float] = []
-    at = 0
-    if kept is not None:
-        at, metrics, losses = kept["step"], kept["metrics"], kept["losses"]
-        begun -= kept["seconds"]
-        training.set_state(kept["state"])
-        if failing is not None:
-            failing.waited = kept["waited"]
-    for step in setup.schedule.saved_at:
-        if step < at:
-            continue
-        if step > at:
-            record = None if failing is None else failing.record
-            training.advance(range(at + 1, step + 1), record, on_step)
-            metrics.append(setup.task.evaluate(training.model))
-            losses.append(training.take_loss())
-            if unfinished.is_due:
-                seconds, waited = time.perf_counter() - begun, 0.0 if failing is None else failing.waited
-                so_far = {"step": step, "metrics": metrics, "losses": losses}
-                unfinished.keep({**so_far, "seconds": seconds, "waited": waited, "state": training.state()})
-        if failing is not None:
-            training = failing.save(training, step)
-        at = step
+    for step in setup.saved_at:
+        training.advance(range(at + 1, step + 1), record, on_step)
+        metrics.append(setup.task.evaluate(training.model))
+        losses.append(training.take_loss())
+        training, at = at_save(training, step), step
     return TrainingResult(
         seed=training.seed,
-        steps=setup.schedule.saved_at,
+        steps=setup.saved_at,
         metrics=tuple(metrics),
         train_losses=tuple(losses),
         seconds=time.perf_counter() - begun,
-        save_seconds=0.0 if failing is None else failing.waited,
     )
-
-
-class _Interruption(Protocol):
-    """What happens to a training at its saves."""
-
-    waited: float
-
-    def record(self) -> None:
-        """Look at the gradients of a step."""
-
-    def save(self, training: Training, step: int) -> Training:
-        """Return what training goes on with."""
-
-
-class _Perturbed:
-    """Moves every weight to one of its two neighbours in its own format where a training would fail."""
-
-    def __init__(self, at: tuple[int, ...]) -> None:
-        self._at = at
-        self.waited = 0.0
-
-    def record(self) -> None:
-        pass
-
-    def save(self, training: Training, step: int) -> Training:
-        if step in self._at:
-            perturb(training.model, torch.Generator().manual_seed(training.seed * _SEED_STRIDE + step))
-        return training
 
 
 @torch.no_grad()
@@ -439,46 +298,37 @@ def perturb(model: nn.Module, generator: torch.Generator) -> None:
 
 
 class _Failing:
-    """Saves a training, and lets it fail where the schedule says so."""
+    """Saves a training, and lets it fail where the setup says so."""
 
     def __init__(
         self,
         setup: Setup,
         archive: Path,
         chain: ChainConfig,
-        writer: StepWriter | None,
+        checked: CheckedWriter | None,
         training: Training,
     ) -> None:
-        self._setup, self._archive, self._writer = setup, archive, writer
-        self._chain = chain
+        self._setup, self._how = setup, (chain, checked)
+        self._archive = archive
         self.waited = 0.0
-        self.saver = open_saver(archive, training, chain, writer)
-        self.saver.flush()
-        self._last_saved = self.saver.last_step or 0
-        """What an earlier start saved after it was kept, and this one trains again, is not saved again."""
+        self.saver = open_saver(archive, training, *self._how)
 
     def record(self) -> None:
         """Let the saver look at the gradients of a step."""
         self.saver.record()
 
-    def save(self, training: Training, step: int) -> Training:
+    def at_save(self, training: Training, step: int) -> Training:
         """Save, and return what training goes on with: after a failure, what came out of the archive."""
-        device = self._setup.device
-        if step > self._last_saved:
-            asked = time.perf_counter()
-            self.saver.save(step, _generator_states(device))
-            self.waited += time.perf_counter() - asked
-        if step not in self._setup.schedule.restored_at:
+        asked = time.perf_counter()
+        self.saver.save(step, _generator_states(self._setup.device))
+        self.waited += time.perf_counter() - asked
+        if step not in self._setup.restored_at:
             return training
         self.saver.close()
         restored = Training(self._setup, training.seed, _WRONG_SEED)
-        self.saver = open_saver(self._archive, restored, self._chain, self._writer)
+        self.saver = open_saver(self._archive, restored, *self._how)
         self.saver.restore(step)
-        _set_generator_states(self.saver.extra, device)
-        if step < self._last_saved:
-            # Its next save follows those that are there, not the step restored.
-            self.saver.close()
-            self.saver = open_saver(self._archive, restored, self._chain, self._writer)
+        _set_generator_states(self.saver.extra, self._setup.device)
         return restored
 
 

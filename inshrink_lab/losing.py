@@ -28,7 +28,7 @@ from inshrink_core.report import Report
 from inshrink_core.text import printable, size
 from inshrink_core.training.state import TrainingState
 from inshrink_core.verbs.shared.showing import show_facts, show_table
-from inshrink_lab.failing import OnStep, Schedule, Setup, Training, isolated, open_saver, perturb
+from inshrink_lab.failing import OnStep, Setup, Training, isolated, open_saver, perturb
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -228,17 +228,16 @@ def rehearse_partial(
     same batches. The best of many noisy values is hard to reach again, also for a training that lost nothing:
     `PartialRehearsal.chance` says how hard.
     """
-    schedule = setup.schedule
-    if not schedule.n_restores:
+    if not setup.n_restores:
         raise InputError("a training without a failure loses nothing", expected="--restores 1 or more")
-    n_saves = schedule.n_saves * (1 if budget is None else round(1 / budget))
-    if n_saves > schedule.n_steps:
+    n_saves = setup.n_saves * (1 if budget is None else round(1 / budget))
+    if n_saves > setup.n_steps:
         raise InputError(
             "--budget asks for more saves than there are steps",
-            expected=f"at most {schedule.n_steps} saves",
+            expected=f"at most {setup.n_steps} saves",
             found=str(n_saves),
         )
-    saved_at = replace(schedule, n_saves=n_saves).saved_at
+    saved_at = replace(setup, n_saves=n_saves).saved_at
     folder.mkdir(parents=True, exist_ok=True)
     failures: list[PartialFailure] = []
     archive_bytes = 0
@@ -247,8 +246,8 @@ def rehearse_partial(
 
             def on_step(step: int, seed: int = seed) -> None:
                 if progress is not None:
-                    done = seed * schedule.n_steps + step
-                    progress(Progress("rehearse", done, seeds * schedule.n_steps, step, f"seed {seed}"))
+                    done = seed * setup.n_steps + step
+                    progress(Progress("rehearse", done, seeds * setup.n_steps, step, f"seed {seed}"))
 
             archive = scratch / f"{seed}.inshrink"
             failures += _failures(setup, seed, lose, saved_at, budget, chain, archive, on_step)
@@ -282,7 +281,7 @@ def _failures(
 ) -> list[PartialFailure]:
     """Train once, and try a failure after some of the schedule's saves, on copies."""
     chance, found = torch.Generator().manual_seed(seed * _CHOICE_STRIDE + 1), []
-    failing = _failing_at(setup.schedule, chance)
+    failing = _failing_at(setup, chance)
     training, at, saved = Training(setup, seed, seed), 0, 0
     with open_saver(archive, training, chain) as saver:
         for step in sorted({*saves, *failing}):
@@ -299,17 +298,17 @@ def _failures(
     return found
 
 
-def _failing_at(schedule: Schedule, chance: torch.Generator) -> dict[int, tuple[int, int]]:
+def _failing_at(setup: Setup, chance: torch.Generator) -> dict[int, tuple[int, int]]:
     """Return after which steps tensors are lost, each with the save before and the steps to the next one.
 
     A failure at the step of a save comes before it.
     """
     failing = {}
-    for step, following in pairwise(schedule.saved_at):
-        if step in schedule.restored_at:
+    for step, following in pairwise(setup.saved_at):
+        if step in setup.restored_at:
             between = following - step
             failed_at = step + int(torch.randint(1, between + 1, (), generator=chance))
-            failing[min(failed_at, schedule.n_steps - 1)] = (step, between)
+            failing[min(failed_at, setup.n_steps - 1)] = (step, between)
     return {failed_at: place for failed_at, place in failing.items() if failed_at > place[0]}
 
 

@@ -1,23 +1,20 @@
-"""The rehearsal as a whole: which trainings are done already, which are run, and what came of them."""
+"""The rehearsal: which trainings are stored, which are run, and what came of them."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import math
 import shutil
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core.codec import get_codec
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import Executing
-from inshrink_core.execution import ResultStore, key_digest, resolve_device
-from inshrink_core.execution.engines import THREADS
-from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.execution import ResultStore, resolve_device
+from inshrink_core.execution.progress import Progress
 from inshrink_core.metrics import Direction, drop, ratio
 from inshrink_core.plugins import plugin
 from inshrink_core.report import Report
@@ -26,29 +23,19 @@ from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, Bounds
 from inshrink_core.search.space import space_of
 from inshrink_core.text import duration, percent, plain, printable, size, steps_in_short
 from inshrink_core.text import ratio as ratio_text
-from inshrink_core.verbs.shared.groups import Bounding, OnEngine, PathLike, Writing
-from inshrink_core.verbs.shared.sharing import shared_out
+from inshrink_core.verbs.shared.groups import Bounding, PathLike, Writing
 from inshrink_core.verbs.shared.showing import promised_facts, show_facts, show_table
 from inshrink_lab.results import TrainingResult, parse_training
-from inshrink_lab.tasks import find_task, task_names
+from inshrink_lab.tasks import find_task
 
 if TYPE_CHECKING:
-    import os
-
     from rich.console import Console
 
     from inshrink_core.chain import ChainConfig
-    from inshrink_lab.failing import Setup, Unfinished
+    from inshrink_lab.failing import OnStep, Setup
     from inshrink_lab.losing import PartialRehearsal
 
-__all__ = [
-    "Rehearsal",
-    "Rehearse",
-    "half_width",
-    "kept_rehearsals",
-    "pair_trainings",
-    "rehearse",
-]
+__all__ = ["Rehearsal", "Rehearse", "half_width", "rehearse"]
 
 
 _T_975: Final = (
@@ -61,19 +48,9 @@ _T_975: Final = (
 _Z_975: Final = 1.959964
 """The same of the normal distribution."""
 
-_ALONE: Final = ("task", "n_steps", "saved_at", "device", "threads", "torch", "seed")
-"""What every training depends on; one with failures on more."""
-
-_PERTURBED: Final = "perturbed_at"
-"""What the control depends on beside."""
-
-_RESULTS: Final = "results"
-_REPORTS: Final = "reports"
-_MOST_KEPT: Final = 2_000
-
 
 @dataclass(frozen=True)
-class Rehearse(Writing, Bounding, OnEngine, Executing, Request["Rehearsal | PartialRehearsal"]):
+class Rehearse(Writing, Bounding, Executing, Request["Rehearsal | PartialRehearsal"]):
     """Train with failures restored from the archive, and compare with uninterrupted training.
 
     Parameters
@@ -82,9 +59,6 @@ class Rehearse(Writing, Bounding, OnEngine, Executing, Request["Rehearsal | Part
         A shipped task, such as char-gpt (docs/rehearsal.md lists them), or FILE.py:CLASS, which is executed.
     output
         Where finished trainings are stored: shared by all codecs.
-    scale
-        Train a larger model of the task: medium, a quarter of an hour on one core, or large, for a GPU
-        (docs/rehearsal.md says which tasks have them). Its results are another task's, NAME@large.
     restores
         Evenly spaced failures of each training; by default the task's.
     seeds
@@ -107,24 +81,19 @@ class Rehearse(Writing, Bounding, OnEngine, Executing, Request["Rehearsal | Part
         Threads that training uses; another number is another result.
     keep_archives
         Keep the archives of the restored trainings.
-    part
-        Train some of the seeds, beside other processes that train the others: I/N, or auto for what torchrun
-        or Slurm tell this process. All keep what they train in `output`, where a call without it finds it.
 
     Raises
     ------
     NotFoundError
         There is no such task.
     InputError
-        A scale that the task does not have, more restores than saves leave room for, or another setting out
-        of range; bounds on what the task does not measure, or a codec without anything to search.
+        More restores than saves leave room for, or another setting out of range; bounds on what the task
+        does not measure, or a codec without anything to search.
 
     Notes
     -----
-    The same call goes on where it stopped: after the trainings that are finished, and, without bounds, within
-    one from a save of at most some minutes ago, to the same bits. From the first pair of trainings of a
-    shipped task on, the folder ``reports`` in `output` has the document of what the pairs say so far, a file
-    for each way of storing.
+    The same call goes on after the trainings that are finished. The folder ``reports`` in `output` has the
+    document of the pairs of trainings that are finished so far, a file for each way of storing.
     With bounds each save is written with the smallest frame found that keeps them, with the task itself as
     the evaluator, or exactly if no smaller one does. A lossless restore is at exactly zero on the CPU, where
     the same operations give the same bits.
@@ -156,7 +125,6 @@ class Rehearse(Writing, Bounding, OnEngine, Executing, Request["Rehearsal | Part
     task: Annotated[str, Option(metavar="TASK")]
     output: Annotated[PathLike, Option(("--output", "-o"), metavar="DIR")] = "rehearsal"
     _: KW_ONLY
-    scale: Annotated[str | None, Option(metavar="medium|large")] = None
     restores: Annotated[int | None, Option(least=0)] = None
     seeds: Annotated[int, Option(least=1)] = 3
     saves: Annotated[int | None, Option(least=1)] = None
@@ -167,12 +135,11 @@ class Rehearse(Writing, Bounding, OnEngine, Executing, Request["Rehearsal | Part
     device: Annotated[str, Option(metavar="auto|cpu|cuda")] = "auto"
     threads: Annotated[int, Option(least=1)] = 1
     keep_archives: bool = False
-    part: Annotated[str | None, Option(metavar="I/N|auto")] = None
 
     EXAMPLES: ClassVar = (
         "inshrink rehearse char-gpt --codec inshrinkerator --set bins=32 -o rehearsal",
         "inshrink rehearse char-gpt --max-drop 0.01 -o rehearsal",
-        "inshrink rehearse char-gpt --scale medium --seeds 2 --control -o rehearsal",
+        "inshrink rehearse regression --seeds 5 --control -o rehearsal",
         "inshrink rehearse my_task.py:MyTask --codec lossless --restores 4 --seeds 5",
         "inshrink rehearse char-gpt --lose 0.25 --budget 0.125",
     )
@@ -181,50 +148,29 @@ class Rehearse(Writing, Bounding, OnEngine, Executing, Request["Rehearsal | Part
 
     def perform(self) -> Rehearsal | PartialRehearsal:
         """Train what is not trained yet, and pair it."""
-        from inshrink_core.chain.parts import Share, share_of
-        from inshrink_lab.failing import Schedule, Setup
+        from inshrink_lab.failing import Setup
 
         self._check()
-        if self.is_shared_out:
-            shared_out(self, lambda about: min(about, self.seeds))
-            # Every training is kept by now.
-            return replace(self, engine=THREADS, workers=None).perform()
-        share = share_of(self.part) or Share(0, 1)
-        seeds = range(share.part, self.seeds, share.n_parts)
-        if not seeds:
-            raise InputError(f"there is no seed for part {share}", expected=f"at most {self.seeds} parts")
         bounds = self.promised()
         if plugin("inshrink.tasks", self.task) is None:
             self.require_trusted(self.task.rpartition(":")[0])
-        task, identity = find_task(self.task, self.scale)
-        schedule = Schedule.of(task, self.steps, self.saves, self.restores)
+        task, identity = find_task(self.task)
+        numbers = {"n_steps": self.steps, "n_saves": self.saves, "n_restores": self.restores}
+        setup = Setup.of(task, resolve_device(self.device), **numbers)
         chain = self.chain_config(device="cpu", threads=self.threads)
-        setup = Setup(task=task, schedule=schedule, device=resolve_device(self.device))
-        folder = Path(self.output)
         if self.lose is not None:
             from inshrink_lab.losing import rehearse_partial
 
             return rehearse_partial(
                 setup,
                 chain,
-                folder,
+                Path(self.output),
                 lose=self.lose,
                 budget=self.budget,
                 seeds=self.seeds,
                 progress=self.progress,
             )
-        runner = _Runner(
-            setup=setup,
-            identity=identity,
-            directory=folder,
-            chain=chain,
-            bounds=bounds,
-            threads=self.threads,
-            keep_archives=self.keep_archives,
-            progress=self.progress,
-            total=(3 if self.control else 2) * len(seeds) * schedule.n_steps,
-        )
-        return runner.run_all(seeds, control=self.control)
+        return _Runner(request=self, setup=setup, identity=identity, chain=chain, bounds=bounds).run_all()
 
     def _check(self) -> None:
         """Refuse what makes no sense, alone or together."""
@@ -234,14 +180,12 @@ class Rehearse(Writing, Bounding, OnEngine, Executing, Request["Rehearsal | Part
             share = getattr(self, name)
             if share is not None and not 0 < share < 1:
                 raise InputError(f"--{name} is a share", expected="above 0, below 1", found=f"{share:g}")
-        if self.lose is not None:
-            others = ("max_drop", "max_divergence", "max_restore_cost", "control", "keep_archives")
-            for name in (*others, "engine", "workers", "part"):
-                if getattr(self, name) not in (None, False, THREADS):
-                    raise InputError(
-                        f"--{name.replace('_', '-')} does not go with --lose",
-                        remedy="leave one of them out: --lose counts steps, not loss",
-                    )
+        for name in ("max_drop", "max_divergence", "max_restore_cost", "control", "keep_archives"):
+            if self.lose is not None and getattr(self, name) not in (None, False):
+                raise InputError(
+                    f"--{name.replace('_', '-')} does not go with --lose",
+                    remedy="leave one of them out: --lose counts steps, not loss",
+                )
 
 
 rehearse = python_call(Rehearse)
@@ -249,166 +193,133 @@ rehearse = python_call(Rehearse)
 
 @dataclass(slots=True, kw_only=True)
 class _Runner:
-    """Runs the trainings that are not there yet, and counts the steps of all."""
+    """Runs the trainings that are not stored, and counts the steps of all."""
 
+    request: Rehearse
     setup: Setup
     identity: str
-    directory: Path
     chain: ChainConfig
     bounds: Bounds | None
-    threads: int
-    keep_archives: bool
-    progress: OnProgress | None
-    total: int
     done: int = 0
 
-    def run_all(self, seeds: Sequence[int], *, control: bool) -> Rehearsal:
-        """Return what all trainings say, those of before and those that are run now."""
+    def run_all(self) -> Rehearsal:
+        """Return the results of all trainings, stored and new."""
         from inshrink_lab.failing import isolated, require_judgeable
 
-        task, schedule = self.setup.task, self.setup.schedule
-        if self.bounds is not None:
-            space_of(self.chain.codec)  # refuses a codec without anything to search
-        with isolated(self.threads):
+        pairs: list[tuple[TrainingResult, TrainingResult]] = []
+        seeds = range(self.request.seeds)
+        with isolated(self.request.threads):
             if self.bounds is not None:
-                require_judgeable(task, self.bounds, self.setup.device)
-            pairs = [self.pair(seed) for seed in seeds]
-            perturbed = tuple(self.perturbed(seed) for seed in seeds if control)
-            self.keep_report()
-        return Rehearsal(
+                space_of(self.chain.codec)  # refuses a codec without anything to search
+                require_judgeable(self.setup.task, self.bounds, self.setup.device)
+            for seed in seeds:
+                pairs.append((self.uninterrupted(seed), self.restored(seed)))
+                self._report(pairs)
+            perturbed = tuple(self.perturbed(seed) for seed in seeds if self.request.control)
+            return self._report(pairs, perturbed)
+
+    def _report(
+        self,
+        pairs: Sequence[tuple[TrainingResult, TrainingResult]],
+        perturbed: tuple[TrainingResult, ...] = (),
+    ) -> Rehearsal:
+        """Return the report of the pairs so far, and write it for whoever watches."""
+        task, chain = self.setup.task, self.chain
+        made = Rehearsal(
             task=task.name,
             metric=task.metric,
             direction=task.direction,
-            codec=self.chain.codec,
-            config=self.chain.settings(),
-            optimizer=self.chain.optimizer,
-            n_steps=schedule.n_steps,
-            n_saves=schedule.n_saves,
-            restored_at=schedule.restored_at,
+            codec=chain.codec,
+            config=chain.settings(),
+            optimizer=chain.optimizer,
+            n_steps=self.setup.n_steps,
+            n_saves=self.setup.n_saves,
+            restored_at=self.setup.restored_at,
             uninterrupted=tuple(before for before, _ in pairs),
             restored=tuple(after for _, after in pairs),
             perturbed=perturbed,
             device=self.setup.device,
         )
-
-    def pair(self, seed: int) -> tuple[TrainingResult, TrainingResult]:
-        """Return the training without failures and the one with them; the report has them from then on."""
-        pair = self.uninterrupted(seed), self.restored(seed)
-        self.keep_report()
-        return pair
-
-    def keep_report(self) -> None:
-        """Write what all pairs there are of these settings say."""
-        mine = key_digest(_without_seed(self._restored_key(0)))
-        trainings = ResultStore(self.directory / _RESULTS, "result", parse_training)
-        reports = ResultStore(self.directory / _REPORTS, "rehearsal", dict)
-        for key, rehearsal in pair_trainings(trainings.kept(_MOST_KEPT)):
-            setting = _without_seed(key)
-            if key_digest(setting) == mine:
-                reports.keep(f"{rehearsal.task}-{rehearsal.codec}", setting, rehearsal.to_json())
+        store = ResultStore(Path(self.request.output) / "reports", "rehearsal", dict)
+        store.keep(f"{made.task}-{made.codec}", self._key() | self._restored_key(), made.to_json())
+        return made
 
     def uninterrupted(self, seed: int) -> TrainingResult:
         """Return the training without failures."""
-        from inshrink_lab.failing import train_uninterrupted
+        from inshrink_lab import failing
 
-        on_step = self._reporter(f"seed {seed}, uninterrupted")
-        return self._kept(
-            "uninterrupted",
-            self._key(seed),
-            lambda unfinished, _: train_uninterrupted(
-                self.setup, seed, unfinished=unfinished, on_step=on_step
-            ),
-        )
+        def train(_: Path, on_step: OnStep) -> TrainingResult:
+            return failing.train_uninterrupted(self.setup, seed, on_step)
+
+        return self._stored("uninterrupted", seed, {}, train)
 
     def perturbed(self, seed: int) -> TrainingResult:
         """Return the training whose weights are moved by their last bits."""
-        from inshrink_lab.failing import train_perturbed
+        from inshrink_lab import failing
 
-        on_step = self._reporter(f"seed {seed}, perturbed")
-        return self._kept(
-            "perturbed",
-            self._key(seed) | {_PERTURBED: list(self.setup.schedule.restored_at)},
-            lambda unfinished, _: train_perturbed(self.setup, seed, unfinished=unfinished, on_step=on_step),
-        )
+        def train(_: Path, on_step: OnStep) -> TrainingResult:
+            return failing.train_perturbed(self.setup, seed, on_step)
+
+        return self._stored("perturbed", seed, {"perturbed_at": list(self.setup.restored_at)}, train)
 
     def restored(self, seed: int) -> TrainingResult:
         """Return the training with failures."""
-        from inshrink_lab.failing import train_restored
+        from inshrink_lab import failing
 
-        on_step = self._reporter(f"seed {seed}, restored")
-        return self._kept(
-            "restored",
-            self._restored_key(seed),
-            lambda unfinished, archive: train_restored(
-                self.setup,
-                seed,
-                archive,
-                self.chain,
-                bounds=self.bounds,
-                unfinished=unfinished,
-                on_step=on_step,
-            ),
-        )
+        def train(archive: Path, on_step: OnStep) -> TrainingResult:
+            return failing.train_restored(self.setup, seed, archive, self.chain, self.bounds, on_step)
 
-    def _restored_key(self, seed: int) -> dict[str, Any]:
-        """Return what a training with failures depends on."""
+        return self._stored("restored", seed, self._restored_key(), train)
+
+    def _key(self) -> dict[str, Any]:
+        """Return what every training depends on."""
+        import torch
+
+        return {
+            "task": self.identity,
+            "n_steps": self.setup.n_steps,
+            "saved_at": list(self.setup.saved_at),
+            "device": self.setup.device,
+            "threads": self.request.threads,
+            "torch": torch.__version__,
+        }
+
+    def _restored_key(self) -> dict[str, Any]:
+        """Return what a training with failures depends on beside."""
         from inshrink_core import __version__
 
-        key = self._key(seed) | {
+        bounds = {} if self.bounds is None else {"bounds": _bounds_key(self.bounds)}
+        return bounds | {
             "codec": self.chain.codec,
             "config": self.chain.settings(),
             "optimizer_state": self.chain.optimizer,
             "keyframe_every": self.chain.keyframe_every,
             "bitstream": get_codec(self.chain.codec).bitstream,
             "inshrink": __version__,
-            "restored_at": list(self.setup.schedule.restored_at),
+            "restored_at": list(self.setup.restored_at),
         }
-        if self.bounds is not None:
-            key["bounds"] = _bounds_key(self.bounds)
-        return key
 
-    def _key(self, seed: int) -> dict[str, Any]:
-        """Return what every training depends on."""
-        import torch
-
-        schedule = self.setup.schedule
-        values = (
-            *(self.identity, schedule.n_steps, list(schedule.saved_at), self.setup.device, self.threads),
-            *(torch.__version__, seed),
-        )
-        return dict(zip(_ALONE, values, strict=True))
-
-    def _kept(
-        self, kind: str, key: dict[str, Any], train: Callable[[Unfinished, Path], TrainingResult]
+    def _stored(
+        self, kind: str, seed: int, more: dict[str, Any], train: Callable[[Path, OnStep], TrainingResult]
     ) -> TrainingResult:
-        """Return a result that is there already, or make and keep it, from where an earlier start came."""
-        from inshrink_lab.failing import Unfinished
-
-        label = f"{kind}-seed{key['seed']}"
-        store = ResultStore(self.directory / _RESULTS, "result", parse_training)
+        """Return a stored result, or make and store it."""
+        folder, label, key = Path(self.request.output), f"{kind}-seed{seed}", self._key() | more
+        key["seed"] = seed
+        store = ResultStore(folder / "results", "result", parse_training)
         result = store.load(label, key)
         if result is None:
-            name = store.name_of(label, key)
-            archive = self.directory / "archives" / f"{name}.inshrink"
-            unfinished = Unfinished(self.directory / "unfinished" / f"{name}.pt")
-            result = train(unfinished, archive)
-            store.keep(label, key, dataclasses.asdict(result))
-            unfinished.forget()
-            if not self.keep_archives:
+            archive = folder / "archives" / f"{store.name_of(label, key)}.inshrink"
+            result = train(archive, lambda step: self._advance(step, f"seed {seed}, {kind}"))
+            store.keep(label, key, asdict(result))
+            if not self.request.keep_archives:
                 shutil.rmtree(archive, ignore_errors=True)
-        self.done += self.setup.schedule.n_steps
+        self.done += self.setup.n_steps
         return result
 
-    def _reporter(self, detail: str) -> Any:
-        """Return what a training calls after each step."""
-        progress = self.progress
-        if progress is None:
-            return None
-
-        def report(step: int) -> None:
-            progress(Progress("rehearse", self.done + step, self.total, step, detail))
-
-        return report
+    def _advance(self, step: int, detail: str) -> None:
+        if self.request.progress is not None:
+            total = (3 if self.request.control else 2) * self.request.seeds * self.setup.n_steps
+            self.request.progress(Progress("rehearse", self.done + step, total, step, detail))
 
 
 def _bounds_key(bounds: Bounds) -> dict[str, Any]:
@@ -456,37 +367,27 @@ class Rehearsal(Report):
     perturbed: tuple[TrainingResult, ...] = ()
     device: str = "cpu"
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "task": self.task,
-            "metric": self.metric,
-            "direction": self.direction,
-            "codec": self.codec,
-            "config": self.config,
-            "optimizer": self.optimizer,
-            "steps": self.n_steps,
-            "saves": self.n_saves,
-            "restored_at": self.restored_at,
-            "seeds": [one.seed for one in self.uninterrupted],
-            "uninterrupted": [one.final for one in self.uninterrupted],
-            "restored": [one.final for one in self.restored],
-            "excesses": self.excesses,
-            "excess": self.excess,
-            "excess_half_width": self.excess_half_width,
-            "chance": self.chance,
-            "beyond_chance": self.beyond_chance,
-            "beyond_chance_half_width": self.beyond_chance_half_width,
-            "noise": self.noise,
-            "ratio_weights": self.ratio_weights,
-            "ratio_total": self.ratio_total,
-            "raw_bytes": self.raw_bytes,
-            "archive_bytes": self.archive_bytes,
-            "train_seconds": self.train_seconds,
-            "restored_seconds": self.restored_seconds,
-            "device": self.device,
-            "save_seconds": self.save_seconds,
-            "curves": self.curves,
-        }
+    SAYS: ClassVar = (
+        "task metric direction codec config optimizer steps=n_steps saves=n_saves restored_at seeds "
+        "uninterrupted=finals restored=restored_finals excesses excess excess_half_width chance "
+        "beyond_chance beyond_chance_half_width noise ratio_weights ratio_total raw_bytes archive_bytes "
+        "train_seconds restored_seconds device save_seconds curves"
+    )
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds."""
+        return tuple(one.seed for one in self.uninterrupted)
+
+    @property
+    def finals(self) -> tuple[float, ...]:
+        """The final metric of each uninterrupted training."""
+        return tuple(one.final for one in self.uninterrupted)
+
+    @property
+    def restored_finals(self) -> tuple[float, ...]:
+        """The final metric of each restored training."""
+        return tuple(one.final for one in self.restored)
 
     @property
     def excesses(self) -> tuple[float | None, ...]:
@@ -503,32 +404,27 @@ class Rehearsal(Report):
     @property
     def excess(self) -> float | None:
         """Mean of `excesses`; None where one is not known."""
-        known = _all_known(self.excesses)
-        return statistics.fmean(known) if known else None
+        return _mean(self.excesses)
 
     @property
     def excess_half_width(self) -> float | None:
         """Half-width of the 95 % interval of `excess`; None for a single seed."""
-        known = _all_known(self.excesses)
-        return half_width(known) if known else None
+        return half_width(_all_known(self.excesses))
 
     @property
     def chance(self) -> float | None:
         """Mean excess of the control, whose weights are moved by their last bits; None without one."""
-        known = _all_known(self._drops(self.perturbed))
-        return statistics.fmean(known) if known else None
+        return _mean(self._drops(self.perturbed))
 
     @property
     def beyond_chance(self) -> float | None:
         """Mean of what restored trainings end worse than the control by, seed by seed; None without one."""
-        known = _all_known(self._beyond_chance())
-        return statistics.fmean(known) if known else None
+        return _mean(self._beyond_chance())
 
     @property
     def beyond_chance_half_width(self) -> float | None:
         """Half-width of the 95 % interval of `beyond_chance`; None for a single seed."""
-        known = _all_known(self._beyond_chance())
-        return half_width(known) if known else None
+        return half_width(_all_known(self._beyond_chance()))
 
     def _beyond_chance(self) -> tuple[float | None, ...]:
         pairs = zip(self.excesses, self._drops(self.perturbed), strict=bool(self.perturbed))
@@ -537,8 +433,8 @@ class Rehearsal(Report):
     @property
     def noise(self) -> float | None:
         """Relative standard deviation of the uninterrupted seeds' final metric; None for a single seed."""
-        finals = _all_known([result.final for result in self.uninterrupted])
-        if finals is None or len(finals) < 2 or not (mean := abs(statistics.fmean(finals))):
+        finals = _all_known(self.finals)
+        if len(finals) < 2 or not (mean := abs(statistics.fmean(finals))):
             return None
         return statistics.stdev(finals) / mean
 
@@ -659,100 +555,15 @@ def _largest(values: Sequence[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _all_known(values: Sequence[float | None]) -> list[float] | None:
-    """Return the values; None where one is missing or not finite: a mean of the rest would mislead."""
+def _all_known(values: Sequence[float | None]) -> list[float]:
+    """Return the values; none where one is missing or not finite: a mean of the rest would mislead."""
     known = [value for value in values if value is not None and math.isfinite(value)]
-    return known if known and len(known) == len(values) else None
+    return known if len(known) == len(values) else []
 
 
-def kept_rehearsals(directory: str | os.PathLike[str]) -> tuple[Rehearsal, ...]:
-    """Compare the stored trainings of `rehearse` in pairs: each restored one with its seed uninterrupted.
-
-    Parameters
-    ----------
-    directory
-        As `rehearse` was given it, or its folder of results; what cannot be read there is passed over.
-
-    Returns
-    -------
-    tuple of Rehearsal
-        One for each way of storing. Of shipped tasks alone: of others nothing says what the metric is.
-    """
-    folder = Path(directory)
-    folder = folder / _RESULTS if (folder / _RESULTS).is_dir() else folder
-    store = ResultStore(folder, "result", parse_training)
-    return tuple(rehearsal for _, rehearsal in pair_trainings(store.kept(_MOST_KEPT)))
-
-
-def pair_trainings(
-    trainings: Iterable[tuple[Mapping[str, Any], TrainingResult]],
-) -> Iterator[tuple[Mapping[str, Any], Rehearsal]]:
-    """Yield what trainings say in pairs, and a key of each; what is no key is passed over.
-
-    Parameters
-    ----------
-    trainings
-        Of any settings, each with the key that it is stored under.
-    """
-    alone: dict[str, TrainingResult] = {}
-    perturbed: dict[str, TrainingResult] = {}
-    restored: dict[str, list[tuple[Mapping[str, Any], TrainingResult]]] = {}
-    for key, result in trainings:
-        if "codec" in key:
-            restored.setdefault(key_digest(_without_seed(key)), []).append((key, result))
-        elif _PERTURBED in key:
-            perturbed[_digest_of(key, "restored_at", key[_PERTURBED])] = result
-        else:
-            alone[_digest_of(key)] = result
-    for members in restored.values():
-        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
-            rehearsal = _paired(alone, perturbed, members)
-            if rehearsal is not None:
-                yield members[0][0], rehearsal
-
-
-def _without_seed(key: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the trainings of a rehearsal have in common."""
-    return {name: value for name, value in key.items() if name != "seed"}
-
-
-def _digest_of(key: Mapping[str, Any], *more: Any) -> str:
-    """Return the key of a training that no archive had a part in."""
-    return key_digest({"alone": {name: key.get(name) for name in _ALONE}, "more": list(more)})
-
-
-def _paired(
-    alone: Mapping[str, TrainingResult],
-    perturbed: Mapping[str, TrainingResult],
-    restored: Sequence[tuple[Mapping[str, Any], TrainingResult]],
-) -> Rehearsal | None:
-    """Put trainings of one setting together; KeyError, TypeError or ValueError where a key is none."""
-    pairs, controls = [], []
-    for key, after in sorted(restored, key=lambda one: int(one[0]["seed"])):
-        before = alone.get(_digest_of(key))
-        if before is not None and before.steps == after.steps:
-            pairs.append((before, after))
-            controls.append(perturbed.get(_digest_of(key, "restored_at", key["restored_at"])))
-    key = restored[0][0]
-    name, _, scale = str(key["task"]).partition("/")[0].partition("@")
-    if not pairs or name not in task_names():
-        return None
-    task, _ = find_task(name, scale or None)
-    return Rehearsal(
-        task=task.name,
-        metric=task.metric,
-        direction=task.direction,
-        codec=str(key["codec"]),
-        config=dict(key["config"]),
-        optimizer=key["optimizer_state"],
-        n_steps=int(key["n_steps"]),
-        n_saves=len(key["saved_at"]),
-        restored_at=tuple(map(int, key["restored_at"])),
-        uninterrupted=tuple(before for before, _ in pairs),
-        restored=tuple(after for _, after in pairs),
-        perturbed=tuple(one for one in controls if one is not None) if None not in controls else (),
-        device=str(key["device"]),
-    )
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = _all_known(values)
+    return statistics.fmean(known) if known else None
 
 
 def half_width(values: Sequence[float]) -> float | None:

@@ -1,4 +1,4 @@
-"""What one training of a rehearsal gives, and how that is read from disk."""
+"""What one training of a rehearsal gives, and how it is read from disk."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class TrainingResult:
         Raw bytes of the weights and of everything in the frames, and what they take in the archive;
         0 without failures.
     promise
-        The bounds on every save as restored, and how each stays within them
-        (`inshrink_core.training.check.CheckedWriter.promise`); None where nothing was.
+        The bounds on every save as restored, and how each save keeps them
+        (`inshrink_core.training.check.CheckedWriter.promise`); None without bounds.
     """
 
     seed: int
@@ -58,21 +58,9 @@ def parse_training(values: Mapping[str, Any]) -> TrainingResult:
     Raises
     ------
     ValueError, TypeError, KeyError
-        It is none.
+        The values are those of no training.
     """
     result = parse_record(TrainingResult, values)
     if not result.steps or not len(result.steps) == len(result.metrics) == len(result.train_losses):
         raise ValueError("its curves differ in length")
-    if result.promise is not None:
-        _check_promise(result.promise)
     return result
-
-
-def _check_promise(promise: Mapping[str, Any]) -> None:
-    """Refuse what does not say how saves keep their bounds: ValueError, TypeError or KeyError."""
-    if not isinstance(promise["bounds"], dict) or not isinstance(promise["evaluations"], int):
-        raise TypeError("what is promised has the wrong type")
-    for frame in promise["frames"]:
-        for name in ("drop", "divergence"):
-            if frame[name] is not None and not isinstance(frame[name], int | float):
-                raise TypeError(f"the {name} of a save is no number")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any, ClassVar, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from inshrink_core.errors import NotFoundError
 from inshrink_lab.tasks.char_gpt import CharGPTTask
 from inshrink_lab.tasks.characters import corpus
-from inshrink_lab.tasks.task import LARGE, at_scale, on_cpu
+from inshrink_lab.tasks.shipped import on_cpu
 
 _MODULES: Final = (
     *("_pydecimal", "argparse", "inspect", "pickle", "shutil"),
@@ -63,33 +62,30 @@ class PretrainingTask(CharGPTTask):
 
     width, depth, heads, context = 96, 3, 3, 64
     peak_learning_rate, warmup, floor = 3e-3, 30, 0.1
-    large: ClassVar[Mapping[str, Any]] = {"width": 384, "depth": 6, "heads": 6, "peak_learning_rate": 1e-3}
 
 
-def pretrained(n_steps: int, scale: str | None = None) -> nn.Module:
+def pretrained(n_steps: int) -> nn.Module:
     """Return a character GPT after some steps on the documentation.
 
     Parameters
     ----------
     n_steps
         Of AdamW.
-    scale
-        Of the task it is trained by.
 
     Notes
     -----
     It is trained once in a process, on one thread and with random numbers of its own. From torch's global
     generator the call draws what making a model draws, whether it trains or not.
     """
-    model: nn.Module = at_scale(PretrainingTask(), scale).build()
-    model.load_state_dict(_pretrained_state(n_steps, scale))
+    model: nn.Module = PretrainingTask().build()
+    model.load_state_dict(_pretrained_state(n_steps))
     return model
 
 
 @functools.cache
 @on_cpu
-def _pretrained_state(n_steps: int, scale: str | None) -> dict[str, Tensor]:
-    task, threads = at_scale(PretrainingTask(), scale), torch.get_num_threads()
+def _pretrained_state(n_steps: int) -> dict[str, Tensor]:
+    task, threads = PretrainingTask(), torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_PRETRAINING_SEED)
         torch.set_num_threads(1)  # their number changes the last bits
@@ -115,20 +111,17 @@ def _trained(task: PretrainingTask, model: nn.Module, n_steps: int) -> nn.Module
 class CharFinetuneTask(CharGPTTask):
     """All weights, at a small learning rate, from the same pre-trained model with every seed."""
 
-    name: ClassVar[str] = "char-finetune"
-    version: ClassVar[int] = 1
-    n_steps: ClassVar[int] = 500
+    name = "char-finetune"
+    n_steps = 500
 
-    pretraining_steps: ClassVar[int] = 250
+    pretraining_steps = 250
     """The model spells by then, and has much to learn of code."""
-    pretraining_scale: ClassVar[str | None] = None
     context = PretrainingTask.context
     peak_learning_rate, warmup, floor = 3e-4, 30, 0.1
-    large: ClassVar[Mapping[str, Any]] = {"pretraining_scale": LARGE, "peak_learning_rate": 1e-4}
 
     def build(self) -> nn.Module:
         """Return the pre-trained model."""
-        return pretrained(self.pretraining_steps, self.pretraining_scale)
+        return pretrained(self.pretraining_steps)
 
     def texts(self) -> tuple[Tensor, Tensor]:
         """Return the sources."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -61,12 +59,10 @@ class CharLoRATask(CharFinetuneTask):
     ratio they would count at every save for what deltas of zeros take. A restore finds them in `build`.
     """
 
-    name: ClassVar[str] = "char-lora"
-    version: ClassVar[int] = 1
+    name = "char-lora"
 
     rank, scale = 16, 2.0
     peak_learning_rate, weight_decay = 2e-3, 0.01
-    large: ClassVar[Mapping[str, Any]] = {**CharFinetuneTask.large, "peak_learning_rate": 1e-3}
 
     def build(self) -> nn.Module:
         """Return the pre-trained model, frozen, with adapters."""

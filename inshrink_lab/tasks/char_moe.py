@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from inshrink_lab.tasks.characters import CharacterTask, encode_corpus
-from inshrink_lab.tasks.transformer import AttentionBlock
+from inshrink_lab.tasks.transformer import AttentionBlock, CharTransformer
 
 
 class MixtureBlock(AttentionBlock):
@@ -55,39 +55,11 @@ class MixtureBlock(AttentionBlock):
         return x + mixed.view_as(x), n_experts * (sent * shares.mean(dim=0)).sum()
 
 
-class CharMoE(nn.Module):
-    """A GPT over characters whose blocks are mixtures of experts.
+class CharMoE(CharTransformer):
+    """A GPT over characters whose blocks are mixtures of experts."""
 
-    Parameters
-    ----------
-    n_characters
-        Size of the alphabet.
-    width, depth, heads, n_experts, n_chosen, expert_width
-        Of the blocks, and how many.
-    context
-        Longest sequence.
-    """
-
-    def __init__(
-        self,
-        n_characters: int,
-        *,
-        width: int,
-        depth: int,
-        heads: int,
-        n_experts: int,
-        n_chosen: int,
-        expert_width: int,
-        context: int,
-    ) -> None:
-        super().__init__()
-        self.wte, self.wpe = nn.Embedding(n_characters, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(
-            MixtureBlock(width, heads, n_experts=n_experts, n_chosen=n_chosen, expert_width=expert_width)
-            for _ in range(depth)
-        )
-        self.ln = nn.LayerNorm(width)
-        self.head = nn.Linear(width, n_characters, bias=False)
+    def __init__(self, n_characters: int, width: int, context: int, blocks: Iterable[MixtureBlock]) -> None:
+        super().__init__(n_characters, width, context, blocks)
         for embedding in (self.wte, self.wpe):
             nn.init.normal_(embedding.weight, std=0.02)  # GPT-2's
 
@@ -98,7 +70,7 @@ class CharMoE(nn.Module):
 
     def logits_and_balance(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits, and the mean balance of the blocks."""
-        x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
+        x = self.embedded(tokens)
         balances = []
         for block in self.blocks:
             x, balance = block(x)
@@ -109,42 +81,20 @@ class CharMoE(nn.Module):
 class CharMoETask(CharacterTask):
     """Two of eight experts for each place, with AdamW."""
 
-    name: ClassVar[str] = "char-moe"
-    version: ClassVar[int] = 1
-    metric: ClassVar[str] = "val_loss"
-    direction: ClassVar[str] = "lower"
-    n_steps: ClassVar[int] = 1000
-    n_saves: ClassVar[int] = 20
-    n_restores: ClassVar[int] = 9
-    max_gradient_norm: ClassVar[float | None] = 1.0
+    name = "char-moe"
+    n_steps = 1000
 
     width, depth, heads, context = 64, 2, 2, 64
     n_experts, n_chosen, expert_width = 8, 2, 128
     balance_weight = 0.01
-    batch_size = 16
     peak_learning_rate, warmup, floor = 4e-3, 50, 0.05
-    betas, weight_decay = (0.9, 0.99), 0.1
-    n_validation_windows = 256
-    """16,384 predicted characters."""
-
-    large: ClassVar[Mapping[str, Any]] = {
-        **{"width": 256, "depth": 6, "heads": 8, "expert_width": 1024, "context": 256},
-        "peak_learning_rate": 1e-3,
-    }
 
     def build(self) -> nn.Module:
         """Return the model."""
         _, _, n_characters = encode_corpus()
-        return CharMoE(
-            n_characters,
-            width=self.width,
-            depth=self.depth,
-            heads=self.heads,
-            n_experts=self.n_experts,
-            n_chosen=self.n_chosen,
-            expert_width=self.expert_width,
-            context=self.context,
-        )
+        sizes = {"n_experts": self.n_experts, "n_chosen": self.n_chosen, "expert_width": self.expert_width}
+        blocks = (MixtureBlock(self.width, self.heads, **sizes) for _ in range(self.depth))
+        return CharMoE(n_characters, self.width, self.context, blocks)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Return the mean cross-entropy, plus a little of the balance."""

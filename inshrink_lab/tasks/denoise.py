@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from inshrink_lab.tasks.digits import distorted, held_out_views, split_digits
-from inshrink_lab.tasks.task import warmup_cosine
+from inshrink_lab.tasks.shipped import ShippedTask
 
 _LEVELS_SEED: Final = 22
 """Of the noise and its levels that held-out images are judged with."""
@@ -84,22 +83,16 @@ class Denoiser(nn.Module):
         return noise
 
 
-class DenoiseTask:
+class DenoiseTask(ShippedTask):
     """Find the noise in a digit, at every level of noise, with Adam."""
 
-    name: ClassVar[str] = "denoise"
-    version: ClassVar[int] = 1
-    metric: ClassVar[str] = "val_mse"
-    direction: ClassVar[str] = "lower"
-    n_steps: ClassVar[int] = 600
-    n_saves: ClassVar[int] = 20
-    n_restores: ClassVar[int] = 9
-    max_gradient_norm: ClassVar[float | None] = 1.0
+    name = "denoise"
+    metric = "val_mse"
+    n_steps = 600
 
     width, level_width = 24, 64
     batch_size = 128
     peak_learning_rate, warmup, floor = 2e-3, 50, 0.01
-    large: ClassVar[Mapping[str, Any]] = {"width": 192, "level_width": 256, "peak_learning_rate": 3e-4}
 
     def build(self) -> nn.Module:
         """Return the network."""
@@ -108,10 +101,6 @@ class DenoiseTask:
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return Adam, without weight decay."""
         return torch.optim.Adam(model.parameters(), lr=self.peak_learning_rate, betas=(0.9, 0.99))
-
-    def learning_rate_factor(self, step: int, n_steps: int) -> float:
-        """Return warm-up and cosine."""
-        return warmup_cosine(step, n_steps, warmup=self.warmup, floor=self.floor)
 
     def batch(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """Return noisy images, the level of each, and the noise."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import ClassVar, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from inshrink_core.errors import MissingExtraError
-from inshrink_lab.tasks.task import on_cpu, warmup_cosine
+from inshrink_lab.tasks.shipped import ShippedTask, on_cpu
 
 _SPLIT_SEED: Final = 20
 """Of the split into training and validation."""
@@ -70,32 +70,57 @@ def held_out_views() -> tuple[Tensor, Tensor]:
     return distorted(images, torch.Generator().manual_seed(_VIEWS_SEED)), labels
 
 
-class DistortedDigitsTask:
-    """Tell distorted and noisy digits apart: the data, the loss and the metric of a task on them.
+class DigitsTask(ShippedTask):
+    """Tell digits apart: the loss and the metric of a task on them.
 
     Attributes
     ----------
     batch_size
         Images of a step.
+    n_at_once
+        Images that the metric passes through the model at a time.
+    label_smoothing
+        Of the loss.
+    """
+
+    batch_size = 128
+    n_at_once = 128
+    label_smoothing = 0.0
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the cross-entropy."""
+        images, labels = batch
+        return functional.cross_entropy(model(images), labels, label_smoothing=self.label_smoothing)
+
+    def held_out(self) -> tuple[Tensor, Tensor]:
+        """Return the images that judge, and their labels; always the same."""
+        _, _, images, labels = split_digits()
+        return images, labels
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> float:
+        """Return the mean cross-entropy of the held-out images, nats."""
+        images, labels = self.held_out()
+        device = next(model.parameters()).device
+        was_training = model.training
+        model.eval()
+        logits = torch.cat([model(part.to(device)) for part in torch.split(images, self.n_at_once)])
+        model.train(was_training)
+        return float(functional.cross_entropy(logits.double(), labels.to(device)))
+
+
+class DistortedDigitsTask(DigitsTask):
+    """Tell distorted and noisy digits apart.
+
+    Attributes
+    ----------
     noise
         Standard deviation of the noise on every pixel (0 to 1). It keeps the metric away from zero,
         where the seeds of a clean set differ by tenths of it.
-    peak_learning_rate, warmup, floor
-        Learning rate, steps of the warm-up, and the last learning rate as a share of the peak.
     """
 
-    metric: ClassVar[str] = "val_loss"
-    direction: ClassVar[str] = "lower"
-
-    batch_size: int
-    noise: float
-    peak_learning_rate: float
-    warmup: int
-    floor: float
-
-    def learning_rate_factor(self, step: int, n_steps: int) -> float:
-        """Return warm-up and cosine."""
-        return warmup_cosine(step, n_steps, warmup=self.warmup, floor=self.floor)
+    n_steps = 600
+    noise = 0.3
 
     def batch(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return random training images, distorted and noisy."""
@@ -103,22 +128,10 @@ class DistortedDigitsTask:
         index = torch.randint(len(images), (self.batch_size,), generator=generator)
         return self._noisy(distorted(images[index], generator), generator), labels[index]
 
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the cross-entropy."""
-        images, labels = batch
-        return functional.cross_entropy(model(images), labels)
-
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module) -> float:
-        """Return the mean cross-entropy of held-out images through fixed distortions, nats."""
+    def held_out(self) -> tuple[Tensor, Tensor]:
+        """Return held-out images through fixed distortions."""
         views, labels = held_out_views()
-        images = self._noisy(views, torch.Generator().manual_seed(_VIEWS_SEED))
-        device = next(model.parameters()).device
-        was_training = model.training
-        model.eval()
-        logits = torch.cat([model(part.to(device)) for part in torch.split(images, self.batch_size)])
-        model.train(was_training)
-        return float(functional.cross_entropy(logits.double(), labels.to(device)))
+        return self._noisy(views, torch.Generator().manual_seed(_VIEWS_SEED)), labels
 
     def _noisy(self, images: Tensor, generator: torch.Generator) -> Tensor:
         return images + self.noise * torch.randn(images.shape, generator=generator)

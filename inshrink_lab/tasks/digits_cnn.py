@@ -1,15 +1,12 @@
-"""A small convolutional network on scikit-learn's handwritten digits, with AdamW or with SGD."""
+"""A small convolutional network on scikit-learn's handwritten digits, with AdamW."""
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from inshrink_lab.tasks.digits import split_digits
-from inshrink_lab.tasks.task import warmup_cosine
+from inshrink_lab.tasks.digits import DigitsTask, split_digits
 
 
 class DigitsCNN(nn.Module):
@@ -29,35 +26,21 @@ class DigitsCNN(nn.Module):
         return logits
 
 
-class DigitsCNNTask:
+class DigitsCNNTask(DigitsTask):
     """The digits, with AdamW. The metric is the validation loss: accuracy has steps of 0.19 %."""
 
-    name: ClassVar[str] = "digits-cnn"
-    version: ClassVar[int] = 1
-    metric: ClassVar[str] = "val_loss"
-    direction: ClassVar[str] = "lower"
-    n_steps: ClassVar[int] = 1200
-    n_saves: ClassVar[int] = 20
-    n_restores: ClassVar[int] = 9
-    max_gradient_norm: ClassVar[float | None] = None
+    name = "digits-cnn"
+    n_steps = 1200
+    max_gradient_norm = None
 
-    batch_size = 128
+    n_at_once = 1000
     peak_learning_rate, warmup, floor = 1e-3, 100, 0.01
+    weight_decay = 0.05
     label_smoothing = 0.05
 
     def build(self) -> nn.Module:
         """Return the network."""
         return DigitsCNN()
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return AdamW."""
-        return torch.optim.AdamW(
-            model.parameters(), lr=self.peak_learning_rate, betas=(0.9, 0.99), weight_decay=0.05
-        )
-
-    def learning_rate_factor(self, step: int, n_steps: int) -> float:
-        """Return warm-up and cosine."""
-        return warmup_cosine(step, n_steps, warmup=self.warmup, floor=self.floor)
 
     def batch(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return random images, each moved by up to one pixel either way."""
@@ -67,32 +50,3 @@ class DigitsCNNTask:
         windows = functional.pad(images[index, 0], (1, 1, 1, 1)).unfold(1, 8, 1).unfold(2, 8, 1)
         shift = torch.randint(9, (len(index),), generator=generator)
         return windows.flatten(1, 2)[torch.arange(len(index)), shift].unsqueeze(1), labels[index]
-
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the cross-entropy with label smoothing."""
-        images, labels = batch
-        return functional.cross_entropy(model(images), labels, label_smoothing=self.label_smoothing)
-
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module) -> float:
-        """Return the mean cross-entropy of the validation images, nats."""
-        _, _, images, labels = split_digits()
-        device = next(model.parameters()).device
-        was_training = model.training
-        model.eval()
-        loss = functional.cross_entropy(model(images.to(device)).double(), labels.to(device))
-        model.train(was_training)
-        return float(loss)
-
-
-class DigitsCNNWithSGDTask(DigitsCNNTask):
-    """The digits, with SGD and momentum: what a codec does without second moments."""
-
-    name: ClassVar[str] = "digits-cnn-sgd"
-    peak_learning_rate = 0.05
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return SGD with Nesterov's momentum."""
-        return torch.optim.SGD(
-            model.parameters(), lr=self.peak_learning_rate, momentum=0.9, nesterov=True, weight_decay=5e-4
-        )

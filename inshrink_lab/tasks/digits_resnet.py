@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -72,18 +69,12 @@ class DigitsResNet(nn.Module):
 class DigitsResNetTask(DistortedDigitsTask):
     """Six residual blocks, with SGD and momentum."""
 
-    name: ClassVar[str] = "digits-resnet"
-    version: ClassVar[int] = 1
-    n_steps: ClassVar[int] = 600
-    n_saves: ClassVar[int] = 20
-    n_restores: ClassVar[int] = 9
-    max_gradient_norm: ClassVar[float | None] = None
+    name = "digits-resnet"
+    max_gradient_norm = None
 
     widths = (16, 16, 32, 32, 64, 64)
-    batch_size, noise = 128, 0.3
     peak_learning_rate, warmup, floor = 0.1, 50, 0.01
     momentum, weight_decay = 0.9, 5e-4
-    large: ClassVar[Mapping[str, Any]] = {"widths": (128, 128, 256, 256, 512, 512)}
 
     def build(self) -> nn.Module:
         """Return the network."""

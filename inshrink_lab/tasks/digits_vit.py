@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -53,25 +52,11 @@ class DigitsViT(nn.Module):
 class DigitsViTTask(DistortedDigitsTask):
     """Three blocks at width 64, with AdamW."""
 
-    name: ClassVar[str] = "digits-vit"
-    version: ClassVar[int] = 1
-    n_steps: ClassVar[int] = 600
-    n_saves: ClassVar[int] = 20
-    n_restores: ClassVar[int] = 9
-    max_gradient_norm: ClassVar[float | None] = 1.0
+    name = "digits-vit"
 
     width, depth, heads = 64, 3, 4
-    batch_size, noise = 128, 0.3
     peak_learning_rate, warmup, floor = 2e-3, 100, 0.01
-    betas, weight_decay = (0.9, 0.99), 0.1
-    large: ClassVar[Mapping[str, Any]] = {"width": 512, "depth": 8, "heads": 8, "peak_learning_rate": 3e-4}
 
     def build(self) -> nn.Module:
         """Return the model."""
         return DigitsViT(width=self.width, depth=self.depth, heads=self.heads)
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return AdamW."""
-        return torch.optim.AdamW(
-            model.parameters(), lr=self.peak_learning_rate, betas=self.betas, weight_decay=self.weight_decay
-        )

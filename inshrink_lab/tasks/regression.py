@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from inshrink_lab.tasks.task import on_cpu, warmup_cosine
+from inshrink_lab.tasks.shipped import ShippedTask, on_cpu
 
 _N_INPUTS: Final = 8
 _N_WAVES: Final = 16
@@ -37,24 +36,19 @@ def waves(inputs: Tensor) -> Tensor:
     return scaled
 
 
-class RegressionTask:
+class RegressionTask(ShippedTask):
     """Learn the sum of sines from noisy values, with Huber's loss and Adam."""
 
-    name: ClassVar[str] = "regression"
-    version: ClassVar[int] = 1
-    metric: ClassVar[str] = "val_mse"
-    direction: ClassVar[str] = "lower"
-    n_steps: ClassVar[int] = 2000
-    n_saves: ClassVar[int] = 20
-    n_restores: ClassVar[int] = 9
-    max_gradient_norm: ClassVar[float | None] = None
+    name = "regression"
+    metric = "val_mse"
+    n_steps = 2000
+    max_gradient_norm = None
 
     width = 128
     batch_size = 128
     noise = 0.3
     """Standard deviation of the noise on the values. The metric has it too, and so ends above its square."""
     peak_learning_rate, warmup, floor = 3e-3, 50, 0.01
-    large: ClassVar[Mapping[str, Any]] = {"width": 2048, "peak_learning_rate": 3e-4}
 
     def build(self) -> nn.Module:
         """Return the perceptron: three hidden layers."""
@@ -69,10 +63,6 @@ class RegressionTask:
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return Adam, without weight decay."""
         return torch.optim.Adam(model.parameters(), lr=self.peak_learning_rate)
-
-    def learning_rate_factor(self, step: int, n_steps: int) -> float:
-        """Return warm-up and cosine."""
-        return warmup_cosine(step, n_steps, warmup=self.warmup, floor=self.floor)
 
     def batch(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return new inputs and their noisy values."""

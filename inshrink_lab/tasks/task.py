@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
 from inshrink_core.plugins import plugin, plugins
@@ -19,15 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["LARGE", "Task", "at_scale", "find_task", "on_cpu", "task_names", "warmup_cosine"]
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-LARGE: Final = "large"
-"""The scale for a GPU, and the attribute of a task that has one."""
-
-_SCALES: Final = ("medium", LARGE)
+__all__ = ["Task", "find_task", "task_names"]
 
 
 @runtime_checkable
@@ -54,9 +44,6 @@ class Task(Protocol):
     `build` and `loss` may draw from torch's global generator: it is seeded before `build`, and saved
     and restored with the training. Data must come from the generator that `batch` is given, so that a
     step sees the same batch however training came there.
-
-    A task may have the attributes ``medium`` and ``large``: the attributes, by name, that are others where it
-    is trained at that scale, on a processor for half an hour or on a GPU. The data are the same.
     """
 
     name: str
@@ -106,35 +93,30 @@ def task_names() -> tuple[str, ...]:
     return tuple(plugins(_GROUP))
 
 
-def find_task(name: str, scale: str | None = None) -> tuple[Task, str]:
+def find_task(name: str) -> tuple[Task, str]:
     """Return a task, and a text that changes when the task does.
 
     Parameters
     ----------
     name
         One of `task_names`, or ``FILE.py:CLASS``. The file is executed.
-    scale
-        ``medium``, ``large``: the task with a larger model, under the name ``NAME@medium`` or ``NAME@large``.
 
     Raises
     ------
     NotFoundError
         There is no such task, file or class.
     InputError
-        The class is no `Task`, cannot be made, or has no such scale.
+        The class is no `Task`, or cannot be made.
 
     Examples
     --------
     >>> task, identity = find_task("char-gpt")
     >>> task.metric, identity
     ('val_loss', 'char-gpt/1')
-    >>> task, identity = find_task("char-gpt", "large")
-    >>> task.width, identity
-    (768, 'char-gpt@large/1')
     """
     point = plugin(_GROUP, name)
     if point is not None:
-        task = at_scale(_make(point.load(), name, f"the task '{name}'"), scale)
+        task = _make(point.load(), name, f"the task '{name}'")
         return task, f"{task.name}/{task.version}"
     path_text, colon, attribute = name.rpartition(":")
     path = Path(path_text)
@@ -148,34 +130,9 @@ def find_task(name: str, scale: str | None = None) -> tuple[Task, str]:
     kind = getattr(_load(path), attribute, None)
     if not callable(kind):
         raise NotFoundError(f"there is no class '{attribute}' in it", where=str(path))
-    made = at_scale(_make(kind, attribute, str(path)), scale)
+    made = _make(kind, attribute, str(path))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     return made, f"{made.name}/{made.version}/{attribute}/{digest}"
-
-
-def at_scale(task: Any, scale: str | None) -> Any:
-    """Give a task the attributes and the name that it has at a scale; None: leave it as it is.
-
-    Raises
-    ------
-    InputError
-        The task has no such scale, or what it states is none.
-    """
-    if scale is None:
-        return task
-    changes = getattr(task, scale, None) if scale in _SCALES else None
-    if not isinstance(changes, Mapping):
-        raise InputError(
-            f"the task '{task.name}' has no scale '{scale}'",
-            expected=f"one of {', '.join(_SCALES)}, of a task that states it (docs/rehearsal.md)",
-        )
-    unknown = [name for name in changes if not hasattr(task, name)]
-    if unknown:
-        raise InputError(f"the task '{task.name}' is to have other {', '.join(unknown)}, and has none")
-    for name, value in changes.items():
-        setattr(task, name, value)
-    task.name = f"{task.name}@{scale}"
-    return task
 
 
 def _load(path: Path) -> Any:
@@ -214,42 +171,3 @@ def _make(kind: Callable[[], Task], attribute: str, where: str) -> Task:
             "the task's direction", where=where, expected="lower or higher", found=repr(task.direction)
         )
     return task
-
-
-def on_cpu(make: Callable[P, T]) -> Callable[P, T]:
-    """Make what outlives its call on the CPU, whichever device is the default in that call."""
-
-    @functools.wraps(make)
-    def made(*args: P.args, **named: P.kwargs) -> T:
-        import torch
-
-        with torch.device("cpu"):
-            return make(*args, **named)
-
-    return made
-
-
-def warmup_cosine(step: int, n_steps: int, *, warmup: int, floor: float) -> float:
-    """Return the share of the peak learning rate: linear warm-up, then a cosine down to `floor`.
-
-    Parameters
-    ----------
-    step
-        From 1 to `n_steps`.
-    n_steps
-        Length of the training.
-    warmup
-        Steps of the warm-up; a training shorter than ten times that warms up for a tenth.
-    floor
-        Share at the end.
-
-    Examples
-    --------
-    >>> [round(warmup_cosine(step, 1000, warmup=100, floor=0.1), 3) for step in (1, 100, 550, 1000)]
-    [0.01, 1.0, 0.55, 0.1]
-    """
-    warmup = max(1, min(warmup, n_steps // 10))
-    if step < warmup:
-        return step / warmup
-    progress = (step - warmup) / max(1, n_steps - warmup)
-    return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * min(progress, 1.0)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -53,3 +55,36 @@ class TransformerBlock(AttentionBlock):
         x = self.attended(x)
         out: Tensor = x + self.fc2(functional.gelu(self.fc1(self.ln2(x))))
         return out
+
+
+class CharTransformer(nn.Module):
+    """Blocks over characters with learned positions; the head is not tied.
+
+    Parameters
+    ----------
+    n_characters
+        Size of the alphabet.
+    width, context
+        Channels, and the longest sequence.
+    blocks
+        Made after the embeddings, so that random numbers are drawn in this order.
+    """
+
+    def __init__(self, n_characters: int, width: int, context: int, blocks: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(n_characters, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(blocks)
+        self.ln, self.head = nn.LayerNorm(width), nn.Linear(width, n_characters, bias=False)
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """Return the sum of the embeddings of characters and places."""
+        x: Tensor = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
+        return x
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens (batch, length) to logits (batch, length, alphabet)."""
+        x = self.embedded(tokens)
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.ln(x))
+        return logits

@@ -17,7 +17,7 @@ from inshrink_lab.tasks.digits_resnet import ResidualBlock
 from inshrink_lab.tasks.regression import waves
 
 KINDS = (
-    *("char-rnn", "digits-resnet", "digits-vit", "denoise"),
+    *("digits-cnn", "digits-resnet", "digits-vit", "denoise"),
     *("char-finetune", "char-lora", "char-moe", "regression"),
 )
 
@@ -40,7 +40,6 @@ def test_a_seed_is_the_same_training_again_restored_without_loss_and_another_is_
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("char-rnn", {LayerType.EMBEDDING, LayerType.LINEAR, LayerType.VECTOR}),
         ("digits-resnet", {LayerType.CONVOLUTION, LayerType.LINEAR, LayerType.VECTOR}),
         ("digits-vit", {LayerType.EMBEDDING, LayerType.ATTENTION, LayerType.LINEAR, LayerType.VECTOR}),
         ("denoise", {LayerType.CONVOLUTION, LayerType.LINEAR, LayerType.VECTOR}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -15,13 +14,11 @@ from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import ConfigError, EvaluatorError, InputError, NotFiniteError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution import ResultStore
 from inshrink_core.formats import open_run
 from inshrink_core.training.spool import Spool
 from inshrink_core.verbs.compress import compress
 from inshrink_lab import failing as training
 from inshrink_lab.failing import task_evaluator
-from inshrink_lab.results import TrainingResult, parse_training
 from inshrink_lab.tasks import find_task
 
 TASK = '''
@@ -162,33 +159,6 @@ def test_a_rehearsal_under_bounds_is_kept_apart_and_not_run_again(task, tmp_path
     monkeypatch.setattr(training, "Training", None)
     assert inshrink_lab.rehearse(task, tmp_path, **options) == plain
     assert inshrink_lab.rehearse(task, tmp_path, **options, max_drop=0.01) == bounded
-
-
-PROMISE = {
-    "bounds": {"drop": 0.01, "divergence": None},
-    "evaluations": 3,
-    "frames": [{"step": 2, "drop": 0.001, "divergence": None}],
-}
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"frames": None},
-        {"bounds": 3},
-        {"frames": [{"drop": "much", "divergence": None}]},
-        {"evaluations": ""},
-    ],
-)
-def test_a_kept_promise_that_cannot_be_read_is_no_result(tmp_path, damage):
-    store, key = ResultStore(tmp_path, "result", parse_training), {"seed": 0}
-    curves = {"steps": (2,), "metrics": (1.0,), "train_losses": (1.0,)}
-    whole = TrainingResult(seed=0, **curves, seconds=1.0, promise=PROMISE)
-    store.keep("restored", key, asdict(whole))
-    assert store.load("restored", key) == whole
-    other = TrainingResult(seed=0, **curves, seconds=1.0, promise=PROMISE | damage)
-    store.keep("restored", key, asdict(other))
-    assert store.load("restored", key) is None
 
 
 @pytest.mark.parametrize(
