@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from inshrink_core.chain import OPTIMIZER_CHOICES
-from inshrink_core.chain.parts import Share, share_of
 from inshrink_core.codecs.variants import Variant, choose_variants
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest
@@ -21,28 +19,18 @@ from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.search import choose_steps
-from inshrink_core.search.strategies import Outcome, explore
-from inshrink_core.verbs.shared.groups import (
-    Computing,
-    OnEngine,
-    PathLike,
-    Reading,
-    RunLike,
-    Steps,
-    steps_of,
-)
-from inshrink_core.verbs.shared.sharing import shared_out
+from inshrink_core.verbs.shared.groups import Computing, PathLike, Reading, RunLike, Steps, steps_of
 from inshrink_lab.bench.measure import Measurer
 from inshrink_lab.bench.report import DEFAULT_BOUNDS, REPEAT, BenchReport, Bound, Point, parse_bounds
-from inshrink_lab.bench.sweep import Sweep
 
 __all__ = ["Bench", "bench", "sweep"]
 
-_POINTS_FOLDER = "points"
+_PATIENCE: Final = 2
+"""Values in a row that keep no bound, after which a sweep ends: the drop of a metric does not rise evenly."""
 
 
 @dataclass(frozen=True)
-class Bench(EvaluatorRequest, Computing, OnEngine, Reading, Request[BenchReport]):
+class Bench(EvaluatorRequest, Computing, Reading, Request[BenchReport]):
     """Measure the largest ratio of each codec that keeps each bound.
 
     Parameters
@@ -58,16 +46,13 @@ class Bench(EvaluatorRequest, Computing, OnEngine, Reading, Request[BenchReport]
         How codecs that leave the optimizer's state to others have it stored; without it, sweeps are fast, and
         their ratios speak of the weights alone.
     output
-        Write tables, plots and measured points there, and go on from those there are.
+        Write the measured points there, and go on from those there are.
     refine
         How often the knob's gap below each bound is halved.
     keyframe_every
         Frames from one keyframe to the next.
     steps
         Which steps, as 400, 100,200 or FIRST:LAST[:EVERY]; by default all.
-    part
-        Measure some of the codecs, beside other processes that measure the others: I/N, or auto for what
-        torchrun or Slurm tell this process. All keep points in `output`, where a call without it finds them.
 
     Raises
     ------
@@ -100,7 +85,6 @@ class Bench(EvaluatorRequest, Computing, OnEngine, Reading, Request[BenchReport]
     refine: Annotated[int, Option(least=0)] = 2
     keyframe_every: Annotated[int, Option(least=1)] = 32
     steps: Steps = None
-    part: Annotated[str | None, Option(metavar="I/N|auto")] = None
 
     EXAMPLES: ClassVar = (
         "inshrink bench runs/digits --trust-run -o bench",
@@ -111,32 +95,8 @@ class Bench(EvaluatorRequest, Computing, OnEngine, Reading, Request[BenchReport]
 
     def perform(self) -> BenchReport:
         """Measure the codecs."""
-        begun = time.perf_counter()
-        if self.output is None and (self.is_shared_out or self.part is not None):
-            raise InputError(
-                "points that others measure are kept in a folder", remedy="say which: --output DIR"
-            )
-        fresh: set[str] = set()
-        if self.is_shared_out:
-            n_codecs = len(choose_variants(self.codecs))
-            # A codec's next point follows from those before; another codec's does not.
-            fresh.update(*shared_out(self, lambda _: max(1, n_codecs)))
-        with self._session() as (session, variants, folder):
-            session.fresh, session.begun, session.is_shared_out = fresh, begun, self.is_shared_out
-            return session.run_all(variants, folder)
-
-    def perform_part(self) -> set[str]:
-        """Measure some of the codecs, and return the names of the points that were not there."""
-        with self._session() as (session, variants, _):
-            session.run_all(variants, None)
-            return session.fresh
-
-    @contextlib.contextmanager
-    def _session(self) -> Iterator[tuple[_Session, Sequence[Variant], Path | None]]:
-        """Give what measures, what is measured, and where the report goes."""
         opened = self.opened_run(self.run).attributed()
-        share = share_of(self.part) or Share(0, 1)
-        variants = choose_variants(self.codecs)[share.part :: share.n_parts]
+        variants = choose_variants(self.codecs)
         asked = parse_bounds(self.bounds) if isinstance(self.bounds, str) else self.bounds
         chosen = choose_steps(opened, steps_of(opened, self.steps))
         if len(chosen) < 2:
@@ -151,8 +111,7 @@ class Bench(EvaluatorRequest, Computing, OnEngine, Reading, Request[BenchReport]
                 f"--optimizer {self.optimizer}", remedy=f"choose one of {', '.join(OPTIMIZER_CHOICES)}"
             )
         folder = Path(self.output) if self.output is not None else None
-        resolved = self.resolve(opened)
-        with Judge([resolved], opened.__getitem__, Bounds()) as judge:
+        with Judge([self.resolve(opened)], opened.__getitem__, Bounds()) as judge:
             measurer = Measurer(
                 run=opened,
                 steps=chosen,
@@ -162,28 +121,24 @@ class Bench(EvaluatorRequest, Computing, OnEngine, Reading, Request[BenchReport]
                 device=resolve_device(self.device),
                 threads=self.threads,
             )
+            points = None if folder is None else folder / "points"
             session = _Session(
                 measurer=measurer,
-                store=_store(folder),
+                store=ResultStore(points, "point", partial(parse_record, Point)),
                 bounds=tuple(DEFAULT_BOUNDS if asked is None else asked),
                 strict=asked is not None,
                 refine=self.refine,
                 progress=self.progress,
             )
-            yield session, variants, folder if self.part is None else None
+            return session.run_all(variants, folder)
 
 
 bench = python_call(Bench)
 
 
-def _store(folder: Path | None) -> ResultStore[Point]:
-    place = None if folder is None else folder / _POINTS_FOLDER
-    return ResultStore(place, "point", partial(parse_record, Point))
-
-
 @dataclass(kw_only=True)
 class _Session:
-    """One bench: what is measured already, which points of that are its own, and how far it is."""
+    """One bench: what it measured, and how far it is."""
 
     measurer: Measurer
     store: ResultStore[Point]
@@ -194,8 +149,6 @@ class _Session:
     points: dict[str, list[Point]] = field(default_factory=dict)
     measured: int = 0
     resumed: int = 0
-    fresh: set[str] = field(default_factory=set)
-    is_shared_out: bool = False
     begun: float = field(default_factory=time.perf_counter)
     _warm: set[str] = field(default_factory=set)
     _done: int = 0
@@ -233,14 +186,12 @@ class _Session:
         self, label: str, key: dict[str, Any], measure: Callable[[Callable[[int], None]], Point]
     ) -> Point:
         """Return a point that was measured before, or measure and keep it."""
-        begun, name = self._done, self.store.name_of(label, key)
-        point = self.store.load(label, key)
+        begun, point = self._done, self.store.load(label, key)
+        self.resumed += point is not None
+        self.measured += point is None
         if point is None:
             point = measure(lambda done: self._advance(begun + done, label))
             self.store.keep(label, key, point.to_json())
-            self.fresh.add(name)
-        self.measured += name in self.fresh
-        self.resumed += name not in self.fresh
         self._advance(begun + len(self.measurer.steps), label, point)
         # Kept here as well as by the sweep, which an interruption may cut off.
         self.points.setdefault(label, []).append(point)
@@ -292,8 +243,6 @@ class _Session:
         notes = []
         if self.measurer.optimizer == "drop":
             notes.append("the optimizer's state is left out (--optimizer drop), which makes sweeps fast")
-        if self.is_shared_out:
-            notes.append("codecs were measured beside each other, which slows each of them")
         own = [
             one.label for one in variants if one.optimizer(self.measurer.optimizer) != self.measurer.optimizer
         ]
@@ -313,12 +262,12 @@ class _Session:
 def sweep(
     variant: Variant, bounds: Sequence[Bound], measure: Callable[[float | None], Point], refine: int
 ) -> list[Point]:
-    """Measure a codec over its knob, then closer to each bound (`inshrink_lab.bench.sweep.Sweep`).
+    """Measure a codec over its knob from fine to coarse, then closer to each bound.
 
     Parameters
     ----------
     variant
-        The codec and what of it is held.
+        The codec and its settings that are held.
     bounds
         What is asked for.
     measure
@@ -332,23 +281,26 @@ def sweep(
     list of Point
         Every point measured, from the most faithful to the smallest.
     """
-
-    def outcomes(values: Sequence[float | None]) -> list[Outcome[float | None]]:
-        points = [measure(value) for value in values]
-        return [
-            Outcome(value, any(bound.holds(one) for bound in bounds), one.ratio_weights or 0.0, 0.0, one)
-            for value, one in zip(values, points, strict=True)
-        ]
-
     knob = variant.knob
-    holds = [partial(_holds, bound) for bound in bounds]
-    found = {
-        one.point: one.result
-        for one in explore(Sweep(knob=knob, holds=holds, refine=refine), outcomes).outcomes
-    }
-    from_coarse = knob is not None and knob.values[0] > knob.values[-1]
-    return [found[value] for value in sorted(found, key=lambda value: value or 0.0, reverse=from_coarse)]
-
-
-def _holds(bound: Bound, outcome: Outcome[float | None]) -> bool:
-    return bound.holds(outcome.result)
+    if knob is None:
+        return [measure(None)]
+    found: dict[float, Point] = {}
+    misses = 0
+    for value in knob.values:
+        found[value] = measure(value)
+        misses = 0 if any(bound.holds(found[value]) for bound in bounds) else misses + 1
+        if misses == _PATIENCE:
+            break
+    for bound in bounds:
+        for _ in range(refine):
+            ratios = {value: one.ratio_weights or 0.0 for value, one in found.items() if bound.holds(one)}
+            best = max(ratios, key=ratios.__getitem__, default=None)
+            gaps = {
+                abs(value - best): value
+                for value in found
+                if best is not None and knob.is_coarser(value, best)
+            }
+            if best is None or not gaps or (middle := knob.between(best, gaps[min(gaps)])) in found:
+                break
+            found[middle] = measure(middle)
+    return [found[value] for value in sorted(found, reverse=knob.values[0] > knob.values[-1])]

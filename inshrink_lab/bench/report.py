@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import html
-import io
 import json
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from inshrink_core.errors import InputError, MissingExtraError
+from inshrink_core.errors import InputError
 from inshrink_core.execution import write_whole
 from inshrink_core.report import Report
 from inshrink_core.search.bounds import Bounds, Figures
-from inshrink_core.text import (
-    UNKNOWN,
-    csv_cell,
-    duration,
-    nats,
-    percent,
-    plain,
-    printable,
-    rate,
-    ratio,
-    size,
-    steps_in_short,
-)
+from inshrink_core.text import UNKNOWN, duration, nats, percent, printable, ratio, steps_in_short
 from inshrink_core.verbs.shared.showing import show_facts, show_notes, show_table
 
 if TYPE_CHECKING:
@@ -39,30 +23,10 @@ if TYPE_CHECKING:
 REPEAT: Final = "repeat"
 """Label of the previous checkpoint in the place of each one: a baseline that stores nothing."""
 
-_WIDE: Final = 110
-"""Columns from which a terminal has room for everything behind a ratio."""
-
-ROWS_FILE: Final = "bench.csv"
 POINTS_FILE: Final = "points.json"
-PLOTS_FILE: Final = "bench.html"
 
-# By kind of bound: the figure of a point, the title of its axis, how its numbers are written, and its scale.
-# A drop may be negative or zero, a divergence spans decades.
-_AXES: Final = {
-    "drop": ("max_drop", "drop of {metric}, the worst step", ".2%", "linear"),
-    "divergence": ("mean_divergence", "mean divergence, nats", ".3g", "log"),
-}
-
-_PAGE: Final = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>inshrink bench</title>
-<style>body{{font-family:sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem}}</style></head>
-<body><h1>Ratio and fidelity</h1>
-<p>Every dot is a measured chain, keyframe and headers included; further right and lower is better.
-Dotted lines are the bounds, the dashed line is the previous checkpoint
-in the place of each one, which stores nothing.</p>
-{figures}
-</body></html>
-"""
+_FIGURES: Final = {"drop": "max_drop", "divergence": "mean_divergence"}
+"""The figure of a point, by kind of bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +108,7 @@ class Bound:
     limit: float
 
     def __post_init__(self) -> None:
-        if self.kind not in _AXES:
+        if self.kind not in _FIGURES:
             raise InputError(f"there is no bound '{self.kind}'", remedy="bound drop or divergence")
         if not math.isfinite(self.limit) or self.limit < 0:
             raise InputError(
@@ -153,7 +117,7 @@ class Bound:
 
     def figure(self, point: Point) -> float | None:
         """Return what of a point is bounded."""
-        figure: float | None = getattr(point, _AXES[self.kind][0])
+        figure: float | None = getattr(point, _FIGURES[self.kind])
         return figure
 
     def holds(self, point: Point) -> bool:
@@ -316,10 +280,9 @@ class BenchReport(Report):
         return tuple(bound for bound in self.bounds if any(map(bound.holds, self.points.get(REPEAT, ()))))
 
     def show(self, console: Console) -> None:
-        """Print the ratios, where each comes from, what they cost, and what to know of all."""
+        """Print the ratios, where each comes from, and what to know of all."""
         _show_ratios(console, self)
         _show_rows(console, self.rows)
-        _show_costs(console, self.points)
         console.print()
         show_facts(
             console,
@@ -334,40 +297,17 @@ class BenchReport(Report):
         )
         show_notes(console, self.notes)
 
-    def to_csv(self) -> str:
-        """Return the rows as CSV; a config is JSON in its cell, what is not known an empty one."""
-        text = io.StringIO()
-        rows = [row.to_json() for row in self.rows]
-        writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else ["codec"], lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            told = row | {"config": json.dumps(row["config"])}
-            writer.writerow({name: csv_cell(value) for name, value in told.items()})
-        return text.getvalue()
-
     def write(self, folder: Path) -> BenchReport:
-        """Write rows (CSV), points (JSON) and plots (HTML); return the report that names them.
+        """Write rows and points as JSON; return the report that names the file.
 
         Raises
         ------
         StorageError
             The disk is full, or refuses.
         """
-        texts = {
-            ROWS_FILE: self.to_csv(),
-            POINTS_FILE: json.dumps(
-                {**self.to_json(), "points": [p.to_json() for group in self.points.values() for p in group]},
-                indent=1,
-            ),
-        }
-        notes = self.notes
-        try:
-            texts[PLOTS_FILE] = plots_html(self.points, self.bounds, self.metric)
-        except MissingExtraError as error:
-            notes = (*notes, f"no plots: {error}")
-        for name, text in texts.items():
-            write_whole(folder / name, text)
-        return replace(self, notes=notes, files=tuple(str(folder / name) for name in texts))
+        points = [point.to_json() for group in self.points.values() for point in group]
+        write_whole(folder / POINTS_FILE, json.dumps({**self.to_json(), "points": points}, indent=1))
+        return replace(self, files=(str(folder / POINTS_FILE),))
 
 
 def _show_ratios(console: Console, report: BenchReport) -> None:
@@ -387,46 +327,23 @@ def _show_ratios(console: Console, report: BenchReport) -> None:
     console.print()
 
 
-def _show_costs(console: Console, points: Mapping[str, Sequence[Point]]) -> None:
-    """Print what each codec costs: the median over its measured configurations."""
-    rows = (
-        (
-            printable(label),
-            str(len(group)),
-            rate(_median([point.encode_mb_per_s for point in group])),
-            rate(_median([point.decode_mb_per_s for point in group])),
-            duration(_median([point.restore_seconds for point in group])),
-            size(_median([point.peak_memory_bytes for point in group])),
-        )
-        for label, group in points.items()
-        if label != REPEAT
-    )
-    console.print()
-    show_table(console, ("codec", "configurations", "encode", "decode", "restore", "memory"), rows)
-
-
 def _show_rows(console: Console, rows: Sequence[BoundRow]) -> None:
-    """Print where each ratio comes from."""
-    headings = ("codec", "bound", "of all", "of weights", "drop", "divergence", "gain", "noise", "knob")
-    shown = len(headings) if console.width >= _WIDE else 6
-    cells = []
-    for position, row in enumerate(rows):
-        if row.codec == REPEAT and position:
-            continue  # the previous checkpoint is the same under every bound
-        values: Mapping[str, Any] = row.to_json()
-        whole = (
+    """Print where each ratio comes from; the previous checkpoint, the same under every bound, once."""
+    cells = (
+        (
             printable(row.codec),
             "" if row.codec == REPEAT else _limit(row.bound.kind, row.bound.limit),
-            ratio(values["ratio_total"]),
-            ratio(values["ratio_weights"]),
-            percent(values["max_drop"]),
-            nats(values["mean_divergence"]),
-            plain(values["restore_gain"], 3),
-            plain(values["restore_noise"], 3),
+            ratio(row.keeping and row.keeping.ratio_total),
+            ratio(row.keeping and row.keeping.ratio_weights),
+            percent(row.point and row.point.max_drop),
+            nats(row.point and row.point.mean_divergence),
             _knob(row),
         )
-        cells.append(whole[:shown])
-    show_table(console, headings[:shown], cells, left=(0, 8))
+        for place, row in enumerate(rows)
+        if not place or row.codec != REPEAT
+    )
+    headings = ("codec", "bound", "of all", "of weights", "drop", "divergence", "knob")
+    show_table(console, headings, cells, left=(0, 6))
 
 
 def _ratios(row: BoundRow) -> str:
@@ -449,67 +366,3 @@ def _knob(row: BoundRow) -> str:
 def _limit(kind: str, limit: float) -> str:
     """Return a bound as a heading."""
     return f"≤ {limit * 100:g} %" if kind == "drop" else f"≤ {limit:g} nat"
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
-
-
-def plots_html(points: Mapping[str, Sequence[Point]], bounds: Sequence[Bound], metric: str) -> str:
-    """Return a page with a figure for each kind of bound, which needs no network: the drawing code is in it.
-
-    Raises
-    ------
-    MissingExtraError
-        plotly is not installed.
-    """
-    try:
-        import plotly.graph_objects as go
-    except ImportError as error:
-        raise MissingExtraError("plotly", "app") from error
-    parts: list[str] = []
-    for kind in dict.fromkeys(bound.kind for bound in bounds):
-        figure = go.Figure()
-        _draw(figure, kind, points, bounds)
-        _, title, number, scale = _AXES[kind]
-        figure.update_layout(
-            xaxis={"title": "ratio of the weights", "type": "log"},
-            yaxis={"title": title.format(metric=metric), "tickformat": number, "type": scale},
-            template="plotly_white",
-            height=560,
-        )
-        parts.append(figure.to_html(full_html=False, include_plotlyjs=not parts))
-    return _PAGE.format(figures="\n".join(parts))
-
-
-def _draw(figure: Any, kind: str, points: Mapping[str, Sequence[Point]], bounds: Sequence[Bound]) -> None:
-    """Draw what is known of one kind of bound: codecs in the order of their knobs, limits, the baseline."""
-    name, _, _, scale = _AXES[kind]
-    known = {
-        label: [point for point in group if getattr(point, name) is not None]
-        for label, group in points.items()
-    }
-    for label, group in known.items():
-        if label != REPEAT and group:
-            figure.add_scatter(
-                x=[point.ratio_weights for point in group],
-                y=[getattr(point, name) for point in group],
-                mode="lines+markers",
-                name=html.escape(label, quote=False),
-                text=[html.escape(json.dumps(dict(point.config)), quote=False) for point in group],
-                hovertemplate="%{x:.3g}×, %{y:.3g}<br>%{text}",
-            )
-    for bound in bounds:
-        if bound.kind == kind and (bound.limit > 0 or scale == "linear"):
-            figure.add_hline(y=bound.limit, line_dash="dot", line_color="#888", line_width=1)
-    ratios = [p.ratio_weights for group in known.values() for p in group if p.ratio_weights is not None]
-    for stale in known.get(REPEAT, []) if ratios else []:
-        # A trace, since an annotation of a line is misplaced on a logarithmic axis.
-        figure.add_scatter(
-            x=[min(ratios), max(ratios)],
-            y=[getattr(stale, name)] * 2,
-            mode="lines",
-            name="previous checkpoint",
-            line={"dash": "dash", "color": "#444"},
-        )
