@@ -1,7 +1,7 @@
 """Numba kernels of shaped rounding: sixteen rows at a time, one to a lane of a vector.
 
-`inshrink_core.ops.shaping` has the
-versions in plain torch. Parts of spacings, and their sums, are whole float64 numbers below 2**53: exact in any order,
+`inshrink_core.ops.shaping` has the versions in plain
+torch. Parts of spacings, and their sums, are whole float64 numbers below 2**53: exact in any order,
 fused or not, and as fast in vectors as no 64-bit integer is.
 """
 

@@ -1,7 +1,7 @@
 """The lattice codec in Triton: rounding, its inverse and the thresholds of matched gain.
 
-`inshrink_core.ops.lattice` has the
-versions in plain torch. Importing this module needs Triton. What decides a threshold is integers, so no result depends on
+`inshrink_core.ops.lattice` has the versions in plain
+torch. Importing this module needs Triton. What decides a threshold is integers, so no result depends on
 the order in which programs add their counts. Kernels are launched without fused multiply-add, which would
 round once where the rule rounds twice; every float operation is one of the reference's.
 """

@@ -3,8 +3,8 @@
 Both ways, each row is one column behind the row above. Programs wait for each other by launches: in each
 all go on by some columns, two launches behind the program of the rows above.
 
-`inshrink_core.ops.shaping` has the
-versions in plain torch. Importing this module needs Triton. Parts of spacings are integers; what floats come before them
+`inshrink_core.ops.shaping` has the versions in plain
+torch. Importing this module needs Triton. Parts of spacings are integers; what floats come before them
 is single operations, launched without fused multiply-add.
 """
 
