@@ -20,7 +20,7 @@ from tests.ops.interpreted import NEEDS_GPU, NEEDS_TRITON, outcomes
 from tests.strategies import normal
 
 LATTICE = Lattice(2.0**-10, 256, 4.0, 2**24 - 1)
-NEAREST = torch.zeros(1, dtype=torch.int32)
+NEAREST = 0
 
 
 def uneven(n: int, octaves: float = 8.0) -> torch.Tensor:
@@ -29,16 +29,16 @@ def uneven(n: int, octaves: float = 8.0) -> torch.Tensor:
     return turned @ torch.diag(torch.logspace(0, -octaves, n, base=2.0, dtype=torch.float64)) @ turned.T
 
 
-def factors_of(matrix: torch.Tensor, damping: float = 1.0, noise: float = 0.0):
+def factors_of(matrix: torch.Tensor, damping: float = 1.0):
     n = matrix.shape[0]
     signs = signs_of(n)
-    return factorize(matrix.numpy() @ signs, signs, float(matrix.trace()), (damping,), noise)[0]
+    return factorize(matrix.numpy() @ signs, signs, float(matrix.trace()), (damping,))[0]
 
 
 def changes_by(backend, device, *arguments):
     with force_backend(backend):
         found = shape_changes(arguments[0].to(device), *arguments[1:])
-    return found.changes.cpu().view(torch.int32), found.leads
+    return found.changes.cpu().view(torch.int32), found[1:]
 
 
 def check_back_ends_agree(device, backend=Backend.CUDA, shapes=((18, 9), (20, 40))):
@@ -47,15 +47,14 @@ def check_back_ends_agree(device, backend=Backend.CUDA, shapes=((18, 9), (20, 40
         values[1], values[3], values[4] = float("nan"), 1e30, -float("inf")
         integers = torch.randint(-3000, 3000, (rows * n,), dtype=torch.int32, generator=torch.Generator())
         base = values + 15 * normal((rows * n,), 4)
-        by_row = torch.arange(rows, dtype=torch.int32) * 50
         of_columns, of_rows = factors_of(uneven(n)), factors_of(uneven(rows))
-        starts = ((None, NEAREST), (base, NEAREST), (base, NEAREST + 900), (base, by_row))
-        for (start, grades), down in itertools.product(starts, (None, of_rows)):
-            arguments = (values, start, integers, LATTICE, grades, of_columns, down)
+        starts = ((None, NEAREST), (base, NEAREST), (base, 900))
+        for (start, grade), down in itertools.product(starts, (None, of_rows)):
+            arguments = (values, start, integers, LATTICE, grade, of_columns, down)
             expected = changes_by(Backend.REFERENCE, "cpu", *arguments)
             found = changes_by(backend, device, *arguments)
             assert torch.equal(expected[0], found[0])
-            assert torch.equal(expected[1], found[1])
+            assert expected[1] == found[1]
 
 
 CHECKS = [check_back_ends_agree]
@@ -76,11 +75,11 @@ def test_a_gpu_rounds_as_the_reference_does():
     check_back_ends_agree("cuda", shapes=((1, 8), (16, 33), (37, 150)))
 
 
-@pytest.mark.parametrize(("n", "noise"), [(8, 0.0), (34, 0.0), (34, 0.9)])
-def test_compiled_factors_are_those_of_the_reference(n, noise):
-    found = factors_of(uneven(n), noise=noise)
+@pytest.mark.parametrize("n", [8, 34])
+def test_compiled_factors_are_those_of_the_reference(n):
+    found = factors_of(uneven(n))
     with force_backend(Backend.REFERENCE):
-        expected = factors_of(uneven(n), noise=noise)
+        expected = factors_of(uneven(n))
     assert np.array_equal(found.gains, expected.gains)
     assert np.array_equal(found.directions, expected.directions)
     assert found[2:] == expected[2:]
@@ -114,15 +113,6 @@ def test_errors_fed_both_ways_cost_the_product_of_both_shares():
 
     share = cost(shaped) / cost((values * 4).round())
     assert abs(share / (sides[0].share * sides[1].share) - 1) < 0.3
-
-
-def test_noise_that_is_told_is_no_part_of_a_matrix():
-    matrix = uneven(96)
-    level = float(matrix.trace()) / 96
-    noisy = matrix + 1.5 * level * torch.eye(96, dtype=torch.float64)
-    known, told, untold = factors_of(matrix), factors_of(noisy, noise=96 * 1.5 * level), factors_of(noisy)
-    assert abs(told.share - known.share) < 0.15
-    assert untold.share > told.share + 0.05
 
 
 def test_a_white_matrix_is_said_to_gain_nothing():
@@ -186,7 +176,7 @@ def test_numba_sketches_as_the_reference_does(values):
 @pytest.mark.parametrize("n", [9, 20, 40])
 def test_numba_factorizes_as_the_reference_does(n):
     matrix, signs = uneven(n), signs_of(n)
-    arguments = (matrix.numpy() @ signs, signs, float(matrix.trace()), (0.1, 2.0), 0.01)
+    arguments = (matrix.numpy() @ signs, signs, float(matrix.trace()), (0.1, 2.0))
     found = factorize(*arguments)
     with force_backend(Backend.REFERENCE):
         expected = factorize(*arguments)
