@@ -151,7 +151,7 @@ def rows_of(megabytes: float, device: str) -> list[dict[str, object]]:
     walk = states(megabytes, device)
     n_bytes = walk[0].numel() * 4
     lattice: dict[str, Any] = {"coarseness": COARSENESS}
-    symbols: dict[str, Any] = {"bins": BINS, "protect": 0.0, "entropy": "rans"}
+    symbols: dict[str, Any] = {"bins": BINS, "protect": 0.0}
     ways: list[tuple[str, str, Callable[[], Way]]] = [
         ("lattice", "whole codec", lambda: whole_codec("lattice", lattice, walk)),
         ("inshrinkerator", "whole codec", lambda: whole_codec("inshrinkerator", symbols, walk)),

@@ -308,7 +308,6 @@ def settings(parity: Parity) -> None:
     config = parity.scratch / "config.toml"
     config.write_text(_CONFIG)
     _archived(parity, "overrides", run, "--config", str(config))
-    _archived(parity, "shaped", run, "--set", "shaping=auto", "--optimizer", "shaped")
     _archived(parity, "gamma 0", run, "--set", "gamma=0", "--coarseness", "4")
     _archived(
         parity,

@@ -191,7 +191,7 @@ def _frame(
     tensors = [tensor + 1e-3 * one for tensor, one in zip(model.values(), noise, strict=True)]
     if not at:
         return tensors, {"gradient": firsts}
-    return tensors, {"moment_before": [lambda one=one: (one, 0.0) for one in firsts]}
+    return tensors, {"moment_before": [lambda one=one: one for one in firsts]}
 
 
 def _compress(compressor: zstandard.ZstdCompressor, raw: list[bytes]) -> None:
@@ -213,7 +213,6 @@ def main(quick: bool = False) -> Path:
     settings: list[tuple[str, dict[str, Any]]] = [
         ("inshrinkerator", {}),
         ("inshrinkerator", {"bins": 16}),
-        ("inshrinkerator", {"entropy": "rans"}),
         ("lattice", {"coarseness": 2.5}),
         ("lossless", {}),
     ]

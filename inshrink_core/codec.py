@@ -221,11 +221,6 @@ class TensorReference(ABC):
     def nbytes(self) -> int:
         """Memory the state holds, in bytes."""
 
-    @property
-    def noise(self) -> float:
-        """Share of the values' sum of squares that is rounding errors, where the state knows of it."""
-        return 0.0
-
     def decoded_anew(self) -> Tensor:
         """Return the tensor, one that the caller may write to."""
         return self.decoded().clone()
@@ -293,8 +288,8 @@ class BaseReference(TensorReference):
         return 0
 
 
-DecodedMoment: TypeAlias = "Callable[[], tuple[Tensor, float]]"
-"""Decodes a first moment or momentum, with `TensorReference.noise` of it."""
+DecodedMoment: TypeAlias = "Callable[[], Tensor]"
+"""Decodes a first moment or momentum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,6 +448,9 @@ class Codec(ABC, Generic[_Plan, _State]):
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
     """The closed range of a setting that is a number, by its name; whole numbers between whole bounds."""
 
+    constants: ClassVar[Mapping[str, Any]] = {}
+    """What frames record among the settings although it cannot be set."""
+
     lossy: ClassVar[bool] = True
 
     stores_weights: ClassVar[bool] = True
@@ -495,7 +493,7 @@ class Codec(ABC, Generic[_Plan, _State]):
 
     def settings(self) -> dict[str, Any]:
         """Return all settings as JSON values: what a frame says of how it was made."""
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), **self.constants}
 
     @classmethod
     def is_exact(cls, settings: Mapping[str, Any]) -> bool:
@@ -861,13 +859,14 @@ def make_codec(name: str, settings: Mapping[str, Any] | AnyCodec | None) -> AnyC
             raise ConfigError(f"a {type(settings).__name__} does not configure the codec '{name}'")
         return settings
     known = [one.name for one in dataclasses.fields(kind)]
-    for setting in settings or {}:
+    settings = dict(one for one in (settings or {}).items() if one not in kind.constants.items())
+    for setting in settings:
         if setting not in known:
             raise ConfigError(
                 f"the codec '{name}' has no setting '{setting}'", remedy=f"it has: {', '.join(known)}"
             )
     try:
-        return kind(**(settings or {}))
+        return kind(**settings)
     except TypeError as error:
         raise ConfigError(f"the settings of the codec '{name}' have a wrong type ({error})") from error
 

@@ -224,7 +224,7 @@ class Watch(Compress):
             until=STEPS[-1],
             codec="lattice",
             settings={"shaping": "auto"},
-            optimizer="shaped",
+            optimizer="compressed",
             keyframe_every=3,
             threads=1,
             progress=lambda now: (

@@ -29,13 +29,12 @@ _GIANTS: Final = ((1 << 40,), (1 << 20, 1 << 30), (1 << 62,), (1 << 63,), (1 << 
 
 _CONFIGS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
     ("lattice", {}),
-    ("lattice", {"contexts": "none", "coarseness": 30.0}),
+    ("lattice", {"coarseness": 30.0}),
     ("lattice", {"exact": True}),
     ("lattice", {"coarseness": 0.01}),
-    ("inshrinkerator", {"vectors": "bfloat16", "buffers": "bfloat16"}),
-    ("inshrinkerator", {"entropy": "rans", "protect": 0.2}),
+    ("inshrinkerator", {"protect": 0.2}),
     ("inshrinkerator", {"bins": 4, "prune": 0.5, "protect": 0.0}),
-    ("inshrinkerator", {"bins": 200, "centroids": "stored", "codebook": "refit"}),
+    ("inshrinkerator", {"bins": 200, "codebook": "refit"}),
     ("lc-checkpoint", {"keyframe": "quantized"}),
     ("lc-checkpoint", {"coder": "rans", "bits": 6}),
     ("excp", {"keyframe": "quantized"}),
@@ -49,7 +48,6 @@ _CONFIGS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
     ("context", {}),
     ("moments", {"preset": "fidelity"}),
     ("moments", {"preset": "ratio"}),
-    ("moments", {"preset": "shaped"}),
     ("lossless", {}),
 )
 

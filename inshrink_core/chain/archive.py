@@ -477,10 +477,8 @@ class Archive(Mapping[int, Checkpoint]):
             companion = described.companion_spec(spec, TensorRole.EXP_AVG, TensorRole.MOMENTUM)
             moment = None if companion is None else partial(archive._moment, earlier, companion.key)
 
-    def _moment(self, info: FrameInfo, key: str) -> tuple[Tensor, float]:
-        """Return a first moment, and what of it is rounding noise."""
-        moment, reference = self.decode(info, key)
-        return moment, reference.noise
+    def _moment(self, info: FrameInfo, key: str) -> Tensor:
+        return self.decode(info, key)[0]
 
     def _decode(self, info: FrameInfo, key: str) -> tuple[Tensor, TensorReference]:
         cells = self._tensors(info)[1].get(key)

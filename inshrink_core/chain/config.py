@@ -16,7 +16,7 @@ from inshrink_core.errors import ConfigError, InputError
 _MOMENTS_CODEC = "moments"
 """The default codec of optimizer state."""
 
-_MOMENTS: Mapping[str, str] = {"compressed": "fidelity", "shaped": "shaped", "compact": "ratio"}
+_MOMENTS: Mapping[str, str] = {"compressed": "fidelity", "compact": "ratio"}
 """Preset of the moments codec by how the user asked for optimizer state."""
 
 OPTIMIZER_CHOICES = ("exact", *_MOMENTS, "drop")
@@ -80,10 +80,9 @@ class ChainConfig:
         Settings for some of the tensors it encodes; later ones win.
     optimizer
         How optimizer state is stored that the codec leaves to others. ``exact`` keeps it bit for bit;
-        ``compressed`` keeps second moments to an octave and the direction of first moments, ``shaped`` does
-        so with coarser first moments whose errors lie where the loss is flat, ``compact`` keeps second
-        moments as rank-one factors only (`inshrink_core.codecs.moments.codec`); all three store master
-        weights as the lattice codec stores weights. ``drop`` leaves it out, so that training
+        ``compressed`` keeps second moments to an octave and the direction of first moments, ``compact``
+        keeps second moments as rank-one factors only (`inshrink_core.codecs.moments.codec`); both store
+        master weights as the lattice codec stores weights. ``drop`` leaves it out, so that training
         cannot be resumed without warming the optimizer up again. By default `default_optimizer`; whatever
         the moments codec has no rule for is stored exactly, tensor by tensor.
     keyframe_every

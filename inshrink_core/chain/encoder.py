@@ -275,7 +275,7 @@ class FrameEncoder:
             if codec.uses_restored and (start := restored(spec)) is not None:
                 item = replace(item, restored=start.to(devices[place]))
             if moment is not None:
-                item = replace(item, moment_before=lambda: (moment.decoded(), moment.noise))
+                item = replace(item, moment_before=moment.decoded)
             plan = plans[place] if place else plan_of[id(codec)]
             encoded = codec.encode(item, plan, old.pop(spec.key, None))
             counts = codec.lossy and spec.role in MODEL_ROLES

@@ -12,7 +12,7 @@ from inshrink_core.chain.base import BaseRecord
 from inshrink_core.chain.config import is_exact
 from inshrink_core.chain.meta import WRITTEN, decoding_nbytes, spec_of
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, FileLayout, TensorRole, TensorSpec
-from inshrink_core.codec import FALLBACK_CODEC, get_codec
+from inshrink_core.codec import FALLBACK_CODEC, get_codec, make_codec
 from inshrink_core.errors import ConfigError, TooLargeError
 from inshrink_core.formats.write import restorable_layout, written_nbytes
 from inshrink_core.frame import FrameInfo
@@ -143,18 +143,6 @@ class ArchiveSize:
         """Bits of the archive that hold one weight of one step, in mean."""
         return bits_per_parameter(self.weights_nbytes, sum(frame.n_weights for frame in self.frames))
 
-    def bits_by_tensor(self) -> dict[str, float]:
-        """Return the bits per weight that each weight's and buffer's own blocks take, by key, in mean."""
-        nbytes: dict[str, int] = {}
-        n_values: dict[str, int] = {}
-        for frame in self.frames:
-            for tensor in frame.tensors:
-                if tensor.spec.role in MODEL_ROLES and tensor.spec.numel:
-                    key = tensor.spec.key
-                    nbytes[key] = nbytes.get(key, 0) + tensor.nbytes
-                    n_values[key] = n_values.get(key, 0) + tensor.spec.numel
-        return {key: 8 * size / n_values[key] for key, size in nbytes.items()}
-
 
 def frame_size(archive: Archive, info: FrameInfo) -> FrameSize:
     """Return the sizes of one frame; reads its index alone."""
@@ -228,7 +216,7 @@ def _rule_of(meta: Mapping[str, Any], info: FrameInfo) -> Callable[[TensorSpec, 
     """Return what tells, by spec and bitstream, whether a block of a frame holds the original's bits."""
     codec, settings = str(meta.get("codec", FALLBACK_CODEC)), meta.get("config", {})
     try:
-        roles = get_codec(codec)(**settings).takes()
+        roles = make_codec(codec, settings).takes()
     except (ConfigError, TypeError):
         # A codec or a setting that is not known here: then nothing tells which bits are the original's.
         return lambda spec, bitstream: False

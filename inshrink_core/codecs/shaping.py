@@ -14,43 +14,33 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.codec import DecodedMoment, TensorInput
 from inshrink_core.codecs.foretold import bits_of
 from inshrink_core.ops.flat import as_float32
-from inshrink_core.ops.lattice import GAIN_SLACK, MAX_GRADE, MIN_GRADE, Gain, Lattice
+from inshrink_core.ops.lattice import GAIN_SLACK, MAX_GRADE, MIN_GRADE, Lattice
 from inshrink_core.ops.shaping import SKETCH_BITS, SKETCHED, Factors, factorize, shape_changes, sketch_sides
-
-_DAMPING: Final = 2.0
-"""Means of the diagonal of H that are added to it: stronger feedback makes deltas a fresh draw."""
 
 BARE: Final = 0.1
 """Damping at which the share tells how uneven H is, sampling noise apart."""
 
-_DAMPINGS: Final = (BARE, 0.5, 1.0, _DAMPING, 4.0, 8.0)
-"""What ``auto`` chooses from, but for the first."""
+_DAMPINGS: Final = (BARE, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Means of the diagonal of H that are added to it: stronger feedback makes deltas a fresh draw. All but the
+first are chosen from."""
 
 _MOST_BARE: Final = 0.5
-"""Share at that damping beyond which ``auto`` feeds nothing along a side: its inputs are nearly white."""
+"""Share at that damping beyond which nothing is fed along a side: its inputs are nearly white."""
 
 _WORTHWHILE: Final = 0.97
-"""Of plain rounding's bits, at most what ``auto`` shapes for: less is within what is not foretold."""
-
-_MOST_SHARE: Final = 0.8
-"""From this share of plain rounding's cost on nothing is gained: inputs are nearly white."""
+"""Of plain rounding's bits, at most what is shaped for: less is within what is not foretold."""
 
 _POWER: Final = -0.33
 """Of the share, by which the spacing is coarser."""
 
 _LEAST_SHARE: Final = 0.05
 """Less than that is foretold only by a sketch of too few moments."""
-
-_DOUBT: Final = 0.5
-"""Samples a column at which half of a promise, in octaves, is believed: errors cost five times what the
-first moments of one frame foretell, and about as much as those of ten (``docs/design.md``)."""
 
 _SIDES: Final = (8, 1 << 14)
 """Columns of a matrix that is shaped; wider ones would leave G no bits."""
@@ -73,26 +63,18 @@ class Side:
     ----------
     sketch : (n, 32)
         H times `signs_of`.
-    trace, noise
-        Of H, and how much of it is rounding errors.
-    samples
-        Rows of the moments so far (of its columns: of their transposes).
-    dampings
-        Of the factors.
+    trace
+        Of H.
     """
 
     sketch: NDArray[np.float64]
     trace: float
-    noise: float
-    samples: int
-    dampings: Sequence[float]
 
     @functools.cached_property
     def factors(self) -> Mapping[float, Factors]:
         """Of H, by damping; found when they are first asked for."""
         signs = signs_of(self.sketch.shape[0])
-        found = factorize(self.sketch, signs, self.trace, self.dampings, self.noise)
-        return dict(zip(self.dampings, found, strict=True))
+        return dict(zip(_DAMPINGS, factorize(self.sketch, signs, self.trace, _DAMPINGS), strict=True))
 
     @property
     def nbytes(self) -> int:
@@ -101,15 +83,9 @@ class Side:
         return self.sketch.nbytes + sum(2 * one.gains.nbytes for one in known.values())
 
     @property
-    def certainty(self) -> float:
-        """What is left, as a power, of the share that a sketch of so few samples promises."""
-        return float(self.samples / (self.samples + _DOUBT * self.sketch.shape[0]))
-
-    @property
     def choices(self) -> tuple[Factors, ...]:
         """What may be fed along this side; nothing where H is not uneven enough, or that is not known."""
-        bare = self.factors.get(BARE)
-        if bare is None or not bare.share <= _MOST_BARE:
+        if not self.factors[BARE].share <= _MOST_BARE:
             return ()
         return tuple(self.factors[damping] for damping in _DAMPINGS[1:])
 
@@ -135,49 +111,10 @@ class Shaping:
         """Bytes of sketches and factors."""
         return self.columns.nbytes + (0 if self.rows is None else self.rows.nbytes)
 
-    def is_fed(self, shaping: str) -> bool:
-        """Whether anything may be fed forward, by the setting of the codec of weights."""
-        if shaping == "auto":
-            return bool(self.columns.choices or (self.rows is not None and self.rows.choices))
-        return self.fed() is not None
-
-    def fed(self) -> Fed | None:
-        """Return what to feed forward as a setting says; None where little is gained."""
-        columns = self.columns.factors.get(_DAMPING)
-        if columns is None:
-            return None
-        by_row = None if self.rows is None else self.rows.factors.get(_DAMPING)
-        if by_row is not None and by_row.share >= _MOST_SHARE:
-            by_row = None
-        return None if by_row is None and columns.share >= _MOST_SHARE else Fed(columns, by_row)
-
-    def for_moment(self, size: float) -> tuple[Fed, float] | None:
-        """Return what to feed forward where a first moment is rounded, and how much wider its unit may be.
-
-        It is not stored as a change, so what is fed to it costs no more than what it adds to its size.
-
-        Parameters
-        ----------
-        size
-            Mean square of the moment in units of plain rounding.
-
-        Returns
-        -------
-        fed, wider
-            At about an equal cost; None where the matrix is nearly white, or has few rows.
-        """
-        along, down = self.columns.choices, () if self.rows is None else self.rows.choices
-        if self.rows is None or not (along or down):
-            return None
-
-        def share(fed: Fed) -> float:
-            by_row = 1.0 if fed.rows is None or self.rows is None else fed.rows.share**self.rows.certainty
-            return float(max(fed.columns.share**self.columns.certainty * by_row, _LEAST_SHARE))
-
-        rows = self.rows.factors if down else {}
-        choices = [Fed(one, rows.get(damping)) for damping, one in self.columns.factors.items()][1:]
-        best = min(choices, key=lambda fed: size * share(fed) + (fed.variance - 1.0) / 12.0)
-        return best, float(share(best) ** -0.5)
+    @property
+    def is_fed(self) -> bool:
+        """Whether anything may be fed forward."""
+        return bool(self.columns.choices or (self.rows is not None and self.rows.choices))
 
     def chosen(self, movement: float) -> Fed | None:
         """Return what to feed forward so that deltas take least at an equal cost; None for nothing.
@@ -225,7 +162,7 @@ class Fed(NamedTuple):
         return float(self.share**_POWER)
 
 
-def grown(before: Shaping | None, moment: DecodedMoment, shaping: str = "moments") -> Shaping | None:
+def grown(before: Shaping | None, moment: DecodedMoment) -> Shaping | None:
     """Return what is known with one more first moment, in the shape of its matrix.
 
     Parameters
@@ -233,20 +170,17 @@ def grown(before: Shaping | None, moment: DecodedMoment, shaping: str = "moments
     before
         What was known.
     moment
-        Decodes it, and says what share of its squares is rounding errors; not called where it does not count.
-    shaping
-        The setting of the codec of weights; ``moments`` where first moments themselves are rounded.
+        Decodes it; not called where it does not count.
 
     Notes
     -----
     Moments count, and factors are renewed, at frames whose number has two binary digits that are set at
     most: a factor that changes moves the points of many weights.
     """
-    n_seen, both = 0 if before is None else before.n_seen, shaping != "on"
-    dampings = _DAMPINGS if shaping in ("auto", "moments") else (_DAMPING,)
+    n_seen = 0 if before is None else before.n_seen
     if before is not None and n_seen.bit_count() > _DIGITS:
-        return Shaping(n_seen + 1, before.columns, before.rows if both else None)
-    decoded, noise = moment()
+        return Shaping(n_seen + 1, before.columns, before.rows)
+    decoded = moment()
     values = as_float32(decoded).cpu().view(decoded.shape[0], -1)
     lowest, highest = values.aminmax()
     largest = max(-float(lowest), float(highest))
@@ -257,30 +191,17 @@ def grown(before: Shaping | None, moment: DecodedMoment, shaping: str = "moments
     up = bits - math.frexp(largest)[1]
     low, high = _SIDES
     n_rows, n = values.shape
-    down = both and low <= n_rows <= high
-    found = sketch_sides(values, up, signs_of(n), signs_of(n_rows) if down else None)
-    kept = (None, None) if before is None else (before.columns, before.rows)
-    columns = _side(kept[0], found.columns, found.square, noise, n_rows, dampings)
+    found = sketch_sides(values, up, signs_of(n), signs_of(n_rows) if low <= n_rows <= high else None)
+    columns = _side(None if before is None else before.columns, found.columns, found.square)
     rows = None
     if found.rows is not None:
-        rows = _side(kept[1], found.rows, found.square, noise, n, dampings)
+        rows = _side(None if before is None else before.rows, found.rows, found.square)
     return Shaping(n_seen + 1, columns, rows)
 
 
-def _side(
-    before: Side | None,
-    sketch: NDArray[np.float64],
-    trace: float,
-    noise: float,
-    samples: int,
-    dampings: Sequence[float],
-) -> Side:
+def _side(before: Side | None, sketch: NDArray[np.float64], trace: float) -> Side:
     """Return a side with the sketch of one more moment."""
-    noise *= trace
-    if before is not None:
-        sketch, trace, noise = before.sketch + sketch, before.trace + trace, before.noise + noise
-        samples += before.samples
-    return Side(sketch, trace, noise, samples, dampings)
+    return Side(sketch, trace) if before is None else Side(before.sketch + sketch, before.trace + trace)
 
 
 @functools.lru_cache(maxsize=16)
@@ -304,121 +225,63 @@ def can_be_shaped(shape: Sequence[int]) -> bool:
     return len(shape) >= 2 and low <= math.prod(shape[1:]) <= high and shape[0] > 0
 
 
-def known_of(
-    item: TensorInput, before: Shaping | None, shaping: str, movement: float
-) -> tuple[Shaping | None, Fed | None]:
-    """Return what is known of a tensor with this frame, and what to feed forward, by the codec's setting.
+def known_of(item: TensorInput, before: Shaping | None, movement: float) -> tuple[Shaping | None, Fed | None]:
+    """Return what is known of a tensor with this frame, and what to feed forward.
 
     In a chain that has no first moment yet, or stores none, the frame's own serves once. `movement` is as for
     `Shaping.chosen`.
     """
     if not can_be_shaped(item.spec.shape):
         return None, None
-
-    def fed(known: Shaping | None) -> Fed | None:
-        if known is None:
-            return None
-        return known.chosen(movement) if shaping == "auto" else known.fed()
-
     if item.moment_before is not None:
-        known = grown(before, item.moment_before, shaping)
-        return known, fed(known)
+        known = grown(before, item.moment_before)
+        return known, None if known is None else known.chosen(movement)
     own = item.momentum if item.gradient is None else item.gradient
     if own is None or own.shape != item.spec.shape:
         return before, None
-    return before, fed(grown(None, lambda: (own, 0.0), shaping))
+    once = grown(None, lambda: own)
+    return before, None if once is None else once.chosen(movement)
 
 
-def shaped_changes(values: Tensor, integers: Tensor, lattice: Lattice, gain: Gain | None, fed: Fed) -> Tensor:
-    """Return the changes of a frame; under matched gain with thresholds that stand inside the feedback.
+def shaped_changes(
+    values: Tensor, integers: Tensor, lattice: Lattice, base: Tensor | None, fed: Fed
+) -> Tensor:
+    """Return the changes of a frame; with a base, under matched gain.
 
     The largest threshold is taken with which the movement is kept, as without feedback: by trial, since what
-    is fed forward depends on it.
+    is fed forward depends on it. By false position, where one end stays twice with half its value (Illinois);
+    from whole numbers by single operations, so that a threshold is the same everywhere.
     """
-    known = torch.zeros(1, dtype=torch.int32)
-    if gain is None:
-        return shape_changes(values, None, integers, lattice, known, *fed).changes
-    n_rows = gain.grades.numel()
-    grades, search = known.expand(n_rows).contiguous(), _Thresholds(n_rows)
-    best: Tensor | None = None
-    while True:
-        changes, leads = shape_changes(values, gain.base, integers, lattice, grades, *fed)
-        enough = search.told(grades, leads if n_rows > 1 else leads.sum(0, keepdim=True))
-        if search.is_over:
-            break
-        # Of several rows each has its own threshold, and what one is fed depends on those of others.
-        best = changes if n_rows == 1 and enough else best
-        grades = search.next()
-    if torch.equal(search.found, grades):
+    changes, lead, square = shape_changes(values, base, integers, lattice, 0, *fed)
+    slack = square // GAIN_SLACK
+    if base is None or lead + slack >= 0:
         return changes
-    if best is not None:
-        return best
-    return shape_changes(values, gain.base, integers, lattice, search.found, *fed).changes
-
-
-class _Thresholds:
-    """Looks for the largest threshold of each row with which its movement is kept.
-
-    By false position, where one end stays twice with half its value (Illinois). From whole numbers by single
-    operations, so that a threshold is the same everywhere. About four passes over a tensor.
-    """
-
-    def __init__(self, n_rows: int) -> None:
-        self._low, self._high = torch.full((n_rows,), MIN_GRADE), torch.full((n_rows,), MAX_GRADE)
-        self._above, self._below = (
-            torch.zeros(n_rows, dtype=torch.int64),
-            torch.zeros(n_rows, dtype=torch.int64),
-        )
-        self._done = torch.zeros(n_rows, dtype=torch.bool)
-        self._nearest = self._done
-        self._n_told = 0
-
-    def told(self, grades: Tensor, sums: Tensor) -> bool:
-        """Take in how far the movements of the rows are exceeded at some thresholds; whether all are kept."""
-        slack = sums[:, 1] // GAIN_SLACK
-        lead = sums[:, 0] + slack
-        enough = lead >= 0
-        if self._n_told == 0:
-            self._nearest = self._done = enough
-            self._below = lead
+    best: Tensor | None = None
+    low, high, above, below = MIN_GRADE, MAX_GRADE, 0, lead + slack
+    for _ in range(_TRIES):
+        span = high - low
+        ahead = int(span * (float(above) / float(max(above - below, 1)))) if above > 0 else span // 2
+        grade = low + min(max(ahead, _CLOSE // 2), max(span - _CLOSE // 2, 1))
+        changes, lead, square = shape_changes(values, base, integers, lattice, grade, *fed)
+        slack = square // GAIN_SLACK
+        lead += slack
+        if lead >= 0:
+            best, low = changes, grade
+            below, above = (below // 2 if above > 0 else below), lead + 1
         else:
-            again_low, again_high = enough & (self._above > 0), ~enough & (self._below < 0)
-            self._below = torch.where(again_low, self._below // 2, torch.where(enough, self._below, lead))
-            self._above = torch.where(
-                again_high, self._above // 2, torch.where(enough, lead + 1, self._above)
-            )
-            self._low = torch.where(enough, grades, self._low)
-            self._high = torch.where(enough, self._high, grades)
-            near = enough & (lead <= 2 * slack)
-            self._done = self._done | near | (self._high - self._low <= _CLOSE)
-        self._n_told += 1
-        return bool(enough.all())
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all are found, or near enough."""
-        return self._n_told > _TRIES or bool(self._done.all())
-
-    @property
-    def found(self) -> Tensor:
-        """The largest thresholds that kept the movement, the smallest that there is where none has."""
-        return torch.where(self._nearest, 0, self._low).to(torch.int32)
-
-    def next(self) -> Tensor:
-        """Return the thresholds to try next."""
-        span = self._high - self._low
-        share = self._above.double() / (self._above - self._below).clamp(min=1)
-        ahead = torch.where(self._above > 0, (span * share).long(), span // 2)
-        tried = self._low + ahead.clamp(min=_CLOSE // 2).minimum((span - _CLOSE // 2).clamp(min=1))
-        return torch.where(self._nearest, 0, torch.where(self._done, self._low, tried)).to(torch.int32)
+            high = grade
+            above, below = (above // 2 if below < 0 else above), lead
+        if 0 <= lead <= 2 * slack or high - low <= _CLOSE:
+            break
+    return shape_changes(values, base, integers, lattice, low, *fed).changes if best is None else best
 
 
 class PastBlock(NamedTuple):
-    """What recalling needs of one frame: whether points were written and moved, how, and a first moment."""
+    """What recalling needs of one frame: whether points were written, moved, shaped, and a first moment."""
 
     is_lattice: bool
     moved: bool
-    shaping: str
+    shaped: bool
     moment: DecodedMoment | None
 
 
@@ -426,8 +289,8 @@ def recalled(past: Iterable[PastBlock]) -> Shaping | None:
     """Return what an encoder that wrote some frames of a chain would know, from its keyframe on."""
     known: Shaping | None = None
     for frame in past:
-        if not frame.is_lattice or (frame.moved and frame.shaping == "off"):
+        if not frame.is_lattice or (frame.moved and not frame.shaped):
             known = None
         elif frame.moved and frame.moment is not None:
-            known = grown(known, frame.moment, frame.shaping)
+            known = grown(known, frame.moment)
     return known

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.coding.delta import NO_EXPECTATION, alphabet_size, expected_symbols, modular_delta
+from inshrink_core.coding.delta import NO_EXPECTATION, alphabet_size, expected_symbols
 from inshrink_core.coding.events import decode_grouped, encode_grouped
 from inshrink_core.coding.huffman import (
     code_entries,
@@ -25,10 +25,8 @@ from inshrink_core.coding.huffman import (
     serialize_lengths,
     stream_bytes,
 )
-from inshrink_core.coding.rans import decode_rans, encode_rans, worst_case_rans_bytes
 from inshrink_core.coding.raw import pack_bits, packed_bytes, unpack_bits
 from inshrink_core.errors import DamagedError, InputError
-from inshrink_core.ops.rans import MAX_CONTEXTS
 from inshrink_core.ops.symbols import (
     MAX_CHUNK,
     code_lengths,
@@ -295,72 +293,3 @@ def _decode_chunk(
         table: _Symbols = ((bases - body[0]) % modulus).astype(np.uint8)
         return table[groups]
     raise DamagedError("a chunk of symbols has no known kind", expected="0 to 3", found=str(kind))
-
-
-def worst_case_symbols_rans_bytes(n: int) -> int:
-    """Return the largest stream of n symbols of any alphabet."""
-    return worst_case_rans_bytes(n, 256)
-
-
-def _bands(previous: Tensor, n_previous: int) -> tuple[Tensor, int]:
-    """Return contexts and their number: the previous symbols, in bands where there are too many."""
-    if n_previous <= MAX_CONTEXTS:
-        return previous, n_previous
-    bands = torch.arange(256, device=previous.device) * MAX_CONTEXTS // n_previous
-    return bands.clamp_(max=MAX_CONTEXTS - 1).to(torch.uint8)[previous.long()], MAX_CONTEXTS
-
-
-def encode_symbols_rans(symbols: Tensor, n_symbols: int, previous: Tensor | None, n_previous: int) -> bytes:
-    """Encode symbols, given those of the previous checkpoint if there are any.
-
-    Parameters
-    ----------
-    symbols : UInt8[Tensor, "n"]
-        Values below `n_symbols`, on the CPU.
-    n_symbols
-        Size of the alphabet, 1 to 256.
-    previous : UInt8[Tensor, "n"] or None
-        The previous checkpoint's symbols, values below `n_previous`; None to stand alone.
-    n_previous
-        Size of the previous alphabet.
-
-    Examples
-    --------
-    >>> symbols = torch.tensor([2, 2, 3, 2], dtype=torch.uint8)
-    >>> stream = encode_symbols_rans(symbols, 4, symbols, 4)
-    >>> decode_symbols_rans(stream, 4, 4, symbols, 4).tolist()
-    [2, 2, 3, 2]
-    """
-    if previous is None:
-        return encode_rans(symbols, None, n_symbols)
-    modulus = alphabet_size(n_symbols, n_previous)
-    contexts, n_contexts = _bands(previous, n_previous)
-    return encode_rans(modular_delta(previous, symbols, modulus), contexts, modulus, n_contexts)
-
-
-def decode_symbols_rans(
-    stream: _Bytes,
-    n: int,
-    n_symbols: int,
-    previous: Tensor | None,
-    n_previous: int,
-    device: torch.device = _HOST,
-) -> Tensor:
-    """Return the symbols that `encode_symbols_rans` coded, where the previous ones are, or on a device.
-
-    Raises
-    ------
-    DamagedError
-        The stream is not one of n symbols of this alphabet after those previous ones.
-    """
-    if previous is None:
-        return decode_rans(stream, n, n_symbols, device=device)
-    modulus = alphabet_size(n_symbols, n_previous)
-    contexts, n_contexts = _bands(previous, n_previous)
-    deltas = decode_rans(stream, n, modulus, contexts, n_contexts)
-    symbols = modular_delta(previous, deltas, modulus)
-    if n and int(symbols.max()) >= n_symbols:
-        raise DamagedError(
-            "a symbol is outside the alphabet", expected=f"below {n_symbols}", found=str(int(symbols.max()))
-        )
-    return symbols

@@ -113,9 +113,7 @@ def encode_grouped(
         out += serialize_lengths(tables.literals[row])
     run_codes = np.stack([code_entries(lengths, _ROW_COUNT) for lengths in tables.runs])
     literal_codes = np.stack([code_entries(lengths, _LITERAL_COUNT) for lengths in tables.literals])
-    return bytes(out) + stream_bytes(
-        *pack_events(records, n_events, expected, tables.rows, run_codes, literal_codes)
-    )
+    return bytes(out) + stream_bytes(*pack_events(records, n_events, tables.rows, run_codes, literal_codes))
 
 
 def decode_grouped(body: memoryview, groups: _Symbols, bases: _Counts, modulus: int) -> _Symbols:
@@ -126,8 +124,7 @@ def decode_grouped(body: memoryview, groups: _Symbols, bases: _Counts, modulus: 
     DamagedError
         The body is not that of a chunk with these groups.
     """
-    sizes = count_groups(groups)
-    present = np.flatnonzero(sizes)
+    present = np.flatnonzero(count_groups(groups))
     expected, own, offset = _parse_header(body, present, bases, modulus)
     tables, offset = _parse_tables(body, offset, present, expected, own, modulus)
     run_bits = max(window_bits(lengths) for lengths in tables.runs)
@@ -138,7 +135,7 @@ def decode_grouped(body: memoryview, groups: _Symbols, bases: _Counts, modulus: 
     )
     stream = body[offset:]
     out = np.empty(groups.size, np.uint8)
-    arguments = (stream_words(stream), 8 * len(stream), groups, sizes, bases, expected, modulus)
+    arguments = (stream_words(stream), 8 * len(stream), groups, bases, expected, modulus)
     check_end(unpack_events(*arguments, tables.rows, runs, literals, out), stream)
     return out
 

@@ -19,7 +19,6 @@ from inshrink_core.ops.symbols import (
 
 _ZEROS = 0
 _REPEAT = 13
-_RESERVED = 14
 _END = 15
 _LONGEST_GROUP = 16
 """A repeat count is one nibble, 1 to 16."""

@@ -91,12 +91,12 @@ class Gain(NamedTuple):
     ----------
     base : Float32[Tensor, "n"]
         The values that training continued from.
-    grades : Int32[Tensor, "rows"]
-        Threshold of each row in 4096ths; 0: plain rounding.
+    grade
+        Threshold in 4096ths; 0: plain rounding.
     """
 
     base: Tensor
-    grades: Tensor
+    grade: int
 
 
 class Rounded(NamedTuple):
@@ -155,12 +155,10 @@ def _matched(values: Tensor, at: Tensor, lattice: Lattice, gain: Gain) -> Tensor
     base = gain.base.to(values.device)
     reciprocal = float32(lattice.reciprocal, values)
     r, o = (values - base) * reciprocal, (at - base) * reciprocal
-    grades = gain.grades.to(values.device)
-    rows = grades.repeat_interleave(values.numel() // max(grades.numel(), 1))
     crossed = torch.where(r < 0, -o, o) > 0.5
-    threshold = torch.where(crossed, rows * 7 // 10, rows)
+    threshold = torch.where(crossed, gain.grade * 7 // 10, gain.grade)
     moved = torch.floor(r.abs() + (4096 - threshold).to(torch.float32) / 4096)
-    y = torch.where(rows == 0, r.round(), torch.where(r < 0, -moved, moved))
+    y = torch.where(r < 0, -moved, moved) if gain.grade else r.round()
     return (y - o).round()
 
 
@@ -298,7 +296,7 @@ def scale_integers(integers: Tensor, unit: float) -> Tensor:
 
 
 def best_grade(counts: NDArray[np.int64], beyond: int) -> int:
-    """Return the grade of a row from counts by (crossed, bin) and of values beyond the bins.
+    """Return the grade from counts by (crossed, bin) and of values beyond the bins.
 
     In integers: a bin's abs(r) is ``(2 b + 1) / 512``, thresholds are 4096ths, sums are in 512ths squared.
     """
@@ -335,15 +333,15 @@ def best_grade(counts: NDArray[np.int64], beyond: int) -> int:
 
 
 @op
-def gain_grades(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice, n_rows: int) -> Tensor:
-    """Find the threshold of matched gain for each of `n_rows` rows of equal length.
+def gain_grade(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice) -> int:
+    """Return the threshold of matched gain.
 
     With ``r = (w - base) / D`` the largest t is taken for which the projection of the rounded movement on
     the movement is at least the movement's own, from an integer histogram of ``floor(256 abs(r))``.
 
     Returns
     -------
-    Int32[Tensor, "rows"]
+    int
         4096 t, from `MIN_GRADE` to `MAX_GRADE`; 0 where plain rounding keeps the movement; negative,
         ``-4096 t``, where the spacing is too coarse: rms(r) is below .05, or even t = .1 falls short.
     """
@@ -351,15 +349,11 @@ def gain_grades(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice
     reciprocal = float32(lattice.reciprocal, values)
     at, _ = changes_from(values, integers.to(values.device), lattice)
     r, o = (values - base) * reciprocal, (at - base) * reciprocal
-    crossed = (torch.where(r < 0, -o, o) > 0.5).view(n_rows, -1)
-    scaled = (r.abs() * 256).view(n_rows, -1)
-    grades = torch.zeros(n_rows, dtype=torch.int32)
-    for row in range(n_rows):
-        inside = scaled[row] < GAIN_BINS
-        keys = scaled[row][inside].long() + GAIN_BINS * crossed[row][inside].long()
-        counts = torch.bincount(keys, minlength=2 * GAIN_BINS).view(2, GAIN_BINS).cpu().numpy()
-        grades[row] = best_grade(counts, int((~inside).sum()))
-    return grades
+    crossed, scaled = torch.where(r < 0, -o, o) > 0.5, r.abs() * 256
+    inside = scaled < GAIN_BINS
+    keys = scaled[inside].long() + GAIN_BINS * crossed[inside].long()
+    counts = torch.bincount(keys, minlength=2 * GAIN_BINS).view(2, GAIN_BINS).cpu().numpy()
+    return best_grade(counts, int((~inside).sum()))
 
 
 _EXTRA_PART = 1 << 16

@@ -81,13 +81,14 @@ class Shaped(NamedTuple):
     ----------
     changes : Float32[Tensor, "n"]
         In whole spacings; not finite where a value is not.
-    leads : Int64[Tensor, "rows 2"]
-        By row, by how much the projection of the rounded movement on the movement exceeds the movement's own,
+    lead, square
+        By how much the projection of the rounded movement on the movement exceeds the movement's own,
         and the latter, both in parts squared, over movements below `MOST_COUNTED`; 0 without a base.
     """
 
     changes: Tensor
-    leads: Tensor
+    lead: int
+    square: int
 
 
 _SWEEPS = 12
@@ -109,7 +110,7 @@ def shape_changes(
     base: Tensor | None,
     integers: Tensor,
     lattice: Lattice,
-    grades: Tensor,
+    grade: int,
     factors: Factors,
     by_row: Factors | None = None,
 ) -> Shaped:
@@ -124,8 +125,8 @@ def shape_changes(
         N before the frame, on the CPU.
     lattice
         The lattice.
-    grades : Int32[Tensor, "1"] or Int32[Tensor, "rows"]
-        Threshold of matched gain in 4096ths, for all rows or for each; 0: to the nearest point.
+    grade
+        Threshold of matched gain in 4096ths; 0: to the nearest point.
     factors
         Of the columns.
     by_row
@@ -154,26 +155,24 @@ def shape_changes(
     n_rows = near.shape[0]
     gains, directions = _whole(factors, device)
     row_gains, row_directions = _whole(factors if by_row is None else by_row, device)
-    grade = grades.to(device).long().expand(n_rows)
     sums = torch.zeros(n_rows, RANK, dtype=torch.int64, device=device)
     down = torch.zeros(n, RANK, dtype=torch.int64, device=device)
-    leads = torch.zeros(n_rows, 2, dtype=torch.int64, device=device)
+    lead = square = torch.zeros((), dtype=torch.int64, device=device)
     changes = u.round().view(-1, n).clone()
     # All of a diagonal at once: rows follow each other at a distance of one column.
     for diagonal in range(n_rows + n - 1):
         i = torch.arange(max(0, diagonal - n + 1), min(n_rows, diagonal + 1), device=device)
         k = diagonal - i
-        here, r_parts, o_parts, t = near[i, k], moved[i, k], offset[i, k], grade[i]
+        here, r_parts, o_parts = near[i, k], moved[i, k], offset[i, k]
         along = _fed(sums[i], gains[k], factors.shift)
         fed = along
         if by_row is not None:
             fed = along + _fed(down[k], row_gains[i], by_row.shift)
         wanted = r_parts - fed.clamp(-MOST_FED, MOST_FED)
         crossed = torch.where(wanted < 0, -o_parts, o_parts) > PARTS // 2
-        threshold = torch.where(crossed, t * 7 // 10, t)
+        threshold = torch.where(crossed, grade * 7 // 10, grade)
         size = (4 * wanted.abs() + 4 * PARTS - threshold) >> 12
-        matched = torch.where(wanted < 0, -size, size)
-        y = torch.where(t == 0, (wanted + PARTS // 2) >> 10, matched)
+        y = torch.where(wanted < 0, -size, size) if grade else (wanted + PARTS // 2) >> 10
         q = (PARTS * y - o_parts + PARTS // 2) >> 10
         error = (PARTS * q + o_parts - r_parts).clamp(-MOST_ERROR, MOST_ERROR)
         sums[i] += torch.where(here, error, 0)[:, None] * directions[k]
@@ -182,10 +181,10 @@ def shape_changes(
             down[k] += passed[:, None] * row_directions[i]
         if base is not None:
             movement = torch.where(here & (r_parts.abs() < MOST_COUNTED), r_parts, 0)
-            leads[i, 0] += (PARTS * y - movement) * movement
-            leads[i, 1] += movement * movement
+            lead = lead + ((PARTS * y - movement) * movement).sum()
+            square = square + (movement * movement).sum()
         changes[i, k] = torch.where(here, q.to(torch.float32), changes[i, k])
-    return Shaped(changes.view(-1), leads.to(integers.device))
+    return Shaped(changes.view(-1), int(lead), int(square))
 
 
 class Sketches(NamedTuple):
@@ -253,8 +252,9 @@ def add_outer(
 ) -> None:
     """Add the product of a row of one matrix, and a row of another, to a matrix of theirs."""
     for i in range(out.shape[0]):
+        factor = one[at, i]
         for j in range(out.shape[1]):
-            out[i, j] += one[at, i] * other[other_at, j]
+            out[i, j] += factor * other[other_at, j]
 
 
 def weigh(
@@ -266,16 +266,16 @@ def weigh(
 ) -> None:
     """Write to a row of a matrix the sum of the rows of another, by the weights in a row of a third."""
     for j in range(out.shape[1]):
-        total = 0.0
-        for i in range(rows.shape[0]):
-            total += weights[weights_at, i] * rows[i, j]
-        out[at, j] = total
+        out[at, j] = 0.0
+    for i in range(rows.shape[0]):
+        weight = weights[weights_at, i]
+        for j in range(out.shape[1]):
+            out[at, j] += weight * rows[i, j]
 
 
 def decompose(
     sketch: NDArray[np.float64],
     signs: NDArray[np.float64],
-    floor: float,
     core: NDArray[np.float64],
     turned: NDArray[np.float64],
     columns: NDArray[np.float64],
@@ -284,7 +284,7 @@ def decompose(
     units: NDArray[np.float64],
     directions: NDArray[np.int16],
 ) -> float:
-    """Fill in G, each column's square less by a floor; return the sum of its squares.
+    """Fill in G; return the sum of its squares.
 
     `core` and `turned` are (p, p), `columns` is (n, p), `basis` (p, rank), `found` (n, rank).
     `directions` is G in `units` of the ranks, each column as large as its bound allows.
@@ -370,12 +370,9 @@ def decompose(
         square = 0.0
         for k in range(n):
             square += found[k, r] * found[k, r]
-        left = max(square - floor, 0.0)
-        energy += left
-        shrink = math.sqrt(left / square) if left > 0.0 else 0.0
+        energy += square
         total, largest = 0.0, 0.0
         for k in range(n):
-            found[k, r] *= shrink
             total += abs(found[k, r])
             largest = max(largest, abs(found[k, r]))
         most = max(total / (MOST_SUM - n), largest / MOST_ENTRY)
@@ -437,7 +434,6 @@ def factorize(
     signs: NDArray[np.float64],
     trace: float,
     dampings: Sequence[float],
-    noise: float = 0.0,
 ) -> tuple[Factors, ...]:
     """Return the factors of a matrix H from its sketch, for each of several dampings.
 
@@ -451,8 +447,6 @@ def factorize(
         Of H.
     dampings
         What is added to the diagonal, in means of that of H.
-    noise
-        How much of the trace is no H but rounding errors, alike in all directions: it is taken away again.
 
     Notes
     -----
@@ -460,7 +454,7 @@ def factorize(
     spread over the diagonal. Single float64 operations in a stated order: Cholesky, Jacobi's rotations in
     rows, no library. O(32² n).
     """
-    return factors_by(decompose, feed_forward, sketch, signs, trace, dampings, noise)
+    return factors_by(decompose, feed_forward, sketch, signs, trace, dampings)
 
 
 def factors_by(
@@ -470,15 +464,13 @@ def factors_by(
     signs: NDArray[np.float64],
     trace: float,
     dampings: Sequence[float],
-    noise: float,
 ) -> tuple[Factors, ...]:
     """Return the factors, the two loops as they are or compiled."""
     (n, p), rank = sketch.shape, RANK
     found, gains = np.empty((n, rank)), np.empty((n, rank))
     room = np.empty((p, p)), np.empty((p, p)), np.empty((n, p)), np.empty((p, rank))
     units, directions = np.empty(rank), np.empty((n, rank), np.int16)
-    energy = decomposing(sketch, signs, noise / n, *room, found, units, directions)
-    trace -= noise
+    energy = decomposing(sketch, signs, *room, found, units, directions)
     rest = max(0.0, trace - energy) / n
     square, line, factors = np.empty((rank, rank)), np.empty((2, rank)), []
     for damping in dampings:

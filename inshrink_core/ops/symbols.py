@@ -1,17 +1,16 @@
-"""Entropy coding of symbols: modular delta, grouping, run lengths and Huffman codes, fused.
+"""Entropy coding of symbols: modular delta, grouping, run lengths and Huffman codes.
 
-These run in host memory, because their output is bytes. Arrays that are indexed by a group have 256
-rows, whatever the number of groups. ``docs/format.md`` (symbol streams) defines the bits.
+These run in host memory, because their output is bytes, and are compiled by numba. Arrays that are indexed by
+a group have 256 rows, whatever the number of groups. ``docs/format.md`` (symbol streams) defines the bits.
+Compiled code checks no index: tables indexed by a byte have 256 entries, those indexed by a window of
+the bit stream have all its values, and streams are padded by two words, of which a step needs less.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
-
-from inshrink_core.ops.registry import op
 
 MAX_CODE_BITS = 12
 """Longest Huffman code: a window table of 4096 entries still fits the first-level cache."""
@@ -22,35 +21,20 @@ MAX_CHUNK = 1 << 21
 N_RUN_TOKENS = 85
 """Run classes: 16 exact ones, then four for each octave from 16 up to `MAX_CHUNK` inclusive."""
 
-
-LITERAL_SHIFT = 23
-
-
-RUN_MASK = (1 << LITERAL_SHIFT) - 1
-
-
-NO_LITERAL = 256
+_LITERAL_SHIFT = 23
+_RUN_MASK = (1 << _LITERAL_SHIFT) - 1
+_NO_LITERAL = 256
 """A record of `delta_events`: the run below, the literal, or that there is none, above."""
 
+_EVENT_BITS = 43
 
-@op
-def code_lengths(counts: NDArray[np.int64], limit: int = MAX_CODE_BITS) -> NDArray[np.int64]:
-    """Return the code length of each symbol of a Huffman code no longer than a limit.
+_compiled = njit(nogil=True, cache=True)
+_inlined = njit(nogil=True, inline="always")
 
-    Parameters
-    ----------
-    counts
-        How often each symbol occurs; at most ``2**limit`` of them positive.
-    limit
-        Longest code allowed, in bits.
 
-    Returns
-    -------
-    ndarray
-        0 where the count is 0, else 1 to `limit`; 1 for a symbol that is the only one. Otherwise the
-        Kraft sum is exactly 1.
-    """
-    # Package-merge (Larmore and Hirschberg, 1990), written so that numba compiles it as it is.
+@_compiled
+def _code_lengths(counts: NDArray[np.int64], limit: int) -> NDArray[np.int64]:  # pragma: no cover - compiled
+    # Package-merge (Larmore and Hirschberg, 1990).
     lengths = np.zeros(counts.size, np.int64)
     used = np.flatnonzero(counts)
     m = used.size
@@ -87,33 +71,76 @@ def code_lengths(counts: NDArray[np.int64], limit: int = MAX_CODE_BITS) -> NDArr
     return lengths
 
 
-@op
-def count_groups(groups: NDArray[np.uint8]) -> NDArray[np.int64]:
+def code_lengths(counts: NDArray[np.int64], limit: int = MAX_CODE_BITS) -> NDArray[np.int64]:
+    """Return the code length of each symbol of a Huffman code no longer than a limit.
+
+    Parameters
+    ----------
+    counts
+        How often each symbol occurs; at most ``2**limit`` of them positive.
+    limit
+        Longest code allowed, in bits.
+
+    Returns
+    -------
+    ndarray
+        0 where the count is 0, else 1 to `limit`; 1 for a symbol that is the only one. Otherwise the
+        Kraft sum is exactly 1.
+    """
+    lengths: NDArray[np.int64] = _code_lengths(counts, limit)
+    return lengths
+
+
+@_compiled
+def count_groups(groups: NDArray[np.uint8]) -> NDArray[np.int64]:  # pragma: no cover - compiled
     """Return how often each byte value occurs, as 256 counts."""
-    return np.bincount(groups, minlength=256).astype(np.int64)
+    # Four tables, because a counter that is incremented twice in a row waits for its own store.
+    parts = np.zeros((4, 256), np.int64)
+    n = groups.size
+    for i in range(0, n - 3, 4):
+        parts[0, groups[i]] += 1
+        parts[1, groups[i + 1]] += 1
+        parts[2, groups[i + 2]] += 1
+        parts[3, groups[i + 3]] += 1
+    for i in range(n - n % 4, n):
+        parts[0, groups[i]] += 1
+    counts: NDArray[np.int64] = parts[0] + parts[1] + parts[2] + parts[3]
+    return counts
 
 
-@op
-def count_pairs(groups: NDArray[np.uint8], symbols: NDArray[np.uint8], stride: int) -> NDArray[np.int64]:
+@_compiled
+def count_pairs(
+    groups: NDArray[np.uint8], symbols: NDArray[np.uint8], stride: int
+) -> NDArray[np.int64]:  # pragma: no cover - compiled
     """Return how often each symbol occurs in each group, (256, 256), over every `stride`-th element."""
-    pairs = groups[::stride].astype(np.int64) * 256 + symbols[::stride]
-    return np.bincount(pairs, minlength=65536).reshape(256, 256).astype(np.int64)
+    counts = np.zeros((256, 256), np.int64)
+    for i in range(0, symbols.size, stride):
+        counts[groups[i], symbols[i]] += 1
+    return counts
 
 
-def run_token(run: int) -> int:
+@_compiled
+def _order(groups: NDArray[np.uint8]) -> NDArray[np.int64]:  # pragma: no cover - compiled
+    """Return the places of elements by group, those of a group ascending."""
+    counts = count_groups(groups)
+    places, order = np.cumsum(counts) - counts, np.empty(groups.size, np.int64)
+    for i in range(groups.size):
+        order[places[groups[i]]] = i
+        places[groups[i]] += 1
+    return order
+
+
+@_inlined
+def _run_token(run: int) -> int:  # pragma: no cover - compiled
     """Class of a run length: exact below 16, then four classes an octave."""
     if run < 16:
         return run
-    exponent = run.bit_length() - 1
-    return 16 + (exponent - 4) * 4 + (run >> (exponent - 2) & 3)
+    exponent = 4
+    while run >> exponent > 1:
+        exponent += 1
+    return 16 + (exponent - 4) * 4 + ((run >> (exponent - 2)) & 3)
 
 
-def run_extra_bits(token: int) -> int:
-    """Bits that follow a run token and say which run of its class it is."""
-    return 0 if token < 16 else (token - 16) // 4 + 2
-
-
-@op
 def delta_events(
     groups: NDArray[np.uint8],
     symbols: NDArray[np.uint8],
@@ -144,50 +171,64 @@ def delta_events(
     literal_counts : ndarray of int64, (256, 256)
         How often each literal occurs in each group.
     """
-    run_counts = np.zeros((256, 96), np.int64)
-    literal_counts = np.zeros((256, 256), np.int64)
-    records: list[int] = []
-    for group in range(256):
-        run = 0
-        for symbol in symbols[groups == group].tolist():
-            if symbol == expected[group]:
-                run += 1
+    order = _order(groups)
+    records = np.empty(symbols.size, np.uint32)
+    counts = np.zeros((256, 96), np.int64), np.zeros((256, 256), np.int64)
+    n = _delta_events(groups[order], symbols[order], bases, expected, modulus, records, *counts)
+    return records[:n], *counts
+
+
+@_compiled
+def _delta_events(
+    groups: NDArray[np.uint8],
+    symbols: NDArray[np.uint8],
+    bases: NDArray[np.int64],
+    expected: NDArray[np.int64],
+    modulus: int,
+    records: NDArray[np.uint32],
+    run_counts: NDArray[np.int64],
+    literal_counts: NDArray[np.int64],
+) -> int:  # pragma: no cover - compiled
+    """Fill in the events of symbols that are sorted by group; return their number."""
+    at, run = 0, 0
+    for i in range(symbols.size):
+        group = groups[i]
+        literal = _NO_LITERAL
+        if symbols[i] == expected[group]:
+            run += 1
+            if i + 1 < symbols.size and groups[i + 1] == group:
                 continue
-            literal = int(bases[group] - symbol) % modulus
-            run_counts[group, run_token(run)] += 1
+        else:
+            literal = (bases[group] - symbols[i]) % modulus
             literal_counts[group, literal] += 1
-            records.append(run | literal << LITERAL_SHIFT)
-            run = 0
-        if run:
-            run_counts[group, run_token(run)] += 1
-            records.append(run | NO_LITERAL << LITERAL_SHIFT)
-    return np.array(records, np.uint32), run_counts, literal_counts
+        run_counts[group, _run_token(run)] += 1
+        records[at] = run | literal << _LITERAL_SHIFT
+        at, run = at + 1, 0
+    return at
 
 
-class _BitWriter:
-    """A stream as one integer, because shifting it states the bit order without words or carries."""
-
-    def __init__(self) -> None:
-        self.value = 0
-        self.n_bits = 0
-
-    def put(self, value: int, n_bits: int) -> None:
-        self.value |= value << self.n_bits
-        self.n_bits += n_bits
-
-    def put_code(self, code: int) -> None:
-        self.put(code & 0xFFFF, code >> 16)
-
-    def words(self) -> tuple[NDArray[np.uint64], int]:
-        n_words = self.n_bits // 64 + 1
-        return np.frombuffer(self.value.to_bytes(8 * n_words, "little"), np.uint64), self.n_bits
+@_inlined
+def _put(
+    words: NDArray[np.uint64], position: int, value: int, n_bits: int
+) -> int:  # pragma: no cover - compiled
+    """Write up to 43 bits at a position, of which and beyond all are zero; return the position after them."""
+    word, shift = position >> 6, np.uint64(position & 63)
+    words[word] |= np.uint64(value) << shift
+    words[word + 1] |= (np.uint64(value) >> np.uint64(1)) >> (np.uint64(63) - shift)
+    return position + n_bits
 
 
-@op
+@_inlined
+def _bits_at(words: NDArray[np.uint64], position: int, n_bits: int) -> int:  # pragma: no cover - compiled
+    """Return some bits, fewer than 64, from a position."""
+    word, shift = position >> 6, np.uint64(position & 63)
+    window = (words[word] >> shift) | ((words[word + 1] << np.uint64(1)) << (np.uint64(63) - shift))
+    return np.int64(window & ((np.uint64(1) << np.uint64(n_bits)) - np.uint64(1)))
+
+
 def pack_events(
     records: NDArray[np.uint32],
     n_events: NDArray[np.int64],
-    expected: NDArray[np.int64],
     tables: NDArray[np.int64],
     run_codes: NDArray[np.uint32],
     literal_codes: NDArray[np.uint32],
@@ -200,31 +241,41 @@ def pack_events(
         From `delta_events`.
     n_events
         256 counts: the records of each group.
-    expected
-        As in `delta_events`.
     tables
         256 row numbers: the code tables of each group.
     run_codes, literal_codes
         (tables, 96) and (tables, 257): the code in bits 0-15, its length above; the last literal is none.
     """
-    stream = _BitWriter()
-    for table, record in zip(np.repeat(tables, n_events).tolist(), records.tolist(), strict=True):
-        run, literal = record & RUN_MASK, record >> LITERAL_SHIFT
-        token = run_token(run)
-        stream.put_code(int(run_codes[table, token]))
-        n_extra = run_extra_bits(token)
-        stream.put(run & ((1 << n_extra) - 1), n_extra)
-        if literal != NO_LITERAL:
-            stream.put_code(int(literal_codes[table, literal]))
-    return stream.words()
+    words = np.zeros(records.size * _EVENT_BITS // 64 + 2, np.uint64)
+    return words, _pack_events(records, np.repeat(tables, n_events), run_codes, literal_codes, words)
 
 
-@op
+@_compiled
+def _pack_events(
+    records: NDArray[np.uint32],
+    tables: NDArray[np.int64],
+    run_codes: NDArray[np.uint32],
+    literal_codes: NDArray[np.uint32],
+    words: NDArray[np.uint64],
+) -> int:  # pragma: no cover - compiled
+    """Write the codes of records; `tables` has a row number for each."""
+    position = 0
+    for i in range(records.size):
+        run = np.int64(records[i]) & _RUN_MASK
+        token = _run_token(run)
+        code = np.int64(run_codes[tables[i], token])
+        position = _put(words, position, code & 0xFFFF, code >> 16)
+        n_extra = (token - 8) >> 2 if token >= 16 else 0
+        position = _put(words, position, run & ((1 << n_extra) - 1), n_extra)
+        code = np.int64(literal_codes[tables[i], records[i] >> _LITERAL_SHIFT])
+        position = _put(words, position, code & 0xFFFF, code >> 16)
+    return position
+
+
 def unpack_events(
     words: NDArray[np.uint64],
     n_bits: int,
     groups: NDArray[np.uint8],
-    sizes: NDArray[np.int64],
     bases: NDArray[np.int64],
     expected: NDArray[np.int64],
     modulus: int,
@@ -243,8 +294,6 @@ def unpack_events(
         Length of the stream without padding.
     groups
         Group of each element.
-    sizes
-        `count_groups` of `groups`.
     bases, expected, modulus
         As in `delta_events`; `expected` is below 256 in groups whose run table holds more than run 0.
     tables
@@ -257,32 +306,57 @@ def unpack_events(
     out
         Takes the symbols.
     """
-    stream = int.from_bytes(words.tobytes(), "little")
-    position = 0
-    for group in np.flatnonzero(sizes).tolist():
-        size = int(sizes[group])
-        symbols: list[int] = []
-        while len(symbols) < size:
-            if position > n_bits:
-                return -1
-            entry = int(run_windows[tables[group], stream >> position & (run_windows.shape[1] - 1)])
-            position += entry & 15
-            n_extra = entry >> 4 & 31
-            run = (entry >> 9) + (stream >> position & ((1 << n_extra) - 1))
-            position += n_extra
-            if len(symbols) + run > size:
-                return -1
-            symbols += [int(expected[group])] * run
-            if len(symbols) < size:
-                window = stream >> position & (literal_windows.shape[1] - 1)
-                entry = int(literal_windows[tables[group], window])
-                position += entry >> 8
-                symbols.append(int(bases[group] - (entry & 255)) % modulus)
-        out[groups == group] = symbols
+    order = _order(groups)
+    sorted_groups, symbols = groups[order], np.empty(groups.size, np.uint8)
+    rules = (bases, expected, modulus, tables, run_windows, literal_windows)
+    taken: int = _unpack_events(words, n_bits, sorted_groups, *rules, symbols)
+    out[order] = symbols
+    return taken
+
+
+@_compiled
+def _unpack_events(
+    words: NDArray[np.uint64],
+    n_bits: int,
+    groups: NDArray[np.uint8],
+    bases: NDArray[np.int64],
+    expected: NDArray[np.int64],
+    modulus: int,
+    tables: NDArray[np.int64],
+    run_windows: NDArray[np.uint32],
+    literal_windows: NDArray[np.uint32],
+    symbols: NDArray[np.uint8],
+) -> int:  # pragma: no cover - compiled
+    """Decode the symbols of sorted groups."""
+    run_bits, literal_bits = 0, 0
+    while 1 << run_bits < run_windows.shape[1]:
+        run_bits += 1
+    while 1 << literal_bits < literal_windows.shape[1]:
+        literal_bits += 1
+    position, i, stop = 0, 0, 0
+    while i < symbols.size:
+        group = groups[i]
+        while stop < symbols.size and groups[stop] == group:
+            stop += 1
+        if position > n_bits:
+            return -1
+        entry = np.int64(run_windows[tables[group], _bits_at(words, position, run_bits)])
+        position += entry & 15
+        n_extra = (entry >> 4) & 31
+        run = (entry >> 9) + _bits_at(words, position, n_extra)
+        position += n_extra
+        if run > stop - i:
+            return -1
+        symbols[i : i + run] = np.uint8(expected[group] & 255)
+        i += run
+        if i < stop:
+            entry = np.int64(literal_windows[tables[group], _bits_at(words, position, literal_bits)])
+            position += entry >> 8
+            symbols[i] = np.uint8((bases[group] - (entry & 255)) % modulus)
+            i += 1
     return position if position <= n_bits else -1
 
 
-@op
 def pack_symbols(symbols: NDArray[np.uint8], codes: NDArray[np.uint32]) -> tuple[NDArray[np.uint64], int]:
     """Return the codes of symbols as one bit stream, first bit least significant, and its length in bits.
 
@@ -293,16 +367,25 @@ def pack_symbols(symbols: NDArray[np.uint8], codes: NDArray[np.uint32]) -> tuple
     codes
         256 entries: the code in bits 0-15, its length above.
     """
-    stream = _BitWriter()
-    for symbol in symbols.tolist():
-        stream.put_code(int(codes[symbol]))
-    return stream.words()
+    words = np.zeros(symbols.size * MAX_CODE_BITS // 64 + 2, np.uint64)
+    return words, _pack_symbols(symbols, codes, words)
 
 
-@op
+@_compiled
+def _pack_symbols(
+    symbols: NDArray[np.uint8], codes: NDArray[np.uint32], words: NDArray[np.uint64]
+) -> int:  # pragma: no cover - compiled
+    position = 0
+    for i in range(symbols.size):
+        code = np.int64(codes[symbols[i]])
+        position = _put(words, position, code & 0xFFFF, code >> 16)
+    return position
+
+
+@_compiled
 def unpack_symbols(
     words: NDArray[np.uint64], n_bits: int, windows: NDArray[np.uint32], out: NDArray[np.uint8]
-) -> int:
+) -> int:  # pragma: no cover - compiled
     """Decode symbols and return how many bits they took, or -1 for a bad stream.
 
     Parameters
@@ -316,12 +399,13 @@ def unpack_symbols(
     out
         Takes the symbols.
     """
-    stream: Any = int.from_bytes(words.tobytes(), "little")
-    position = 0
+    width, position = 0, 0
+    while 1 << width < windows.size:
+        width += 1
     for i in range(out.size):
         if position > n_bits:
             return -1
-        entry = int(windows[stream >> position & (windows.size - 1)])
+        entry = np.int64(windows[_bits_at(words, position, width)])
         out[i] = entry & 255
         position += entry >> 8
     return position if position <= n_bits else -1

@@ -144,7 +144,7 @@ def fit_exact(histogram: KeyHistogram, k: int) -> NDArray[np.float64]:
     return np.unique(_cluster_means(values, weights, _optimal_cuts(values - centre, weights, k)))
 
 
-def round_centroids(centroids: NDArray[np.float64], dtype: str, *, bfloat16: bool) -> NDArray[np.float32]:
+def round_centroids(centroids: NDArray[np.float64], dtype: str) -> NDArray[np.float32]:
     """Round centroids to what the block stores, so that decoding is one look-up.
 
     Parameters
@@ -152,10 +152,8 @@ def round_centroids(centroids: NDArray[np.float64], dtype: str, *, bfloat16: boo
     centroids : Float[ndarray, "c"]
         Finite, ascending.
     dtype
-        Stored dtype of the tensor; every centroid becomes a number of that dtype.
-    bfloat16
-        For float32 tensors, round to bfloat16 all the same: half the table, at an error of 2^-9 of a
-        centroid.
+        Stored dtype of the tensor. Every centroid becomes a number of that dtype; for float32 tensors, of
+        bfloat16: half the table, at an error of 2^-9 of a centroid.
 
     Returns
     -------
@@ -167,9 +165,7 @@ def round_centroids(centroids: NDArray[np.float64], dtype: str, *, bfloat16: boo
         rounded = np.clip(centroids, -largest, largest).astype(np.float16).astype(np.float32)
     else:
         largest = np.float64(np.finfo(np.float32).max)
-        rounded = np.clip(centroids, -largest, largest).astype(np.float32)
-        if bfloat16 or dtype == "bfloat16":
-            rounded = _to_bfloat16(rounded)
+        rounded = _to_bfloat16(np.clip(centroids, -largest, largest).astype(np.float32))
     return np.unique(rounded + np.float32(0.0))  # -0.0 + 0.0 is +0.0: one zero
 
 

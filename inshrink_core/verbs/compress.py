@@ -746,8 +746,7 @@ class CompressReport(Report):
         buffers = {row.spec.key for row in rows if row.spec.role is TensorRole.BUFFER}
         lossless = get_codec(FALLBACK_CODEC).reads
         rounded = buffers & {row.spec.key for row in rows if row.codec not in lossless}
-        settings = [f"--set {one}=exact" for one in ("one_dimensional", "buffers") if one in self.config]
-        remedy = next(iter(settings), "--codec lossless")
+        remedy = "--set exact=true" if "exact" in self.config else "--codec lossless"
         said = f"{count(len(rounded))} of {count(len(buffers))} rounded (statistics of normalisation layers)"
         return (
             f"{said}; {remedy} keeps every bit" if rounded and not is_exact(self.codec, self.config) else ""

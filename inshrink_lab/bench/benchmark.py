@@ -80,7 +80,7 @@ class Bench(EvaluatorRequest, Computing, Reading, Request[BenchReport]):
     _: KW_ONLY
     codecs: Annotated[Sequence[Variant | str] | str | None, Option(metavar="NAME,…")] = None
     bounds: Annotated[Sequence[Bound] | str | None, Option(metavar="KIND=LIMIT,…")] = None
-    optimizer: Annotated[str, Option(metavar="exact|compressed|shaped|compact|drop")] = "drop"
+    optimizer: Annotated[str, Option(metavar="exact|compressed|compact|drop")] = "drop"
     output: Annotated[PathLike | None, Option(("--output", "-o"), metavar="DIR")] = None
     refine: Annotated[int, Option(least=0)] = 2
     keyframe_every: Annotated[int, Option(least=1)] = 32

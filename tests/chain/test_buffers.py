@@ -13,7 +13,7 @@ import inshrink_core
 from inshrink_core.checkpoint import TensorRole
 from tests.runs import write_run
 
-OVERRIDE = {"match": "*.running_*", "one_dimensional": "exact"}
+OVERRIDE = {"match": "*.running_*", "exact": True}
 
 
 @pytest.fixture(scope="module")
@@ -24,18 +24,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("asked", "rounded", "said"),
     [
-        ({}, {"1.running_mean", "1.running_var"}, "--set one_dimensional=exact keeps every bit"),
+        ({}, {"1.running_mean", "1.running_var"}, "--set exact=true keeps every bit"),
         ({"config": {"coarseness": 4.0}}, {"1.running_mean", "1.running_var"}, "2 of 3 rounded"),
         ({"config": {"overrides": [OVERRIDE]}}, set(), ""),
-        ({"config": {"one_dimensional": "exact"}}, set(), ""),
         ({"config": {"exact": True}}, set(), ""),
         ({"codec": "lossless"}, set(), ""),
         ({"codec": "inshrinkerator"}, set(), ""),
-        (
-            {"codec": "inshrinkerator", "config": {"buffers": "bfloat16"}},
-            {"1.running_mean", "1.running_var"},
-            "--set buffers=exact keeps every bit",
-        ),
     ],
 )
 def test_buffers_that_are_rounded_are_told_with_what_keeps_them(

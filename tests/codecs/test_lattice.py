@@ -33,11 +33,11 @@ class TestDefaults(CodecSuite):
 
 
 class TestFine(CodecSuite):
-    codec = LatticeCodec(coarseness=0.01, contexts="none", one_dimensional="exact")
+    codec = LatticeCodec(coarseness=0.01)
 
 
 class TestRestored(CodecSuite):
-    codec = LatticeCodec(coarseness=3.0, gain_per="row")
+    codec = LatticeCodec(coarseness=3.0)
 
     def make_item(self, spec, tensor):
         restored = None
@@ -62,15 +62,6 @@ def test_no_error_builds_up_along_a_chain(dtype):
 def test_a_delta_takes_three_bits_a_weight_by_default_and_one_where_it_is_coarser(config, bits):
     blocks, _, _ = chain(moving(6, (300, 300)), config, second_moment=torch.rand(300, 300))
     assert len(blocks[-1].payload) * 8 < bits * 90_000
-
-
-def test_history_makes_frames_smaller():
-    sizes = {}
-    frames = [normal((300, 300), 0) + t * normal((300, 300), 1, scale=2e-4) for t in range(10)]
-    for contexts in ("history", "none"):
-        blocks, _, _ = chain(frames, LatticeCodec(contexts=contexts), second_moment=torch.rand(300, 300))
-        sizes[contexts] = sum(len(block.payload) for block in blocks[2:])
-    assert sizes["history"] < 0.9 * sizes["none"]
 
 
 def test_rows_and_columns_of_unlike_size_are_coded_in_contexts():
@@ -141,19 +132,16 @@ def test_other_roles_and_dtypes_are_exact(role, shape, dtype):
     assert bits(reference.decoded()) == bits(tensor)
 
 
-def test_vectors_have_a_fine_lattice_or_are_exact():
+def test_vectors_have_a_fine_lattice():
     vector = normal((300,), 0, scale=1.0)
     restored = frame(vector)[0].reference.decoded()
     assert 0 < float((restored - vector).abs().max()) <= 0.51 * 2**-11 * 1.2
-    exact = frame(vector, LatticeCodec(one_dimensional="exact"))[0].reference.decoded()
-    assert bits(exact) == bits(vector)
 
 
 # After a restore
 
 
-@pytest.mark.parametrize("gain_per", ["tensor", "row"])
-def test_after_a_restore_the_movement_is_kept(gain_per):
+def test_after_a_restore_the_movement_is_kept():
     _, reference, plans = chain(moving(4), LatticeCodec(coarseness=4.0))
     base = reference.decoded()
     movement = normal((100, 120), 77, scale=1e-3)
@@ -164,7 +152,7 @@ def test_after_a_restore_the_movement_is_kept(gain_per):
             memory=CODEC.remember(plans[-1]),
             after_restore=restored is not None,
         )
-        config = LatticeCodec(coarseness=4.0, gain_per=gain_per)
+        config = LatticeCodec(coarseness=4.0)
         encoded, _ = frame(base + movement, config, reference, context=context, restored=restored)
         decoded = CODEC.decode(spec_of(base), encoded.block, reference)
         assert state_bits(decoded.reference) == state_bits(encoded.reference)
@@ -173,17 +161,6 @@ def test_after_a_restore_the_movement_is_kept(gain_per):
         )
     assert kept[True] == pytest.approx(1.0, abs=0.05)
     assert kept[False] < 0.95
-
-
-def test_matched_gain_can_be_switched_off():
-    start = normal((100, 120), 0)
-    decoded = frame(start, LatticeCodec(coarseness=50.0))[0].reference.decoded()
-    moved = decoded + normal((100, 120), 1, scale=1e-5)
-    reference = frame(start, LatticeCodec(coarseness=50.0))[0].reference
-    (block, after), _ = frame(moved, LatticeCodec(gain_per="none"), reference, restored=decoded)
-    (plain, same), _ = frame(moved, LatticeCodec(), reference)
-    assert block.payload == plain.payload
-    assert torch.equal(after.decoded(), same.decoded())
 
 
 def test_after_a_restore_the_step_is_halved_until_the_movement_shows():
@@ -209,11 +186,10 @@ def test_restored_values_that_are_not_finite_are_ignored_and_unlike_ones_refused
 # Re-keying, bytes, configs
 
 
-@pytest.mark.parametrize("contexts", ["history", "none"])
-def test_a_chain_goes_on_from_a_rekeyed_frame_as_if_nothing_had_happened(contexts):
+def test_a_chain_goes_on_from_a_rekeyed_frame_as_if_nothing_had_happened():
     frames = moving(6)
     frames[3][2, 2] = 1e25
-    config = LatticeCodec(contexts=contexts)
+    config = LatticeCodec()
     _, reference, _ = chain(frames[:4], config)
     spec = spec_of(frames[0], "layer.weight")
     again = CODEC.decode(spec, CODEC.rekey(spec, reference), None)
@@ -293,9 +269,7 @@ def test_another_bitstream_or_another_codecs_settings_are_refused():
         {"coarseness": float("nan")},
         {"gamma": -1},
         {"sensitivity": "on"},
-        {"gain_per": "layer"},
-        {"contexts": True},
-        {"one_dimensional": ["exact"]},
+        {"shaping": "on"},
     ],
 )
 def test_a_config_out_of_range_is_refused_by_name(wrong):
@@ -304,7 +278,7 @@ def test_a_config_out_of_range_is_refused_by_name(wrong):
 
 
 def test_a_config_is_json():
-    config = LatticeCodec(coarseness=3, gain_per="row")
+    config = LatticeCodec(coarseness=3)
     assert LatticeCodec(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
 
 

@@ -12,7 +12,7 @@ from tests.ops.interpreted import is_interpreted, kernels
 from tests.strategies import normal
 
 LATTICE = Lattice(2.0**-10, 256, 4.0, 2**24 - 1)
-NEAREST = torch.zeros(1, dtype=torch.int32)
+NEAREST = 0
 
 
 def uneven(n: int, octaves: float = 8.0) -> torch.Tensor:
@@ -21,16 +21,16 @@ def uneven(n: int, octaves: float = 8.0) -> torch.Tensor:
     return turned @ torch.diag(torch.logspace(0, -octaves, n, base=2.0, dtype=torch.float64)) @ turned.T
 
 
-def factors_of(matrix: torch.Tensor, damping: float = 1.0, noise: float = 0.0):
+def factors_of(matrix: torch.Tensor, damping: float = 1.0):
     n = matrix.shape[0]
     signs = signs_of(n)
-    return factorize(matrix.numpy() @ signs, signs, float(matrix.trace()), (damping,), noise)[0]
+    return factorize(matrix.numpy() @ signs, signs, float(matrix.trace()), (damping,))[0]
 
 
 def changes_by(context, device, *arguments):
     with context:
         found = shape_changes(arguments[0].to(device), *arguments[1:])
-    return found.changes.cpu().view(torch.int32), found.leads
+    return found.changes.cpu().view(torch.int32), found[1:]
 
 
 def check_back_ends_agree(device):
@@ -39,12 +39,11 @@ def check_back_ends_agree(device):
         values[1], values[3], values[4] = float("nan"), 1e30, -float("inf")
         integers = torch.randint(-3000, 3000, (rows * n,), dtype=torch.int32, generator=torch.Generator())
         base = values + 15 * normal((rows * n,), 4)
-        by_row = torch.arange(rows, dtype=torch.int32) * 50
         of_columns, of_rows = factors_of(uneven(n)), factors_of(uneven(rows))
-        starts = ((None, NEAREST), (base, NEAREST), (base, NEAREST + 900), (base, by_row))
-        for (start, grades), down in itertools.product(starts, (None, of_rows)):
-            arguments = (values, start, integers, LATTICE, grades, of_columns, down)
+        starts = ((None, NEAREST), (base, NEAREST), (base, 900))
+        for (start, grade), down in itertools.product(starts, (None, of_rows)):
+            arguments = (values, start, integers, LATTICE, grade, of_columns, down)
             expected = changes_by(force_backend(Backend.REFERENCE), "cpu", *arguments)
             found = changes_by(kernels(), device, *arguments)
             assert torch.equal(expected[0], found[0])
-            assert torch.equal(expected[1], found[1])
+            assert expected[1] == found[1]

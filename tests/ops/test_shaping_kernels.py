@@ -41,15 +41,6 @@ def test_errors_fed_both_ways_cost_the_product_of_both_shares():
     assert abs(share / (sides[0].share * sides[1].share) - 1) < 0.3
 
 
-def test_noise_that_is_told_is_no_part_of_a_matrix():
-    matrix = uneven(96)
-    level = float(matrix.trace()) / 96
-    noisy = matrix + 1.5 * level * torch.eye(96, dtype=torch.float64)
-    known, told, untold = factors_of(matrix), factors_of(noisy, noise=96 * 1.5 * level), factors_of(noisy)
-    assert abs(told.share - known.share) < 0.15
-    assert untold.share > told.share + 0.05
-
-
 def test_a_white_matrix_is_said_to_gain_nothing():
     assert factors_of(torch.eye(20, dtype=torch.float64)).share > 0.99
 
@@ -111,7 +102,7 @@ def test_numba_sketches_as_the_reference_does(values):
 @pytest.mark.parametrize("n", [9, 20, 40])
 def test_numba_factorizes_as_the_reference_does(n):
     matrix, signs = uneven(n), signs_of(n)
-    arguments = (matrix.numpy() @ signs, signs, float(matrix.trace()), (0.1, 2.0), 0.01)
+    arguments = (matrix.numpy() @ signs, signs, float(matrix.trace()), (0.1, 2.0))
     found = factorize(*arguments)
     with force_backend(Backend.REFERENCE):
         expected = factorize(*arguments)

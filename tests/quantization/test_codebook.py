@@ -100,7 +100,7 @@ def test_more_centroids_never_err_more():
 def test_rounded_centroids_are_finite_ascending_numbers_of_the_dtype(dtype):
     extreme = float(torch.finfo(getattr(torch, dtype)).max)
     raw = np.array([-extreme * 1.0001, -1.0, -1e-9, 1e-9, 1.0, 1.0 + 1e-12, extreme * 1.0001])
-    rounded = round_centroids(raw, dtype, bfloat16=True)
+    rounded = round_centroids(raw, dtype)
     assert np.isfinite(rounded).all()
     assert (np.diff(rounded) > 0).all()
     tensor = torch.from_numpy(rounded)
@@ -109,7 +109,7 @@ def test_rounded_centroids_are_finite_ascending_numbers_of_the_dtype(dtype):
 
 def test_bfloat16_centroids_round_as_torch_does():
     raw = torch.randn(1000, generator=torch.Generator().manual_seed(1)).sort().values
-    rounded = round_centroids(raw.numpy().astype(np.float64), "float32", bfloat16=True)
+    rounded = round_centroids(raw.numpy().astype(np.float64), "float32")
     assert rounded.tolist() == raw.bfloat16().float().unique().tolist()
 
 

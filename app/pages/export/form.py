@@ -19,7 +19,7 @@ _CODEC_HELP = (
     "Lattice is the default: smallest at equal accuracy. Inshrinkerator is the published codec. Uniform "
     "rounds to even spacings. Lossless keeps every bit."
 )
-_OPTIMIZERS = ("exact", "compressed", "shaped", "compact")
+_OPTIMIZERS = ("exact", "compressed", "compact")
 _LAYOUTS = {"packed": "Packed archive", "safetensors": "safetensors"}
 _GRADES = {"ratio": "By ratio", "size": "By size", "exact": "Every bit"}
 _DTYPES = {"same": "As they are", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}

@@ -10,21 +10,17 @@ import numpy as np
 import torch
 
 from inshrink_core import codec
-from inshrink_core.codec import Levels, ShapedReference, TensorReference
+from inshrink_core.codec import Levels, ShapedReference
 from inshrink_core.codecs.exact import (
     LosslessReference,
     decode_exact,
     encode_exact,
-    rekey_exact,
     worst_case_exact_bytes,
 )
 from inshrink_core.codecs.symbols import (
     decode_symbols,
-    decode_symbols_rans,
     encode_symbols,
-    encode_symbols_rans,
     worst_case_symbols_bytes,
-    worst_case_symbols_rans_bytes,
 )
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.quantize import PROTECTED, PRUNED, dequantize, gather_decoded, symbol_counts
@@ -36,19 +32,15 @@ if TYPE_CHECKING:
     from inshrink_core.checkpoint import TensorSpec
 
 
-ROUNDED = 0x01
 DELTA = 0x02
 HELD = 0x04
-WIDE = 0x08
 KEPT = 0x10
-RANS = 0x20
-"""Flags of a payload: values rounded to bfloat16 and no symbols; symbols relative to the reference; the
-reference's codebook; four bytes a centroid instead of two; protected values follow; symbols under rANS."""
+"""Flags of a payload: symbols relative to the reference; its codebook; protected values follow."""
 
-_KNOWN_FLAGS = ROUNDED | DELTA | HELD | WIDE | KEPT | RANS
+_KNOWN_FLAGS = DELTA | HELD | KEPT
 _MAX_CENTROIDS = 254
 _LENGTH_BYTES = 9
-_HEADER_BYTES = 1 + 1 + 4 * _MAX_CENTROIDS + _LENGTH_BYTES
+_HEADER_BYTES = 1 + 1 + 2 * _MAX_CENTROIDS + _LENGTH_BYTES
 """At most: flags, number of centroids, codebook, length of the symbols (a varint)."""
 
 
@@ -68,33 +60,23 @@ def _bits(codebook: Tensor) -> Tensor:
     return codebook.view(torch.int32)
 
 
-def _pack_codebook(spec: TensorSpec, codebook: Tensor) -> tuple[int, bytes]:
-    """Choose the narrowest entries that hold every centroid; return their width and bytes."""
+def _pack_codebook(spec: TensorSpec, codebook: Tensor) -> bytes:
     if spec.dtype == "float16":
-        return 2, codebook.numpy().astype("<f2").tobytes()
-    bits = codebook.numpy().view(np.uint32)
-    if (bits & np.uint32(0xFFFF)).any():
-        return 4, bits.astype("<u4").tobytes()
-    return 2, (bits >> np.uint32(16)).astype("<u2").tobytes()
+        return codebook.numpy().astype("<f2").tobytes()
+    return (codebook.numpy().view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
 
 
 def pack_quantized(
-    spec: TensorSpec,
-    state: InshrinkeratorReference,
-    previous: InshrinkeratorReference | None,
-    *,
-    rans: bool = False,
+    spec: TensorSpec, state: InshrinkeratorReference, previous: InshrinkeratorReference | None
 ) -> bytes:
     """Return the payload that decodes to `state`, as a delta if there is a previous state."""
-    flags = (DELTA if previous is not None else 0) | (RANS if rans else 0)
+    flags = DELTA if previous is not None else 0
     if previous is not None and torch.equal(_bits(state.codebook), _bits(previous.codebook)):
         flags |= HELD
         entries = b""
     else:
-        width, entries = _pack_codebook(spec, state.codebook)
-        flags |= WIDE if width == 4 else 0
-    encode = encode_symbols_rans if rans else encode_symbols
-    stream = encode(
+        entries = _pack_codebook(spec, state.codebook)
+    stream = encode_symbols(
         state.symbols,
         state.n_symbols,
         None if previous is None else previous.symbols,
@@ -120,33 +102,28 @@ def _split(
         raise DamagedError("too many centroids", expected=f"at most {_MAX_CENTROIDS}", found=str(n_centroids))
     at = 2
     if flags & HELD:
-        if previous is None or n_centroids != previous.codebook.numel() or flags & WIDE:
+        if previous is None or n_centroids != previous.codebook.numel():
             raise DamagedError("the block's codebook is that of another reference")
         codebook = previous.codebook
     else:
-        width = 4 if flags & WIDE else 2
-        at += width * n_centroids
+        at += 2 * n_centroids
         if at > len(payload):
             raise DamagedError("the codebook is cut short")
-        codebook = _parse_codebook(spec, payload[2:at], width)
+        codebook = _parse_codebook(spec, payload[2:at])
     if not flags & KEPT:
         return codebook, payload[at:], None
     symbols, at = read_section(payload, at)
     return codebook, symbols, payload[at:]
 
 
-def _parse_codebook(spec: TensorSpec, entries: memoryview, width: int) -> Tensor:
-    if width == 2 and spec.dtype == "float16":
+def _parse_codebook(spec: TensorSpec, entries: memoryview) -> Tensor:
+    if spec.dtype == "float16":
         codebook = np.frombuffer(entries, "<f2").astype(np.float32)
     else:
-        raw = np.frombuffer(entries, f"<u{width}").astype(np.uint32)
-        codebook = (raw if width == 4 else raw << np.uint32(16)).view(np.float32)
+        codebook = (np.frombuffer(entries, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
     if not np.isfinite(codebook).all() or (codebook[1:] <= codebook[:-1]).any():
         raise DamagedError("the codebook is not finite and ascending")
-    values = torch.from_numpy(codebook)
-    if not torch.equal(values.to(getattr(torch, spec.dtype)).to(torch.float32), values):
-        raise DamagedError(f"the codebook has numbers that no {spec.dtype} is")
-    return values
+    return torch.from_numpy(codebook)
 
 
 def parse_quantized(
@@ -161,14 +138,13 @@ def parse_quantized(
     """
     flags = payload[0]
     previous = previous if flags & DELTA else None
-    if flags & ~_KNOWN_FLAGS or flags & ROUNDED:
+    if flags & ~_KNOWN_FLAGS:
         raise DamagedError("the block has unknown flags", found=f"{flags:#x}", expected="known ones")
     if flags & DELTA and previous is None:
         raise DamagedError("the block is a delta against another reference")
     codebook, stream, values = _split(spec, payload, previous)
     n_symbols = FIRST_BIN + codebook.numel()
-    decode = decode_symbols_rans if flags & RANS else decode_symbols
-    symbols = decode(
+    symbols = decode_symbols(
         stream,
         spec.numel,
         n_symbols,
@@ -197,36 +173,11 @@ def _parse_protected(
     return decode_exact(kept, values, _kept_reference(symbols, previous)).tensor
 
 
-def pack_rounded(
-    spec: TensorSpec, tensor: Tensor, reference: TensorReference | None
-) -> tuple[bytes, RoundedReference]:
-    """Return payload and state of a finite float32 tensor stored in bfloat16."""
-    inner = reference.inner if isinstance(reference, RoundedReference) else None
-    encoded = encode_exact(replace(spec, dtype="bfloat16"), round_to_bfloat16(tensor).cpu(), inner)
-    return bytes((ROUNDED,)) + bytes(encoded.block.payload), RoundedReference(inner=encoded.reference)
-
-
-def rekey_rounded(spec: TensorSpec, state: RoundedReference) -> bytes:
-    """Return the payload that alone decodes to the state of a tensor stored in bfloat16."""
-    return bytes((ROUNDED,)) + bytes(rekey_exact(replace(spec, dtype="bfloat16"), state.inner).payload)
-
-
-def parse_rounded(
-    spec: TensorSpec, payload: memoryview, reference: TensorReference | None
-) -> RoundedReference:
-    """Return the state of a payload that `pack_rounded` wrote."""
-    if spec.dtype != "float32" or payload[0] != ROUNDED:
-        raise DamagedError("the block has unknown flags", found=f"{payload[0]:#x}", expected="0x1")
-    inner = reference.inner if isinstance(reference, RoundedReference) else None
-    return RoundedReference(inner=decode_exact(replace(spec, dtype="bfloat16"), payload[1:], inner).reference)
-
-
 def worst_case_payload_bytes(spec: TensorSpec) -> int:
-    """Return the largest payload of a spec, rounded or quantized."""
+    """Return the largest payload of a spec."""
     n = math.prod(spec.shape)
     kept = worst_case_exact_bytes(_kept_spec(spec, n))
-    symbols = max(worst_case_symbols_bytes(n, FIRST_BIN + _MAX_CENTROIDS), worst_case_symbols_rans_bytes(n))
-    return _HEADER_BYTES + kept + symbols
+    return _HEADER_BYTES + kept + worst_case_symbols_bytes(n, FIRST_BIN + _MAX_CENTROIDS)
 
 
 FIRST_BIN = 2
@@ -285,26 +236,6 @@ class InshrinkeratorReference(ShapedReference):
         part_of[PRUNED], part_of[PROTECTED] = codec.PRUNED, codec.PROTECTED
         used = np.bincount(symbols, minlength=256)[FIRST_BIN : self.n_symbols]
         return Levels("codebook", points[used > 0], parts=part_of[symbols], symbols=symbols)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RoundedReference(TensorReference):
-    """State of a float32 tensor stored in bfloat16: that of its bfloat16 twin."""
-
-    inner: TensorReference
-
-    def decoded(self) -> Tensor:
-        """Return the rounded values in float32."""
-        return self.inner.decoded().to(torch.float32)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the bfloat16 twin."""
-        return self.inner.nbytes
-
-    def levels(self) -> Levels:
-        """Return that every value is rounded by itself."""
-        return Levels("rounded", parts=codec.PROTECTED)
 
 
 def round_to_bfloat16(values: Tensor) -> Tensor:

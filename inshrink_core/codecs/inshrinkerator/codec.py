@@ -18,14 +18,9 @@ from inshrink_core.codec import Encoded, FrameContext, Knob, Switch, TensorInput
 from inshrink_core.codecs.fallback import LOSSY_DTYPES, FallbackCodec
 from inshrink_core.codecs.inshrinkerator.block import (
     FIRST_BIN,
-    ROUNDED,
     InshrinkeratorReference,
-    RoundedReference,
     pack_quantized,
-    pack_rounded,
     parse_quantized,
-    parse_rounded,
-    rekey_rounded,
     round_to_bfloat16,
     worst_case_payload_bytes,
 )
@@ -63,8 +58,10 @@ _BINS = (2, 254)
 _PRUNED = (0.0, 0.95)
 """More leaves no model to speak of."""
 
+_HOLD_FACTOR = 1.1
+"""A codebook is held until a new one would have 9 % less squared error."""
+
 _METRICS = ("magnitude", "sensitivity")
-_PRECISIONS = ("exact", "bfloat16")
 
 _SEARCHED = (
     Knob(settings=("bins",), values=(32, 16, 12, 8, 6, 4), label="Bins", unit="centroids"),
@@ -97,8 +94,7 @@ class InshrinkeratorPlan:
     Parameters
     ----------
     thresholds
-        Where each group is cut, by `InshrinkeratorCodec.group_of`; groups without finite values of
-        theirs are absent and are not cut.
+        Where the tensors of each layer type are cut; types without finite values are absent and are not cut.
     without_gradient
         Keys of the quantized tensors that were partitioned by magnitude alone although the settings ask
         for sensitivity, because their gradient is not known; sorted.
@@ -110,7 +106,7 @@ class InshrinkeratorPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorReference]):
-    """Weights of two or more dimensions in symbols; everything else exact, or rounded if asked.
+    """Weights of two or more dimensions in symbols; everything else exact.
 
     Every setting may change from frame to frame.
 
@@ -131,32 +127,12 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
     protect
         Fraction kept in bfloat16 (float16 tensors: as they are), 0..0.5, for being largest in magnitude
         or largest in sensitivity: up to twice the fraction in all. Costs up to 16 bits each.
-    pool
-        ``layer_type``: thresholds are quantiles over all tensors of a layer type. ``tensor``: over each.
     fit
         ``exact``: codebook of least squared error. ``published``: sketch and weighted k-means.
-    sigma
-        Share of frequency in the published fit's weights, 0..1.
-    alpha
-        Relative error of the published fit's sketch, 0.0001..0.5.
     codebook
         ``refit``: a new codebook every frame, as published. ``held``: keep the reference's codebook while
         its squared error is within `hold_factor` of a new one's, so that symbols change only where
         weights moved, and the codebook costs nothing.
-    hold_factor
-        At least 1; 1.1 holds a codebook until a new one would have 9 % less squared error.
-    centroids
-        ``bfloat16``: centroids take two bytes, at an error of 2^-9 of their value. ``stored``: they have
-        the precision of the tensor's dtype.
-    entropy
-        ``huffman``: run lengths and Huffman codes, as published. ``rans``: context rANS of the same deltas,
-        smaller.
-    vectors
-        Weights of at most one dimension (biases, norms): ``exact`` or rounded to ``bfloat16``.
-    buffers
-        The same for buffers.
-    seed
-        Of the published fit, 0..2^63 - 1.
 
     Raises
     ------
@@ -181,13 +157,8 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
     state = InshrinkeratorReference
     words: ClassVar = {
         "prune_metric": _METRICS,
-        "pool": ("layer_type", "tensor"),
         "fit": ("exact", "published"),
         "codebook": ("held", "refit"),
-        "centroids": ("bfloat16", "stored"),
-        "entropy": ("huffman", "rans"),
-        "vectors": _PRECISIONS,
-        "buffers": _PRECISIONS,
     }
     ranges: ClassVar = {
         "bins": _BINS,
@@ -195,10 +166,10 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
         "prune": _PRUNED,
         "embedding_prune": _PRUNED,
         "protect": (0.0, 0.5),  # by magnitude or sensitivity: twice that in all
-        "sigma": (0.0, 1.0),
-        "alpha": (1e-4, 0.5),
-        "hold_factor": (1.0, 100.0),
-        "seed": (0, 2**63 - 1),
+    }
+    constants: ClassVar = {
+        **{"pool": "layer_type", "sigma": 0.2, "alpha": 0.01, "seed": 0, "hold_factor": _HOLD_FACTOR},
+        **{"centroids": "bfloat16", "entropy": "huffman", "vectors": "exact", "buffers": "exact"},
     }
     label = "Inshrinkerator"
     tuning = Tuning(
@@ -219,25 +190,12 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
     embedding_prune: float = 0.0
     prune_metric: str = "magnitude"
     protect: float = 0.01
-    pool: str = "layer_type"
     fit: str = "exact"
-    sigma: float = 0.2
-    alpha: float = 0.01
     codebook: str = "held"
-    hold_factor: float = 1.1
-    centroids: str = "bfloat16"
-    entropy: str = "huffman"
-    vectors: str = "exact"
-    buffers: str = "exact"
-    seed: int = 0
 
     def bins_of(self, spec: TensorSpec) -> int:
         """Return the number of centroids a tensor may have."""
         return self.embedding_bins if spec.layer is LayerType.EMBEDDING else self.bins
-
-    def group_of(self, spec: TensorSpec) -> str:
-        """Return the name of the group whose thresholds a tensor shares."""
-        return spec.key if self.pool == "tensor" or spec.layer is None else spec.layer.value
 
     @property
     def wants_gradients(self) -> bool:
@@ -258,23 +216,6 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
         """Whether a tensor is quantized."""
         return is_quantized(spec)
 
-    def _rounds(self, spec: TensorSpec) -> bool:
-        """Whether a tensor outside the quantized ones may be stored in bfloat16."""
-        if spec.exact or spec.dtype != "float32" or spec.numel == 0:
-            return False
-        if spec.role is TensorRole.BUFFER:
-            return self.buffers == "bfloat16"
-        return spec.role is TensorRole.WEIGHT and self.vectors == "bfloat16" and len(spec.shape) < 2
-
-    def encode(
-        self, item: TensorInput, plan: InshrinkeratorPlan, reference: TensorReference | None
-    ) -> Encoded:
-        """Encode one tensor; what is not finite or not covered by the settings becomes an exact block."""
-        if self._rounds(item.spec) and bool(torch.isfinite(item.tensor).all()):
-            payload, state = pack_rounded(item.spec, item.tensor, reference)
-            return Encoded(Block(self.bitstream, payload), state)
-        return FallbackCodec.encode(self, item, plan, reference)
-
     def observe(self, item: TensorInput, reference: TensorReference | None) -> PartitionStatistics | None:
         """Return histograms of abs(w) and abs(g·w) over integer keys; None if no threshold needs them."""
         if not (self.partitions and is_quantized(item.spec)):
@@ -292,11 +233,11 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
     def plan(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
     ) -> InshrinkeratorPlan:
-        """Return thresholds per group, pooled over its tensors in their order."""
+        """Return thresholds per layer type, pooled over its tensors in their order."""
         groups: dict[str, list[tuple[TensorSpec, PartitionStatistics]]] = {}
         for spec, observation in zip(specs, statistics, strict=True):
             if observation is not None:
-                groups.setdefault(self.group_of(spec), []).append((spec, observation))
+                groups.setdefault(_group(spec), []).append((spec, observation))
         cuts: dict[str, Thresholds] = {}
         for group, members in groups.items():
             known = [seen.sensitivity for _, seen in members if seen.sensitivity is not None]
@@ -317,18 +258,16 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
     ) -> Encoded | None:
         """Quantize a tensor; None for what is not finite."""
         spec, previous = item.spec, self.own(reference, item.spec)
-        state = _quantize(self, item, plan.thresholds.get(self.group_of(spec), Thresholds()), previous)
+        state = _quantize(self, item, plan.thresholds.get(_group(spec), Thresholds()), previous)
         if state is None:
             return None
-        payload = pack_quantized(spec, state, previous, rans=self.entropy == "rans")
+        payload = pack_quantized(spec, state, previous)
         return Encoded(Block(self.bitstream, payload), state)
 
     def decode_lossy(
         self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> TensorReference:
         """Return the state a payload decodes to."""
-        if payload[0] & ROUNDED:
-            return parse_rounded(spec, payload, reference)
         if not has_symbols(spec):
             raise DamagedError(f"a tensor of this kind has no {self.name} blocks")
         return parse_quantized(spec, payload, self.own(reference, spec), device)
@@ -338,9 +277,6 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
         state = self.own(reference, spec)
         if state is not None:
             return Encoded(Block(self.bitstream, pack_quantized(spec, state, state)), state)
-        if isinstance(reference, RoundedReference):
-            payload, rounded = pack_rounded(spec, reference.decoded(), reference)
-            return Encoded(Block(self.bitstream, payload), rounded)
         return FallbackCodec.unchanged(self, spec, reference)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
@@ -348,13 +284,16 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
         state = self.own(reference, spec)
         if state is not None:
             return Block(self.bitstream, pack_quantized(spec, state, None))
-        if isinstance(reference, RoundedReference):
-            return Block(self.bitstream, rekey_rounded(spec, reference))
         return FallbackCodec.rekey(self, spec, reference)
 
     def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
-        """Return the bound of symbols, codebook and protected values, and of rounded ones."""
+        """Return the bound of symbols, codebook and protected values."""
         return worst_case_payload_bytes(spec)
+
+
+def _group(spec: TensorSpec) -> str:
+    """Return the name of the group whose thresholds a tensor shares."""
+    return spec.key if spec.layer is None else spec.layer.value
 
 
 def has_symbols(spec: TensorSpec) -> bool:
@@ -427,14 +366,11 @@ def _codebook(
 ) -> NDArray[np.float32]:
     """Fit a codebook, or keep the reference's while it is about as good."""
     k = codec.bins_of(spec)
-    if codec.fit == "published":
-        fitted = fit_published(histogram, k, alpha=codec.alpha, sigma=codec.sigma, seed=codec.seed)
-    else:
-        fitted = fit_exact(histogram, k)
-    fresh = round_centroids(fitted, spec.dtype, bfloat16=codec.centroids == "bfloat16")
+    fitted = fit_published(histogram, k) if codec.fit == "published" else fit_exact(histogram, k)
+    fresh = round_centroids(fitted, spec.dtype)
     if codec.codebook == "held" and previous is not None and previous.codebook.numel() <= k:
         held: NDArray[np.float32] = previous.codebook.numpy()
-        limit = codec.hold_factor * squared_error(histogram, fresh)
+        limit = _HOLD_FACTOR * squared_error(histogram, fresh)
         if squared_error(histogram, held) <= limit:
             return held.copy()
     return fresh

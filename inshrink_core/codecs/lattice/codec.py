@@ -9,7 +9,7 @@ derivation and the measurements are in ``docs/design.md``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import (
     BaseReference,
+    Codec,
     Encoded,
     FrameContext,
     Knob,
@@ -121,23 +122,11 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         Power of the mean squared gradient (Adam's second moment) by which tensors have finer or coarser
         spacings, 0..1; 0: all have the same. Momentum is used where there is none, and movement where
         there is neither, if the run can be looked at.
-    gain_per
-        After a restore, whether the rounding that preserves the movement is matched for each ``tensor`` or
-        for each ``row``, its outermost dimension, which costs a little more time; ``none``: rounded as
-        without a restore, which rolls small movements back.
-    contexts
-        ``history``: a change is coded in the context of the last one's sign and age, which makes frames
-        up to 8 % smaller and costs a byte of memory a weight. ``none``: faster.
-    one_dimensional
-        Weights of at most one dimension (biases, norms), and running means and variances of normalisation
-        layers from when they move: on a fine ``lattice``, or ``exact``.
     shaping
-        ``on``: rounding errors of a matrix are fed forward along its rows, into what is rounded after them,
-        so that they lie where the loss is flat, as first moments show it (Adam's, or momentum), and the
-        spacing is coarser by as much as that allows; not where little is gained, nor without first moments.
-        ``both``: down its columns, too. On a GPU that is as slow as on the host. ``auto``: each matrix as
-        deltas are foretold to take least at an equal cost, along one side or two and more or less strongly,
-        or not at all.
+        ``auto``: rounding errors of a matrix are fed forward along its rows, and down its columns, into what
+        is rounded after them, so that they lie where the loss is flat, as first moments show it (Adam's, or
+        momentum), and the spacing is coarser by as much as that allows: each matrix as deltas are predicted
+        to take least at an equal cost, or not at all. ``off``: none.
     predicted_cost
         What a restore may cost, as a share of the loss, 0..1. Where a run can be looked at before its first
         frame, the cost is predicted from how large its weights are, with a margin, and the coarseness is what
@@ -169,16 +158,12 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     bitstream = "lattice/1"
     reads = frozenset({"lattice/1", EXACT_BITSTREAM})
     state = LatticeReference
-    words: ClassVar = {
-        "gain_per": ("tensor", "row", "none"),
-        "contexts": ("history", "none"),
-        "one_dimensional": ("lattice", "exact"),
-        "shaping": ("off", "on", "both", "auto"),
-    }
+    words: ClassVar = {"shaping": ("off", "auto")}
     ranges: ClassVar = {
         **{"coarseness": (1e-4, 1e4), "gamma": (0.0, 2.0), "sensitivity": (0.0, 1.0)},
         "predicted_cost": (0.0, 1.0),
     }
+    constants: ClassVar = {"gain_per": "tensor", "contexts": "history", "one_dimensional": "lattice"}
     uses_restored = True
     uses_base = True
     covers_masters = True
@@ -197,9 +182,6 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     coarseness: float = 0.5
     gamma: float = 0.0
     sensitivity: float = 0.33
-    gain_per: str = "tensor"
-    contexts: str = "history"
-    one_dimensional: str = "lattice"
     shaping: str = "auto"
     predicted_cost: float = 0.0
     exact: bool = False
@@ -212,7 +194,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     def settings(self) -> dict[str, Any]:
         """Return the settings; prediction only where it is on, as frames always said it."""
         off = {"predicted_cost": 0.0}
-        return {key: value for key, value in asdict(self).items() if off.get(key) != value}
+        return {key: value for key, value in Codec.settings(self).items() if off.get(key) != value}
 
     @classmethod
     def having(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,9 +206,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         """Whether the lossy rule covers a tensor: weights, master weights and running statistics."""
         if spec.exact or not can_have_lattice(spec):
             return False
-        if spec.role in _WEIGHTS:
-            return is_matrix(spec) or self.one_dimensional == "lattice"
-        return is_statistic(spec) and self.one_dimensional == "lattice"
+        return spec.role in _WEIGHTS or is_statistic(spec)
 
     @classmethod
     def is_exact(cls, settings: Mapping[str, Any]) -> bool:
@@ -253,7 +233,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
     def shaped(self, states: Iterable[TensorReference]) -> tuple[int, int]:
         """Count the weights whose rounding is shaped, and all of which it is known, by their states."""
         rows = [
-            (one.integers.numel(), one.shaping.is_fed(self.shaping))
+            (one.integers.numel(), one.shaping.is_fed)
             for one in states
             if isinstance(one, LatticeReference) and one.shaping is not None
         ]
@@ -276,7 +256,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
             PastBlock(
                 is_lattice=frame.block.codec == self.bitstream,
                 moved=frame.block.codec != self.bitstream or points_moved(frame.block.payload),
-                shaping=frame.settings.get("shaping", "off"),
+                shaped=frame.settings.get("shaping", "off") != "off",
                 moment=frame.moment_before,
             )
             for frame in past
@@ -411,7 +391,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         moved = round_to_lattice(points, before, None, lattice)
         if not torch.equal(moved.integers, rounded.integers):
             return alone, after
-        onward = replace(after, history=moved.history if self.contexts == "history" else None)
+        onward = replace(after, history=moved.history)
         payload = pack_standalone(Frame(moved, before, None, onward), based=True)
         if len(payload) >= len(alone.payload):
             return alone, after
@@ -426,15 +406,15 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         known, fed = self._known(item, plan, state) if self.uses_past else (None, None)
         chosen = choose_spacing(plan, item, state, fed)
         gain: Gain | None = None
-        if item.restored is not None and self.gain_per != "none":
-            restored = _restored(item, item.restored)
-            if restored is not None:
-                gain, chosen = choose_gain(values, restored, chosen, self.gain_per, spec, state)
-        before, lattice, tracked = chosen.integers, chosen.lattice, self.contexts == "history"
-        history = state.history if tracked else None
-        changes = gain if fed is None else shaped_changes(values, before, lattice, gain, fed)
+        restored = None if item.restored is None else _restored(item, item.restored)
+        if restored is not None:
+            gain, chosen = choose_gain(values, restored, chosen, spec, state)
+        before, lattice, history = chosen.integers, chosen.lattice, state.history
+        changes: Gain | Tensor | None = gain
+        if fed is not None:
+            changes = shaped_changes(values, before, lattice, None if gain is None else gain.base, fed)
         rounded = round_to_lattice(values, before, history, lattice, changes)
-        after = _state_after(item, rounded, chosen.spacing, rounded.history if tracked else None, known)
+        after = _state_after(item, rounded, chosen.spacing, rounded.history, known)
         if after is None:
             return None
         if _same(rounded, after, state, chosen.shift > 0 or chosen.snap):
@@ -450,7 +430,7 @@ class LatticeCodec(FallbackCodec[LatticePlan, LatticeReference]):
         # Before any movement was seen, spacings are guesses at it.
         seen = positive(plan.memory.get("movement"))
         movement = seen / width if seen and width else 1.0 / self.coarseness
-        return known_of(item, None if state is None else state.shaping, self.shaping, movement)
+        return known_of(item, None if state is None else state.shaping, movement)
 
 
 def _is_finer(spec: TensorSpec, plan: LatticePlan) -> bool:

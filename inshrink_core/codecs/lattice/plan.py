@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +29,12 @@ from inshrink_core.codecs.lattice.spacing import (
 )
 from inshrink_core.codecs.shaping import Fed
 from inshrink_core.ops.flat import as_float32, flattened
-from inshrink_core.ops.lattice import Gain, Lattice, gain_grades
+from inshrink_core.ops.lattice import Gain, Lattice, gain_grade
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample, sample_sums
+
+if TYPE_CHECKING:
+    from inshrink_core.codecs.lattice.codec import LatticeCodec
+
 
 _PROBES = 32
 """Original values stored of each matrix: their movement until the next frame has no rounding error in it.
@@ -218,32 +222,8 @@ class LatticePlan:
     predicted_cost: float | None = None
 
 
-class LatticeSettings(Protocol):
-    """The settings of the codec that its plan follows."""
-
-    @property
-    def coarseness(self) -> float:
-        """In units of the movement between checkpoints."""
-
-    @property
-    def gamma(self) -> float:
-        """Power of the learning rate."""
-
-    @property
-    def sensitivity(self) -> float:
-        """Power of the mean squared gradient."""
-
-    @property
-    def predicted_cost(self) -> float:
-        """What a restore may cost, as predicted; 0: the coarseness is as set."""
-
-    @property
-    def uses_past(self) -> bool:
-        """Whether rounding is shaped."""
-
-
 def make_plan(
-    settings: LatticeSettings,
+    settings: LatticeCodec,
     specs: Sequence[TensorSpec],
     seen: Sequence[LatticeStatistics | None],
     context: FrameContext,
@@ -533,21 +513,18 @@ def _at_width(width: float, spec: TensorSpec, state: LatticeReference) -> Chosen
 
 
 def choose_gain(
-    values: Tensor, base: Tensor, chosen: Chosen, gain_per: str, spec: TensorSpec, state: LatticeReference
+    values: Tensor, base: Tensor, chosen: Chosen, spec: TensorSpec, state: LatticeReference
 ) -> tuple[Gain | None, Chosen]:
-    """Return the thresholds of matched gain, with a finer spacing where the movement needs one.
+    """Return the threshold of matched gain, with a finer spacing where the movement needs one.
 
     None where nothing moved: no spacing would be fine enough to show it.
     """
     if torch.equal(values, base):
         return None, chosen
     for _ in range(_MAX_HALVINGS):
-        grades = gain_grades(values, base, chosen.integers, chosen.lattice, 1)
-        if int(grades[0]) >= 0:
-            break
-        finer = _at_width(chosen.spacing.width / 2, spec, state)
+        grade = gain_grade(values, base, chosen.integers, chosen.lattice)
+        finer = chosen if grade >= 0 else _at_width(chosen.spacing.width / 2, spec, state)
         if finer.spacing.width >= chosen.spacing.width:
-            break
+            return Gain(base, abs(grade)), chosen
         chosen = finer
-    rows = spec.shape[0] if gain_per == "row" else 1
-    return Gain(base, gain_grades(values, base, chosen.integers, chosen.lattice, rows).abs()), chosen
+    return Gain(base, abs(gain_grade(values, base, chosen.integers, chosen.lattice))), chosen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from inshrink_core.codec import ShapedReference
-from inshrink_core.codecs.shaping import Shaping
 from inshrink_core.coding.rans import decode_rans, encode_rans
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.flat import sides
@@ -69,10 +68,6 @@ class MomentsReference(ShapedReference):
     draw
         Of the octaves of second moments, where they were drawn (`draw_octaves`); else 0. For the encoder of
         the next frame, which draws alike.
-    off
-        256ths of the sum of the integers' squares that are rounding errors, where first moments are shaped.
-    shaping
-        For the encoder of the next frame: what the first moments before this one say, where they are shaped.
 
     Notes
     -----
@@ -83,8 +78,6 @@ class MomentsReference(ShapedReference):
     form: Form
     codes: Codes
     draw: int = 0
-    off: int = 0
-    shaping: Shaping | None = field(default=None, compare=False)
 
     @property
     def device(self) -> torch.device:
@@ -92,15 +85,9 @@ class MomentsReference(ShapedReference):
         return (self.codes.elements if self.codes.elements.numel() else self.codes.rows).device
 
     @property
-    def noise(self) -> float:
-        """Share of the values' sum of squares that is rounding errors, where the state knows of it."""
-        return self.off / 256
-
-    @property
     def nbytes(self) -> int:
         """Memory the integers take."""
-        known = 0 if self.shaping is None else self.shaping.nbytes
-        return known + sum(part.nbytes for part in self.codes[1:])
+        return sum(part.nbytes for part in self.codes[1:])
 
     def decoded(self) -> Tensor:
         """Return the values."""
@@ -135,7 +122,6 @@ _VERSION = 1
 _DELTA = 0x80
 _SAME = 0x40
 _DRAWN = 0x20
-_OFF = 0x10
 
 LAST_DRAW = 255
 """A byte holds it."""
@@ -161,15 +147,15 @@ def pack(state: MomentsReference, before: MomentsReference | None) -> bytes:
     if before is not None and _comparable(before, form, base):
         old = before.codes
         pairs = zip(reversed(state.codes), reversed(old), strict=True)
-        alike = (state.dtype, state.draw, state.off) == (before.dtype, before.draw, before.off)
+        alike = (state.dtype, state.draw) == (before.dtype, before.draw)
         alike = alike and old.base == base
         if alike and all(_equal(*pair) for pair in pairs):
             return _HEADER.pack(_VERSION, form | _SAME, base)
     if form is Form.ZEROS:
         return _HEADER.pack(_VERSION, form, base)
-    marks = (_DELTA if old else 0) | (_DRAWN if state.draw else 0) | (_OFF if state.off else 0)
+    marks = (_DELTA if old else 0) | (_DRAWN if state.draw else 0)
     out = bytearray(_HEADER.pack(_VERSION, form | marks, base))
-    out += bytes(filter(None, (state.draw, state.off)))
+    out += bytes(filter(None, (state.draw,)))
     sections = []
     if form is Form.OCTAVES and not old:
         rows, columns = _middles(elements, state.shape)
@@ -204,18 +190,14 @@ def parse(
     if len(payload) < _HEADER.size:
         raise DamagedError("a block of a moment has no header", where=spec.key)
     version, kind, base = _HEADER.unpack_from(payload)
-    form_number, marks, drawn = kind & 0x0F, kind & (_DELTA | _SAME), kind & _DRAWN
+    form_number, marks, drawn = kind & 0x1F, kind & (_DELTA | _SAME), kind & _DRAWN
     if version != _VERSION or form_number > max(Form) or abs(base) > MAX_BASE:
         raise DamagedError("a block of a moment has an unknown form", where=spec.key, found=str(kind))
-    form, body, draw, off = Form(form_number), payload[_HEADER.size :], 0, 0
+    form, body, draw = Form(form_number), payload[_HEADER.size :], 0
     if drawn:
         if form not in (Form.OCTAVES, Form.FACTORED) or marks & _SAME or not len(body) or not body[0]:
             raise DamagedError("a block of a moment has an unknown draw", where=spec.key)
         draw, body = body[0], body[1:]
-    if kind & _OFF:
-        if form is not Form.SCALED or marks & _SAME or not len(body) or not body[0]:
-            raise DamagedError("a block of a moment has unknown errors", where=spec.key)
-        off, body = body[0], body[1:]
     if marks and before is None:
         raise DamagedError("a block of a moment refers to a state that is not there", where=spec.key)
     if marks and before is not None and not _comparable(before, form, base):
@@ -229,12 +211,7 @@ def parse(
     place = torch.device(device) if before is None else before.device
     old = before.codes if marks and before is not None else None
     codes = Codes(base, *_parts(body, spec, form, old, place))
-    return MomentsReference(spec.dtype, spec.shape, form, codes, draw, off)
-
-
-def repeats(payload: bytes | memoryview) -> bool:
-    """Whether a payload says that a state is what it was."""
-    return len(payload) >= _HEADER.size and bool(payload[1] & _SAME)
+    return MomentsReference(spec.dtype, spec.shape, form, codes, draw)
 
 
 def _comparable(before: MomentsReference, form: Form, base: int) -> bool:

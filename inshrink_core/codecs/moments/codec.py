@@ -14,34 +14,26 @@ hundredths of its size: so one tensor decodes without another. Encoding and deco
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from inshrink_core.checkpoint import TensorRole
-from inshrink_core.codec import Encoded, FrameContext, PastFrame, TensorInput, TensorReference
+from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference
 from inshrink_core.codecs.exact import BITSTREAM as EXACT
 from inshrink_core.codecs.fallback import FallbackCodec
-from inshrink_core.codecs.moments.block import LAST_DRAW, Form, MomentsReference, pack, parse, repeats
-from inshrink_core.codecs.shaping import Shaping, can_be_shaped, grown, shaped_changes
+from inshrink_core.codecs.moments.block import LAST_DRAW, Form, MomentsReference, pack, parse
 from inshrink_core.frame import Block
 from inshrink_core.ops.flat import as_float32, sides
-from inshrink_core.ops.lattice import Gain, Lattice
 from inshrink_core.ops.moments import (
-    FRACTION_BITS,
-    LARGEST_INTEGER,
     ZERO_POINT,
     Codes,
     Units,
     carry_octaves,
     draw_octaves,
-    expand_units,
     round_first,
     round_second,
     round_vector,
@@ -58,8 +50,6 @@ _FIRST = frozenset({TensorRole.EXP_AVG, TensorRole.MOMENTUM})
 _UNITS = {
     (TensorRole.EXP_AVG, "fidelity"): 2.0,
     (TensorRole.MOMENTUM, "fidelity"): 2.0,
-    (TensorRole.EXP_AVG, "shaped"): 2.0,
-    (TensorRole.MOMENTUM, "shaped"): 2.0,
     (TensorRole.MOMENTUM, "ratio"): 4.0,
 }
 """Unit of first moments in root mean squares, where a frame does not say how far they move a weight. SGD has
@@ -72,13 +62,6 @@ edge change again and again (``docs/design.md``)."""
 _SHARE_OF_SPACING: Final = 0.5
 """Unit of first moments, in spacings of the weight, by what momentum still moves it: with it moments cost a
 restore about what the weights do (``docs/design.md``)."""
-
-
-_WHOLE: Final = Lattice(1.0, 1, 1.0, LARGEST_INTEGER)
-"""What first moments in units are rounded to."""
-
-_SLACK: Final = 64
-"""Less than this part of a projection may be missing."""
 
 
 class MomentsPlan(NamedTuple):
@@ -107,9 +90,6 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None, MomentsReference]):
         ``fidelity``: second moments to an octave relative to row and column factors, first moments in coarse
         units that preserve their projection; one to three bits a parameter for both. Beside weights on a
         lattice, the units are such that what momentum still moves is rounded as the weights are.
-        ``shaped``: the same, but matrices of first moments that lie in few directions get coarser units,
-        and their rounding errors lie where the loss is flat: a quarter to a third fewer bits for them, at
-        up to ten times their time.
         ``ratio``: second moments as rank-one factors, Adam's first moment left out; a few hundredths of a
         bit. A momentum buffer is never left out: about 1.2 and .7 bits a parameter.
 
@@ -132,7 +112,7 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None, MomentsReference]):
     bitstream = "moments/1"
     reads = frozenset({"moments/1", EXACT})
     state = MomentsReference
-    words: ClassVar = {"preset": ("fidelity", "ratio", "shaped")}
+    words: ClassVar = {"preset": ("fidelity", "ratio")}
     stores_weights = False
     lossy_roles = _SECOND | _FIRST
 
@@ -155,23 +135,6 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None, MomentsReference]):
         }
         return MomentsPlan(allowed, context.after_restore)
 
-    @property
-    def uses_past(self) -> bool:
-        """Whether first moments are shaped, by those of all frames before."""
-        return self.preset == "shaped"
-
-    def recall(self, reference: TensorReference, past: Iterable[PastFrame]) -> TensorReference:
-        """Return a state with what is known of the first moments of its chain before it."""
-        if not isinstance(reference, MomentsReference) or reference.form not in (Form.SCALED, Form.ZEROS):
-            return reference
-        known: Shaping | None = None
-        for frame in past if can_be_shaped(reference.shape) else ():
-            if frame.block.codec != self.bitstream:
-                known = None
-            elif frame.moment_before is not None and not repeats(frame.block.payload):
-                known = grown(known, frame.moment_before)
-        return replace(reference, shaping=known)
-
     def encode_lossy(
         self, item: TensorInput, plan: MomentsPlan | None, reference: TensorReference | None
     ) -> Encoded | None:
@@ -180,18 +143,10 @@ class MomentsCodec(FallbackCodec[MomentsPlan | None, MomentsReference]):
         form, codes, draw = _rounded(item, self.preset, plan or MomentsPlan(), before)
         if codes is None:
             return None
-        off, known = 0, None
-        if self.uses_past and spec.role in _FIRST and can_be_shaped(spec.shape) and form is Form.SCALED:
-            if before is not None:
-                known = grown(before.shaping, lambda: (before.decoded(), before.noise))
-            codes, off = _shaped(as_float32(item.tensor), codes, known)
         # Where a chain keeps its states, which is in host memory, or where its keyframe was decoded.
         device = "cpu" if before is None else before.device
-        state = MomentsReference(spec.dtype, spec.shape, form, codes.on(device), draw, off, known)
-        payload = pack(state, before)
-        if before is not None and repeats(payload):
-            state = replace(state, shaping=before.shaping)
-        return Encoded(Block(self.bitstream, payload), state)
+        state = MomentsReference(spec.dtype, spec.shape, form, codes.on(device), draw)
+        return Encoded(Block(self.bitstream, pack(state, before)), state)
 
     def decode_lossy(
         self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
@@ -263,59 +218,6 @@ def _rounded(
             return form, codes._replace(elements=carried), 0
         draw = draw % LAST_DRAW + 1
     return form, codes._replace(elements=draw_octaves(values, units, draw)), draw
-
-
-def _shaped(values: Tensor, codes: Codes, known: Shaping | None) -> tuple[Codes, int]:
-    """Return integers whose errors were fed forward, in wider units, and 256ths that are errors.
-
-    Their projection on the values is kept; where it cannot be, or nothing is gained, they are as given.
-    """
-    plain, n = _squares(values, codes), values.numel()
-    found = None if known is None else known.for_moment(plain.values / n / (1 << 2 * FRACTION_BITS))
-    if found is None:
-        return codes, plain.off
-    fed, wider = found
-    coarse = codes._replace(base=codes.base + math.floor(2 * math.log2(wider)))
-    origin = torch.zeros(n, dtype=torch.int32)
-    gain = Gain(torch.zeros_like(values), torch.zeros(1, dtype=torch.int32))
-    changes = shaped_changes(_in_units(values, coarse), origin, _WHOLE, gain, fed)
-    integers = changes.clamp(-LARGEST_INTEGER, LARGEST_INTEGER) + ZERO_POINT
-    coarse = coarse._replace(elements=integers.to(torch.uint8))
-    squares = _squares(values, coarse)
-    return (coarse, squares.off) if squares.is_kept else (codes, plain.off)
-
-
-class _Squares(NamedTuple):
-    """Sums of squares of values in units and of their integers, and of the products of both, in 65,536ths."""
-
-    values: int
-    integers: int
-    products: int
-
-    @property
-    def off(self) -> int:
-        """256ths of the integers' squares that are errors, where the projection is kept."""
-        return min(255, max(0, 256 * (self.integers - self.values) // max(self.integers, 1)))
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the integers' projection on the values is theirs."""
-        return self.products >= self.values - self.values // _SLACK
-
-
-def _squares(values: Tensor, codes: Codes) -> _Squares:
-    """Return sums of whole numbers, so that they are the same in any order."""
-    parts = (_in_units(values, codes) * float(1 << FRACTION_BITS)).to(torch.int64)
-    whole = (codes.elements.to(torch.int64) - ZERO_POINT) << FRACTION_BITS
-    return _Squares(
-        *(int((one * other).sum()) for one, other in ((parts, parts), (whole, whole), (parts, whole)))
-    )
-
-
-def _in_units(values: Tensor, codes: Codes) -> Tensor:
-    """Return values in the units of their rows and columns."""
-    units = expand_units(codes.rows, codes.columns, None, codes.base, False).to(values.device)
-    return torch.where(units > 0, values / units, 0.0)
 
 
 def _units_of(codes: Codes, n: int) -> Units:

@@ -23,7 +23,6 @@ from inshrink_core.ops.cpu.machine import choose_level, enable_caching
 UInt8s = NDArray[np.uint8]
 UInt16s = NDArray[np.uint16]
 UInt32s = NDArray[np.uint32]
-UInt64s = NDArray[np.uint64]
 Int16s = NDArray[np.int16]
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]

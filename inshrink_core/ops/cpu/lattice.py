@@ -109,8 +109,8 @@ def find_changes(
         changes[i] = np.rint(_F32(_F32(w[i] - at) * reciprocal))
 
 
-@part
-def match_changes(
+@kernel
+def _match(
     w: Float32s,
     b: Float32s,
     x: Int32s,
@@ -119,7 +119,7 @@ def match_changes(
     grade: int,
     changes: Float32s,
 ) -> None:  # pragma: no cover - compiled
-    """Find the changes of a row that keep its movement, as floats."""
+    """Find the changes of matched gain: a pass of its own, so that only a run with a restore compiles it."""
     half, zero, scale = _F32(0.5), _F32(0.0), _F32(1.0 / 4096.0)
     if grade == 0:
         for i in range(w.size):
@@ -321,31 +321,6 @@ def _round(
     return n_large, n_exact, largest
 
 
-@kernel
-def _match(
-    values: Float32s,
-    base: Float32s,
-    integers: Int32s,
-    unit: np.float32,
-    reciprocal: np.float32,
-    grades: Int32s,
-    changes: Float32s,
-) -> None:  # pragma: no cover - compiled
-    """Find the changes of matched gain: a pass of its own, so that only a run with a restore compiles it."""
-    length = values.size // grades.size
-    for row in range(grades.size):
-        begin, end = row * length, (row + 1) * length
-        match_changes(
-            values[begin:end],
-            base[begin:end],
-            integers[begin:end],
-            unit,
-            reciprocal,
-            grades[row],
-            changes[begin:end],
-        )
-
-
 def _given(integers: Tensor | None, history: Tensor | None) -> tuple[Int32s, int, UInt8s, int]:
     """Return integers and history as kernels take them: 1 behind each, or 0 if there is none."""
     x = _NOTHING if integers is None else integers.numpy()
@@ -377,7 +352,7 @@ def round_to_lattice(
     else:
         changes = new_array(_CHUNK if gain is None else n, np.float32)
     if isinstance(gain, Gain) and matched:
-        _match(w, gain.base.numpy(), known[0], unit, reciprocal, gain.grades.numpy(), changes)
+        _match(w, gain.base.numpy(), known[0], unit, reciprocal, gain.grade, changes)
     n_large, n_exact, largest = _round(
         w,
         *known,
@@ -460,7 +435,7 @@ _best_grade = part(best_grade)
 
 
 @kernel
-def _grades(
+def _grade(
     values: Float32s,
     base: Float32s,
     integers: Int32s,
@@ -468,37 +443,31 @@ def _grades(
     reciprocal: np.float32,
     keys: Int32s,
     counts: Int64s,
-    grades: Int32s,
-) -> None:  # pragma: no cover - compiled
-    """Find the grade of each row; `keys` holds a chunk, `counts` is (3, bins)."""
-    length = values.size // grades.size
+) -> int:  # pragma: no cover - compiled
+    """Find the grade; `keys` holds a chunk, `counts` is zeros, (3, bins)."""
     half, zero = _F32(0.5), _F32(0.0)
     flat = counts.reshape(3 * GAIN_BINS)
-    for row in range(grades.size):
-        flat[:] = 0
-        for begin in range(row * length, (row + 1) * length, _CHUNK):
-            end = min(begin + _CHUNK, (row + 1) * length)
-            w, b, x = values[begin:end], base[begin:end], integers[begin:end]
-            for i in range(w.size):
-                r = _F32(_F32(w[i] - b[i]) * reciprocal)
-                o = _F32(_F32(_F32(_F32(x[i]) * unit) - b[i]) * reciprocal)
-                ahead = -o if r < zero else o
-                scaled = _F32(np.abs(r) * _F32(256.0))
-                inside = scaled < _F32(GAIN_BINS)
-                key = _I32(scaled if inside else zero) + (_I32(GAIN_BINS) if ahead > half else _I32(0))
-                keys[i] = key if inside else _I32(2 * GAIN_BINS)
-            for i in range(w.size):
-                flat[keys[i]] += 1
-        grades[row] = _best_grade(counts, flat[2 * GAIN_BINS])
+    for begin in range(0, values.size, _CHUNK):
+        end = min(begin + _CHUNK, values.size)
+        w, b, x = values[begin:end], base[begin:end], integers[begin:end]
+        for i in range(w.size):
+            r = _F32(_F32(w[i] - b[i]) * reciprocal)
+            o = _F32(_F32(_F32(_F32(x[i]) * unit) - b[i]) * reciprocal)
+            ahead = -o if r < zero else o
+            scaled = _F32(np.abs(r) * _F32(256.0))
+            inside = scaled < _F32(GAIN_BINS)
+            key = _I32(scaled if inside else zero) + (_I32(GAIN_BINS) if ahead > half else _I32(0))
+            keys[i] = key if inside else _I32(2 * GAIN_BINS)
+        for i in range(w.size):
+            flat[keys[i]] += 1
+    return _best_grade(counts, flat[2 * GAIN_BINS])
 
 
-def gain_grades(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice, n_rows: int) -> Tensor:
-    """See `lattice.gain_grades`."""
-    grades = torch.zeros(n_rows, dtype=torch.int32)
-    keys, counts = np.empty(_CHUNK, np.int32), np.empty((3, GAIN_BINS), np.int64)
+def gain_grade(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice) -> int:
+    """See `lattice.gain_grade`."""
+    keys, counts = np.empty(_CHUNK, np.int32), np.zeros((3, GAIN_BINS), np.int64)
     arrays = (values.numpy(), base.numpy(), integers.numpy())
-    _grades(*arrays, _F32(lattice.unit), _F32(lattice.reciprocal), keys, counts, grades.numpy())
-    return grades
+    return int(_grade(*arrays, _F32(lattice.unit), _F32(lattice.reciprocal), keys, counts))
 
 
 @kernel

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.ops.cpu.compiled import Float32s, Int64s, UInt8s, compiled
-from inshrink_core.ops.cpu.symbols import count_groups
 from inshrink_core.ops.flat import as_float32, flattened
 from inshrink_core.ops.quantize import INFINITE_KEY, MAGNITUDE_KEYS, N_KEYS, PROTECTED
 
@@ -91,44 +90,6 @@ def _assign_between(
         out[i] = symbol
 
 
-@compiled(nogil=True)
-def _gather(bits: NDArray[Any], symbols: UInt8s, out: NDArray[Any]) -> None:  # pragma: no cover - compiled
-    position = 0
-    for i in range(symbols.size):
-        if symbols[i] == PROTECTED:
-            out[position] = bits[i]
-            position += 1
-
-
-@compiled(nogil=True)
-def _dequantize(
-    symbols: UInt8s, table: NDArray[Any], protected: NDArray[Any], out: NDArray[Any]
-) -> None:  # pragma: no cover - compiled
-    if protected.size == 0:
-        for i in range(symbols.size):
-            out[i] = table[symbols[i]]
-        return
-    position = 0
-    for i in range(symbols.size):
-        if symbols[i] == PROTECTED:
-            out[i] = protected[position]
-            position += 1
-        else:
-            out[i] = table[symbols[i]]
-
-
-@compiled(nogil=True)
-def _gather_decoded(
-    symbols: UInt8s, previous: UInt8s, table: NDArray[Any], protected: NDArray[Any], out: NDArray[Any]
-) -> None:  # pragma: no cover - compiled
-    position, before = 0, 0
-    for i in range(symbols.size):
-        if symbols[i] == PROTECTED:
-            out[position] = protected[before] if previous[i] == PROTECTED else table[previous[i]]
-            position += 1
-        before += previous[i] == PROTECTED
-
-
 def histogram16(
     values: Tensor, gradient: Tensor | None = None, low: int = 0, high: int = MAGNITUDE_KEYS
 ) -> Tensor:
@@ -154,47 +115,3 @@ def assign(
     else:
         _assign_between(_values(values), _values(gradient), lut.cpu().numpy(), low, high, symbols.numpy())
     return symbols
-
-
-def gather_protected(values: Tensor, symbols: Tensor) -> Tensor:
-    """See `quantize.gather_protected`."""
-    flat = flattened(values).cpu()
-    symbols = symbols.cpu()
-    n_protected = int(symbol_counts(symbols)[PROTECTED])
-    kept = torch.empty(n_protected, dtype=values.dtype)
-    width = torch.int16 if values.dtype.itemsize == 2 else torch.int32
-    _gather(flat.view(width).numpy(), symbols.numpy(), kept.view(width).numpy())
-    return kept
-
-
-def gather_decoded(symbols: Tensor, previous: Tensor, table: Tensor, protected: Tensor) -> Tensor:
-    """See `quantize.gather_decoded`."""
-    symbols = symbols.cpu()
-    width = torch.int16 if table.dtype.itemsize == 2 else torch.int32
-    out = torch.empty(int(symbol_counts(symbols)[PROTECTED]), dtype=table.dtype)
-    _gather_decoded(
-        symbols.numpy(),
-        previous.cpu().numpy(),
-        table.cpu().view(width).numpy(),
-        protected.cpu().view(width).numpy(),
-        out.view(width).numpy(),
-    )
-    return out
-
-
-def symbol_counts(symbols: Tensor) -> Tensor:
-    """See `quantize.symbol_counts`."""
-    return torch.from_numpy(count_groups(symbols.cpu().numpy()))
-
-
-def dequantize(symbols: Tensor, table: Tensor, protected: Tensor) -> Tensor:
-    """See `quantize.dequantize`."""
-    width = torch.int16 if table.dtype.itemsize == 2 else torch.int32
-    out = torch.empty(symbols.numel(), dtype=table.dtype)
-    _dequantize(
-        symbols.cpu().numpy(),
-        table.cpu().view(width).numpy(),
-        protected.cpu().view(width).numpy(),
-        out.view(width).numpy(),
-    )
-    return out

@@ -1,15 +1,13 @@
 """Numba kernels of shaped rounding: sixteen rows at a time, one to a lane of a vector.
 
-`inshrink_core.ops.shaping` has the versions in plain
-torch. Parts of spacings, and their sums, are whole float64 numbers below 2**53: exact in any order,
-fused or not, and as fast in vectors as no 64-bit integer is.
+`inshrink_core.ops.shaping` has the versions in plain torch. Parts of spacings, and their sums, are whole
+float64 numbers below 2**53: exact in any order, fused or not, and as fast in vectors as no 64-bit integer is.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ import torch
 from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba import types
 from numba.core import cgutils as untyped_cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic, register_jitable
 from torch import Tensor
 
 from inshrink_core.execution import new_array
@@ -71,7 +69,6 @@ _I16, _I32, _F32, _F64 = np.int16, np.int32, np.float32, np.float64
 
 _VECTOR = ir.VectorType(ir.DoubleType(), _LANES)
 _intrinsic: Any = intrinsic
-_overload: Any = overload
 _cgutils: Any = untyped_cgutils
 
 
@@ -102,26 +99,6 @@ class _Vectors:
     def store(self, value: Any, at: Any) -> None:
         """Write a vector."""
         store(self._builder, value, self._data, at)
-
-
-class _Rows(_Vectors):
-    """Vectors of the rows of a matrix."""
-
-    def __init__(self, context: Any, builder: Any, kind: Any, array: Any) -> None:
-        super().__init__(context, builder, kind, array)
-        shape = context.make_array(kind)(context, builder, array).shape
-        self.n_rows, self._width = _cgutils.unpack_tuple(builder, shape)
-
-    def place(self, row: Any, column: Any) -> Any:
-        """Return the index of an element."""
-        return self._builder.add(self._builder.mul(row, self._width), column)
-
-    @contextlib.contextmanager
-    def each_vector(self) -> Iterator[Any]:
-        """Begin a loop over the vectors of a row; give the column each begins at."""
-        lanes = ir.Constant(self._width.type, _LANES)
-        with _cgutils.for_range(self._builder, self._builder.sdiv(self._width, lanes)) as each:
-            yield self._builder.mul(each.index, lanes)
 
 
 def _fused(builder: Any, one: Any, other: Any, total: Any) -> Any:
@@ -263,48 +240,6 @@ def _pass_down(
     return types.void(out, sums, error, rows, down, types.intp, types.intp), build
 
 
-@_intrinsic
-def _turn_block(
-    _: Any, out: Any, at: Any, out_step: Any, values: Any, place: Any, step: Any, factor: Any
-) -> Any:
-    """Write sixteen vectors of float32 as sixteen others, of the first element of each and so on.
-
-    Those that are read are multiplied with a factor, as float32.
-    """
-
-    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        kind = ir.VectorType(ir.FloatType(), _LANES)
-        read = context.get_value_type(signature.args[3].dtype)
-        target, source = (
-            context.make_array(signature.args[i])(context, builder, given[i]).data for i in (0, 3)
-        )
-        first = builder.insert_element(ir.Constant(kind, ir.Undefined), given[6], ir.IntType(32)(0))
-        lanes = ir.VectorType(ir.IntType(32), _LANES)
-        factors = builder.shuffle_vector(first, first, ir.Constant(lanes, [0] * _LANES))
-        taken, place = [], given[4]
-        for _ in range(_LANES):
-            one = load(builder, source, place, ir.VectorType(read, _LANES))
-            one = builder.sitofp(one, kind) if isinstance(read, ir.IntType) else one
-            taken.append(builder.fmul(one, factors))
-            place = builder.add(place, given[5])
-        # Each round interleaves the first half with the second; after four, rows are columns.
-        halves = [
-            ir.Constant(lanes, [i // 2 + i % 2 * _LANES + begin for i in range(_LANES)])
-            for begin in (0, _LANES // 2)
-        ]
-        for _ in range(4):
-            pairs = zip(taken[: _LANES // 2], taken[_LANES // 2 :], strict=True)
-            taken = [builder.shuffle_vector(*pair, half) for pair in pairs for half in halves]
-        place = given[1]
-        for one in taken:
-            store(builder, one, target, place)
-            place = builder.add(place, given[2])
-        return context.get_dummy_value()
-
-    integers = (types.intp,) * 2
-    return types.void(out, *integers, values, *integers, types.float32), build
-
-
 @part
 def turn_rows(
     values: Float32s,
@@ -321,7 +256,10 @@ def turn_rows(
     for block in range(begin, begin + size, _LANES):
         at, place = (block - begin) * _LANES, first * n + block
         if n_here == _LANES and block >= skew * _LANES and block + _LANES <= n:
-            _turn_block(turned, at, _LANES, values, place, n - skew, factor)
+            for i in range(_LANES):
+                for lane in range(_LANES):
+                    value = _F32(values[place + lane * (n - skew) + i])
+                    turned[at + i * _LANES + lane] = _F32(value * factor)
             continue
         turned[at : at + _LANES * _LANES] = _F32(np.nan)
         for lane in range(n_here):
@@ -339,7 +277,9 @@ def turn_back(
     for block in range(begin, begin + size, _LANES):
         at, place = (block - begin) * _LANES, first * n + block
         if n_here == _LANES and block >= skew * _LANES and block + _LANES <= n:
-            _turn_block(values, place, n - skew, turned, at, _LANES, _F32(1.0))
+            for lane in range(_LANES):
+                for i in range(_LANES):
+                    values[place + lane * (n - skew) + i] = turned[at + i * _LANES + lane]
             continue
         for lane in range(n_here):
             column = block - lane * skew
@@ -406,7 +346,7 @@ def _shape(
     x: Int32s,
     unit: np.float32,
     reciprocal: np.float32,
-    grades: Int32s,
+    grade: int,
     columns: Float64s,
     rows: Float64s,
     scale: float,
@@ -436,7 +376,6 @@ def _shape(
         mine = rows[first * 2 * RANK : (first + _LANES) * 2 * RANK]
         sums[:] = 0.0
         for lane in range(n_here):
-            grade = grades[first + lane] if grades.size > 1 else grades[0]
             lanes[_GRADES + lane] = grade
             lanes[_GRADES + _LANES + lane] = grade * 7 // 10
         if both:
@@ -594,7 +533,7 @@ def shape_changes(
     base: Tensor | None,
     integers: Tensor,
     lattice: Lattice,
-    grades: Tensor,
+    grade: int,
     factors: Factors,
     by_row: Factors | None = None,
 ) -> Shaped:
@@ -622,7 +561,7 @@ def shape_changes(
         integers.numpy(),
         _F32(lattice.unit),
         _F32(lattice.reciprocal),
-        grades.numpy(),
+        grade,
         columns,
         rows,
         2.0**-factors.shift,
@@ -634,7 +573,8 @@ def shape_changes(
         changes,
         leads,
     )
-    return Shaped(torch.from_numpy(changes), torch.from_numpy(leads))
+    lead, square = leads.sum(0).tolist()
+    return Shaped(torch.from_numpy(changes), lead, square)
 
 
 def sketch_sides(values: Tensor, up: int, signs: Float64s, row_signs: Float64s | None) -> Sketches:
@@ -652,58 +592,13 @@ def sketch_sides(values: Tensor, up: int, signs: Float64s, row_signs: Float64s |
     return Sketches(columns.reshape(-1, SKETCHED)[:n] * down, by_row, square * down)
 
 
-@_intrinsic
-def _add_outer(_: Any, out: Any, one: Any, at: Any, other: Any, other_at: Any) -> Any:
-    """See `reference.add_outer`, of matrices whose rows are whole vectors."""
-
-    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        target, numbers, row = (_Rows(context, builder, signature.args[i], given[i]) for i in (0, 1, 3))
-        with target.each_vector() as begin:
-            factors = row.load(row.place(given[4], begin))
-            with _cgutils.for_range(builder, target.n_rows) as rows:
-                here = target.place(rows.index, begin)
-                product = builder.fmul(numbers.spread(numbers.place(given[2], rows.index)), factors)
-                target.store(builder.fadd(target.load(here), product), here)
-        return context.get_dummy_value()
-
-    return types.void(out, one, types.intp, other, types.intp), build
-
-
-@_intrinsic
-def _weigh(_: Any, out: Any, at: Any, rows: Any, weights: Any, weights_at: Any) -> Any:
-    """See `reference.weigh`, of matrices whose rows are whole vectors."""
-
-    def build(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        target, source, numbers = (_Rows(context, builder, signature.args[i], given[i]) for i in (0, 2, 3))
-        total = _cgutils.alloca_once(builder, _VECTOR)
-        with target.each_vector() as begin:
-            builder.store(ir.Constant(_VECTOR, [0.0] * _LANES), total)
-            with _cgutils.for_range(builder, source.n_rows) as each:
-                weight = numbers.spread(numbers.place(given[4], each.index))
-                product = builder.fmul(weight, source.load(source.place(each.index, begin)))
-                builder.store(builder.fadd(builder.load(total), product), total)
-            target.store(builder.load(total), target.place(given[1], begin))
-        return context.get_dummy_value()
-
-    return types.void(out, types.intp, rows, weights, types.intp), build
-
-
-# Where the loops of the reference are compiled, these take the place of two of its functions.
-_overload(reference.add_outer, strict=False)(
-    lambda out, one, at, other, other_at: (
-        lambda out, one, at, other, other_at: _add_outer(out, one, at, other, other_at)
-    )
-)
-_overload(reference.weigh, strict=False)(
-    lambda out, at, rows, weights, weights_at: (
-        lambda out, at, rows, weights, weights_at: _weigh(out, at, rows, weights, weights_at)
-    )
-)
+register_jitable(reference.add_outer)
+register_jitable(reference.weigh)
 _decompose, _feed_forward = kernel(reference.decompose), kernel(reference.feed_forward)
 
 
 def factorize(
-    sketch: Float64s, signs: Float64s, trace: float, dampings: Sequence[float], noise: float = 0.0
+    sketch: Float64s, signs: Float64s, trace: float, dampings: Sequence[float]
 ) -> tuple[Factors, ...]:
     """See `shaping.factorize`."""
-    return reference.factors_by(_decompose, _feed_forward, sketch, signs, trace, dampings, noise)
+    return reference.factors_by(_decompose, _feed_forward, sketch, signs, trace, dampings)

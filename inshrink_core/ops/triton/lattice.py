@@ -1,9 +1,7 @@
-"""The lattice codec in Triton: rounding, its inverse and the thresholds of matched gain.
+"""The lattice codec in Triton: rounding and its inverse.
 
-`inshrink_core.ops.lattice` has the versions in plain
-torch. Importing this module needs Triton. What decides a threshold is integers, so no result depends on
-the order in which programs add their counts. Kernels are launched without fused multiply-add, which would
-round once where the rule rounds twice; every float operation is one of the reference's.
+`inshrink_core.ops.lattice` has the versions in plain torch. Importing this module needs Triton. Kernels are
+launched without fused multiply-add, which would round once where the rule rounds twice.
 """
 
 from __future__ import annotations
@@ -35,14 +33,8 @@ _LARGE = tl.constexpr(FIRST_LARGE)
 _EXACT = tl.constexpr(EXACT)
 _FIRST_INTEGER = tl.constexpr(2.0**23)
 
-_LONGEST = 1024
-"""Elements that one program rounds: eight a thread, two 16-byte accesses of each array of 32 bits."""
-
-_SHORTEST = 128
-"""One element a thread; rows may be shorter."""
-
 RANKED = 1024
-"""Elements of a block whose rare symbols are ranked: eight a thread, and a prefix sum of a few steps."""
+"""Elements of a program: eight a thread, two 16-byte accesses of each array of 32 bits."""
 
 
 @triton.jit
@@ -80,7 +72,7 @@ def _token_of(z: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _matched(w: tl.tensor, at: tl.tensor, b: tl.tensor, reciprocal: tl.tensor, grade: tl.tensor) -> tl.tensor:
-    """Return the changes under matched gain; `grade` is the row's threshold in 4096ths."""
+    """Return the changes under matched gain; `grade` is the threshold in 4096ths."""
     r = (w - b) * reciprocal
     o = (at - b) * reciprocal
     crossed = tl.where(r < 0, -o, o) > 0.5
@@ -90,13 +82,12 @@ def _matched(w: tl.tensor, at: tl.tensor, b: tl.tensor, reciprocal: tl.tensor, g
     return nearest(y - o)
 
 
-@triton.jit(do_not_specialize=["spacing", "bound", "per_row"])
+@triton.jit(do_not_specialize=["spacing", "bound", "grade"])
 def _round(
     values: tl.tensor,
     integers: tl.tensor,
     history: tl.tensor,
     base: tl.tensor,
-    grades: tl.tensor,
     tokens: tl.tensor,
     after: tl.tensor,
     new: tl.tensor,
@@ -106,17 +97,15 @@ def _round(
     limit: tl.tensor,
     spacing: tl.tensor,
     bound: tl.tensor,
-    length: tl.tensor,
-    per_row: tl.tensor,
+    n: tl.tensor,
+    grade: tl.tensor,
     tracked: tl.constexpr,
     matched: tl.constexpr,
     given: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    row = tl.program_id(0).to(tl.int64) // per_row
-    within = (tl.program_id(0).to(tl.int64) % per_row) * size + tl.arange(0, size)
-    here = within < length
-    place = row * length + within
+    place = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
+    here = place < n
     w = tl.load(values + place, mask=here, other=0.0)
     before = tl.load(integers + place, mask=here, other=0)
     old = tl.zeros((size,), tl.int32)
@@ -125,7 +114,7 @@ def _round(
     at = before.to(tl.float32) * unit
     if matched:
         b = tl.load(base + place, mask=here, other=0.0)
-        changes = _matched(w, at, b, reciprocal, tl.load(grades + row))
+        changes = _matched(w, at, b, reciprocal, grade)
     elif given:
         changes = tl.load(base + place, mask=here, other=0.0)
     else:
@@ -208,25 +197,21 @@ def round_to_lattice(
     if integers is None:
         integers = torch.zeros(values.numel(), dtype=torch.int32)
     device, home, n = values.device, integers.device, values.numel()
-    rows = gain.grades.numel() if isinstance(gain, Gain) else 1
-    length = n // rows
-    size = min(max(triton.next_power_of_2(length), _SHORTEST), _LONGEST)
-    per_row = triton.cdiv(length, size)
+    n_blocks = triton.cdiv(n, RANKED)
     tokens, new = (torch.empty(n, dtype=torch.uint8, device=device) for _ in range(2))
     after = torch.empty(n, dtype=torch.int32, device=device)
-    seen = torch.empty(rows * per_row, 3, dtype=torch.int32, device=device)
+    seen = torch.empty(n_blocks, 3, dtype=torch.int32, device=device)
     before = integers.to(device)
     known = tokens if history is None else history.to(device)
-    if isinstance(gain, Gain):
-        base, grades = gain.base.to(device), gain.grades.to(device)
-    else:
-        base, grades = values if gain is None else gain.to(device), before
-    tensors = (values, before, known, base, grades, tokens, after, new, seen)
+    matched = isinstance(gain, Gain)
+    base = values if gain is None else (gain.base if isinstance(gain, Gain) else gain).to(device)
+    tensors = (values, before, known, base, tokens, after, new, seen)
     limit = float(MAX_PRODUCT // lattice.spacing)
-    numbers = (lattice.unit, lattice.reciprocal, limit, lattice.spacing, lattice.bound, length, per_row)
-    tracked, matched = history is not None, isinstance(gain, Gain)
+    grade = gain.grade if isinstance(gain, Gain) else 0
+    numbers = (lattice.unit, lattice.reciprocal, limit, lattice.spacing, lattice.bound, n, grade)
+    tracked = history is not None
     given = gain is not None and not matched
-    _round[(rows * per_row,)](*tensors, *numbers, tracked, matched, given, size, enable_fp_fusion=False)
+    _round[(n_blocks,)](*tensors, *numbers, tracked, matched, given, RANKED, enable_fp_fusion=False)
     n_large, n_exact = seen[:, :2].sum(0).tolist()
     largest = int(seen[:, 2].max())
     return Rounded(tokens.to(home), after.to(home), new.to(home), n_large, n_exact, largest)

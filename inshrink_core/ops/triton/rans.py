@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inshrink_core.ops import rans
 from inshrink_core.ops.rans import (
     CONTEXT_MASK,
     INITIAL_STATE,
@@ -21,7 +20,6 @@ from inshrink_core.ops.rans import (
     decode_table,
     model_on,
 )
-from inshrink_core.ops.registry import in_torch
 
 _INITIAL = tl.constexpr(INITIAL_STATE)
 _PRECISION = tl.constexpr(PRECISION)
@@ -29,33 +27,10 @@ _SLOT = tl.constexpr((1 << PRECISION) - 1)
 _LIMIT_SHIFT = tl.constexpr(31 - PRECISION)
 _CONTEXT = tl.constexpr(CONTEXT_MASK)
 
-_MAX_COUNTED = 1 << 31
-"""Counters have 32 bits."""
-
-_COUNTED = 4096
-"""Symbols that one program counts: eight a thread."""
-
 _COPIED = 1024
 """Words that one turn of a copy moves."""
 
 _WARP = 32
-
-
-@triton.jit
-def _count(
-    symbols: tl.tensor,
-    contexts: tl.tensor,
-    counts: tl.tensor,
-    n: tl.tensor,
-    with_contexts: tl.constexpr,
-    size: tl.constexpr,
-) -> None:
-    place = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
-    here = place < n
-    pair = tl.load(symbols + place, mask=here, other=0).to(tl.int32)
-    if with_contexts:
-        pair += 256 * (tl.load(contexts + place, mask=here, other=0).to(tl.int32) & _CONTEXT)
-    tl.atomic_add(counts + pair, 1, mask=here)
 
 
 @triton.jit
@@ -172,20 +147,6 @@ def _decode(
 def _threads(lanes: int) -> dict[str, int]:
     """Launch a thread for each lane, in whole warps; Triton wants to be told about fused operations."""
     return {"num_warps": min(max(lanes // _WARP, 1), 8), "enable_fp_fusion": False}
-
-
-def rans_counts(symbols: Tensor, contexts: Tensor | None, n_symbols: int, n_contexts: int) -> Tensor:
-    """See `inshrink_core.ops.rans.rans_counts`."""
-    n = symbols.numel()
-    if n >= _MAX_COUNTED:
-        return in_torch(rans.rans_counts)(symbols, contexts, n_symbols, n_contexts)
-    counts = torch.zeros(256, 256, dtype=torch.int32, device=symbols.device)
-    if n:
-        grid = (triton.cdiv(n, _COUNTED),)
-        with_contexts = contexts is not None
-        read = contexts if with_contexts else symbols
-        _count[grid](symbols, read, counts, n, with_contexts, _COUNTED, enable_fp_fusion=False)
-    return counts[:n_contexts, :n_symbols].long().cpu().contiguous()
 
 
 def rans_encode(

@@ -3,9 +3,8 @@
 Both ways, each row is one column behind the row above. Programs wait for each other by launches: in each
 all go on by some columns, two launches behind the program of the rows above.
 
-`inshrink_core.ops.shaping` has the versions in plain
-torch. Importing this module needs Triton. Parts of spacings are integers; what floats come before them
-is single operations, launched without fused multiply-add.
+`inshrink_core.ops.shaping` has the versions in plain torch. Importing this module needs Triton. Parts of
+spacings are integers; what floats come before them is single operations, launched without fused multiply-add.
 """
 
 from __future__ import annotations
@@ -90,12 +89,11 @@ def _counted(moved: tl.tensor, near: tl.tensor, y: tl.tensor) -> tuple[tl.tensor
     return (_PARTS * y - movement) * movement, movement * movement
 
 
-@triton.jit(do_not_specialize=["n_rows", "per_row", "shift"])
+@triton.jit(do_not_specialize=["n_rows", "grade", "shift"])
 def _shape(
     values: tl.tensor,
     base: tl.tensor,
     integers: tl.tensor,
-    grades: tl.tensor,
     gains: tl.tensor,
     directions: tl.tensor,
     changes: tl.tensor,
@@ -104,7 +102,7 @@ def _shape(
     reciprocal: tl.tensor,
     n_rows: tl.tensor,
     n: tl.tensor,
-    per_row: tl.tensor,
+    grade: tl.tensor,
     shift: tl.tensor,
     based: tl.constexpr,
     size: tl.constexpr,
@@ -112,7 +110,6 @@ def _shape(
     row = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
     here = row < n_rows
     rank = tl.arange(0, _RANK)
-    grade = tl.load(grades + row * per_row, mask=here, other=0).to(tl.int64)
     sums = tl.zeros((size, _RANK), tl.int64)
     lead = tl.zeros((size,), tl.int64)
     energy = tl.zeros((size,), tl.int64)
@@ -132,12 +129,11 @@ def _shape(
     tl.store(leads + 2 * row + 1, energy, mask=here)
 
 
-@triton.jit(do_not_specialize=["n_rows", "per_row", "shift", "row_shift", "wave"])
+@triton.jit(do_not_specialize=["n_rows", "grade", "shift", "row_shift", "wave"])
 def _shape_both(
     values: tl.tensor,
     base: tl.tensor,
     integers: tl.tensor,
-    grades: tl.tensor,
     gains: tl.tensor,
     directions: tl.tensor,
     row_gains: tl.tensor,
@@ -150,7 +146,7 @@ def _shape_both(
     reciprocal: tl.tensor,
     n_rows: tl.tensor,
     n: tl.tensor,
-    per_row: tl.tensor,
+    grade: tl.tensor,
     shift: tl.tensor,
     row_shift: tl.tensor,
     wave: tl.tensor,
@@ -165,7 +161,6 @@ def _shape_both(
     inside = (row < n_rows) & (begun >= 0)
     rank = tl.arange(0, _RANK)
     own = row[:, None] * _RANK + rank[None, :]
-    grade = tl.load(grades + row * per_row, mask=inside, other=0).to(tl.int64)
     by_row = tl.load(row_gains + own, mask=inside[:, None], other=0).to(tl.int64)
     downward = tl.load(row_directions + own, mask=inside[:, None], other=0).to(tl.int64)
     sums = tl.load(along + own, mask=inside[:, None], other=0)
@@ -202,7 +197,7 @@ def shape_changes(
     base: Tensor | None,
     integers: Tensor,
     lattice: Lattice,
-    grades: Tensor,
+    grade: int,
     factors: Factors,
     by_row: Factors | None = None,
 ) -> Shaped:
@@ -212,18 +207,18 @@ def shape_changes(
     changes = torch.empty_like(values)
     leads = torch.zeros(n_rows, 2, dtype=torch.int64, device=device)
     start = values if base is None else base.to(device)
-    tensors = (values, start, integers.to(device), grades.to(device), *_sides(factors, device))
-    numbers = (lattice.unit, lattice.reciprocal, n_rows, n, int(grades.numel() > 1), factors.shift)
+    tensors = (values, start, integers.to(device), *_sides(factors, device))
+    numbers = (lattice.unit, lattice.reciprocal, n_rows, n, grade, factors.shift)
     n_programs, based = triton.cdiv(n_rows, _ROWS), base is not None
     if by_row is None:
         _shape[(n_programs,)](*tensors, changes, leads, *numbers, based, _ROWS, enable_fp_fusion=False)
-        return Shaped(changes, leads.to(integers.device))
+        return Shaped(changes, *leads.sum(0).tolist())
     held = (torch.zeros(size, RANK, dtype=torch.int64, device=device) for size in (n_rows, n))
     both = (*tensors, *_sides(by_row, device), *held, changes, leads, *numbers, by_row.shift)
     # The last row of a program passes a column in the launch after the one in which its first row did.
     for wave in range(2 * (n_programs - 1) + triton.cdiv(n + _ROWS - 1, _STEPS)):
         _shape_both[(n_programs,)](*both, wave, based, _ROWS, _STEPS, enable_fp_fusion=False)
-    return Shaped(changes, leads.to(integers.device))
+    return Shaped(changes, *leads.sum(0).tolist())
 
 
 def _sides(factors: Factors, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -289,8 +289,8 @@ class Writing:
     settings
         A setting of the codec; may be repeated.
     optimizer
-        Keep the optimizer's state bit-exact, to an octave (compressed), so with shaped first moments, as
-        rank-one factors, or leave it out; by default compressed; exact beside weights that stay exact.
+        Keep the optimizer's state bit-exact, to an octave (compressed), as rank-one factors, or leave it
+        out; by default compressed; exact beside weights that stay exact.
     keyframe_every
         Frames from one keyframe to the next; by default 32.
     """
@@ -302,7 +302,7 @@ class Writing:
     settings: Annotated[
         Mapping[str, Any] | Iterable[str], Option(("--set",), metavar="KEY=VALUE", many=True)
     ] = ()
-    optimizer: Annotated[str | None, Option(metavar="exact|compressed|shaped|compact|drop")] = None
+    optimizer: Annotated[str | None, Option(metavar="exact|compressed|compact|drop")] = None
     keyframe_every: Annotated[int | None, Option(least=1)] = None
 
     def chosen(self, **named: Any) -> ChainChoice:
