@@ -274,11 +274,6 @@ class BenchReport(Report):
             choose_row(label, points, bound) for label, points in self.points.items() for bound in self.bounds
         )
 
-    @property
-    def stale_bounds(self) -> tuple[Bound, ...]:
-        """Bounds that the previous checkpoint keeps, so that keeping them proves little."""
-        return tuple(bound for bound in self.bounds if any(map(bound.holds, self.points.get(REPEAT, ()))))
-
     def show(self, console: Console) -> None:
         """Print the ratios, where each comes from, and what to know of all."""
         _show_ratios(console, self)
@@ -322,7 +317,7 @@ def _show_ratios(console: Console, report: BenchReport) -> None:
         ),
     )
     console.print("ratio of everything that is stored / of the weights")
-    if report.stale_bounds:
+    if any(bound.holds(one) for bound in report.bounds for one in report.points.get(REPEAT, ())):
         console.print("≈ the previous checkpoint, which stores nothing, keeps this bound: it proves little")
     console.print()
 
