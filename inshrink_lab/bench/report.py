@@ -324,18 +324,18 @@ def _show_ratios(console: Console, report: BenchReport) -> None:
 
 def _show_rows(console: Console, rows: Sequence[BoundRow]) -> None:
     """Print where each ratio comes from; the previous checkpoint, the same under every bound, once."""
+    shown = [row for place, row in enumerate(rows) if not place or row.codec != REPEAT]
     cells = (
         (
             printable(row.codec),
             "" if row.codec == REPEAT else _limit(row.bound.kind, row.bound.limit),
-            ratio(row.keeping and row.keeping.ratio_total),
-            ratio(row.keeping and row.keeping.ratio_weights),
-            percent(row.point and row.point.max_drop),
-            nats(row.point and row.point.mean_divergence),
+            ratio(values["ratio_total"]),
+            ratio(values["ratio_weights"]),
+            percent(values["max_drop"]),
+            nats(values["mean_divergence"]),
             _knob(row),
         )
-        for place, row in enumerate(rows)
-        if not place or row.codec != REPEAT
+        for row, values in ((row, row.to_json()) for row in shown)
     )
     headings = ("codec", "bound", "of all", "of weights", "drop", "divergence", "knob")
     show_table(console, headings, cells, left=(0, 6))
