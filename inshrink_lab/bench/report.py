@@ -274,11 +274,6 @@ class BenchReport(Report):
             choose_row(label, points, bound) for label, points in self.points.items() for bound in self.bounds
         )
 
-    @property
-    def stale_bounds(self) -> tuple[Bound, ...]:
-        """Bounds that the previous checkpoint keeps, so that keeping them proves little."""
-        return tuple(bound for bound in self.bounds if any(map(bound.holds, self.points.get(REPEAT, ()))))
-
     def show(self, console: Console) -> None:
         """Print the ratios, where each comes from, and what to know of all."""
         _show_ratios(console, self)
@@ -322,25 +317,25 @@ def _show_ratios(console: Console, report: BenchReport) -> None:
         ),
     )
     console.print("ratio of everything that is stored / of the weights")
-    if report.stale_bounds:
+    if any(bound.holds(one) for bound in report.bounds for one in report.points.get(REPEAT, ())):
         console.print("≈ the previous checkpoint, which stores nothing, keeps this bound: it proves little")
     console.print()
 
 
 def _show_rows(console: Console, rows: Sequence[BoundRow]) -> None:
     """Print where each ratio comes from; the previous checkpoint, the same under every bound, once."""
+    shown = [row for place, row in enumerate(rows) if not place or row.codec != REPEAT]
     cells = (
         (
             printable(row.codec),
             "" if row.codec == REPEAT else _limit(row.bound.kind, row.bound.limit),
-            ratio(row.keeping and row.keeping.ratio_total),
-            ratio(row.keeping and row.keeping.ratio_weights),
-            percent(row.point and row.point.max_drop),
-            nats(row.point and row.point.mean_divergence),
+            ratio(values["ratio_total"]),
+            ratio(values["ratio_weights"]),
+            percent(values["max_drop"]),
+            nats(values["mean_divergence"]),
             _knob(row),
         )
-        for place, row in enumerate(rows)
-        if not place or row.codec != REPEAT
+        for row, values in ((row, row.to_json()) for row in shown)
     )
     headings = ("codec", "bound", "of all", "of weights", "drop", "divergence", "knob")
     show_table(console, headings, cells, left=(0, 6))
