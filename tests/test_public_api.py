@@ -37,12 +37,12 @@ VERBS = [
 ]
 
 
-def test_what_most_people_need_is_about_a_dozen_names() -> None:
+def test_what_most_people_need_is_about_a_dozen_names():
     assert len([name for package, name in NAMES if package == "inshrink_core"]) <= 13
 
 
 @pytest.mark.parametrize("package", [*PACKAGES, "inshrink_core.codecs"])
-def test_what_loads_on_first_use_is_what_editors_are_told(package: str) -> None:
+def test_what_loads_on_first_use_is_what_editors_are_told(package):
     path = import_module(package).__file__
     assert path is not None
     declared = {
@@ -57,14 +57,14 @@ def test_what_loads_on_first_use_is_what_editors_are_told(package: str) -> None:
 
 
 @pytest.mark.parametrize(("package", "name"), NAMES)
-def test_every_public_name_is_what_it_says_and_documented(package: str, name: str) -> None:
+def test_every_public_name_is_what_it_says_and_documented(package, name):
     value = getattr(import_module(package), name)
     assert inspect.getdoc(value)
     assert not inspect.ismodule(value)
 
 
 @pytest.mark.parametrize(("package", "name"), VERBS)
-def test_every_public_verb_has_an_example_that_runs(package: str, name: str) -> None:
+def test_every_public_verb_has_an_example_that_runs(package, name):
     value = getattr(import_module(package), name)
     documented = inspect.getdoc(value) or ""
     assert ">>>" in documented, f"{package}.{name} shows no example"
@@ -75,7 +75,7 @@ def test_every_public_verb_has_an_example_that_runs(package: str, name: str) -> 
     assert not report, "".join(report)
 
 
-def test_importing_the_package_and_opening_a_run_imports_neither_torch_nor_numba() -> None:
+def test_importing_the_package_and_opening_a_run_imports_neither_torch_nor_numba():
     script = (
         "import sys, inshrink_core; run = inshrink_core.open(inshrink_core.sample('digits-cnn'));"
         "assert run.steps; print([m for m in ('torch', 'numba') if m in sys.modules])"
@@ -84,7 +84,7 @@ def test_importing_the_package_and_opening_a_run_imports_neither_torch_nor_numba
     assert done.stdout.strip() == "[]"
 
 
-def test_the_help_of_the_command_imports_no_torch() -> None:
+def test_the_help_of_the_command_imports_no_torch():
     script = (
         "import sys; from inshrink_core.cli import main; main(['--help']);"
         "print([m for m in ('torch', 'numba') if m in sys.modules])"
@@ -93,16 +93,16 @@ def test_the_help_of_the_command_imports_no_torch() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = inshrink_core.no_such_name
 
 
-def test_dir_lists_the_public_names() -> None:
+def test_dir_lists_the_public_names():
     assert set(dir(inshrink_core)) == set(inshrink_core.__all__)
 
 
-def test_a_run_and_its_archive_are_mappings_from_step_to_checkpoint(tmp_path: Path) -> None:
+def test_a_run_and_its_archive_are_mappings_from_step_to_checkpoint(tmp_path):
     run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
     inshrink_core.compress(run, tmp_path / "a.inshrink", steps=run.steps[:2], codec="lossless")
     archive = inshrink_core.open(tmp_path / "a.inshrink")

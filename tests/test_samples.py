@@ -1,8 +1,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +21,6 @@ from inshrink_core.samples import (
 
 RUN = sample("digits-cnn")
 CHECKPOINTS = sorted(RUN.glob("step_*.pt"))
-ROOT = Path(__file__).parents[1]
 SEARCH = ("--max-drop", "0.5", "--steps", "1700,1800", "--strategy", "grid", "--budget", "2", "--quiet")
 
 
@@ -113,26 +110,3 @@ def test_results_of_a_run_that_cannot_be_written_are_found_until_there_are_ones_
     users = results_folder(own.parent)
     assert users.is_relative_to(os.environ["XDG_CACHE_HOME"])
     assert results_folder(own.parent, make=False) == users
-
-
-@pytest.mark.parametrize("stale", ["package", "cache"])
-def test_no_test_sees_results_that_lie_in_the_checkout_or_in_the_real_cache(tmp_path, monkeypatch, stale):
-    package = tmp_path / "lib" / "inshrink_samples"
-    shutil.copytree(RUN.parent, package, ignore=shutil.ignore_patterns(".inshrink", "__pycache__"))
-    searched = tmp_path / "digits-cnn"
-    shutil.copytree(package / RUN.name, searched)
-    assert main(["search", str(searched), *SEARCH]) in (0, 1)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / ".cache"))
-    left = package / RUN.name / ".inshrink" if stale == "package" else results_folder(package / RUN.name)
-    shutil.copytree(searched / ".inshrink", left, dirs_exist_ok=True)
-    goals = "tests/verbs/test_goals.py::test_only_an_exact_goal_is_known_to_lose_nothing_without_trials"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", goals],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(package.parent)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -32,7 +31,7 @@ FORMULAS = (
 
 
 @pytest.mark.parametrize("text", FORMULAS)
-def test_no_cell_of_a_table_is_a_formula(text: str) -> None:
+def test_no_cell_of_a_table_is_a_formula(text):
     assert str(csv_cell(text)).startswith(("'", "\\", "a"))
     table = pd.DataFrame({text: [1.5, -2.0], "name": [text, "-2.0"]})
     rows = list(csv.reader(csv_bytes(table).decode().splitlines(keepends=True)))
@@ -41,7 +40,7 @@ def test_no_cell_of_a_table_is_a_formula(text: str) -> None:
     assert rows[-1][1] == "-2.0"
 
 
-def test_tables_of_verbs_hold_no_formula(tmp_path: Path) -> None:
+def test_tables_of_verbs_hold_no_formula(tmp_path):
     for step in (1, 2):
         torch.save({"=HYPERLINK(A1).weight": torch.ones(4, 4) * step}, tmp_path / f"step_{step}.pt")
     assert (
@@ -72,14 +71,14 @@ class SilentError(Exception):
 @pytest.mark.parametrize(
     "error", [ValueError("a\n\x1b[31mb\r" * 10**6), SilentError(), ValueError("\u2028" * 10**6)]
 )
-def test_an_error_of_others_is_told_on_one_short_line(error: Exception) -> None:
+def test_an_error_of_others_is_told_on_one_short_line(error):
     told = described(error)
     assert told.isprintable()
     assert len(told) <= 300
     assert told.startswith(type(error).__name__)
 
 
-def test_the_message_of_a_failed_check_is_clipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_message_of_a_failed_check_is_clipped(tmp_path, caplog):
     checks = iter([1.0, 1.0, 1.0])
 
     def check(network: torch.nn.Module) -> dict[str, float]:
@@ -98,7 +97,7 @@ def test_the_message_of_a_failed_check_is_clipped(tmp_path: Path, caplog: pytest
         assert len(text) < 1000
 
 
-def test_what_a_check_returned_instead_is_clipped() -> None:
+def test_what_a_check_returned_instead_is_clipped():
     evaluator = ModelEvaluator(model(), lambda network: {"\x1b" * 10**6: 1, "b\n": 2})
     with pytest.raises(EvaluatorError) as caught:
         evaluator.evaluate(evaluator.state_of(model()))

@@ -7,15 +7,7 @@ import pytest
 import torch
 
 import inshrink_core
-from inshrink_core.analysis.anatomy import (
-    N_BINS,
-    N_PLACES,
-    _map,
-    _told,
-    anatomy,
-    places_of,
-    value_histogram,
-)
+from inshrink_core.analysis.anatomy import N_BINS, N_PLACES, _map, _told, anatomy, places_of, value_histogram
 from inshrink_core.analysis.levels import entropy_of_symbols, levels_of
 from inshrink_core.analysis.trajectory import trajectory
 from inshrink_core.checkpoint import TensorRole, TensorSpec

@@ -22,51 +22,50 @@ def told(
     return findings(metric, by, names, sizes or [1] * len(means), steps, values)
 
 
-def test_the_fewest_rows_that_carry_four_fifths_are_named_the_largest_first() -> None:
+def test_the_fewest_rows_that_carry_four_fifths_are_named_the_largest_first():
     found = told([[1.0], [30.0], [9.0], [60.0]])
     assert found.few == (3, 1)
     assert found.sentence() == "2 of 4 tensors carry at least 80 % of the sensitivity: d and b."
 
 
-def test_what_a_row_carries_is_its_mean_times_its_size() -> None:
+def test_what_a_row_carries_is_its_mean_times_its_size():
     assert told([[10.0], [1.0]], sizes=[1, 100]).few == (1,)
 
 
-def test_of_rows_that_carry_the_same_the_earlier_counts_first() -> None:
+def test_of_rows_that_carry_the_same_the_earlier_counts_first():
     assert told([[1.0]] * 5).few == (0, 1, 2, 3)
 
 
-def test_rounding_asks_for_no_row_more_than_it_takes() -> None:
+def test_rounding_asks_for_no_row_more_than_it_takes():
     assert len(told([[0.1]] * 10).few) == 8
 
 
 @pytest.mark.parametrize("nothing", [math.nan, 0.0])
-def test_a_run_without_sensitivities_has_nothing_to_say(nothing: float) -> None:
+def test_a_run_without_sensitivities_has_nothing_to_say(nothing):
     found = told([[nothing, nothing], [nothing, nothing]])
     assert (found.few, found.stretch, found.sentence()) == ((), None, "")
 
 
 @pytest.mark.parametrize("wild", [math.nan, math.inf])
-def test_rows_that_are_not_finite_carry_nothing_and_are_not_counted(wild: float) -> None:
+def test_rows_that_are_not_finite_carry_nothing_and_are_not_counted(wild):
     found = told([[wild], [1.0], [1.0]])
     assert (found.few, found.n_rows) == ((1, 2), 2)
 
 
-def test_values_of_any_size_are_compared() -> None:
+def test_values_of_any_size_are_compared():
     found = told([[1e-38, 1e38], [1e-38, 1e-38]])
     assert found.few == (0,)
     assert "It has grown more than 10,000 times more sensitive since step 100." in found.sentence()
 
 
-def test_one_row_is_all_and_one_step_tells_of_no_change() -> None:
+def test_one_row_is_all_and_one_step_tells_of_no_change():
     found = told([[3.0]])
     assert (found.few, found.stretch) == ((0,), None)
     assert found.sentence() == "1 of 1 tensor carries at least 80 % of the sensitivity: a."
 
 
-def test_neighbouring_rows_that_fell_together_are_one_stretch_with_what_it_is_worth() -> None:
+def test_neighbouring_rows_that_fell_together_are_one_stretch_with_what_it_is_worth():
     found = told([[1.0, 1.0, 1.0], [16.0, 4.0, 1.0], [4.0, 2.0, 1.0], [1.0, 1.0, 9.0]], by="block")
-    assert found.stretch is not None
     assert (found.stretch.first, found.stretch.last, found.stretch.step) == (1, 2, 100)
     assert found.stretch.factor == pytest.approx(1 / 8)
     assert found.stretch.bits == pytest.approx(-1.5)
@@ -75,21 +74,20 @@ def test_neighbouring_rows_that_fell_together_are_one_stretch_with_what_it_is_wo
     )
 
 
-def test_a_row_that_comes_later_is_compared_with_its_own_first_value() -> None:
+def test_a_row_that_comes_later_is_compared_with_its_own_first_value():
     found = told([[math.nan, 1.0, 100.0], [1.0, 1.0, 1.0]])
-    assert found.stretch is not None
     assert (found.stretch.step, found.stretch.factor) == (400, pytest.approx(100.0))
 
 
-def test_a_row_that_is_gone_at_the_last_step_has_not_changed() -> None:
+def test_a_row_that_is_gone_at_the_last_step_has_not_changed():
     assert told([[1.0, 64.0, math.nan], [1.0, 1.0, 1.0]]).stretch is None
 
 
-def test_less_than_a_factor_of_two_is_no_change() -> None:
+def test_less_than_a_factor_of_two_is_no_change():
     assert told([[1.0, 1.9], [1.0, 0.51]]).stretch is None
 
 
-def test_all_rows_are_called_all() -> None:
+def test_all_rows_are_called_all():
     assert "All 2 blocks have grown 128 times more sensitive" not in told([[1.0, 1.0]] * 2).sentence()
     assert (
         "All 2 blocks have grown 130 times more sensitive since step 100"
@@ -104,9 +102,7 @@ def test_all_rows_are_called_all() -> None:
         ("magnitude", "magnitude", "become 8 times smaller", "become 8 times larger"),
     ],
 )
-def test_what_says_nothing_of_the_loss_is_not_called_sensitivity(
-    metric: str, carried: str, fell: str, grew: str
-) -> None:
+def test_what_says_nothing_of_the_loss_is_not_called_sensitivity(metric, carried, fell, grew):
     falling, growing = (told([one], metric).sentence() for one in ([8.0, 1.0], [1.0, 8.0]))
     assert (
         falling == f"1 of 1 tensor carries at least 80 % of the {carried}: a. It has {fell} since step 100."
@@ -124,9 +120,7 @@ def test_what_says_nothing_of_the_loss_is_not_called_sensitivity(
         ([1.0, 1.0], "slowed down 8 times since step 20, and slowed down 8 times beside the learning rate."),
     ],
 )
-def test_movement_is_told_as_a_speed_and_beside_the_learning_rate(
-    rates: list[float] | None, said: str
-) -> None:
+def test_movement_is_told_as_a_speed_and_beside_the_learning_rate(rates, said):
     steps = (10, 20, 30, 70)
     moved = np.array([[np.nan, 8.0, 8.0, 4.0]])  # over 10, 10 and 40 steps of training
     log = {} if rates is None else {"train/lr": [(step, rates[step > 30]) for step in range(1, 71)]}
@@ -135,19 +129,18 @@ def test_movement_is_told_as_a_speed_and_beside_the_learning_rate(
     assert told.endswith(f"It has {said}")
 
 
-def test_a_training_that_logged_no_learning_rate_has_none() -> None:
+def test_a_training_that_logged_no_learning_rate_has_none():
     assert learning_rates({"loss": [(1, 1.0)], "colour": [(1, 2.0)], "lr": [(1, math.nan)]}, (1, 2)) is None
     paces = learning_rates({"lr-AdamW": [(0, 1.0), (10, 0.0)]}, (0, 10))
-    assert paces is not None
     assert paces[1] == pytest.approx(5.0)
 
 
-def test_only_curvature_says_what_a_bit_is_worth() -> None:
+def test_only_curvature_says_what_a_bit_is_worth():
     assert "worth 2 bits more a weight" in told([[1.0, 16.0]]).sentence()
     assert "bits" not in told([[1.0, 16.0]], metric="update").sentence()
 
 
-def test_long_names_are_shortened() -> None:
+def test_long_names_are_shortened():
     long = "transformer." * 40 + "weight"
     found = findings("fisher", "tensor", [long], [1], (1,), np.ones((1, 1)))
     assert len(found.sentence()) < 140

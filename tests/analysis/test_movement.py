@@ -23,7 +23,7 @@ def save(folder: Path, step: int, **tensors: torch.Tensor) -> None:
     torch.save({"model": tensors, "step": step}, folder / f"step_{step}.pt")
 
 
-def test_movement_is_what_arithmetic_says(tmp_path: Path) -> None:
+def test_movement_is_what_arithmetic_says(tmp_path):
     still = torch.arange(12.0).reshape(3, 4)
     save(tmp_path / "r", 1, **{
         "attn.weight": torch.tensor([[3.0, 4.0]]), "fc.weight": still, "norm.weight": torch.ones(4),
@@ -51,7 +51,7 @@ def test_movement_is_what_arithmetic_says(tmp_path: Path) -> None:
     assert found.reshaped == ("other",)
 
 
-def test_values_that_are_not_finite_count_as_changed_and_break_nothing(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_count_as_changed_and_break_nothing(tmp_path):
     nan, inf = math.nan, math.inf
     save(tmp_path / "r", 1, w=torch.tensor([[1.0, nan, inf, -0.0, 2.0]]))
     save(tmp_path / "r", 2, w=torch.tensor([[1.0, nan, 1.0, 0.0, 3.0]]))
@@ -63,7 +63,7 @@ def test_values_that_are_not_finite_count_as_changed_and_break_nothing(tmp_path:
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool, torch.complex64]
 )
-def test_every_dtype_is_measured(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_every_dtype_is_measured(tmp_path, dtype):
     save(tmp_path / "r", 1, w=torch.tensor([[1, 0], [1, 1]]).to(dtype))
     save(tmp_path / "r", 2, w=torch.tensor([[1, 1], [1, 1]]).to(dtype))
     _, movement = moved(tmp_path / "r").tensors["w"]
@@ -71,7 +71,7 @@ def test_every_dtype_is_measured(tmp_path: Path, dtype: torch.dtype) -> None:
     assert movement.relative == pytest.approx(math.sqrt(1 / 3))
 
 
-def test_large_tensors_are_measured_in_pieces(tmp_path: Path) -> None:
+def test_large_tensors_are_measured_in_pieces(tmp_path):
     n = (1 << 20) + 7
     save(tmp_path / "r", 1, w=torch.ones(n))
     save(tmp_path / "r", 2, w=torch.cat([torch.ones(n - 1), torch.tensor([3.0])]))
@@ -79,7 +79,7 @@ def test_large_tensors_are_measured_in_pieces(tmp_path: Path) -> None:
     assert (movement.n_values, movement.n_changed, movement.squared) == (n, 1, 4.0)
 
 
-def test_an_archive_moves_as_its_run_does_without_the_optimizer(tmp_path: Path) -> None:
+def test_an_archive_moves_as_its_run_does_without_the_optimizer(tmp_path):
     run = write_run(tmp_path / "run", n_steps=3)
     inshrink_core.compress(run, tmp_path / "a", codec="lossless")
     of_run, of_archive = (moved(path, 5, 15) for path in (run, tmp_path / "a"))

@@ -32,6 +32,6 @@ def test_a_gap_stays_a_gap_and_infinity_hides_nothing():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1e308])
-def test_curves_of_one_value_or_one_step_are_thinned_too(value: float):
+def test_curves_of_one_value_or_one_step_are_thinned_too(value):
     assert 1 <= len(thinned([(step, value) for step in range(50)], 5)) <= 20
     assert {step for step, _ in thinned([(3, value)] * 50, 5)} == {3}

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from inshrink_app.jobs.registry import Job
 from inshrink_app.jobs.work import Work
-from inshrink_app.model.problem import Problem
 from inshrink_app.model.sensitivity import Sensitivity
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages import page
@@ -211,14 +210,6 @@ class FakeJobs:
 
     def remove(self, job_id: str) -> None:
         self.job = None
-
-
-PROBLEM = Problem(
-    "the pickle wants to import os.system",
-    "/runs/evil/step_1.pt",
-    "save the tensors alone",
-    "expected a tensor",
-)
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, jobs: FakeJobs) -> FakeJobs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,28 @@ import pytest
 import streamlit as st
 from inshrink_app import state
 from inshrink_app.server import roots
+from inshrink_app.services import jobs as job_services
 from inshrink_app.widgets import layout
+from streamlit.testing.v1 import AppTest
 
+import inshrink_core
 from tests.app.browser import ARGUMENTS, CHROMIUM, Server, new_page
+from tests.app.job_stubs import StubJobs, write_slow_run
 
 WAS_ASKED_FOR = state.was_asked_for
+
+
+@pytest.fixture(autouse=True)
+def _no_page_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test fail at the first run of a page that ends in an exception."""
+    run = AppTest._run
+
+    def checked(self: AppTest, *given: Any, **more: Any) -> AppTest:
+        app = run(self, *given, **more)
+        assert not app.exception
+        return app
+
+    monkeypatch.setattr(AppTest, "_run", checked)
 
 
 @pytest.fixture
@@ -38,6 +56,30 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def asked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Overview try two steps by itself, where it does."""
     monkeypatch.setattr(state, "was_asked_for", WAS_ASKED_FOR)
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> StubJobs:
+    """Let the services find a registry without processes."""
+    stub = StubJobs()
+    monkeypatch.setattr(job_services, "registry", lambda: stub)
+    return stub
+
+
+@pytest.fixture(scope="session")
+def archived_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a small run and its archive once; tests work on copies."""
+    folder = tmp_path_factory.mktemp("archived")
+    run = write_slow_run(folder / "run")
+    inshrink_core.compress(run, folder / "run.inshrink", codec="lossless", keyframe_every=2)
+    return folder
+
+
+@pytest.fixture
+def archived(root: Path, archived_template: Path) -> Path:
+    """Return a run whose archive lies beside it, inside of the only root."""
+    shutil.copytree(archived_template, root, dirs_exist_ok=True)
+    return root / "run"
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from inshrink_app.jobs.follow import StartRequest
 from inshrink_app.jobs.job import Job
 from inshrink_app.jobs.registry import JobRegistry
@@ -162,14 +160,6 @@ class StubJobs:
         self.kept = [job for job in self.kept if job.job_id != job_id]
 
 
-@pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> StubJobs:
-    """Let the services find a registry without processes."""
-    stub = StubJobs()
-    monkeypatch.setattr(job_services, "registry", lambda: stub)
-    return stub
-
-
 def work(folder: Path, *commands: Sequence[str] | Request[Any], **more: Any) -> Job:
     """Have a registry like the explorer's perform what command lines ask, and wait until it has."""
     return wait(JobRegistry(job_services.start_request, folder).start(work_of(*commands, **more)))
@@ -194,23 +184,3 @@ def write_slow_run(folder: Path) -> Path:
         weights["fc1.weight"][0, position] += 0.5
         torch.save({"model": weights, "step": step}, folder / f"step_{step:06}.pt")
     return folder
-
-
-@pytest.fixture(scope="session")
-def archived_template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Write a small run and its archive once; tests work on copies."""
-    import inshrink_core
-
-    folder = tmp_path_factory.mktemp("archived")
-    inshrink_core.compress(
-        write_slow_run(folder / "run"), folder / "run.inshrink", codec="lossless", keyframe_every=2
-    )
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture
-def archived(root: Path, archived_template: Path) -> Path:
-    """Return a run whose archive lies beside it, inside of the only root."""
-    shutil.copytree(archived_template, root, dirs_exist_ok=True)
-    return root / "run"

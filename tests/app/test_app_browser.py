@@ -23,9 +23,7 @@ PLACES = ((0.3, 0.25), (0.52, 0.58), (0.71, 0.14))
 """Of tensors: conv2.weight, bn3.weight and bn1.weight; the rows between are modules."""
 
 
-def test_the_sample_is_opened_and_its_heatmap_is_drawn_without_a_word_to_others(
-    address: str, page: Any
-) -> None:
+def test_the_sample_is_opened_and_its_heatmap_is_drawn_without_a_word_to_others(address, page):
     page.goto(address)
     page.get_by_role("button", name="Open digits-cnn").click()
     page.get_by_role("heading", name="digits-cnn").wait_for()
@@ -58,7 +56,7 @@ def test_the_sample_is_opened_and_its_heatmap_is_drawn_without_a_word_to_others(
     assert page.get_by_text("Page not found").count() == 0
 
 
-def test_a_page_that_rebinds_its_name_to_this_computer_gets_no_session(address: str) -> None:
+def test_a_page_that_rebinds_its_name_to_this_computer_gets_no_session(address):
     host, _, port = address.removeprefix("http://").partition(":")
     answers = {}
     for name in (host, "evil.example"):
@@ -109,8 +107,8 @@ def wait_for_inside(page: Any, layer: str) -> None:
 
 
 def test_three_clicks_look_inside_and_keep_mark_and_zoom_and_their_link_shows_the_same_to_others(
-    address: str, browser: Any, page: Any
-) -> None:
+    address, browser, page
+):
     page.goto(f"{address}/sensitivity?run={SAMPLE}&metric=fisher")
     page.locator(f"{HEATMAP}, .stMainBlockContainer button:has-text('Measure Fisher')").first.wait_for()
     if page.get_by_role("button", name="Measure Fisher").count():

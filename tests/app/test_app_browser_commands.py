@@ -52,7 +52,7 @@ def assert_lands_on_overview(page: Any, server: Server, said: Path, name: str) -
     page.get_by_role("heading", name="Open a run").wait_for()
 
 
-def test_inshrink_ui_run_lands_on_the_overview_of_the_run(page: Any, tmp_path: Path) -> None:
+def test_inshrink_ui_run_lands_on_the_overview_of_the_run(page, tmp_path):
     server = Server(tmp_path / "work")
     server.folder.mkdir()
     write_run(server.folder / "mine" / "training")
@@ -65,7 +65,7 @@ def test_inshrink_ui_run_lands_on_the_overview_of_the_run(page: Any, tmp_path: P
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
-def test_make_run_lands_on_the_overview_of_the_sample(page: Any, tmp_path: Path) -> None:
+def test_make_run_lands_on_the_overview_of_the_sample(page, tmp_path):
     server = Server(tmp_path / "work")
     server.folder.mkdir()
     browser, said = recorder(tmp_path)
@@ -79,9 +79,7 @@ def test_make_run_lands_on_the_overview_of_the_sample(page: Any, tmp_path: Path)
 
 
 @pytest.mark.timeout(700)
-def test_the_explorer_of_the_folder_one_stands_in_executes_and_obeys_nothing_of_it(
-    page: Any, tmp_path: Path
-) -> None:
+def test_the_explorer_of_the_folder_one_stands_in_executes_and_obeys_nothing_of_it(page, tmp_path):
     run = tmp_path / "served" / "downloaded"
     shutil.copytree(SAMPLE, run, ignore=shutil.ignore_patterns(".inshrink"))
     lay_traps(run, tmp_path / "traces", spare=frozenset({"evaluator"}))

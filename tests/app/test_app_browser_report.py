@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from inshrink_app.theme import theme_config
 
 from tests.app.browser import FAINT, browser_marks, new_page, wait_for
@@ -24,9 +21,7 @@ def rgb(colour: object) -> str:
     return f"rgb({red}, {green}, {blue})"
 
 
-def test_a_report_is_drawn_offline_in_the_colours_of_its_reader(
-    hostile: Path, browser: Any, tmp_path: Path
-) -> None:
+def test_a_report_is_drawn_offline_in_the_colours_of_its_reader(hostile, browser, tmp_path):
     file, config = tmp_path / "report.html", theme_config()
     file.write_bytes(report_of(hostile))
     page = new_page(browser, offline=True, color_scheme="dark", width=900)
@@ -42,7 +37,7 @@ def test_a_report_is_drawn_offline_in_the_colours_of_its_reader(
     page.context.close()
 
 
-def test_a_report_runs_no_script_that_was_put_into_it(hostile: Path, browser: Any, tmp_path: Path) -> None:
+def test_a_report_runs_no_script_that_was_put_into_it(hostile, browser, tmp_path):
     file = tmp_path / "report.html"
     attack = b"document.title = 'attacked'"
     attacks = b'<script>%s</script><img src=x onerror="%s"></body>' % (attack, attack)

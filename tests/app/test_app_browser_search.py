@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ POINT = """() => {
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def server(tmp_path) -> Iterator[Server]:
     """Serve the explorer over a small run whose evaluator takes its time."""
     folder = tmp_path / "root"
     folder.mkdir()
@@ -51,9 +50,7 @@ def n_logged(server: Server) -> int:
     return len(log.read_text().splitlines()) - 1 if log.exists() else 0
 
 
-def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_export(
-    server: Server, page: Any
-) -> None:
+def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_export(server, page):
     page.goto(server.link("allocate", codec="uniform", strategy="grid"))
     page.get_by_role("button", name="Evaluator").click()
     page.get_by_text("Trust this run's code and run it on this computer").click()
@@ -118,7 +115,7 @@ def coarser(page: Any) -> str:
     return bits(page)
 
 
-def test_a_draft_outlives_a_reload_and_goes_from_one_tab_to_the_other(server: Server, page: Any) -> None:
+def test_a_draft_outlives_a_reload_and_goes_from_one_tab_to_the_other(server, page):
     (server.folder / "slow").unlink()
     page.goto(server.link("allocate"))
     page.get_by_role("button", name="Estimate without measuring").click()

@@ -20,10 +20,8 @@ import pytest
 import inshrink_core
 from inshrink_core.archive import ArchiveReader
 from tests.app.browser import IDLE, MILLISECONDS, Server, browser_marks, new_page, wait_for
-from tests.app.job_stubs import archived_template, work_of
+from tests.app.job_stubs import work_of
 from tests.processes import descendants, is_at_work
-
-__all__ = ["archived_template"]
 
 pytestmark = browser_marks
 
@@ -45,7 +43,7 @@ def evaluate(state):
 
 
 @pytest.fixture
-def server(tmp_path: Path, archived_template: Path) -> Iterator[Server]:
+def server(tmp_path, archived_template) -> Iterator[Server]:
     """Return the explorer over a small archived run, not started yet."""
     folder = tmp_path / "root"
     shutil.copytree(archived_template, folder)
@@ -108,8 +106,8 @@ def told(page: Any, text: str) -> None:
 
 
 def test_a_large_file_is_downloaded_with_flat_memory_and_not_to_those_who_call_by_a_foreign_name(
-    server: Server, page: Any
-) -> None:
+    server, page
+):
     target = server.folder / HOSTILE.replace("/", "")
     with target.open("wb") as file:
         file.write(b"head")
@@ -137,12 +135,11 @@ def test_a_large_file_is_downloaded_with_flat_memory_and_not_to_those_who_call_b
     assert fetch(server.address, path + "x")[0] == 404
     status, disposition, body = fetch(server.address, path, first=LARGE_NBYTES - 10)
     assert (status, body) == (206, bytes(10))
-    assert disposition is not None
     assert disposition.startswith("attachment")
     assert page.hosts == {server.address.removeprefix("http://")}
 
 
-def test_a_run_is_exported_and_the_file_is_the_one_its_digest_names(server: Server, page: Any) -> None:
+def test_a_run_is_exported_and_the_file_is_the_one_its_digest_names(server, page):
     server.start()
     page.goto(server.link("export", codec="lossless"))
     page.get_by_text("As one packed file").click()
@@ -168,8 +165,8 @@ def test_a_run_is_exported_and_the_file_is_the_one_its_digest_names(server: Serv
 
 
 def test_what_is_typed_into_a_list_of_layers_takes_one_of_that_name_and_none_with_its_letters_apart(
-    server: Server, page: Any
-) -> None:
+    server, page
+):
     server.start()
     page.goto(server.link("export", what="step"))
     box = page.get_by_role("combobox", name="Leave out")
@@ -184,9 +181,7 @@ def test_what_is_typed_into_a_list_of_layers_takes_one_of_that_name_and_none_wit
         box.fill("")
 
 
-def test_an_export_by_several_processes_is_cancelled_and_nothing_of_it_is_left_but_whole_steps(
-    server: Server, page: Any
-) -> None:
+def test_an_export_by_several_processes_is_cancelled_and_nothing_of_it_is_left_but_whole_steps(server, page):
     target = server.folder / "out.inshrink"
     server.start()
     page.goto(server.link("export", codec="lattice"))
@@ -218,7 +213,6 @@ def test_an_export_by_several_processes_is_cancelled_and_nothing_of_it_is_left_b
 
 def workers_of(server: Server) -> dict[int, str]:
     """Return the workers of engines that jobs of the explorer have."""
-    assert server.process is not None
     below = descendants(server.process.pid)
     return {pid: line for pid, line in below.items() if "inshrink_core.execution.worker" in line}
 
@@ -237,7 +231,7 @@ def until(condition: Callable[[], Any]) -> Any:
     return found
 
 
-def test_a_job_survives_reload_is_interrupted_by_a_restart_and_goes_on(server: Server, page: Any) -> None:
+def test_a_job_survives_reload_is_interrupted_by_a_restart_and_goes_on(server, page):
     judge = server.folder / "run" / "judge.py"
     judge.write_text(JUDGE)
     (server.folder / "slow").touch()

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from inshrink_app import services
 from inshrink_app.widgets.choices import codec_labels
 
 from inshrink_core.codec import get_codec
-from inshrink_core.codecs.variants import compared_variants
 from inshrink_core.plugins import plugins
 from tests.app.builders import button, explorer, write_run
-from tests.app.job_stubs import StubJobs, jobs, option
+from tests.app.job_stubs import option
 from tests.codecs.test_codec_guide import package
 
-__all__ = ["jobs", "package"]
+__all__ = ["package"]
 
 
 @pytest.fixture
-def installed(package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def installed(package, monkeypatch) -> Iterator[None]:
     """The codec of the guide, found through its entry point in this process."""
     monkeypatch.syspath_prepend(str(package))
     plugins.cache_clear()
@@ -29,9 +27,7 @@ def installed(package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     get_codec.cache_clear()
 
 
-def test_a_codec_from_elsewhere_is_exported_with_its_knob(
-    installed: None, root: Path, jobs: StubJobs
-) -> None:
+def test_a_codec_from_elsewhere_is_exported_with_its_knob(installed, root, jobs):
     app = explorer("export", run=str(write_run(root / "run")))
     codecs = app.selectbox(key="export.codec")
     assert "Cut mantissa" in codecs.options
@@ -40,32 +36,22 @@ def test_a_codec_from_elsewhere_is_exported_with_its_knob(
     assert (knob.label, knob.value, list(knob.options)) == ("Mantissa", 8, ["16", "12", "8", "6", "4", "2"])
     knob.set_value(4).run()
     button(app, "Export").click().run()
-    assert not app.exception
     words = jobs.words(0)[0]
     assert (option(words, "--codec"), option(words, "--set")) == ("cut", "bits=4")
 
 
-def test_a_codec_from_elsewhere_is_searched_and_edited(installed: None, root: Path, jobs: StubJobs) -> None:
+def test_a_codec_from_elsewhere_is_searched_and_edited(installed, root, jobs):
     run = write_run(root / "run")
     app = explorer("allocate", run=str(run), codec="cut")
-    assert not app.exception
     assert app.selectbox(key="search.codec").value == "cut"
     assert app.selectbox(key="search.strategy").options == ["Automatic", "Guided", "Random", "Grid"]
     app.selectbox(key="search.strategy").set_value("Random").run()
-    assert not app.exception
     assert option(jobs.last, "--codec") == "cut"
     assert services.codec_settings("cut") == {"bits": 8}
 
 
-def test_every_codec_of_weights_has_a_label_and_the_default_comes_first() -> None:
+def test_every_codec_of_weights_has_a_label_and_the_default_comes_first():
     assert next(iter(codec_labels())) == "lattice"
     assert "moments" not in codec_labels()
     assert set(codec_labels()) - set(codec_labels(searched=True)) == {"lossless"}
     assert all(label != name for name, label in codec_labels().items())
-
-
-def test_baselines_are_what_the_codecs_say_and_nothing_of_them_is_swept() -> None:
-    found = compared_variants()
-    assert {"Lossless", "Uniform, 8 bit", "Uniform, 4 bit", "Inshrinkerator", "QD", "ExCP"} <= set(found)
-    assert found["Inshrinkerator"].label == "inshrinkerator:bins=32"
-    assert all(one.knob is None for one in found.values())

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.jobs.printed import python_text
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.model.problem import Problem, ServiceError
 from inshrink_app.services import jobs as job_services
 from inshrink_app.widgets import fmt
 
+import inshrink_core
 from tests.app.builders import (
     SAMPLE,
     button,
@@ -22,14 +23,10 @@ from tests.app.builders import (
     compared_rows,
     explorer,
     keep_comparison,
-    rehearsed,
     texts,
     write_run,
 )
-from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs, option, wait, work
-
-__all__ = ["archived", "archived_template", "jobs"]
-
+from tests.app.job_stubs import STEPS, option, wait, work
 
 EVALUATOR = """
 import pathlib
@@ -94,74 +91,26 @@ def trust(app: Any) -> Any:
     return next(box for box in app.checkbox if box.label.startswith("Trust"))
 
 
-def test_an_answer_that_a_click_takes_back_is_the_one_before(archived: Path, jobs: StubJobs) -> None:
-    app = explorer("compare", run=str(archived))
-    app.session_state["compare.which"] = None
-    app.run()
-    assert not app.exception
-    assert app.session_state["compare.which"] == "all"
-
-
-def test_a_run_without_an_archive_is_led_to_the_export(root: Path, jobs: StubJobs) -> None:
+def test_a_run_without_an_archive_is_led_to_the_export(root, jobs):
     app = explorer("compare", run=str(write_run(root / "run", (1,))))
-    assert not app.exception
     assert "no archive yet" in texts(app)
     assert sum(b.proto.type == "primary" for b in app.button) == 1
 
 
-def test_an_archive_without_its_run_asks_for_it(archived: Path, jobs: StubJobs) -> None:
+def test_an_archive_without_its_run_asks_for_it(archived, jobs):
     archive = archived.with_name("run.inshrink")
     archived.rename(archived.with_name("elsewhere"))
     app = explorer("compare", run=str(archive))
-    assert not app.exception
     assert "Which run was this made from?" in texts(app)
     app = explorer("compare", run=str(archive), original=str(archived.with_name("elsewhere")))
-    assert not app.exception
     assert "What to compare" in texts(app)
     app = explorer("compare", run=str(archive), original="/etc")
-    assert not app.exception
     assert "outside of the folders" in texts(app)
 
 
-def test_originals_that_cannot_be_read_are_named(archived: Path, jobs: StubJobs) -> None:
-    (archived / "step_000050.pt").write_bytes(b"PK\x03\x04 cut off")
-    app = explorer("compare", run=str(archived))
-    assert not app.exception
-    assert any("They are not compared" in one.value and "000050" in one.value for one in app.error)
-
-
-def test_an_archive_finds_its_run_beside_it(archived: Path, jobs: StubJobs) -> None:
-    app = explorer("compare", run=str(archived.with_name("run.inshrink")))
-    assert not app.exception
-    assert "Original run" in texts(app)
-    assert str(archived) in texts(app)
-
-
-def test_a_run_without_an_evaluator_asks_for_one(archived: Path, jobs: StubJobs) -> None:
-    app = explorer("compare", run=str(archived))
-    assert not app.exception
-    assert "names no evaluator" in texts(app)
-    assert not any(b.label == "Compare" for b in app.button)
-    app.text_input(key="evaluator.other").set_value("/etc/passwd").run()
-    assert not app.exception
-    assert "outside of the folders" in texts(app)
-
-
-def test_one_checkpoint_is_compared_too(root: Path, jobs: StubJobs) -> None:
-    import inshrink_core
-
-    run = write_run(root / "one", (5,))
-    with_evaluator(run)
-    inshrink_core.compress(run, root / "one.inshrink", codec="lossless")
-    app = explorer("compare", run=str(run))
-    assert not app.exception
-    assert button(app, "Compare")
-
-
-def test_nothing_of_a_run_is_executed_without_consent(archived: Path, jobs: StubJobs) -> None:
+def test_nothing_of_a_run_is_executed_without_consent(archived, jobs):
     marker = with_evaluator(archived)
     app = explorer("compare", run=str(archived))
-    assert not app.exception
     assert button(app, "Compare").disabled
     assert any("pathlib.Path" in code.value for code in app.code)
     trust(app).check().run()
@@ -170,7 +119,7 @@ def test_nothing_of_a_run_is_executed_without_consent(archived: Path, jobs: Stub
     assert not marker.exists()
 
 
-def test_consent_is_for_this_code_alone(archived: Path, jobs: StubJobs) -> None:
+def test_consent_is_for_this_code_alone(archived, jobs):
     with_evaluator(archived)
     app = explorer("compare", run=str(archived))
     trust(app).check().run()
@@ -181,7 +130,7 @@ def test_consent_is_for_this_code_alone(archived: Path, jobs: StubJobs) -> None:
     assert button(app, "Compare").disabled
 
 
-def test_code_that_changed_after_consent_is_not_executed(archived: Path, tmp_path: Path) -> None:
+def test_code_that_changed_after_consent_is_not_executed(archived, tmp_path):
     marker = with_evaluator(archived)
     shown = services.load_subject(str(archived))
     judge = services.evaluator_of(shown)
@@ -193,14 +142,11 @@ def test_code_that_changed_after_consent_is_not_executed(archived: Path, tmp_pat
     for request, trusted in ((own, judge.trusted), (own, ""), (given, judge.trusted), (given, "")):
         job = work(tmp_path / "jobs", request, trusted=trusted)
         assert job.state == "failed"
-        assert job.problem is not None
         assert ("not what was trusted" if trusted else "cannot have code executed") in job.problem.what
     assert not marker.exists()
 
 
-def test_an_evaluator_named_by_a_relative_path_is_looked_for_in_the_run(
-    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluator_named_by_a_relative_path_is_looked_for_in_the_run(archived, jobs, monkeypatch):
     (archived / "own.py").write_text("def evaluate(state):\n    return {'loss': 1.0}\n")
     monkeypatch.chdir("/")
     shown = services.load_subject(str(archived))
@@ -210,9 +156,7 @@ def test_an_evaluator_named_by_a_relative_path_is_looked_for_in_the_run(
         services.given_evaluator("../../../etc/passwd", shown)
 
 
-def test_a_model_is_judged_by_its_own_samples_where_the_reader_writes_auto(
-    archived: Path, jobs: StubJobs, tmp_path: Path
-) -> None:
+def test_a_model_is_judged_by_its_own_samples_where_the_reader_writes_auto(archived, jobs, tmp_path):
     shown = services.load_subject(str(archived))
     judge = services.given_evaluator(" auto ", shown)
     assert judge.fields == {"evaluator": "auto"}
@@ -220,26 +164,21 @@ def test_a_model_is_judged_by_its_own_samples_where_the_reader_writes_auto(
     archive = archived.with_name("run.inshrink")
     job = work(tmp_path / "jobs", services.comparison(shown, [archive], (10,), judge), trusted=judge.trusted)
     assert job.state == "failed"
-    assert job.problem is not None
     assert "there is no config.json" in job.problem.what
 
 
-def test_the_bundled_evaluator_needs_no_consent_and_a_changed_copy_does(root: Path) -> None:
-    import shutil
-
+def test_the_bundled_evaluator_needs_no_consent_and_a_changed_copy_does(root):
     judge = services.evaluator_of(services.load_subject(str(SAMPLE)))
-    assert judge is not None
     assert judge.is_bundled
     copy = root / "digits-cnn"
     shutil.copytree(SAMPLE, copy, ignore=shutil.ignore_patterns("step_*", ".inshrink", "__pycache__"))
     shutil.copy(SAMPLE / "step_000010.pt", copy)
     (copy / "evaluator.py").write_text("import os\n")
     changed = services.evaluator_of(services.load_subject(str(copy)))
-    assert changed is not None
     assert not changed.is_bundled
 
 
-def test_an_evaluator_outside_of_the_run_is_refused(archived: Path) -> None:
+def test_an_evaluator_outside_of_the_run_is_refused(archived):
     (archived.parent / "judge.py").write_text("")
     (archived / "inshrink.toml").write_text('[evaluator]\nfile = "../judge.py"\n')
     with pytest.raises(ServiceError, match="outside"):
@@ -251,11 +190,10 @@ def compare_page(archived: Path, **query: str) -> Any:
     app = explorer("compare", run=str(archived), **query)
     trust(app).check().run()
     button(app, "Compare").click().run()
-    assert not app.exception
     return app
 
 
-def test_what_was_found_is_drawn_and_listed(archived: Path, jobs: StubJobs) -> None:
+def test_what_was_found_is_drawn_and_listed(archived, jobs):
     archive = archived.with_name("run.inshrink")
     rows = [compared_rows(step=10, restore_cost=0.006), compared_rows(drop=0.0, restore_cost=0.001)]
     rows += [compared_rows(step=30, restore_cost=0.006), compared_rows(step=40, restore_cost=None)]
@@ -264,7 +202,6 @@ def test_what_was_found_is_drawn_and_listed(archived: Path, jobs: StubJobs) -> N
     app = explorer("compare", run=str(archived), cost="0.5")
     trust(app).check().run()
     button(app, "Measure again").click().run()
-    assert not app.exception
     (request,) = jobs.started
     assert option(jobs.last, "--steps") == ",".join(map(str, STEPS))
     assert {"--trust-run", "--again"} <= {*jobs.last}, "everything was measured before"
@@ -276,11 +213,7 @@ def test_what_was_found_is_drawn_and_listed(archived: Path, jobs: StubJobs) -> N
     assert list(app.dataframe[0].value["bound"]) == ["above", "within", "above", "–"]
 
 
-def test_several_archives_are_a_table_and_a_picture_of_size_against_cost(
-    archived: Path, jobs: StubJobs
-) -> None:
-    import inshrink_core
-
+def test_several_archives_are_a_table_and_a_picture_of_size_against_cost(archived, jobs):
     other = archived.with_name("run-other.inshrink")
     inshrink_core.compress(archived, other, config={"coarseness": 8.0})
     keep_comparison(other, archived, compared_rows())
@@ -288,7 +221,6 @@ def test_several_archives_are_a_table_and_a_picture_of_size_against_cost(
     app = explorer("compare", run=str(archived))
     app.multiselect(key="compare.archives").set_value([str(archived.with_name("run.inshrink")), str(other)])
     app.run()
-    assert not app.exception
     table = app.dataframe[0].value
     assert list(table["archive"]) == ["run.inshrink", "run-other.inshrink"]
     assert list(table["bound"]) == ["within", "above"]
@@ -296,38 +228,21 @@ def test_several_archives_are_a_table_and_a_picture_of_size_against_cost(
     assert charts(app) == 5
 
 
-def test_what_was_measured_before_the_last_change_says_so(archived: Path, jobs: StubJobs) -> None:
-    import inshrink_core
-
-    with_evaluator(archived)
-    archive = archived.with_name("run-lossy.inshrink")
-    inshrink_core.compress(archived, archive, steps=STEPS[:2])
-    keep_comparison(archive, archived, compared_rows())
-    inshrink_core.compress(archived, archive)
-    app = explorer("compare", run=str(archived))
-    app.multiselect(key="compare.archives").set_value([str(archive)]).run()
-    assert not app.exception
-    assert "measured before the last change" in texts(app)
-    assert button(app, "Compare").proto.type == "primary"
-
-
-def test_a_comparison_at_work_shows_what_it_has_found_so_far(archived: Path, jobs: StubJobs) -> None:
+def test_a_comparison_at_work_shows_what_it_has_found_so_far(archived, jobs):
     jobs.state = "running"
     app = compare_page(archived)
     assert button(app, "Cancel")
     assert charts(app) == 0
     jobs.kept[0].rows.append({"of": str(archived.with_name("run.inshrink")), **row(10)})
     app.run()
-    assert not app.exception
     assert charts(app) == 3
     jobs.kept[0].rows[:] = [jobs.kept[0].rows[0] | {"drop": None, "divergence": None, "standard_error": None}]
     app.run()
-    assert not app.exception
     assert charts(app) == 2
 
 
 @pytest.mark.parametrize("state", ["failed", "cancelled", "interrupted"])
-def test_a_comparison_that_did_not_finish_can_go_on(archived: Path, jobs: StubJobs, state: str) -> None:
+def test_a_comparison_that_did_not_finish_can_go_on(archived, jobs, state):
     jobs.state, jobs.problem = state, Problem("the evaluator failed: boom")
     app = compare_page(archived)
     assert any(b.label in ("Resume", "Try again") for b in app.button)
@@ -335,10 +250,8 @@ def test_a_comparison_that_did_not_finish_can_go_on(archived: Path, jobs: StubJo
 
 
 def test_the_numbers_are_those_of_the_command_line_and_a_second_attempt_measures_nothing_again(
-    archived: Path, tmp_path: Path
-) -> None:
-    import inshrink_core
-
+    archived, tmp_path
+):
     marker = with_evaluator(archived)
     shown = services.load_subject(str(archived))
     judge = services.evaluator_of(shown)
@@ -361,45 +274,10 @@ def test_the_numbers_are_those_of_the_command_line_and_a_second_attempt_measures
     assert known.comparison == replace(mine.comparison, measured_at=known.comparison.measured_at)
 
 
-def test_several_archives_are_one_command_and_every_original_is_evaluated_once(
-    archived: Path, tmp_path: Path
-) -> None:
-    import inshrink_core
-
-    asked = tmp_path / "asked"
-    (archived / "judge.py").write_text(
-        "import pathlib\n\ndef evaluate(state):\n"
-        f"    with pathlib.Path({str(asked)!r}).open('a') as file:\n        file.write('x')\n"
-        "    return {'loss': float(sum(value.abs().sum() for value in state.values()))}\n"
-    )
-    (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
-    coarse = archived.with_name("coarse.inshrink")
-    inshrink_core.compress(archived, coarse, config={"coarseness": 8.0}, steps=STEPS[1:])
-    shown = services.load_subject(str(archived))
-    judge = services.evaluator_of(shown)
-    assert judge is not None
-    archives = [archived.with_name("run.inshrink"), coarse]
-    job = work(tmp_path, services.comparison(shown, archives, STEPS, judge), trusted=judge.trusted)
-    assert job.state == "finished", job.problem
-    assert len(asked.read_text()) == len(STEPS) + len(STEPS) + len(STEPS[1:])
-    exact, lossy = services.compared(job)
-    assert (exact.archive, lossy.archive) == tuple(map(str, archives))
-    assert [one.step for one in exact.comparison.steps] == list(STEPS)
-    assert [one.step for one in lossy.comparison.steps] == list(STEPS[1:])
-    for found in (exact, lossy):
-        theirs = inshrink_core.compare(found.archive, archived, trust_run=True)
-        assert found.comparison.steps == theirs.steps
-    assert services.describe(job).title == "Compare run.inshrink, coarse.inshrink with run"
-    lines = python_text(job.requests)
-    assert "inshrink_core.verbs.compare_archives(['" in lines
-    compile(lines, "snippet", "exec")
-
-
-def test_tensors_are_listed_the_worst_first_with_what_is_bit_exact(archived: Path, jobs: StubJobs) -> None:
+def test_tensors_are_listed_the_worst_first_with_what_is_bit_exact(archived, jobs):
     jobs.answers["verify"] = errors()
     app = explorer("compare", run=str(archived))
     button(app, "Measure errors").click().run()
-    assert not app.exception
     assert option(jobs.last, "--against") == str(archived)
     assert "Bit-exact: 1 of 4" in texts(app)
     table = app.dataframe[0].value
@@ -411,58 +289,32 @@ def test_tensors_are_listed_the_worst_first_with_what_is_bit_exact(archived: Pat
     assert "No tensor matches" in texts(app)
 
 
-def test_many_tensors_are_cut_on_screen_and_whole_in_the_files(archived: Path, jobs: StubJobs) -> None:
+def test_many_tensors_are_cut_on_screen_and_whole_in_the_files(archived, jobs):
     rows = [errors()["errors"][1] | {"tensor": f"t{i}"} for i in range(5000)]
     jobs.answers["verify"] = errors(errors=rows)
     app = explorer("compare", run=str(archived))
     button(app, "Measure errors").click().run()
-    assert not app.exception
     assert len(app.dataframe[0].value) == 2000
     assert "The worst 2,000 of 5,000" in texts(app)
 
 
-def test_another_run_than_the_archived_one_is_told(archived: Path, jobs: StubJobs) -> None:
+def test_another_run_than_the_archived_one_is_told(archived, jobs):
     problem = {"where": "step 10", "what": "this is not the checkpoint that was archived", "remedy": "x"}
     jobs.answers["verify"] = errors(ok=False, problems=[problem], errors=[])
     app = explorer("compare", run=str(archived))
     button(app, "Measure errors").click().run()
-    assert not app.exception
     assert "not the checkpoint" in texts(app)
 
 
-def test_only_samples_are_rehearsed(archived: Path, jobs: StubJobs) -> None:
-    assert "Failure rehearsal" not in texts(explorer("compare", run=str(archived)))
-    app = explorer("compare", run=str(SAMPLE))
-    assert not app.exception
-    assert "Failure rehearsal" in texts(app)
-
-
-def test_a_rehearsal_is_launched_and_plotted(root: Path, jobs: StubJobs) -> None:
-    jobs.answers["rehearse"] = rehearsed()
-    app = explorer("compare", run=str(SAMPLE))
-    app.number_input(key="rehearse.seeds").set_value(2).run()
-    button(app, "Rehearse").click().run()
-    assert not app.exception
-    assert jobs.last[:2] == ["rehearse", "digits-cnn"]
-    assert (option(jobs.last, "--seeds"), option(jobs.last, "--codec")) == ("2", "lattice")
-    assert {metric.label: metric.value for metric in app.metric}["Excess at the end"] == "0.40 %"
-    assert charts(app) == 1
-    app.number_input(key="rehearse.seeds").set_value(5).run()
-    assert not app.exception
-    assert "Earlier rehearsals" in [box.label for box in app.selectbox]
-    assert charts(app) == 1
-
-
-def test_only_shipped_trainings_are_executed(tmp_path: Path) -> None:
+def test_only_shipped_trainings_are_executed(tmp_path):
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'owned')!r}, 'w')")
     job = work(tmp_path / "jobs", ["rehearse", f"{tmp_path}/evil.py:Task", "-o", str(tmp_path)])
     assert job.state == "failed"
-    assert job.problem is not None
     assert "cannot have code executed" in job.problem.what
     assert not (tmp_path / "owned").exists()
 
 
-def test_trust_is_remembered_for_a_file_as_it_is(archived: Path, jobs: StubJobs) -> None:
+def test_trust_is_remembered_for_a_file_as_it_is(archived, jobs):
     with_evaluator(archived)
     trust(explorer("compare", run=str(archived))).check().run()
     assert trust(explorer("compare", run=str(archived))).value
@@ -474,7 +326,7 @@ def test_trust_is_remembered_for_a_file_as_it_is(archived: Path, jobs: StubJobs)
     assert not trust(explorer("compare", run=str(archived))).value
 
 
-def test_an_evaluator_is_made_and_tried(archived: Path, jobs: StubJobs) -> None:
+def test_an_evaluator_is_made_and_tried(archived, jobs):
     jobs.answers["evaluate"] = {
         "step": 40, "metric": "loss", "direction": "lower", "metrics": {"loss": 0.25, "<b>": 1.0},
         "log_probs": [540, 10], "predictions": None, "printed": "hello", "seconds": 0.5,
@@ -491,7 +343,6 @@ def test_an_evaluator_is_made_and_tried(archived: Path, jobs: StubJobs) -> None:
     assert button(app, "Try on one step").disabled
     trust(app).check().run()
     button(app, "Try on one step").click().run()
-    assert not app.exception
     assert jobs.last[:2] == ["evaluate", str(archived)]
     assert option(jobs.last, "--evaluator") == f"{judge}:evaluate"
     assert jobs.started[-1].trusted == hashlib.sha256(judge.read_bytes()).hexdigest()
@@ -500,18 +351,9 @@ def test_an_evaluator_is_made_and_tried(archived: Path, jobs: StubJobs) -> None:
     assert "hello" in texts(app)
 
 
-def test_an_evaluator_is_not_written_outside_of_the_roots(archived: Path, jobs: StubJobs) -> None:
+def test_an_evaluator_is_not_written_outside_of_the_roots(archived, jobs):
     shown = services.load_subject(str(archived))
     with pytest.raises(ServiceError, match="outside"):
         services.make_evaluator(shown, "/etc/judge.py", "classifier", "", replace=False)
     with pytest.raises(ServiceError, match="folder of yours"):
         services.make_evaluator(shown, str(SAMPLE / "evaluator.py"), "classifier", "", replace=True)
-
-
-def test_an_evaluator_beside_the_checkpoints_is_offered_unasked(archived: Path, jobs: StubJobs) -> None:
-    (archived / "evaluator.py").write_text("def evaluate(state):\n    return {'loss': 0.0}\n")
-    (archived / "inshrink.toml").unlink(missing_ok=True)
-    app = explorer("compare", run=str(archived))
-    assert not app.exception
-    assert app.text_input(key="evaluator.other").value == str(archived / "evaluator.py")
-    assert not next(box for box in app.checkbox if box.label.startswith("Trust this run's code")).value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def fetch(path: str, host: str) -> tuple[int, dict[str, str], bytes]:
 
 
 @pytest.fixture
-def offered(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
+def offered(root, monkeypatch) -> tuple[Path, str]:
     """Put a file on offer and return its address."""
     monkeypatch.setattr(downloads_module, "downloads", Downloads())
     file = root / 'a "quoted".inshrink'
@@ -56,7 +57,7 @@ def offered(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
     return file, downloads_module.downloads.offer(file)
 
 
-def test_a_file_on_offer_is_handed_over_as_an_attachment(offered: tuple[Path, str]) -> None:
+def test_a_file_on_offer_is_handed_over_as_an_attachment(offered):
     status, headers, body = fetch(offered[1], "127.0.0.1:8501")
     assert (status, body) == (200, b"whole archive")
     assert headers["content-disposition"].startswith("attachment;")
@@ -66,23 +67,23 @@ def test_a_file_on_offer_is_handed_over_as_an_attachment(offered: tuple[Path, st
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8501", "", "127.0.0.1.evil.example", "[::2]"])
-def test_a_server_called_by_a_foreign_name_hands_nothing_over(offered: tuple[Path, str], host: str) -> None:
+def test_a_server_called_by_a_foreign_name_hands_nothing_over(offered, host):
     status, _, body = fetch(offered[1], host)
     assert status == 403
     assert b"archive" not in body
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "localhost.", "127.0.0.1"])
-def test_its_own_names_are_known_in_every_form(offered: tuple[Path, str], host: str) -> None:
+def test_its_own_names_are_known_in_every_form(offered, host):
     assert fetch(offered[1], host)[0] == 200
 
 
-def test_a_token_that_was_not_given_out_fetches_nothing(offered: tuple[Path, str]) -> None:
+def test_a_token_that_was_not_given_out_fetches_nothing(offered):
     assert fetch(offered[1][:-1], "localhost")[0] == 404
     assert fetch(f"{downloads_module.DOWNLOAD_PREFIX}/..%2f..%2fetc%2fpasswd", "localhost")[0] == 404
 
 
-def test_a_file_that_has_changed_or_gone_is_not_handed_over(offered: tuple[Path, str]) -> None:
+def test_a_file_that_has_changed_or_gone_is_not_handed_over(offered):
     file, address = offered
     file.write_bytes(b"another")
     assert fetch(address, "localhost")[0] == 404
@@ -90,15 +91,13 @@ def test_a_file_that_has_changed_or_gone_is_not_handed_over(offered: tuple[Path,
     assert fetch(address, "localhost")[0] == 404
 
 
-def test_an_offer_expires(offered: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
-
+def test_an_offer_expires(offered, monkeypatch):
     now = time.monotonic()
     monkeypatch.setattr(downloads_module.time, "monotonic", lambda: now + 3601)
     assert fetch(offered[1], "localhost")[0] == 404
 
 
-def test_the_same_file_keeps_its_address_and_offers_are_bounded(root: Path) -> None:
+def test_the_same_file_keeps_its_address_and_offers_are_bounded(root):
     registry = Downloads()
     files = []
     for position in range(300):
@@ -110,9 +109,7 @@ def test_the_same_file_keeps_its_address_and_offers_are_bounded(root: Path) -> N
     assert registry.find(files[-1].rpartition("/")[2]) == root / "299.inshrink"
 
 
-def test_a_file_that_became_a_link_to_outside_is_not_handed_over(
-    offered: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_a_file_that_became_a_link_to_outside_is_not_handed_over(offered, tmp_path):
     file, address = offered
     secret = tmp_path / "secret"
     secret.write_bytes(b"whole archive")
@@ -121,6 +118,6 @@ def test_a_file_that_became_a_link_to_outside_is_not_handed_over(
     assert fetch(address, "localhost")[0] == 404
 
 
-def test_files_outside_of_the_roots_get_no_address(root: Path) -> None:
+def test_files_outside_of_the_roots_get_no_address(root):
     assert services.download_url("/etc/passwd") is None
     assert services.download_url(str(root / "missing.inshrink")) is None

@@ -17,9 +17,6 @@ from inshrink_app.services.inside import dropped_folder
 
 from inshrink_core.verbs import pack
 from tests.app.builders import button, explorer, texts, visit, write_run
-from tests.app.job_stubs import archived, archived_template
-
-__all__ = ["archived", "archived_template"]
 
 
 def drop(*files: tuple[str, bytes]) -> Subject:
@@ -37,14 +34,12 @@ def kept() -> list[Path]:
 
 
 @pytest.fixture
-def checkpoints(tmp_path: Path, root: Path) -> list[tuple[str, bytes]]:
+def checkpoints(tmp_path, root) -> list[tuple[str, bytes]]:
     run = write_run(tmp_path / "away")
     return [(path.name, path.read_bytes()) for path in sorted(run.iterdir())]
 
 
-def test_dropped_files_become_a_run_outside_of_the_roots_that_opens_by_its_path(
-    root: Path, checkpoints: list[tuple[str, bytes]]
-) -> None:
+def test_dropped_files_become_a_run_outside_of_the_roots_that_opens_by_its_path(root, checkpoints):
     found = drop(*checkpoints)
     assert found.steps == (10, 20, 30)
     assert found.name == "step-3-files"
@@ -54,7 +49,7 @@ def test_dropped_files_become_a_run_outside_of_the_roots_that_opens_by_its_path(
     assert not services.is_dropped(dropped_folder())
 
 
-def test_a_dropped_archive_opens_as_one(archived: Path, tmp_path: Path) -> None:
+def test_a_dropped_archive_opens_as_one(archived, tmp_path):
     packed = tmp_path / "small.inshrink"
     pack(f"{archived}.inshrink", packed)
     found = drop(("small.inshrink", packed.read_bytes()))
@@ -66,8 +61,8 @@ def test_a_dropped_archive_opens_as_one(archived: Path, tmp_path: Path) -> None:
 
 
 def test_the_same_content_is_kept_once_and_other_content_of_the_same_name_beside_it(
-    checkpoints: list[tuple[str, bytes]],
-) -> None:
+    checkpoints,
+):
     (name, content), (_, other) = checkpoints[:2]
     first = drop((name, content))
     assert drop((name, content)).path == first.path
@@ -79,7 +74,7 @@ def test_the_same_content_is_kept_once_and_other_content_of_the_same_name_beside
 @pytest.mark.parametrize(
     "name", ["../../evil.pt", "/etc/evil.pt", "C:\\evil.pt", "..\\..\\evil.pt", "a\0b/evil.pt", "...evil.pt"]
 )
-def test_no_part_of_a_name_leads_out_of_the_folder(checkpoints: list[tuple[str, bytes]], name: str) -> None:
+def test_no_part_of_a_name_leads_out_of_the_folder(checkpoints, name):
     found = drop((name, checkpoints[0][1]))
     assert found.path.name == "evil.pt"
     assert found.path.parent.parent == dropped_folder()
@@ -105,9 +100,7 @@ def _bomb() -> bytes:
         ("ü" * 120 + ".pt", b"x", "too long"),
     ],
 )
-def test_what_cannot_be_opened_is_answered_and_not_kept(
-    root: Path, name: str, content: bytes, said: str
-) -> None:
+def test_what_cannot_be_opened_is_answered_and_not_kept(root, name, content, said):
     answer = refused((name, content))
     assert said in answer
     assert str(dropped_folder()) not in answer
@@ -122,8 +115,8 @@ def other_model() -> bytes:
 
 
 def test_files_that_do_not_make_one_run_are_answered_and_not_kept(
-    checkpoints: list[tuple[str, bytes]],
-) -> None:
+    checkpoints,
+):
     (first, content), (_, other) = checkpoints[:2]
     assert "another model" in refused((first, content), ("other.pt", other_model()))
     assert "the same name" in refused((first, content), (f"other/{first}", other))
@@ -131,9 +124,7 @@ def test_files_that_do_not_make_one_run_are_answered_and_not_kept(
     assert not kept()
 
 
-def test_too_much_is_answered_before_it_is_written(
-    checkpoints: list[tuple[str, bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_much_is_answered_before_it_is_written(checkpoints, monkeypatch):
     monkeypatch.setattr(st, "get_option", lambda name: 0)
     assert "too much to drop" in refused(checkpoints[0])
     monkeypatch.undo()
@@ -142,30 +133,18 @@ def test_too_much_is_answered_before_it_is_written(
     assert not kept()
 
 
-def test_the_page_opens_what_is_dropped_and_removes_it(
-    root: Path, checkpoints: list[tuple[str, bytes]]
-) -> None:
+def test_the_page_opens_what_is_dropped_and_removes_it(root, checkpoints):
     app = explorer()
     app.file_uploader[0].set_value([(name, content, "") for name, content in checkpoints]).run()
-    assert not app.exception
     assert app.title[0].value == "step\\-3\\-files"
     assert "A copy of what was dropped" in texts(app)
     visit(app, "open").run()
     assert str(dropped_folder()) in texts(app)
     button(app, "Remove").click().run()
-    assert not app.exception
     assert not kept()
 
 
-def test_the_page_says_why_what_was_dropped_cannot_be_opened(root: Path) -> None:
-    app = explorer()
-    app.file_uploader[0].set_value([("step_1.pt", b"only text", "")]).run()
-    assert not app.exception
-    assert app.title[0].value == "Open a run"
-    assert "What to do" in texts(app)
-
-
-def test_only_what_was_dropped_is_removed(root: Path) -> None:
+def test_only_what_was_dropped_is_removed(root):
     run = write_run(root / "run")
     with pytest.raises(ServiceError, match="nothing was dropped"):
         services.forget_dropped(run)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from inshrink_app import services
 from inshrink_app.jobs.registry import Job, JobRegistry
 from inshrink_app.model.problem import Problem, ServiceError
@@ -18,12 +18,14 @@ from inshrink_app.services import ExportRequest, measuring
 from inshrink_app.services import jobs as job_services
 from inshrink_app.services.exporting import default_folder
 
+import inshrink_core
+from inshrink_core.chain import default_optimizer
+from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.verbs.modes.pack import pack
 from tests.app.builders import (
     MEASURING,
     SAMPLE,
     button,
-    charts,
     explorer,
     open_panel,
     sensitivity_table,
@@ -31,19 +33,8 @@ from tests.app.builders import (
     texts,
     write_run,
 )
-from tests.app.job_stubs import (
-    STEPS,
-    StubJobs,
-    archived,
-    archived_template,
-    jobs,
-    option,
-    wait,
-    work,
-    work_of,
-)
-
-__all__ = ["archived", "archived_template", "jobs"]
+from tests.app.job_stubs import STEPS, StubJobs, option, wait, work, work_of
+from tests.runs import write_run as write_training
 
 
 def compressed(**changes: Any) -> dict[str, Any]:
@@ -65,18 +56,7 @@ def metrics(app: Any) -> dict[str, str]:
     return {metric.label: metric.value for metric in app.metric}
 
 
-def test_the_chain_is_shown_as_it_will_be_written(archived: Path, jobs: StubJobs) -> None:
-    app = explorer("export", run=str(archived), codec="lossless")
-    assert not app.exception
-    assert metrics(app)["Frames"] == "4"
-    assert charts(app) == 1
-    assert list(app.dataframe[0].value["kind"]) == ["keyframe", "delta", "delta", "delta"]
-    assert sum(b.proto.type == "primary" for b in app.button) == 1
-    app.number_input(key="export.keyframe_every").set_value(2).run()
-    assert list(app.dataframe[0].value["kind"]) == ["keyframe", "delta", "keyframe", "delta"]
-
-
-def test_sizes_are_those_of_an_archive_with_the_same_settings(archived: Path) -> None:
+def test_sizes_are_those_of_an_archive_with_the_same_settings(archived):
     subject = services.load_subject(str(archived))
     request = services.chain_export(subject, STEPS, codec="lossless", optimizer="exact", keyframe_every=2)
     plan = services.export_plan(subject, request)
@@ -85,24 +65,18 @@ def test_sizes_are_those_of_an_archive_with_the_same_settings(archived: Path) ->
     assert plan.basis.startswith("run.inshrink")
 
 
-def test_without_anything_to_go_by_no_size_is_made_up_and_two_steps_can_be_tried(
-    root: Path, jobs: StubJobs
-) -> None:
+def test_without_anything_to_go_by_no_size_is_made_up_and_two_steps_can_be_tried(root, jobs):
     app = explorer("export", run=str(write_run(root / "run", STEPS)))
-    assert not app.exception
     assert metrics(app)["Archive"] == "–"
     jobs.answers["compress"] = compressed()
     button(app, "Try two steps").click().run()
-    assert not app.exception
     assert option(jobs.last, "--steps") == "20,30"
     assert [one.name for one in jobs.started[0].scratch] == [option(jobs.last, "--output")]
     assert metrics(app)["Archive"] == "1.70 kB"
     assert "tried with these settings" in texts(app)
 
 
-def test_an_engine_that_is_installed_can_be_chosen_with_a_number_of_workers(
-    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_is_installed_can_be_chosen_with_a_number_of_workers(archived, jobs, monkeypatch):
     for installed in (("threads", "processes"), ("threads", "processes", "ray")):
         monkeypatch.setattr(services, "installed_engines", lambda found=installed: found)
         app = explorer("export", run=str(archived), codec="lossless")
@@ -111,67 +85,29 @@ def test_an_engine_that_is_installed_can_be_chosen_with_a_number_of_workers(
     app.selectbox(key="export.engine").select("processes").run()
     app.number_input(key="export.workers").set_value(3).run()
     button(app, "Export").click().run()
-    assert not app.exception
     assert (option(jobs.last, "--engine"), option(jobs.last, "--workers")) == ("processes", "3")
+    jobs.answers["compress"] = compressed()
     button(app, "Try two steps").click().run()
     assert "--engine" not in jobs.last
 
 
-def test_a_range_takes_every_nth_step(archived: Path, jobs: StubJobs) -> None:
-    app = explorer("export", run=str(archived), what="range")
-    app.select_slider(key="export.range").set_value((20, 40)).run()
-    app.number_input(key="export.stride").set_value(2).run()
-    assert not app.exception
-    assert list(app.dataframe[0].value["step"]) == [20, 40]
-
-
-def test_a_run_of_one_checkpoint_is_exported_too(root: Path, jobs: StubJobs) -> None:
-    run = str(write_run(root / "one", (5,)))
-    for what in ("all", "range", "step"):
-        app = explorer("export", run=run, what=what)
-        assert not app.exception
-        assert not button(app, "Export").disabled
-
-
-def test_a_huge_run_is_planned_with_a_bounded_chart(
-    root: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from inshrink_app.services import exporting
-
-    from tests.app.builders import subject
-
-    huge = subject(400, 1000, path=root / "huge")
-    monkeypatch.setattr(services, "load_subject", lambda _: huge)
-    monkeypatch.setattr(exporting, "opened", lambda _: SimpleNamespace(token="huge"))
-    app = explorer("export", run=str(huge.path))
-    assert not app.exception
-    assert "The last 120 frames are drawn" in texts(app)
-    assert len(app.dataframe[0].value) == 1000
-
-
-def test_an_export_is_written_as_compress_writes_by_default(root: Path, jobs: StubJobs) -> None:
-    from inshrink_core.chain import default_optimizer
-    from inshrink_core.codecs.lattice.codec import LatticeCodec
-    from tests.runs import write_run as write_training
-
+def test_an_export_is_written_as_compress_writes_by_default(root, jobs):
     run = str(write_training(root / "run"))
     for codec in ("lattice", "lossless"):
         app = explorer("export", run=run, codec=codec)
         button(app, "Export").click().run()
-        assert not app.exception
     lattice, lossless = (jobs.words(place)[0] for place in (0, 1))
     assert option(lattice, "--set") == f"coarseness={LatticeCodec().coarseness}"
     assert option(lattice, "--optimizer") == default_optimizer("lattice", {}) == "compressed"
     assert option(lossless, "--optimizer") == "exact"
 
 
-def test_an_export_begins_with_what_is_on_screen(archived: Path, jobs: StubJobs) -> None:
+def test_an_export_begins_with_what_is_on_screen(archived, jobs):
     jobs.state = "running"
     app = explorer("export", run=str(archived))
     app.select_slider(key="export.lattice.coarseness").set_value(4.0).run()
     app.toggle(key="export.packed").set_value(True).run()
     button(app, "Export").click().run()
-    assert not app.exception
     first, second = jobs.words(0)
     assert first[:2] == ["compress", str(archived)]
     assert option(first, "--set") == "coarseness=4.0"
@@ -197,38 +133,30 @@ def test_an_export_begins_with_what_is_on_screen(archived: Path, jobs: StubJobs)
         ("a\0b.inshrink", "not a path"),
     ],
 )
-def test_a_target_that_cannot_be_written_is_answered_here(
-    archived: Path, jobs: StubJobs, typed: str, said: str
-) -> None:
+def test_a_target_that_cannot_be_written_is_answered_here(archived, jobs, typed, said):
     with pytest.raises(ServiceError) as refused:
         services.export_target(typed, lossless(archived))
     assert said in refused.value.problem.what
     app = explorer("export", run=str(archived))
     next(box for box in app.text_input if box.label == "Write to").set_value(typed).run()
     button(app, "Export").click().run()
-    assert not app.exception
     assert jobs.started == []
 
 
-def test_samples_are_not_written_into(root: Path) -> None:
-    import inshrink_core
-
+def test_samples_are_not_written_into(root):
     target = str(inshrink_core.sample("digits-cnn") / "x.inshrink")
     with pytest.raises(ServiceError):
         services.export_target(target, lossless(SAMPLE))
 
 
-def test_a_sample_is_not_written_beside_even_where_the_explorer_sees_its_folder(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_is_not_written_beside_even_where_the_explorer_sees_its_folder(root, monkeypatch):
     """As `make run` does: the explorer is started in the checkout that holds the sample."""
     roots.configure([root, SAMPLE.parent])
     assert default_folder(services.load_subject(str(SAMPLE))) == root
 
 
-def test_one_step_is_weights_only_unless_told_otherwise(archived: Path, jobs: StubJobs) -> None:
+def test_one_step_is_weights_only_unless_told_otherwise(archived, jobs):
     app = explorer("export", run=str(archived), what="step")
-    assert not app.exception
     open_panel(app)
     assert any("--weights-only --ratio 8" in code.value for code in app.code)
     app.select_slider(key="export.step").set_value(20).run()
@@ -245,7 +173,7 @@ def test_one_step_is_weights_only_unless_told_otherwise(archived: Path, jobs: St
     assert option(second, "--step") == "20"
 
 
-def test_layers_are_chosen_with_what_they_match_in_view(archived: Path, jobs: StubJobs) -> None:
+def test_layers_are_chosen_with_what_they_match_in_view(archived, jobs):
     app = explorer("export", run=str(archived), what="step")
     app.session_state["export.without"] = ["*.bias"]
     app.session_state["export.values_packed"] = "size"
@@ -259,22 +187,8 @@ def test_layers_are_chosen_with_what_they_match_in_view(archived: Path, jobs: St
     assert jobs.last[-5:] == ["--weights-only", "--size", "2000", "--without", "*.bias"]
     app.session_state["export.without"] = ["fc1"]
     app.run()
-    assert not app.exception
     assert "No layer is left" in texts(app)
     app.session_state["export.values_packed"] = "ratio"
-    assert not app.run().exception
-
-
-def test_layers_that_are_picked_in_the_tree_are_kept_or_left_out(archived: Path, jobs: StubJobs) -> None:
-    app = explorer("export", run=str(archived), what="step")
-    assert button(app, "Leave these out").disabled
-    app.session_state["export.picked"] = ["fc1.bias"]
-    app.run()
-    button(app, "Leave these out").click().run()
-    assert not app.exception
-    assert app.session_state["export.without"] == ["fc1.bias"]
-    assert metrics(app)["Tensors"] == "1"
-    assert app.session_state["export.picked"] == []
 
 
 @pytest.mark.parametrize(
@@ -288,12 +202,9 @@ def test_layers_that_are_picked_in_the_tree_are_kept_or_left_out(archived: Path,
         ("/(/", []),
     ],
 )
-def test_all_that_a_pattern_matches_is_listed_before_any_of_it_counts(
-    archived: Path, jobs: StubJobs, pattern: str, found: list[str]
-) -> None:
+def test_all_that_a_pattern_matches_is_listed_before_any_of_it_counts(archived, jobs, pattern, found):
     app = explorer("export", run=str(archived), what="step")
     app.text_input(key="export.pattern").set_value(pattern).run()
-    assert not app.exception
     assert list(app.dataframe[0].value["Layer"]) == found
     assert f"Matching: {len(found)} tensor" in texts(app)
     assert metrics(app)["Tensors"] == "2", "nothing is left out yet"
@@ -301,25 +212,13 @@ def test_all_that_a_pattern_matches_is_listed_before_any_of_it_counts(
     assert leave_out.disabled == (not found)
     if found:
         leave_out.click().run()
-        assert not app.exception
         assert app.multiselect(key="export.without").value == [pattern]
         assert metrics(app)["Tensors"] == str(2 - len(found))
     else:
         assert ("regular expression cannot be read" in texts(app)) == (pattern == "/(/")
 
 
-def test_a_picker_of_layers_offers_the_layers_alone_and_never_several_at_once(
-    archived: Path, jobs: StubJobs
-) -> None:
-    app = explorer("export", run=str(archived), what="step")
-    for key in ("export.tensors", "export.without"):
-        proto = app.multiselect(key=key).proto
-        assert list(proto.options) == ["fc1.weight", "fc1.bias"]
-        assert not proto.select_all
-        assert not proto.accept_new_options
-
-
-def test_shares_of_the_sensitivity_are_told_where_they_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_of_the_sensitivity_are_told_where_they_were_measured(monkeypatch):
     shown = subject(3)
     jobs = {"magnitude": Job(MEASURING, state="finished", result={"tensor": sensitivity_table(3, 2)})}
     monkeypatch.setattr(measuring, "sensitivity_job", lambda _, metric: jobs.get(metric))
@@ -331,35 +230,22 @@ def test_shares_of_the_sensitivity_are_told_where_they_were_measured(monkeypatch
     assert services.known_shares(shown) == ("", {})
 
 
-def test_a_plain_file_is_planned_and_asked_for_as_the_command_line_has_it(
-    archived: Path, jobs: StubJobs
-) -> None:
+def test_a_plain_file_is_planned_and_asked_for_as_the_command_line_has_it(archived, jobs):
     app = explorer("export", run=str(archived), what="step", form="safetensors", dtype="bf16")
     assert metrics(app)["About"] == "6.27 kB"
     open_panel(app)
     assert "layout='safetensors', dtype='bf16'" in texts(app)
     button(app, "Export").click().run()
-    assert not app.exception
     target = str(archived.with_name("run-step-40-weights.safetensors"))
     assert option(jobs.last, "--output") == target
     assert jobs.last[-6:] == ["--weights-only", "--exact", "--format", "safetensors", "--dtype", "bf16"]
 
 
-def test_an_archive_is_copied_as_one_file(archived: Path, jobs: StubJobs) -> None:
-    app = explorer("export", run=str(archived.with_name("run.inshrink")))
-    assert not app.exception
-    assert "One file with all 4 steps" in texts(app)
-    button(app, "Export").click().run()
-    target = str(archived.with_name("run-packed.inshrink"))
-    assert jobs.last == ["export", str(archived.with_name("run.inshrink")), "--pack", target]
-
-
-def test_the_result_has_ratio_digest_restore_command_and_a_link(archived: Path, jobs: StubJobs) -> None:
+def test_the_result_has_ratio_digest_restore_command_and_a_link(archived, jobs):
     target = archived.with_name("it's.inshrink")
     pack(archived.with_name("run.inshrink"), target)
     exported(jobs, archived, target)
     app = explorer("export", run=str(archived))
-    assert not app.exception
     assert metrics(app)["Compression ratio"].endswith("×")
     assert metrics(app)["Relative error"] == "1.25 %"
     assert hashlib.sha256(target.read_bytes()).hexdigest() in texts(app)
@@ -369,9 +255,7 @@ def test_the_result_has_ratio_digest_restore_command_and_a_link(archived: Path, 
     assert link.proto.url.startswith(downloads_module.DOWNLOAD_PREFIX)
 
 
-def test_a_folder_is_offered_to_be_packed_and_the_copy_has_no_error_of_its_own(
-    archived: Path, jobs: StubJobs
-) -> None:
+def test_a_folder_is_offered_to_be_packed_and_the_copy_has_no_error_of_its_own(archived, jobs):
     folder = archived.with_name("run.inshrink")
     exported(jobs, archived, folder)
     app = explorer("export", run=str(archived))
@@ -380,28 +264,18 @@ def test_a_folder_is_offered_to_be_packed_and_the_copy_has_no_error_of_its_own(
     pack(folder, copy)
     copy.rename(archived.with_name("kept.inshrink"))
     button(app, "Copy as one packed file").click().run()
-    assert not app.exception
     assert jobs.last == ["export", str(folder), "--pack", str(copy)]
     archived.with_name("kept.inshrink").rename(copy)
     app.run()
-    assert not app.exception
     told = {metric.label: (metric.value, metric.delta) for metric in app.metric}
     assert told["Relative error"] == ("none", "against the archive it copies")
 
 
-def test_a_file_that_is_gone_is_told(archived: Path, jobs: StubJobs) -> None:
-    exported(jobs, archived, archived.with_name("gone.inshrink"))
-    app = explorer("export", run=str(archived))
-    assert not app.exception
-    assert "not there any more" in texts(app)
-
-
 @pytest.mark.parametrize("state", ["failed", "cancelled", "interrupted"])
-def test_an_export_that_did_not_finish_can_go_on(archived: Path, jobs: StubJobs, state: str) -> None:
+def test_an_export_that_did_not_finish_can_go_on(archived, jobs, state):
     jobs.state, jobs.problem = state, Problem("the disk is full")
     app = explorer("export", run=str(archived))
     button(app, "Export").click().run()
-    assert not app.exception
     assert "did not finish" in texts(app)
     assert any(b.label in ("Resume", "Try again") for b in app.button)
     assert sum(b.proto.type == "primary" for b in app.button) == 1
@@ -420,16 +294,13 @@ def export(folder: Path, request: ExportRequest, target: Path) -> Job:
     return work(folder, *request.placed(str(target), between), scratch=(between,))
 
 
-def test_a_packed_chain_is_what_was_asked_and_leaves_nothing_else(archived: Path, tmp_path: Path) -> None:
-    import inshrink_core
-
+def test_a_packed_chain_is_what_was_asked_and_leaves_nothing_else(archived, tmp_path):
     target = archived.with_name("out.inshrink")
     before = set(archived.parent.iterdir())
     packed = lossless(archived, packed=True)
     job = export(tmp_path / "jobs", packed, target)
     assert set(archived.parent.iterdir()) - before == {target}
     made = services.made_by(job)
-    assert made is not None
     assert made.digest == hashlib.sha256(target.read_bytes()).hexdigest()
     assert (made.kind, made.chain.steps, made.chain.is_packed) == ("chain", STEPS, True)
     assert inshrink_core.open(target).steps == STEPS
@@ -438,9 +309,7 @@ def test_a_packed_chain_is_what_was_asked_and_leaves_nothing_else(archived: Path
     assert export(tmp_path / "again", replace(packed, replaces=True), target).state == "finished"
 
 
-def test_a_packed_chain_that_was_cut_off_goes_on(archived: Path, tmp_path: Path) -> None:
-    import inshrink_core
-
+def test_a_packed_chain_that_was_cut_off_goes_on(archived, tmp_path):
     target = archived.with_name("out.inshrink")
     building = target.with_name(".between.building")
     inshrink_core.compress(archived, building, codec="lossless", keyframe_every=2, steps=STEPS[:2])
@@ -450,7 +319,7 @@ def test_a_packed_chain_that_was_cut_off_goes_on(archived: Path, tmp_path: Path)
     assert not building.exists()
 
 
-def test_another_export_does_not_go_on_with_what_this_one_left(archived: Path, jobs: StubJobs) -> None:
+def test_another_export_does_not_go_on_with_what_this_one_left(archived, jobs):
     shown, target = services.load_subject(str(archived)), archived.with_name("out.inshrink")
     for keyframe_every in (2, 4, 4):
         request = lossless(archived, packed=True, keyframe_every=keyframe_every)
@@ -459,7 +328,7 @@ def test_another_export_does_not_go_on_with_what_this_one_left(archived: Path, j
     assert first != second == third
 
 
-def test_an_unfinished_file_goes_with_its_job(archived: Path, tmp_path: Path) -> None:
+def test_an_unfinished_file_goes_with_its_job(archived, tmp_path):
     building = archived.parent / ".between.building"
     building.mkdir()
     registry = JobRegistry(job_services.start_request, tmp_path / "jobs")
@@ -471,58 +340,15 @@ def test_an_unfinished_file_goes_with_its_job(archived: Path, tmp_path: Path) ->
     assert not building.exists()
 
 
-def test_one_step_restores_to_what_a_module_loads(archived: Path, tmp_path: Path) -> None:
-    import torch
-
-    import inshrink_core
-
-    target = archived.with_name("weights.inshrink")
-    request = services.step_export(services.load_subject(str(archived)), 20, weights_only=True, exact=True)
-    job = export(tmp_path / "jobs", request, target)
-    assert job.result["steps"] == [20]
-    state = inshrink_core.verbs.load_state_dict(target)
-    original = torch.load(archived / "step_000020.pt", weights_only=True)["model"]
-    assert all(torch.equal(state[name], value) for name, value in original.items())
-
-
-def test_what_a_plain_export_made_is_loaded_by_the_lines_that_are_shown(
-    archived: Path, jobs: StubJobs
-) -> None:
-    import torch
-
-    import inshrink_core
-
-    target, archive = archived.with_name("weights.safetensors"), archived.with_name("run.inshrink")
-    report = inshrink_core.verbs.export(
-        archive, target, step=20, weights_only=True, exact=True, layout="safetensors", without="*.bias"
-    )
-    weights = {"weights_only": True, "exact": True, "layout": "safetensors", "without": ("*.bias",)}
-    words = services.step_export(services.load_subject(str(archive)), 20, **weights).placed(str(target))
-    made = services.made_by(jobs.put(*words, result=report.to_json()))
-    assert made is not None
-    assert (made.chain, made.n_tensors, made.relative_error) == (None, 1, 0.0)
-    model = torch.nn.Module()
-    model.fc1 = torch.nn.Linear(48, 64)
-    code = made.loading.replace("...  # yours", "given")
-    exec(code, {"given": model})
-    original = torch.load(archived / "step_000020.pt", weights_only=True)["model"]
-    assert torch.equal(model.fc1.weight, original["fc1.weight"])
-
-
 @pytest.mark.parametrize("layout", ["packed", "safetensors"])
 def test_the_lines_that_load_a_part_of_a_model_refuse_all_that_lacks_but_what_was_left_out(
-    archived: Path, jobs: StubJobs, layout: str
-) -> None:
-    import torch
-
-    import inshrink_core
-
+    archived, jobs, layout
+):
     target, archive = archived.with_name("part"), archived.with_name("run.inshrink")
     weights = {"weights_only": True, "exact": True, "layout": layout, "without": ("*.bias",)}
     report = inshrink_core.verbs.export(archive, target, step=20, **weights)
     request = services.step_export(services.load_subject(str(archive)), 20, **weights)
     made = services.made_by(jobs.put(*request.placed(str(target)), result=report.to_json()))
-    assert made is not None
     assert made.layers_left_out == ("fc1.bias",)
 
     def loaded(**layers: torch.nn.Module) -> None:

@@ -19,7 +19,7 @@ from inshrink_app.widgets import fmt
         (7e18, "7000 PB"),
     ],
 )
-def test_sizes_are_si_with_three_digits(n_bytes: float | None, text: str) -> None:
+def test_sizes_are_si_with_three_digits(n_bytes, text):
     assert fmt.size(n_bytes) == text
 
 
@@ -35,11 +35,11 @@ def test_sizes_are_si_with_three_digits(n_bytes: float | None, text: str) -> Non
         (float("-inf"), "−∞"),
     ],
 )
-def test_values_have_three_digits(value: float, text: str) -> None:
+def test_values_have_three_digits(value, text):
     assert fmt.value(value) == text
 
 
-def test_ratios_shares_shapes_and_steps_read_as_a_person_writes_them() -> None:
+def test_ratios_shares_shapes_and_steps_read_as_a_person_writes_them():
     assert fmt.ratio(14.23) == "14.2×"
     assert fmt.ratio(1234.5) == "1234×"
     assert fmt.ratio(None) == "–"
@@ -53,7 +53,7 @@ def test_ratios_shares_shapes_and_steps_read_as_a_person_writes_them() -> None:
     assert [fmt.duration(t) for t in (0.4, 119, 219, 9000)] == ["0 s", "119 s", "4 min", "2.5 h"]
 
 
-def test_long_names_lose_their_middle() -> None:
+def test_long_names_lose_their_middle():
     assert fmt.elided("short", 10) == "short"
     assert fmt.elided("model.layers.31.mlp.weight", 11) == "model…eight"
     assert len(fmt.elided("x" * 99, 30)) == 30
@@ -63,7 +63,7 @@ def test_long_names_lose_their_middle() -> None:
     "name",
     ["**bold**", "[x](http://evil)", "$x$", ":red[x]", "<b>", "a_b_", "`code`", "# x", "![i](u)", "~~x~~"],
 )
-def test_markdown_in_a_name_is_escaped(name: str) -> None:
+def test_markdown_in_a_name_is_escaped(name):
     escaped = fmt.markdown(name)
     for sign in "*[]()$<>_`#~!:":
         assert escaped.count(sign) == escaped.count("\\" + sign)
@@ -71,11 +71,11 @@ def test_markdown_in_a_name_is_escaped(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["https://evil.example", "www.evil.example", "a@evil.example", ":smile:"])
-def test_links_and_icons_without_brackets_are_broken_up(name: str) -> None:
+def test_links_and_icons_without_brackets_are_broken_up(name):
     assert "\u2060" in fmt.markdown(name)
 
 
 @pytest.mark.parametrize("sign", ["\u202e", "\x1b", "\0", "\n", "\u200b", "\ud800"])
-def test_signs_that_could_forge_a_name_are_replaced(sign: str) -> None:
+def test_signs_that_could_forge_a_name_are_replaced(sign):
     assert sign not in fmt.markdown(f"a{sign}b")
     assert sign not in fmt.html(f"a{sign}b")

@@ -9,14 +9,17 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 import streamlit
 from inshrink_app import launch
 from inshrink_app.server import gate
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
+from streamlit.runtime.pages_manager import PagesManager
 
 from tests.app.browser import Server, browser_marks, new_page
+from tests.app.builders import write_run
 
 STATIC = Path(streamlit.__file__).parent / "static"
 SCRIPT = next((STATIC / "static" / "js").glob("index.*.js")).name
@@ -73,14 +76,14 @@ def assert_says_everything(headers: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_answer_says_what_browsers_must_not_do_with_it(address: str, path: str) -> None:
+def test_every_answer_says_what_browsers_must_not_do_with_it(address, path):
     for method in ("GET", "HEAD", "OPTIONS", "PUT"):
         assert_says_everything(ask(address, path, method)[1])
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8501", "", "127.0.0.2"])
-def test_nothing_is_answered_under_a_foreign_name(address: str, path: str, host: str) -> None:
+def test_nothing_is_answered_under_a_foreign_name(address, path, host):
     status, headers = ask(address, path, Host=host)
     assert status == 403
     assert_says_everything(headers)
@@ -89,40 +92,40 @@ def test_nothing_is_answered_under_a_foreign_name(address: str, path: str, host:
 @pytest.mark.parametrize(
     "origin", ["http://evil.example", "null", "http://localhost:1", "https://127.0.0.1", "file://", "x:"]
 )
-def test_pages_of_other_origins_get_neither_a_session_nor_an_answer(address: str, origin: str) -> None:
+def test_pages_of_other_origins_get_neither_a_session_nor_an_answer(address, origin):
     assert ask(address, "/_stcore/health", Origin=origin)[0] == 403
     status, headers = ask(address, "/_stcore/stream", Origin=origin, **HANDSHAKE)
     assert status == 403
     assert_says_everything(headers)
 
 
-def test_our_own_page_gets_a_session_and_so_do_programs(address: str) -> None:
+def test_our_own_page_gets_a_session_and_so_do_programs(address):
     for more in ({"Origin": address}, {}):
         status, headers = ask(address, "/_stcore/stream", **HANDSHAKE, **more)
         assert status == 101
         assert_says_everything(headers)
 
 
-def test_a_websocket_under_a_foreign_name_is_refused(address: str) -> None:
+def test_a_websocket_under_a_foreign_name_is_refused(address):
     port = address.rpartition(":")[2]
     more = {"Host": f"evil.example:{port}", "Origin": f"http://evil.example:{port}"}
     assert ask(address, "/_stcore/stream", **HANDSHAKE, **more)[0] == 403
 
 
-def test_two_names_at_once_are_none(address: str) -> None:
+def test_two_names_at_once_are_none(address):
     host, _, port = address.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nHost: evil.example\r\n\r\n".encode())
         assert connection.recv(64).split(b" ")[1] in (b"400", b"403")
 
 
-def test_the_policy_names_every_script_that_streamlit_writes_into_its_page() -> None:
+def test_the_policy_names_every_script_that_streamlit_writes_into_its_page():
     scripts = re.findall(r"<script>", (STATIC / "index.html").read_text())
     said = gate.headers(gate.shell(STATIC / "index.html"))["Content-Security-Policy"]
     assert said.count("'sha256-") == len(scripts) + 1 > 1
 
 
-def test_the_page_under_every_address_is_told_where_its_server_is(address: str) -> None:
+def test_the_page_under_every_address_is_told_where_its_server_is(address):
     for path in ("/", "/sensitivity", "/no"):
         status, headers = ask(address, path)
         assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
@@ -132,7 +135,7 @@ def test_the_page_under_every_address_is_told_where_its_server_is(address: str) 
     assert ask(address, "/favicon.png")[1]["content-type"] == "image/png"
 
 
-def test_the_page_holds_the_command_that_starts_its_server_again(address: str) -> None:
+def test_the_page_holds_the_command_that_starts_its_server_again(address):
     with urllib.request.urlopen(address, timeout=60) as answer:
         text = answer.read().decode()
     assert re.search(
@@ -142,9 +145,7 @@ def test_the_page_holds_the_command_that_starts_its_server_again(address: str) -
     assert "<script>'" not in page
 
 
-def test_no_session_takes_the_folder_of_pages_for_streamlits_own() -> None:
-    from streamlit.runtime.pages_manager import PagesManager
-
+def test_no_session_takes_the_folder_of_pages_for_streamlits_own():
     launch.explorer(["127.0.0.1"], "inshrink ui")
     assert PagesManager.uses_pages_directory is False
 
@@ -152,10 +153,8 @@ def test_no_session_takes_the_folder_of_pages_for_streamlits_own() -> None:
 @pytest.mark.browser
 @pytest.mark.skipif(browser_marks[1].args[0], reason="no Chromium here")
 def test_a_page_of_another_origin_cannot_frame_the_explorer_and_a_link_from_it_starts_nothing(
-    browser: Any, tmp_path: Path
-) -> None:
-    from tests.app.builders import write_run
-
+    browser, tmp_path
+):
     folder = tmp_path / "served" / "root"
     folder.mkdir(parents=True)
     write_run(folder / "run")
@@ -213,10 +212,7 @@ def test_the_page_hides_streamlits_own_csv_which_may_start_formulas():
     assert any('"data-testid":`stElementToolbarButton`' in script for script in scripts)
 
 
-def test_a_fragment_that_has_ended_is_not_called_interrupted_by_the_one_that_follows() -> None:
-    from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
-    from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
-
+def test_a_fragment_that_has_ended_is_not_called_interrupted_by_the_one_that_follows():
     launch.explorer(["127.0.0.1"], "inshrink ui")
     waiting = ForwardMsgQueue()
     for status in (ForwardMsg.FINISHED_FRAGMENT_RUN_SUCCESSFULLY, ForwardMsg.FINISHED_WITH_COMPILE_ERROR):

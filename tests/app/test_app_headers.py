@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import streamlit as st
@@ -13,12 +12,11 @@ from inshrink_app.model.subject import Subject
 from inshrink_app.services import headers, opening
 
 import inshrink_core
-from inshrink_core.verbs.shared.measured import Measurements
-from tests.app.builders import linked, texts, write_run
+from tests.app.builders import write_run
 
 
 @pytest.fixture
-def known(root: Path, monkeypatch: pytest.MonkeyPatch) -> Subject:
+def known(root, monkeypatch) -> Subject:
     """Return a run that was opened before; opening one's headers fails from now on."""
     shown = services.load_subject(str(write_run(root / "run")))
     st.cache_resource.clear()
@@ -29,34 +27,13 @@ def refuse(*_: object) -> None:
     raise AssertionError("the headers were read again")
 
 
-def test_a_run_that_did_not_change_is_opened_without_reading_its_headers(
-    known: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_did_not_change_is_opened_without_reading_its_headers(known, monkeypatch):
     monkeypatch.setattr(inshrink_core, "open", refuse)
     again = services.load_subject(str(known.path))
     assert dataclasses.replace(again, bytes_read=known.bytes_read) == known
 
 
-def test_a_second_visit_paints_the_overview_without_opening_the_run(
-    known: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    document = {
-        "goals": [{"goal": "resume", "archive_bytes": 7, "basis": "exact", "bits_per_weight": 1.0}],
-        "tried": [30],
-        "seconds": 1.0,
-        "sampled": 1.0,
-        "device": "cpu",
-        "run_bytes": 70,
-    }
-    store = Measurements.of_run(inshrink_core.open(known.path), make=True)
-    store.add("goals", {"steps": list(known.steps)}, document)
-    monkeypatch.setattr(inshrink_core, "open", refuse)
-    app = linked("overview", run=str(known.path))
-    assert not app.exception
-    assert "Estimated from step 30" in texts(app)
-
-
-def test_a_changed_file_or_a_refresh_reads_the_headers_again(known: Subject) -> None:
+def test_a_changed_file_or_a_refresh_reads_the_headers_again(known):
     write_run(known.path, (40,))
     assert services.load_subject(str(known.path)).steps == (10, 20, 30, 40)
     services.refresh(known.path)
@@ -66,20 +43,20 @@ def test_a_changed_file_or_a_refresh_reads_the_headers_again(known: Subject) -> 
 
 
 @pytest.mark.parametrize("damage", [b"", b"0" * 64 + b"\n{}", b"\xff"])
-def test_a_damaged_file_is_as_good_as_none(known: Subject, damage: bytes) -> None:
+def test_a_damaged_file_is_as_good_as_none(known, damage):
     file = headers.file_of_run("headers", known.path)
     file.write_bytes(damage)
     assert services.load_subject(str(known.path)) == known
 
 
-def test_only_the_newest_are_kept(known: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_are_kept(known, monkeypatch):
     monkeypatch.setattr(headers, "_MOST_KEPT", 2)
     for name in "abc":
         headers.keep_headers(dataclasses.replace(known, path=known.path / name), "token", "stamp")
     assert len(list(headers.file_of_run("headers", known.path).parent.iterdir())) == 2
 
 
-def test_few_runs_are_open_at_a_time_and_each_once(root: Path) -> None:
+def test_few_runs_are_open_at_a_time_and_each_once(root):
     runs = [str(write_run(root / f"run{i}", (1,))) for i in range(6)]
     with ThreadPoolExecutor(8) as threads:
         first, *others = threads.map(lambda _: opening.engine_at(runs[0], "a"), range(8))

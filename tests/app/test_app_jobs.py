@@ -73,14 +73,14 @@ def start(jobs: JobRegistry, key: str = "key") -> Job:
     return jobs.start(asking(key))
 
 
-def test_a_finished_job_has_its_result_and_its_progress() -> None:
+def test_a_finished_job_has_its_result_and_its_progress():
     job = wait(start(registry(WELL_BEHAVED)))
     assert (job.state, job.result, job.problem) == ("finished", "result", None)
     assert (job.done, job.total, job.item) == (1, 2, "step 10")
     assert job.ended_at is not None
 
 
-def test_the_same_question_is_worked_on_once() -> None:
+def test_the_same_question_is_worked_on_once():
     jobs = registry(WELL_BEHAVED)
     first = start(jobs)
     assert start(jobs) is first
@@ -90,12 +90,12 @@ def test_the_same_question_is_worked_on_once() -> None:
     assert jobs.get(asking("other")) is None
 
 
-def test_a_check_that_failed_is_a_result() -> None:
+def test_a_check_that_failed_is_a_result():
     job = wait(start(registry(FINDING)))
     assert (job.state, job.result) == ("finished", "found")
 
 
-def test_commands_run_one_after_the_other_and_what_they_made_for_each_other_goes(tmp_path: Path) -> None:
+def test_commands_run_one_after_the_other_and_what_they_made_for_each_other_goes(tmp_path):
     script = TELL + "open(sys.argv[2], 'a').write('x'); tell(1, 2); print(json.dumps({'text': sys.argv[2]}))"
     between, target = tmp_path / "between", tmp_path / "target"
     words = [["verify", str(between)], ["verify", str(target)]]
@@ -104,7 +104,7 @@ def test_commands_run_one_after_the_other_and_what_they_made_for_each_other_goes
     assert (between.exists(), target.exists()) == (False, True)
 
 
-def test_a_job_may_keep_files_in_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_a_job_may_keep_files_in_a_folder_of_its_own(tmp_path):
     jobs = JobRegistry(scripted(MAKING), tmp_path, load=text_of)
     requests = [Compress("run", Own("points")), asked(["verify", "made"])]
     job = wait(jobs.start(work_of(*requests, scratch=(Own("points"),))))
@@ -113,12 +113,12 @@ def test_a_job_may_keep_files_in_a_folder_of_its_own(tmp_path: Path) -> None:
     assert (job.result, Path(made).exists()) == ("made", False)
 
 
-def test_a_name_in_the_folder_of_a_job_leads_nowhere_else(tmp_path: Path) -> None:
+def test_a_name_in_the_folder_of_a_job_leads_nowhere_else(tmp_path):
     work = work_of(Compress("run", Own("../../out")))
     assert work.requests(tmp_path) == (Compress("run", str(tmp_path / "out")),)
 
 
-def test_the_remaining_time_leaves_out_what_it_took_to_begin() -> None:
+def test_the_remaining_time_leaves_out_what_it_took_to_begin():
     job = Job(asking(), state="running", started_at=time.time() - 100)
     job.advance(1, 11, "trial 1")
     assert job.seconds_left is None
@@ -130,9 +130,7 @@ def test_the_remaining_time_leaves_out_what_it_took_to_begin() -> None:
 
 
 @pytest.mark.parametrize(("bound", "later"), [(0.003, 0.2 + 0.05), (None, 0.2 + 1.0)])
-def test_the_remaining_time_knows_that_requests_do_not_take_equally_long(
-    bound: float | None, later: float
-) -> None:
+def test_the_remaining_time_knows_that_requests_do_not_take_equally_long(bound, later):
     written = Compress("run", "made", max_restore_cost=bound)
     job = Job(work_of(written, Verify("made"), CompareArchives(("made",), "run")), n_later=2)
     job._marks = [(time.time() - 5, 0)]
@@ -141,26 +139,25 @@ def test_the_remaining_time_knows_that_requests_do_not_take_equally_long(
     assert sum(job.work.shares) == pytest.approx(1)
 
 
-def test_a_problem_of_a_command_is_passed_on() -> None:
+def test_a_problem_of_a_command_is_passed_on():
     job = wait(start(registry(REFUSING)))
     assert (job.state, job.problem) == ("failed", Problem("a", "b", "c"))
 
 
 @pytest.mark.parametrize("script", [DYING, BABBLING, EMPTY_HANDED])
-def test_a_worker_that_ends_without_a_result_fails_in_words(script: str) -> None:
+def test_a_worker_that_ends_without_a_result_fails_in_words(script):
     job = wait(start(registry(script)))
     assert job.state == "failed"
-    assert job.problem is not None
     assert "ended before it was done" in job.problem.what
     assert job.problem.remedy
 
 
-def test_a_result_that_cannot_be_loaded_fails_in_words() -> None:
+def test_a_result_that_cannot_be_loaded_fails_in_words():
     job = wait(start(JobRegistry(scripted(WELL_BEHAVED), load=lambda _: json.loads("no JSON"))))
     assert job.state == "failed"
 
 
-def test_a_cancelled_job_ends_its_process_within_two_seconds() -> None:
+def test_a_cancelled_job_ends_its_process_within_two_seconds():
     jobs = registry(STUCK)
     job = start(jobs)
     jobs.stop(job)
@@ -170,13 +167,13 @@ def test_a_cancelled_job_ends_its_process_within_two_seconds() -> None:
     assert jobs.get(asking()) is None
 
 
-def test_a_failed_job_can_be_started_anew() -> None:
+def test_a_failed_job_can_be_started_anew():
     jobs = registry(DYING)
     first = wait(start(jobs))
     assert start(jobs) is not first
 
 
-def test_results_of_older_jobs_leave_memory_and_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_older_jobs_leave_memory_and_are_read_again(monkeypatch):
     monkeypatch.setattr("inshrink_app.jobs.registry._MAX_RESULTS", 1)
     jobs = registry(WELL_BEHAVED)
     first = wait(start(jobs, "a"))
@@ -188,7 +185,7 @@ def test_results_of_older_jobs_leave_memory_and_are_read_again(monkeypatch: pyte
     assert again.result == "result"
 
 
-def test_jobs_beyond_the_bound_wait_their_turn_in_the_order_they_were_asked_for(tmp_path: Path) -> None:
+def test_jobs_beyond_the_bound_wait_their_turn_in_the_order_they_were_asked_for(tmp_path):
     jobs = JobRegistry(scripted(STUCK), tmp_path, most=2)
     first, second, third, fourth = (start(jobs, key) for key in "abcd")
     assert [job.state for job in (first, second, third, fourth)] == ["running", "running", "queued", "queued"]
@@ -206,7 +203,7 @@ def test_jobs_beyond_the_bound_wait_their_turn_in_the_order_they_were_asked_for(
         jobs.stop(job)
 
 
-def test_a_queued_job_can_be_cancelled_before_it_begins_and_asked_for_again(tmp_path: Path) -> None:
+def test_a_queued_job_can_be_cancelled_before_it_begins_and_asked_for_again(tmp_path):
     jobs = JobRegistry(scripted(STUCK), tmp_path, most=1)
     first, second, third = (start(jobs, key) for key in "abc")
     jobs.stop(second)
@@ -219,16 +216,14 @@ def test_a_queued_job_can_be_cancelled_before_it_begins_and_asked_for_again(tmp_
         jobs.stop(job)
 
 
-def test_a_queued_job_is_interrupted_by_the_end_of_its_explorer(tmp_path: Path) -> None:
+def test_a_queued_job_is_interrupted_by_the_end_of_its_explorer(tmp_path):
     jobs = JobRegistry(scripted(STUCK), tmp_path, most=1)
     first, second = start(jobs, "a"), start(jobs, "b")
     other = JobRegistry(scripted(STUCK), tmp_path, most=1)
     seen = other.find(second.job_id)
-    assert seen is not None
     assert (seen.state, seen.is_elsewhere, other.place(seen)) == ("queued", True, None)
     # Nothing goes on in an explorer that has ended, and its locks go with its process.
     jobs._waiting.clear()
-    assert second.folder is not None
     second.folder.release_lock()
     assert other.find(second.job_id) is seen
     assert seen.state == "interrupted"
@@ -238,7 +233,7 @@ def test_a_queued_job_is_interrupted_by_the_end_of_its_explorer(tmp_path: Path) 
     jobs.stop(first)
 
 
-def test_a_job_that_the_system_does_not_start_fails_in_words_and_lets_the_next_one_in(tmp_path: Path) -> None:
+def test_a_job_that_the_system_does_not_start_fails_in_words_and_lets_the_next_one_in(tmp_path):
     def refuse(file: object, trusted: object) -> Any:
         raise OSError(11, "Resource temporarily unavailable")
 
@@ -246,7 +241,6 @@ def test_a_job_that_the_system_does_not_start_fails_in_words_and_lets_the_next_o
     for key in "ab":
         job = start(jobs, key)
         assert job.state == "failed"
-        assert job.problem is not None
         assert "no process could be started" in job.problem.what
 
 

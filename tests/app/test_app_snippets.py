@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
+import inshrink_core
+from inshrink_core.cli import main
 from tests.app.builders import explorer, open_panel
-from tests.app.job_stubs import STEPS, StubJobs, archived, archived_template, jobs
-
-__all__ = ["archived", "archived_template", "jobs"]
+from tests.app.job_stubs import STEPS
 
 
 def snippets(app: Any) -> tuple[list[list[str]], str]:
     """Take the last panel of a page apart: its commands as words, and its Python lines."""
-    assert not app.exception
     open_panel(app)
     panel = next(found for found in app.expander if found.label == "Do this without the explorer")
     commands, python = (code.value for code in panel.code)
@@ -28,8 +27,6 @@ def snippets(app: Any) -> tuple[list[list[str]], str]:
 
 def run_both(app: Any, folder: Path) -> None:
     """Run the commands, and then the Python lines where the commands wrote nothing."""
-    from inshrink_core.cli import main
-
     commands, python = snippets(app)
     before = set(folder.iterdir())
     for words in commands:
@@ -42,11 +39,7 @@ def run_both(app: Any, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "packed"), [({"what": "all"}, True), ({"what": "step"}, False), ({"what": "range"}, False)]
 )
-def test_the_export_of_a_run(
-    archived: Path, jobs: StubJobs, query: dict[str, str], packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import inshrink_core
-
+def test_the_export_of_a_run(archived, jobs, query, packed, monkeypatch):
     monkeypatch.chdir(archived.parent)
     app = explorer("export", run=str(archived), codec="uniform", **query)
     if packed:
@@ -58,19 +51,7 @@ def test_the_export_of_a_run(
     assert target.is_file() == (packed or query["what"] == "step")
 
 
-def test_the_copy_of_an_archive_as_one_file(
-    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(archived.parent)
-    run_both(explorer("export", run=str(archived.with_name("run.inshrink"))), archived.parent)
-    assert (archived.parent / "run-packed.inshrink").is_file()
-
-
-def test_verifying_and_a_dry_run_of_pruning(
-    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import inshrink_core
-
+def test_verifying_and_a_dry_run_of_pruning(archived, jobs, monkeypatch, capsys):
     monkeypatch.chdir(archived.parent)
     app = explorer("archive", run=str(archived))
     app.number_input(key="prune.last").set_value(1).run()
@@ -80,17 +61,9 @@ def test_verifying_and_a_dry_run_of_pruning(
     assert inshrink_core.open(archived.with_name("run.inshrink")).steps == STEPS
 
 
-def test_comparing_and_restoring(
-    archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_comparing_and_restoring(archived, jobs, monkeypatch, capsys):
     (archived / "judge.py").write_text("def evaluate(state):\n    return {'loss': float(len(state))}\n")
     (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
     monkeypatch.chdir(archived.parent)
     run_both(explorer("compare", run=str(archived)), archived.parent)
     assert "40 2.0 2.0 0.0" in capsys.readouterr().out
-
-
-def test_the_page_of_jobs(archived: Path, jobs: StubJobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(archived.parent)
-    jobs.put(["verify", str(archived.with_name("run.inshrink")), "--deep"])
-    run_both(explorer("jobs"), archived.parent)

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from inshrink_app import services
 from inshrink_app.jobs.printed import python_text
 from inshrink_app.jobs.registry import JobRegistry
-from inshrink_app.services import opening
 from inshrink_app.widgets import subject
 
-import inshrink_core
-from tests.app.builders import FakeJobs, answer, charts, explorer, tables, texts, visit, write_run
-from tests.app.job_stubs import StubJobs, jobs, scripted, work_of
-
-__all__ = ["jobs"]
-
-
-def badges(app: Any) -> list[str]:
-    return [found.value for found in app.markdown if "badge" in found.value]
+from tests.app.builders import FakeJobs, answer, charts, explorer, tables, texts, write_run
+from tests.app.job_stubs import scripted, work_of
 
 
 @pytest.fixture
-def run(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(root, monkeypatch) -> Path:
     answer(monkeypatch, FakeJobs(tables()))
     return write_run(root / "run")
 
 
-def test_a_look_counts_reruns_only_where_there_is_another_checkpoint(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_counts_reruns_only_where_there_is_another_checkpoint(run, monkeypatch):
     reruns: list[bool] = []
     monkeypatch.setattr(subject.st, "session_state", {})
     monkeypatch.setattr(subject.st, "badge", lambda *_, **__: None)
@@ -56,51 +45,25 @@ def test_a_look_counts_reruns_only_where_there_is_another_checkpoint(
     assert look() == 1
 
 
-def test_a_refresh_of_a_run_that_is_open_reads_what_has_changed_alone(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    services.load_subject(str(run))
-    monkeypatch.setattr(inshrink_core, "open", lambda *_: pytest.fail("it was opened anew"))
-    write_run(run, (40,))
-    assert opening.look_again(run) == services.opened(str(run)).token
-    assert services.load_subject(str(run)).steps[-1] == 40
-
-
-def test_the_badge_goes_with_the_switch_on_both_pages(run: Path) -> None:
-    app = explorer("sensitivity", run=str(run))
-    assert not app.exception
-    assert any("watching" in one for one in badges(app))
-    app.toggle(key="watch.control").set_value(False).run()
-    assert not badges(app)
-    visit(app, "overview")
-    app.run()
-    assert app.toggle(key="watch.control")
-    assert not any("watching" in one for one in badges(app))
-
-
-def test_what_was_measured_stays_until_the_new_checkpoints_are(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_measured_stays_until_the_new_checkpoints_are(run, monkeypatch):
     known = answer(monkeypatch, FakeJobs(tables()))
     app = explorer("sensitivity", run=str(run), metric="magnitude")
     assert charts(app) == 1
     known.job, known.state = None, "running"
     write_run(run, (40,))
     app.run()
-    assert not app.exception
     assert known.started == ["magnitude", "magnitude"]
     assert "Measuring magnitude" in texts(app)
     assert charts(app) == 1
 
 
-def test_a_run_is_archived_as_it_grows(root: Path, jobs: StubJobs) -> None:
+def test_a_run_is_archived_as_it_grows(root, jobs):
     write_run(root / "run")
     jobs.state = "running"
     app = explorer("export", run=str(root / "run"))
     app.toggle(key="export.watch").set_value(True).run()
     assert not any(found.key == "export.packed" for found in app.toggle)
     next(found for found in app.button if found.label == "Export").click().run()
-    assert not app.exception
     assert "--watch" in jobs.last
     assert "--steps" not in jobs.last
     assert "Beside the training, at step 30" in texts(app)
@@ -108,7 +71,7 @@ def test_a_run_is_archived_as_it_grows(root: Path, jobs: StubJobs) -> None:
     assert f"verbs.watch('{root}/run', '{root}/run-weights.inshrink'" in python_text(jobs.kept[-1].requests)
 
 
-def test_a_job_beside_a_training_lets_others_begin(tmp_path: Path) -> None:
+def test_a_job_beside_a_training_lets_others_begin(tmp_path):
     registry = JobRegistry(scripted("import time; time.sleep(60)"), tmp_path, most=1)
     started = [
         registry.start(work_of(["compress", "run", "-o", key, *words]))

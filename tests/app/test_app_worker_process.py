@@ -14,10 +14,8 @@ import pytest
 from inshrink_app.services import jobs as job_services
 
 from tests.app.builders import write_run
-from tests.app.job_stubs import archived, archived_template, asked, write_slow_run
+from tests.app.job_stubs import asked, write_slow_run
 from tests.hostile import executed, lay_traps
-
-__all__ = ["archived", "archived_template"]
 
 JUDGE = """
 import os
@@ -45,9 +43,7 @@ def stand_in(folder: Path, traces: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PYTHONPATH", f"{os.pathsep}.{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
-def test_a_worker_executes_nothing_of_the_folder_that_the_explorer_was_started_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_executes_nothing_of_the_folder_that_the_explorer_was_started_in(tmp_path, monkeypatch):
     run = write_run(tmp_path / "downloaded")
     stand_in(run, tmp_path / "traces", monkeypatch)
     code, _, told = work(tmp_path, ["sensitivity", str(run), "--metric", "magnitude"])
@@ -55,8 +51,8 @@ def test_a_worker_executes_nothing_of_the_folder_that_the_explorer_was_started_i
 
 
 def test_a_comparison_executes_the_evaluator_that_is_trusted_and_nothing_else_of_the_folder(
-    archived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    archived, tmp_path, monkeypatch
+):
     judge = tmp_path / "mine" / "judge.py"
     judge.parent.mkdir()
     judge.write_text(JUDGE)
@@ -79,8 +75,8 @@ def test_a_comparison_executes_the_evaluator_that_is_trusted_and_nothing_else_of
 
 @pytest.mark.parametrize(("trusted", "is_given"), [("", False), ("0" * 64, True)])
 def test_only_a_worker_that_starts_trusted_code_gets_the_users_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: str, is_given: bool
-) -> None:
+    tmp_path, monkeypatch, trusted, is_given
+):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     file = tmp_path / "request.json"
     file.write_text(json.dumps(asked(["inspect", str(tmp_path)]).to_json()))
@@ -122,7 +118,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("sent", ["SIGTERM", "SIGKILL"])
-def test_cancelling_a_job_ends_every_worker_of_its_engine(tmp_path: Path, sent: str) -> None:
+def test_cancelling_a_job_ends_every_worker_of_its_engine(tmp_path, sent):
     """With SIGTERM as the registry cancels, or with SIGKILL where that takes too long."""
     run = write_slow_run(tmp_path / "run")
     words = ["compress", str(run), "-o", str(tmp_path / "x"), "--engine", "processes", "--workers", "2"]

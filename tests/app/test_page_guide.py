@@ -16,13 +16,13 @@ LIST = 'NAMES = (\n    "open",\n'
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copy(tmp_path_factory) -> Path:
     """A copy of the explorer and of what its tests need, with what the guide adds."""
     folder = tmp_path_factory.mktemp("copy")
     shutil.copytree(ROOT / "app", folder / "app", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "inshrink_app").symlink_to("app")
     (folder / "tests" / "app").mkdir(parents=True)
-    for name in ("conftest.py", "builders.py", "browser.py"):
+    for name in ("conftest.py", "builders.py", "browser.py", "job_stubs.py"):
         shutil.copy(ROOT / "tests" / "app" / name, folder / "tests" / "app")
     text = (ROOT / "docs" / "guides" / "page.md").read_text()
     init, view, line, test = re.findall(r"```(?:python|text)\n(.*?)```", text, re.DOTALL)
@@ -45,13 +45,13 @@ def run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_guides_page_passes_the_guides_test(copy: Path) -> None:
+def test_the_guides_page_passes_the_guides_test(copy):
     done = run(copy, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "tests")
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
 
 
-def test_the_guides_page_is_in_the_navigation_where_its_line_is(copy: Path) -> None:
+def test_the_guides_page_is_in_the_navigation_where_its_line_is(copy):
     program = (
         "from inshrink_app import pages\n"
         "print(pages.__file__, *(pages.page(name).title for name in pages.NAMES[:3]), sep='|')\n"

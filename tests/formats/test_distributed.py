@@ -1,7 +1,6 @@
 """Directories of torch.distributed.checkpoint are checkpoints of whole tensors, whoever wrote the shards."""
 
 import json
-import pickle
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -289,14 +288,6 @@ def test_a_description_that_calls_something_is_refused_and_not_executed(tmp_path
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("said", [b"", b"x", pickle.dumps([1]), pickle.dumps({}), b"\x80\x04N."])
-def test_what_is_no_description_is_damage(tmp_path, said):
-    folder = save(tmp_path / "step-1", {"model": {"w": torch.ones(3)}})
-    (folder / ".metadata").write_bytes(said)
-    with pytest.raises(DamagedError):
-        open_run(folder)
-
-
 def test_a_shard_that_rotted_is_refused_with_the_tensor_it_is_of(tmp_path):
     folder = save_shards(tmp_path / "step-1", {"rows": ((10, 6), PIECES["rows"])})
     [spec] = open_run(folder)[1].specs
@@ -342,52 +333,3 @@ def test_a_layout_with_a_part_outside_of_its_tensor_is_damage(sharded, tmp_path,
     regions = (*layout.regions[:at], lie, *layout.regions[at + 1 :])
     with pytest.raises(InshrinkError, match=r"outside of|strides|larger"):
         write_checkpoint(replace(checkpoint, files=(replace(layout, regions=regions),)), tmp_path / "out")
-
-
-class Arguments:
-    """What Megatron-LM keeps of its command line: an object of its own class."""
-
-
-@pytest.mark.parametrize("prefix", ["", "model."])
-def test_megatrons_torch_dist_has_weights_masters_and_moments_by_parameter(tmp_path, prefix):
-    chance = torch.Generator().manual_seed(0)
-    shapes = {
-        "embedding.word_embeddings.weight": (16, 6),
-        "decoder.layers.self_attention.linear_qkv.weight": (2, 18, 6),
-        "decoder.layers.self_attention.linear_qkv.bias": (2, 18),
-        "decoder.final_layernorm.weight": (6,),
-    }
-    for step in (100, 200):
-        tensors, whole = {}, {}
-        for name, shape in shapes.items():
-            for key, dtype in {
-                f"{prefix}{name}": torch.bfloat16,
-                f"optimizer.state.fp32_param.{name}": torch.float32,
-                f"optimizer.state.exp_avg.{name}": torch.float32,
-                f"optimizer.state.exp_avg_sq.{name}": torch.float32,
-            }.items():
-                value = torch.rand(shape, generator=chance).to(dtype)
-                whole[key] = value
-                half = shape[0] // 2
-                rest = (0,) * (len(shape) - 1)
-                # Layers are the first dimension, and each rank has some of them.
-                tensors[key] = (
-                    shape,
-                    [(0, (0, *rest), value[:half].clone()), (1, (half, *rest), value[half:].clone())],
-                )
-        folder = save_shards(tmp_path / "run" / f"iter_{step:07d}", tensors, {key: (key,) for key in tensors})
-        torch.save({"args": Arguments(), "iteration": step, "checkpoint_version": 3.0}, folder / "common.pt")
-        (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
-    run = open_run(tmp_path / "run")
-    assert run.steps == (100, 200)
-    roles = {"fp32_param": "master", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
-    expected = dict.fromkeys(shapes, "weight")
-    expected |= {f"{name}@{role}": role for name in shapes for role in roles.values()}
-    assert {spec.key: spec.role.value for spec in run[200].specs} == expected
-    for name in shapes:
-        assert torch.equal(run[200][name], whole[prefix + name])
-        for word, role in roles.items():
-            assert torch.equal(run[200][f"{name}@{role}"], whole[f"optimizer.state.{word}.{name}"])
-    inshrink_core.compress(run, tmp_path / "a.inshrink", codec="lossless", optimizer="exact")
-    inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[200])
-    assert same_files(tmp_path / "out", tmp_path / "run" / "iter_0000200")

@@ -87,12 +87,6 @@ def test_the_beginning_tells_the_encoding(tmp_path, encoding, is_json):
     assert dict(found.log()) == {"Grün": [(1, 0.5), (2, 0.25)]}
 
 
-@pytest.mark.parametrize(("mark", "encoding"), [(b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be")])
-def test_utf_16_is_read_in_both_orders_of_bytes(tmp_path, mark, encoding):
-    found = read_metrics(_written(tmp_path, mark + TABLE.replace("\n", "\r\n").encode(encoding)))
-    assert dict(found.log()) == {"Grün": [(1, 0.5), (2, 0.25)]}
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -106,20 +100,6 @@ def test_utf_16_is_read_in_both_orders_of_bytes(tmp_path, mark, encoding):
 def test_numbers_are_read_with_commas_too(tmp_path, text):
     found = read_metrics(_written(tmp_path, text))
     assert dict(found.log()) == {"loss": [(1, 0.5), (2, 0.25), (3, -1234.5)]}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "   step ,   train/loss\n      1,   0.5\n      2,  0.25\n",
-        '"step", "train/loss"\n1, 0.5\n2, 0.25\n',
-        "# step; train/loss \n1;\t0,5\n2; 0,25\n",
-        "\n  \nstep\t train/loss\n1\t0.5\n2\t0.25\n",
-    ],
-)
-def test_names_of_columns_are_read_without_padding(tmp_path, text):
-    found = read_metrics(_written(tmp_path, text))
-    assert dict(found.log()) == {"train/loss": [(1, 0.5), (2, 0.25)]}
 
 
 @pytest.mark.parametrize(

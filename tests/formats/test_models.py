@@ -145,17 +145,6 @@ def test_models_side_by_side_are_read_by_their_places(tmp_path, kind):
         assert buffers == {"running_mean", "running_var", "num_batches_tracked"}
 
 
-@pytest.mark.parametrize("kind", ["netG and netD", "a list", "a tuple"])
-def test_optimizers_of_several_models_are_attributed(tmp_path, kind):
-    content, _ = SEVERAL[kind]
-    optimizers = (OPTIMIZER.state_dict(), OTHER_OPTIMIZER.state_dict())
-    content = (*content, *optimizers) if isinstance(content, tuple) else {**content, "optimizers": optimizers}
-    checkpoint = next(iter(saved(tmp_path, content).values()))
-    moments = {spec.name for spec in checkpoint.specs if spec.role is TensorRole.EXP_AVG}
-    weights = {spec.name for spec in checkpoint.specs if spec.role is TensorRole.WEIGHT}
-    assert moments == weights
-
-
 def test_a_model_that_is_not_there_is_an_error(tmp_path):
     checkpoint = saved(tmp_path, {"model": STATE, "D": SECOND})[1]
     with pytest.raises(NotFoundError, match="the checkpoint has the models D"):

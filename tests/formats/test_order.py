@@ -251,18 +251,6 @@ def test_two_files_never_have_one_step():
     assert [one.reason for one in order.placements] == ["", "step 1 is in step_1.pt already"]
 
 
-def test_files_of_ranks_are_parts_of_one_step():
-    names = ["step5_rank0.pt", "step5_rank1.pt", "step10/mp_rank_00.pt", "step10/mp_rank_01.pt"]
-    assert [(one.step, one.branch, one.part) for one in _order(*names).placements] == [
-        (5, "", "rank0"),
-        (5, "", "rank1"),
-        (10, "", "rank00"),
-        (10, "", "rank01"),
-    ]
-    shards = _order("step5-1-of-2.pt", "step5-2-of-2.pt").placements
-    assert [(one.step, one.part) for one in shards] == [(5, "1-of-2"), (5, "2-of-2")]
-
-
 def test_times_of_files_order_them_where_nothing_else_does_and_files_are_seconds_apart():
     names = ["late.pt", "early.pt"]
     assert _steps(*names) == [1, 0]

@@ -205,17 +205,6 @@ def test_two_groups_beside_float_buffers_are_attributed_by_order(tmp_path):
     assert not any("unattributed" in note for note in run.notes)
 
 
-@pytest.mark.parametrize(
-    "key", ["state_dict", "model_state_dict", "model", "module", "net", "params", "weights"]
-)
-def test_wrapper_keys_and_prefixes_are_removed(tmp_path, key):
-    state = {"module._orig_mod.fc.weight": torch.ones(2, 2), "module._orig_mod.fc.bias": torch.ones(2)}
-    torch.save({key: state, "epoch": 3}, tmp_path / "x.pt")
-    run = open_run(tmp_path / "x.pt")
-    assert run.steps == (3,)
-    assert list(run[3]) == ["fc.weight", "fc.bias"]
-
-
 def test_ema_gradients_and_random_state_find_their_place(tmp_path):
     state = {
         "model": {"w": torch.ones(3)},

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import inshrink_core
@@ -57,40 +57,3 @@ def test_what_two_ranks_save_is_read_whole_and_restored_byte_for_byte(tmp_path):
     inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[20])
     for path in (tmp_path / "out").iterdir():
         assert path.read_bytes() == (tmp_path / "run" / "step-20" / path.name).read_bytes()
-
-
-def _resume(rank: int, world: int, folder: Path) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    store = torch.distributed.FileStore(str(folder / f"store-{world}"), world)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=world, store=store)
-    mesh = init_device_mesh("cpu", (world,))
-    model = torch.nn.Sequential(torch.nn.Linear(8, 5), torch.nn.Linear(5, 1), torch.nn.BatchNorm1d(1))
-    fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    weights, moments = get_state_dict(model, optimizer)
-    state = {"model": weights, "optimizer": moments, "train_state": {"step": torch.tensor(0)}}
-    dcp.load(state, checkpoint_id=folder / "out")
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    wanted = torch.load(folder / "wanted.pt")
-    held = dict(model.named_parameters())
-    held |= {f"{name}@exp_avg": optimizer.state[tensor]["exp_avg"] for name, tensor in held.items()}
-    assert state["train_state"]["step"] == STEPS[-1]
-    for name, tensor in held.items():
-        assert torch.equal(tensor.full_tensor(), wanted[name]), name
-    torch.distributed.barrier()  # Gloo's threads let go of tensors before Python ends
-    torch.distributed.destroy_process_group()
-
-
-def test_what_two_ranks_saved_is_loaded_by_one_and_by_three(tmp_path):
-    torch.multiprocessing.spawn(_rank, (2, tmp_path), nprocs=2)
-    archive = tmp_path / "a.inshrink"
-    inshrink_core.compress(tmp_path / "run", archive)
-    inshrink_core.restore(archive, tmp_path / "out", steps=[STEPS[-1]])
-    step = inshrink_core.open(archive)[STEPS[-1]]
-    names = [name for name in step.state_dict() if not name.startswith(("2.running", "2.num", "columns"))]
-    names += [f"{name}@exp_avg" for name in names]
-    torch.save({name: step[name] for name in names}, tmp_path / "wanted.pt")
-    for world in (1, 3):
-        torch.multiprocessing.spawn(_resume, (world, tmp_path), nprocs=world)

@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from tests.formats.layouts.layout import ADAM, BUFFERS, SGD, WEIGHTS
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 NET: Final[Shapes] = {
@@ -42,6 +44,13 @@ CRITIC: Final[Shapes] = {"conv.weight": (4, 3, 2, 2), "conv.bias": (4,), "out.we
 def numel(*models: Shapes) -> int:
     """Return the number of parameters of some models."""
     return sum(torch.Size(shape).numel() for shapes in models for shape in shapes.values())
+
+
+OF_NET: Final = {"parameters": numel(NET), "roles": WEIGHTS | BUFFERS}
+OF_NET_SGD: Final = OF_NET | {"roles": WEIGHTS | BUFFERS | SGD}
+OF_NET_ADAM: Final = OF_NET | {"roles": WEIGHTS | BUFFERS | ADAM}
+OF_GPT_ADAM: Final = {"parameters": numel(GPT), "roles": WEIGHTS | ADAM}
+"""What steps of each model have, for rows of the table."""
 
 
 def values(shapes: Shapes, step: float, seed: int = 0, prefix: str = "") -> dict[str, Tensor]:

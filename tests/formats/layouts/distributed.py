@@ -13,6 +13,7 @@ from benchmarks.fuzz.zero import GROUPS, save_zero, some_state
 from tests.formats.layouts.builders import (
     CRITIC,
     GPT,
+    OF_GPT_ADAM,
     adam,
     copy,
     critic,
@@ -26,8 +27,6 @@ from tests.formats.layouts.builders import (
 )
 from tests.formats.layouts.layout import ADAM, BUFFERS, WEIGHTS, layout
 from tests.formats.shards import save_shards
-
-_LANGUAGE_MODEL = {"parameters": numel(GPT), "roles": WEIGHTS | ADAM}
 
 
 def _nested(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +49,7 @@ def _nested(tensors: dict[str, Any]) -> dict[str, Any]:
     "meta_000100.json",
     "model_000200.pt, …",
     steps=(100, 200),
-    **_LANGUAGE_MODEL,
+    **OF_GPT_ADAM,
 )
 def nanochat(folder: Path) -> None:
     for step in (100, 200):
@@ -218,7 +217,7 @@ def torchtune_parts(folder: Path) -> None:
     "step2000-unsharded/{…}",
     "latest-unsharded (link)",
     steps=(1000, 2000),
-    **_LANGUAGE_MODEL,
+    **OF_GPT_ADAM,
 )
 def olmo(folder: Path) -> None:
     for step in (1000, 2000):

@@ -9,6 +9,10 @@ import torch
 from tests.formats.layouts.builders import (
     GPT,
     NET,
+    OF_GPT_ADAM,
+    OF_NET,
+    OF_NET_ADAM,
+    OF_NET_SGD,
     adam,
     average,
     copy,
@@ -22,7 +26,7 @@ from tests.formats.layouts.builders import (
     sgd,
     write_text,
 )
-from tests.formats.layouts.layout import ADAM, BUFFERS, SGD, WEIGHTS, layout
+from tests.formats.layouts.layout import ADAM, WEIGHTS, layout
 
 _SCRIPT = "a training script"
 
@@ -33,8 +37,7 @@ _SCRIPT = "a training script"
     "ckpt_20.pt",
     "ckpt_100.pt",
     steps=(5, 20, 100),
-    parameters=numel(NET),
-    roles=WEIGHTS | BUFFERS | ADAM,
+    **OF_NET_ADAM,
 )
 def steps_and_state(folder: Path) -> None:
     for step in (5, 20, 100):
@@ -61,8 +64,7 @@ def zero_padded(folder: Path) -> None:
     "epoch_2.pth",
     "epoch_10.pth",
     steps=(1, 2, 10),
-    parameters=numel(NET),
-    roles=WEIGHTS | BUFFERS | SGD,
+    **OF_NET_SGD,
 )
 def epochs(folder: Path) -> None:
     for epoch in (1, 2, 10):
@@ -77,8 +79,7 @@ def epochs(folder: Path) -> None:
     "epoch_3.pth",
     "model.pth",
     steps=(1, 2, 3),
-    parameters=numel(NET),
-    roles=WEIGHTS | BUFFERS,
+    **OF_NET,
     duplicates=("model.pth",),
 )
 def model_beside_epochs(folder: Path) -> None:
@@ -113,8 +114,7 @@ def optimizer_beside_epochs(folder: Path) -> None:
     "epoch_2.pth",
     "final.pth",
     steps=(1, 2),
-    parameters=numel(NET),
-    roles=WEIGHTS | BUFFERS,
+    **OF_NET,
     branches={"final": ("final.pth",)},
 )
 def final_in_half_precision(folder: Path) -> None:
@@ -128,8 +128,7 @@ def final_in_half_precision(folder: Path) -> None:
     "checkpoint.pt",
     "optimal.pth",
     steps=(9,),
-    parameters=numel(NET),
-    roles=WEIGHTS | BUFFERS | ADAM,
+    **OF_NET_ADAM,
     branches={"optimal": ("optimal.pth",)},
 )
 def last_and_optimal(folder: Path) -> None:
@@ -144,8 +143,7 @@ def last_and_optimal(folder: Path) -> None:
     "model_000200.pt",
     "optimizer_000200.pt",
     steps=(100, 200),
-    parameters=numel(GPT),
-    roles=WEIGHTS | ADAM,
+    **OF_GPT_ADAM,
 )
 def pairs_of_model_and_optimizer(folder: Path) -> None:
     for step in (100, 200):
@@ -160,8 +158,7 @@ def pairs_of_model_and_optimizer(folder: Path) -> None:
     "model_1M.pt",
     "model_1.5M.pt",
     steps=(500_000, 900_000, 1_000_000, 1_500_000),
-    parameters=numel(NET),
-    roles=WEIGHTS | BUFFERS,
+    **OF_NET,
 )
 def thousands_and_millions(folder: Path) -> None:
     for name, step in (("500k", 500_000), ("900k", 900_000), ("1M", 1_000_000), ("1.5M", 1_500_000)):
@@ -190,8 +187,7 @@ _TIMES = ("2024-05-12_13-45-50", "2024-05-12_13-46-10", "2024-05-13_09-07-05", "
     "model_2024-05-12_13-46-10.pt",
     "…",
     order=tuple(f"model_{time}.pt" for time in _TIMES),
-    parameters=numel(NET),
-    roles=WEIGHTS | BUFFERS,
+    **OF_NET,
 )
 def dates_and_times(folder: Path) -> None:
     for n, time in enumerate(_TIMES):
@@ -229,8 +225,7 @@ def folders_of_times(folder: Path) -> None:
     "model_ep08_acc0.90.pt",
     "model_ep10_acc0.93.pt",
     steps=(7, 8, 10),
-    parameters=numel(NET),
-    roles=WEIGHTS | BUFFERS,
+    **OF_NET,
 )
 def metric_in_the_name(folder: Path) -> None:
     for epoch, accuracy in ((7, "0.91"), (8, "0.90"), (10, "0.93")):
@@ -243,8 +238,7 @@ def metric_in_the_name(folder: Path) -> None:
     "weights.10-0.31.pt",
     "weights.20-0.07.pt",
     steps=(3, 10, 20),
-    parameters=numel(NET),
-    roles=WEIGHTS | BUFFERS,
+    **OF_NET,
 )
 def metric_without_a_word(folder: Path) -> None:
     for epoch, loss in ((3, "0.52"), (10, "0.31"), (20, "0.07")):
@@ -292,8 +286,7 @@ def ranks(folder: Path) -> None:
     "seed_1/epoch_1.pt",
     "seed_1/epoch_2.pt",
     order=("seed_0/epoch_1.pt", "seed_0/epoch_2.pt", "seed_1/epoch_1.pt", "seed_1/epoch_2.pt"),
-    parameters=numel(NET),
-    roles=WEIGHTS | BUFFERS,
+    **OF_NET,
 )
 def seeds(folder: Path) -> None:
     for seed in (0, 1):
@@ -307,8 +300,7 @@ def seeds(folder: Path) -> None:
     "epoch_2.pth",
     "pretrained/backbone.pth",
     steps=(1, 2),
-    parameters=numel(NET),
-    roles=WEIGHTS | BUFFERS,
+    **OF_NET,
     other_models=("pretrained/backbone.pth",),
 )
 def pretrained_beside(folder: Path) -> None:
@@ -323,8 +315,7 @@ def pretrained_beside(folder: Path) -> None:
     "epoch_2.pth",
     "epoch_3.pth (cut off)",
     steps=(1, 2),
-    parameters=numel(NET),
-    roles=WEIGHTS | BUFFERS,
+    **OF_NET,
     left_out=("epoch_3.pth",),
 )
 def cut_off(folder: Path) -> None:
@@ -350,8 +341,7 @@ def safetensors_files(folder: Path) -> None:
     "nanoGPT",
     "ckpt.pt",
     steps=(5000,),
-    parameters=numel(GPT),
-    roles=WEIGHTS | ADAM,
+    **OF_GPT_ADAM,
 )
 def nanogpt(folder: Path) -> None:
     state = {"model": gpt(5000, prefix="_orig_mod."), "optimizer": adam(GPT, 5000), "iter_num": 5000}
@@ -364,8 +354,7 @@ def nanogpt(folder: Path) -> None:
     "swa_1.pt",
     "swa_2.pt",
     steps=(1, 2),
-    parameters=numel(NET),
-    roles=WEIGHTS | BUFFERS | SGD,
+    **OF_NET_SGD,
     models=("averaged_model",),
 )
 def averaged_model(folder: Path) -> None:
@@ -381,8 +370,7 @@ def averaged_model(folder: Path) -> None:
     "checkpoint.pth.tar",
     "model_best.pth.tar",
     steps=(9,),
-    parameters=numel(NET),
-    roles=WEIGHTS | BUFFERS | SGD,
+    **OF_NET_SGD,
     branches={"best": ("model_best.pth.tar",)},
 )
 def imagenet_example(folder: Path) -> None:

@@ -16,6 +16,10 @@ from tests.formats.layouts.builders import (
     CRITIC,
     GPT,
     NET,
+    OF_GPT_ADAM,
+    OF_NET,
+    OF_NET_ADAM,
+    OF_NET_SGD,
     Net,
     adam,
     average,
@@ -31,11 +35,8 @@ from tests.formats.layouts.builders import (
     values,
     write_text,
 )
-from tests.formats.layouts.layout import ADAM, BUFFERS, SGD, WEIGHTS, layout
+from tests.formats.layouts.layout import ADAM, BUFFERS, WEIGHTS, layout
 
-_NET = {"parameters": numel(NET), "roles": WEIGHTS | BUFFERS}
-_NET_SGD = {"parameters": numel(NET), "roles": WEIGHTS | BUFFERS | SGD}
-_NET_ADAM = {"parameters": numel(NET), "roles": WEIGHTS | BUFFERS | ADAM}
 _PAIR_ADAM = {"parameters": numel(NET, CRITIC), "roles": WEIGHTS | BUFFERS | ADAM}
 
 # Vision
@@ -50,7 +51,7 @@ _PAIR_ADAM = {"parameters": numel(NET, CRITIC), "roles": WEIGHTS | BUFFERS | ADA
     steps=(2, 3),
     models=("ema",),
     duplicates=("model_best.pth.tar", "last.pth.tar"),
-    **_NET_SGD,
+    **OF_NET_SGD,
 )
 def timm(folder: Path) -> None:
     for epoch in (2, 3):
@@ -74,7 +75,7 @@ def timm(folder: Path) -> None:
     steps=(0, 1),
     models=("ema",),
     beside=("checkpoint.pth",),
-    **_NET_SGD,
+    **OF_NET_SGD,
 )
 def torchvision(folder: Path) -> None:
     for epoch in (0, 1):
@@ -94,7 +95,7 @@ def torchvision(folder: Path) -> None:
     "last_checkpoint",
     steps=(4999, 9999),
     branches={"final": ("model_final.pth",)},
-    **_NET_SGD,
+    **OF_NET_SGD,
 )
 def detectron2(folder: Path) -> None:
     for name, iteration in (("0004999", 4999), ("0009999", 9999), ("final", 11999)):
@@ -111,7 +112,7 @@ def detectron2(folder: Path) -> None:
     "last_checkpoint",
     steps=(11, 12),
     duplicates=("best_coco_bbox_mAP_epoch_11.pth",),
-    **_NET_SGD,
+    **OF_NET_SGD,
 )
 def mmengine(folder: Path) -> None:
     for epoch in (11, 12):
@@ -134,8 +135,7 @@ def mmengine(folder: Path) -> None:
     "weights/best.pt",
     "weights/last.pt",
     steps=(0, 10),
-    parameters=numel(NET),
-    roles=WEIGHTS | BUFFERS | SGD,
+    **OF_NET_SGD,
     duplicates=("weights/best.pt", "weights/last.pt"),
 )
 def ultralytics(folder: Path) -> None:
@@ -157,7 +157,7 @@ def ultralytics(folder: Path) -> None:
     write_text(folder / "results.csv", "epoch, train/loss\n0, 1.5\n10, 0.5\n")
 
 
-@layout("whole modules", "net_10.pth", "net_20.pth", steps=(10, 20), **_NET)
+@layout("whole modules", "net_10.pth", "net_20.pth", steps=(10, 20), **OF_NET)
 def whole_modules(folder: Path) -> None:
     for epoch in (10, 20):
         save(folder / f"net_{epoch}.pth", Net(epoch))
@@ -170,7 +170,7 @@ def whole_modules(folder: Path) -> None:
     "checkpoints/epoch_latest.pt",
     steps=(1, 2),
     branches={"latest": ("checkpoints/epoch_latest.pt",)},
-    **_NET_ADAM,
+    **OF_NET_ADAM,
 )
 def open_clip(folder: Path) -> None:
     for name, epoch in (("1", 1), ("2", 2), ("latest", 3)):
@@ -268,8 +268,7 @@ def stylegan3(folder: Path) -> None:
     "opt010000.pt",
     "model020000.pt, …",
     steps=(10_000, 20_000),
-    parameters=numel(GPT),
-    roles=WEIGHTS | ADAM,
+    **OF_GPT_ADAM,
     models=("ema",),
 )
 def improved_diffusion(folder: Path) -> None:
@@ -284,8 +283,7 @@ def improved_diffusion(folder: Path) -> None:
     "000-DiT-XL-2/checkpoints/0050000.pt",
     "000-DiT-XL-2/checkpoints/0100000.pt",
     steps=(50_000, 100_000),
-    parameters=numel(GPT),
-    roles=WEIGHTS | ADAM,
+    **OF_GPT_ADAM,
     models=("ema",),
 )
 def dit(folder: Path) -> None:
@@ -304,8 +302,7 @@ def dit(folder: Path) -> None:
     "demo_00010000.pth",
     "demo_00020000.pth",
     steps=(10_000, 20_000),
-    parameters=numel(GPT),
-    roles=WEIGHTS | ADAM,
+    **OF_GPT_ADAM,
     models=("ema",),
 )
 def k_diffusion(folder: Path) -> None:
@@ -369,7 +366,7 @@ def vits(folder: Path) -> None:
     "weights/voice_e10_s500.pth",
     "weights/voice_e20_s1000.pth",
     steps=(500, 1000),
-    **_NET,
+    **OF_NET,
 )
 def rvc(folder: Path) -> None:
     for epoch, step in ((10, 500), (20, 1000)):
@@ -394,7 +391,7 @@ def rvc(folder: Path) -> None:
     steps=(1, 2, 10),
     branches={"ave": ("exp/asr/valid.acc.ave_2best.pth",)},
     beside=("exp/asr/checkpoint.pth",),
-    **_NET,
+    **OF_NET,
 )
 def espnet(folder: Path) -> None:
     inner = folder / "exp/asr"
@@ -413,7 +410,7 @@ def espnet(folder: Path) -> None:
     "best_model.pth",
     steps=(10_000, 20_000),
     branches={"best": ("best_model.pth",)},
-    **_NET_ADAM,
+    **OF_NET_ADAM,
 )
 def coqui(folder: Path) -> None:
     for name, step in (("checkpoint_10000", 10_000), ("checkpoint_20000", 20_000), ("best_model", 15_000)):
@@ -437,7 +434,7 @@ def coqui(folder: Path) -> None:
     "avg_5.pt",
     steps=(0, 1, 2),
     branches={"init": ("init.pt",), "avg": ("avg_5.pt",)},
-    **_NET,
+    **OF_NET,
 )
 def wenet(folder: Path) -> None:
     save(folder / "init.pt", net(-1))
@@ -452,7 +449,7 @@ def wenet(folder: Path) -> None:
     "save/CKPT+2024-05-12+13-45-50+00/{model.ckpt, optimizer.ckpt, counter.ckpt, CKPT.yaml}",
     "save/CKPT+2024-05-12+14-02-10+00/{…}",
     order=("save/CKPT+2024-05-12+13-45-50+00", "save/CKPT+2024-05-12+14-02-10+00"),
-    **_NET_ADAM,
+    **OF_NET_ADAM,
 )
 def speechbrain(folder: Path) -> None:
     for epoch, time in enumerate(("13-45-50", "14-02-10"), 1):
@@ -533,7 +530,7 @@ def stable_baselines(folder: Path) -> None:
         parts.rmdir()
 
 
-@layout("RSL-RL", "model_0.pt", "model_50.pt", "model_100.pt", steps=(0, 50, 100), **_NET_ADAM)
+@layout("RSL-RL", "model_0.pt", "model_50.pt", "model_100.pt", steps=(0, 50, 100), **OF_NET_ADAM)
 def rsl_rl(folder: Path) -> None:
     for iteration in (0, 50, 100):
         state = {"model_state_dict": net(iteration), "optimizer_state_dict": adam(NET, iteration)}
@@ -546,7 +543,7 @@ def rsl_rl(folder: Path) -> None:
     "nn/last_Ant_ep_200_rew_1093.7.pth",
     "nn/Ant.pth",
     steps=(100, 180, 200),
-    **_NET_ADAM,
+    **OF_NET_ADAM,
 )
 def rl_games(folder: Path) -> None:
     def state(epoch: int) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from tests.formats.layouts.builders import (
     CRITIC,
     GPT,
     NET,
+    OF_GPT_ADAM,
+    OF_NET_ADAM,
     adam,
     average,
     copy,
@@ -29,7 +31,7 @@ from tests.formats.layouts.builders import (
     values,
     write_text,
 )
-from tests.formats.layouts.layout import ADAM, BUFFERS, WEIGHTS, layout
+from tests.formats.layouts.layout import ADAM, WEIGHTS, layout
 
 # Lightning
 
@@ -47,9 +49,6 @@ def _lightning(step: int, epoch: int, state_dict: dict[str, Tensor] | None = Non
     }
 
 
-_LIGHTNING = {"parameters": numel(NET), "roles": WEIGHTS | BUFFERS | ADAM}
-
-
 @layout(
     "Lightning",
     "lightning_logs/version_0/checkpoints/epoch=0-step=100.ckpt",
@@ -57,7 +56,7 @@ _LIGHTNING = {"parameters": numel(NET), "roles": WEIGHTS | BUFFERS | ADAM}
     "…/last.ckpt",
     steps=(100, 200),
     duplicates=("lightning_logs/version_0/checkpoints/last.ckpt",),
-    **_LIGHTNING,
+    **OF_NET_ADAM,
 )
 def lightning(folder: Path) -> None:
     inner = folder / "lightning_logs/version_0/checkpoints"
@@ -74,7 +73,7 @@ def lightning(folder: Path) -> None:
     "…/epoch=1-val/loss=0.50.ckpt",
     "…/epoch=2-val/loss=0.40.ckpt",
     steps=(100, 200, 300),
-    **_LIGHTNING,
+    **OF_NET_ADAM,
 )
 def lightning_metric_in_a_folder(folder: Path) -> None:
     inner = folder / "lightning_logs/version_0/checkpoints"
@@ -90,7 +89,7 @@ def lightning_metric_in_a_folder(folder: Path) -> None:
     "version_1/checkpoints/epoch=1-step=200.ckpt",
     "version_2/checkpoints/epoch=2-step=300.ckpt",
     steps=(100, 200, 300),
-    **_LIGHTNING,
+    **OF_NET_ADAM,
 )
 def lightning_versions(folder: Path) -> None:
     for n in range(3):
@@ -108,7 +107,7 @@ def lightning_versions(folder: Path) -> None:
         "version_0/checkpoints/epoch=1-step=200.ckpt",
         "version_1/checkpoints/epoch=0-step=100.ckpt",
     ),
-    **_LIGHTNING,
+    **OF_NET_ADAM,
 )
 def lightning_begun_again(folder: Path) -> None:
     for version, epoch in ((0, 0), (0, 1), (1, 0)):
@@ -125,7 +124,7 @@ def lightning_begun_again(folder: Path) -> None:
     "last-v1.ckpt",
     steps=(100, 200),
     duplicates=("last.ckpt", "last-v1.ckpt"),
-    **_LIGHTNING,
+    **OF_NET_ADAM,
 )
 def lightning_last_v1(folder: Path) -> None:
     for epoch, last in ((0, "last.ckpt"), (1, "last-v1.ckpt")):
@@ -140,8 +139,7 @@ def lightning_last_v1(folder: Path) -> None:
     "checkpoints/last.ckpt",
     "checkpoints/trainstep_checkpoints/epoch=000000-step=000000999.ckpt",
     steps=(999, 1500),
-    parameters=numel(NET),
-    roles=WEIGHTS | BUFFERS | ADAM,
+    **OF_NET_ADAM,
     branches={"last": ("checkpoints/last.ckpt",)},
 )
 def latent_diffusion(folder: Path) -> None:
@@ -166,7 +164,7 @@ def latent_diffusion(folder: Path) -> None:
     "gpt--val_loss=2.11-step=2000-consumed_samples=128000.0-last.ckpt",
     steps=(1000, 2000),
     duplicates=("gpt--val_loss=2.11-step=2000-consumed_samples=128000.0-last.ckpt",),
-    **_LIGHTNING,
+    **OF_NET_ADAM,
 )
 def nemo(folder: Path) -> None:
     names = [
@@ -182,7 +180,7 @@ def nemo(folder: Path) -> None:
     "mlruns/0/3f2a/artifacts/model/checkpoints/epoch=0-step=100/epoch=0-step=100.ckpt",
     "…/epoch=1-step=200/epoch=1-step=200.ckpt",
     steps=(100, 200),
-    **_LIGHTNING,
+    **OF_NET_ADAM,
 )
 def mlflow(folder: Path) -> None:
     for epoch in (0, 1):
@@ -206,9 +204,6 @@ def _trainer(folder: Path, step: int) -> None:
     write_text(folder / "config.json", json.dumps({"model_type": "none"}))
 
 
-_LANGUAGE_MODEL = {"parameters": numel(GPT), "roles": WEIGHTS | ADAM}
-
-
 @layout(
     "transformers",
     "checkpoint-500/{model.safetensors, optimizer.pt, scheduler.pt, rng_state.pth, trainer_state.json}",
@@ -216,7 +211,7 @@ _LANGUAGE_MODEL = {"parameters": numel(GPT), "roles": WEIGHTS | ADAM}
     "model.safetensors",
     steps=(500, 1000),
     duplicates=("model.safetensors",),
-    **_LANGUAGE_MODEL,
+    **OF_GPT_ADAM,
 )
 def transformers(folder: Path) -> None:
     for step in (500, 1000):
@@ -234,7 +229,7 @@ def transformers(folder: Path) -> None:
     "model.safetensors.index.json, optimizer.pt}",
     "checkpoint-1000/{…}",
     steps=(500, 1000),
-    **_LANGUAGE_MODEL,
+    **OF_GPT_ADAM,
 )
 def transformers_sharded(folder: Path) -> None:
     for step in (500, 1000):
@@ -249,7 +244,7 @@ def transformers_sharded(folder: Path) -> None:
     "checkpoint-500/{pytorch_model.bin, optimizer.pt, scheduler.pt}",
     "checkpoint-1000/{…}",
     steps=(500, 1000),
-    **_LANGUAGE_MODEL,
+    **OF_GPT_ADAM,
 )
 def transformers_bin(folder: Path) -> None:
     for step in (500, 1000):
@@ -325,8 +320,7 @@ _DIFFUSERS = "diffusion_pytorch_model.safetensors"
     "checkpoint-1000/{…}",
     "unet/diffusion_pytorch_model.safetensors",
     steps=(500, 1000),
-    parameters=numel(GPT),
-    roles=WEIGHTS | ADAM,
+    **OF_GPT_ADAM,
     models=("unet_ema",),
     duplicates=(f"unet/{_DIFFUSERS}",),
 )
@@ -348,7 +342,7 @@ def diffusers(folder: Path) -> None:
     "checkpoint-500/{controlnet/diffusion_pytorch_model.safetensors, optimizer.bin, scheduler.bin}",
     "checkpoint-1000/{…}",
     steps=(500, 1000),
-    **_LANGUAGE_MODEL,
+    **OF_GPT_ADAM,
 )
 def controlnet(folder: Path) -> None:
     for step in (500, 1000):
@@ -473,7 +467,7 @@ def _fairseq(epoch: int, updates: int) -> dict[str, Any]:
     "checkpoint_last.pt",
     steps=(500, 1000, 1500, 2000),
     duplicates=("checkpoint_best.pt", "checkpoint_last.pt"),
-    **_LANGUAGE_MODEL,
+    **OF_GPT_ADAM,
 )
 def fairseq(folder: Path) -> None:
     for epoch, updates in ((1, 500), (1, 1000), (2, 1500), (2, 2000)):
@@ -489,7 +483,7 @@ def fairseq(folder: Path) -> None:
     "checkpoint_2_1000.pt",
     "checkpoint2.pt",
     order=("checkpoint_1_500.pt", "checkpoint1.pt", "checkpoint_2_1000.pt", "checkpoint2.pt"),
-    **_LANGUAGE_MODEL,
+    **OF_GPT_ADAM,
 )
 def fairseq_epochs(folder: Path) -> None:
     for name, epoch, updates in (("_1_500", 1, 500), ("1", 1, 800), ("_2_1000", 2, 1000), ("2", 2, 1600)):
@@ -523,7 +517,7 @@ def opennmt(folder: Path) -> None:
     "best.th",
     steps=(0, 1),
     duplicates=("best.th",),
-    **_LANGUAGE_MODEL,
+    **OF_GPT_ADAM,
 )
 def allennlp(folder: Path) -> None:
     for epoch in (0, 1):
@@ -543,8 +537,7 @@ def allennlp(folder: Path) -> None:
     "training_checkpoint_200.pt",
     "best_model_2_accuracy=0.9120.pt",
     steps=(100, 200),
-    parameters=numel(NET),
-    roles=WEIGHTS | BUFFERS | ADAM,
+    **OF_NET_ADAM,
     branches={"best": ("best_model_2_accuracy=0.9120.pt",)},
 )
 def ignite(folder: Path) -> None:
@@ -560,7 +553,7 @@ def ignite(folder: Path) -> None:
     "ep0-ba100-rank0.pt",
     "ep1-ba200-rank0.pt",
     steps=(100, 200),
-    **_LANGUAGE_MODEL,
+    **OF_GPT_ADAM,
 )
 def composer(folder: Path) -> None:
     for epoch, batch in ((0, 100), (1, 200)):
@@ -581,7 +574,7 @@ def composer(folder: Path) -> None:
     "nerfstudio_models/step-000002000.ckpt",
     "nerfstudio_models/step-000004000.ckpt",
     steps=(2000, 4000),
-    **_LANGUAGE_MODEL,
+    **OF_GPT_ADAM,
 )
 def nerfstudio(folder: Path) -> None:
     for step in (2000, 4000):
