@@ -187,6 +187,7 @@ def test_a_rehearsal_restores_from_what_compress_would_write(tmp_path):
 def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path):
     from inshrink_app.model.subject import Subject
     from inshrink_app.services.exporting import chain_export
+
     from inshrink_core.verbs.modes.watch import watch
 
     written = {}
