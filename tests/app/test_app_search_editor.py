@@ -85,7 +85,7 @@ def test_the_file_of_a_configuration_is_what_the_command_line_reads(tmp_path: Pa
     from inshrink_core.verbs.shared.values import given_settings, read_config_file
 
     wanted = config(2.5, override=[{"layer_type": "vector", "coarseness": 1}, HOSTILE])
-    wanted["settings"] |= {"gain_per": "tensor", "exact": False}
+    wanted["settings"] |= {"shaping": "auto", "exact": False}
     path = tmp_path / f"config.{form}"
     path.write_text(search_config.toml_text(wanted) if form == "toml" else json.dumps(wanted))
     told = read_config_file(path)

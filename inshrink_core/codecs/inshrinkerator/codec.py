@@ -34,16 +34,16 @@ from inshrink_core.ops.quantize import (
     histogram16,
     sensitivity_histogram,
 )
-from inshrink_core.quantization import (
+from inshrink_core.quantization.codebook import (
     KeyHistogram,
     assignment_table,
     fit_exact,
-    fit_published,
     key_histogram,
     round_centroids,
     squared_error,
 )
 from inshrink_core.quantization.partition import NO_UPPER, KeyCounts, Thresholds, merge, thresholds
+from inshrink_core.quantization.published import fit_published
 
 if TYPE_CHECKING:
     import numpy as np

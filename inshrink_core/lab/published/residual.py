@@ -20,7 +20,7 @@ from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.lab.published.flat import FLAT_WORDS, decode_flat, encode_flat, worst_case_flat_bytes
 from inshrink_core.ops.quantize import histogram16
-from inshrink_core.quantization import fit_exact, key_histogram
+from inshrink_core.quantization.codebook import fit_exact, key_histogram
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
