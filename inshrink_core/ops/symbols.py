@@ -222,11 +222,11 @@ def _put(
 
 
 @_inlined
-def _bits_at(words: NDArray[np.uint64], position: int, n_bits: int) -> int:  # pragma: no cover - compiled
-    """Return some bits, fewer than 64, from a position."""
+def _bits_at(words: NDArray[np.uint64], position: int, mask: int) -> int:  # pragma: no cover - compiled
+    """Return the bits of a mask from a position."""
     word, shift = position >> 6, np.uint64(position & 63)
     window = (words[word] >> shift) | ((words[word + 1] << np.uint64(1)) << (np.uint64(63) - shift))
-    bits: int = _I64(window & ((np.uint64(1) << np.uint64(n_bits)) - np.uint64(1)))
+    bits: int = _I64(window & np.uint64(mask))
     return bits
 
 
@@ -332,11 +332,7 @@ def _unpack_events(
     symbols: NDArray[np.uint8],
 ) -> int:  # pragma: no cover - compiled
     """Decode the symbols of sorted groups."""
-    run_bits, literal_bits = 0, 0
-    while 1 << run_bits < run_windows.shape[1]:
-        run_bits += 1
-    while 1 << literal_bits < literal_windows.shape[1]:
-        literal_bits += 1
+    run_mask, literal_mask = run_windows.shape[1] - 1, literal_windows.shape[1] - 1
     position, i, stop = 0, 0, 0
     while i < symbols.size:
         group = groups[i]
@@ -344,17 +340,17 @@ def _unpack_events(
             stop += 1
         if position > n_bits:
             return -1
-        entry = _I64(run_windows[tables[group], _bits_at(words, position, run_bits)])
+        entry = _I64(run_windows[tables[group], _bits_at(words, position, run_mask)])
         position += entry & 15
         n_extra = (entry >> 4) & 31
-        run = (entry >> 9) + _bits_at(words, position, n_extra)
+        run = (entry >> 9) + _bits_at(words, position, (1 << n_extra) - 1)
         position += n_extra
         if run > stop - i:
             return -1
         symbols[i : i + run] = np.uint8(expected[group] & 255)
         i += run
         if i < stop:
-            entry = _I64(literal_windows[tables[group], _bits_at(words, position, literal_bits)])
+            entry = _I64(literal_windows[tables[group], _bits_at(words, position, literal_mask)])
             position += entry >> 8
             symbols[i] = np.uint8((bases[group] - (entry & 255)) % modulus)
             i += 1
@@ -403,13 +399,11 @@ def unpack_symbols(
     out
         Takes the symbols.
     """
-    width, position = 0, 0
-    while 1 << width < windows.size:
-        width += 1
+    position = 0
     for i in range(out.size):
         if position > n_bits:
             return -1
-        entry = _I64(windows[_bits_at(words, position, width)])
+        entry = _I64(windows[_bits_at(words, position, windows.size - 1)])
         out[i] = entry & 255
         position += entry >> 8
     return position if position <= n_bits else -1
