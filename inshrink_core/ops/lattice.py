@@ -150,11 +150,20 @@ def changes_from(values: Tensor, integers: Tensor, lattice: Lattice) -> tuple[Te
     return at, (values - at) * float32(lattice.reciprocal, values)
 
 
-def _matched(values: Tensor, at: Tensor, lattice: Lattice, gain: Gain) -> Tensor:
+def _from_base(
+    values: Tensor, integers: Tensor | None, lattice: Lattice, base: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return by how many spacings values, and the state, are from a base."""
+    base, reciprocal = base.to(values.device), float32(lattice.reciprocal, values)
+    at = torch.zeros_like(values)
+    if integers is not None:
+        at = integers.to(values.device, torch.float32) * float32(lattice.unit, values)
+    return (values - base) * reciprocal, (at - base) * reciprocal
+
+
+def matched_changes(values: Tensor, integers: Tensor | None, lattice: Lattice, gain: Gain) -> Tensor:
     """Return the changes under matched gain, as floats."""
-    base = gain.base.to(values.device)
-    reciprocal = float32(lattice.reciprocal, values)
-    r, o = (values - base) * reciprocal, (at - base) * reciprocal
+    r, o = _from_base(values, integers, lattice, gain.base)
     crossed = torch.where(r < 0, -o, o) > 0.5
     threshold = torch.where(crossed, gain.grade * 7 // 10, gain.grade)
     moved = torch.floor(r.abs() + (4096 - threshold).to(torch.float32) / 4096)
@@ -215,11 +224,11 @@ def round_to_lattice(
     if integers is None:
         integers = torch.zeros(values.numel(), dtype=torch.int32)
     before = integers.to(values.device).long()
-    at, u = changes_from(values, integers.to(values.device), lattice)
+    _, u = changes_from(values, integers.to(values.device), lattice)
     if isinstance(gain, Tensor):
         changes = gain.to(values.device)
     else:
-        changes = u.round() if gain is None else _matched(values, at, lattice, gain)
+        changes = u.round() if gain is None else matched_changes(values, integers, lattice, gain)
     near = changes.abs() <= float(MAX_PRODUCT // lattice.spacing)  # false for NaN
     q = torch.where(near, changes, 0).long()
     after = before + lattice.spacing * q
@@ -295,18 +304,15 @@ def scale_integers(integers: Tensor, unit: float) -> Tensor:
     return integers.to(torch.float32) * float32(unit, integers)
 
 
-def best_grade(counts: NDArray[np.int64], beyond: int) -> int:
+def _best_grade(counts: NDArray[np.int64], beyond: int) -> int:
     """Return the grade from counts by (crossed, bin) and of values beyond the bins.
 
     In integers: a bin's abs(r) is ``(2 b + 1) / 512``, thresholds are 4096ths, sums are in 512ths squared.
     """
-    total, energy, plain = np.int64(0), np.int64(0), np.int64(0)
-    for b in range(GAIN_BINS):
-        count = counts[0, b] + counts[1, b]
-        twice = 2 * b + 1
-        total += count
-        energy += count * twice * twice
-        plain += count * twice * ((twice + 256) // 512 * 512 - twice)
+    bins = np.arange(GAIN_BINS)
+    twice = 2 * bins + 1
+    energy = int((counts * twice * twice).sum())
+    plain = int((counts * twice * ((twice + 256) // 512 * 512 - twice)).sum())
     # Values at the lower edge of their bin are counted at its middle: that much may be missing.
     slack = energy // GAIN_SLACK
     if plain + slack >= 0:
@@ -314,25 +320,16 @@ def best_grade(counts: NDArray[np.int64], beyond: int) -> int:
     low, high = MIN_GRADE - 1, MAX_GRADE + 1
     while high - low > 1:
         grade = (low + high) // 2
-        lead = np.int64(0)
-        for crossed in range(2):
-            threshold = grade * 7 // 10 if crossed else grade
-            for b in range(GAIN_BINS):
-                if counts[crossed, b] > 0:
-                    twice = 2 * b + 1
-                    whole = (16 * b + 8 + 4096 - threshold) // 4096
-                    lead += counts[crossed, b] * twice * (whole * 512 - twice)
-        if lead + slack >= 0:
-            low = grade
-        else:
-            high = grade
+        thresholds = np.array(((grade,), (grade * 7 // 10,)))
+        whole = (16 * bins + 8 + 4096 - thresholds) // 4096
+        enough = int((counts * twice * (whole * 512 - twice)).sum()) + slack >= 0
+        low, high = (grade, high) if enough else (low, grade)
     # What is beyond the bins has at least 8 squared.
-    if low < MIN_GRADE or (beyond == 0 and WEAK_ENERGY * energy < total * 512 * 512):
+    if low < MIN_GRADE or (beyond == 0 and WEAK_ENERGY * energy < int(counts.sum()) * 512 * 512):
         return -max(low, MIN_GRADE)
     return low
 
 
-@op
 def gain_grade(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice) -> int:
     """Return the threshold of matched gain.
 
@@ -345,15 +342,12 @@ def gain_grade(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice)
         4096 t, from `MIN_GRADE` to `MAX_GRADE`; 0 where plain rounding keeps the movement; negative,
         ``-4096 t``, where the spacing is too coarse: rms(r) is below .05, or even t = .1 falls short.
     """
-    base = base.to(values.device)
-    reciprocal = float32(lattice.reciprocal, values)
-    at, _ = changes_from(values, integers.to(values.device), lattice)
-    r, o = (values - base) * reciprocal, (at - base) * reciprocal
+    r, o = _from_base(values, integers, lattice, base)
     crossed, scaled = torch.where(r < 0, -o, o) > 0.5, r.abs() * 256
     inside = scaled < GAIN_BINS
     keys = scaled[inside].long() + GAIN_BINS * crossed[inside].long()
     counts = torch.bincount(keys, minlength=2 * GAIN_BINS).view(2, GAIN_BINS).cpu().numpy()
-    return best_grade(counts, int((~inside).sum()))
+    return _best_grade(counts, int((~inside).sum()))
 
 
 _EXTRA_PART = 1 << 16

@@ -8,6 +8,8 @@ the bit stream have all its values, and streams are padded by two words, of whic
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -28,8 +30,9 @@ _NO_LITERAL = 256
 
 _EVENT_BITS = 43
 
-_compiled = njit(nogil=True, cache=True)
-_inlined = njit(nogil=True, inline="always")
+_njit: Any = njit
+_compiled, _inlined = _njit(nogil=True, cache=True), _njit(nogil=True, inline="always")
+_I64: Any = np.int64
 
 
 @_compiled
@@ -219,11 +222,12 @@ def _put(
 
 
 @_inlined
-def _bits_at(words: NDArray[np.uint64], position: int, n_bits: int) -> int:  # pragma: no cover - compiled
-    """Return some bits, fewer than 64, from a position."""
+def _bits_at(words: NDArray[np.uint64], position: int, mask: int) -> int:  # pragma: no cover - compiled
+    """Return the bits of a mask from a position."""
     word, shift = position >> 6, np.uint64(position & 63)
     window = (words[word] >> shift) | ((words[word + 1] << np.uint64(1)) << (np.uint64(63) - shift))
-    return np.int64(window & ((np.uint64(1) << np.uint64(n_bits)) - np.uint64(1)))
+    bits: int = _I64(window & np.uint64(mask))
+    return bits
 
 
 def pack_events(
@@ -261,13 +265,13 @@ def _pack_events(
     """Write the codes of records; `tables` has a row number for each."""
     position = 0
     for i in range(records.size):
-        run = np.int64(records[i]) & _RUN_MASK
+        run = _I64(records[i]) & _RUN_MASK
         token = _run_token(run)
-        code = np.int64(run_codes[tables[i], token])
+        code = _I64(run_codes[tables[i], token])
         position = _put(words, position, code & 0xFFFF, code >> 16)
         n_extra = (token - 8) >> 2 if token >= 16 else 0
         position = _put(words, position, run & ((1 << n_extra) - 1), n_extra)
-        code = np.int64(literal_codes[tables[i], records[i] >> _LITERAL_SHIFT])
+        code = _I64(literal_codes[tables[i], records[i] >> _LITERAL_SHIFT])
         position = _put(words, position, code & 0xFFFF, code >> 16)
     return position
 
@@ -328,11 +332,7 @@ def _unpack_events(
     symbols: NDArray[np.uint8],
 ) -> int:  # pragma: no cover - compiled
     """Decode the symbols of sorted groups."""
-    run_bits, literal_bits = 0, 0
-    while 1 << run_bits < run_windows.shape[1]:
-        run_bits += 1
-    while 1 << literal_bits < literal_windows.shape[1]:
-        literal_bits += 1
+    run_mask, literal_mask = run_windows.shape[1] - 1, literal_windows.shape[1] - 1
     position, i, stop = 0, 0, 0
     while i < symbols.size:
         group = groups[i]
@@ -340,17 +340,17 @@ def _unpack_events(
             stop += 1
         if position > n_bits:
             return -1
-        entry = np.int64(run_windows[tables[group], _bits_at(words, position, run_bits)])
+        entry = _I64(run_windows[tables[group], _bits_at(words, position, run_mask)])
         position += entry & 15
         n_extra = (entry >> 4) & 31
-        run = (entry >> 9) + _bits_at(words, position, n_extra)
+        run = (entry >> 9) + _bits_at(words, position, (1 << n_extra) - 1)
         position += n_extra
         if run > stop - i:
             return -1
         symbols[i : i + run] = np.uint8(expected[group] & 255)
         i += run
         if i < stop:
-            entry = np.int64(literal_windows[tables[group], _bits_at(words, position, literal_bits)])
+            entry = _I64(literal_windows[tables[group], _bits_at(words, position, literal_mask)])
             position += entry >> 8
             symbols[i] = np.uint8((bases[group] - (entry & 255)) % modulus)
             i += 1
@@ -377,7 +377,7 @@ def _pack_symbols(
 ) -> int:  # pragma: no cover - compiled
     position = 0
     for i in range(symbols.size):
-        code = np.int64(codes[symbols[i]])
+        code = _I64(codes[symbols[i]])
         position = _put(words, position, code & 0xFFFF, code >> 16)
     return position
 
@@ -399,13 +399,11 @@ def unpack_symbols(
     out
         Takes the symbols.
     """
-    width, position = 0, 0
-    while 1 << width < windows.size:
-        width += 1
+    position = 0
     for i in range(out.size):
         if position > n_bits:
             return -1
-        entry = np.int64(windows[_bits_at(words, position, width)])
+        entry = _I64(windows[_bits_at(words, position, windows.size - 1)])
         out[i] = entry & 255
         position += entry >> 8
     return position if position <= n_bits else -1

@@ -19,7 +19,7 @@ from inshrink_core.codecs.fallback import FallbackCodec, host_values
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.ops.quantize import histogram16
-from inshrink_core.quantization import fit_exact, key_histogram
+from inshrink_core.quantization.codebook import fit_exact, key_histogram
 from inshrink_lab.published.flat import FLAT_WORDS, decode_flat, encode_flat, worst_case_flat_bytes
 
 if TYPE_CHECKING:

@@ -74,7 +74,7 @@ HOSTILE = {"match": 'a"]\n[x]\u007f\\*.é', "layer_type": "linear", "coarseness"
 @pytest.mark.parametrize("form", ["toml", "json"])
 def test_the_file_of_a_configuration_is_what_the_command_line_reads(tmp_path, form):
     wanted = config(2.5, override=[{"layer_type": "vector", "coarseness": 1}, HOSTILE])
-    wanted["settings"] |= {"gain_per": "tensor", "exact": False}
+    wanted["settings"] |= {"shaping": "auto", "exact": False}
     path = tmp_path / f"config.{form}"
     path.write_text(search_config.toml_text(wanted) if form == "toml" else json.dumps(wanted))
     told = read_config_file(path)

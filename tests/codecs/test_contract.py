@@ -25,7 +25,8 @@ def test_settings_are_a_frozen_dataclass_of_its_own(name):
             setattr(codec, field.name, field.default)
     assert not hasattr(codec, "__dict__")
     defaults = {field.name: field.default for field in dataclasses.fields(codec)}
-    assert defaults | codec.settings() == dataclasses.asdict(codec)
+    assert defaults | codec.settings() == dataclasses.asdict(codec) | dict(codec.constants)
+    assert codec.constants.keys().isdisjoint(defaults)
     assert {*codec.words, *codec.ranges} <= defaults.keys()
 
 

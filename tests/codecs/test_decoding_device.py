@@ -12,7 +12,7 @@ from inshrink_core.errors import TooLargeError
 from tests.codecs.lattice_chains import frame, moving
 from tests.strategies import spec_of
 
-CODECS = [("lattice", {}), ("inshrinkerator", {"entropy": "rans"}), ("moments", {})]
+CODECS = [("lattice", {}), ("moments", {})]
 
 
 class ReachedError(Exception):

@@ -114,7 +114,7 @@ def test_pruning_by_sensitivity_spares_small_weights_that_matter():
     assert float(weights[pruned].min()) > float(weights[~pruned].median())
 
 
-def test_a_missing_gradient_falls_back_to_magnitude_and_the_plan_says_so():
+def test_a_missing_gradient_falls_back_to_magnitude():
     weights = normal((100, 100), 0)
     config = InshrinkeratorCodec(prune=0.3, prune_metric="sensitivity")
     specs = [spec_of(weights, "a.weight"), spec_of(weights, "b.weight")]
@@ -123,17 +123,13 @@ def test_a_missing_gradient_falls_back_to_magnitude_and_the_plan_says_so():
         TensorInput(spec=specs[1], tensor=weights),
     ]
     plan = config.plan(specs, [config.observe(item, None) for item in items])
-    assert plan.without_gradient == ("b.weight",)
     pruned = (config.encode(items[1], plan, None).reference.symbols == 0).view(100, 100)
     assert float(weights.abs()[pruned].max()) <= float(weights.abs()[~pruned].min())
 
 
-def test_a_plan_that_does_not_ask_for_gradients_misses_none():
-    config = InshrinkeratorCodec(prune=0.3, protect=0.0)
-    spec = spec_of(normal((9, 9), 0), "a.weight")
-    item = TensorInput(spec=spec, tensor=normal((9, 9), 0))
-    assert config.companions() == frozenset()
-    assert config.plan([spec], [config.observe(item, None)]).without_gradient == ()
+def test_gradients_are_asked_for_where_sensitivity_decides_alone():
+    assert InshrinkeratorCodec(prune=0.3, protect=0.0).companions() == frozenset()
+    assert InshrinkeratorCodec().companions() == {TensorRole.GRADIENT}
 
 
 def test_embeddings_have_bins_and_pruning_of_their_own():

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 
 from inshrink_core.ops.quantize import histogram16
-from inshrink_core.quantization import (
+from inshrink_core.quantization.codebook import (
     KeyHistogram,
     assignment_table,
     fit_exact,
-    fit_published,
     key_histogram,
     key_values,
     round_centroids,
     squared_error,
 )
+from inshrink_core.quantization.published import fit_published
 
 
 def histogram_of(tensor: torch.Tensor) -> KeyHistogram:

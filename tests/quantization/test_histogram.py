@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from inshrink_core.ops.quantize import histogram16
-from inshrink_core.quantization import key_histogram, key_values, sorted_keys
+from inshrink_core.quantization.codebook import key_histogram, key_values, sorted_keys
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

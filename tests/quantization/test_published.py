@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from inshrink_core.ops.quantize import histogram16
-from inshrink_core.quantization import KeyHistogram, fit_published, key_histogram, log_sketch
+from inshrink_core.quantization.codebook import KeyHistogram, key_histogram
+from inshrink_core.quantization.published import fit_published, log_sketch
 
 
 @pytest.fixture(name="histogram")

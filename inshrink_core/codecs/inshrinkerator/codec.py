@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 
@@ -34,23 +34,23 @@ from inshrink_core.ops.quantize import (
     histogram16,
     sensitivity_histogram,
 )
-from inshrink_core.quantization import (
+from inshrink_core.quantization.codebook import (
     KeyHistogram,
     assignment_table,
     fit_exact,
-    fit_published,
     key_histogram,
     round_centroids,
     squared_error,
 )
 from inshrink_core.quantization.partition import NO_UPPER, KeyCounts, Thresholds, merge, thresholds
+from inshrink_core.quantization.published import fit_published
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = ["InshrinkeratorCodec", "InshrinkeratorPlan", "has_symbols", "is_quantized"]
+__all__ = ["InshrinkeratorCodec", "has_symbols", "is_quantized"]
 
 _BINS = (2, 254)
 """Bounds of a number of bins: with the symbols of pruned and protected they fill a byte."""
@@ -87,25 +87,12 @@ class PartitionStatistics(NamedTuple):
     sensitivity: KeyCounts | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InshrinkeratorPlan:
-    """What one frame decides for all its tensors together.
-
-    Parameters
-    ----------
-    thresholds
-        Where the tensors of each layer type are cut; types without finite values are absent and are not cut.
-    without_gradient
-        Keys of the quantized tensors that were partitioned by magnitude alone although the settings ask
-        for sensitivity, because their gradient is not known; sorted.
-    """
-
-    thresholds: Mapping[str, Thresholds]
-    without_gradient: tuple[str, ...] = ()
+Plan: TypeAlias = "Mapping[str, Thresholds]"
+"""Where the tensors of each layer type are cut; types without finite values are absent and are not cut."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorReference]):
+class InshrinkeratorCodec(FallbackCodec[Plan, InshrinkeratorReference]):
     """Weights of two or more dimensions in symbols; everything else exact.
 
     Every setting may change from frame to frame.
@@ -193,20 +180,11 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
     fit: str = "exact"
     codebook: str = "held"
 
-    def bins_of(self, spec: TensorSpec) -> int:
-        """Return the number of centroids a tensor may have."""
-        return self.embedding_bins if spec.layer is LayerType.EMBEDDING else self.bins
-
     @property
     def wants_gradients(self) -> bool:
         """Whether sensitivity decides anything."""
         prunes = max(self.prune, self.embedding_prune) > 0 and self.prune_metric == "sensitivity"
         return self.protect > 0 or prunes
-
-    @property
-    def partitions(self) -> bool:
-        """Whether any parameter may be pruned or protected, so that thresholds are needed."""
-        return max(self.prune, self.embedding_prune, self.protect) > 0
 
     def companions(self) -> frozenset[TensorRole]:
         """Return the gradient's role where sensitivity decides anything."""
@@ -218,7 +196,7 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
 
     def observe(self, item: TensorInput, reference: TensorReference | None) -> PartitionStatistics | None:
         """Return histograms of abs(w) and abs(g·w) over integer keys; None if no threshold needs them."""
-        if not (self.partitions and is_quantized(item.spec)):
+        if not (max(self.prune, self.embedding_prune, self.protect) > 0 and is_quantized(item.spec)):
             return None
         dense = histogram16(item.tensor).numpy()
         if not _is_finite(dense):
@@ -232,7 +210,7 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
 
     def plan(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], context: FrameContext | None = None
-    ) -> InshrinkeratorPlan:
+    ) -> Plan:
         """Return thresholds per layer type, pooled over its tensors in their order."""
         groups: dict[str, list[tuple[TensorSpec, PartitionStatistics]]] = {}
         for spec, observation in zip(specs, statistics, strict=True):
@@ -248,17 +226,14 @@ class InshrinkeratorCodec(FallbackCodec[InshrinkeratorPlan, InshrinkeratorRefere
                 protect=self.protect,
                 by_sensitivity=self.prune_metric == "sensitivity",
             )
-        blind = [s.key for members in groups.values() for s, seen in members if seen.sensitivity is None]
-        return InshrinkeratorPlan(
-            thresholds=cuts, without_gradient=tuple(sorted(blind)) if self.wants_gradients else ()
-        )
+        return cuts
 
     def encode_lossy(
-        self, item: TensorInput, plan: InshrinkeratorPlan, reference: TensorReference | None
+        self, item: TensorInput, plan: Plan, reference: TensorReference | None
     ) -> Encoded | None:
         """Quantize a tensor; None for what is not finite."""
         spec, previous = item.spec, self.own(reference, item.spec)
-        state = _quantize(self, item, plan.thresholds.get(_group(spec), Thresholds()), previous)
+        state = _quantize(self, item, plan.get(_group(spec), Thresholds()), previous)
         if state is None:
             return None
         payload = pack_quantized(spec, state, previous)
@@ -365,7 +340,7 @@ def _codebook(
     previous: InshrinkeratorReference | None,
 ) -> NDArray[np.float32]:
     """Fit a codebook, or keep the reference's while it is about as good."""
-    k = codec.bins_of(spec)
+    k = codec.embedding_bins if spec.layer is LayerType.EMBEDDING else codec.bins
     fitted = fit_published(histogram, k) if codec.fit == "published" else fit_exact(histogram, k)
     fresh = round_centroids(fitted, spec.dtype)
     if codec.codebook == "held" and previous is not None and previous.codebook.numel() <= k:

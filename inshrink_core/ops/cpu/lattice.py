@@ -15,7 +15,6 @@ from inshrink_core.ops.lattice import (
     CONTEXT_BITS,
     EXACT,
     FIRST_LARGE,
-    GAIN_BINS,
     MAX_PRODUCT,
     NEGATIVE,
     OLDEST_CONTEXT,
@@ -23,7 +22,7 @@ from inshrink_core.ops.lattice import (
     Gain,
     Lattice,
     Rounded,
-    best_grade,
+    matched_changes,
 )
 
 _CHUNK = 2048
@@ -107,35 +106,6 @@ def find_changes(
     for i in range(w.size):
         at = _F32(_F32(x[i]) * unit)
         changes[i] = np.rint(_F32(_F32(w[i] - at) * reciprocal))
-
-
-@kernel
-def _match(
-    w: Float32s,
-    b: Float32s,
-    x: Int32s,
-    unit: np.float32,
-    reciprocal: np.float32,
-    grade: int,
-    changes: Float32s,
-) -> None:  # pragma: no cover - compiled
-    """Find the changes of matched gain: a pass of its own, so that only a run with a restore compiles it."""
-    half, zero, scale = _F32(0.5), _F32(0.0), _F32(1.0 / 4096.0)
-    if grade == 0:
-        for i in range(w.size):
-            at = _F32(_F32(x[i]) * unit)
-            y = np.rint(_F32(_F32(w[i] - b[i]) * reciprocal))
-            changes[i] = np.rint(_F32(y - _F32(_F32(at - b[i]) * reciprocal)))
-    else:
-        plain = _F32(_F32(4096 - grade) * scale)
-        eager = _F32(_F32(4096 - grade * 7 // 10) * scale)
-        for i in range(w.size):
-            at = _F32(_F32(x[i]) * unit)
-            r = _F32(_F32(w[i] - b[i]) * reciprocal)
-            o = _F32(_F32(at - b[i]) * reciprocal)
-            ahead = -o if r < zero else o
-            size = np.floor(_F32(np.abs(r) + (eager if ahead > half else plain)))
-            changes[i] = np.rint(_F32((-size if r < zero else size) - o))
 
 
 @part
@@ -342,23 +312,16 @@ def round_to_lattice(
         new_array(n, np.uint8),
         new_array(n, np.int32),
     )
-    w, unit, reciprocal = values.numpy(), _F32(lattice.unit), _F32(lattice.reciprocal)
-    matched = isinstance(gain, Gain) and n > 0
-    if integers is None and matched:
-        integers = torch.zeros(n, dtype=torch.int32)
-    known = _given(integers, history)
-    if isinstance(gain, Tensor):
-        changes = gain.numpy()
-    else:
-        changes = new_array(_CHUNK if gain is None else n, np.float32)
-    if isinstance(gain, Gain) and matched:
-        _match(w, gain.base.numpy(), known[0], unit, reciprocal, gain.grade, changes)
+    if isinstance(gain, Gain):
+        # After a restore alone, so that torch will do.
+        gain = matched_changes(values, integers, lattice, gain)
+    changes = new_array(_CHUNK, np.float32) if gain is None else gain.numpy()
     n_large, n_exact, largest = _round(
-        w,
-        *known,
-        unit,
+        values.numpy(),
+        *_given(integers, history),
+        _F32(lattice.unit),
         lattice.spacing,
-        reciprocal,
+        _F32(lattice.reciprocal),
         lattice.bound,
         changes,
         int(gain is not None),
@@ -429,45 +392,6 @@ def scale_integers(integers: Tensor, unit: float) -> Tensor:
     values = new_array(integers.numel(), np.float32)
     _scale(integers.numpy(), _F32(unit), values)
     return torch.from_numpy(values)
-
-
-_best_grade = part(best_grade)
-
-
-@kernel
-def _grade(
-    values: Float32s,
-    base: Float32s,
-    integers: Int32s,
-    unit: np.float32,
-    reciprocal: np.float32,
-    keys: Int32s,
-    counts: Int64s,
-) -> int:  # pragma: no cover - compiled
-    """Find the grade; `keys` holds a chunk, `counts` is zeros, (3, bins)."""
-    half, zero = _F32(0.5), _F32(0.0)
-    flat = counts.reshape(3 * GAIN_BINS)
-    for begin in range(0, values.size, _CHUNK):
-        end = min(begin + _CHUNK, values.size)
-        w, b, x = values[begin:end], base[begin:end], integers[begin:end]
-        for i in range(w.size):
-            r = _F32(_F32(w[i] - b[i]) * reciprocal)
-            o = _F32(_F32(_F32(_F32(x[i]) * unit) - b[i]) * reciprocal)
-            ahead = -o if r < zero else o
-            scaled = _F32(np.abs(r) * _F32(256.0))
-            inside = scaled < _F32(GAIN_BINS)
-            key = _I32(scaled if inside else zero) + (_I32(GAIN_BINS) if ahead > half else _I32(0))
-            keys[i] = key if inside else _I32(2 * GAIN_BINS)
-        for i in range(w.size):
-            flat[keys[i]] += 1
-    return _best_grade(counts, flat[2 * GAIN_BINS])
-
-
-def gain_grade(values: Tensor, base: Tensor, integers: Tensor, lattice: Lattice) -> int:
-    """See `lattice.gain_grade`."""
-    keys, counts = np.empty(_CHUNK, np.int32), np.zeros((3, GAIN_BINS), np.int64)
-    arrays = (values.numpy(), base.numpy(), integers.numpy())
-    return int(_grade(*arrays, _F32(lattice.unit), _F32(lattice.reciprocal), keys, counts))
 
 
 @kernel

@@ -22,7 +22,6 @@ from inshrink_core.ops.moments import (
     FRACTION_BITS,
     HIGHEST,
     LARGEST_INTEGER,
-    LEAST_MOVE,
     LINE,
     LOGARITHMS,
     LOWEST,
@@ -76,7 +75,7 @@ _BIAS = 127
 
 class _Rooms(threading.local):
     def __init__(self) -> None:
-        self.counts, self.declines = np.zeros((2, 3, MAX_MAGNITUDE + 1), np.int64)
+        self.counts = np.zeros((3, MAX_MAGNITUDE + 1), np.int64)
 
 
 _rooms = _Rooms()
@@ -439,59 +438,6 @@ def _distance(value: np.float32, word: np.int32, unit: np.int64) -> np.int64:  #
     octave = np.int64(number >> _I32(23)) - _BIAS - (_NORMALIZING_BITS if small else 0)
     distance: np.int64 = (octave << 8) + _LOGARITHMS[(number & _I32(_FRACTION)) >> _I32(13)] - (unit << 7)
     return distance
-
-
-@part
-def _move(
-    value: np.float32, word: np.int32, unit: np.int64, code: np.int64
-) -> np.int64:  # pragma: no cover - compiled
-    """Return how far a value is from its code, in 256ths of an octave."""
-    distance = _distance(value, word, unit) - ((code - ZERO_POINT) << 8)
-    move: np.int64 = _clipped(distance, -MAX_MAGNITUDE, MAX_MAGNITUDE)
-    return move
-
-
-@kernel
-def _carry_octaves(
-    values: Float32s,
-    rows: Int64s,
-    columns: Int64s,
-    before: UInt8s,
-    counts: Int64s,
-    declines: Int64s,
-    elements: UInt8s,
-) -> bool:  # pragma: no cover - compiled
-    """Move octaves as values have moved: `elements` are what they become where there is none before."""
-    n, bits, top, least = columns.size, values.view(np.int32), np.int64(0), np.int64(0)
-    known, total = 0, np.int64(0)
-    for row in range(rows.size):
-        for i in range(row * n, (row + 1) * n):
-            if before[i] > 0 and bits[i] > 0:
-                z = _move(values[i], bits[i], rows[row] + columns[i - row * n], np.int64(before[i]))
-                top, least, total, known = max(top, z), min(least, z), total + abs(z), known + 1
-                if z > 0:
-                    counts[0, z] += 1
-                else:
-                    declines[0, -z] += 1
-    up, down = _find_threshold(counts, top), _find_threshold(declines, -least)
-    if total < LEAST_MOVE * known:
-        return False
-    up = (1 << FRACTION_BITS) - (up if up >= 0 else LOWEST_THRESHOLD)
-    down = (1 << FRACTION_BITS) - (down if down >= 0 else LOWEST_THRESHOLD)
-    for row in range(rows.size):
-        for i in range(row * n, (row + 1) * n):
-            if before[i] > 0 and bits[i] > 0:
-                z = _move(values[i], bits[i], rows[row] + columns[i - row * n], np.int64(before[i]))
-                steps = (z + up) >> FRACTION_BITS if z > 0 else -((down - z) >> FRACTION_BITS)
-                elements[i] = _clipped(np.int64(before[i]) + steps, 1, 255)
-    return True
-
-
-def carry_octaves(values: Tensor, units: Units, before: Tensor, rounded: Tensor) -> Tensor | None:
-    """See `moments.carry_octaves`."""
-    elements, room = rounded.clone(), (_rooms.counts, _rooms.declines)
-    moved = _carry_octaves(values.numpy(), *units, before.numpy(), *room, elements.numpy())
-    return elements if moved else None
 
 
 @kernel

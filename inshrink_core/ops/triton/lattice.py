@@ -180,12 +180,6 @@ def _advance(
     tl.store(outside + block, tl.sum((here & wrong).to(tl.int32), 0))
 
 
-def count_before(found: Tensor) -> Tensor:
-    """Return how many elements are true before each block of `RANKED`, on the device."""
-    blocks = torch.nn.functional.pad(found, (0, -found.numel() % RANKED)).view(-1, RANKED).sum(1)
-    return blocks.cumsum(0) - blocks
-
-
 def round_to_lattice(
     values: Tensor,
     integers: Tensor | None,
@@ -230,7 +224,9 @@ def advance(
     new = torch.empty(n, dtype=torch.uint8, device=device)
     n_blocks = triton.cdiv(n, RANKED)
     outside = torch.empty(n_blocks, dtype=torch.int32, device=device)
-    ranks = count_before((tokens >= FIRST_LARGE) & (tokens < EXACT))
+    found = (tokens >= FIRST_LARGE) & (tokens < EXACT)
+    blocks = torch.nn.functional.pad(found, (0, -n % RANKED)).view(-1, RANKED).sum(1)
+    ranks = blocks.cumsum(0) - blocks
     stored = torch.from_numpy(large).to(device) if large.size else ranks
     before = after if integers is None else integers.to(device)
     past = new if history is None else history.to(device)
