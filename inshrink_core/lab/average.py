@@ -37,15 +37,14 @@ from inshrink_core.formats import Run
 from inshrink_core.formats.write import LAYOUTS, restorable_layout, write_checkpoint, write_files
 from inshrink_core.metrics import Direction
 from inshrink_core.report import Report
-from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import count, duration, plain, steps_in_short
 from inshrink_core.verbs.shared.groups import (
-    Limiting,
-    OnDevice,
+    Force,
     Opening,
     PathLike,
     RunOrArchive,
-    Steps,
+    Stepping,
     steps_of,
 )
 from inshrink_core.verbs.shared.showing import show_facts
@@ -167,7 +166,7 @@ class AverageReport(Report):
 
 
 @dataclass(frozen=True)
-class Average(EvaluatorRequest, OnDevice, Opening, Limiting, Request[AverageReport]):
+class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
     """Write an average of several steps as a step that loads like the run's own.
 
     Parameters
@@ -176,8 +175,6 @@ class Average(EvaluatorRequest, OnDevice, Opening, Limiting, Request[AverageRepo
         A run or an archive.
     output
         The folder to write into: the files of the last step with other weights, and average.json.
-    steps
-        Which steps, as 400, 100,200 or FIRST:LAST[:EVERY]; by default all.
     weights
         The same for every step, or more for later ones; in Python also the coefficients themselves.
     decay
@@ -192,8 +189,6 @@ class Average(EvaluatorRequest, OnDevice, Opening, Limiting, Request[AverageRepo
         An evaluator on other data: it judges what was found and the baselines, and decides nothing.
     layout
         As what to write it; same: as the last step.
-    force
-        Write into a folder that is not empty.
 
     Raises
     ------
@@ -229,7 +224,6 @@ class Average(EvaluatorRequest, OnDevice, Opening, Limiting, Request[AverageRepo
     source: RunOrArchive
     output: Annotated[PathLike, Option(("--output", "-o"), metavar="DIR")]
     _: KW_ONLY
-    steps: Steps = None
     weights: Annotated[str | Sequence[float], Option(metavar="uniform|ema")] = "uniform"
     decay: float = 0.9
     search: bool = False
@@ -237,13 +231,13 @@ class Average(EvaluatorRequest, OnDevice, Opening, Limiting, Request[AverageRepo
     seed: int = 0
     held_out: Annotated[str | None, Option(metavar="FILE.py:FUNCTION|NAME")] = None
     layout: Annotated[str, Option(("--format",), metavar="same|safetensors|torch")] = "same"
-    force: bool = False
+    force: Force = False
 
     EXAMPLES: ClassVar = (
         "inshrink average digits.inshrink --steps 1600: -o averaged/",
         "inshrink average runs/digits --search --evaluator judge.py:evaluate -o best/",
     )
-    SHOWN: ClassVar = Shown(in_bytes=False)
+    UNIT: ClassVar = "steps"
 
     def perform(self) -> AverageReport:
         """Average the steps, and write the result."""
@@ -251,8 +245,6 @@ class Average(EvaluatorRequest, OnDevice, Opening, Limiting, Request[AverageRepo
         self._check()
         limits = self.limits()
         opened = self.opened(self.source)
-        if isinstance(opened, Archive):
-            opened = opened.limited(limits).on(self.device)
         steps = steps_of(opened, self.steps)
         chain = _Chain(opened, opened.steps if steps is None else steps, limits)
         target = Path(self.output)

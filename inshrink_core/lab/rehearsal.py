@@ -23,12 +23,12 @@ from inshrink_core.lab.tasks import find_task, task_names
 from inshrink_core.metrics import Direction, drop, ratio
 from inshrink_core.plugins import plugin
 from inshrink_core.report import Report
-from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.request import Option, Request, python_call
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, Bounds
 from inshrink_core.search.space import space_of
 from inshrink_core.text import duration, percent, plain, printable, size, steps_in_short
 from inshrink_core.text import ratio as ratio_text
-from inshrink_core.verbs.shared.groups import Bounding, OnEngine, PathLike, Writing
+from inshrink_core.verbs.shared.groups import Bounding, InParts, PathLike, Writing
 from inshrink_core.verbs.shared.sharing import shared_out
 from inshrink_core.verbs.shared.showing import promised_facts, show_facts, show_table
 
@@ -73,7 +73,7 @@ _MOST_KEPT: Final = 2_000
 
 
 @dataclass(frozen=True)
-class Rehearse(Writing, Bounding, OnEngine, Executing, Request["Rehearsal | PartialRehearsal"]):
+class Rehearse(Writing, Bounding, InParts, Executing, Request["Rehearsal | PartialRehearsal"]):
     """Train with failures restored from the archive, and compare with uninterrupted training.
 
     Parameters
@@ -107,9 +107,6 @@ class Rehearse(Writing, Bounding, OnEngine, Executing, Request["Rehearsal | Part
         Threads that training uses; another number is another result.
     keep_archives
         Keep the archives of the restored trainings.
-    part
-        Train some of the seeds, beside other processes that train the others: I/N, or auto for what torchrun
-        or Slurm tell this process. All keep what they train in `output`, where a call without it finds it.
 
     Raises
     ------
@@ -167,7 +164,6 @@ class Rehearse(Writing, Bounding, OnEngine, Executing, Request["Rehearsal | Part
     device: Annotated[str, Option(metavar="auto|cpu|cuda")] = "auto"
     threads: Annotated[int, Option(least=1)] = 1
     keep_archives: bool = False
-    part: Annotated[str | None, Option(metavar="I/N|auto")] = None
 
     EXAMPLES: ClassVar = (
         "inshrink rehearse char-gpt --codec inshrinkerator --set bins=32 -o rehearsal",
@@ -177,7 +173,7 @@ class Rehearse(Writing, Bounding, OnEngine, Executing, Request["Rehearsal | Part
         "inshrink rehearse char-gpt --lose 0.25 --budget 0.125",
     )
     INTERRUPTED: ClassVar = "what is trained is kept, and the same command continues"
-    SHOWN: ClassVar = Shown(in_bytes=False)
+    UNIT: ClassVar = "steps"
 
     def perform(self) -> Rehearsal | PartialRehearsal:
         """Train what is not trained yet, and pair it."""

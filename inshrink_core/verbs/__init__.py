@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from inshrink_core.search.bounds import Bounds as Bounds
     from inshrink_core.verbs.commit import CommitReport as CommitReport
     from inshrink_core.verbs.commit import commit as commit
-    from inshrink_core.verbs.compare import CheckedBounds as CheckedBounds
     from inshrink_core.verbs.compare import Comparisons as Comparisons
     from inshrink_core.verbs.compare import compare as compare
     from inshrink_core.verbs.compare import compare_archives as compare_archives
@@ -66,7 +65,6 @@ __all__ = index(
         "inshrink_core.search.bounds": ["Bounds"],
         "inshrink_core.verbs.commit": ["CommitReport", "commit"],
         "inshrink_core.verbs.compare": [
-            "CheckedBounds",
             "Comparisons",
             "compare",
             "compare_archives",

@@ -12,18 +12,17 @@ from inshrink_core.errors import InputError, InshrinkError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.report import Report
-from inshrink_core.request import Option, R_co, Request, Shown, python_call
+from inshrink_core.request import Option, R_co, Request, python_call
 from inshrink_core.text import nats, percent, plain, printable
 from inshrink_core.verbs.shared.groups import (
     AnyArchive,
     AnyRun,
     ArchiveLike,
-    MemoryLimit,
-    OnDevice,
+    Bounding,
     Opening,
     PathLike,
     Sparing,
-    Steps,
+    Stepping,
     steps_of,
 )
 from inshrink_core.verbs.shared.measured import (
@@ -45,40 +44,12 @@ if TYPE_CHECKING:
     from inshrink_core.formats import Run
 
 __all__ = [
-    "CheckedBounds",
     "Compare",
     "CompareArchives",
     "Comparisons",
     "compare",
     "compare_archives",
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckedBounds:
-    """What every compared step should keep; None leaves a figure free.
-
-    Parameters
-    ----------
-    max_drop
-        End with 1 if the metric of any step drops by more: 0.01 is 1 %.
-    max_divergence
-        End with 1 if the predictions of any step diverge by more.
-    max_restore_cost
-        End with 1 if a restore of any step is expected to raise the loss by a larger share of it.
-    """
-
-    max_drop: Annotated[float | None, Option(metavar="FRACTION")] = None
-    max_divergence: Annotated[float | None, Option(metavar="NATS")] = None
-    max_restore_cost: Annotated[float | None, Option(metavar="FRACTION")] = None
-
-    @property
-    def limited_figures(self) -> dict[str, float]:
-        """What is bounded, by figure."""
-        from inshrink_core.search.bounds import FIGURES
-
-        given = {name: getattr(self, f"max_{name}") for name in FIGURES}
-        return {name: limit for name, limit in given.items() if limit is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,23 +149,18 @@ def _show(console: Console, comparison: Comparison, passed: Sequence[int], *, wi
 
 
 @dataclass(frozen=True)
-class _Comparing(Asking, EvaluatorRequest, Opening, OnDevice, MemoryLimit, Request[R_co]):
+class _Comparing(Stepping, Asking, EvaluatorRequest, Opening, Request[R_co]):
     """How archives of a run are compared with it.
 
     Parameters
     ----------
     against
         The original run.
-    steps
-        Steps to compare: a step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
-        repeated. By default every step that both hold; of several archives each is compared at those that
-        it holds.
     gain
         Measure too how much of each step's movement a restore would keep, which costs an encoding of it.
     """
 
     _: KW_ONLY
-    steps: Steps = None
     gain: bool = False
 
     def _compared(self, archives: Sequence[ArchiveLike], against: Run | PathLike) -> _Compared:
@@ -202,7 +168,7 @@ class _Comparing(Asking, EvaluatorRequest, Opening, OnDevice, MemoryLimit, Reque
         from inshrink_core.evaluate import Comparison, OriginalEvaluations, compare_steps
         from inshrink_core.metrics import Direction
 
-        opened = [self.limited(self.opened_archive(one)).on(self.device) for one in archives]
+        opened = [self.opened_archive(one) for one in archives]
         if not opened:
             raise InputError("there is no archive to compare", remedy="name one, or several of the run")
         run = self.opened_run(against)
@@ -318,7 +284,7 @@ compare = python_call(Compare)
 
 
 @dataclass(frozen=True)
-class CompareArchives(Sparing, CheckedBounds, _Comparing[Comparisons]):
+class CompareArchives(Sparing, Bounding, _Comparing[Comparisons]):
     """Evaluate every step as trained, as restored, and with the previous checkpoint in its place.
 
     Parameters
@@ -359,7 +325,7 @@ class CompareArchives(Sparing, CheckedBounds, _Comparing[Comparisons]):
     against: Annotated[AnyRun, Option(("--against",), metavar="RUN")]
 
     COMMAND: ClassVar = "compare"
-    SHOWN: ClassVar = Shown(in_bytes=False)
+    UNIT: ClassVar = "steps"
     EXAMPLES: ClassVar = (
         "inshrink compare digits.inshrink --against runs/digits --evaluator judge.py:evaluate",
         "inshrink compare digits.inshrink --against runs/digits --trust-run --max-drop 0.01",
@@ -368,17 +334,20 @@ class CompareArchives(Sparing, CheckedBounds, _Comparing[Comparisons]):
 
     def perform(self) -> Comparisons:
         """Compare them, and check the bounds."""
+        from inshrink_core.formats import unreadable_error
         from inshrink_core.search.bounds import failure_of, passed_by_previous
 
         found, run, asked = self._compared(self.archives, self.against)
         failures = [
-            self.failure(found.archives[0][1].unreadable, run.address, asked),
-            *(failure_of(self.limited_figures, comparison, path) for path, comparison in found.archives),
+            None
+            if self.skip_damaged
+            else unreadable_error(found.archives[0][1].unreadable, run.address, asked),
+            *(failure_of(self.bounds.limits, comparison, path) for path, comparison in found.archives),
         ]
         return replace(
             found,
             passed={
-                path: passed_by_previous(self.limited_figures, comparison)
+                path: passed_by_previous(self.bounds.limits, comparison)
                 for path, comparison in found.archives
             },
             with_gain=self.gain,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from inshrink_core.checkpoint import Unseen
 from inshrink_core.errors import (
@@ -42,13 +42,11 @@ from inshrink_core.verbs.shared.groups import (
     Bounding,
     ChainChoice,
     Computing,
-    OnEngine,
+    InParts,
     PathLike,
-    Reading,
     RunLike,
     Sparing,
-    Steps,
-    ToStorage,
+    Stepping,
     Writing,
     steps_of,
 )
@@ -93,7 +91,7 @@ __all__ = ["Compress", "CompressReport", "Compressing", "compress"]
 
 
 @dataclass(frozen=True)
-class Compressing(ToStorage, Writing, Bounding, EvaluatorRequest, Computing, Reading, Sparing):
+class Compressing(Writing, Bounding, EvaluatorRequest, Computing, Sparing):
     """How a run is written into an archive, once or as it grows.
 
     Parameters
@@ -104,12 +102,6 @@ class Compressing(ToStorage, Writing, Bounding, EvaluatorRequest, Computing, Rea
         The archive to make or to append to.
     coarseness
         Of the lattice codec, about 0.25 to 10: more is smaller and less exact; by default 0.5.
-    bins
-        Of the inshrinkerator codec: centroids of each tensor; by default 32.
-    prune
-        Of the inshrinkerator codec: fraction of each layer type set to zero.
-    protect
-        Of the inshrinkerator codec: fraction kept in bfloat16.
     resumed_from
         The archived step that training was restored from: the steps after it open a branch there.
     base
@@ -123,9 +115,6 @@ class Compressing(ToStorage, Writing, Bounding, EvaluatorRequest, Computing, Rea
     archive: Annotated[PathLike, Option(("--output", "-o"), metavar="ARCHIVE")]
     _: KW_ONLY
     coarseness: float | None = None
-    bins: int | None = None
-    prune: float | None = None
-    protect: float | None = None
     resumed_from: Annotated[int | None, Option(metavar="STEP")] = None
     base: Annotated[AnyBase | None, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
     allow_damaged: bool = False
@@ -136,30 +125,16 @@ class Compressing(ToStorage, Writing, Bounding, EvaluatorRequest, Computing, Rea
         return super().reading | {"allow_damaged": self.allow_damaged}
 
     def chosen(self, **named: Any) -> ChainChoice:
-        """Return how frames are written; a setting with an option of its own names its codec."""
-        from inshrink_core.codec import codec_with
-
-        own = {name: getattr(self, name) for name in _SHORTHANDS}
-        given = {name: value for name, value in own.items() if value is not None}
-        choice = super().chosen(**given, **named)
-        return choice if choice.codec else choice._replace(codec=codec_with(given))
-
-
-_SHORTHANDS: Final = ("coarseness", "bins", "prune", "protect")
+        """Return how frames are written."""
+        return super().chosen(coarseness=self.coarseness, **named)
 
 
 @dataclass(frozen=True)
-class Compress(Compressing, OnEngine, Request["CompressReport"]):
+class Compress(Stepping, Compressing, InParts, Request["CompressReport"]):
     """Write a run into an archive: the steps it does not hold yet.
 
     Parameters
     ----------
-    steps
-        The steps to write: a step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
-        repeated; by default all.
-    part
-        Write one part of each step, beside other processes that write the others: I/N, or auto for what
-        torchrun or Slurm tell this process.
     look_ahead
         Whether a new archive's codec may look at the whole run first, at some of the steps to be written, and
         plan for it. To be switched off where a run is written step by step as it grows.
@@ -197,13 +172,11 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
     True
     """
 
-    steps: Steps = None
-    part: Annotated[str | None, Option(("--part",), metavar="I/N|auto")] = None
     look_ahead: Annotated[bool, Option(hidden=True)] = True
 
     EXAMPLES: ClassVar = (
         "inshrink compress runs/digits -o digits.inshrink --coarseness 4",
-        "inshrink compress runs/digits -o middle.inshrink --steps 100:500 --codec inshrinkerator --bins 16",
+        "inshrink compress runs/digits -o part.inshrink --steps 100:500 --codec inshrinkerator --set bins=16",
         "inshrink compress runs/digits -o bounded.inshrink --max-drop 0.01 --evaluator judge.py:evaluate",
         "inshrink compress runs/tuned -o tuned.inshrink --base models/pretrained.safetensors",
     )
@@ -238,7 +211,6 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
 
     def perform(self) -> CompressReport:
         """Write what is not there."""
-        self.declare(self.archive)
         if self.part is not None or self.is_shared_out:
             from inshrink_core.verbs.modes.parts import compress_in_parts
 
@@ -254,6 +226,7 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
             original_checks,
         )
         from inshrink_core.chain.report import predicted_cost
+        from inshrink_core.formats import unreadable_error
         from inshrink_core.search.bounded import open_bounded
         from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 
@@ -329,8 +302,8 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
         if judged is not None and judged.steps:
             keep_judged(finished, opened, judged)
         in_vain = None if asked is None else set(asked) - set(session.run.steps)
-        failure = self.failure(report.unreadable, opened.address, in_vain)
-        if failure is not None:
+        failure = unreadable_error(report.unreadable, opened.address, in_vain)
+        if failure is not None and not self.skip_damaged:
             failure.report = report
             raise failure
         return report

@@ -18,9 +18,17 @@ from inshrink_core.errors import EvaluatorError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.report import UNSAID, Report
-from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import UNKNOWN, count, duration, nats, percent, plain, printable, ratio, size
-from inshrink_core.verbs.shared.groups import Computing, PathLike, Reading, RunLike, Steps, Writing, steps_of
+from inshrink_core.verbs.shared.groups import (
+    Computing,
+    PathLike,
+    Reading,
+    RunLike,
+    Stepping,
+    Writing,
+    steps_of,
+)
 from inshrink_core.verbs.shared.measured import Asking, EvaluatorId, Measurements, answer_as
 from inshrink_core.verbs.shared.showing import known_fact, show_facts, show_notes, show_table
 
@@ -376,20 +384,16 @@ def _row_of(candidate: Candidate, report: EstimateReport) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimating(Computing, Reading):
+class Estimating(Stepping, Computing, Reading):
     """What an estimate is of.
 
     Parameters
     ----------
     trials
         Trials of a search, which say what an error costs; by default the run's own.
-    steps
-        Steps of the chain: a step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
-        repeated. By default all.
     """
 
     trials: Annotated[PathLike | None, Option(metavar="FILE")] = None
-    steps: Steps = None
 
     def known(self, run: Run) -> tuple[Trial, ...]:
         """Return the trials at hand."""
@@ -468,7 +472,7 @@ class Estimate(Asking, _Configured, Request[EstimateReport]):
         "inshrink estimate runs/digits --codec uniform --levels 7",
         "inshrink estimate runs/digits --goals",
     )
-    SHOWN: ClassVar = Shown(in_bytes=False)
+    UNIT: ClassVar = "steps"
 
     def perform(self) -> EstimateReport:
         """Estimate it."""
@@ -520,7 +524,7 @@ class EstimateLevels(_Configured, Request[LevelsReport]):
     levels: Annotated[int, Option(least=1)] = 7
 
     COMMAND: ClassVar = "estimate --levels"
-    SHOWN: ClassVar = Shown(in_bytes=False)
+    UNIT: ClassVar = "steps"
 
     def perform(self) -> LevelsReport:
         """Estimate each."""
@@ -552,7 +556,7 @@ class EstimateGoals(Asking, EvaluatorRequest, Estimating, Request[GoalsReport]):
     run
         The run it would be of.
     keyframe_every
-        Frames from one keyframe to the next.
+        Frames from one keyframe to the next; by default 32.
     max_restore_cost
         Judge the two steps too, each written as small as keeps this bound, as a share of the loss; 0.003
         where there is an evaluator.
@@ -586,7 +590,7 @@ class EstimateGoals(Asking, EvaluatorRequest, Estimating, Request[GoalsReport]):
     max_restore_cost: Annotated[float | None, Option(metavar="FRACTION", least=0)] = None
 
     COMMAND: ClassVar = "estimate --goals"
-    SHOWN: ClassVar = Shown(in_bytes=False)
+    UNIT: ClassVar = "steps"
 
     def perform(self) -> GoalsReport:
         """Estimate what each goal takes."""

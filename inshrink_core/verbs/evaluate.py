@@ -15,7 +15,7 @@ from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import duration, plain, printable
-from inshrink_core.verbs.shared.groups import PathLike, Reading, RunLike
+from inshrink_core.verbs.shared.groups import Force, PathLike, Reading, RunLike
 from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements
 from inshrink_core.verbs.shared.showing import show_facts
 
@@ -184,8 +184,6 @@ class MakeEvaluator(Reading, Request[EvaluatorReport]):
         What the model is for: language, classifier or regression; by default what the tensors tell.
     model
         The model's class, made without arguments.
-    force
-        Replace a file that exists.
 
     Raises
     ------
@@ -211,7 +209,7 @@ class MakeEvaluator(Reading, Request[EvaluatorReport]):
     _: KW_ONLY
     task: Annotated[str | None, Option(metavar="language|classifier|regression")] = None
     model: Annotated[str | None, Option(metavar="MODULE:CLASS")] = None
-    force: bool = False
+    force: Force = False
 
     COMMAND: ClassVar = "evaluate --write"
 

@@ -21,13 +21,11 @@ from inshrink_core.text import count, duration, error_size, ratio, size, steps_i
 from inshrink_core.verbs.modes.pack import PackReport, pack, unpack
 from inshrink_core.verbs.shared.groups import (
     ArchiveLike,
-    Based,
+    Decoding,
+    Force,
     Globs,
-    Limiting,
-    OnDevice,
     PathLike,
     Size,
-    ToStorage,
     local_target,
 )
 from inshrink_core.verbs.shared.showing import show_facts
@@ -191,7 +189,7 @@ class ExportReport(Report):
 
 
 @dataclass(frozen=True)
-class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackReport]):
+class Export(Decoding, Request[ExportReport | PackReport]):
     """Write one step, or a whole archive, as one file that needs nothing else.
 
     Parameters
@@ -225,8 +223,6 @@ class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackRe
         Copy the whole archive into one file instead.
     unpack
         Copy the whole archive into a folder instead.
-    force
-        Replace a file that exists.
 
     Raises
     ------
@@ -275,7 +271,7 @@ class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackRe
     dtype: Annotated[str, Option(metavar="same|fp32|bf16|fp16")] = "same"
     pack: Annotated[PathLike | None, Option(metavar="FILE")] = None
     unpack: Annotated[PathLike | None, Option(metavar="DIR")] = None
-    force: bool = False
+    force: Force = False
 
     EXAMPLES: ClassVar = (
         "inshrink export digits.inshrink --step 400 --weights-only -o model.inshrink",
@@ -292,7 +288,6 @@ class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackRe
 
         tensors, without = _listed(self.tensors), _listed(self.without)
         self._check(is_chosen=bool(tensors or without))
-        self.declare(self.pack, self.unpack)
         if self.pack is not None:
             return pack(self.archive, self.pack, force=self.force, progress=self.progress)
         if self.unpack is not None:
@@ -304,7 +299,6 @@ class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackRe
         require_free(target, self.force)
         source = self.opened_archive(self.archive)
         info = source.last if self.step is None else source.reader.find(self.step)
-        source = source.limited(self.limits()).on(self.device)
         needs = step_needs(source, info)
         where = source.where(info)
         source.limits.require_memory(needs.memory_in_turn, "exporting the step", where)

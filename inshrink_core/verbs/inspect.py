@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -22,7 +23,7 @@ from inshrink_core.text import (
     size,
     steps_in_short,
 )
-from inshrink_core.verbs.shared.groups import Opening, RunOrArchive
+from inshrink_core.verbs.shared.groups import Reading, RunOrArchive
 from inshrink_core.verbs.shared.showing import (
     base_text,
     counted_fates,
@@ -112,7 +113,7 @@ class Inventory(Report):
 
 
 @dataclass(frozen=True)
-class Inspect(Opening, Request[Inventory]):
+class Inspect(Reading, Request[Inventory]):
     """Show steps, tensors, roles and sizes; reads headers only.
 
     Parameters
@@ -145,11 +146,12 @@ class Inspect(Opening, Request[Inventory]):
 
     def perform(self) -> Inventory:
         """Read headers."""
-        from inshrink_core.chain import Archive
+        from inshrink_core.chain.archive import Archive, open_any
         from inshrink_core.formats.run import NoCheckpointError
 
         try:
-            opened = self.opened(self.source)
+            source = self.source
+            opened = open_any(source, **self.reading) if isinstance(source, str | os.PathLike) else source
         except NoCheckpointError as error:
             if not error.skipped:
                 raise

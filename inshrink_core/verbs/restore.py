@@ -21,12 +21,12 @@ from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import count, duration, printable, size, steps_in_short
 from inshrink_core.verbs.shared.groups import (
     ArchiveLike,
-    Based,
     Computing,
-    Limiting,
-    OnEngine,
+    Decoding,
+    Force,
+    InParts,
     PathLike,
-    Steps,
+    Stepping,
     chosen_steps,
     local_target,
 )
@@ -127,7 +127,7 @@ class RestoreReport(Report):
 
 
 @dataclass(frozen=True)
-class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
+class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
     """Write archived steps back as files, in the run's own format.
 
     Parameters
@@ -138,9 +138,6 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         Where the files go; made if it is not there. One step goes right there, and so do several that are
         single files of the run's own format; other steps go into a folder each, called as in the run, or
         checkpoint-STEP.
-    steps
-        A step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be repeated. By default
-        the last step.
     every
         Restore every step.
     layout
@@ -148,15 +145,10 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         torch.distributed.checkpoint on any number of ranks.
     tensors
         Only tensors whose keys match this glob, as safetensors; nothing else is read or written.
-    force
-        Overwrite files that exist.
     branch
         Look for the steps in the history of this branch's last frame: a number, or the name of a checkpoint
         that is no step, such as best.
 
-    part
-        Write some of the steps, beside other processes that write the others: I/N, or auto for what
-        torchrun or Slurm tell this process. Steps are shared out in order, about equal in bytes.
 
     Raises
     ------
@@ -187,13 +179,11 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
     archive: ArchiveLike
     output: Annotated[PathLike, Option(("--output", "-o"), metavar="DIR")]
     _: KW_ONLY
-    steps: Steps = None
     every: Annotated[bool, Option(("--all",))] = False
     layout: Annotated[str, Option(("--format",), metavar="same|safetensors|torch|dcp")] = "same"
     tensors: Annotated[str | None, Option(metavar="GLOB")] = None
-    force: bool = False
+    force: Force = False
     branch: Annotated[int | str | None, Option(metavar="N|NAME")] = None
-    part: Annotated[str | None, Option(("--part",), metavar="I/N|auto")] = None
 
     THREADED: ClassVar = True
     EXAMPLES: ClassVar = (
@@ -226,7 +216,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         chosen = tuple(info.step for info in infos)
         if self.tensors is None:
             opened.fetch(infos)
-        opened = opened.limited(self.limits(1.0 if len(chosen) < 2 else _SHARE_OF_A_RUN)).on(self.device)
+        opened = self.opened_archive(opened, 1.0 if len(chosen) < 2 else _SHARE_OF_A_RUN)
         threads = self.threads or default_threads()
         view, threads = _fitting(opened, infos, directory, layout, tensors, threads) if infos else (opened, 1)
         counter = _Counter(opened, infos, tensors, self.progress)

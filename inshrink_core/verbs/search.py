@@ -8,7 +8,7 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 from inshrink_core.errors import CheckFailedError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.report import UNSAID, Report
-from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import (
     UNKNOWN,
     count,
@@ -36,20 +36,20 @@ from inshrink_core.verbs.shared.groups import (
     PathLike,
     Reading,
     RunLike,
-    Steps,
+    Stepping,
     Writing,
     steps_of,
 )
 from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements
-from inshrink_core.verbs.shared.showing import make_table, show_facts, show_notes
+from inshrink_core.verbs.shared.showing import show_facts, show_notes
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
     from inshrink_core.chain import ChainConfig
     from inshrink_core.formats import Run
     from inshrink_core.search.bounds import Bounds
-    from inshrink_core.search.search import Chain, ChainTrials, SearchProgress
+    from inshrink_core.search.search import Chain, ChainTrials
     from inshrink_core.search.space import Candidate, Cube, Line, Space
     from inshrink_core.search.trials import Trial, TrialRunner
 
@@ -57,8 +57,6 @@ __all__ = ["Search", "SearchReport", "describe", "search"]
 
 _logger = logging.getLogger(__name__)
 
-_ROWS: Final = 12
-"""Trials shown while the search goes on: the last ones."""
 
 _SHOWN: Final = (
     *("step", "config", "ratio_weights", "drop", "divergence", "restore_cost"),
@@ -335,32 +333,10 @@ def _short(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _table(seen: Sequence[SearchProgress]) -> RenderableType:
-    """Return the last trials, the best chain so far, and how long it may still take."""
-    from rich.console import Group
-    from rich.text import Text
-
-    table = make_table("trial", "step", "config", "ratio of weights", "drop", "divergence", left=(2,))
-    for now in seen[-_ROWS:]:
-        trial = now.trial
-        table.add_row(
-            count(now.done),
-            str(trial.step),
-            printable(describe(trial.config)),
-            ratio(trial.ratio_weights),
-            percent(trial.drop),
-            nats(trial.divergence),
-        )
-    last = seen[-1]
-    line = (
-        f"best so far {ratio(last.best_ratio)} of the weights"
-        f" · about {count(last.total - last.done)} evaluations left · {duration(last.seconds_left)}"
-    )
-    return Group(table, Text(line))
-
-
 @dataclass(frozen=True)
-class Search(Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, Request[SearchReport]):
+class Search(
+    Stepping, Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, Request[SearchReport]
+):
     """Find the configuration of largest ratio whose restored steps keep a bound.
 
     Parameters
@@ -384,9 +360,6 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, 
         Evaluators asked side by side.
     gain
         Measure restore gain and noise of each trial too.
-    steps
-        Steps of the chain: a step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
-        repeated. By default all.
 
     Raises
     ------
@@ -426,15 +399,14 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, 
     budget: Annotated[int | None, Option(least=1)] = None
     seed: int = 0
     replicas: Annotated[int, Option(least=1)] = 1
-    gain: Annotated[bool, Option(off="--no-gain")] = True
-    steps: Steps = None
+    gain: bool = True
 
     EXAMPLES: ClassVar = (
         "inshrink search runs/digits --trust-run --max-drop 0.01 -o search.json",
         "inshrink search runs/digits --target-ratio 30 --evaluator judge.py:evaluate",
     )
     INTERRUPTED: ClassVar = "measured trials are kept, and the same command continues"
-    SHOWN: ClassVar = Shown(draw=_table)
+    UNIT: ClassVar = "trials"
 
     def perform(self) -> SearchReport:
         """Search."""

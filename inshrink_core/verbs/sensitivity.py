@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TextIO
 from inshrink_core.errors import ExistsError, InputError, StorageError
 from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report
-from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.request import Option, Request, python_call
 from inshrink_core.sensitivity import STATISTICS, Grouping, SensitivityMetric
 from inshrink_core.text import UNKNOWN, csv_cell, printable, spread, steps_in_short
-from inshrink_core.verbs.shared.groups import OnDevice, Opening, PathLike, RunOrArchive, Steps, chosen_steps
+from inshrink_core.verbs.shared.groups import Force, Opening, PathLike, RunOrArchive, Stepping, chosen_steps
 from inshrink_core.verbs.shared.showing import show_facts, show_notes, show_table
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class SensitivityTablesReport(Report):
 
 
 @dataclass(frozen=True)
-class Sensitivity(OnDevice, Opening, Request[SensitivityReport | SensitivityTablesReport]):
+class Sensitivity(Stepping, Opening, Request[SensitivityReport | SensitivityTablesReport]):
     """Show how much the loss minds an error, per tensor and step.
 
     Parameters
@@ -182,13 +182,8 @@ class Sensitivity(OnDevice, Opening, Request[SensitivityReport | SensitivityTabl
         What a row is; with --json also several, as a list a,b.
     statistic
         What of a row's parameters the table shows.
-    steps
-        Only these steps: a step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
-        repeated.
     csv
         Write every row, step and statistic as CSV; - is stdout, where nothing else is shown then.
-    force
-        Overwrite the CSV file if it exists.
 
     Raises
     ------
@@ -215,11 +210,10 @@ class Sensitivity(OnDevice, Opening, Request[SensitivityReport | SensitivityTabl
     metric: Annotated[str, Option(metavar=_METRICS)] = "magnitude"
     by: Annotated[str, Option(metavar=_GROUPINGS)] = "tensor"
     statistic: Annotated[str, Option(metavar="|".join(STATISTICS))] = "mean"
-    steps: Steps = None
     csv: Annotated[PathLike | None, Option(metavar="FILE")] = None
-    force: bool = False
+    force: Force = False
 
-    SHOWN: ClassVar = Shown(in_bytes=False)
+    UNIT: ClassVar = "steps"
     EXAMPLES: ClassVar = (
         "inshrink sensitivity runs/digits --metric fisher --by layer_type",
         "inshrink sensitivity runs/digits --metric update --csv update.csv",

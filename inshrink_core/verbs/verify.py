@@ -14,17 +14,14 @@ from inshrink_core.errors import CheckFailedError, DamagedError, InshrinkError, 
 from inshrink_core.execution.progress import Progress
 from inshrink_core.execution.together import gathered, part_ways
 from inshrink_core.report import Report
-from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import count, counted, error_size, printable, steps_in_short
 from inshrink_core.verbs.shared.groups import (
     AnyArchive,
     AnyRun,
     ArchiveLike,
-    Based,
-    Limiting,
-    OnDevice,
-    OnEngine,
-    Reading,
+    Decoding,
+    InParts,
     Sparing,
 )
 from inshrink_core.verbs.shared.measured import Measurements
@@ -243,7 +240,7 @@ def _badness(row: StepError) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Verification]):
+class Verify(Sparing, InParts, Decoding, Request[Verification]):
     """Check an archive; ends with 1 if anything is wrong.
 
     Parameters
@@ -257,9 +254,6 @@ class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Veri
         The original run, to measure the error of every tensor against: tensors that are stored losslessly
         must be bit-exact, and all that the run holds must be in the archive, but for steps that were pruned.
 
-    part
-        Check the bytes of some steps, beside other processes that check the others: I/N, or auto for what
-        torchrun or Slurm tell this process. Which files there are every part checks.
 
     Raises
     ------
@@ -287,9 +281,8 @@ class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Veri
     _: KW_ONLY
     deep: bool = False
     against: Annotated[AnyRun | AnyArchive | None, Option(metavar="RUN")] = None
-    part: Annotated[str | None, Option(metavar="I/N|auto")] = None
 
-    SHOWN: ClassVar = Shown(in_bytes=False)
+    UNIT: ClassVar = "steps"
     EXAMPLES: ClassVar = (
         "inshrink verify digits.inshrink",
         "inshrink verify digits.inshrink --deep --against runs/digits",
@@ -305,6 +298,7 @@ class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Veri
         from inshrink_core.chain.archive import Archive, open_base
         from inshrink_core.chain.report import OriginalChecks, original_checks
         from inshrink_core.chain.sizes import Exactness, exactness_of, sequential_within
+        from inshrink_core.execution import Limits
 
         against = self.against
         if against is not None and not isinstance(against, Archive):
@@ -316,7 +310,7 @@ class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Veri
         problems = [problem for problem in found if not problem.leftover]
         try:
             opened = self.archive if isinstance(self.archive, Archive) else Archive.open(path, base=base)
-            archive = self.limited(opened)
+            archive = opened if self.limits() == Limits() else opened.limited(self.limits())
         except DamagedError:
             return Verification(
                 path=path,

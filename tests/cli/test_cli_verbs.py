@@ -81,7 +81,17 @@ def test_inspect_and_help_never_import_torch(small_run, made_archive):
 
 
 def test_compress_reports_what_scripts_rely_on(cli, small_run, tmp_path):
-    outcome = cli("compress", small_run, "-o", tmp_path / "a.inshrink", "--json", "--bins", 8)
+    outcome = cli(
+        "compress",
+        small_run,
+        "-o",
+        tmp_path / "a.inshrink",
+        "--json",
+        "--codec",
+        "inshrinkerator",
+        "--set",
+        "bins=8",
+    )
     document = outcome.document
     assert outcome.code == 0
     assert outcome.err == ""

@@ -2,14 +2,14 @@
 
 import io
 import json
+import re
 import sys
 import textwrap
 
 import pytest
 
-from inshrink_core.cli.output import progress_table
-from inshrink_core.search.search import SearchProgress
-from inshrink_core.search.trials import Trial
+from inshrink_core.cli.output import shown_progress
+from inshrink_core.execution.progress import Progress
 from inshrink_core.verbs.estimate import Estimate, EstimateGoals, EstimateLevels
 from inshrink_core.verbs.search import Search, describe
 
@@ -208,23 +208,19 @@ def test_an_estimate_that_cannot_be_made_is_one_line(cli, small_run, words, mess
     assert message in one_line(outcome)
 
 
-def test_trials_are_drawn_as_they_come_where_somebody_watches(monkeypatch):
+def test_a_bar_is_shown_where_somebody_watches(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
     monkeypatch.setattr(sys, "stderr", Terminal())
-    config = {"codec": "lattice", "settings": {"coarseness": 2.5}}
-    trial = Trial(step=100, config=config, raw_weights=40, weights_nbytes=10, drop=0.001)
-    now = SearchProgress(
-        stage="search", done=3, total=8, step=100, seconds_left=4.0, trial=trial, best_ratio=7.0
-    )
-    with progress_table("search", Search.SHOWN.draw, hidden=False) as tell:
+    now = Progress("search", 3, 8, 100, "best so far 7.00×")
+    with shown_progress("search", "trials", "bar", hidden=False) as tell:
         tell(now)
-    assert "coarseness 2.5" in sys.stderr.getvalue()
-    assert "best so far 7.00×" in sys.stderr.getvalue()
-    assert "about 5 evaluations left" in sys.stderr.getvalue()
-    with progress_table("search", Search.SHOWN.draw, hidden=True) as tell:
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", sys.stderr.getvalue())
+    assert "search step 100" in shown
+    assert "evaluation 3 of at most 8 · best so far 7.00×" in shown
+    with shown_progress("search", "trials", "bar", hidden=True) as tell:
         assert tell is None
 
 

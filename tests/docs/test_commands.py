@@ -89,10 +89,6 @@ NOT_RUN = {
         "inshrink export s3://bucket/digits.inshrink --pack s3://bucket/run.packed",
     ): REMOTE,
     (
-        "docs/buckets.md",
-        "inshrink compress runs/digits -o s3://bucket/digits.inshrink --single-writer",
-    ): REMOTE,
-    (
         "docs/archives.md",
         "inshrink restore s3://bucket/run.inshrink --step 400 --tensors 'fc1*' -o out/",
     ): REMOTE,
@@ -479,9 +475,7 @@ def test_synopses_and_commands_within_sentences_name_verbs_and_options_that_ther
             assert verb in VERBS, (page, line)
             modes = [VERBS[verb], *VERBS[verb].modes().values()]
             known = {name for mode in modes for field in fields_of(mode) for name in field.names}
-            known |= {field.option.off for mode in modes for field in fields_of(mode)} | {
-                *VERBS[verb].modes()
-            }
+            known |= {field.off for mode in modes for field in fields_of(mode)} | {*VERBS[verb].modes()}
             asked = {word for word in words if re.fullmatch(r"--?[a-z][a-z-]*", word)}
             assert asked <= known | COMMON, (page, line)
 

@@ -91,15 +91,13 @@ def test_large_frames_arrive_whole_through_failures(server, url, monkeypatch, fa
     assert storage_at(url).remains("frames") == ()
 
 
-def test_a_server_that_ignores_conditions_is_refused_unless_one_is_alone(server, url, monkeypatch, tmp_path):
+def test_a_server_that_ignores_conditions_is_refused(server, url, monkeypatch, tmp_path):
     with Proxy(server, lambda n, method, path: "blind") as proxy:
         connect(monkeypatch, proxy.address)
         run = inshrink_core.sample("digits-cnn")
         with pytest.raises(StorageError, match="does not compare before it writes"):
             inshrink_core.compress(run, url, steps=[10])
         assert storage_at(url).names("") == ()
-        inshrink_core.compress(run, url, steps=[10], single_writer=True)
-        assert inshrink_core.open(url).steps == (10,)
 
 
 # ---- what is refused -----------------------------------------------------------------------------

@@ -20,18 +20,18 @@ from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.lab.bench.measure import Measurer
 from inshrink_core.lab.bench.report import DEFAULT_BOUNDS, REPEAT, BenchReport, Bound, Point, parse_bounds
 from inshrink_core.lab.bench.sweep import Sweep
-from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.request import Option, Request, python_call
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.search import choose_steps
 from inshrink_core.search.strategies import Outcome, explore
 from inshrink_core.verbs.shared.groups import (
     Computing,
-    OnEngine,
+    InParts,
     PathLike,
     Reading,
     RunLike,
-    Steps,
+    Stepping,
     steps_of,
 )
 from inshrink_core.verbs.shared.sharing import shared_out
@@ -42,7 +42,7 @@ _POINTS_FOLDER = "points"
 
 
 @dataclass(frozen=True)
-class Bench(EvaluatorRequest, Computing, OnEngine, Reading, Request[BenchReport]):
+class Bench(Stepping, EvaluatorRequest, Computing, InParts, Reading, Request[BenchReport]):
     """Measure the largest ratio of each codec that keeps each bound.
 
     Parameters
@@ -62,12 +62,7 @@ class Bench(EvaluatorRequest, Computing, OnEngine, Reading, Request[BenchReport]
     refine
         How often the knob's gap below each bound is halved.
     keyframe_every
-        Frames from one keyframe to the next.
-    steps
-        Which steps, as 400, 100,200 or FIRST:LAST[:EVERY]; by default all.
-    part
-        Measure some of the codecs, beside other processes that measure the others: I/N, or auto for what
-        torchrun or Slurm tell this process. All keep points in `output`, where a call without it finds them.
+        Frames from one keyframe to the next; by default 32.
 
     Raises
     ------
@@ -99,15 +94,13 @@ class Bench(EvaluatorRequest, Computing, OnEngine, Reading, Request[BenchReport]
     output: Annotated[PathLike | None, Option(("--output", "-o"), metavar="DIR")] = None
     refine: Annotated[int, Option(least=0)] = 2
     keyframe_every: Annotated[int, Option(least=1)] = 32
-    steps: Steps = None
-    part: Annotated[str | None, Option(metavar="I/N|auto")] = None
 
     EXAMPLES: ClassVar = (
         "inshrink bench runs/digits --trust-run -o bench",
         "inshrink bench runs/digits --trust-run --codecs inshrinkerator,excp:coder=rans --bounds drop=0.01",
     )
     INTERRUPTED: ClassVar = "with --output, measured points are kept, and the same command continues"
-    SHOWN: ClassVar = Shown(in_bytes=False)
+    UNIT: ClassVar = "steps"
 
     def perform(self) -> BenchReport:
         """Measure the codecs."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from inshrink_core.errors import ConflictError, InputError
 from inshrink_core.report import Report
-from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import (
     count,
     counted,
@@ -22,7 +22,7 @@ from inshrink_core.text import (
     size,
     steps_in_short,
 )
-from inshrink_core.verbs.shared.groups import ArchiveLike, Based
+from inshrink_core.verbs.shared.groups import ArchiveLike, Decoding
 from inshrink_core.verbs.shared.showing import base_text, show_facts
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class PushReport(Report):
 
 
 @dataclass(frozen=True)
-class Push(Based, Request[PushReport]):
+class Push(Decoding, Request[PushReport]):
     """Upload what is new of an archive to the Hugging Face Hub, with a card that says what it is.
 
     Parameters
@@ -150,7 +150,7 @@ class Push(Based, Request[PushReport]):
     public: bool = False
 
     INTERRUPTED: ClassVar = "nothing of it is to be seen there; the same command uploads what is missing"
-    SHOWN: ClassVar = Shown(in_bytes=False)
+    UNIT: ClassVar = "steps"
     EXAMPLES: ClassVar = (
         "inshrink push digits.inshrink hf://me/digits",
         "inshrink push digits.inshrink hf://datasets/me/runs/digits --public",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.errors import (
     InshrinkError,
@@ -20,8 +19,8 @@ from inshrink_core.errors import (
 )
 from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report, plain_value
-from inshrink_core.request import Option, Request, Watcher, python_call
-from inshrink_core.text import counted, duration, printable, ratio, size, steps_in_short, url_of
+from inshrink_core.request import Option, Request, python_call
+from inshrink_core.text import counted, duration, ratio, size, steps_in_short, url_of
 from inshrink_core.verbs.compress import Compress, Compressing, CompressReport
 from inshrink_core.verbs.shared.groups import PathLike
 from inshrink_core.verbs.shared.showing import (
@@ -60,11 +59,6 @@ _STAGE: Final = "watch"
 def _event(kind: str, step: int | None, detail: str = "") -> Progress:
     """Return what is reported when something happened; `detail` says why, or how: for people."""
     return Progress(_STAGE, 0, 0, step, detail, {"event": kind})
-
-
-def _happened(now: Progress) -> str:
-    """Return what happened; nothing where it is told how far a writing has come."""
-    return str((now.found or {}).get("event", "")) if now.stage == _STAGE else ""
 
 
 @dataclass(frozen=True)
@@ -137,22 +131,7 @@ class Watch(Compressing, Request["WatchReport"]):
 
     COMMAND: ClassVar = "compress --watch"
     THREADED: ClassVar = True
-
-    @contextmanager
-    def watched(self, out: Watcher) -> Iterator[Self]:
-        """Yield the same request, whose progress the command line shows."""
-        with super().watched(out) as asked:
-
-            def tell(now: Progress) -> None:
-                kind = _happened(now)
-                if not kind and asked.progress is not None:
-                    asked.progress(now)
-                elif kind not in ("", "ended") and not out.hidden:
-                    detail = f": {now.detail}" if now.detail else ""
-                    step = "" if now.step is None else f" step {now.step}"
-                    sys.stderr.write(printable(f"{kind}{step}{detail}") + "\n")
-
-            yield replace(asked, progress=tell)
+    EVENTS: ClassVar = True
 
     def perform(self) -> WatchReport:
         """Look until it ends."""
@@ -531,7 +510,9 @@ class WatchReport(Report):
 
     def steps(self, kind: str) -> tuple[int, ...]:
         """Return the steps of the events of a kind."""
-        return tuple(one.step for one in self.events if _happened(one) == kind and one.step is not None)
+        return tuple(
+            one.step for one in self.events if (one.found or {}).get("event") == kind and one.step is not None
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink compress --watch --json``."""
