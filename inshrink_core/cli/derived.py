@@ -134,7 +134,7 @@ def read_request(request: type[Request[Any]], words: Sequence[str]) -> Request[A
     return read[0]
 
 
-def _read(request: type[Request[Any]], words: Sequence[str]) -> tuple[Request[Any], Output] | None:
+def _read(request: Any, words: Sequence[str]) -> tuple[Request[Any], Output] | None:
     """Return the request that words ask for and how it is printed; None after help."""
     joined: list[str] = []
     for word in words:
