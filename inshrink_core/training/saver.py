@@ -20,6 +20,7 @@ from inshrink_core.execution import working_folder
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.formats.state_tree import SAVE_KEY
 from inshrink_core.frame import FrameInfo
+from inshrink_core.retention import Retention, metrics_of
 from inshrink_core.search.bounded import StepWriter
 from inshrink_core.training.closing import Holding, opened_base
 from inshrink_core.training.extra import pack, unpack
@@ -27,7 +28,6 @@ from inshrink_core.training.gradients import N_RECORDED, GradientAverage, finite
 from inshrink_core.training.spool import GRADIENTS_NAME, OPTIMIZER_NAME, Notes, load_save, spool_folder
 from inshrink_core.training.staging import Staging, address
 from inshrink_core.training.state import TrainingState, memory, parts_of, states_of, tensors_in
-from inshrink_core.verbs.history.retention import Retention, metrics_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

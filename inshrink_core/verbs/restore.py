@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
-from inshrink_core.errors import InputError, NotFoundError, TooLargeError
+from inshrink_core.errors import InputError, NotFoundError
 from inshrink_core.execution.progress import Progress
 from inshrink_core.execution.together import meet, part_ways
 from inshrink_core.report import Part, Report
@@ -39,7 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.chain import Archive, Exactness, OriginalChecks
-    from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSource, TensorSpec
+    from inshrink_core.checkpoint import Checkpoint
     from inshrink_core.frame import FrameInfo
 
 __all__ = [
@@ -47,7 +43,6 @@ __all__ = [
     "RestoreReport",
     "known_steps",
     "load_state_dict",
-    "reading_ahead",
     "restore",
 ]
 
@@ -198,6 +193,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
             return self._on_engine()
         from inshrink_core.chain import exactness_of, original_checks
         from inshrink_core.chain.attachments import dropped_of
+        from inshrink_core.chain.restoring import fitting, reading_ahead
         from inshrink_core.execution import default_threads
         from inshrink_core.formats import write_checkpoint
         from inshrink_core.formats.disk import check_names, check_target
@@ -219,7 +215,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         opened = opened.limited(self.limits(1.0 if len(infos) < 2 else _SHARE_OF_A_RUN)).on(self.device)
         view, threads = opened, self.threads or default_threads()
         if infos:
-            view, threads = self._fitting(opened, infos, directory, threads)
+            view, threads = fitting(opened, infos, directory, self.layout, keys, threads)
         progress_of = self._progress_of(opened, infos)
         paths: list[Path] = []
         converted: dict[str, None] = {}
@@ -311,38 +307,6 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
             named = archive.reader.named if self.every and branch is None else ()
             return (*(archive.reader.find(step, branch) for step in steps), *named)
         return (archive.last if branch is None else _tip(archive, branch),)
-
-    def _fitting(
-        self, archive: Archive, infos: Sequence[FrameInfo], directory: Path, threads: int
-    ) -> tuple[Archive, int]:
-        """Return a view and a number of threads that fit the memory; refuse what does not fit the disk."""
-        from inshrink_core.chain import sequential_within, step_needs
-        from inshrink_core.formats.write import restorable_layout, written_nbytes
-
-        keys, disk, needs = _selector(self.tensors), 0, []
-        for info in infos:
-            checkpoint = archive.checkpoint(info)
-            same = self.layout == "same" and keys is None
-            as_written = restorable_layout(checkpoint) if same else self.layout
-            needs.append(step_needs(archive, info, checkpoint, as_written))
-            disk += written_nbytes(checkpoint, as_written, keys)
-        several = len(infos) > 1
-        what = f"restoring {len(infos)} steps" if several else f"restoring step {infos[0].step}"
-        archive.limits.require_disk(disk, directory, what, archive.reader.path)
-        if keys is not None:  # some of them only: each is checked as it is decoded
-            return (archive.sequential() if several else archive), threads
-        view = sequential_within(archive, needs) if several else archive
-        held = max((row.state for row in needs), default=0) if view.keeps_state else 0
-        while True:
-            try:
-                most = max(row.memory(threads) for row in needs)
-                archive.limits.require_memory(most + held, what, archive.reader.path)
-            except TooLargeError:
-                if threads == 1:
-                    raise
-                threads -= 1
-            else:
-                return view, threads
 
     def _progress_of(
         self, archive: Archive, infos: Sequence[FrameInfo]
@@ -449,82 +413,3 @@ def load_state_dict(
     checkpoint = opened.on(device).checkpoint(info)
     carried = {one.name: one for one in carried_tensors(checkpoint) if one.role in MODEL_ROLES}
     return checkpoint.state_dict() | {name: one.whole() for name, one in carried.items()}
-
-
-@contextmanager
-def reading_ahead(checkpoint: Checkpoint, order: Iterable[TensorSpec], threads: int) -> Iterator[Checkpoint]:
-    """Give the same checkpoint, of which threads read tensors ahead while the context is open.
-
-    Parameters
-    ----------
-    checkpoint
-        Its source may be read by several threads.
-    order
-        In which its tensors will probably be asked for; any other order works, only slower.
-    threads
-        How many tensors to read at a time; 1 reads each when it is asked for.
-
-    Notes
-    -----
-    Tensors that were read and not asked for yet have at most ``threads + 1`` times the bytes of the
-    largest one.
-    """
-    from inshrink_core.execution import recycling
-
-    if threads <= 1:
-        with recycling():
-            yield checkpoint
-        return
-    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="inshrink") as pool:
-        ahead = _ReadAhead(checkpoint.source, order, threads, pool)
-        try:
-            with recycling():
-                yield replace(checkpoint, source=ahead)
-        finally:
-            ahead.stop()
-
-
-class _ReadAhead:
-    """A `TensorSource` that knows what will be asked for next."""
-
-    def __init__(
-        self, source: TensorSource, order: Iterable[TensorSpec], threads: int, pool: ThreadPoolExecutor
-    ) -> None:
-        self._source, self._pool = source, pool
-        self._next = deque(order)
-        self._room = (threads + 1) * max((spec.nbytes for spec in self._next), default=0)
-        self._started: dict[str, Future[Tensor]] = {}
-        self._taken: set[str] = set()
-        self._lock = threading.Lock()
-
-    def read(self, spec: TensorSpec) -> Tensor:
-        """Return a tensor, which is being read already if all goes in order."""
-        with self._lock:
-            self._start_some()
-            self._taken.add(spec.key)
-            future = self._started.pop(spec.key, None)
-        if future is None:
-            return self._source.read(spec)
-        tensor = future.result()
-        with self._lock:
-            self._room += spec.nbytes
-            self._start_some()
-        return tensor
-
-    def skeleton(self, layout: FileLayout) -> bytes:
-        """Return the bytes of a file outside its tensors."""
-        return self._source.skeleton(layout)
-
-    def stop(self) -> None:
-        """Start nothing more."""
-        with self._lock:
-            self._next.clear()
-            for future in self._started.values():
-                future.cancel()
-
-    def _start_some(self) -> None:
-        while self._next and self._next[0].nbytes <= self._room:
-            spec = self._next.popleft()
-            if spec.key not in self._taken:
-                self._room -= spec.nbytes
-                self._started[spec.key] = self._pool.submit(self._source.read, spec)
