@@ -6,18 +6,18 @@ import csv
 import math
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TextIO
 
 from inshrink_core.errors import ExistsError, InputError, StorageError
 from inshrink_core.execution.progress import Progress
-from inshrink_core.report import Report
+from inshrink_core.report import Part, Report, Table
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.sensitivity import STATISTICS, Grouping, SensitivityMetric
-from inshrink_core.text import UNKNOWN, csv_cell, printable, spread, steps_in_short
+from inshrink_core.text import UNKNOWN, csv_cell, spread, steps_in_short
 from inshrink_core.verbs.shared.groups import OnDevice, Opening, PathLike, RunOrArchive, Steps, chosen_steps
-from inshrink_core.verbs.shared.showing import show_facts, show_notes, show_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -113,29 +113,30 @@ class SensitivityReport(Report):
                 writer.writerow([self.table.metric, csv_cell(row["name"]), step, *cells])
 
     def show(self, console: Console) -> None:
-        """Print a row a tensor and as many steps as fit; or all of it, as CSV."""
+        """Print the table; all of it, where it is shown as CSV."""
         if self.as_csv:
             self.write_csv(sys.stdout)
-            return
+        else:
+            Report.show(self, console)
+
+    def shown(self) -> Iterator[Part]:
+        """Yield a row a tensor and as many steps as fit."""
         table = self.table
         steps, by = table.steps, str(table.grouping).replace("_", " ")
-        shown = spread(range(len(steps)), _COLUMNS)
-        cells = ([row["name"], *(row[self.statistic][i] for i in shown)] for row in self.rows)
-        rows = (
-            (printable(name), *(UNKNOWN if math.isnan(value) else f"{value:.3g}" for value in values))
-            for name, *values in cells
-        )
-        show_table(console, (by, *(f"step {steps[i]}" for i in shown)), rows)
-        console.print()
+        chosen = spread(range(len(steps)), _COLUMNS)
+        rows = [(row["name"], *(row[self.statistic][i] for i in chosen)) for row in self.rows]
+        yield Table({by: None, **{f"step {steps[i]}": _short for i in chosen}}, rows)
+        yield "metric", f"{table.metric}, {self.statistic} of each {by}"
+        some = f"{len(chosen)} of {len(steps)} shown"
+        yield "steps", steps_in_short(steps) if len(chosen) == len(steps) else some
         sources = sorted({str(source) for source in table.sources if source is not None})
-        all_shown = len(shown) == len(steps)
-        facts = [
-            ("metric", f"{table.metric}, {self.statistic} of each {by}"),
-            ("steps", steps_in_short(steps) if all_shown else f"{len(shown)} of {len(steps)} shown"),
-            ("scores from", ", ".join(_SOURCES.get(source, source) for source in sources)),
-        ]
-        show_facts(console, facts)
-        show_notes(console, filter(None, [printable(table.findings().sentence())]))
+        yield "scores from", ", ".join(_SOURCES.get(source, source) for source in sources)
+        if note := table.findings().sentence():
+            yield f"note: {note}"
+
+
+def _short(value: float) -> str:
+    return UNKNOWN if math.isnan(value) else f"{value:.3g}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -162,10 +163,10 @@ class SensitivityTablesReport(Report):
     device: str
     tables: tuple[SensitivityReport, ...]
 
-    def show(self, console: Console) -> None:
-        """Print one table after another."""
+    def shown(self) -> Iterator[Part]:
+        """Yield one table after another."""
         for table in self.tables:
-            table.show(console)
+            yield from table.shown()
 
 
 @dataclass(frozen=True)

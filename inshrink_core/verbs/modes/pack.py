@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.report import Report
+from inshrink_core.report import Part, Report
 from inshrink_core.text import count, counted, duration, size
-from inshrink_core.verbs.shared.showing import show_facts
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from inshrink_core.chain import Archive
 
 __all__ = ["PackReport", "pack", "unpack"]
@@ -50,14 +47,11 @@ class PackReport(Report):
 
     SAYS: ClassVar = "archive output steps frames=n_frames bytes=nbytes seconds"
 
-    def show(self, console: Console) -> None:
-        """Print what was copied."""
-        facts = [
-            ("made", f"{self.output}  ({size(self.nbytes)})"),
-            ("frames", f"{count(self.n_frames)}  ({counted(len(self.steps), 'step')})"),
-            ("time", duration(self.seconds)),
-        ]
-        show_facts(console, facts)
+    def shown(self) -> Iterator[Part]:
+        """Yield what was copied."""
+        yield "made", f"{self.output}  ({size(self.nbytes)})"
+        yield "frames", f"{count(self.n_frames)}  ({counted(len(self.steps), 'step')})"
+        yield "time", duration(self.seconds)
 
 
 def pack(
