@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
 from enum import Enum
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
-from inshrink_core.text import count, printable
+from inshrink_core import text
+from inshrink_core.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-__all__ = ["UNSAID", "Part", "Report", "Table", "drawn", "plain_value", "show_parts"]
+__all__ = ["UNSAID", "Part", "Report", "Table", "drawn", "plain_value", "show_parts", "value_text"]
 
 UNSAID: Final = {"unsaid": True}
 """Metadata of a field that is no part of the document."""
@@ -93,6 +95,44 @@ Part = tuple[str, str] | str | Table
 """A fact, with its name and its value, or a line, or a table."""
 
 
+_FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "bytes": text.size,
+    "cost": text.percent,
+    "divergence": text.nats,
+    "drop": text.percent,
+    "error": text.error_size,
+    "mb": text.rate,
+    "ratio": text.ratio,
+    "seconds": text.duration,
+    "step": str,
+}
+"""How numbers are written, by a word of their key."""
+
+
+def value_text(key: str, value: Any) -> str:
+    """Return a value of a document as text, in the unit that its key names; nothing where there is none.
+
+    Examples
+    --------
+    >>> value_text("raw_bytes", 1_234_567), value_text("steps", [100, 200]), value_text("exact", True)
+    ('1.23 MB', '100, 200', 'yes')
+    """
+    if value is None or value in ("", [], {}):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        default = text.count if isinstance(value, int) else text.plain
+        return next((_FORMATS[word] for word in key.split("_") if word in _FORMATS), default)(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {value_text(name, one)}" for name, one in value.items())
+    if isinstance(value, list):
+        if all(type(one) is int for one in value):
+            return text.steps_in_short(value)
+        return ", ".join(value_text(key, one) for one in value)
+    return str(value)
+
+
 class Report:
     """A frozen dataclass that is a JSON document: of fields, of what it `SAYS`, or what `_document` makes."""
 
@@ -101,9 +141,17 @@ class Report:
     SAYS: ClassVar[str] = ""
     """Keys of the document, where they are not the fields: attributes, or ``key=path.of.attribute``."""
 
-    def shown(self) -> Iterable[Part]:
-        """Return the facts, lines and tables that people read, in order; except empty facts."""
-        return self.to_json().items()
+    def shown(self) -> Iterator[Part]:
+        """Yield the facts, lines and tables that people read, in order; by default the document's values."""
+        for key, value in self.to_json().items():
+            name, rows = key.replace("_", " "), value if isinstance(value, list) else ()
+            if rows and all(isinstance(row, dict) for row in rows):
+                columns = {one: partial(value_text, one) for one in rows[0]}
+                yield Table(columns, [[row.get(one) for one in columns] for row in rows], title=name)
+            elif value and isinstance(value, dict):
+                yield Table({name: None, "": partial(value_text, key)}, list(value.items()))
+            else:
+                yield name, value_text(key, value)
 
     def show(self, console: Console) -> None:
         """Print it for people."""
@@ -137,12 +185,15 @@ def show_parts(console: Console, parts: Iterable[Part]) -> None:
             console.print()
         before = kind
         if kind is tuple:
-            facts = [(name, printable(str(value))) for name, value in group if value not in ("", None)]
-            width = max((len(name) for name, _ in facts), default=0)
-            for name, value in facts:
-                console.print(Text.assemble((name.ljust(width), "dim"), f"  {value}"), soft_wrap=True)
+            rows = [one for one in group if isinstance(one, tuple) and not isinstance(one, Table) and one[1]]
+            width = max((len(name) for name, _ in rows), default=0)
+            for name, value in rows:
+                line = Text.assemble((printable(name).ljust(width), "dim"), f"  {printable(value)}")
+                console.print(line, soft_wrap=True)
             continue
-        for one in group:
+        for at, one in enumerate(group):
+            if isinstance(one, Table) and at:
+                console.print()
             if isinstance(one, Table) and one.title:
                 console.print(Text(printable(one.title), "bold"), soft_wrap=True)
             console.print(
@@ -161,7 +212,7 @@ def drawn(table: Table) -> RichTable:
     shown = [at for at in range(len(formats)) if not rows or any(row[at] for row in rows)]
     if table.most is not None and len(rows) > table.most:
         half = table.most // 2
-        rows[half:-half] = [["…", f"{count(len(rows) - 2 * half)} more", *[""] * (len(formats) - 2)]]
+        rows[half:-half] = [["…", f"{text.count(len(rows) - 2 * half)} more", *[""] * (len(formats) - 2)]]
     made = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for at, (heading, form) in enumerate(table.columns.items()):
         if at in shown and form is None:

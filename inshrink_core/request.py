@@ -217,16 +217,6 @@ class Request(Generic[R_co]):
         """Return what is to be done: this, or what a file of this name asks for."""
         return self
 
-    def shows_data(self, *, as_json: bool) -> bool:
-        """Return whether text on stdout is data, which being quiet does not hide.
-
-        Raises
-        ------
-        InputError
-            The request does not go with the way its report is to be printed.
-        """
-        return False
-
     @contextmanager
     def watched(self, out: Watcher) -> Iterator[Self]:
         """Yield the same request, whose progress the command line shows."""

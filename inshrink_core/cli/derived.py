@@ -173,7 +173,6 @@ def _perform(asked: Request[Any], out: Output) -> int:
     if not asked.REPORTS:
         asked.perform()
         return 0
-    is_data = asked.shows_data(as_json=out.as_json)
     if asked.THREADED:
         from inshrink_core.execution import prepare_process
 
@@ -187,7 +186,7 @@ def _perform(asked: Request[Any], out: Output) -> int:
             if error.report is None:
                 raise
             report, failure = error.report, error
-        return replace(out, quiet=out.quiet and not is_data).present(report, failure)
+        return out.present(report, failure)
 
 
 def _joined(words: Sequence[str]) -> list[str]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, ClassVar
 
 from inshrink_core.errors import CheckFailedError
-from inshrink_core.report import Part, Report
+from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import steps_in_short
 from inshrink_core.verbs.shared.groups import PathLike
 
 __all__ = ["Commit", "CommitReport", "commit"]
@@ -55,15 +53,6 @@ class CommitReport(Report):
             where=self.archive,
             remedy="run the parts that are missing, or give up the others with --discard",
         )
-
-    def shown(self) -> Iterator[Part]:
-        """Yield which steps are live, and which are not."""
-        parts = sorted({part for _, missing in self.waiting for part in missing})
-        steps = [step for step, _ in self.waiting]
-        yield "archive", self.archive
-        yield "committed", steps_in_short(self.committed) if self.committed else "nothing new"
-        yield "waiting", f"{steps_in_short(steps)}, for {_named(parts)}" if steps else ""
-        yield "discarded", steps_in_short(self.discarded) if self.discarded else ""
 
 
 def _named(parts: Any) -> str:

@@ -115,13 +115,12 @@ class Comparisons(Report):
         yield from unreadable_lines(self.archives[0][1].unreadable)
         for path, one in self.archives:
             passed = self.passed.get(path, ())
+            columns = {heading: form for heading, (_, form) in _COLUMNS.items()}
             rows = [
-                (*(getattr(row, name) for name in _COLUMNS.values()), "≈" if row.step in passed else "")
+                (*(getattr(row, name) for name, _ in _COLUMNS.values()), "≈" if row.step in passed else "")
                 for row in one.steps
             ]
-            forms = (str, plain, plain, percent, nats, percent, nats)
-            columns = dict(zip(_COLUMNS, forms, strict=True))
-            yield Table({**columns, "": None}, rows, title=path if len(self.archives) > 1 else "")
+            yield Table(columns | {"": None}, rows, title=path if len(self.archives) > 1 else "")
             if passed:
                 yield "≈ the previous checkpoint, which stores nothing, does as well: the step proves little"
             if self.with_gain:
@@ -138,14 +137,14 @@ class Comparisons(Report):
             yield known_fact(one.measured_at)
 
 
-_COLUMNS = {
-    "step": "step",
-    "original": "original",
-    "restored": "restored",
-    "drop": "drop",
-    "divergence": "divergence",
-    "previous drop": "stale_drop",
-    "previous div.": "stale_divergence",
+_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str] | None]] = {
+    "step": ("step", str),
+    "original": ("original", plain),
+    "restored": ("restored", plain),
+    "drop": ("drop", percent),
+    "divergence": ("divergence", nats),
+    "previous drop": ("stale_drop", percent),
+    "previous div.": ("stale_divergence", nats),
 }
 
 
@@ -449,5 +448,7 @@ def _with_gains(rows: Sequence[EvaluatedStep], archive: Archive, run: Run) -> li
     from inshrink_core.analysis.gain import restore_gain
 
     measured = restore_gain(archive, run, steps=[row.step for row in rows], device=archive.device)
-    gains = {one.step: {"restore_gain": one.gain, "restore_noise": one.noise} for one in measured.steps}
+    gains: dict[int, Any] = {
+        one.step: {"restore_gain": one.gain, "restore_noise": one.noise} for one in measured.steps
+    }
     return [replace(row, **gains.get(row.step, {})) for row in rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from inshrink_core.checkpoint import MODEL_ROLES, model_of
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.report import Part, Report
+from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import duration, plain
 from inshrink_core.verbs.shared.groups import PathLike, Reading, RunLike
 from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements
 
@@ -56,16 +55,6 @@ class EvaluateReport(Report):
     printed: str = ""
     seconds: float = 0.0
 
-    def shown(self) -> Iterator[Part]:
-        """Yield the figures, the one that counts first."""
-        yield "step", str(self.step)
-        yield self.metric, f"{plain(self.value)}  ({self.direction} is better)"
-        yield from ((name, plain(value)) for name, value in self.metrics.items() if name != self.metric)
-        yield "log_probs", " × ".join(map(str, self.log_probs or ()))
-        yield "predictions", " × ".join(map(str, self.predictions or ()))
-        yield "printed", self.printed
-        yield "time", duration(self.seconds)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatorReport(Report):
@@ -87,13 +76,6 @@ class EvaluatorReport(Report):
     digest: str
 
     SAYS: ClassVar = "evaluator=output task why sha256=digest"
-
-    def shown(self) -> Iterator[Part]:
-        """Yield what was guessed."""
-        yield "written", str(self.output)
-        yield "task", f"{self.task}: {self.why}"
-        yield "left to do", "what is marked TODO in it"
-        yield "SHA-256", self.digest
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core.errors import InputError, NotFoundError, StorageError
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.report import Part, Report
+from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import count, duration, error_size, ratio, size
 from inshrink_core.verbs.modes.pack import PackReport, pack, unpack
 from inshrink_core.verbs.shared.groups import (
     ArchiveLike,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from inshrink_core.archive import FrameSink
     from inshrink_core.chain import Archive, ArchiveSize
     from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSpec
+    from inshrink_core.formats.carried import CarriedTensor
     from inshrink_core.frame import FrameInfo
 
 __all__ = [
@@ -80,14 +80,18 @@ class ExportReport(Report):
     ----------
     archive, output
         What was exported, and the file that was made.
-    step, layout
-        Of what, and as what: ``packed`` or ``safetensors``.
-    size
-        Sizes of what a packed file holds; None of a plain one.
+    steps
+        The step.
+    layout
+        As what it was written: ``packed`` or ``safetensors``.
+    ratio_float32
+        Bytes of the weights as float32 over the bytes that hold them, all overhead included.
+    ratio_weights, ratio_total, raw_bytes
+        Of a packed file, as `inshrink_core.chain.ArchiveSize` has them; None of a plain one.
     nbytes
         Size of the file.
-    n_tensors, n_weights
-        Tensors in it, and elements of weights and buffers.
+    n_tensors
+        Tensors in it.
     weights_only
         Whether optimizer and training state were left out.
     exact
@@ -108,12 +112,14 @@ class ExportReport(Report):
 
     archive: str
     output: Path
-    step: int
+    steps: tuple[int, ...]
     layout: str
-    size: ArchiveSize | None
+    ratio_float32: float | None
+    ratio_weights: float | None
+    ratio_total: float | None
+    raw_bytes: int | None
     nbytes: int
     n_tensors: int
-    n_weights: int
     weights_only: bool
     exact: bool
     relative_error: float
@@ -123,64 +129,15 @@ class ExportReport(Report):
     device: str = "cpu"
     converted: tuple[str, ...] = ()
 
-    def _document(self) -> dict[str, Any]:
-        held = self.size
-        return {
-            "archive": self.archive,
-            "output": self.output,
-            "steps": self.steps,
-            "weights_only": self.weights_only,
-            "exact": self.exact,
-            "relative_error": self.relative_error,
-            "ratio_float32": self.ratio_float32,
-            "ratio_weights": None if held is None else held.ratio_weights,
-            "ratio_total": None if held is None else held.ratio_total,
-            "raw_bytes": None if held is None else held.raw_total,
-            "bytes": self.nbytes,
-            "left_out": self.left_out,
-            "layers_left_out": self.layers_left_out,
-            "converted": self.converted,
-            "seconds": self.seconds,
-            "device": self.device,
-        }
+    SAYS: ClassVar = (
+        "archive output steps weights_only exact relative_error ratio_float32 ratio_weights ratio_total "
+        "raw_bytes bytes=nbytes left_out layers_left_out converted seconds device"
+    )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document; of a plain file with what it is and how many tensors are in it."""
-        document = Report.to_json(self)
-        return (
-            document
-            if self.size is not None
-            else document | {"format": self.layout, "tensors": self.n_tensors}
-        )
-
-    @property
-    def ratio_float32(self) -> float | None:
-        """Bytes of the weights as float32 over the bytes that hold them, all overhead included."""
-        from inshrink_core.search.coarsen import FLOAT32_NBYTES
-
-        held = self.nbytes if self.size is None else self.size.weights_nbytes
-        return FLOAT32_NBYTES * self.n_weights / held if held else None
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """The step, as every report has it."""
-        return (self.step,)
-
-    def shown(self) -> Iterator[Part]:
-        """Yield what the file holds of the step, and what it lost."""
-        yield "step", str(self.step)
-        yield "file", f"{self.output}  ({size(self.nbytes)})"
-        yield "tensors", count(self.n_tensors)
-        if self.size is not None:
-            yield "ratio of everything", ratio(self.size.ratio_total)
-            yield "ratio of the weights", ratio(self.size.ratio_weights)
-        yield "ratio to float32", ratio(self.ratio_float32)
-        lost = f"{error_size(self.relative_error)}  (root mean square, against the archive)"
-        yield "error of the weights", "none: every bit as in the archive" if self.exact else lost
-        yield "left out", ", ".join(self.left_out)
-        yield "layers left out", ", ".join(self.layers_left_out)
-        yield "in another form", "; ".join(self.converted)
-        yield "time", duration(self.seconds)
+        """Return the document; of a plain file with its format and the number of its tensors."""
+        plain = {} if self.layout == "packed" else {"format": self.layout, "tensors": self.n_tensors}
+        return Report.to_json(self) | plain
 
 
 @dataclass(frozen=True)
@@ -315,17 +272,22 @@ class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackRe
             if plain:
                 error = step.write_plain(made, target, DTYPES[self.dtype], force=self.force)
                 nbytes = target.stat().st_size
+                held, sizes = nbytes, None
             else:
                 nbytes = pack_archive(made.reader, target, force=self.force)
+                sizes = archive_size(Archive.open(target))
+                held = sizes.weights_nbytes
         return ExportReport(
             archive=str(source.reader.path),
             output=target,
-            step=info.step,
+            steps=(info.step,),
             layout=self.layout,
-            size=None if plain else archive_size(Archive.open(target)),
+            ratio_float32=_float32_nbytes(packed) / held if held else None,
+            ratio_weights=None if sizes is None else sizes.ratio_weights,
+            ratio_total=None if sizes is None else sizes.ratio_total,
+            raw_bytes=None if sizes is None else sizes.raw_total,
             nbytes=nbytes,
             n_tensors=step.n_tensors,
-            n_weights=sum(frame.n_weights for frame in packed.frames),
             weights_only=self.weights_only,
             exact=error == 0.0,
             relative_error=error,
@@ -455,13 +417,15 @@ class _Step:
         self._archive, self._info, self._progress = archive.sequential(), info, progress
         self._whole = self._view = self._archive.checkpoint(info)
         self._meta = self._archive.frame(info).meta
-        self._carried, carried = [], ()
+        carried: tuple[CarriedTensor, ...] = ()
         if patterns is not None:
             self._view = _weights_of(self._whole, *patterns)
             carried = carried_tensors(self._whole, archive.limits)
-            self._carried = [
-                one for one in carried if one.role in MODEL_ROLES and chosen_names([one.name], *patterns)
-            ]
+        self._carried = [
+            one
+            for one in carried
+            if one.role in MODEL_ROLES and patterns and chosen_names([one.name], *patterns)
+        ]
         self.n_tensors = len(self._view)
         files, keys = {file.path for file in self._view.files}, {spec.key for spec in self._view.specs}
         # A file with tensors lives on in those that are written.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -244,7 +245,7 @@ def _run_facts(skipped: Iterable[Skipped], **known: Any) -> dict[str, Any]:
 
 def _inspect_archive(archive: Archive) -> Inventory:
     """Return the inventory of an archive; reads the index of every frame."""
-    from inshrink_core.chain import archive_size, optimizer_of, original_checks
+    from inshrink_core.chain import QUALITY, WRITTEN, archive_size, optimizer_of, original_checks
     from inshrink_core.chain.meta import MODELS
 
     whole, broken = _readable(archive)
@@ -258,7 +259,15 @@ def _inspect_archive(archive: Archive) -> Inventory:
     last = Checkpoint(step=0, specs=specs, source=TensorsInMemory({}), models=tuple(meta.get(MODELS, ())))
     reader, catalog = archive.reader, archive.reader.catalog
     head, problem = (reader.listed_head if catalog.is_complete else None), catalog.manifest_problem
-    notes = _archive_notes(archive, broken)
+    needs, notes = _needs(archive, whole)
+    frames, branches = [], []
+    for frame in sizes.frames:
+        said = archive.frame(frame.info).meta
+        older = {"older": said[WRITTEN]} if WRITTEN in said else {}
+        frames.append({**frame.to_json(), "quality": said.get(QUALITY), **older})
+    with suppress(InshrinkError):  # a checkpoint with a name that cannot be read is a problem elsewhere
+        named = archive.branches.items()
+        branches = [{"name": name, "step": info.step, "bytes": info.nbytes} for name, info in named]
     facts: dict[str, Any] = {
         "kind": "archive",
         "format": ARCHIVE_FORMAT,
@@ -273,12 +282,10 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "bits_per_weight": sizes.bits_per_weight,
         "raw_bytes": sizes.raw_total,
         "archive_bytes": sizes.nbytes,
-        "needs": _needs(archive, whole, notes),
+        "needs": needs,
         "n_branches": len({frame.branch for frame in reader.frames if not frame.is_named}),
-        "branches": [
-            {"name": name, "step": info.step, "bytes": info.nbytes} for name, info in _branches(archive)
-        ],
-        "frames": [frame.to_json() | _said(archive.frame(frame.info).meta) for frame in sizes.frames],
+        "branches": branches,
+        "frames": frames,
         "missing_frames": [{**lost.place, "last": lost == head} for lost in reader.missing],
         "manifest_problem": problem.what if problem else None,
         "unreadable_frames": list(catalog.unknown),
@@ -288,24 +295,9 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "bytes_read": archive.bytes_read,
         "skipped": [],
         "originals": original_checks(archive, whole).to_json(),
-        "notes": notes,
     }
+    facts["notes"] = [*_notes(facts), *notes]
     return Inventory(path=reader.path, facts=facts, failure=_failure(reader.path, facts))
-
-
-def _branches(archive: Archive) -> list[tuple[str, FrameInfo]]:
-    """Return the checkpoints with a name of their own; one that cannot be read is a problem elsewhere."""
-    try:
-        return list(archive.branches.items())
-    except InshrinkError:
-        return []
-
-
-def _said(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a frame says of what a restore of it costs, and of tensors that it left as they were."""
-    from inshrink_core.chain import QUALITY, WRITTEN
-
-    return {"quality": meta.get(QUALITY)} | ({"older": meta[WRITTEN]} if WRITTEN in meta else {})
 
 
 def _failure(path: str, facts: Mapping[str, Any]) -> CheckFailedError | None:
@@ -329,24 +321,23 @@ def _failure(path: str, facts: Mapping[str, Any]) -> CheckFailedError | None:
     )
 
 
-def _needs(archive: Archive, frames: Iterable[FrameInfo], notes: list[str]) -> dict[str, int] | None:
-    """Return what restoring takes: the most of any step, and the disk of all; None where nothing tells."""
+def _needs(archive: Archive, frames: Iterable[FrameInfo]) -> tuple[dict[str, int] | None, list[str]]:
+    """Return what restoring takes, the most of any step and the disk of all, and why some steps cannot be."""
     from inshrink_core.chain import step_needs
 
-    rows = []
+    rows, notes = [], []
     for info in frames:
         try:
             rows.append(step_needs(archive, info))
         except InshrinkError as error:
             notes.append(f"step {info.step} cannot be restored: {error}")
-    if not rows:
-        return None
-    return {
-        "memory_restore": max(row.memory() for row in rows),
-        "memory_verify": max(row.memory_in_turn for row in rows),
-        "disk_step": max(row.disk for row in rows),
+    needs = {
+        "memory_restore": max((row.memory() for row in rows), default=0),
+        "memory_verify": max((row.memory_in_turn for row in rows), default=0),
+        "disk_step": max((row.disk for row in rows), default=0),
         "disk_all": sum(row.disk for row in rows),
     }
+    return (needs if rows else None), notes
 
 
 def _shown(archive: Archive) -> tuple[FrameInfo, ...]:
@@ -368,22 +359,18 @@ def _readable(archive: Archive) -> tuple[list[FrameInfo], list[FrameInfo]]:
     return whole, broken
 
 
-def _archive_notes(archive: Archive, broken: Iterable[FrameInfo]) -> list[str]:
-    """Say what of an archive is not as it was committed."""
-    catalog = archive.reader.catalog
-    head = archive.reader.listed_head if catalog.is_complete else None
-    notes = []
-    for lost in catalog.missing:
-        last = ": the last one, from which training would go on" if lost == head else ""
-        branch = f" on branch {lost.branch}" if lost.branch else ""
-        notes.append(f"the frame of step {lost.step}{branch} is missing ({lost.path}){last}")
-    steps = ", ".join(str(info.step) for info in broken)
-    if steps:
-        notes.append(f"without a missing frame these steps cannot be decoded: {steps}")
-    if catalog.manifest_problem is not None:
-        notes.append(f"{catalog.manifest_problem.what}: frames that are gone cannot be told")
-        notes += [f"this frame cannot be read: {path}" for path in catalog.unknown]
-    return notes
+def _notes(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what of an archive is not as it was committed."""
+    for lost in facts["missing_frames"]:
+        last = ": the last one, from which training would go on" if lost["last"] else ""
+        branch = f" on branch {lost['branch']}" if lost["branch"] else ""
+        yield f"the frame of step {lost['step']}{branch} is missing ({lost['path']}){last}"
+    if facts["undecodable_steps"]:
+        steps = ", ".join(map(str, facts["undecodable_steps"]))
+        yield f"without a missing frame these steps cannot be decoded: {steps}"
+    if facts["manifest_problem"]:
+        yield f"{facts['manifest_problem']}: frames that are gone cannot be told"
+        yield from (f"this frame cannot be read: {path}" for path in facts["unreadable_frames"])
 
 
 def _facts(path: str, facts: Mapping[str, Any], archived: bool) -> Iterator[tuple[str, str]]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.report import Part, Report
-from inshrink_core.text import count, counted, duration, size
+from inshrink_core.report import Report
 
 if TYPE_CHECKING:
     from inshrink_core.chain import Archive
@@ -46,12 +45,6 @@ class PackReport(Report):
     seconds: float
 
     SAYS: ClassVar = "archive output steps frames=n_frames bytes=nbytes seconds"
-
-    def shown(self) -> Iterator[Part]:
-        """Yield what was copied."""
-        yield "made", f"{self.output}  ({size(self.nbytes)})"
-        yield "frames", f"{count(self.n_frames)}  ({counted(len(self.steps), 'step')})"
-        yield "time", duration(self.seconds)
 
 
 def pack(
