@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from inshrink_core.errors import (
 )
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution import recycling
-from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.execution.progress import Counter, OnProgress
 from inshrink_core.report import Part, Report, plain_value
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.verbs.shared import showing
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         ChainWriter,
         OriginalChecks,
     )
-    from inshrink_core.chain.append import Appended, TensorDone
+    from inshrink_core.chain.append import Appended
     from inshrink_core.chain.config import LargeError
     from inshrink_core.chain.report import PredictedCost
     from inshrink_core.checkpoint import Checkpoint, TensorSpec
@@ -335,8 +335,6 @@ class Written:
 
     Parameters
     ----------
-    progress, n_bytes
-        Whom to tell, and raw bytes in all.
     appended, skipped
         Steps written now, and steps that were there already.
     raw_bytes, squared_error, squared_norm, large_errors
@@ -345,9 +343,6 @@ class Written:
         As `CompressReport` has them.
     """
 
-    progress: OnProgress | None = None
-    n_bytes: int = 0
-    done: int = 0
     appended: list[int] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     raw_bytes: int = 0
@@ -358,30 +353,13 @@ class Written:
     unseen: Unseen = field(default_factory=Unseen)
     device: str = "cpu"
 
-    def skip(self, step: int, nbytes: int) -> None:
-        """Count a step that needs no writing."""
-        self.skipped.append(step)
-        self.done += nbytes
-
-    def append(
-        self, step: int, nbytes: int, raw_bytes: int, write: Callable[[TensorDone], Appended]
-    ) -> Appended:
-        """Have a step written, and count it: `nbytes` of the run, of which `raw_bytes` are stored."""
-        begun_at = self.done
-
-        def done(spec: TensorSpec) -> None:
-            self.done += spec.nbytes
-            if self.progress is not None:
-                self.progress(Progress("compress", self.done, self.n_bytes, step, spec.key))
-
-        appended = write(done)
-        self.done = begun_at + nbytes
+    def add(self, step: int, raw_bytes: int, appended: Appended) -> None:
+        """Count a step that was written."""
         self.appended.append(step)
         self.raw_bytes += raw_bytes
         self.squared_error += appended.squared_error
         self.squared_norm += appended.squared_norm
         self.large_errors += appended.large_errors
-        return appended
 
 
 def report_on(
@@ -442,7 +420,7 @@ class _Session:
         self._step_writer: StepWriter = AsConfigured() if bounded is None else bounded
         self._resumed_from, self._steps = resumed_from, steps
         n_bytes = sum(run[step].raw_bytes() for step in steps) if progress else 0
-        self.written = Written(progress, n_bytes)
+        self._count, self.written = Counter(progress, "compress", n_bytes), Written()
         # The line of training that is continued, and what of it is missing.
         continues = chain.parent is not None and resumed_from is None
         line = writer.reader.listed_history(chain.parent) if continues else ()
@@ -459,7 +437,7 @@ class _Session:
         """
         known = dict(self._held)
         for step in self._steps:
-            begun_at = self.written.done
+            begun_at = self._count.done
             try:
                 self._take(step)
             except (DamagedError, NotFoundError, StorageError) as error:
@@ -469,7 +447,7 @@ class _Session:
                 self.run = self.run.readable([step])
                 if step in self.run:
                     raise
-                self.written.done = begun_at + raw_bytes
+                self._count.done = begun_at + raw_bytes
         self.run.fetch(())
         view = self._chain.archive.sequential()
         for step in self.written.skipped:  # what is promised is promised of these, too
@@ -483,9 +461,10 @@ class _Session:
         checkpoint, info = self.run[step], self._held.get(step)
         if info is not None:
             checkpoint = self.run.as_archived(step, self._chain.archive.attributing(info))
-        nbytes = checkpoint.raw_bytes()
+        end = self._count.done + checkpoint.raw_bytes()
         if self._is_there(step, checkpoint, info):
-            self.written.skip(step, nbytes)
+            self.written.skipped.append(step)
+            self._count.done = end
             return
         if self._restored is not None:
             # What follows continues the restored step, as a branch if others follow it.
@@ -496,9 +475,14 @@ class _Session:
             self._held, self._restored = {}, None
         elif info is not None:
             raise self._conflict(checkpoint, info)
-        raw_bytes = stored_view(checkpoint, self._chain.config.optimizer).raw_bytes()
-        write = self._step_writer.append
-        self.written.append(step, nbytes, raw_bytes, lambda done: write(self._chain, checkpoint, done))
+
+        def done(spec: TensorSpec) -> None:
+            self._count.add(spec.nbytes, step, spec.key)
+
+        appended = self._step_writer.append(self._chain, checkpoint, done)
+        self._count.done = end
+        stored = stored_view(checkpoint, self._chain.config.optimizer)
+        self.written.add(step, stored.raw_bytes(), appended)
 
     def _is_there(self, step: int, checkpoint: Checkpoint, info: FrameInfo | None) -> bool:
         """Whether a step needs no writing."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core.errors import InputError, NotFoundError, StorageError
-from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.execution.progress import Counter, OnProgress, Progress
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.verbs.modes.pack import PackReport, pack, unpack
@@ -452,7 +452,7 @@ class _Step:
         gone = ["restored", BASE, *(() if self._view is self._whole else ("content", DROPPED))]
         meta = {key: value for key, value in self._meta.items() if key not in gone}
         meta |= {"source": self._source} | ({} if self._view is self._whole else {"optimizer": "drop"})
-        advance = self._advance("export", self._view)
+        count = self._counter("export", self._view)
         with self._one_frame(folder, "exact") as frame:
             rekey_frame(
                 self._archive,
@@ -460,7 +460,7 @@ class _Step:
                 frame,
                 view=self._view,
                 meta=meta,
-                done=lambda spec: advance(spec.key),
+                done=lambda spec: count(spec.key),
             )
         return archive_size(Archive.open(folder))
 
@@ -472,13 +472,12 @@ class _Step:
 
         overhead = exact.manifest_nbytes + sum(frame.overhead_nbytes for frame in exact.frames)
         allowed = _float32_nbytes(exact) / ratio - overhead - _PACKING_NBYTES
-        coarse = coarsen(
-            self._view,
-            self._whole,
-            allowed,
-            lambda trial: self._report("coarsen", trial, trial + 1, ""),
-            self._archive.device,
-        )
+
+        def tried(trial: int) -> None:
+            if self._progress is not None:
+                self._progress(Progress("coarsen", trial, trial + 1, self._info.step))
+
+        coarse = coarsen(self._view, self._whole, allowed, tried, self._archive.device)
         with self._one_frame(folder, f"coarse {ratio:g}") as frame:
             for spec, block in coarse.blocks:
                 frame.add(spec.key, block.codec, block.payload, attributes=pack_attributes(spec))
@@ -500,7 +499,7 @@ class _Step:
         nbytes = written_nbytes(replace(view, files=()), "safetensors")
         where = self._archive.where(self._info)
         self._archive.limits.require_disk(nbytes, target.parent, "exporting the step", where)
-        write_safetensors(view, target, force=force, progress=self._advance("write", view))
+        write_safetensors(view, target, force=force, progress=self._counter("write", view))
         return cast.relative_error
 
     @contextlib.contextmanager
@@ -518,20 +517,10 @@ class _Step:
         ):
             yield frame
 
-    def _advance(self, stage: str, view: Checkpoint) -> Callable[[str], None]:
+    def _counter(self, stage: str, view: Checkpoint) -> Callable[[str], None]:
         """Return what reports each tensor of a view that is done."""
-        total, done = view.raw_bytes(), 0
-
-        def advance(key: str) -> None:
-            nonlocal done
-            done += view.spec(key).nbytes
-            self._report(stage, done, total, key)
-
-        return advance
-
-    def _report(self, stage: str, done: int, total: int, detail: str) -> None:
-        if self._progress is not None:
-            self._progress(Progress(stage, done, total, self._info.step, detail))
+        count = Counter(self._progress, stage, view.raw_bytes())
+        return lambda key: count.add(view.spec(key).nbytes, self._info.step, key)
 
 
 def _float32_nbytes(size: ArchiveSize) -> int:

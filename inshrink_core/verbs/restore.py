@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from inshrink_core.errors import InputError, NotFoundError
-from inshrink_core.execution.progress import Progress
+from inshrink_core.execution.progress import Counter
 from inshrink_core.execution.together import meet, part_ways
 from inshrink_core.report import Part, Report
 from inshrink_core.request import Option, Request, python_call
@@ -191,7 +191,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         """Write the files."""
         if self.is_shared_out:
             return self._on_engine()
-        from inshrink_core.chain import exactness_of, original_checks
+        from inshrink_core.chain import exactness_of, frame_size, original_checks
         from inshrink_core.chain.attachments import dropped_of
         from inshrink_core.chain.restoring import fitting, reading_ahead
         from inshrink_core.execution import default_threads
@@ -216,7 +216,11 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         view, threads = opened, self.threads or default_threads()
         if infos:
             view, threads = fitting(opened, infos, directory, self.layout, keys, threads)
-        progress_of = self._progress_of(opened, infos)
+        total = 0
+        if self.progress is not None:
+            specs = (row.spec for info in infos for row in frame_size(opened, info).tensors)
+            total = sum(spec.nbytes for spec in specs if keys is None or keys(spec.key))
+        count = Counter(self.progress, "restore", total)
         paths: list[Path] = []
         converted: dict[str, None] = {}
         written = self.layout
@@ -244,7 +248,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
                         layout=written,
                         force=self.force,
                         keys=keys,
-                        progress=progress_of(checkpoint),
+                        progress=partial(_report, count, checkpoint),
                         limits=opened.limits,
                         converted=lambda what: converted.setdefault(what),
                     )
@@ -263,7 +267,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
             layout=written,
             seconds=time.perf_counter() - begun,
             bytes_read=opened.bytes_read,
-            stored=exactness_of(opened, infos, keys or bool),
+            stored=exactness_of(opened, infos, keys),
             originals=original_checks(opened, infos),
             device=opened.device,
             without_state=tuple(info.step for info in infos if dropped_of(opened.frame(info))),
@@ -286,7 +290,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
             seconds=time.perf_counter() - begun,
             bytes_read=sum(one.bytes_read for one in done),
             converted=tuple(dict.fromkeys(what for one in done for what in one.converted)),
-            stored=exactness_of(opened, infos, _selector(self.tensors) or bool),
+            stored=exactness_of(opened, infos, _selector(self.tensors)),
             originals=original_checks(opened, infos),
         )
 
@@ -307,26 +311,6 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
             named = archive.reader.named if self.every and branch is None else ()
             return (*(archive.reader.find(step, branch) for step in steps), *named)
         return (archive.last if branch is None else _tip(archive, branch),)
-
-    def _progress_of(
-        self, archive: Archive, infos: Sequence[FrameInfo]
-    ) -> Callable[[Checkpoint], Callable[[str], None] | None]:
-        """Return what gives, for each step, the function that its writer calls after each tensor."""
-        from inshrink_core.chain import frame_size
-
-        progress, done = self.progress, 0
-        if progress is None:
-            return lambda checkpoint: None
-        keys = _selector(self.tensors) or bool
-        specs = (tensor.spec for info in infos for tensor in frame_size(archive, info).tensors)
-        total = sum(spec.nbytes for spec in specs if keys(spec.key))
-
-        def report(checkpoint: Checkpoint, key: str) -> None:
-            nonlocal done
-            done += checkpoint.spec(key).nbytes
-            progress(Progress("restore", done, total, checkpoint.step, key))
-
-        return lambda checkpoint: partial(report, checkpoint)
 
 
 restore = python_call(Restore)
@@ -374,6 +358,10 @@ def _tip(archive: Archive, branch: int) -> FrameInfo:
     if not tips:
         raise NotFoundError(f"there is no branch {branch}", where=archive.reader.path)
     return max(tips, key=lambda frame: frame.generation)
+
+
+def _report(count: Counter, checkpoint: Checkpoint, key: str) -> None:
+    count.add(checkpoint.spec(key).nbytes, checkpoint.step, key)
 
 
 def _selector(pattern: str | None) -> Callable[[str], bool] | None:

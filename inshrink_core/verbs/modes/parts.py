@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.checkpoint import Unseen
 from inshrink_core.errors import ConflictError, InputError, LockedError, StepConflictError
+from inshrink_core.execution.progress import Counter
 from inshrink_core.execution.together import meet, part_ways
 from inshrink_core.verbs.compress import CompressReport, Written, report_on
 from inshrink_core.verbs.shared.groups import PathLike, steps_of
@@ -19,7 +18,7 @@ from inshrink_core.verbs.shared.sharing import shared_out
 if TYPE_CHECKING:
     from inshrink_core.archive import PartWriter
     from inshrink_core.chain import ChainConfig
-    from inshrink_core.chain.append import Appended, TensorDone
+    from inshrink_core.chain.append import Appended
     from inshrink_core.chain.parts import Share
     from inshrink_core.checkpoint import Checkpoint, TensorSpec
     from inshrink_core.formats import Run
@@ -130,20 +129,21 @@ def write_part(request: Compress, share: Share) -> Written:
         part = _Part(run, steps, writer, config, share)
         if request.look_ahead and steps and part.chain.parent is None:
             part.chain.initial_memory = FrameEncoder(config).look_ahead(steps, run.__getitem__)
-        written = Written(request.progress, sum(part.nbytes(step) for step in steps))
+        count = Counter(request.progress, "compress", sum(part.nbytes(step) for step in steps))
+        written = Written(
+            left_out=tuple(row for row in run.skipped if not row.unreadable),
+            unseen=Unseen.of(layout for step in steps for layout in run[step].files),
+            device=config.device,
+        )
         for step in steps:
             nbytes = part.nbytes(step)
+            end = count.done + nbytes
             if part.is_there(step):
-                written.skip(step, nbytes)
+                written.skipped.append(step)
             else:
-                written.append(step, nbytes, nbytes, partial(part.append, step))
-    return replace(
-        written,
-        progress=None,
-        left_out=tuple(row for row in run.skipped if not row.unreadable),
-        unseen=Unseen.of(layout for step in steps for layout in run[step].files),
-        device=config.device,
-    )
+                written.add(step, nbytes, part.append(step, count))
+            count.done = end
+    return written
 
 
 def commit_if_last(archive: PathLike) -> None:
@@ -242,8 +242,12 @@ class _Part:
             )
         return True
 
-    def append(self, step: int, done: TensorDone) -> Appended:
+    def append(self, step: int, count: Counter) -> Appended:
         """Write this part of one step."""
+
+        def done(spec: TensorSpec) -> None:
+            count.add(spec.nbytes, step, spec.key)
+
         parent = self.chain.parent
         known = parent is not None and parent.step in self._run.steps
         self.chain.before = self._stored(parent.step) if parent is not None and known else None
