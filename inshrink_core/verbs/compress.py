@@ -437,17 +437,16 @@ class _Session:
         """
         known = dict(self._held)
         for step in self._steps:
-            begun_at = self._count.done
+            end = self._count.done + self.run[step].raw_bytes()
             try:
                 self._take(step)
             except (DamagedError, NotFoundError, StorageError) as error:
                 if self.run.is_elsewhere and isinstance(error, StorageError):
                     raise  # a network that is down is no damage: the same command goes on
-                raw_bytes = self.run[step].raw_bytes()
                 self.run = self.run.readable([step])
                 if step in self.run:
                     raise
-                self._count.done = begun_at + raw_bytes
+            self._count.done = end
         self.run.fetch(())
         view = self._chain.archive.sequential()
         for step in self.written.skipped:  # what is promised is promised of these, too
@@ -461,10 +460,8 @@ class _Session:
         checkpoint, info = self.run[step], self._held.get(step)
         if info is not None:
             checkpoint = self.run.as_archived(step, self._chain.archive.attributing(info))
-        end = self._count.done + checkpoint.raw_bytes()
         if self._is_there(step, checkpoint, info):
             self.written.skipped.append(step)
-            self._count.done = end
             return
         if self._restored is not None:
             # What follows continues the restored step, as a branch if others follow it.
@@ -480,7 +477,6 @@ class _Session:
             self._count.add(spec.nbytes, step, spec.key)
 
         appended = self._step_writer.append(self._chain, checkpoint, done)
-        self._count.done = end
         stored = stored_view(checkpoint, self._chain.config.optimizer)
         self.written.add(step, stored.raw_bytes(), appended)
 
