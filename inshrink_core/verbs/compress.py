@@ -48,7 +48,6 @@ from inshrink_core.verbs.shared.groups import (
     RunLike,
     Sparing,
     Steps,
-    ToStorage,
     Writing,
     steps_of,
 )
@@ -93,7 +92,7 @@ __all__ = ["Compress", "CompressReport", "Compressing", "compress"]
 
 
 @dataclass(frozen=True)
-class Compressing(ToStorage, Writing, Bounding, EvaluatorRequest, Computing, Reading, Sparing):
+class Compressing(Writing, Bounding, EvaluatorRequest, Computing, Reading, Sparing):
     """How a run is written into an archive, once or as it grows.
 
     Parameters
@@ -238,7 +237,6 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
 
     def perform(self) -> CompressReport:
         """Write what is not there."""
-        self.declare(self.archive)
         if self.part is not None or self.is_shared_out:
             from inshrink_core.verbs.modes.parts import compress_in_parts
 
@@ -302,6 +300,14 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
             judged = None if bounded is None else bounded.judged()
             if asked is None:
                 session.write_branches()
+            if writer.storage.facts is not None:
+                sizes = archive_size(Archive(writer.reader))
+                writer.storage.facts |= {
+                    "checkpoints": size(sizes.raw_total),
+                    "ratio of everything": ratio(sizes.ratio_total),
+                    "ratio of the weights": ratio(sizes.ratio_weights),
+                    "codec": chain_config.codec,
+                }
         finished = Archive.open(self.archive)
         error = (session.squared_error / session.squared_norm) ** 0.5 if session.squared_norm else None
         report = CompressReport(

@@ -27,7 +27,6 @@ from inshrink_core.verbs.shared.groups import (
     OnDevice,
     PathLike,
     Size,
-    ToStorage,
     local_target,
 )
 from inshrink_core.verbs.shared.showing import show_facts
@@ -191,7 +190,7 @@ class ExportReport(Report):
 
 
 @dataclass(frozen=True)
-class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackReport]):
+class Export(OnDevice, Limiting, Based, Request[ExportReport | PackReport]):
     """Write one step, or a whole archive, as one file that needs nothing else.
 
     Parameters
@@ -292,7 +291,6 @@ class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackRe
 
         tensors, without = _listed(self.tensors), _listed(self.without)
         self._check(is_chosen=bool(tensors or without))
-        self.declare(self.pack, self.unpack)
         if self.pack is not None:
             return pack(self.archive, self.pack, force=self.force, progress=self.progress)
         if self.unpack is not None:
