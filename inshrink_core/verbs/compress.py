@@ -38,7 +38,6 @@ from inshrink_core.verbs.shared.groups import (
     RunLike,
     Sparing,
     Steps,
-    ToStorage,
     Writing,
     steps_of,
 )
@@ -72,7 +71,7 @@ __all__ = ["Compress", "CompressReport", "Compressing", "compress"]
 
 
 @dataclass(frozen=True)
-class Compressing(ToStorage, Writing, Bounding, EvaluatorRequest, Computing, Reading, Sparing):
+class Compressing(Writing, Bounding, EvaluatorRequest, Computing, Reading, Sparing):
     """How a run is written into an archive, once or as it grows.
 
     Parameters
@@ -216,13 +215,12 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
 
     def perform(self) -> CompressReport:
         """Write what is not there."""
-        self.declare(self.archive)
         if self.part is not None or self.is_shared_out:
             from inshrink_core.verbs.modes.parts import compress_in_parts
 
             return compress_in_parts(self)
         from inshrink_core.archive import MAX_SMALL_FILES, ArchiveWriter, is_archive
-        from inshrink_core.chain import Archive, ChainWriter, FrameEncoder, open_base
+        from inshrink_core.chain import Archive, ChainWriter, FrameEncoder, archive_size, open_base
         from inshrink_core.search.bounded import open_bounded
         from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 
@@ -268,6 +266,14 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
             session = _Session(opened, writer, chain, self.resumed_from, self.progress, chosen, bounded)
             session.run_all()
             branches = session.write_branches() if asked is None else ()
+            if writer.storage.facts is not None:
+                sizes = archive_size(Archive(writer.reader))
+                writer.storage.facts |= {
+                    "checkpoints": text.size(sizes.raw_total),
+                    "ratio of everything": text.ratio(sizes.ratio_total),
+                    "ratio of the weights": text.ratio(sizes.ratio_weights),
+                    "codec": chain_config.codec,
+                }
         finished = Archive.open(self.archive)
         report = report_on(
             self,

@@ -25,7 +25,6 @@ from inshrink_core.verbs.shared.groups import (
     OnDevice,
     PathLike,
     Size,
-    ToStorage,
     local_target,
 )
 from inshrink_core.verbs.shared.values import matching_names
@@ -141,7 +140,7 @@ class ExportReport(Report):
 
 
 @dataclass(frozen=True)
-class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackReport]):
+class Export(OnDevice, Limiting, Based, Request[ExportReport | PackReport]):
     """Write one step, or a whole archive, as one file that needs nothing else.
 
     Parameters
@@ -242,7 +241,6 @@ class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackRe
 
         patterns = _listed(self.tensors), _listed(self.without)
         self._check(is_chosen=any(patterns))
-        self.declare(self.pack, self.unpack)
         if self.pack is not None:
             return pack(self.archive, self.pack, force=self.force, progress=self.progress)
         if self.unpack is not None:

@@ -16,7 +16,7 @@ from inshrink_core.report import Part, Report
 from inshrink_core.request import Option, Request, Shown, fields_of, python_call
 from inshrink_core.retention import Retention
 from inshrink_core.text import duration, size, steps_in_short
-from inshrink_core.verbs.shared.groups import AnyLog, Based, OnDevice, PathLike, ToStorage, chosen_steps
+from inshrink_core.verbs.shared.groups import AnyLog, Based, OnDevice, PathLike, chosen_steps
 
 if TYPE_CHECKING:
     from inshrink_core.archive import ArchiveReader
@@ -206,7 +206,7 @@ def _steps(frames: Sequence[FrameInfo]) -> str:
 
 
 @dataclass(frozen=True)
-class Prune(Retention, ToStorage, OnDevice, Based, Request[PruneReport | ForgetReport]):
+class Prune(Retention, OnDevice, Based, Request[PruneReport | ForgetReport]):
     """Remove archived steps, or their optimizer state; what stays keeps every bit.
 
     Shows a plan unless told to apply it.
@@ -311,12 +311,10 @@ class Prune(Retention, ToStorage, OnDevice, Based, Request[PruneReport | ForgetR
         plan = make_plan(opened, rules)
         if not (self.apply and plan.changes):
             after = before + _growth(opened.sequential(), plan, self.progress)
-            self.declare(self.archive)
             if self.apply:
                 # Opening repairs: what a prune that was cut off had still to delete goes now.
                 ArchiveWriter(self.archive).close()
         else:
-            self.declare(opened.reader.path)
             with ArchiveWriter(opened.reader.path) as writer:
                 plan = carry_out(writer, rules, opened.device, opened.bases, progress=self.progress)
                 after = writer.reader.nbytes
@@ -334,11 +332,10 @@ class Prune(Retention, ToStorage, OnDevice, Based, Request[PruneReport | ForgetR
         """Tell which frames are given up, and remove them where that is said."""
         from inshrink_core.archive import ArchiveReader, ArchiveWriter, remove_frames
 
-        given = self.given().keys() - {"archive", "forget_missing", "apply", "single_writer"}
+        given = self.given().keys() - {"archive", "forget_missing", "apply"}
         for field in fields_of(type(self)):
             if field.name in given:
                 raise InputError(f"--forget-missing and {field.names[0]} exclude each other")
-        self.declare(self.archive)
         problem = ArchiveReader.open(self.archive).catalog.manifest_problem
         with ArchiveWriter(self.archive, rebuild=True) if self.apply else nullcontext() as writer:
             reader = ArchiveReader.open(self.archive) if writer is None else writer.reader

@@ -99,7 +99,6 @@ def test_packed_archive_is_read_by_every_verb(cli, archive, tmp_path):
 
 
 def test_archive_behind_a_url_is_inspected_and_restored(cli, archive, tmp_path):
-    pytest.importorskip("fsspec", reason="the extra 'remote' is not installed")
     url = f"file://{archive}"
     assert cli("inspect", url, "--json").document["steps"] == list(STEPS)
     assert cli("verify", url).code == 0

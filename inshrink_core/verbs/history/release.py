@@ -26,7 +26,6 @@ from inshrink_core.verbs.shared.groups import (
     OnDevice,
     Reading,
     Steps,
-    ToStorage,
     chosen_steps,
 )
 from inshrink_core.verbs.shared.showing import show_facts, show_unreadable
@@ -195,7 +194,7 @@ def refuse_elsewhere(run: str) -> None:
 
 
 @dataclass(frozen=True)
-class Release(ToStorage, Reading, OnDevice, Limiting, Based, Request[ReleaseReport]):
+class Release(Reading, OnDevice, Limiting, Based, Request[ReleaseReport]):
     """Delete original checkpoints that an archive holds. Shows a plan unless told to apply it.
 
     Parameters
@@ -288,7 +287,6 @@ class Release(ToStorage, Reading, OnDevice, Limiting, Based, Request[ReleaseRepo
         """Hold the archive's lock, so that nobody prunes what is about to be the only copy."""
         from inshrink_core.archive import ArchiveWriter
 
-        self.declare(archive.reader.path)
         if self.apply and archive.reader.storage.writable:
             with ArchiveWriter(archive.reader.path):
                 yield

@@ -335,27 +335,6 @@ _KEYFRAME_EVERY = 32
 """Where neither a request nor a config file says it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToStorage:
-    """Where an archive is written.
-
-    Parameters
-    ----------
-    single_writer
-        Write also to a store that ignores the conditions of requests; nobody else may write there meanwhile.
-    """
-
-    single_writer: bool = False
-
-    def declare(self, *places: Any) -> None:
-        """Take the user's word for being alone, of the places where archives are written."""
-        from inshrink_core.archive.storage.registry import sole_writer
-
-        for place in places:
-            if self.single_writer and isinstance(place, str | os.PathLike):
-                sole_writer(place)
-
-
 def local_target(path: PathLike) -> Path:
     """Return where files are written; refuse a URL, which would be a folder of that name."""
     from inshrink_core.archive.storage.registry import place_of
