@@ -167,16 +167,6 @@ class Request(Generic[R_co]):
         """Return the request to perform: this, or the one in the file that it names."""
         return self
 
-    def shows_data(self, *, as_json: bool) -> bool:
-        """Return whether text on stdout is data, which ``--quiet`` does not hide.
-
-        Raises
-        ------
-        InputError
-            The request excludes the way its report is to be printed.
-        """
-        return False
-
     @classmethod
     def verb(cls) -> str:
         """Return the verb's name.

@@ -177,7 +177,7 @@ def _check_beside(path: str | os.PathLike[str]) -> Iterator[Problem]:
     """Report a packing of the same name that was cut off; one at work looks the same."""
     around, name = object_at(path)
     leftover = temporary_name(name)
-    if leftover in around.remains(""):
+    if around.writable and leftover in around.remains(""):
         what = "a packing was cut off and left this file, unless one is at work"
         yield Problem(f"{around.name}/{leftover}", what, "the next packing of that name replaces it", True)
 

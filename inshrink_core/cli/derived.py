@@ -99,7 +99,7 @@ def run_verb(request: type[Request[Any]], words: Sequence[str]) -> int:
     if not asked.REPORTS:
         asked.perform()
         return 0
-    is_data, failure = asked.shows_data(as_json=out.as_json), None
+    failure = None
     if asked.THREADED:
         from inshrink_core.execution import prepare_process
 
@@ -111,7 +111,7 @@ def run_verb(request: type[Request[Any]], words: Sequence[str]) -> int:
             if error.report is None:
                 raise
             report, failure = error.report, error
-        return replace(out, quiet=out.quiet and not is_data).present(report, failure)
+        return out.present(report, failure)
 
 
 def read_request(request: type[Request[Any]], words: Sequence[str]) -> Request[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import select
 import signal
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from inshrink_core.errors import InputError, InshrinkError
+from inshrink_core.report import plain_value
 from inshrink_core.text import UNKNOWN, count, duration, printable, rate, size
 
 if TYPE_CHECKING:
@@ -50,25 +50,9 @@ def _console() -> Console:
     return console
 
 
-def _json_value(value: Any) -> Any:
-    """Turn what JSON cannot say into what it can: NaN and infinity become null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _json_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_json_value(item) for item in value]
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, bytes):
-        return value.hex()
-    item = getattr(value, "item", None)
-    return _json_value(item()) if callable(item) else str(value)
-
-
 def write_document(document: Mapping[str, Any]) -> None:
     """Write the one document of ``--json`` to stdout."""
-    sys.stdout.write(json.dumps(_json_value(document), indent=2, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(plain_value(document, strict=True), indent=2, allow_nan=False) + "\n")
 
 
 def write_error(message: str) -> None:
@@ -179,7 +163,7 @@ def _json_lines(verb: str, unit: str) -> Iterator[OnProgress]:
         written_at = at
         message = {"verb": verb, "done": now.done, "total": now.total, "unit": unit, "step": now.step}
         if now.found is not None:
-            message["found"] = _json_value(now.found)
+            message["found"] = plain_value(now.found, strict=True)
         if now.seconds_left is not None:
             message["seconds_left"] = now.seconds_left
         sys.stderr.write(json.dumps(message, allow_nan=False) + "\n")

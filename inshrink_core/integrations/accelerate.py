@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from inshrink_core.archive import is_archive
 from inshrink_core.archive.storage.registry import local_beside
 from inshrink_core.chain import Archive
+from inshrink_core.chain.restoring import restore_folder
 from inshrink_core.errors import NotFoundError
 from inshrink_core.integrations.ranks import FirstRankSaver
 from inshrink_core.integrations.versions import require
-from inshrink_core.training.folder_saver import restore_folder
 from inshrink_core.training.recorded import record_of
 
 if TYPE_CHECKING:

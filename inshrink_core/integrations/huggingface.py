@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.archive import is_archive
 from inshrink_core.chain import Archive
+from inshrink_core.chain.restoring import restore_folder
 from inshrink_core.formats.attribution.registered import saved_names
 from inshrink_core.integrations.ranks import FirstRankSaver, barrier
 from inshrink_core.integrations.versions import require
-from inshrink_core.training.folder_saver import restore_folder
 from inshrink_core.training.recorded import record_of
 
 require("transformers", extra="hf", oldest="4.50", tested="5.23")

@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from isal.isal_zlib import crc32
 
+from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain import Archive
+from inshrink_core.chain.prune import PruneRules, carry_out
+from inshrink_core.chain.restoring import restore_folder
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotFoundError, StorageError
 from inshrink_core.execution import make_folders, new_file, working_folder
 from inshrink_core.formats import write_checkpoint
@@ -24,9 +27,7 @@ from inshrink_core.formats.distributed import METADATA
 from inshrink_core.integrations.ranks import FirstRankSaver
 from inshrink_core.integrations.versions import require
 from inshrink_core.training.extra import require_plain
-from inshrink_core.training.folder_saver import restore_folder
 from inshrink_core.training.spool import spool_folder
-from inshrink_core.verbs import prune
 
 require("lightning", extra="lightning", oldest="2.5", tested="2.6")
 
@@ -438,7 +439,9 @@ def _prune(path: Path | str, dropped: Iterable[_Pointed]) -> None:
             gone.add(_find(archive, *pointed).frame_id)
     kept = {frame.step for frame in archive.reader.frames if frame.frame_id not in gone}
     if gone:
-        prune(path, keep=sorted(kept), keep_last=None if kept else 1, apply=True)
+        rules = PruneRules(keep=sorted(kept), keep_last=None if kept else 1)
+        with ArchiveWriter(path) as writer:
+            carry_out(writer, rules, bases=archive.bases)
 
 
 def _find(archive: Archive, step: int, save_id: str) -> FrameInfo:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from inshrink_core.lazy import index
 
 if TYPE_CHECKING:
+    from inshrink_core.retention import Retention as Retention
     from inshrink_core.training.folder_saver import FolderSaver as FolderSaver
     from inshrink_core.training.saver import Saver as Saver
-    from inshrink_core.verbs.history.retention import Retention as Retention
 
 __all__ = index(
     __name__,
     {
         "inshrink_core.training.folder_saver": ["FolderSaver"],
         "inshrink_core.training.saver": ["Saver"],
-        "inshrink_core.verbs.history.retention": ["Retention"],
+        "inshrink_core.retention": ["Retention"],
     },
 )

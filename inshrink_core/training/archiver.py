@@ -15,6 +15,7 @@ from inshrink_core.chain import ChainConfig, ChainWriter, FrameEncoder, holds_co
 from inshrink_core.chain.archive import open_base_at
 from inshrink_core.chain.base import BaseFinder
 from inshrink_core.chain.encoder import ChainState
+from inshrink_core.chain.prune import PruneRules, carry_out
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorsInMemory, TensorSpec
 from inshrink_core.errors import (
     BaseModelError,
@@ -28,10 +29,9 @@ from inshrink_core.errors import (
     TooLargeError,
 )
 from inshrink_core.frame import FrameInfo
-from inshrink_core.request import fields_of
+from inshrink_core.retention import Retention
 from inshrink_core.search.bounded import AsConfigured, StepWriter
 from inshrink_core.training.spool import SetAside, Spool, SpooledSave
-from inshrink_core.verbs.history.retention import Retention
 
 if TYPE_CHECKING:
     from inshrink_core.chain import BaseModel
@@ -328,17 +328,12 @@ class Archiver:
 
     def _retain(self) -> None:
         """Prune the archive as the policy says; what keeps it from that keeps no save from being archived."""
-        from inshrink_core.verbs.prune import Prune, carry_out
-
         self._n_unretained, policy = 0, self._retention
         if policy is None:
             return
         with self._changed:
             awaited = {one for save in self._waiting for one in (save.parent, save.restored, self._orphaned)}
-        rules = Prune(
-            archive=self._writer.reader.path,
-            **{field.name: getattr(policy, field.name) for field in fields_of(Retention)},
-        )
+        rules = PruneRules(**vars(policy))
         try:
             bases = BaseFinder(self._writer.reader.path, self._base, open_base_at)
             plan = carry_out(self._writer, rules, bases=bases, needed=awaited)

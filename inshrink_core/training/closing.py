@@ -21,8 +21,8 @@ from inshrink_core.training.spool import SetAside, Spool, SpooledSave, spool_fol
 if TYPE_CHECKING:
     from inshrink_core.chain import BaseLike
     from inshrink_core.frame import FrameInfo
+    from inshrink_core.retention import Retention
     from inshrink_core.search.bounded import StepWriter
-    from inshrink_core.verbs.history.retention import Retention
 
 
 def opened_base(base: BaseLike | None, config: ChainConfig) -> BaseModel | None:

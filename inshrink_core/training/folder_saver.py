@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from inshrink_core.archive.storage.registry import place_of, sole_writer
-from inshrink_core.chain import Archive
+from inshrink_core.archive.storage.registry import place_of
 from inshrink_core.chain.defaults import make_chain_config
-from inshrink_core.errors import ExistsError, StepConflictError, StorageError
-from inshrink_core.execution import make_folders, read_regular, sync_path, working_folder
-from inshrink_core.formats.disk import MAX_JSON_BYTES
+from inshrink_core.chain.restoring import read_lineage
+from inshrink_core.errors import StepConflictError, StorageError
 from inshrink_core.frame import FrameInfo
+from inshrink_core.retention import Retention, metrics_of
 from inshrink_core.training.archiver import MAX_PENDING
 from inshrink_core.training.closing import Forgiving, Holding, opened_base
 from inshrink_core.training.spool import Notes, SpooledSave
-from inshrink_core.verbs.history.retention import Retention, metrics_of
-from inshrink_core.verbs.restore import restore
 
 if TYPE_CHECKING:
     import os
@@ -28,24 +24,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from inshrink_core.chain import BaseLike
-    from inshrink_core.checkpoint import Checkpoint
     from inshrink_core.codec import AnyCodec
     from inshrink_core.training.check import Check, CheckedWriter
 
-__all__ = ["LINEAGE_NAME", "FolderSaver", "Lineage", "read_lineage", "restore_folder"]
-
-LINEAGE_NAME: Final = "inshrink-lineage.json"
-"""File in a restored folder that says which frame it is."""
+__all__ = ["FolderSaver"]
 
 _logger = logging.getLogger(__name__)
-
-
-class Lineage(NamedTuple):
-    """Which frame of which archive a folder was restored from."""
-
-    archive_id: bytes
-    frame_id: bytes
-    step: int
 
 
 class FolderSaver(Holding, Forgiving):
@@ -55,7 +39,7 @@ class FolderSaver(Holding, Forgiving):
     ----------
     archive
         The archive to make or to go on with. Locked against other writers until `close`.
-    codec, config, optimizer_state, keyframe_every, device, threads, base, retention, single_writer
+    codec, config, optimizer_state, keyframe_every, device, threads, base, retention
         As for `Saver`.
 
     Attributes
@@ -107,10 +91,7 @@ class FolderSaver(Holding, Forgiving):
         threads: int | None = None,
         base: BaseLike | None = None,
         retention: Retention | None = None,
-        single_writer: bool = False,
     ) -> None:
-        if single_writer:
-            sole_writer(archive)
         self.path = place_of(archive)
         self._failures: dict[int, str] = {}
         self._spooled: set[int] = set()
@@ -360,97 +341,3 @@ class FolderSaver(Holding, Forgiving):
 
     def _let_go(self) -> None:
         self._release()
-
-
-def read_lineage(folder: Path) -> Lineage | None:
-    """Return which frame a folder was restored from; None where it does not say."""
-    try:
-        record = json.loads(read_regular(folder / LINEAGE_NAME, MAX_JSON_BYTES))
-        lineage = Lineage(bytes.fromhex(record["archive"]), bytes.fromhex(record["frame"]), record["step"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return lineage if type(lineage.step) is int else None
-
-
-def restore_folder(
-    archive: str | os.PathLike[str] | Archive,
-    folder: str | os.PathLike[str],
-    step: int | None = None,
-    *,
-    device: str = "auto",
-) -> FrameInfo:
-    """Write an archived step as the folder it was, whole or not at all.
-
-    Parameters
-    ----------
-    archive
-        The archive, or its path.
-    folder
-        Where to write it. One that holds this very step already, by the names and sizes of its files, stays
-        as it is.
-    step
-        The step; by default the last one.
-    device
-        Where tensors are decoded; does not change the files.
-
-    Returns
-    -------
-    FrameInfo
-        The frame.
-
-    Raises
-    ------
-    NotFoundError, MissingFrameError
-        The archive has no such step, or its file is missing.
-    ExistsError
-        Something else lies at `folder`.
-    StorageError
-        The disk is full.
-
-    Notes
-    -----
-    ``inshrink-lineage.json`` in the folder names the frame, for `FolderSaver.resume`: ``archive`` and
-    ``frame``, their ids in hexadecimal, and ``step``.
-    """
-    opened = archive if isinstance(archive, Archive) else Archive.open(archive)
-    info = opened.last if step is None else opened.reader.find(step)
-    target = Path(folder)
-    checkpoint = opened.checkpoint(info)
-    if _holds(target, checkpoint):
-        return info
-    if target.exists():
-        raise ExistsError(
-            f"something else than step {info.step} of the archive lies there",
-            where=str(target),
-            remedy="move it away, or restore elsewhere",
-        )
-    record = {"archive": opened.reader.archive_id.hex(), "frame": info.frame_id.hex(), "step": info.step}
-    try:
-        make_folders(target.parent)
-        with working_folder(target.parent) as work:
-            whole = work / "whole"
-            restore(opened, whole, steps=[info.step], layout="same", device=device)
-            (whole / LINEAGE_NAME).write_text(json.dumps(record), encoding="ascii")
-            sync_path(whole / LINEAGE_NAME)
-            sync_path(whole)
-            try:
-                whole.rename(target)
-            except OSError:
-                if not _holds(target, checkpoint):  # else another rank was faster
-                    raise
-            sync_path(target.parent)
-    except OSError as error:
-        raise StorageError(
-            f"the step cannot be restored: {error.strerror}", where=str(target), remedy="free some space"
-        ) from error
-    return info
-
-
-def _holds(folder: Path, checkpoint: Checkpoint) -> bool:
-    """Tell whether a folder has the files of a checkpoint, by names and sizes."""
-    try:
-        return folder.is_dir() and all(
-            (folder / file.path).stat().st_size == file.nbytes for file in checkpoint.files
-        )
-    except OSError:
-        return False

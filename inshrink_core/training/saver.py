@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from inshrink_core.archive import is_archive
 from inshrink_core.archive.storage import storage_error
-from inshrink_core.archive.storage.registry import place_of, sole_writer
+from inshrink_core.archive.storage.registry import place_of
 from inshrink_core.chain import WRITTEN, Archive, BaseFinder, Budget, changed_nbytes
 from inshrink_core.chain.archive import open_base_at
 from inshrink_core.chain.attachments import dropped_of
@@ -20,6 +20,7 @@ from inshrink_core.execution import working_folder
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.formats.state_tree import SAVE_KEY
 from inshrink_core.frame import FrameInfo
+from inshrink_core.retention import Retention, metrics_of
 from inshrink_core.search.bounded import StepWriter
 from inshrink_core.training.closing import Holding, opened_base
 from inshrink_core.training.extra import pack, unpack
@@ -27,7 +28,6 @@ from inshrink_core.training.gradients import N_RECORDED, GradientAverage, finite
 from inshrink_core.training.spool import GRADIENTS_NAME, OPTIMIZER_NAME, Notes, load_save, spool_folder
 from inshrink_core.training.staging import Staging, address
 from inshrink_core.training.state import TrainingState, memory, parts_of, states_of, tensors_in
-from inshrink_core.verbs.history.retention import Retention, metrics_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -93,8 +93,6 @@ class Saver(Holding):
     retention
         What stays of the archive: looked at after every eighth save, and when the saver is closed. What
         `keep_best` goes by are numbers of a save's `extra`, or of the dict ``metrics`` in it.
-    single_writer
-        Of an archive in a bucket whose store ignores the conditions of requests: nobody else writes it.
 
     Attributes
     ----------
@@ -172,10 +170,7 @@ class Saver(Holding):
         base: BaseLike | None = None,
         also: Mapping[str, Also] | None = None,
         retention: Retention | None = None,
-        single_writer: bool = False,
     ) -> None:
-        if single_writer:
-            sole_writer(archive)
         self.path = place_of(archive)
         self.extra: dict[str, Any] = {}
         self.older: dict[str, int] = {}

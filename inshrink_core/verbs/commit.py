@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from inshrink_core.errors import CheckFailedError
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import steps_in_short
 from inshrink_core.verbs.shared.groups import PathLike
-from inshrink_core.verbs.shared.showing import show_facts
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 __all__ = ["Commit", "CommitReport", "commit"]
 
@@ -58,18 +53,6 @@ class CommitReport(Report):
             where=self.archive,
             remedy="run the parts that are missing, or give up the others with --discard",
         )
-
-    def show(self, console: Console) -> None:
-        """Print which steps are live, and which are not."""
-        parts = sorted({part for _, missing in self.waiting for part in missing})
-        steps = [step for step, _ in self.waiting]
-        facts = [
-            ("archive", self.archive),
-            ("committed", steps_in_short(self.committed) if self.committed else "nothing new"),
-            ("waiting", f"{steps_in_short(steps)}, for {_named(parts)}" if steps else ""),
-            ("discarded", steps_in_short(self.discarded) if self.discarded else ""),
-        ]
-        show_facts(console, facts)
 
 
 def _named(parts: Any) -> str:

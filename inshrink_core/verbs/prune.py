@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
-from inshrink_core.errors import InputError, MissingFrameError, NotFoundError
+from inshrink_core.errors import InputError, MissingFrameError
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.frame import FrameInfo
-from inshrink_core.report import Report
+from inshrink_core.report import Part, Report
 from inshrink_core.request import Option, Request, fields_of, python_call
+from inshrink_core.retention import Retention
 from inshrink_core.text import duration, size, steps_in_short
-from inshrink_core.verbs.history.retention import Retention
 from inshrink_core.verbs.shared.groups import AnyLog, Decoding, PathLike, chosen_steps
-from inshrink_core.verbs.shared.showing import show_facts
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from inshrink_core.archive import ArchiveReader, ArchiveWriter
+    from inshrink_core.archive import ArchiveReader
     from inshrink_core.chain import Archive
-    from inshrink_core.chain.base import BaseFinder
-    from inshrink_core.chain.rekey import Rest
+    from inshrink_core.chain.prune import PrunePlan, PruneRules
     from inshrink_core.checkpoint import TensorSpec
 
 __all__ = [
     "ForgetReport",
-    "KeySizes",
     "Prune",
-    "PrunePlan",
     "PruneReport",
-    "make_plan",
     "prune",
 ]
 
@@ -115,37 +108,35 @@ class PruneReport(Report):
             for f, fate in sorted(rows, key=lambda row: row[0].generation)
         ]
 
-    def show(self, console: Console) -> None:
-        """Print what goes and what stays, and what that frees."""
+    def shown(self) -> Iterator[Part]:
+        """Yield what goes and what stays, and what that frees."""
         plan = self.plan
         done = self.applied and plan.changes
-        verbs = ("removed", "re-keyed", "dropped") if done else ("would remove", "would re-key", "would drop")
+        removed, rekeyed, dropped = (
+            ("removed", "re-keyed", "dropped") if done else ("would remove", "would re-key", "would drop")
+        )
         about = "" if done or not (plan.rekeyed or plan.standing) else "about "
-        by_rule: dict[str, list[FrameInfo]] = {}
-        for frame in plan.staying:
-            for rule in plan.why[frame.frame_id]:
-                by_rule.setdefault(rule, []).append(frame)
-        state = [frame for frame in plan.staying if frame.frame_id in plan.standing]
-        facts = [
-            *((f"kept: {rule}", _steps(frames)) for rule, frames in by_rule.items()),
-            (verbs[0], _steps(plan.removed)),
-            (verbs[1], _steps(plan.rekeyed)),
-            (f"{verbs[2]} the optimizer's state of", _steps(plan.stripped)),
-            (f"{verbs[1]} that state in", _steps(state)),
-            ("archive", f"{size(self.before)} before, {about}{size(self.after)} after"),
-            ("freed", f"{about}{size(self.freed)}" if self.freed > 0 else ""),
-            ("time", duration(self.seconds)),
-        ]
-        show_facts(console, facts)
+        for rule in dict.fromkeys(rule for frame in plan.staying for rule in plan.why[frame.frame_id]):
+            yield f"kept: {rule}", _steps([one for one in plan.staying if rule in plan.why[one.frame_id]])
+        yield removed, _steps(plan.removed)
+        yield rekeyed, _steps(plan.rekeyed)
+        yield f"{dropped} the optimizer's state of", _steps(plan.stripped)
+        yield (
+            f"{rekeyed} that state in",
+            _steps([one for one in plan.staying if one.frame_id in plan.standing]),
+        )
+        yield "archive", f"{size(self.before)} before, {about}{size(self.after)} after"
+        yield "freed", f"{about}{size(self.freed)}" if self.freed > 0 else ""
+        yield "time", duration(self.seconds)
         if plan.lost_origins:
             steps = _steps(plan.lost_origins)
-            console.print(f"note: what step {steps} was restored from goes; its record of it stays")
+            yield f"note: what step {steps} was restored from goes; its record of it stays"
         if self.freed < 0:
-            console.print(f"note: re-keyed steps take {size(-self.freed)} more than what goes")
+            yield f"note: re-keyed steps take {size(-self.freed)} more than what goes"
         if not plan.changes:
-            console.print("nothing to remove")
+            yield "nothing to remove"
         elif not self.applied:
-            console.print("nothing was changed: add --apply to do it")
+            yield "nothing was changed: add --apply to do it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,22 +177,20 @@ class ForgetReport(Report):
             "last": None if self.head is None else self.head.place,
         }
 
-    def show(self, console: Console) -> None:
-        """Print what is given up, or would be."""
+    def shown(self) -> Iterator[Part]:
+        """Yield what is given up, or would be."""
         if not (self.missing or self.useless or self.manifest):
-            console.print("no frame is missing")
+            yield "no frame is missing"
             return
         verb = "given up" if self.applied else "would give up"
-        rebuilt = "rebuilt from the frames" if self.applied else "would be rebuilt from the frames"
-        facts = [
-            *([("the manifest", f"{rebuilt} that are there: {self.manifest}")] if self.manifest else ()),
-            (f"{verb}, missing", _steps(self.missing)),
-            (f"{verb}, useless without", _steps(self.useless)),
-            ("the last step then", "none is left" if self.head is None else _steps([self.head])),
-        ]
-        show_facts(console, facts)
+        if self.manifest:
+            rebuilt = "rebuilt" if self.applied else "would be rebuilt"
+            yield "the manifest", f"{rebuilt} from the frames that are there: {self.manifest}"
+        yield f"{verb}, missing", _steps(self.missing)
+        yield f"{verb}, useless without", _steps(self.useless)
+        yield "the last step then", "none is left" if self.head is None else _steps([self.head])
         if not self.applied:
-            console.print("nothing was changed: add --apply to do it; it cannot be undone")
+            yield "nothing was changed: add --apply to do it; it cannot be undone"
 
 
 def _steps(frames: Sequence[FrameInfo]) -> str:
@@ -297,37 +286,37 @@ class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
         "inshrink prune digits.inshrink --forget-missing",
     )
 
-    @property
-    def thins(self) -> bool:
-        """Whether a rule says which steps to keep."""
-        return super().thins or bool(self.keep)
-
     def perform(self) -> PruneReport | ForgetReport:
         """Plan, and do it where that is said."""
         from inshrink_core.archive import ArchiveWriter
+        from inshrink_core.chain.prune import carry_out, make_plan
 
         if self.forget_missing:
             return self._forget()
-        if self.says_nothing and not self.stand_alone:
+        if self.says_nothing and not (self.keep or self.stand_alone):
             raise InputError(
                 "nothing says what to keep",
                 remedy="give --keep-every, --keep-last, --keep-best, --keep or --optimizer-last",
             )
         begun = time.perf_counter()
         opened = self.opened_archive(self.archive)
-        _require_writable(opened.reader)
-        rules = self._read(opened.reader)
-        estimate = KeySizes(opened, self.progress)
+        if not opened.reader.storage.writable:
+            raise InputError(
+                "a packed or remote archive cannot be pruned",
+                where=opened.reader.path,
+                remedy="make a folder of it: inshrink export PACKED --unpack FOLDER",
+            )
+        rules = self._rules(opened.reader)
         before = opened.reader.nbytes
         plan = make_plan(opened, rules)
         if not (self.apply and plan.changes):
-            after = before + estimate.growth(plan)
+            after = before + _growth(opened.sequential(), plan, self.progress)
             if self.apply:
                 # Opening repairs: what a prune that was cut off had still to delete goes now.
                 ArchiveWriter(self.archive).close()
         else:
             with ArchiveWriter(opened.reader.path) as writer:
-                plan = carry_out(writer, rules, opened.device, opened.bases)
+                plan = carry_out(writer, rules, opened.device, opened.bases, progress=self.progress)
                 after = writer.reader.nbytes
         return PruneReport(
             archive=str(self.archive),
@@ -364,454 +353,73 @@ class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
                 head=max(left, key=lambda frame: (frame.branch, frame.generation), default=None),
             )
 
-    def _read(self, reader: ArchiveReader) -> Prune:
-        """Return the same, the steps to keep as numbers."""
+    def _rules(self, reader: ArchiveReader) -> PruneRules:
+        """Return the rules, the steps to keep as numbers."""
+        from inshrink_core.chain.prune import PruneRules
+
         steps = chosen_steps(
             self.keep, lambda: sorted({frame.step for frame in reader.frames}), os.fspath(self.archive)
         )
-        return replace(self, keep=steps or ())
+        given = {field.name: getattr(self, field.name) for field in fields(PruneRules)}
+        return PruneRules(**given | {"keep": steps or ()})
 
 
 prune = python_call(Prune)
 
 
-def _require_writable(reader: ArchiveReader) -> None:
-    """Refuse what cannot be written."""
-    if not reader.storage.writable:
-        raise InputError(
-            "a packed or remote archive cannot be pruned",
-            where=reader.path,
-            remedy="make a folder of it: inshrink export PACKED --unpack FOLDER",
-        )
+def _growth(archive: Archive, plan: PrunePlan, progress: OnProgress | None) -> int:
+    """Return by about how many bytes an archive grows; negative where it shrinks."""
+    from inshrink_core.chain import frame_size
+    from inshrink_core.chain.attachments import LAYOUT_KEY
+    from inshrink_core.chain.meta import spec_of
 
-
-def carry_out(
-    writer: ArchiveWriter,
-    rules: Prune,
-    device: str = "cpu",
-    bases: BaseFinder | None = None,
-    needed: Collection[bytes | None] = (),
-) -> PrunePlan:
-    """Plan under the writer's lock, write what is new, switch, delete; `needed` frames stay, by id.
-
-    Raises
-    ------
-    InputError, NotFoundError, MissingFrameError, DamagedError, BaseModelError, StorageError
-        As `Prune`; nothing is changed.
-    """
-    from inshrink_core.archive import Rewrite
-    from inshrink_core.chain import Archive
-    from inshrink_core.chain.rekey import REKEYED, attachments_held, copy_frame, rekey_frame, rewrite_frame
-    from inshrink_core.frame import FrameKind
-
-    archive = Archive(writer.reader, device=device, bases=bases)
-    plan = make_plan(archive, rules, needed)
-    if not plan.changes:
-        return plan
-    gone = (*plan.removed, *writer.reader.catalog.superseded)
-    again = (*plan.copied, *plan.rekeyed)
-    count = _Counter(archive, again, rules.progress)
-    with Rewrite(writer, again) as rewrite:
-        view = archive.sequential()
-        # Copies first: they inherit nothing, so each is whole beside either version of its parent.
-        for info in plan.copied:
-            parent_id = plan.parents[info.frame_id]
-            with rewrite.begin(
-                info.frame_id,
-                kind=info.kind,
-                parent_id=parent_id,
-                external=archive.base_of(info) is not None,
-            ) as frame:
-                if plan.rests:
-                    previous = None
-                    if info.kind is FrameKind.DELTA and parent_id is not None:
-                        parent = writer.reader.info(parent_id)
-                        previous = attachments_held(archive, parent, plan.rests.get(parent_id))
-                    rewrite_frame(
-                        view,
-                        info,
-                        frame,
-                        previous,
-                        rest=plan.rests.get(info.frame_id),
-                        standing=plan.standing_of(info),
-                        children=plan.children_of(info),
-                    )
-                else:
-                    copy_frame(archive, info, frame)
-            count.frame(info)
-        view = archive.sequential()
-        for info in plan.rekeyed:
-            rest = plan.rests.get(info.frame_id)
-            with rewrite.begin(
-                info.frame_id, kind=FrameKind.KEYFRAME, parent_id=plan.parents[info.frame_id]
-            ) as frame:
-                rekey_frame(
-                    view,
-                    info,
-                    frame,
-                    view=None if rest is None else rest.view,
-                    meta=None if rest is None else {**rest.meta, REKEYED: info.frame_id},
-                    children=plan.children_of(info),
-                    done=count.tensors_of(info),
-                )
-        rewrite.switch(gone)
-    return plan
-
-
-class _Counter:
-    """Counts raw bytes of frames that are written again."""
-
-    def __init__(self, archive: Archive, frames: Iterable[FrameInfo], progress: OnProgress | None) -> None:
-        from inshrink_core.chain import frame_size
-
-        self._progress, self._done = progress, 0
-        self._sizes = {f.frame_id: frame_size(archive, f).raw_total for f in frames} if progress else {}
-        self._total = sum(self._sizes.values())
-
-    def frame(self, info: FrameInfo) -> None:
-        """Count a whole frame."""
-        self._add(self._sizes.get(info.frame_id, 0), info.step, "")
-
-    def tensors_of(self, info: FrameInfo) -> Any:
-        """Return what is called after each tensor of a frame."""
-        return lambda spec: self._add(spec.nbytes, info.step, spec.key)
-
-    def _add(self, nbytes: int, step: int, detail: str) -> None:
-        self._done += nbytes
-        if self._progress is not None:
-            self._progress(Progress("prune", self._done, self._total, step, detail))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrunePlan:
-    """What becomes of every frame.
-
-    Parameters
-    ----------
-    kept
-        Frames the rules keep.
-    references
-        Frames that stay besides, for training was restored from them.
-    removed
-        Frames that go.
-    rekeyed
-        Frames that stay and lose their reference, or shall do without a base model: they become keyframes
-        of the same bits.
-    copied
-        Frames that stay and are written again as they are: under another parent, upon a re-keyed
-        frame, or to stay the last of their branch.
-    parents
-        New parent of each frame that is written again, by id.
-    lost_origins
-        Frames that stay and say that training was restored from a frame that is gone.
-    why
-        By what rules each frame stays, by id.
-    rests
-        What stays of frames whose optimizer state goes, by id.
-    standing
-        Keys of the optimizer's tensors that are re-keyed within a delta frame, since its reference does
-        without them, by id.
-    """
-
-    kept: tuple[FrameInfo, ...]
-    references: tuple[FrameInfo, ...]
-    removed: tuple[FrameInfo, ...]
-    rekeyed: tuple[FrameInfo, ...]
-    copied: tuple[FrameInfo, ...]
-    parents: Mapping[bytes, bytes | None]
-    lost_origins: tuple[FrameInfo, ...]
-    why: Mapping[bytes, tuple[str, ...]]
-    rests: Mapping[bytes, Rest]
-    standing: Mapping[bytes, frozenset[str]]
-
-    @property
-    def changes(self) -> bool:
-        """Whether anything goes or is written again."""
-        return bool(self.removed or self.rekeyed or self.rests)
-
-    @property
-    def staying(self) -> tuple[FrameInfo, ...]:
-        """The frames that stay, in the order of writing."""
-        return tuple(sorted((*self.kept, *self.references), key=lambda frame: frame.generation))
-
-    @property
-    def stripped(self) -> tuple[FrameInfo, ...]:
-        """The frames that stay and whose optimizer state goes."""
-        return tuple(frame for frame in self.staying if frame.frame_id in self.rests)
-
-    def standing_of(self, info: FrameInfo) -> frozenset[str]:
-        """Return the keys of the tensors that are re-keyed within a delta frame."""
-        return self.standing.get(info.frame_id, frozenset())
-
-    def children_of(self, info: FrameInfo) -> tuple[FrameInfo, ...]:
-        """Return the delta frames that stay upon a re-keyed frame."""
-        from inshrink_core.frame import FrameKind
-
-        return tuple(
-            frame
-            for frame in self.copied
-            if frame.kind is FrameKind.DELTA and frame.parent_id == info.frame_id
-        )
-
-
-_ORIGIN: Final = "training was restored from it"
-
-
-def make_plan(archive: Archive, rules: Prune, needed: Collection[bytes | None] = ()) -> PrunePlan:
-    """Decide what becomes of every frame; reads indexes alone.
-
-    Frames that are needed by id stay like those that training was restored from.
-
-    Raises
-    ------
-    NotFoundError
-        A step to keep is not there, or the archive holds none.
-    MissingFrameError
-        The file of a frame is gone: what depends on it is unknown.
-    """
-    from inshrink_core.frame import FrameKind
-
-    reader = archive.reader
-    _require_whole(reader)
-    why = _kept(archive, rules)
-    kept = why.keys()
-    origins = {frame.frame_id: archive.frame(frame).meta.get("restored") for frame in reader.frames}
-    needed = (_origins_of_tips(reader, rules, origins) | (origins.keys() & needed)) - kept
-    staying = kept | needed
-    in_order = sorted(reader.frames, key=lambda frame: frame.generation)
-    gone = {frame.frame_id for frame in in_order} - staying
-    parents = {
-        frame.frame_id: _staying_ancestor(reader, frame, gone)
-        for frame in in_order
-        if frame.frame_id in staying and frame.parent_id in gone
-    }
-    rekeyed = [
-        f
-        for f in in_order
-        if (f.frame_id in parents and f.kind is FrameKind.DELTA)
-        or (rules.stand_alone and f.frame_id in staying and archive.base_of(f) is not None)
-    ]
-    rests = _rests(archive, rules, staying)
-    deltas = [f for f in in_order if f.frame_id in staying and f.kind is FrameKind.DELTA and f not in rekeyed]
-    standing = {
-        f.frame_id: rests[f.parent_id].dropped.intersection(entry.key for entry in archive.frame(f).entries)
-        for f in deltas
-        if f.parent_id in rests and f.frame_id not in rests
-    }
-    other = {frame.frame_id for frame in rekeyed} | rests.keys() | standing.keys()
-    copied = _copied(in_order, staying, parents, {frame.frame_id for frame in rekeyed}, other)
-    reasons = {frame_id: (_ORIGIN,) for frame_id in needed} | why
-    return PrunePlan(
-        kept=tuple(f for f in in_order if f.frame_id in kept),
-        references=tuple(f for f in in_order if f.frame_id in staying - kept),
-        removed=tuple(f for f in in_order if f.frame_id in gone),
-        rekeyed=tuple(rekeyed),
-        copied=copied,
-        parents={f.frame_id: f.parent_id for f in (*copied, *rekeyed)} | parents,
-        lost_origins=tuple(f for f in in_order if f.frame_id in staying and origins[f.frame_id] in gone),
-        why={frame_id: reasons[frame_id] for frame_id in staying},
-        rests=rests,
-        standing=standing,
-    )
-
-
-def _rests(archive: Archive, rules: Prune, staying: set[bytes]) -> dict[bytes, Rest]:
-    """Return what stays of the frames whose optimizer state goes, by id."""
-    from inshrink_core.chain.rekey import without_state
-
-    if rules.optimizer_last is None:
-        return {}
-    reader = archive.reader
-    whole: set[bytes] = set()
-    for tip in _tips(reader, rules):
-        line = [f.frame_id for f in reader.history(tip.frame_id) if f.frame_id in staying]
-        whole |= set(line[-rules.optimizer_last :])
-    found = {f.frame_id: without_state(archive, f) for f in reader.frames if f.frame_id in staying - whole}
-    return {frame_id: rest for frame_id, rest in found.items() if rest is not None}
-
-
-def _require_whole(reader: ArchiveReader) -> None:
-    """Refuse an archive of which something is missing."""
-    reader.catalog.require_complete(reader.path)
-    for lost in reader.missing:
-        raise MissingFrameError(
-            f"the frame of step {lost.step} is missing: what it leaves cannot be pruned safely",
-            where=f"{reader.path}, {lost.path}",
-            remedy="fetch the file from where the archive came from, or give it up with --forget-missing",
-        )
-    if not reader.frames:
-        raise NotFoundError("the archive holds no steps yet", where=reader.path)
-
-
-def _tips(reader: ArchiveReader, rules: Prune) -> list[FrameInfo]:
-    """Return the last frame of each branch that counts."""
-    last = {frame.branch: frame for frame in reader.frames}  # by ascending generation
-    head = reader.head
-    return [head] if rules.drop_branches and head is not None else list(last.values())
-
-
-def _kept(archive: Archive, rules: Prune) -> dict[bytes, tuple[str, ...]]:
-    """Return why frames are kept that the rules keep, by id."""
-    reader = archive.reader
-    kept: dict[bytes, list[str]] = {}
-    found: set[int] = set()
-    for tip in _tips(reader, rules):
-        line = (tip,) if tip.is_named else reader.history(tip.frame_id)
-        chosen = _chosen(archive, rules, line)
-        for reason, frames in chosen:
-            for frame in frames:
-                if reason not in kept.setdefault(frame.frame_id, []):
-                    kept[frame.frame_id].append(reason)
-        found |= {frame.step for frame in line}
-    for step in rules.keep:
-        if step not in found:
-            raise NotFoundError(
-                f"there is no frame of step {step} to keep",
-                where=reader.path,
-                remedy="`inshrink inspect` lists the steps",
+    grown, n_measured = -sum(frame.nbytes for frame in plan.removed), 0
+    rekeyed = {frame.frame_id for frame in plan.rekeyed}
+    for info in plan.staying:
+        rest, standing = plan.rests.get(info.frame_id), plan.standing_of(info)
+        entries, frame = archive.frame(info).entries, frame_size(archive, info)
+        again = {spec_of(one).whole.key for one in entries if not one.attachment and one.key in standing}
+        if rest is not None:
+            kept, files = set(rest.view), {LAYOUT_KEY, *(file.path for file in rest.view.files)}
+            grown -= sum(
+                one.stored_nbytes
+                for one in entries
+                if (one.key not in files if one.attachment else spec_of(one).whole.key not in kept)
             )
-    return {frame_id: tuple(reasons) for frame_id, reasons in kept.items()}
+            again = kept if info.frame_id in rekeyed else again
+        elif info.frame_id in rekeyed:
+            blocks = _rekeyed_nbytes(archive, info, [row.spec for row in frame.tensors])
+            grown += frame.attachments_nbytes + frame.overhead_nbytes + blocks - info.nbytes
+            n_measured += 1
+            if progress is not None:
+                progress(Progress("plan", n_measured, n_measured, info.step))
+        rows = [row for row in frame.tensors if row.spec.key in again]
+        grown += _rekeyed_nbytes(archive, info, [row.spec for row in rows]) - sum(row.nbytes for row in rows)
+    return grown
 
 
-def _chosen(
-    archive: Archive, rules: Prune, line: tuple[FrameInfo, ...]
-) -> Iterator[tuple[str, Iterable[FrameInfo]]]:
-    """Yield what each rule keeps of a line of training, and its name."""
-    from inshrink_core.verbs.history.retention import measured
+def _rekeyed_nbytes(archive: Archive, info: FrameInfo, tensors: Iterable[TensorSpec]) -> int:
+    """Return about how many bytes tensors would take without a reference; decodes a share of each role."""
+    from inshrink_core.chain.meta import spec_of
+    from inshrink_core.codec import codec_for_block
 
-    if not rules.thins:
-        yield "no rule removes it", line
-    if rules.keep_last is not None:
-        yield f"the last {rules.keep_last}", sorted(line, key=lambda f: f.step)[-rules.keep_last :]
-    if rules.keep_every is not None:
-        yield f"every {rules.keep_every}", [f for f in line if f.step % rules.keep_every == 0]
-    yield "named", [f for f in line if f.step in rules.keep]
-    values = measured(archive, line, [one.metric for one in rules.best], rules.log) if rules.best else {}
-    for one in rules.best:
-        there = [frame for frame in line if frame.frame_id in values[one.metric]]
-        # Of equal values the later step, which has seen more.
-        there.sort(key=lambda f: (one.direction.cost(values[one.metric][f.frame_id]), -f.step))
-        yield f"the best {one.n} of {one.metric}", there[: one.n]
-    yield "training goes on there", line[-1:]
-
-
-def _origins_of_tips(reader: ArchiveReader, rules: Prune, origins: Mapping[bytes, object]) -> set[bytes]:
-    """Return what training on each branch was last restored from: the next frame is coded against it."""
-    live = {frame.frame_id for frame in reader.frames}
-    named = {origins[tip.frame_id] for tip in _tips(reader, rules)}
-    return {frame_id for frame_id in named if isinstance(frame_id, bytes) and frame_id in live}
-
-
-def _staying_ancestor(reader: ArchiveReader, frame: FrameInfo, gone: set[bytes]) -> bytes | None:
-    """Return the nearest ancestor that stays."""
-    for ancestor in reversed(reader.history(frame.frame_id)[:-1]):
-        if ancestor.frame_id not in gone:
-            return ancestor.frame_id
-    return None
-
-
-def _copied(
-    in_order: list[FrameInfo],
-    staying: set[bytes],
-    parents: Mapping[bytes, bytes | None],
-    rekeyed: set[bytes],
-    other: set[bytes],
-) -> tuple[FrameInfo, ...]:
-    """Return the frames to write again that are not re-keyed; `other` are those that become different."""
-    from inshrink_core.frame import FrameKind
-
-    again = {f.frame_id for f in in_order if f.frame_id in parents} | other
-    # What a delta frame's index leaves out is its parent's, and that of a different parent is another.
-    again |= {
-        f.frame_id
-        for f in in_order
-        if f.frame_id in staying and f.kind is FrameKind.DELTA and f.parent_id in other
-    }
-    last = {f.branch: f for f in in_order if f.frame_id in staying}
-    rewritten_branches = {f.branch for f in in_order if f.frame_id in again}
-    again |= {last[branch].frame_id for branch in rewritten_branches}
-    return tuple(f for f in in_order if f.frame_id in again - rekeyed)
-
-
-class KeySizes:
-    """How large a frame would be as a keyframe, from re-keying some of its tensors."""
-
-    def __init__(self, archive: Archive, progress: OnProgress | None) -> None:
-        self._archive, self._progress = archive.sequential(), progress
-        self._sizes: dict[bytes, int] = {}
-
-    def key_size(self, info: FrameInfo) -> int:
-        """Return the estimate; decodes about an eighth of the frame the first time it is asked."""
-        if info.frame_id not in self._sizes:
-            self._sizes[info.frame_id] = self._measure(info)
-            if self._progress is not None:
-                self._progress(Progress("plan", len(self._sizes), len(self._sizes), info.step))
-        return self._sizes[info.frame_id]
-
-    def growth(self, plan: PrunePlan) -> int:
-        """Return by about how many bytes an archive grows; negative where it shrinks."""
-        from inshrink_core.chain import frame_size
-        from inshrink_core.chain.attachments import LAYOUT_KEY
-        from inshrink_core.chain.meta import spec_of
-
-        grown = -sum(frame.nbytes for frame in plan.removed)
-        rekeyed = {frame.frame_id for frame in plan.rekeyed}
-        for info in plan.staying:
-            rest, standing = plan.rests.get(info.frame_id), plan.standing_of(info)
-            size = frame_size(self._archive, info)
-            again = {
-                spec_of(entry).whole.key
-                for entry in self._archive.frame(info).entries
-                if not entry.attachment and entry.key in standing
-            }
-            if rest is not None:
-                kept = set(rest.view)
-                files = {LAYOUT_KEY, *(file.path for file in rest.view.files)}
-                grown -= sum(
-                    entry.stored_nbytes
-                    for entry in self._archive.frame(info).entries
-                    if (entry.key not in files if entry.attachment else spec_of(entry).whole.key not in kept)
-                )
-                again = kept if info.frame_id in rekeyed else again
-            elif info.frame_id in rekeyed:
-                grown += self.key_size(info) - info.nbytes
-            rows = [row for row in size.tensors if row.spec.key in again]
-            grown += self._measure_blocks(info, [row.spec for row in rows]) - sum(row.nbytes for row in rows)
-        return grown
-
-    def _measure(self, info: FrameInfo) -> int:
-        from inshrink_core.chain import frame_size
-
-        size = frame_size(self._archive, info)
-        blocks = self._measure_blocks(info, [row.spec for row in size.tensors])
-        return size.attachments_nbytes + size.overhead_nbytes + blocks
-
-    def _measure_blocks(self, info: FrameInfo, tensors: Iterable[TensorSpec]) -> int:
-        """Return about how many bytes tensors would take on their own."""
-        total = 0.0
-        by_role: dict[str, list[TensorSpec]] = {}
-        for one in tensors:
-            by_role.setdefault(one.role.value, []).append(one)
-        for specs in by_role.values():
-            raw = sum(spec.nbytes for spec in specs)
-            seen = rekeyed = 0
-            for spec in sorted(specs, key=lambda spec: (-spec.nbytes, spec.key)):
-                if seen >= _SAMPLE_SHARE * raw and seen:
-                    break
-                seen += spec.nbytes
-                rekeyed += self._rekeyed_nbytes(info, spec)
-            total += rekeyed * raw / seen if seen else rekeyed
-        return round(total)
-
-    def _rekeyed_nbytes(self, info: FrameInfo, spec: TensorSpec) -> int:
-        from inshrink_core.chain.meta import spec_of
-        from inshrink_core.codec import codec_for_block
-
-        where, nbytes = self._archive.where(info), 0
-        for entry in self._archive.blocks(info, spec.key):
-            _, reference = self._archive.decode(info, entry.key)
-            nbytes += len(codec_for_block(entry.codec, where).rekey(spec_of(entry, where), reference).payload)
-        return nbytes
+    total, where = 0.0, archive.where(info)
+    by_role: dict[str, list[TensorSpec]] = {}
+    for one in tensors:
+        by_role.setdefault(one.role.value, []).append(one)
+    for specs in by_role.values():
+        raw = sum(spec.nbytes for spec in specs)
+        seen = rekeyed = 0
+        for spec in sorted(specs, key=lambda spec: (-spec.nbytes, spec.key)):
+            if seen >= _SAMPLE_SHARE * raw and seen:
+                break
+            seen += spec.nbytes
+            for entry in archive.blocks(info, spec.key):
+                _, reference = archive.decode(info, entry.key)
+                codec = codec_for_block(entry.codec, where)
+                rekeyed += len(codec.rekey(spec_of(entry, where), reference).payload)
+        total += rekeyed * raw / seen if seen else rekeyed
+    return round(total)
 
 
 def _lost(reader: ArchiveReader) -> tuple[tuple[FrameInfo, ...], tuple[FrameInfo, ...]]:

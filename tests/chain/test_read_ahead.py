@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import inshrink_core
+from inshrink_core.chain.restoring import reading_ahead
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
 from inshrink_core.errors import DamagedError
-from inshrink_core.verbs.restore import reading_ahead
 
 SAMPLE = inshrink_core.sample("digits-cnn")
 

@@ -15,7 +15,7 @@ from inshrink_core.request import request_of
 DOCS = Path(__file__).parents[2] / "docs"
 VERBS = (
     "inspect", "compress", "restore", "verify", "commit", "compare", "average", "estimate",
-    "evaluate", "export", "prune", "push", "release", "sensitivity", "bench", "rehearse",
+    "evaluate", "export", "prune", "release", "sensitivity", "bench", "rehearse",
     "run", "search", "ui",
 )  # fmt: skip
 SCHEMA = json.loads((DOCS / "documents.schema.json").read_text())

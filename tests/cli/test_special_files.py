@@ -18,10 +18,10 @@ import inshrink_core
 from benchmarks.fuzz.runs import save_directories, save_torch_run
 from inshrink_core.archive import ArchiveWriter, LocalStorage, check_archive
 from inshrink_core.chain import Archive
+from inshrink_core.chain.restoring import LINEAGE_NAME, read_lineage
 from inshrink_core.errors import DamagedError, InshrinkError
 from inshrink_core.execution import NotRegularError, ResultLog, load_result, read_regular, write_whole
 from inshrink_core.training import Saver
-from inshrink_core.training.folder_saver import LINEAGE_NAME, read_lineage
 from inshrink_core.training.spool import Spool, spool_folder
 from tests.runs import model
 

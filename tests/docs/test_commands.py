@@ -49,7 +49,7 @@ NO_SHELL = {
 
 ENDLESS = "does not end by itself; tests of the explorer and of the watch run it"
 REMOTE = "needs a bucket; tests/archive/test_remote.py reads one in memory"
-HUB = "needs the Hub; tests/integrations/test_hub.py pushes to a server of its own"
+HUB = "needs the Hub; tests/integrations/test_hub.py writes to a server of its own"
 HOURS = "trains for minutes to hours; tests/lab has small ones"
 
 NOT_RUN = {
@@ -92,9 +92,8 @@ NOT_RUN = {
         "docs/archives.md",
         "inshrink restore s3://bucket/run.inshrink --step 400 --tensors 'fc1*' -o out/",
     ): REMOTE,
-    ("docs/cli.md", "inshrink push digits.inshrink hf://me/digits"): HUB,
-    ("docs/cli.md", "inshrink push digits.inshrink hf://datasets/me/runs/digits --public"): HUB,
-    ("docs/integrations/hub.md", "inshrink push digits.inshrink hf://me/digits"): HUB,
+    ("docs/integrations/hub.md", "inshrink compress runs/digits -o hf://me/digits"): HUB,
+    ("docs/integrations/hub.md", "inshrink export digits.inshrink --unpack hf://me/digits"): HUB,
     ("docs/integrations/hub.md", "inshrink restore hf://me/digits --step 400 -o restored/"): HUB,
     ("docs/integrations/hub.md", "inshrink restore hf://me/digits --step 400 --tensors 'fc1*' -o some/"): HUB,
     (

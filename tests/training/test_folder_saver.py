@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import inshrink_core
+from inshrink_core.chain.restoring import LINEAGE_NAME, read_lineage, restore_folder
 from inshrink_core.errors import ExistsError, LockedError, StepConflictError, StorageError
 from inshrink_core.training import FolderSaver
 from inshrink_core.training import spool as spools
-from inshrink_core.training.folder_saver import LINEAGE_NAME, read_lineage, restore_folder
 from inshrink_core.training.spool import Spool, spool_folder
 
 

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import math
-import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
-from inshrink_core.errors import InputError, clipped, named
+from inshrink_core.errors import InputError, clipped
 from inshrink_core.metrics import Direction, known_direction
 from inshrink_core.request import Option, check_fields
 
-if TYPE_CHECKING:
-    from inshrink_core.chain import Archive
-    from inshrink_core.frame import FrameInfo
-    from inshrink_core.verbs.shared.groups import AnyLog
-
 _BEST: Final = re.compile(r"(?P<metric>.+?):(?P<n>\d{1,9})(?::(?P<direction>higher|lower))?")
-
-_TRAINER_STATE: Final = "trainer_state.json"
 
 
 class Best(NamedTuple):
@@ -124,90 +113,3 @@ def metrics_of(policy: Retention | None, given: Mapping[str, Any] | None) -> dic
         with contextlib.suppress(TypeError, ValueError, RuntimeError):
             found[metric] = float(given[metric])
     return found
-
-
-def measured(
-    archive: Archive, line: Sequence[FrameInfo], metrics: Sequence[str], log: AnyLog | None = None
-) -> dict[str, dict[bytes, float]]:
-    """Return what was measured at each frame of a line of training, by metric and the frame's id.
-
-    Parameters
-    ----------
-    archive
-        The archive.
-    line
-        Its frames, in order.
-    metrics
-        What is wanted.
-    log
-        What the training logged, its file, or the run; by default what the frames themselves carry: what a
-        saver was given, and the log that a trainer's state has.
-
-    Raises
-    ------
-    InputError
-        No step has a value of some metric.
-
-    Notes
-    -----
-    The value of a step is the last one that was logged at it or before, and after the step before it.
-    """
-    known: set[str] = set()
-    found: dict[str, dict[bytes, float]] = {name: {} for name in metrics}
-    logged: Mapping[str, list[tuple[int, float]]] = {}
-    if log is not None:
-        logged = log if isinstance(log, Mapping) else _read(log)
-    else:
-        _from_frames(archive, line, found, known)
-        logged = {} if all(found.values()) else _logged(archive, line)
-    known |= logged.keys()
-    for name in metrics:
-        pairs = [pair for pair in logged.get(name, ()) if not math.isnan(pair[1])]
-        steps = [step for step, _ in pairs]
-        before = -1
-        for frame in line:
-            at = bisect.bisect_right(steps, frame.step) - 1
-            if at >= 0 and steps[at] > before:
-                found[name].setdefault(frame.frame_id, pairs[at][1])
-            before = frame.step
-        if not found[name]:
-            raise InputError(
-                f"no step has a value of '{clipped(name)}'",
-                where=archive.reader.path,
-                found=named(sorted(known)) if known else "no metrics",
-                remedy="give what the training logged, or its run: --log FILE",
-            )
-    return found
-
-
-def _from_frames(
-    archive: Archive, line: Iterable[FrameInfo], found: dict[str, dict[bytes, float]], known: set[str]
-) -> None:
-    """Take what savers were given."""
-    from inshrink_core.chain.meta import METRICS
-
-    for frame in line:
-        said = archive.frame(frame).meta.get(METRICS, {})
-        known |= said.keys()
-        for name in found.keys() & said.keys():
-            if not math.isnan(said[name]):
-                found[name][frame.frame_id] = said[name]
-
-
-def _logged(archive: Archive, line: Sequence[FrameInfo]) -> Mapping[str, list[tuple[int, float]]]:
-    """Return the log of the newest state of a trainer, which has the whole history."""
-    from inshrink_core.formats.logs.log import log_of_trainer
-
-    for frame in reversed(line):
-        for entry in archive.frame(frame).entries:
-            if entry.attachment and entry.key.rpartition("/")[2] == _TRAINER_STATE:
-                return log_of_trainer(archive.attachment(frame, entry.key), archive.where(frame))
-    return {}
-
-
-def _read(log: str | os.PathLike[str]) -> Mapping[str, list[tuple[int, float]]]:
-    """Return what a file has, or what lies in a run."""
-    from inshrink_core.formats import open_run, read_metrics
-
-    path = Path(log)
-    return open_run(path).log if path.is_dir() else read_metrics(path).log()

@@ -1,0 +1,462 @@
+"""Pruning: what becomes of every frame under rules, and the rewriting that carries it out."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from inshrink_core.archive import Rewrite
+from inshrink_core.chain.archive import Archive
+from inshrink_core.chain.meta import METRICS
+from inshrink_core.chain.rekey import (
+    REKEYED,
+    attachments_held,
+    copy_frame,
+    rekey_frame,
+    rewrite_frame,
+    without_state,
+)
+from inshrink_core.chain.sizes import frame_size
+from inshrink_core.errors import InputError, MissingFrameError, NotFoundError, clipped, named
+from inshrink_core.execution.progress import Counter, OnProgress
+from inshrink_core.formats import open_run, read_metrics
+from inshrink_core.formats.logs.log import log_of_trainer
+from inshrink_core.frame import FrameInfo, FrameKind
+from inshrink_core.retention import Retention
+
+if TYPE_CHECKING:
+    from inshrink_core.archive import ArchiveReader, ArchiveWriter
+    from inshrink_core.chain.base import BaseFinder
+    from inshrink_core.chain.rekey import Rest
+    from inshrink_core.checkpoint import TensorSpec
+
+_TRAINER_STATE: Final = "trainer_state.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneRules(Retention):
+    """A retention policy, and what a user asks for beside it.
+
+    Parameters
+    ----------
+    log
+        Where metrics are read (`measured`).
+    keep
+        Steps to keep.
+    drop_branches
+        Keep nothing outside the history of the newest branch.
+    stand_alone
+        Re-key the frames that are encoded relative to a base model.
+    """
+
+    log: Any = None
+    keep: Sequence[int] = ()
+    drop_branches: bool = False
+    stand_alone: bool = False
+
+    @property
+    def thins(self) -> bool:
+        """Whether a rule says which steps to keep."""
+        return super().thins or bool(self.keep)
+
+
+def carry_out(
+    writer: ArchiveWriter,
+    rules: PruneRules,
+    device: str = "cpu",
+    bases: BaseFinder | None = None,
+    needed: Collection[bytes | None] = (),
+    progress: OnProgress | None = None,
+) -> PrunePlan:
+    """Plan under the writer's lock, write what is new, switch, delete; `needed` frames stay, by id.
+
+    Raises
+    ------
+    InputError, NotFoundError, MissingFrameError, DamagedError, BaseModelError, StorageError
+        The rules, a frame or the base model is of no use, or the disk refuses; nothing is changed.
+    """
+    archive = Archive(writer.reader, device=device, bases=bases)
+    plan = make_plan(archive, rules, needed)
+    if not plan.changes:
+        return plan
+    gone = (*plan.removed, *writer.reader.catalog.superseded)
+    again = (*plan.copied, *plan.rekeyed)
+    nbytes = {info.frame_id: frame_size(archive, info).raw_total for info in again} if progress else {}
+    count = Counter(progress, "prune", sum(nbytes.values()))
+    with Rewrite(writer, again) as rewrite:
+        view = archive.sequential()
+        # Copies first: they inherit nothing, so each is whole beside either version of its parent.
+        for info in plan.copied:
+            parent_id = plan.parents[info.frame_id]
+            with rewrite.begin(
+                info.frame_id,
+                kind=info.kind,
+                parent_id=parent_id,
+                external=archive.base_of(info) is not None,
+            ) as frame:
+                if plan.rests:
+                    previous = None
+                    if info.kind is FrameKind.DELTA and parent_id is not None:
+                        parent = writer.reader.info(parent_id)
+                        previous = attachments_held(archive, parent, plan.rests.get(parent_id))
+                    rewrite_frame(
+                        view,
+                        info,
+                        frame,
+                        previous,
+                        rest=plan.rests.get(info.frame_id),
+                        standing=plan.standing_of(info),
+                        children=plan.children_of(info),
+                    )
+                else:
+                    copy_frame(archive, info, frame)
+            count.add(nbytes.get(info.frame_id, 0), info.step)
+        view = archive.sequential()
+        for info in plan.rekeyed:
+            rest = plan.rests.get(info.frame_id)
+            with rewrite.begin(
+                info.frame_id, kind=FrameKind.KEYFRAME, parent_id=plan.parents[info.frame_id]
+            ) as frame:
+                rekey_frame(
+                    view,
+                    info,
+                    frame,
+                    view=None if rest is None else rest.view,
+                    meta=None if rest is None else {**rest.meta, REKEYED: info.frame_id},
+                    children=plan.children_of(info),
+                    done=partial(_report, count, info.step),
+                )
+        rewrite.switch(gone)
+    return plan
+
+
+def _report(count: Counter, step: int, spec: TensorSpec) -> None:
+    count.add(spec.nbytes, step, spec.key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunePlan:
+    """What becomes of every frame.
+
+    Parameters
+    ----------
+    kept
+        Frames the rules keep.
+    references
+        Frames that stay besides, for training was restored from them.
+    removed
+        Frames that go.
+    rekeyed
+        Frames that stay and lose their reference, or shall do without a base model: they become keyframes
+        of the same bits.
+    copied
+        Frames that stay and are written again as they are: under another parent, upon a re-keyed
+        frame, or to stay the last of their branch.
+    parents
+        New parent of each frame that is written again, by id.
+    lost_origins
+        Frames that stay and say that training was restored from a frame that is gone.
+    why
+        By what rules each frame stays, by id.
+    rests
+        What stays of frames whose optimizer state goes, by id.
+    standing
+        Keys of the optimizer's tensors that are re-keyed within a delta frame, since its reference does
+        without them, by id.
+    """
+
+    kept: tuple[FrameInfo, ...]
+    references: tuple[FrameInfo, ...]
+    removed: tuple[FrameInfo, ...]
+    rekeyed: tuple[FrameInfo, ...]
+    copied: tuple[FrameInfo, ...]
+    parents: Mapping[bytes, bytes | None]
+    lost_origins: tuple[FrameInfo, ...]
+    why: Mapping[bytes, tuple[str, ...]]
+    rests: Mapping[bytes, Rest]
+    standing: Mapping[bytes, frozenset[str]]
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything goes or is written again."""
+        return bool(self.removed or self.rekeyed or self.rests)
+
+    @property
+    def staying(self) -> tuple[FrameInfo, ...]:
+        """The frames that stay, in the order of writing."""
+        return tuple(sorted((*self.kept, *self.references), key=lambda frame: frame.generation))
+
+    @property
+    def stripped(self) -> tuple[FrameInfo, ...]:
+        """The frames that stay and whose optimizer state goes."""
+        return tuple(frame for frame in self.staying if frame.frame_id in self.rests)
+
+    def standing_of(self, info: FrameInfo) -> frozenset[str]:
+        """Return the keys of the tensors that are re-keyed within a delta frame."""
+        return self.standing.get(info.frame_id, frozenset())
+
+    def children_of(self, info: FrameInfo) -> tuple[FrameInfo, ...]:
+        """Return the delta frames that stay upon a re-keyed frame."""
+        return tuple(
+            frame
+            for frame in self.copied
+            if frame.kind is FrameKind.DELTA and frame.parent_id == info.frame_id
+        )
+
+
+_ORIGIN: Final = "training was restored from it"
+
+
+def make_plan(archive: Archive, rules: PruneRules, needed: Collection[bytes | None] = ()) -> PrunePlan:
+    """Decide what becomes of every frame; reads indexes alone.
+
+    Frames that are needed by id stay like those that training was restored from.
+
+    Raises
+    ------
+    NotFoundError
+        A step to keep is not there, or the archive holds none.
+    MissingFrameError
+        The file of a frame is gone: what depends on it is unknown.
+    """
+    reader = archive.reader
+    _require_whole(reader)
+    why = _kept(archive, rules)
+    kept = why.keys()
+    origins = {frame.frame_id: archive.frame(frame).meta.get("restored") for frame in reader.frames}
+    needed = (_origins_of_tips(reader, rules, origins) | (origins.keys() & needed)) - kept
+    staying = kept | needed
+    in_order = sorted(reader.frames, key=lambda frame: frame.generation)
+    gone = {frame.frame_id for frame in in_order} - staying
+    parents = {
+        frame.frame_id: _staying_ancestor(reader, frame, gone)
+        for frame in in_order
+        if frame.frame_id in staying and frame.parent_id in gone
+    }
+    rekeyed = [
+        f
+        for f in in_order
+        if (f.frame_id in parents and f.kind is FrameKind.DELTA)
+        or (rules.stand_alone and f.frame_id in staying and archive.base_of(f) is not None)
+    ]
+    rests = _rests(archive, rules, staying)
+    deltas = [f for f in in_order if f.frame_id in staying and f.kind is FrameKind.DELTA and f not in rekeyed]
+    standing = {
+        f.frame_id: rests[f.parent_id].dropped.intersection(entry.key for entry in archive.frame(f).entries)
+        for f in deltas
+        if f.parent_id in rests and f.frame_id not in rests
+    }
+    other = {frame.frame_id for frame in rekeyed} | rests.keys() | standing.keys()
+    copied = _copied(in_order, staying, parents, {frame.frame_id for frame in rekeyed}, other)
+    reasons = {frame_id: (_ORIGIN,) for frame_id in needed} | why
+    return PrunePlan(
+        kept=tuple(f for f in in_order if f.frame_id in kept),
+        references=tuple(f for f in in_order if f.frame_id in staying - kept),
+        removed=tuple(f for f in in_order if f.frame_id in gone),
+        rekeyed=tuple(rekeyed),
+        copied=copied,
+        parents={f.frame_id: f.parent_id for f in (*copied, *rekeyed)} | parents,
+        lost_origins=tuple(f for f in in_order if f.frame_id in staying and origins[f.frame_id] in gone),
+        why={frame_id: reasons[frame_id] for frame_id in staying},
+        rests=rests,
+        standing=standing,
+    )
+
+
+def _rests(archive: Archive, rules: PruneRules, staying: set[bytes]) -> dict[bytes, Rest]:
+    """Return what stays of the frames whose optimizer state goes, by id."""
+    if rules.optimizer_last is None:
+        return {}
+    reader = archive.reader
+    whole: set[bytes] = set()
+    for tip in _tips(reader, rules):
+        line = [f.frame_id for f in reader.history(tip.frame_id) if f.frame_id in staying]
+        whole |= set(line[-rules.optimizer_last :])
+    found = {f.frame_id: without_state(archive, f) for f in reader.frames if f.frame_id in staying - whole}
+    return {frame_id: rest for frame_id, rest in found.items() if rest is not None}
+
+
+def _require_whole(reader: ArchiveReader) -> None:
+    """Refuse an archive of which something is missing."""
+    reader.catalog.require_complete(reader.path)
+    for lost in reader.missing:
+        raise MissingFrameError(
+            f"the frame of step {lost.step} is missing: what it leaves cannot be pruned safely",
+            where=f"{reader.path}, {lost.path}",
+            remedy="fetch the file from where the archive came from, or give it up with --forget-missing",
+        )
+    if not reader.frames:
+        raise NotFoundError("the archive holds no steps yet", where=reader.path)
+
+
+def _tips(reader: ArchiveReader, rules: PruneRules) -> list[FrameInfo]:
+    """Return the last frame of each branch that counts."""
+    last = {frame.branch: frame for frame in reader.frames}  # by ascending generation
+    head = reader.head
+    return [head] if rules.drop_branches and head is not None else list(last.values())
+
+
+def _kept(archive: Archive, rules: PruneRules) -> dict[bytes, tuple[str, ...]]:
+    """Return why frames are kept that the rules keep, by id."""
+    reader = archive.reader
+    kept: dict[bytes, list[str]] = {}
+    found: set[int] = set()
+    for tip in _tips(reader, rules):
+        line = (tip,) if tip.is_named else reader.history(tip.frame_id)
+        chosen = _chosen(archive, rules, line)
+        for reason, frames in chosen:
+            for frame in frames:
+                if reason not in kept.setdefault(frame.frame_id, []):
+                    kept[frame.frame_id].append(reason)
+        found |= {frame.step for frame in line}
+    for step in rules.keep:
+        if step not in found:
+            raise NotFoundError(
+                f"there is no frame of step {step} to keep",
+                where=reader.path,
+                remedy="`inshrink inspect` lists the steps",
+            )
+    return {frame_id: tuple(reasons) for frame_id, reasons in kept.items()}
+
+
+def _chosen(
+    archive: Archive, rules: PruneRules, line: tuple[FrameInfo, ...]
+) -> Iterator[tuple[str, Iterable[FrameInfo]]]:
+    """Yield what each rule keeps of a line of training, and its name."""
+    if not rules.thins:
+        yield "no rule removes it", line
+    if rules.keep_last is not None:
+        yield f"the last {rules.keep_last}", sorted(line, key=lambda f: f.step)[-rules.keep_last :]
+    if rules.keep_every is not None:
+        yield f"every {rules.keep_every}", [f for f in line if f.step % rules.keep_every == 0]
+    yield "named", [f for f in line if f.step in rules.keep]
+    values = measured(archive, line, [one.metric for one in rules.best], rules.log) if rules.best else {}
+    for one in rules.best:
+        there = [frame for frame in line if frame.frame_id in values[one.metric]]
+        # Of equal values the later step, which has seen more.
+        there.sort(key=lambda f: (one.direction.cost(values[one.metric][f.frame_id]), -f.step))
+        yield f"the best {one.n} of {one.metric}", there[: one.n]
+    yield "training goes on there", line[-1:]
+
+
+def _origins_of_tips(reader: ArchiveReader, rules: PruneRules, origins: Mapping[bytes, object]) -> set[bytes]:
+    """Return what training on each branch was last restored from: the next frame is coded against it."""
+    live = {frame.frame_id for frame in reader.frames}
+    named = {origins[tip.frame_id] for tip in _tips(reader, rules)}
+    return {frame_id for frame_id in named if isinstance(frame_id, bytes) and frame_id in live}
+
+
+def _staying_ancestor(reader: ArchiveReader, frame: FrameInfo, gone: set[bytes]) -> bytes | None:
+    """Return the nearest ancestor that stays."""
+    for ancestor in reversed(reader.history(frame.frame_id)[:-1]):
+        if ancestor.frame_id not in gone:
+            return ancestor.frame_id
+    return None
+
+
+def _copied(
+    in_order: list[FrameInfo],
+    staying: set[bytes],
+    parents: Mapping[bytes, bytes | None],
+    rekeyed: set[bytes],
+    other: set[bytes],
+) -> tuple[FrameInfo, ...]:
+    """Return the frames to write again that are not re-keyed; `other` are those that become different."""
+    again = {f.frame_id for f in in_order if f.frame_id in parents} | other
+    # What a delta frame's index leaves out is its parent's, and that of a different parent is another.
+    again |= {
+        f.frame_id
+        for f in in_order
+        if f.frame_id in staying and f.kind is FrameKind.DELTA and f.parent_id in other
+    }
+    last = {f.branch: f for f in in_order if f.frame_id in staying}
+    rewritten_branches = {f.branch for f in in_order if f.frame_id in again}
+    again |= {last[branch].frame_id for branch in rewritten_branches}
+    return tuple(f for f in in_order if f.frame_id in again - rekeyed)
+
+
+def measured(
+    archive: Archive, line: Sequence[FrameInfo], metrics: Sequence[str], log: Any = None
+) -> dict[str, dict[bytes, float]]:
+    """Return what was measured at each frame of a line of training, by metric and the frame's id.
+
+    Parameters
+    ----------
+    archive
+        The archive.
+    line
+        Its frames, in order.
+    metrics
+        What is wanted.
+    log
+        What the training logged, its file, or the run; by default what the frames themselves carry: what a
+        saver was given, and the log that a trainer's state has.
+
+    Raises
+    ------
+    InputError
+        No step has a value of some metric.
+
+    Notes
+    -----
+    The value of a step is the last one that was logged at it or before, and after the step before it.
+    """
+    known: set[str] = set()
+    found: dict[str, dict[bytes, float]] = {name: {} for name in metrics}
+    logged: Mapping[str, list[tuple[int, float]]] = {}
+    if log is not None:
+        logged = log if isinstance(log, Mapping) else _read(log)
+    else:
+        _from_frames(archive, line, found, known)
+        logged = {} if all(found.values()) else _logged(archive, line)
+    known |= logged.keys()
+    for name in metrics:
+        pairs = [pair for pair in logged.get(name, ()) if not math.isnan(pair[1])]
+        steps = [step for step, _ in pairs]
+        before = -1
+        for frame in line:
+            at = bisect.bisect_right(steps, frame.step) - 1
+            if at >= 0 and steps[at] > before:
+                found[name].setdefault(frame.frame_id, pairs[at][1])
+            before = frame.step
+        if not found[name]:
+            raise InputError(
+                f"no step has a value of '{clipped(name)}'",
+                where=archive.reader.path,
+                found=named(sorted(known)) if known else "no metrics",
+                remedy="give what the training logged, or its run: --log FILE",
+            )
+    return found
+
+
+def _from_frames(
+    archive: Archive, line: Iterable[FrameInfo], found: dict[str, dict[bytes, float]], known: set[str]
+) -> None:
+    """Take what savers were given."""
+    for frame in line:
+        said = archive.frame(frame).meta.get(METRICS, {})
+        known |= said.keys()
+        for name in found.keys() & said.keys():
+            if not math.isnan(said[name]):
+                found[name][frame.frame_id] = said[name]
+
+
+def _logged(archive: Archive, line: Sequence[FrameInfo]) -> Mapping[str, list[tuple[int, float]]]:
+    """Return the log of the newest state of a trainer, which has the whole history."""
+    for frame in reversed(line):
+        for entry in archive.frame(frame).entries:
+            if entry.attachment and entry.key.rpartition("/")[2] == _TRAINER_STATE:
+                return log_of_trainer(archive.attachment(frame, entry.key), archive.where(frame))
+    return {}
+
+
+def _read(log: str | os.PathLike[str]) -> Mapping[str, list[tuple[int, float]]]:
+    """Return what a file has, or what lies in a run."""
+    path = Path(log)
+    return open_run(path).log if path.is_dir() else read_metrics(path).log()
