@@ -47,10 +47,6 @@ def requests() -> dict[str, type[Request[Any]]]:
     return {verb: request for verb, request in found if request is not None}
 
 
-def _modes(request: type[Request[Any]]) -> list[type[Request[Any]]]:
-    return [request, *request.modes().values()]
-
-
 def _metavar(field: Option) -> str:
     """Return what the value of an option is called, empty for a flag."""
     if isinstance(field.default, bool):
@@ -95,7 +91,7 @@ def shared() -> dict[tuple[str, str], list[str]]:
     """Return the options that are explained once, with the verbs that have them."""
     verbs: dict[tuple[str, str], list[str]] = {}
     for verb, request in requests().items():
-        fields = [field for mode in _modes(request) for field in fields_of(mode) if not field.by_place]
+        fields = [field for field in fields_of(request) if not field.by_place]
         for key in dict.fromkeys(map(_key, fields)):
             verbs.setdefault(key, []).append(verb)
     return {key: found for key, found in verbs.items() if len(found) >= SHARED}
@@ -161,19 +157,10 @@ def options(verb: str) -> str:
     """Return the tables of a verb's own options, and name those that are explained once."""
     request, common, parts = requests()[verb], shared(), []
     own = [field for field in fields_of(request) if not field.by_place]
-    known = {field.name for field in fields_of(request)}
-    if rows := [_key(field) for field in own if _key(field) not in common]:
-        parts.append(_table(("option", "meaning"), rows))
-    for flag, mode in request.modes().items():
-        fields = {field.name: field for field in fields_of(mode)}
-        added = [field for name, field in fields.items() if name not in known]
-        rows = (
-            [] if any(flag in field.names for field in added) else [(f"`{flag}`", mode.summary().rstrip("."))]
-        )
-        rows += [_key(field) for field in added if _key(field) not in common]
-        missing = [f"`{field.names[0]}`" for field in own if field.name not in fields]
-        less = f", with which {', '.join(missing)} cannot be given" if missing else ""
-        parts.append(f"`{flag}` is a mode of its own{less}:\n\n{_table(('option', 'meaning'), rows)}")
+    for needed in dict.fromkeys(field.needs for field in own):
+        rows = [_key(field) for field in own if field.needs == needed and _key(field) not in common]
+        head = f"With `--{needed.replace('_', '-')}`:\n\n" if needed else ""
+        parts += [head + _table(("option", "meaning"), rows)] if rows else []
     also = [f"`{field.names[0]}`" for field in own if _key(field) in common]
     if also:
         parts.append(f"And, as [other verbs](#common-to-all-verbs): {', '.join(also)}.")

@@ -13,9 +13,8 @@ import inspect
 import json
 import math
 import os
-import pkgutil
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cache
 from typing import (
@@ -76,6 +75,8 @@ class Option:
     read
         Converts a text to the value. Otherwise a field with a `metavar` whose type is not a plain one is a
         text.
+    needs
+        Name of a field without which it cannot be given.
     text
         Its explanation, where the docstring has none.
     hidden
@@ -91,6 +92,7 @@ class Option:
     most: float | None = None
     many: bool = False
     read: Callable[[str], Any] | None = None
+    needs: str = ""
     text: str = ""
     hidden: bool = False
     name: str = ""
@@ -138,9 +140,7 @@ class Request(Generic[R_co]):
     )
 
     COMMAND: ClassVar[str] = ""
-    """Name on the command line where it is not the class's: a verb and the option of a mode."""
-    MODES: ClassVar[tuple[str, ...]] = ()
-    """Requests of the same verb that an option asks for instead of this one, as ``MODULE:CLASS``."""
+    """Name of the verb, where it is not the class's."""
     EXAMPLES: ClassVar[tuple[str, ...]] = ()
     """Commands that a user would write."""
     INTERRUPTED: ClassVar[str] = "the archive is as it was"
@@ -151,8 +151,6 @@ class Request(Generic[R_co]):
     """What progress counts: bytes, steps or trials."""
     STAGE: ClassVar[str] = ""
     """The stage whose progress is shown, of a verb with several."""
-    EVENTS: ClassVar[bool] = False
-    """Whether progress has events, which are lines on stderr."""
     REPORTS: ClassVar[bool] = True
     """Whether there is a report, and options for how it is printed."""
 
@@ -167,6 +165,11 @@ class Request(Generic[R_co]):
         """Return the request to perform: this, or the one in the file that it names."""
         return self
 
+    @property
+    def has_events(self) -> bool:
+        """Whether progress has events, which are lines on stderr."""
+        return False
+
     @classmethod
     def verb(cls) -> str:
         """Return the verb's name.
@@ -177,13 +180,7 @@ class Request(Generic[R_co]):
         >>> MakeCoffee.verb()
         'make-coffee'
         """
-        return cls.COMMAND.partition(" ")[0] or re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
-
-    @classmethod
-    def modes(cls) -> dict[str, type[Request[Any]]]:
-        """Return the modes of the verb by the option that asks for each."""
-        modes: Iterator[type[Request[Any]]] = map(pkgutil.resolve_name, cls.MODES)
-        return {mode.COMMAND.partition(" ")[2]: mode for mode in modes}
+        return cls.COMMAND or re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
 
     @classmethod
     def summary(cls) -> str:
@@ -197,39 +194,55 @@ class Request(Generic[R_co]):
             name: _plain(value) for name, default, value in found if value is not default and value != default
         }
 
+    def exclude(self, option: str, names: Iterable[str]) -> None:
+        """Refuse fields that do not go with an option.
+
+        Raises
+        ------
+        InputError
+            One of them is given.
+        """
+        given = self.given()
+        for field in fields_of(type(self)):
+            if field.name in given and field.name in names:
+                raise InputError(
+                    f"{option} and {field.names[0]} exclude each other", remedy="leave out one of them"
+                )
+
     def to_json(self) -> dict[str, Any]:
-        """Return the document that `request_from_json` reads: the verb, its mode, and what is given.
+        """Return the document that `request_from_json` reads: the verb, and what is given.
 
         Examples
         --------
         >>> request_from_json({"verb": "restore", "fields": {"archive": "a", "output": "b"}}).to_json()
         {'verb': 'restore', 'fields': {'archive': 'a', 'output': 'b'}}
         """
-        mode = self.COMMAND.partition(" ")[2].removeprefix("--")
         fields = {name: "inf" if value == math.inf else value for name, value in self.given().items()}
-        return {"verb": self.verb(), **({"mode": mode} if mode else {}), "fields": fields}
+        return {"verb": self.verb(), "fields": fields}
 
     def words(self) -> list[str]:
         """Return the words after ``inshrink`` that ask for the same."""
-        given, words = self.given(), [self.verb()]
-        mode = self.COMMAND.partition(" ")[2]
-        for field in fields_of(type(self)):
-            if field.name in given or mode in field.names:
-                words += _words(field, given.get(field.name, field.default))
-        return words if not mode or mode in words else [words[0], mode, *words[1:]]
+        given = self.given()
+        words = (_words(field, given[field.name]) for field in fields_of(type(self)) if field.name in given)
+        return [self.verb(), *(word for some in words for word in some)]
 
 
 def check_fields(request: Any) -> None:
-    """Refuse numbers that are out of range; make tuples of single values and lists.
+    """Refuse numbers that are out of range, and fields without the one that they need.
+
+    A single value of a field that may have several becomes a tuple.
 
     Raises
     ------
     InputError
-        A number is out of range, or NaN.
+        A number is out of range, or NaN, or a field that is needed is missing.
     """
     for field in fields_of(type(request)):
         value = getattr(request, field.name)
         field.check(value)
+        if field.needs and value != field.default and not getattr(request, field.needs):
+            needed = f"--{field.needs.replace('_', '-')}"
+            raise InputError(f"{field.names[0]} goes with {needed}", remedy=f"add {needed}")
         if field.many:
             object.__setattr__(request, field.name, listed(value))
 
@@ -407,7 +420,6 @@ _LONGEST = 60
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
     verb: str
     fields: dict[str, Any]
-    mode: str = ""
 
 
 def read_document(content: bytes, where: str = "") -> Request[Any]:
@@ -447,15 +459,15 @@ def request_from_json(document: Any, where: str = "") -> Request[Any]:
     Parameters
     ----------
     document
-        ``verb``, the name of a registered verb; ``mode``, for one that an option switches to, as ``watch``;
-        ``fields``, by name: JSON data of the types that the request has, infinity as ``inf``.
+        ``verb``, the name of a registered verb; ``fields``, by name: JSON data of the types that the request
+        has, infinity as ``inf``.
     where
         Its file, for errors.
 
     Raises
     ------
     InputError
-        There is no such verb, mode or field, one is missing, or a value is of another type or out of range.
+        There is no such verb or field, one is missing, or a value is of another type or out of range.
 
     Examples
     --------
@@ -477,11 +489,6 @@ def request_from_json(document: Any, where: str = "") -> Request[Any]:
     verb, request = asked.verb, request_of(asked.verb)
     if request is None or not request.REPORTS or request.meant is not Request.meant:
         raise refuse("no request is of the verb", verb, [name for name in plugins(VERBS) if name != verb])
-    if asked.mode:
-        modes = {flag.removeprefix("--"): one for flag, one in request.modes().items()}
-        if asked.mode not in modes:
-            raise refuse(f"{verb} has no mode", asked.mode, modes)
-        request = modes[asked.mode]
     fields, read = {field.name: field for field in fields_of(request)}, dict[str, Any]()
     for name, value in asked.fields.items():
         if name not in fields:

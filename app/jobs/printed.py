@@ -31,7 +31,6 @@ _SHOWN = {
     "search": "print(found.best and found.best.to_json())",
     "sensitivity": "print(found.table.rows, found.table.mean[:, -1])",
     "verify": "print('sound' if found.ok else found.problems)",
-    "watch": "print(found.ended, found.appended)",
 }
 """What Python lines print of a report; its whole document otherwise."""
 

@@ -15,7 +15,7 @@ from inshrink_app.services import EvaluatorCode
 from inshrink_app.widgets import fmt, job_card
 from inshrink_app.widgets.layout import answer, facts, folded
 
-from inshrink_core.verbs.evaluate import MakeEvaluator
+from inshrink_core.verbs.evaluate import Evaluate
 
 _OTHER = "evaluator.other"
 _OF = "evaluator.of"
@@ -118,7 +118,7 @@ def _make(original: Subject) -> None:
             st.session_state[_MADE] = str(made.output)
             st.rerun()
     st.caption("Then fill in what is marked TODO, in your own editor, trust it here and try it on one step.")
-    request = MakeEvaluator(str(original.path), target, model=model or None, force=bool(replace))
+    request = Evaluate(str(original.path), write=target, model=model or None, force=bool(replace))
     st.code(shell_text([request]), language=None, wrap_lines=True)
     st.code(python_text([request]), language=None, wrap_lines=True)
 

@@ -46,7 +46,7 @@ class Output:
         """Show how far a request is."""
         hidden = self.as_json or self.quiet
         return shown_progress(
-            asked.verb(), asked.UNIT, self.shown_as, hidden=hidden, stage=asked.STAGE, events=asked.EVENTS
+            asked.verb(), asked.UNIT, self.shown_as, hidden=hidden, stage=asked.STAGE, events=asked.has_events
         )
 
     def present(self, report: Report, failure: InshrinkError | None = None) -> int:
@@ -169,20 +169,12 @@ def _app(request: Any, verb: str) -> App:
     def command(*places: Any, out: Output | None = None, **fields: Any) -> tuple[Request[Any], Output]:
         several = (places[n_single:],) if places[n_single:] else ()
         try:
-            return _chosen(request, fields)(*places[:n_single], *several, **fields), out or Output()
+            return request(*places[:n_single], *several, **fields), out or Output()
         except InputError as error:
             raise UsageError(str(error), request.verb()) from error
 
     n_single = sum(field.by_place and not field.many for field in fields_of(request))
     parameters = {field.name: _parameter(field) for field in fields_of(request)}
-    for flag, mode in request.modes().items():
-        group = Group(f"With {flag}", sort_key=2)
-        its = {field.name: field for field in fields_of(mode) if field.name not in parameters}
-        asks = its.pop(_key(flag), None)
-        parameters[_key(flag)] = (
-            _flag(flag, mode.summary()) if asks is None else _parameter(replace(asks, default=None))
-        )
-        parameters |= {name: _parameter(field, group=group) for name, field in its.items()}
     if request.REPORTS:
         note = Parameter(name="*", group=Group("Output", sort_key=3))
         kind, hint = inspect.Parameter.KEYWORD_ONLY, Annotated[Output | None, note]
@@ -193,50 +185,9 @@ def _app(request: Any, verb: str) -> App:
     return app
 
 
-def _chosen(request: type[Request[Any]], fields: dict[str, Any]) -> type[Request[Any]]:
-    """Return the verb, or the mode of it that is asked for; the option that asks leaves the fields.
-
-    Raises
-    ------
-    InputError
-        A field is of another mode.
-    """
-    modes = {"": request} | request.modes()
-    asked = next((flag for flag in modes if fields.get(_key(flag), False) is not False), "")
-    own = {flag: [field.name for field in fields_of(mode)] for flag, mode in modes.items()}
-    if _key(asked) not in own[asked]:
-        fields.pop(_key(asked), None)
-    strange = next((name for name in fields if name not in own[asked]), None)
-    if strange is None:
-        return modes[asked]
-    options = {field.name: field.names[0] for mode in modes.values() for field in fields_of(mode)}
-    option = options.get(strange) or next(flag for flag in modes if _key(flag) == strange)
-    if not asked:
-        needed = next(flag for flag in modes if strange in own[flag])
-        raise InputError(f"{option} goes with {needed}", remedy=f"add {needed}")
-    goes = ", ".join(options[name] for name in own[asked] if name not in (*own[""], _key(asked)))
-    remedy = f"{asked} goes with {goes}" if goes else "leave out one of them"
-    raise InputError(f"{asked} and {option} exclude each other", remedy=remedy)
-
-
-def _key(flag: str) -> str:
-    """Return what a function calls an field."""
-    return flag.removeprefix("--").replace("-", "_")
-
-
-def _flag(flag: str, text: str) -> inspect.Parameter:
-    """Return the option that asks for a mode."""
-    return inspect.Parameter(
-        _key(flag),
-        inspect.Parameter.KEYWORD_ONLY,
-        default=False,
-        annotation=Annotated[bool, Parameter(name=flag, help=text)],
-    )
-
-
-def _parameter(field: Option, **note: Any) -> inspect.Parameter:
+def _parameter(field: Option) -> inspect.Parameter:
     """Return the parameter of a field, for a function that cyclopts calls."""
-    hint, is_optional = field.type, field.default is None
+    hint, is_optional, note = field.type, field.default is None, dict[str, Any]()
     kind: Any = inspect.Parameter.POSITIONAL_ONLY if field.by_place else inspect.Parameter.KEYWORD_ONLY
     if field.by_place and field.many:
         kind, hint, note["required"] = inspect.Parameter.VAR_POSITIONAL, str, True
@@ -247,6 +198,8 @@ def _parameter(field: Option, **note: Any) -> inspect.Parameter:
     if field.read is not None:
         note |= {"converter": _reading(field.read), "n_tokens": 1}
     note["name"] = (field.metavar,) if field.by_place and field.metavar else field.names
+    if field.needs:
+        note["group"] = Group(f"With --{field.needs.replace('_', '-')}", sort_key=2)
     note["help"] = field.text.replace("``", "")
     is_shown = not isinstance(field.default, bool)
     note["show_default"] = is_shown and field.default not in (None, (), inspect.Parameter.empty)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 from inshrink_core import text
 from inshrink_core.checkpoint import Unseen
@@ -66,12 +66,14 @@ if TYPE_CHECKING:
     from inshrink_core.search.judge import Judged
     from inshrink_core.search.promise import Promise
 
-__all__ = ["Compress", "CompressReport", "Compressing", "compress"]
+__all__ = ["Compress", "CompressReport", "compress"]
 
 
 @dataclass(frozen=True)
-class Compressing(Writing, Bounding, EvaluatorRequest, Computing, Sparing):
-    """How a run is written into an archive, once or as it grows.
+class Compress(
+    Stepping, Writing, Bounding, EvaluatorRequest, Computing, Sparing, InParts, Request["CompressReport"]
+):
+    """Write a run into an archive: the steps it does not hold yet.
 
     Parameters
     ----------
@@ -88,32 +90,20 @@ class Compressing(Writing, Bounding, EvaluatorRequest, Computing, Sparing):
         with it alone.
     allow_damaged
         Archive files that do not match their own checksums, too; the archive will always say so.
-    """
-
-    run: RunLike
-    archive: Annotated[PathLike, Option(("--output", "-o"), metavar="ARCHIVE")]
-    _: KW_ONLY
-    coarseness: float | None = None
-    resumed_from: Annotated[int | None, Option(metavar="STEP")] = None
-    base: Annotated[AnyBase | None, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
-    allow_damaged: bool = False
-
-    @property
-    def reading(self) -> dict[str, Any]:
-        """How the run is opened."""
-        return super().reading | {"allow_damaged": self.allow_damaged}
-
-    def chosen(self, **named: Any) -> ChainChoice:
-        """Return how frames are written."""
-        return super().chosen(coarseness=self.coarseness, **named)
-
-
-@dataclass(frozen=True)
-class Compress(Stepping, Compressing, InParts, Request["CompressReport"]):
-    """Write a run into an archive: the steps it does not hold yet.
-
-    Parameters
-    ----------
+    watch
+        Stay beside a training: archive each checkpoint as it is finished.
+    interval
+        Seconds between looks. A checkpoint counts as finished when it can be read and none of its files
+        changed from one look to the next.
+    until
+        End when this step or a later one is archived.
+    idle
+        End when nothing new was archived, or written that cannot be read yet, for so many seconds.
+    release
+        Delete originals that are archived, but for the newest two, once each is restored and compared; those
+        alone that the archive gives back bit for bit.
+    release_lossy
+        The same, and also those that it gives back with an error.
     look_ahead
         Whether a new archive's codec may look at the whole run first, at some of the steps to be written, and
         plan for it. To be switched off where a run is written step by step as it grows.
@@ -137,6 +127,8 @@ class Compress(Stepping, Compressing, InParts, Request["CompressReport"]):
 
     Notes
     -----
+    With `watch` the function returns a `WatchReport`: see `inshrink_core.verbs.watch`.
+
     What is not said of codec, settings and optimizer is as the archive was written so far
     (`inshrink_core.chain.ChainConfig`). Under bounds (`inshrink_core.verbs.Bounds`) each step is written with
     the smallest frame found that keeps them, or exactly if no smaller one does.
@@ -151,6 +143,19 @@ class Compress(Stepping, Compressing, InParts, Request["CompressReport"]):
     True
     """
 
+    run: RunLike
+    archive: Annotated[PathLike, Option(("--output", "-o"), metavar="ARCHIVE")]
+    _: KW_ONLY
+    coarseness: float | None = None
+    resumed_from: Annotated[int | None, Option(metavar="STEP")] = None
+    base: Annotated[AnyBase | None, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
+    allow_damaged: bool = False
+    watch: bool = False
+    interval: Annotated[float, Option(("--poll",), metavar="SECONDS", least=0.001, needs="watch")] = 5.0
+    until: Annotated[int | None, Option(metavar="STEP", least=0, needs="watch")] = None
+    idle: Annotated[float | None, Option(metavar="SECONDS", least=0.001, needs="watch")] = None
+    release: Annotated[bool, Option(needs="watch")] = False
+    release_lossy: Annotated[bool, Option(needs="watch")] = False
     look_ahead: Annotated[bool, Option(hidden=True)] = True
 
     EXAMPLES: ClassVar = (
@@ -160,8 +165,21 @@ class Compress(Stepping, Compressing, InParts, Request["CompressReport"]):
         "inshrink compress runs/tuned -o tuned.inshrink --base models/pretrained.safetensors",
     )
     INTERRUPTED: ClassVar = "committed steps are kept, and the same command continues"
-    MODES: ClassVar = ("inshrink_core.verbs.modes.watch:Watch",)
     THREADED: ClassVar = True
+
+    @property
+    def has_events(self) -> bool:
+        """Whether progress has events, which are lines on stderr."""
+        return self.watch
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Keywords for `inshrink_core.open`."""
+        return super().reading | {"allow_damaged": self.allow_damaged}
+
+    def chosen(self, **named: Any) -> ChainChoice:
+        """Return how frames are written."""
+        return super().chosen(coarseness=self.coarseness, **named)
 
     def perform_part(self) -> Any:
         """Write one part, and commit nothing."""
@@ -189,10 +207,18 @@ class Compress(Stepping, Compressing, InParts, Request["CompressReport"]):
 
     def perform(self) -> CompressReport:
         """Write what is not there."""
+        if self.watch:
+            from inshrink_core.verbs.modes.watch import watch_run
+
+            return cast("CompressReport", watch_run(self))
         if self.part is not None or self.is_shared_out:
             from inshrink_core.verbs.modes.parts import compress_in_parts
 
             return compress_in_parts(self)
+        return self.write()
+
+    def write(self) -> CompressReport:
+        """Write what is not there, in this process."""
         from inshrink_core.archive import MAX_SMALL_FILES, ArchiveWriter, is_archive
         from inshrink_core.chain import Archive, ChainWriter, FrameEncoder, archive_size, open_base
         from inshrink_core.formats import unreadable_error

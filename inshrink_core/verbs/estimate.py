@@ -465,12 +465,9 @@ class Estimate(Asking, _Configured, Request[EstimateReport]):
 
     run: RunLike
 
-    MODES: ClassVar = (f"{__name__}:EstimateGoals", f"{__name__}:EstimateLevels")
     EXAMPLES: ClassVar = (
         "inshrink estimate runs/digits --config my.toml",
         "inshrink estimate runs/digits --set coarseness=4 --trials search.trials.jsonl",
-        "inshrink estimate runs/digits --codec uniform --levels 7",
-        "inshrink estimate runs/digits --goals",
     )
     UNIT: ClassVar = "steps"
 
@@ -523,7 +520,6 @@ class EstimateLevels(_Configured, Request[LevelsReport]):
     _: KW_ONLY
     levels: Annotated[int, Option(least=1)] = 7
 
-    COMMAND: ClassVar = "estimate --levels"
     UNIT: ClassVar = "steps"
 
     def perform(self) -> LevelsReport:
@@ -589,7 +585,6 @@ class EstimateGoals(Asking, EvaluatorRequest, Estimating, Request[GoalsReport]):
     keyframe_every: Annotated[int, Option(least=1)] = 32
     max_restore_cost: Annotated[float | None, Option(metavar="FRACTION", least=0)] = None
 
-    COMMAND: ClassVar = "estimate --goals"
     UNIT: ClassVar = "steps"
 
     def perform(self) -> GoalsReport:

@@ -6,14 +6,14 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 from inshrink_core.checkpoint import MODEL_ROLES, model_of
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.verbs.shared.groups import Force, PathLike, Reading, RunLike
+from inshrink_core.verbs.shared.groups import PathLike, Reading, RunLike
 from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements
 
 if TYPE_CHECKING:
@@ -83,6 +83,12 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
         A run: a directory, a glob or a checkpoint file.
     step
         Which step; by default the last.
+    write
+        Write an evaluator to begin with to this Python file instead; nothing is executed.
+    model
+        The model's class, made without arguments.
+    force
+        Overwrite what exists.
 
     Raises
     ------
@@ -102,15 +108,19 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
     run: RunLike
     _: KW_ONLY
     step: Annotated[int | None, Option(metavar="STEP")] = None
+    write: Annotated[PathLike | None, Option(metavar="FILE.py")] = None
+    model: Annotated[str | None, Option(metavar="MODULE:CLASS", needs="write")] = None
+    force: Annotated[bool, Option(needs="write")] = False
 
-    MODES: ClassVar = (f"{__name__}:MakeEvaluator",)
     EXAMPLES: ClassVar = (
         "inshrink evaluate runs/digits --write judge.py",
         "inshrink evaluate runs/digits --evaluator judge.py:evaluate",
     )
 
     def perform(self) -> EvaluateReport:
-        """Evaluate the step."""
+        """Evaluate the step, or write an evaluator."""
+        if self.write is not None:
+            return cast("EvaluateReport", self.written())
         opened = self.opened_run(self.run)
         chosen = opened.steps[-1] if self.step is None else self.step
         with self.resolve(opened) as judge:
@@ -133,12 +143,34 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
         Measurements.of_run(opened, make=True).add("evaluate", question, report.to_json())
         return report
 
+    def written(self) -> EvaluatorReport:
+        """Write an evaluator to begin with (`make_evaluator`)."""
+        from inshrink_core.evaluate.template import evaluator_source
+        from inshrink_core.execution import make_folders, require_free, write_durably
+
+        path = Path(self.write or "")
+        self.exclude("--write", ("step", "evaluator", "metric", "direction", "trust_run", "timeout"))
+        opened, target = self.opened_run(self.run), path.absolute()
+        if target.suffix != ".py":
+            raise InputError("an evaluator is a Python file", where=str(path), remedy="call it NAME.py")
+        require_free(target, self.force)
+        checkpoint = opened[opened.steps[-1]]
+        names = [
+            model_of(spec.name, checkpoint.models) for spec in checkpoint.specs if spec.role in MODEL_ROLES
+        ]
+        which = "" if "" in names else names[0]
+        source = evaluator_source(self.model, which, checkpoint.models).encode()
+        make_folders(target.parent)
+        write_durably(target, source)
+        return EvaluatorReport(output=path, digest=hashlib.sha256(source).hexdigest())
+
 
 evaluate = python_call(Evaluate)
 
 
-@dataclass(frozen=True)
-class MakeEvaluator(Reading, Request[EvaluatorReport]):
+def make_evaluator(
+    run: RunLike, write: PathLike, *, model: str | None = None, force: bool = False
+) -> EvaluatorReport:
     """Write an evaluator to begin with: it marks what is left to fill in.
 
     Parameters
@@ -149,6 +181,8 @@ class MakeEvaluator(Reading, Request[EvaluatorReport]):
         The Python file to write an evaluator to; nothing is executed.
     model
         The model's class, made without arguments.
+    force
+        Overwrite what exists.
 
     Raises
     ------
@@ -165,33 +199,4 @@ class MakeEvaluator(Reading, Request[EvaluatorReport]):
     >>> "def evaluate(state_dict)" in made.output.read_text()
     True
     """
-
-    run: RunLike
-    write: Annotated[PathLike, Option(("--write",), metavar="FILE.py")]
-    _: KW_ONLY
-    model: Annotated[str | None, Option(metavar="MODULE:CLASS")] = None
-    force: Force = False
-
-    COMMAND: ClassVar = "evaluate --write"
-
-    def perform(self) -> EvaluatorReport:
-        """Write it."""
-        from inshrink_core.evaluate.template import evaluator_source
-        from inshrink_core.execution import make_folders, require_free, write_durably
-
-        opened, target = self.opened_run(self.run), Path(self.write).absolute()
-        if target.suffix != ".py":
-            raise InputError("an evaluator is a Python file", where=str(self.write), remedy="call it NAME.py")
-        require_free(target, self.force)
-        checkpoint = opened[opened.steps[-1]]
-        names = [
-            model_of(spec.name, checkpoint.models) for spec in checkpoint.specs if spec.role in MODEL_ROLES
-        ]
-        which = "" if "" in names else names[0]
-        source = evaluator_source(self.model, which, checkpoint.models).encode()
-        make_folders(target.parent)
-        write_durably(target, source)
-        return EvaluatorReport(output=Path(self.write), digest=hashlib.sha256(source).hexdigest())
-
-
-make_evaluator = python_call(MakeEvaluator)
+    return Evaluate(run, write=write, model=model, force=force).written()

@@ -13,7 +13,7 @@ from inshrink_core.errors import InputError, MissingFrameError
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.frame import FrameInfo
 from inshrink_core.report import Part, Report
-from inshrink_core.request import Option, Request, fields_of, python_call
+from inshrink_core.request import Option, Request, python_call
 from inshrink_core.retention import Retention
 from inshrink_core.text import duration, size, steps_in_short
 from inshrink_core.verbs.shared.groups import AnyLog, Decoding, PathLike, chosen_steps
@@ -332,10 +332,7 @@ class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
         """Tell which frames are given up, and remove them where that is said."""
         from inshrink_core.archive import ArchiveReader, ArchiveWriter, remove_frames
 
-        given = self.given().keys() - {"archive", "forget_missing", "apply"}
-        for field in fields_of(type(self)):
-            if field.name in given:
-                raise InputError(f"--forget-missing and {field.names[0]} exclude each other")
+        self.exclude("--forget-missing", self.given().keys() - {"archive", "forget_missing", "apply"})
         problem = ArchiveReader.open(self.archive).catalog.manifest_problem
         with ArchiveWriter(self.archive, rebuild=True) if self.apply else nullcontext() as writer:
             reader = ArchiveReader.open(self.archive) if writer is None else writer.reader

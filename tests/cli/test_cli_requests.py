@@ -12,7 +12,6 @@ from inshrink_core.errors import InputError
 from inshrink_core.request import Request
 from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.compress import Compress
-from inshrink_core.verbs.modes.watch import Watch
 from inshrink_core.verbs.verify import Verify
 
 
@@ -25,7 +24,7 @@ def asked(monkeypatch):
         seen.append(request)
         raise InputError("seen")
 
-    for request in (CompareArchives, Compress, Verify, Watch):
+    for request in (CompareArchives, Compress, Verify):
         monkeypatch.setattr(request, "perform", refuse)
     return seen
 
@@ -37,7 +36,9 @@ def asked(monkeypatch):
         Compress("run", "a", config={"coarseness": 4, "refine": {"linear": 0.5}}, optimizer="exact"),
         Compress("run", "a", config="found.json", settings=["coarseness=2"], max_divergence=float("inf")),
         Compress("run", "a", coarseness=2.5, metric="accuracy", timeout=3.5, threads=2),
-        Watch("run", "a", interval=0.5, until=40, idle=3.0, codec="lossless", skip_damaged=True),
+        Compress(
+            "run", "a", watch=True, interval=0.5, until=40, idle=3.0, codec="lossless", skip_damaged=True
+        ),
     ],
     ids=str,
 )
@@ -116,7 +117,7 @@ def test_options_go_above_settings_and_settings_above_a_file(tmp_path):
     ("words", "message"),
     [
         (("--idle", "3"), "--idle goes with --watch; add --watch"),
-        (("--watch", "--steps", "5"), "--watch and --steps exclude each other; --watch goes with --poll"),
+        (("--watch", "--steps", "5"), "--watch and --steps exclude each other; leave out one of them"),
         (("--watch", "--poll", "0"), "--poll 0 (expected ≥ 0.001"),
         (("--max-drop", "-1"), "--max-drop -1 (expected ≥ 0"),
         (("--coarseness", "nan"), "--coarseness nan is no number"),

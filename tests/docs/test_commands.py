@@ -472,9 +472,8 @@ def test_synopses_and_commands_within_sentences_name_verbs_and_options_that_ther
             if verb in ("VERB", "…", "--help", "--version"):
                 continue
             assert verb in VERBS, (page, line)
-            modes = [VERBS[verb], *VERBS[verb].modes().values()]
-            known = {name for mode in modes for field in fields_of(mode) for name in field.names}
-            known |= {field.off for mode in modes for field in fields_of(mode)} | {*VERBS[verb].modes()}
+            fields = fields_of(VERBS[verb])
+            known = {name for field in fields for name in (*field.names, field.off)}
             asked = {word for word in words if re.fullmatch(r"--?[a-z][a-z-]*", word)}
             assert asked <= known | COMMON, (page, line)
 
