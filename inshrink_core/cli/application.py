@@ -9,7 +9,6 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -69,29 +68,18 @@ def _summary(verb: str) -> str:
     point = plugin(VERBS, verb)
     if point is None:
         return ""
+    package, *rest = point.module.split(".")
     with contextlib.suppress(OSError, ValueError):
-        text = Path(_origin(point.module)).read_text(encoding="utf-8")
-        found = re.search(
-            rf'^class {point.attr}\b[^"]*(?:"[^"]*"[^"]*)?:\n +"""([^"\n]+)', text, re.MULTILINE
-        )
-        if found is not None:
+        spec = find_spec(package)
+        origin = Path((spec and spec.origin) or "")
+        path = origin.parent.joinpath(*rest).with_suffix(".py") if rest else origin
+        heading = rf'^class {point.attr}\b[^"]*(?:"[^"]*"[^"]*)?:\n +"""([^"\n]+)'
+        if found := re.search(heading, path.read_text(encoding="utf-8"), re.MULTILINE):
             return found[1]
     with contextlib.suppress(InputError):
         request = request_of(verb)
         return request.summary() if request is not None else ""
     return "Cannot be loaded."
-
-
-def _origin(module: str) -> str:
-    """Return the file of a module, whose packages are not imported either; nothing where there is none."""
-    package, *rest = module.split(".")
-    spec = find_spec(package)
-    for name in rest:
-        if spec is None:
-            return ""
-        package = f"{package}.{name}"
-        spec = PathFinder.find_spec(package, spec.submodule_search_locations)
-    return str((spec and spec.origin) or "")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

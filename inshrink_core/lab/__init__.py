@@ -24,14 +24,4 @@ if TYPE_CHECKING:
     from inshrink_core.lab.tasks import find_task as find_task
     from inshrink_core.lab.tasks import task_names as task_names
 
-__all__ = index(
-    __name__,
-    {
-        "inshrink_core.lab.average": ["AverageReport", "average"],
-        "inshrink_core.lab.bench": ["BenchReport", "bench"],
-        "inshrink_core.lab.losing": ["PartialRehearsal"],
-        "inshrink_core.lab.rehearsal": ["Rehearsal", "rehearse"],
-        "inshrink_core.lab.results": ["TrainingResult"],
-        "inshrink_core.lab.tasks": ["Task", "find_task", "task_names"],
-    },
-)
+__all__ = index(__name__)

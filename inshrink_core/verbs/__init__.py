@@ -55,39 +55,4 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.verify import Verification as Verification
     from inshrink_core.verbs.verify import verify as verify
 
-__all__ = index(
-    __name__,
-    {
-        "inshrink_core.evaluate": ["Comparison"],
-        "inshrink_core.formats": ["write_checkpoint"],
-        "inshrink_core.search.bounds": ["Bounds"],
-        "inshrink_core.verbs.commit": ["CommitReport", "commit"],
-        "inshrink_core.verbs.compare": [
-            "Comparisons",
-            "compare",
-            "compare_archives",
-        ],
-        "inshrink_core.verbs.compress": ["CompressReport", "compress"],
-        "inshrink_core.verbs.estimate": [
-            "EstimateReport",
-            "GoalsReport",
-            "LevelsReport",
-            "estimate",
-            "estimate_goals",
-            "estimate_levels",
-        ],
-        "inshrink_core.verbs.evaluate": ["EvaluateReport", "EvaluatorReport", "evaluate", "make_evaluator"],
-        "inshrink_core.verbs.export": ["ExportReport", "export"],
-        "inshrink_core.verbs.history.release": ["ReleaseReport", "release"],
-        "inshrink_core.verbs.inspect": ["Inventory", "inspect"],
-        "inshrink_core.verbs.modes.pack": ["PackReport", "pack", "unpack"],
-        "inshrink_core.verbs.prune": ["ForgetReport", "PruneReport", "prune"],
-        "inshrink_core.verbs.restore": ["RestoreReport", "load_state_dict", "restore"],
-        "inshrink_core.verbs.run": ["run"],
-        "inshrink_core.verbs.search": ["SearchReport", "search"],
-        "inshrink_core.verbs.sensitivity": ["SensitivityReport", "sensitivity"],
-        "inshrink_core.verbs.verify": ["Verification", "verify"],
-        "inshrink_core.verbs.modes.watch": ["WatchReport", "watch"],
-    },
-    with_verbs=True,
-)
+__all__ = index(__name__, with_verbs=True)
