@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from inshrink_core.formats import Run as Run
     from inshrink_core.samples import sample as sample
     from inshrink_core.training.saver import Saver as Saver
-    from inshrink_core.verbs import rehearse as rehearse  # type: ignore[attr-defined]  # registered
     from inshrink_core.verbs.compare import compare as compare
     from inshrink_core.verbs.compress import compress as compress
     from inshrink_core.verbs.restore import restore as restore
@@ -51,7 +50,6 @@ __all__ = index(
         "inshrink_core.formats": ["Run"],
         "inshrink_core.samples": ["sample"],
         "inshrink_core.training.saver": ["Saver"],
-        "inshrink_core.verbs": ["rehearse"],
         "inshrink_core.verbs.compare": ["compare"],
         "inshrink_core.verbs.compress": ["compress"],
         "inshrink_core.verbs.restore": ["restore"],

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inshrink_core.errors import DamagedError, InputError
-from inshrink_core.lab.published.adaptive import (
+from inshrink_lab.published.adaptive import (
     adaptive_decode,
     adaptive_encode,
     decode_adaptive,
