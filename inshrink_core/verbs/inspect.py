@@ -272,7 +272,7 @@ def _run_facts(
         "tensors": tensors.rows(),
         "roles": tensors.roles(),
         "raw_bytes": tensors.raw_bytes,
-        "unseen": Unseen().to_json(),
+        "unseen": plain_value(Unseen()),
         "bytes_read": 0,
         "fates": {},
         "skipped": _rows_beside(skipped),
