@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, runtime_checkable
 
 from inshrink_core.errors import InputError, NotFoundError, clipped
 from inshrink_core.text import percent, size
@@ -46,6 +46,7 @@ __all__ = [
     "TensorSpec",
     "TensorsInMemory",
     "Unseen",
+    "UnseenFile",
     "ZipEntry",
     "classify_layer",
 ]
@@ -460,20 +461,31 @@ class FileLayout:
     zip_entries: tuple[ZipEntry, ...] = ()
 
 
-class Unseen(NamedTuple):
-    """What of some files lies in no tensor, and is carried as it is, whatever it may hold.
+@dataclass(frozen=True, slots=True)
+class UnseenFile:
+    """A file, and its bytes that lie in no tensor."""
+
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Bytes of some files that lie in no tensor, and are carried as they are.
 
     Parameters
     ----------
-    nbytes, total
-        How many bytes, and of how many.
+    bytes
+        How many.
+    share
+        Of all bytes of these files.
     files
-        Path and such bytes of the files that have most of them.
+        The files that have most of them.
     """
 
-    nbytes: int = 0
-    total: int = 0
-    files: tuple[tuple[str, int], ...] = ()
+    bytes: int = 0
+    share: float = 0.0
+    files: tuple[UnseenFile, ...] = ()
 
     @classmethod
     def of(cls, layouts: Iterable[FileLayout]) -> Self:
@@ -484,21 +496,16 @@ class Unseen(NamedTuple):
             nbytes, total = nbytes + outside, total + layout.nbytes
             files[layout.path] = max(outside, files.get(layout.path, 0))
         most = sorted(files.items(), key=lambda one: (-one[1], one[0]))[:_MOST_UNSEEN]
-        return cls(nbytes, total, tuple(one for one in most if one[1]))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as the documents of the command line have it."""
-        share = self.nbytes / self.total if self.total else 0.0
-        files = [{"path": path, "bytes": nbytes} for path, nbytes in self.files]
-        return {"bytes": self.nbytes, "share": share, "files": files}
+        share = nbytes / total if total else 0.0
+        return cls(nbytes, share, tuple(UnseenFile(*one) for one in most if one[1]))
 
     @property
     def text(self) -> str:
         """A line, where it is much: more than a hundredth of all, and a large file; else nothing."""
-        large = [f"{clipped(path)} ({size(nbytes)})" for path, nbytes in self.files if nbytes >= _LARGE]
-        if not large or self.nbytes < self.total / 100:
+        large = [f"{clipped(one.path)} ({size(one.bytes)})" for one in self.files if one.bytes >= _LARGE]
+        if not large or self.share < 0.01:
             return ""
-        share = f"{percent(self.nbytes / self.total)} of the bytes ({size(self.nbytes)})"
+        share = f"{percent(self.share)} of the bytes ({size(self.bytes)})"
         return f"{share} are not seen into and travel as they are: {', '.join(large)}"
 
 

@@ -22,11 +22,7 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.compress import CompressReport as CompressReport
     from inshrink_core.verbs.compress import compress as compress
     from inshrink_core.verbs.estimate import EstimateReport as EstimateReport
-    from inshrink_core.verbs.estimate import GoalsReport as GoalsReport
-    from inshrink_core.verbs.estimate import LevelsReport as LevelsReport
     from inshrink_core.verbs.estimate import estimate as estimate
-    from inshrink_core.verbs.estimate import estimate_goals as estimate_goals
-    from inshrink_core.verbs.estimate import estimate_levels as estimate_levels
     from inshrink_core.verbs.evaluate import EvaluateReport as EvaluateReport
     from inshrink_core.verbs.evaluate import EvaluatorReport as EvaluatorReport
     from inshrink_core.verbs.evaluate import evaluate as evaluate
@@ -70,14 +66,7 @@ __all__ = index(
             "compare_archives",
         ],
         "inshrink_core.verbs.compress": ["CompressReport", "compress"],
-        "inshrink_core.verbs.estimate": [
-            "EstimateReport",
-            "GoalsReport",
-            "LevelsReport",
-            "estimate",
-            "estimate_goals",
-            "estimate_levels",
-        ],
+        "inshrink_core.verbs.estimate": ["EstimateReport", "estimate"],
         "inshrink_core.verbs.evaluate": ["EvaluateReport", "EvaluatorReport", "evaluate", "make_evaluator"],
         "inshrink_core.verbs.export": ["ExportReport", "export"],
         "inshrink_core.verbs.history.release": ["ReleaseReport", "release"],

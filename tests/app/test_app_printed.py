@@ -30,8 +30,7 @@ EXAMPLES = [
 ] + [
     ["compress", "run", "-o", "a", "--watch", "--until", "40"],
     ["compress", "run", "-o", "a", "--max-divergence", "inf"],
-    ["estimate", "run", "--goals"],
-    ["estimate", "run", "--levels", "5"],
+    ["estimate", "run", "--each", "codec=qd,bits=3", "--try", "2"],
     ["evaluate", "run", "--write", "judge.py", "--task", "language"],
     ["prune", "a", "--forget-missing", "--apply"],
 ]

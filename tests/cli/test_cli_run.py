@@ -26,8 +26,6 @@ ASKED = {
     for kind in (request, *request.modes().values())
 }
 LEAST = {
-    "estimate --goals": ["estimate", "run", "--goals"],
-    "estimate --levels": ["estimate", "run", "--levels", "5"],
     "evaluate --write": ["evaluate", "run", "--write", "judge.py"],
     "compress --watch": ["compress", "run", "-o", "a", "--watch", "--until", "40"],
 }
