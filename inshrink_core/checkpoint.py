@@ -16,13 +16,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, runtime_checkable
 
 from inshrink_core.errors import InputError, NotFoundError, clipped
+from inshrink_core.execution.prefetch import Prefetcher
 from inshrink_core.text import percent, size
 
 if TYPE_CHECKING:
@@ -525,12 +526,34 @@ class TensorSource(Protocol):
 
 
 @runtime_checkable
-class ExpectingSource(TensorSource, Protocol):
-    """A source that may lie far away."""
+class DistantSource(TensorSource, Protocol):
+    """A source that may be far away."""
 
-    def expecting(self, specs: Iterable[TensorSpec]) -> AbstractContextManager[None]:
-        """Read tensors ahead while the context is open, about in this order."""
+    def prefetch(self, specs: Iterable[TensorSpec]) -> AbstractContextManager[None]:
+        """Fetch tensors ahead while the context is open, about in this order."""
         ...
+
+
+class _ReadAhead:
+    """A `TensorSource` whose tensors threads read in the order in which they will be asked for."""
+
+    def __init__(self, source: TensorSource, specs: Iterable[TensorSpec], n_threads: int) -> None:
+        self._source, by_key = source, {spec.key: spec for spec in specs}
+        sizes = {key: spec.nbytes for key, spec in by_key.items()}
+        self.ahead = Prefetcher(
+            lambda key: source.read(by_key[key]),
+            sizes.items(),
+            (n_threads + 1) * max(sizes.values(), default=0),
+            n_threads,
+        )
+        self._keys = by_key.keys()
+
+    def read(self, spec: TensorSpec) -> Tensor:
+        tensor: Tensor = self.ahead.get(spec.key) if spec.key in self._keys else self._source.read(spec)
+        return tensor
+
+    def skeleton(self, layout: FileLayout) -> bytes:
+        return self._source.skeleton(layout)
 
 
 @dataclass(frozen=True)
@@ -650,9 +673,32 @@ class Checkpoint(Mapping[str, "Tensor"]):
         found = self.companion_spec(spec, *roles)
         return None if found is None else self.source.read(found)
 
-    def expecting(self, specs: Iterable[TensorSpec]) -> AbstractContextManager[None]:
-        """Say which tensors are read while the context is open, about in this order."""
-        return self.source.expecting(specs) if isinstance(self.source, ExpectingSource) else nullcontext()
+    @contextmanager
+    def prefetch(self, specs: Collection[TensorSpec], n_threads: int = 1) -> Iterator[Checkpoint]:
+        """Give the same checkpoint, whose tensors are read ahead while the context is open.
+
+        Parameters
+        ----------
+        specs
+            The tensors, about in the order in which they will be asked for; another order is slower.
+        n_threads
+            How many tensors to read at a time; 1 reads each when it is asked for.
+
+        Notes
+        -----
+        Tensors that were read and not asked for yet have at most ``n_threads + 1`` times the bytes of the
+        largest one.
+        """
+        distant = self.source if isinstance(self.source, DistantSource) else None
+        with nullcontext() if distant is None else distant.prefetch(specs):
+            if n_threads <= 1:
+                yield self
+                return
+            source = _ReadAhead(self.source, specs, n_threads)
+            try:
+                yield replace(self, source=source)
+            finally:
+                source.ahead.stop(wait=True)
 
     @cached_property
     def twins(self) -> Mapping[str, str]:
@@ -697,7 +743,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
         keys = self._chosen_keys(which)
         held = set(keys.values())
         specs = [spec for spec in self.specs if spec.key in held]
-        with self.expecting(specs):
+        with self.prefetch(specs):
             tensors = {spec.key: self.source.read(spec) for spec in specs}
         return {name: tensors[key] for name, key in keys.items()}
 
