@@ -35,7 +35,7 @@ from inshrink_core.evaluate import Evaluation
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.training.check import CheckedWriter, ModelEvaluator
 from inshrink_lab.failing import Setup, Training, isolated, task_evaluator
-from inshrink_lab.tasks import Task, find_task
+from inshrink_lab.tasks.task import Task, find_task
 
 CONSTANT: Sequence[tuple[str, Mapping[str, Any]]] = (
     *(("lattice", {"coarseness": value}) for value in (0.09, 0.18, 0.25, 0.35, 0.5)),

@@ -22,7 +22,7 @@ import inshrink_lab
 from benchmarks import gpt_sizes
 from benchmarks.results import DATA, write
 from inshrink_lab.rehearsal import Rehearsal
-from inshrink_lab.tasks import find_task
+from inshrink_lab.tasks.task import find_task
 
 FOLDER = DATA / "sizes"
 SEEDS = 2

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, ClassVar, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Annotated, ClassVar, Final
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from inshrink_core.checkpoint import (
 from inshrink_core.errors import ExistsError, InputError, NotFiniteError
 from inshrink_core.evaluate import Evaluator, EvaluatorRequest
 from inshrink_core.execution import Limits
-from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.execution.progress import Progress
 from inshrink_core.formats import Run
 from inshrink_core.formats.write import LAYOUTS, restorable_layout, write_checkpoint, write_files
 from inshrink_core.metrics import Direction
@@ -144,22 +145,20 @@ class AverageReport(Report):
     def show(self, console: Console) -> None:
         """Print the coefficients, what they are worth, and what is no average."""
         largest = sorted(zip(self.coefficients, self.steps, strict=True), key=lambda row: -abs(row[0]))
-        shown = ", ".join(f"{step}: {coefficient:.3f}" for coefficient, step in largest[:_MOST_SHOWN])
-        judged = [
-            (
-                f"{self.metric} of {row.name}",
-                plain(row.value) + ("" if row.held_out is None else f"  (held out {plain(row.held_out)})"),
-            )
-            for row in self.judged
-        ]
-        as_they_were = ", ".join(f"{count(number)} of {role}" for role, number in self.from_last.items())
+        shown = [f"{step}: {coefficient:.3f}" for coefficient, step in largest]
+        held_out = {
+            one.name: f"  (held out {plain(one.held_out)})" for one in self.judged if one.held_out is not None
+        }
         facts = [
             ("steps", f"{steps_in_short(self.steps)}  ({self.weights})"),
-            ("coefficients", shown + (", …" if len(largest) > _MOST_SHOWN else "")),
-            *judged,
+            ("coefficients", ", ".join([*shown[:_MOST_SHOWN], *(["…"] if len(shown) > _MOST_SHOWN else [])])),
+            *(
+                (f"{self.metric} of {row.name}", plain(row.value) + held_out.get(row.name, ""))
+                for row in self.judged
+            ),
             ("tried", count(self.n_candidates) if self.n_candidates else ""),
             ("averaged", f"{count(self.n_averaged)} values"),
-            ("as the last step has them", as_they_were),
+            ("from the last step", ", ".join(f"{n:,} of {role}" for role, n in self.from_last.items())),
             ("files", f"{len(self.paths)} in {self.paths[0].parent}"),
             ("time", duration(self.seconds)),
         ]
@@ -260,17 +259,17 @@ class Average(EvaluatorRequest, OnDevice, Opening, Limiting, Request[AverageRepo
             raise ExistsError(
                 "the folder is not empty", where=str(target), remedy="add --force to write there"
             )
-        judgement = self._judged(chain, limits)
-        made = chain.combined(judgement.coefficients)
+        coefficients, judge = self._judged(chain, limits)
+        made = replace(chain.last, source=_Combined(chain, coefficients))
         report = AverageReport(
             source=str(opened.path),
             paths=(),
             weights=self._kind,
             steps=chain.steps,
-            coefficients=judgement.coefficients,
-            metric=judgement.metric,
-            direction=judgement.direction,
-            judged=judgement.rows,
+            coefficients=coefficients,
+            metric=judge and judge.metric,
+            direction=judge and judge.direction.value,
+            judged=judge.rows if judge else (),
             n_candidates=self._n_candidates if self.search else 0,
             n_averaged=sum(spec.numel for spec in chain.averaged.values()),
             from_last=chain.from_last(),
@@ -282,7 +281,7 @@ class Average(EvaluatorRequest, OnDevice, Opening, Limiting, Request[AverageRepo
             layout=restorable_layout(made) if self.layout == "same" else self.layout,
             force=self.force,
             limits=limits,
-            progress=_counted(self.progress, chain) if self.progress else None,
+            progress=partial(self._report_written, chain, set()),
         )
         report = replace(report, paths=paths, seconds=time.perf_counter() - begun)
         write_files(target, {REPORT_FILE: partial(_write_report, report=report)}, force=self.force)
@@ -301,23 +300,20 @@ class Average(EvaluatorRequest, OnDevice, Opening, Limiting, Request[AverageRepo
 
     def _check(self) -> None:
         """Refuse what makes no sense, alone or together."""
-        if isinstance(self.weights, str) and self.weights not in _WEIGHTS:
-            raise InputError(
-                f"--weights {self.weights}", remedy=f"choose one of {', '.join(_WEIGHTS)}, or give --search"
-            )
+        for name, value, known in (("weights", self.weights, _WEIGHTS), ("format", self.layout, LAYOUTS)):
+            if isinstance(value, str) and value not in known:
+                raise InputError(f"--{name} {value}", remedy=f"choose one of {', '.join(known)}")
         if self.search and self.weights != "uniform":
             raise InputError("--search and --weights exclude each other", remedy="give one of them")
         if self.budget is not None and not self.search:
             raise InputError("--budget goes with --search", remedy="add --search")
         if self.held_out is not None and self.evaluator is None and not self.search:
             raise InputError("a held-out evaluator without an evaluator", remedy="give --evaluator too")
-        if self.layout not in LAYOUTS:
-            raise InputError(f"--format {self.layout}", remedy=f"choose one of {', '.join(LAYOUTS)}")
         if not 0 < self.decay < 1:
             raise InputError(f"a decay of {self.decay:g}", expected="more than 0, less than 1")
 
-    def _judged(self, chain: _Chain, limits: Limits) -> _Judgement:
-        """Return the coefficients, found if they are searched for, and what the evaluator says of them."""
+    def _judged(self, chain: _Chain, limits: Limits) -> tuple[tuple[float, ...], _Judge | None]:
+        """Return the coefficients, found if they are searched for, and the judge of them, if one is asked."""
         n, kind = len(chain.steps), self._kind
         rows: dict[str, Sequence[float]] = {
             "last": uniform(n, 1),
@@ -327,29 +323,32 @@ class Average(EvaluatorRequest, OnDevice, Opening, Limiting, Request[AverageRepo
         if kind == "given":
             rows[kind] = _checked(self.weights, chain.steps)
         if self.evaluator is None and not self.search:
-            return _Judgement(tuple(rows[kind]))
+            return tuple(rows[kind]), None
         with ExitStack() as stack:
-            judge = _Judge(chain, self, self.held_out, stack, limits)
+            judge = _Judge(chain, self, stack, limits)
             if self.search:
                 starts = [*rows.values(), *(uniform(n, some) for some in (2, 3, 5, 8))]
-                report = _reporter(self.progress, chain.steps[-1], judge)
+                report = partial(self._report_search, judge, chain.steps[-1])
                 rows[kind] = evolve(
                     judge.cost, starts, budget=self._n_candidates, seed=self.seed, report=report
                 )
-            judged = tuple(judge.row(name, coefficients) for name, coefficients in rows.items())
-        return _Judgement(tuple(rows[kind]), judged, judge.metric, judge.direction.value)
+            judge.rows = tuple(judge.row(name, coefficients) for name, coefficients in rows.items())
+        return tuple(rows[kind]), judge
+
+    def _report_search(self, judge: _Judge, step: int, done: int, total: int, least: float) -> None:
+        if self.progress is not None:
+            best, metric = judge.direction.cost(least), judge.metric
+            detail = f"{metric} {best:.6g}"
+            self.progress(Progress("search", done, total, step, detail, {metric: best}))
+
+    def _report_written(self, chain: _Chain, written: set[str], key: str) -> None:
+        written.add(key)
+        if self.progress is not None:
+            total = len(chain.last.specs)
+            self.progress(Progress("average", len(written), total, chain.steps[-1], key))
 
 
 average = python_call(Average)
-
-
-class _Judgement(NamedTuple):
-    """Coefficients, and what evaluators say of them and of the baselines, where they were asked."""
-
-    coefficients: tuple[float, ...]
-    rows: tuple[Judged, ...] = ()
-    metric: str | None = None
-    direction: str | None = None
 
 
 def uniform(n: int, last: int | None = None) -> tuple[float, ...]:
@@ -502,15 +501,7 @@ class _Chain:
 
     def from_last(self) -> dict[str, int]:
         """Return how many tensors are the last step's, by role."""
-        counts: dict[str, int] = {}
-        for spec in self.last.specs:
-            if spec.key not in self.averaged:
-                counts[spec.role.value] = counts.get(spec.role.value, 0) + 1
-        return counts
-
-    def combined(self, coefficients: Sequence[float]) -> Checkpoint:
-        """Return the last step with weights that are a combination; they are summed when asked for."""
-        return replace(self.last, source=_Combined(self, coefficients))
+        return dict(Counter(spec.role.value for spec in self.last.specs if spec.key not in self.averaged))
 
 
 @dataclass(frozen=True)
@@ -540,22 +531,15 @@ class _Combined:
 class _Judge:
     """Evaluators of combinations, and the weights of all steps in memory to make them of."""
 
-    def __init__(
-        self,
-        chain: _Chain,
-        request: EvaluatorRequest,
-        held_out: str | None,
-        stack: ExitStack,
-        limits: Limits,
-    ) -> None:
+    def __init__(self, chain: _Chain, request: Average, stack: ExitStack, limits: Limits) -> None:
         import torch
 
         source = chain.source
         run = source if isinstance(source, Run) else None
         self._evaluator = stack.enter_context(request.resolve(run))
         self._held_out: Evaluator | None = None
-        if held_out is not None:
-            other = replace(request, evaluator=held_out)
+        if request.held_out is not None:
+            other = replace(request, evaluator=request.held_out)
             self._held_out = stack.enter_context(other.resolve(run))
         n_values = sum(spec.numel for spec in chain.averaged.values())
         needed = _SEARCHED_NBYTES * n_values * (len(chain.steps) + 1) + chain.last.raw_bytes()
@@ -568,17 +552,18 @@ class _Judge:
         }
         self._specs = chain.averaged
         self._values: dict[tuple[int, tuple[float, ...]], float] = {}
-        self.metric = ""
-        self.direction = Direction.LOWER
+        self.metric, self.direction = "", Direction.LOWER
+        self.rows: tuple[Judged, ...] = ()
 
     def _combined(self, coefficients: Sequence[float]) -> Checkpoint:
         import torch
 
         factors = torch.tensor(coefficients, dtype=torch.float32)
-        state = dict(self._state)
-        for key, spec in self._specs.items():
-            made = (factors @ self._steps[key]).reshape(spec.shape).to(getattr(torch, spec.dtype))
-            state[key] = made
+        made = {
+            key: (factors @ self._steps[key]).reshape(spec.shape).to(getattr(torch, spec.dtype))
+            for key, spec in self._specs.items()
+        }
+        state = self._state | made
         specs = tuple(spec for spec in self._last.specs if spec.key in state)
         return replace(self._last, specs=specs, files=(), source=TensorsInMemory(state))
 
@@ -603,31 +588,6 @@ class _Judge:
         """Return what the evaluators say of a combination."""
         other = None if self._held_out is None else self._value(self._held_out, coefficients)
         return Judged(name=name, value=self._value(self._evaluator, coefficients), held_out=other)
-
-
-def _reporter(
-    progress: OnProgress | None, step: int, judge: _Judge
-) -> Callable[[int, int, float], None] | None:
-    """Return a callback that reports how far a search has come."""
-    if progress is None:
-        return None
-
-    def report(done: int, total: int, least: float) -> None:
-        best = judge.direction.cost(least)
-        progress(Progress("search", done, total, step, f"{judge.metric} {best:.6g}", {judge.metric: best}))
-
-    return report
-
-
-def _counted(progress: OnProgress, chain: _Chain) -> Callable[[str], None]:
-    """Return a callback that reports how many tensors are written."""
-    total, written = len(chain.last.specs), set[str]()
-
-    def count(key: str) -> None:
-        written.add(key)
-        progress(Progress("average", len(written), total, chain.steps[-1], key))
-
-    return count
 
 
 def _write_report(file: IO[bytes], report: AverageReport) -> None:

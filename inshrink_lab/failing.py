@@ -25,7 +25,7 @@ from inshrink_lab.results import TrainingResult
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainConfig
     from inshrink_core.search.bounds import Bounds
-    from inshrink_lab.tasks import Task
+    from inshrink_lab.tasks.task import Task
 
 _SEED_STRIDE: Final = 1_000_003
 """A prime above any number of steps here, so that no two steps of any two seeds share a batch; the
@@ -85,10 +85,9 @@ class Setup:
     @classmethod
     def of(cls, task: Task, device: str = "cpu", **numbers: int | None) -> Self:
         """Return a task's defaults, but for the numbers that are given."""
-        names = ("n_steps", "n_saves", "n_restores")
-        chosen = {name: numbers.get(name) for name in names}
-        defaults = {name: getattr(task, name) for name, number in chosen.items() if number is None}
-        return cls(task=task, device=device, **(chosen | defaults))
+        defaults = {name: getattr(task, name) for name in ("n_steps", "n_saves", "n_restores")}
+        given = {name: number for name, number in numbers.items() if number is not None}
+        return cls(task=task, device=device, **(defaults | given))
 
     @property
     def saved_at(self) -> tuple[int, ...]:

@@ -116,25 +116,11 @@ class PartialRehearsal(Report):
     def show(self, console: Console) -> None:
         """Print a row a failure, then what they say together."""
         rows = (
-            (
-                str(one.seed),
-                str(one.saved_at),
-                str(one.failed_at),
-                f"{one.share:.0%}",
-                str(one.whole),
-                _lost(one),
-            )
+            (*map(str, (one.seed, one.saved_at, one.failed_at)), f"{one.share:.0%}", *_lost(one))
             for one in self.failures
         )
-        columns = (
-            "seed",
-            "saved at",
-            "failed at",
-            "lost",
-            "steps, all restored",
-            "steps, lost ones restored",
-        )
-        show_table(console, columns, rows, left=())
+        lost = ("steps, all restored", "steps, lost ones restored")
+        show_table(console, ("seed", "saved at", "failed at", "lost", *lost), rows, left=())
         console.print()
         saves = "whole" if self.budget is None else f"{self.budget:.3g} of the bytes, as many times as often"
         by_seed = ", ".join(f"{share:.0%}" for share in self.fewer_by_seed)
@@ -182,8 +168,8 @@ class PartialRehearsal(Report):
         return tuple(1 - sum(one.partial for one in some) / sum(one.whole for one in some) for some in own)
 
 
-def _lost(failure: PartialFailure) -> str:
-    return f"{failure.partial}" if failure.reached else f"≥ {failure.partial}"
+def _lost(failure: PartialFailure) -> tuple[str, str]:
+    return str(failure.whole), f"{'' if failure.reached else '≥ '}{failure.partial}"
 
 
 def rehearse_partial(

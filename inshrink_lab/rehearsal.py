@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
@@ -19,18 +19,18 @@ from inshrink_core.metrics import Direction, drop, ratio
 from inshrink_core.plugins import plugin
 from inshrink_core.report import Part, Report, Table
 from inshrink_core.request import Option, Request, Shown, python_call
-from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, Bounds
+from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.space import space_of
 from inshrink_core.text import duration, percent, plain, size, steps_in_short
 from inshrink_core.text import ratio as ratio_text
 from inshrink_core.verbs.shared.groups import Bounding, PathLike, Writing
 from inshrink_core.verbs.shared.showing import promised_facts
 from inshrink_lab.results import TrainingResult, parse_training
-from inshrink_lab.tasks import find_task
+from inshrink_lab.tasks.task import find_task
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainConfig
-    from inshrink_lab.failing import OnStep, Setup
+    from inshrink_lab.failing import Setup
     from inshrink_lab.losing import PartialRehearsal
 
 __all__ = ["Rehearsal", "Rehearse", "half_width", "rehearse"]
@@ -211,9 +211,9 @@ class _Runner:
                 space_of(self.chain.codec)  # refuses a codec without anything to search
                 require_judgeable(self.setup.task, self.bounds, self.setup.device)
             for seed in seeds:
-                pairs.append((self.uninterrupted(seed), self.restored(seed)))
+                pairs.append((self.trained("uninterrupted", seed), self.trained("restored", seed)))
                 self._report(pairs)
-            perturbed = tuple(self.perturbed(seed) for seed in seeds if self.request.control)
+            perturbed = tuple(self.trained("perturbed", seed) for seed in seeds if self.request.control)
             return self._report(pairs, perturbed)
 
     def _report(
@@ -242,33 +242,6 @@ class _Runner:
         store.keep(f"{made.task}-{made.codec}", self._key() | self._restored_key(), made.to_json())
         return made
 
-    def uninterrupted(self, seed: int) -> TrainingResult:
-        """Return the training without failures."""
-        from inshrink_lab import failing
-
-        def train(_: Path, on_step: OnStep) -> TrainingResult:
-            return failing.train_uninterrupted(self.setup, seed, on_step)
-
-        return self._stored("uninterrupted", seed, {}, train)
-
-    def perturbed(self, seed: int) -> TrainingResult:
-        """Return the training whose weights are moved by their last bits."""
-        from inshrink_lab import failing
-
-        def train(_: Path, on_step: OnStep) -> TrainingResult:
-            return failing.train_perturbed(self.setup, seed, on_step)
-
-        return self._stored("perturbed", seed, {"perturbed_at": list(self.setup.restored_at)}, train)
-
-    def restored(self, seed: int) -> TrainingResult:
-        """Return the training with failures."""
-        from inshrink_lab import failing
-
-        def train(archive: Path, on_step: OnStep) -> TrainingResult:
-            return failing.train_restored(self.setup, seed, archive, self.chain, self.bounds, on_step)
-
-        return self._stored("restored", seed, self._restored_key(), train)
-
     def _key(self) -> dict[str, Any]:
         """Return what every training depends on."""
         import torch
@@ -286,7 +259,8 @@ class _Runner:
         """Return what a training with failures depends on beside."""
         from inshrink_core import __version__
 
-        bounds = {} if self.bounds is None else {"bounds": _bounds_key(self.bounds)}
+        # As texts, JSON tells infinity, a bound that was waived, from one by default.
+        bounds = {name: str(limit) for name, limit in asdict(self.bounds).items()} if self.bounds else {}
         return bounds | {
             "codec": self.chain.codec,
             "config": self.chain.settings(),
@@ -297,20 +271,36 @@ class _Runner:
             "restored_at": list(self.setup.restored_at),
         }
 
-    def _stored(
-        self, kind: str, seed: int, more: dict[str, Any], train: Callable[[Path, OnStep], TrainingResult]
-    ) -> TrainingResult:
-        """Return a stored result, or make and store it."""
-        folder, label, key = Path(self.request.output), f"{kind}-seed{seed}", self._key() | more
-        key["seed"] = seed
+    def trained(self, kind: str, seed: int) -> TrainingResult:
+        """Return a stored training, or train and store it.
+
+        Parameters
+        ----------
+        kind
+            ``uninterrupted``, ``restored`` (with failures) or ``perturbed`` (the control).
+        seed
+            Its seed.
+        """
+        from inshrink_lab import failing
+
+        folder, label, key = Path(self.request.output), f"{kind}-seed{seed}", self._key() | {"seed": seed}
+        if kind == "restored":
+            key |= self._restored_key()
+        elif kind == "perturbed":
+            key["perturbed_at"] = list(self.setup.restored_at)
         store = ResultStore(folder / "results", "result", parse_training)
         result = store.load(label, key)
         if result is None:
             archive = folder / "archives" / f"{store.name_of(label, key)}.inshrink"
-            result = train(archive, lambda step: self._advance(step, f"seed {seed}, {kind}"))
-            store.keep(label, key, asdict(result))
+            how = (archive, self.chain, self.bounds) if kind == "restored" else ()
+            train = getattr(failing, f"train_{kind}")
+            made: TrainingResult = train(
+                self.setup, seed, *how, lambda step: self._advance(step, f"seed {seed}, {kind}")
+            )
+            store.keep(label, key, asdict(made))
             if not self.request.keep_archives:
                 shutil.rmtree(archive, ignore_errors=True)
+            result = made
         self.done += self.setup.n_steps
         return result
 
@@ -318,17 +308,6 @@ class _Runner:
         if self.request.progress is not None:
             total = (3 if self.request.control else 2) * self.request.seeds * self.setup.n_steps
             self.request.progress(Progress("rehearse", self.done + step, total, step, detail))
-
-
-def _bounds_key(bounds: Bounds) -> dict[str, Any]:
-    """Return bounds as JSON values in which one that was waived differs from one filled in by default."""
-    divergence = DEFAULT_MAX_DIVERGENCE if bounds.max_divergence is None else bounds.max_divergence
-    cost = bounds.max_restore_cost
-    return {
-        "drop": None if bounds.max_drop is None else str(bounds.max_drop),
-        "divergence": str(divergence),
-        "default": bounds.max_divergence is None,
-    } | ({} if cost is None else {"restore_cost": str(cost)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -567,14 +546,9 @@ def half_width(values: Sequence[float]) -> float | None:
     """
     if len(values) < 2:
         return None
-    freedom = len(values) - 1
-    return _quantile(freedom) * statistics.stdev(values) / math.sqrt(len(values))
-
-
-def _quantile(freedom: int) -> float:
-    """Return quantile .975 of Student's t; beyond the table by its expansion in 1/ν."""
+    freedom, z = len(values) - 1, _Z_975
     if freedom <= len(_T_975):
-        return _T_975[freedom - 1]
-    # Abramowitz & Stegun 26.7.5, two terms.
-    z = _Z_975
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        quantile = _T_975[freedom - 1]
+    else:  # Abramowitz & Stegun 26.7.5, two terms of the expansion in 1/ν
+        quantile = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    return quantile * statistics.stdev(values) / math.sqrt(len(values))

@@ -14,7 +14,7 @@ from inshrink_core.codecs.variants import Variant, choose_variants
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution import ResultStore, parse_record, resolve_device
-from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.execution.progress import Progress
 from inshrink_core.request import Option, Request, Shown, python_call
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge
@@ -112,23 +112,13 @@ class Bench(EvaluatorRequest, Computing, Reading, Request[BenchReport]):
             )
         folder = Path(self.output) if self.output is not None else None
         with Judge([self.resolve(opened)], opened.__getitem__, Bounds()) as judge:
-            measurer = Measurer(
-                run=opened,
-                steps=chosen,
-                judge=judge,
-                optimizer=self.optimizer,
-                keyframe_every=self.keyframe_every,
-                device=resolve_device(self.device),
-                threads=self.threads,
-            )
-            points = None if folder is None else folder / "points"
             session = _Session(
-                measurer=measurer,
-                store=ResultStore(points, "point", partial(parse_record, Point)),
+                request=self,
+                measurer=Measurer(self, opened, chosen, judge, resolve_device(self.device)),
+                store=ResultStore(
+                    None if folder is None else folder / "points", "point", partial(parse_record, Point)
+                ),
                 bounds=tuple(DEFAULT_BOUNDS if asked is None else asked),
-                strict=asked is not None,
-                refine=self.refine,
-                progress=self.progress,
             )
             return session.run_all(variants, folder)
 
@@ -140,12 +130,10 @@ bench = python_call(Bench)
 class _Session:
     """One bench: what it measured, and how far it is."""
 
+    request: Bench
     measurer: Measurer
     store: ResultStore[Point]
     bounds: tuple[Bound, ...]
-    strict: bool
-    refine: int
-    progress: OnProgress | None
     points: dict[str, list[Point]] = field(default_factory=dict)
     measured: int = 0
     resumed: int = 0
@@ -163,7 +151,7 @@ class _Session:
             self.bounds = self._judgeable(stale)
             for variant in variants:
                 measure = partial(self._measured, variant)
-                self.points[variant.label] = sweep(variant, self.bounds, measure, self.refine)
+                self.points[variant.label] = sweep(variant, self.bounds, measure, self.request.refine)
         except KeyboardInterrupt:
             if folder is not None and self.points:
                 self._report(variants).write(folder)
@@ -201,9 +189,9 @@ class _Session:
         """Say how far it is, and what was measured; refinement, which cannot be foreseen, moves the end."""
         self._done = done
         self._total = max(self._total, done)
-        if self.progress is not None:
+        if self.request.progress is not None:
             found = None if point is None else point.to_json()
-            self.progress(Progress("bench", done, self._total, self.measurer.steps[-1], label, found))
+            self.request.progress(Progress("bench", done, self._total, self.measurer.steps[-1], label, found))
 
     def _judgeable(self, stale: Point) -> tuple[Bound, ...]:
         """Return the bounds this evaluator can judge; one that was asked for must be."""
@@ -213,7 +201,7 @@ class _Session:
         if stale.mean_divergence is None:
             cannot["divergence"] = "the evaluator returns no 'log_probs'"
         for bound in self.bounds:
-            if bound.kind in cannot and self.strict:
+            if bound.kind in cannot and self.request.bounds is not None:
                 raise InputError(
                     f"the bound {bound.kind}={bound.limit:g} cannot be judged: {cannot[bound.kind]}",
                     remedy="choose another with --bounds or --eval-metric",
@@ -228,7 +216,7 @@ class _Session:
             metric=stale.metric,
             direction=stale.direction,
             steps=self.measurer.steps,
-            optimizer=self.measurer.optimizer,
+            optimizer=self.request.optimizer,
             bounds=self.bounds,
             points={label: tuple(points) for label, points in self.points.items()},
             seconds=time.perf_counter() - self.begun,
@@ -240,17 +228,15 @@ class _Session:
 
     def _notes(self, variants: Sequence[Variant]) -> tuple[str, ...]:
         """Say what a reader of the table would otherwise get wrong."""
-        notes = []
-        if self.measurer.optimizer == "drop":
+        notes, optimizer = [], self.request.optimizer
+        if optimizer == "drop":
             notes.append("the optimizer's state is left out (--optimizer drop), which makes sweeps fast")
-        own = [
-            one.label for one in variants if one.optimizer(self.measurer.optimizer) != self.measurer.optimizer
-        ]
+        own = [one.label for one in variants if one.optimizer(optimizer) != optimizer]
         if own:
             notes.append(
                 f"{', '.join(own)}: moments are stored by the codec's own rule and are part of its total"
             )
-        if self.points[REPEAT][0].failure and not self.strict:
+        if self.points[REPEAT][0].failure and self.request.bounds is None:
             notes.append(f"no bounds on the drop: {self.points[REPEAT][0].failure}")
         for label, points in self.points.items():
             failed = [point for point in points if point.failure and label != REPEAT]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import math
+import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -25,9 +26,8 @@ from inshrink_core.verbs.compress import compress
 from inshrink_lab.bench.report import REPEAT, Point
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from inshrink_core.formats import Run
+    from inshrink_lab.bench.benchmark import Bench
 
 
 # Of the key of a point, and of what is measured.
@@ -50,27 +50,27 @@ _RESET_PEAK: Final = "5"
 _KIB: Final = 1024
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Measurer:
     """Measures configurations on one run, by one evaluator.
 
     Parameters
     ----------
+    request
+        The bench.
     run, steps
         What is compressed.
     judge
         The evaluator.
-    optimizer, keyframe_every, device, threads
-        As `inshrink_core.verbs.compress` takes them.
+    device
+        Where frames are encoded and decoded.
     """
 
+    request: Bench
     run: Run
     steps: tuple[int, ...]
     judge: Judge
-    optimizer: str
-    keyframe_every: int
     device: str
-    threads: int | None
 
     def key(self, variant: Variant | None, value: float | None) -> dict[str, Any]:
         """Return everything that a measured point depends on, as JSON values.
@@ -98,8 +98,8 @@ class Measurer:
                 "bitstream": get_codec(variant.codec).bitstream,
                 "config": variant.config(value).settings(),
                 "knob": value,
-                "optimizer": variant.optimizer(self.optimizer),
-                "keyframe_every": self.keyframe_every,
+                "optimizer": variant.optimizer(self.request.optimizer),
+                "keyframe_every": self.request.keyframe_every,
             }
         return key
 
@@ -183,11 +183,11 @@ class Measurer:
             target,
             codec=variant.codec,
             config=variant.config(value),
-            optimizer=variant.optimizer(self.optimizer),
-            keyframe_every=self.keyframe_every,
+            optimizer=variant.optimizer(self.request.optimizer),
+            keyframe_every=self.request.keyframe_every,
             steps=steps,
             device=self.device,
-            threads=self.threads,
+            threads=self.request.threads,
         )
 
     def _judged(self, target: Path, evaluated: Callable[[int], None]) -> tuple[list[Figures], str]:
@@ -251,9 +251,7 @@ class PeakMemory:
             self._before = _status("VmRSS")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         peak = _status("VmHWM")
         if peak is not None and self._before is not None:
             self.nbytes = max(0, peak - self._before)
@@ -261,10 +259,9 @@ class PeakMemory:
 
 def _status(name: str) -> int | None:
     """Return a line of the status, in bytes; None where there is none."""
-    with suppress(OSError, ValueError, IndexError):
-        for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * _KIB
+    with suppress(OSError):
+        found = re.search(rf"^{name}:\s*(\d+)", _STATUS.read_text(errors="replace"), re.MULTILINE)
+        return None if found is None else int(found[1]) * _KIB
     return None
 
 

@@ -269,11 +269,6 @@ class BenchReport(Report):
             choose_row(label, points, bound) for label, points in self.points.items() for bound in self.bounds
         )
 
-    @property
-    def stale_bounds(self) -> tuple[Bound, ...]:
-        """Bounds that the previous checkpoint keeps, so that keeping them proves little."""
-        return tuple(bound for bound in self.bounds if any(map(bound.holds, self.points.get(REPEAT, ()))))
-
     def shown(self) -> Iterator[Part]:
         """Yield the ratios, where each comes from, and what to know of all."""
         headings = [_limit(bound.kind, bound.limit) for bound in self.bounds]
@@ -282,7 +277,7 @@ class BenchReport(Report):
             [(one, *(_ratios(row) for row in self.rows if row.codec == one)) for one in self.points],
         )
         yield "ratio of everything that is stored / of the weights"
-        if self.stale_bounds:
+        if any(bound.holds(one) for bound in self.bounds for one in self.points.get(REPEAT, ())):
             yield "≈ the previous checkpoint, which stores nothing, keeps this bound: it proves little"
         # The previous checkpoint is the same under every bound: once is enough.
         rows = [row for place, row in enumerate(self.rows) if not place or row.codec != REPEAT]

@@ -99,8 +99,8 @@ def encode_adaptive(
     if largest == int(symbols.min()):
         return bytes((_CONSTANT, largest))
     limit = packed_bytes(symbols.size, n_symbols)
-    stream = adaptive_encode(symbols, chosen, bits_per_symbol(n_symbols), n_contexts, limit)
-    if stream is None:
+    stream = encode_kernel(symbols, chosen, bits_per_symbol(n_symbols), n_contexts, limit)
+    if not stream.size:
         return bytes((_PACKED,)) + pack_bits(symbols, n_symbols)
     return bytes((_CODED,)) + stream.tobytes()
 
@@ -136,7 +136,7 @@ def decode_adaptive(
     if mode != _CODED or n_symbols < 2:
         raise DamagedError("coded symbols have an unknown mode", expected="0 to 2", found=str(mode))
     stream = np.frombuffer(body, np.uint8)
-    symbols, intact = adaptive_decode(stream, chosen, bits_per_symbol(n_symbols), n_contexts)
+    symbols, intact = decode_kernel(stream, chosen, bits_per_symbol(n_symbols), n_contexts)
     if not intact or int(symbols.max()) >= n_symbols:
         raise DamagedError("an adaptive stream does not end with its last symbol, or holds another alphabet")
     return symbols
@@ -163,50 +163,19 @@ def _checked(
     return np.ascontiguousarray(contexts)
 
 
-def adaptive_encode(
-    symbols: NDArray[np.uint8], contexts: NDArray[np.uint8], n_bits: int, n_contexts: int, limit: int
-) -> NDArray[np.uint8] | None:
-    """Return the code of some symbols, or None where it would take more than `limit` bytes.
-
-    Parameters
-    ----------
-    symbols
-        UInt8[n], values below ``2**n_bits``.
-    contexts
-        UInt8[n], values below `n_contexts`.
-    n_bits
-        1 to 8.
-    n_contexts
-        1 to 256.
-    limit
-        Most bytes to write.
-    """
-    out = np.empty(limit, np.uint8)
-    size = int(encode_kernel(symbols, contexts, n_bits, n_contexts, out))
-    return None if size < 0 else out[:size]
-
-
-def adaptive_decode(
-    stream: NDArray[np.uint8], contexts: NDArray[np.uint8], n_bits: int, n_contexts: int
-) -> tuple[NDArray[np.uint8], bool]:
-    """Return one symbol per context, and whether the stream ends where and as an encoder ends it.
-
-    Any bytes are safe to decode. O(n · n_bits).
-    """
-    symbols = np.empty(contexts.size, np.uint8)
-    intact = decode_kernel(stream, contexts, n_bits, n_contexts, symbols)
-    return symbols, bool(intact)
-
-
 @njit(nogil=True, cache=True)
 def encode_kernel(
     symbols: NDArray[np.uint8],
     contexts: NDArray[np.uint8],
     n_bits: int,
     n_contexts: int,
-    out: NDArray[np.uint8],
-) -> int:
-    """Fill `out`; return the size, or -1 where it is too small."""
+    limit: int,
+) -> NDArray[np.uint8]:
+    """Return the code of symbols, nothing where it would take more than `limit` bytes.
+
+    Symbols are below ``2**n_bits``, of 1 to 8 bits; contexts below `n_contexts`.
+    """
+    out = np.empty(limit, np.uint8)
     chances = np.full(n_contexts << n_bits, 1 << (_CHANCE_BITS - 1), np.int64)
     uses = np.zeros(n_contexts << n_bits, np.int64)
     low = 0
@@ -239,15 +208,15 @@ def encode_kernel(
                     last -= 1
                 out[last] += 1
             while span < _SMALLEST_RANGE:
-                if size >= out.size:
-                    return -1
+                if size >= limit:
+                    return out[:0]
                 out[size] = low >> 24
                 size += 1
                 low = (low << 8) & _LOW_MASK
                 span <<= 8
     # One byte more tells the range apart, because every range holds a multiple of its smallest size.
-    if size >= out.size:
-        return -1
+    if size >= limit:
+        return out[:0]
     final = (low + _SMALLEST_RANGE - 1) >> 24
     if final > 255:
         last = size - 1
@@ -256,7 +225,7 @@ def encode_kernel(
             last -= 1
         out[last] += 1
     out[size] = final & 255
-    return size + 1
+    return out[: size + 1]
 
 
 @njit(nogil=True, cache=True)
@@ -265,9 +234,12 @@ def decode_kernel(
     contexts: NDArray[np.uint8],
     n_bits: int,
     n_contexts: int,
-    symbols: NDArray[np.uint8],
-) -> bool:
-    """Fill `symbols`; return whether the stream ends as an encoder ends it."""
+) -> tuple[NDArray[np.uint8], bool]:
+    """Return one symbol per context, and whether the stream ends where and as an encoder ends it.
+
+    Any bytes are safe to decode. O(n · n_bits).
+    """
+    symbols = np.empty(contexts.size, np.uint8)
     chances = np.full(n_contexts << n_bits, 1 << (_CHANCE_BITS - 1), np.int64)
     uses = np.zeros(n_contexts << n_bits, np.int64)
     code: Any = 0
@@ -302,4 +274,4 @@ def decode_kernel(
                 span <<= 8
         symbols[i] = node - (1 << n_bits)
     # The encoder's last byte rounds up to a multiple of the smallest range; three zeros are implied.
-    return position == stream.size + 3 and code < _SMALLEST_RANGE
+    return symbols, position == stream.size + 3 and code < _SMALLEST_RANGE

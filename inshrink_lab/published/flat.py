@@ -14,11 +14,18 @@ import torch
 from numpy.typing import NDArray
 
 from inshrink_core.codec import Knob, Tuning
+from inshrink_core.coding.huffman import (
+    code_entries,
+    decode_symbols_with,
+    parse_lengths,
+    serialize_lengths,
+    stream_bytes,
+)
 from inshrink_core.coding.rans import decode_rans, encode_rans
 from inshrink_core.coding.raw import bits_per_symbol, pack_bits, packed_bytes, unpack_bits
 from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
 from inshrink_core.errors import DamagedError
-from inshrink_lab.published.huffman import HuffmanCoder
+from inshrink_core.ops.symbols import code_lengths, count_groups, pack_symbols
 from inshrink_lab.published.lzma2 import lzma_compress, lzma_decompress
 
 BITS = Tuning(
@@ -43,12 +50,7 @@ class _Mode(IntEnum):
     ZSTD = 5
 
 
-FLAT_CODERS: Mapping[str, _Mode] = {
-    "huffman": _Mode.HUFFMAN,
-    "lzma": _Mode.LZMA,
-    "rans": _Mode.RANS,
-    "zstd": _Mode.ZSTD,
-}
+FLAT_CODERS: Mapping[str, _Mode] = {mode.name.lower(): mode for mode in list(_Mode)[2:]}
 """Coders a config may name."""
 
 FLAT_WORDS: Mapping[str, tuple[str, ...]] = {"coder": tuple(FLAT_CODERS), "vectors": ("quantized", "exact")}
@@ -122,8 +124,23 @@ def decode_flat(payload: bytes | memoryview, n: int, n_symbols: int) -> _Symbols
     return symbols
 
 
-def _packed_for_bytes(symbols: _Symbols, n_symbols: int) -> bytes:
-    return pack_bits(symbols, _byte_alphabet(n_symbols))
+def encode_huffman(values: _Symbols) -> bytes:
+    """Return the table of an order-0 code, then the codes; a lone value takes its table only."""
+    if values.size == 0:
+        return b""
+    lengths = code_lengths(count_groups(values))
+    table = serialize_lengths(lengths)
+    if np.count_nonzero(lengths) == 1:
+        return table
+    return table + stream_bytes(*pack_symbols(values, code_entries(lengths)))
+
+
+def decode_huffman(payload: bytes | memoryview, n: int) -> _Symbols:
+    """Return the `n` values; DamagedError if the table or the codes are not theirs."""
+    if n == 0 and len(payload) == 0:
+        return np.zeros(0, np.uint8)
+    lengths, offset = parse_lengths(payload, 0, 256)
+    return decode_symbols_with(lengths, payload[offset:], n)
 
 
 def _encode_rans(symbols: _Symbols, n_symbols: int) -> bytes:
@@ -135,26 +152,30 @@ def _decode_rans(body: memoryview, n: int, n_symbols: int) -> _Symbols:
     return symbols
 
 
-def _decode_lzma(body: memoryview, n: int, n_symbols: int) -> _Symbols:
-    alphabet = _byte_alphabet(n_symbols)
-    return unpack_bits(lzma_decompress(body, packed_bytes(n, alphabet)), n, alphabet)
+def _packing(compress: Callable[[bytes], bytes]) -> Callable[[_Symbols, int], bytes]:
+    return lambda symbols, n_symbols: compress(pack_bits(symbols, _byte_alphabet(n_symbols)))
 
 
-def _decode_zstd(body: memoryview, n: int, n_symbols: int) -> _Symbols:
-    alphabet = _byte_alphabet(n_symbols)
-    return unpack_bits(zstd_decompress(body, packed_bytes(n, alphabet)), n, alphabet)
+def _unpacking(
+    decompress: Callable[[memoryview, int], bytes],
+) -> Callable[[memoryview, int, int], _Symbols]:
+    def decode(body: memoryview, n: int, n_symbols: int) -> _Symbols:
+        alphabet = _byte_alphabet(n_symbols)
+        return unpack_bits(decompress(body, packed_bytes(n, alphabet)), n, alphabet)
+
+    return decode
 
 
 _ENCODERS: Mapping[str, Callable[[_Symbols, int], bytes]] = {
-    "huffman": lambda symbols, _: HuffmanCoder().encode(np.ascontiguousarray(symbols)),
-    "lzma": lambda symbols, n_symbols: lzma_compress(_packed_for_bytes(symbols, n_symbols)),
+    "huffman": lambda symbols, _: encode_huffman(np.ascontiguousarray(symbols)),
+    "lzma": _packing(lzma_compress),
     "rans": _encode_rans,
-    "zstd": lambda symbols, n_symbols: zstd_compress(_packed_for_bytes(symbols, n_symbols), _ZSTD_LEVEL),
+    "zstd": _packing(lambda data: zstd_compress(data, _ZSTD_LEVEL)),
 }
 
 _DECODERS: Mapping[_Mode, Callable[[memoryview, int, int], _Symbols]] = {
-    _Mode.HUFFMAN: lambda body, n, _: HuffmanCoder().decode(body, n),
-    _Mode.LZMA: _decode_lzma,
+    _Mode.HUFFMAN: lambda body, n, _: decode_huffman(body, n),
+    _Mode.LZMA: _unpacking(lzma_decompress),
     _Mode.RANS: _decode_rans,
-    _Mode.ZSTD: _decode_zstd,
+    _Mode.ZSTD: _unpacking(zstd_decompress),
 }

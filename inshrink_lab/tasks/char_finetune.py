@@ -25,7 +25,7 @@ _PRETRAINING_SEED: Final = 23
 
 
 @functools.cache
-@on_cpu
+@on_cpu()
 def encode_sources() -> tuple[Tensor, Tensor]:
     """Return training and validation tokens, in the documentation's alphabet.
 
@@ -83,7 +83,7 @@ def pretrained(n_steps: int) -> nn.Module:
 
 
 @functools.cache
-@on_cpu
+@on_cpu()
 def _pretrained_state(n_steps: int) -> dict[str, Tensor]:
     task, threads = PretrainingTask(), torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):

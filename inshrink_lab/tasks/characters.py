@@ -19,7 +19,7 @@ def corpus() -> str:
 
 
 @functools.cache
-@on_cpu
+@on_cpu()
 def encode_corpus() -> tuple[Tensor, Tensor, int]:
     """Return (training tokens, validation tokens, alphabet size); the last tenth validates."""
     text = corpus()
@@ -28,15 +28,6 @@ def encode_corpus() -> tuple[Tensor, Tensor, int]:
     encoded = torch.tensor([index[character] for character in text])
     split = len(encoded) * 9 // 10
     return encoded[:split], encoded[split:], len(alphabet)
-
-
-def sample_windows(
-    tokens: Tensor, n_windows: int, context: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets, each (n_windows, context), from random places of a text."""
-    starts = torch.randint(len(tokens) - context - 1, (n_windows,), generator=generator)
-    windows = torch.stack([tokens[start : start + context + 1] for start in starts.tolist()])
-    return windows[:, :-1], windows[:, 1:]
 
 
 class CharacterTask(ShippedTask):
@@ -65,7 +56,9 @@ class CharacterTask(ShippedTask):
     def batch(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return random windows of the training text."""
         training, _ = self.texts()
-        return sample_windows(training, self.batch_size, self.context, generator)
+        starts = torch.randint(len(training) - self.context - 1, (self.batch_size,), generator=generator)
+        windows = torch.stack([training[start : start + self.context + 1] for start in starts.tolist()])
+        return windows[:, :-1], windows[:, 1:]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Return the mean cross-entropy, nats a character."""

@@ -27,7 +27,7 @@ _MAX_ANGLE, _MAX_STRETCH, _MAX_SHIFT = math.radians(15), 0.15, 1 / 8
 
 
 @functools.cache
-@on_cpu
+@on_cpu()
 def split_digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return images (n×1×8×8, 0 to 1) and labels, for training and for validation.
 
@@ -62,7 +62,7 @@ def distorted(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 @functools.cache
-@on_cpu
+@on_cpu()
 def held_out_views() -> tuple[Tensor, Tensor]:
     """Return distorted images of the held-out digits, (n, 1, 8, 8), and their labels; always the same."""
     _, _, images, labels = split_digits()

@@ -20,7 +20,7 @@ _FUNCTION_SEED, _HELD_OUT_SEED, _N_HELD_OUT = 24, 25, 4096
 
 
 @functools.cache
-@on_cpu
+@on_cpu()
 def _function() -> tuple[Tensor, Tensor]:
     """Return the frequencies (inputs × waves) and the phases of the waves."""
     generator = torch.Generator().manual_seed(_FUNCTION_SEED)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-P = ParamSpec("P")
-T = TypeVar("T")
+
+@contextmanager
+def on_cpu() -> Iterator[None]:
+    """Make tensors on the CPU, whichever device is the default: as a decorator, those that outlive a call."""
+    with torch.device("cpu"):
+        yield
 
 
 class ShippedTask:
@@ -50,17 +53,6 @@ class ShippedTask:
     def learning_rate_factor(self, step: int, n_steps: int) -> float:
         """Return warm-up and cosine."""
         return warmup_cosine(step, n_steps, warmup=self.warmup, floor=self.floor)
-
-
-def on_cpu(make: Callable[P, T]) -> Callable[P, T]:
-    """Make what outlives its call on the CPU, whichever device is the default in that call."""
-
-    @functools.wraps(make)
-    def made(*args: P.args, **named: P.kwargs) -> T:
-        with torch.device("cpu"):
-            return make(*args, **named)
-
-    return made
 
 
 def warmup_cosine(step: int, n_steps: int, *, warmup: int, floor: float) -> float:

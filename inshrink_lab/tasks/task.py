@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
@@ -137,14 +137,11 @@ def find_task(name: str) -> tuple[Task, str]:
 
 def _load(path: Path) -> Any:
     """Execute a user's file as a module of its own."""
-    name = f"inshrink_task_{path.stem}"
-    spec = spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise InputError("this cannot be loaded as a Python module", where=str(path))
-    module = module_from_spec(spec)
-    sys.modules[name] = module
+    module = ModuleType(f"inshrink_task_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
     try:
-        spec.loader.exec_module(module)
+        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
     except Exception as error:
         raise InputError(f"the file cannot be executed ({described(error)})", where=str(path)) from error
     return module

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import inshrink_core
-from inshrink_core.chain.restoring import reading_ahead
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
 from inshrink_core.errors import DamagedError
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from inshrink_lab import rehearsal as module
+from inshrink_lab import failing
 
 DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 TASK = """
@@ -105,7 +105,7 @@ def test_ctrl_c_says_that_finished_trainings_are_kept(cli, task, tmp_path, monke
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module._Runner, "restored", interrupt)
+    monkeypatch.setattr(failing, "train_restored", interrupt)
     outcome = cli("rehearse", task, "-o", tmp_path / "out", "--seeds", 1)
     assert outcome.code == 130
     assert "what is trained is kept" in outcome.err

@@ -11,7 +11,7 @@ import pytest
 
 from inshrink_core.errors import StorageError
 from inshrink_core.execution import ResultStore, parse_record
-from inshrink_lab.bench import Point
+from inshrink_lab.bench.report import Point
 
 POINT = Point(
     codec="uniform:bits=4",

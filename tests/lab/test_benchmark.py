@@ -11,7 +11,7 @@ from inshrink_core.errors import EvaluatorError, InputError, NotFoundError
 from inshrink_core.evaluate import Evaluation, Evaluator, EvaluatorRequest
 from inshrink_core.formats import open_run
 from inshrink_core.metrics import Direction
-from inshrink_lab.bench import bench
+from inshrink_lab.bench.benchmark import bench
 from inshrink_lab.bench.measure import Measurer
 from tests.runs import load, write_run
 

@@ -8,13 +8,14 @@ import torch
 import inshrink_lab
 from inshrink_core.checkpoint import LayerType, classify_layer
 from inshrink_core.errors import NotFoundError
-from inshrink_lab.tasks import char_finetune, digits, find_task
+from inshrink_lab.tasks import char_finetune, digits
 from inshrink_lab.tasks.char_finetune import PretrainingTask, encode_sources, pretrained
 from inshrink_lab.tasks.char_moe import MixtureBlock
 from inshrink_lab.tasks.characters import encode_corpus
 from inshrink_lab.tasks.digits import distorted, held_out_views, split_digits
 from inshrink_lab.tasks.digits_resnet import ResidualBlock
 from inshrink_lab.tasks.regression import waves
+from inshrink_lab.tasks.task import find_task
 
 KINDS = (
     *("digits-cnn", "digits-resnet", "digits-vit", "denoise"),

@@ -19,7 +19,7 @@ from inshrink_core.training.spool import Spool
 from inshrink_core.verbs.compress import compress
 from inshrink_lab import failing as training
 from inshrink_lab.failing import task_evaluator
-from inshrink_lab.tasks import find_task
+from inshrink_lab.tasks.task import find_task
 
 TASK = '''
 import torch

@@ -10,8 +10,9 @@ import torch
 from inshrink_core import plugins
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
 from inshrink_core.metrics import Direction
-from inshrink_lab.tasks import Task, digits, digits_cnn, find_task, task_names
+from inshrink_lab.tasks import digits, digits_cnn
 from inshrink_lab.tasks.shipped import warmup_cosine
+from inshrink_lab.tasks.task import Task, find_task, task_names
 
 
 def first(batch):
