@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-__all__ = ["UNSAID", "Part", "Report", "Table", "drawn", "plain_value", "show_parts", "value_text"]
+__all__ = ["UNSAID", "Columns", "Part", "Report", "Table", "drawn", "plain_value", "show_parts", "value_text"]
 
 UNSAID: Final = {"unsaid": True}
 """Metadata of a field that is no part of the document."""
@@ -68,14 +68,18 @@ def _without_nan(value: Any) -> Any:
     return None if value != value else value
 
 
+Columns = Mapping[str, Callable[[Any], str] | None]
+"""Heading of each column of a table, with the function that formats its values; None for text."""
+
+
 class Table(NamedTuple):
     """Rows under headings, as a verb lists them.
 
     Parameters
     ----------
     columns
-        Heading of each column, with the function that formats its values; None for text. Columns of text are
-        on the left of their cells, others on the right. A column without any text is not shown.
+        Columns of text are on the left of their cells, others on the right. A column without any text is not
+        shown.
     rows
         The values of each row, in the order of the columns.
     title
@@ -84,7 +88,7 @@ class Table(NamedTuple):
         Number of rows to show; the middle of more is left out.
     """
 
-    columns: Mapping[str, Callable[[Any], str] | None]
+    columns: Columns
     rows: Iterable[Sequence[Any]]
     title: str = ""
     most: int | None = None

@@ -39,7 +39,6 @@ from inshrink_core.formats.write import LAYOUTS, restorable_layout, write_checkp
 from inshrink_core.metrics import Direction
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, Shown, python_call
-from inshrink_core.text import count, duration, plain, steps_in_short
 from inshrink_core.verbs.shared.groups import (
     Limiting,
     OnDevice,
@@ -49,11 +48,9 @@ from inshrink_core.verbs.shared.groups import (
     Steps,
     steps_of,
 )
-from inshrink_core.verbs.shared.showing import show_facts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from rich.console import Console
     from torch import Tensor
 
     from inshrink_core.frame import FrameInfo
@@ -141,28 +138,6 @@ class AverageReport(Report):
         "source files=paths weights steps coefficients metric direction judged n_candidates n_averaged "
         "from_last seconds device"
     )
-
-    def show(self, console: Console) -> None:
-        """Print the coefficients, what they are worth, and what is no average."""
-        largest = sorted(zip(self.coefficients, self.steps, strict=True), key=lambda row: -abs(row[0]))
-        shown = [f"{step}: {coefficient:.3f}" for coefficient, step in largest]
-        held_out = {
-            one.name: f"  (held out {plain(one.held_out)})" for one in self.judged if one.held_out is not None
-        }
-        facts = [
-            ("steps", f"{steps_in_short(self.steps)}  ({self.weights})"),
-            ("coefficients", ", ".join([*shown[:_MOST_SHOWN], *(["…"] if len(shown) > _MOST_SHOWN else [])])),
-            *(
-                (f"{self.metric} of {row.name}", plain(row.value) + held_out.get(row.name, ""))
-                for row in self.judged
-            ),
-            ("tried", count(self.n_candidates) if self.n_candidates else ""),
-            ("averaged", f"{count(self.n_averaged)} values"),
-            ("from the last step", ", ".join(f"{n:,} of {role}" for role, n in self.from_last.items())),
-            ("files", f"{len(self.paths)} in {self.paths[0].parent}"),
-            ("time", duration(self.seconds)),
-        ]
-        show_facts(console, facts)
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,15 @@ from inshrink_core.checkpoint import MODEL_ROLES, Unseen
 from inshrink_core.errors import EvaluatorError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.report import UNSAID, Report, plain_value
+from inshrink_core.report import UNSAID, Columns, Part, Report, Table, plain_value
 from inshrink_core.request import Option, Request, Shown, python_call
-from inshrink_core.text import UNKNOWN, count, duration, nats, percent, plain, printable, ratio, size
+from inshrink_core.text import UNKNOWN, count, duration, nats, percent, plain, ratio, size
 from inshrink_core.verbs.shared.groups import Computing, PathLike, Reading, RunLike, Steps, Writing, steps_of
 from inshrink_core.verbs.shared.measured import Asking, EvaluatorId, Measurements, answer_as
-from inshrink_core.verbs.shared.showing import known_fact, show_facts, show_notes, show_table
+from inshrink_core.verbs.shared.showing import known_fact
 from inshrink_core.verbs.shared.values import given_settings, parse_settings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from inshrink_core.chain import ArchiveSize, ChainConfig, FrameSize
     from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.formats import Run
@@ -117,53 +115,45 @@ class EstimateReport(Report):
         there = {name: plain_value(value) for name, value in parts.items() if value}
         return {"estimate": True} | Report.to_json(self) | there
 
-    def show(self, console: Console) -> None:
-        """Print the estimates, and what they rest on."""
-        known = self.n_trials > 0
+    def shown(self) -> Iterator[Part]:
+        """Yield the estimates, and what they rest on."""
+        known, tried = self.n_trials > 0, self.archive
         how = "" if known else ", uncalibrated"
-        trials = f"{count(self.n_trials)} trials (rank correlation {plain(self.rank_correlation, 2)})"
         if self.each:
-            figures = (
-                ("drop", "divergence") if self.archive is None else ("archive", "restore cost", "which is")
-            )
-            rows = [_row(one) for one in (self, *self.each)]
-            show_table(console, ("estimated", "ratio", "of the weights", *figures), rows, left=(0, 5))
-            console.print()
-        alone = [
-            ("estimated ratio", f"{ratio(self.ratio_total)}  (of everything)"),
-            ("of the weights", f"{ratio(self.ratio_weights)}"),
-            ("estimated drop", f"{percent(self.drop)}  (of the worst step{how})"),
-            ("estimated divergence", f"{nats(self.divergence)} nats  (of the worst step{how})"),
-        ]
-        tried = self.archive
-        facts = [
-            *([] if self.each else alone),
-            ("calibrated on", trials if known else "nothing"),
-            ("encoded", f"{self.sampled * 100:.0f} % of {self.n_steps} steps"),
-            ("tried", "" if tried is None else f"steps {', '.join(map(count, tried.tried))}"),
-            ("not judged", "" if tried is None else printable(tried.not_judged)),
-            ("time", f"{duration(self.seconds)} on {self.device}"),
-            known_fact(self.measured_at),
-        ]
-        show_facts(console, facts)
-        show_notes(console, self.notes)
+            columns: Columns = {"estimated": None, "ratio": ratio, "of the weights": ratio}
+            figures = _STEP_COLUMNS if tried is None else _ARCHIVE_COLUMNS
+            yield Table({**columns, **figures}, map(_row, (self, *self.each)))
+        else:
+            yield "estimated ratio", f"{ratio(self.ratio_total)}  (of everything)"
+            yield "of the weights", ratio(self.ratio_weights)
+            yield "estimated drop", f"{percent(self.drop)}  (of the worst step{how})"
+            yield "estimated divergence", f"{nats(self.divergence)} nats  (of the worst step{how})"
+        trials = f"{count(self.n_trials)} trials (rank correlation {plain(self.rank_correlation, 2)})"
+        yield "calibrated on", trials if known else "nothing"
+        yield "encoded", f"{self.sampled * 100:.0f} % of {self.n_steps} steps"
+        if tried is not None:
+            yield "tried", f"steps {', '.join(map(count, tried.tried))}"
+            yield "not judged", tried.not_judged
+        yield "time", f"{duration(self.seconds)} on {self.device}"
+        yield known_fact(self.measured_at)
+        yield from (f"note: {note}" for note in self.notes)
         if self.tensors:
-            console.print()
-            rows = [
-                (printable(o.key), count(o.n_values), f"{o.bits_per_weight:.2f}", _short(o.sensitivity))
-                for o in self.tensors
-            ]
-            show_table(console, ("tensor", "values", "bits per weight", "sensitivity"), rows)
+            bits: Columns = {"tensor": None, "values": count, "bits per weight": "{:.2f}".format}
+            rows = [(o.key, o.n_values, o.bits_per_weight, o.sensitivity) for o in self.tensors]
+            yield Table({**bits, "sensitivity": _short}, rows)
 
 
-def _row(one: EstimateReport) -> tuple[str, ...]:
+_STEP_COLUMNS: Final[Columns] = {"drop": percent, "divergence": nats}
+_ARCHIVE_COLUMNS: Final[Columns] = {"archive": size, "restore cost": percent, "which is": None}
+
+
+def _row(one: EstimateReport) -> tuple[Any, ...]:
     words = {name: value for name, value in one.set.items() if name == "optimizer"} | one.set["settings"]
     name = " ".join([one.codec, *(f"{key}={value}" for key, value in words.items())])
-    ratios = ratio(one.ratio_total), ratio(one.ratio_weights)
-    tried = one.archive
-    if tried is None:
-        return printable(name), *ratios, percent(one.drop), nats(one.divergence)
-    return printable(name), *ratios, size(tried.nbytes), percent(tried.restore_cost), tried.basis
+    figures: tuple[Any, ...] = one.drop, one.divergence
+    if one.archive is not None:
+        figures = one.archive.nbytes, one.archive.restore_cost, one.archive.basis
+    return name, one.ratio_total, one.ratio_weights, *figures
 
 
 @dataclass(frozen=True, slots=True)
