@@ -19,10 +19,10 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from inshrink_core.lab.losing import PartialRehearsal
 from inshrink_core.report import Report
 from inshrink_core.request import Request
 from inshrink_core.verbs import EvaluatorReport, WatchReport
+from inshrink_lab.losing import PartialRehearsal
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLAIN = {bool: "boolean", int: "integer", float: "number", str: "string", NoneType: "null"}

@@ -39,7 +39,7 @@ LIMITS = ROOT / "benchmarks" / "house.toml"
 EXERCISES = ("codec", "reader", "storage", "verb", "page")
 """What is added in one file and one line, as docs/guides say and tests/**/test_NAME_guide.py do."""
 
-PRODUCT = ("inshrink_core", "app")
+PRODUCT = ("inshrink_core", "inshrink_lab", "app")
 FOLDERS = (*PRODUCT, "tests", "benchmarks")
 
 _MANY = 7
@@ -91,7 +91,7 @@ def circles() -> set[frozenset[str]]:
     """Return the modules of the engine that import each other, by circle."""
     import grimp
 
-    graph = grimp.build_graph("inshrink_core", cache_dir=None)
+    graph = grimp.build_graph("inshrink_core", "inshrink_lab", cache_dir=None)
     upstream = {module: graph.find_upstream_modules(module) for module in graph.modules}
     return {
         frozenset({module, *(one for one in above if module in upstream[one])})

@@ -32,10 +32,10 @@ from benchmarks.results import RESULTS, renew, write
 from inshrink_core.chain import archive_size
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.evaluate import Evaluation
-from inshrink_core.lab.failing import Schedule, Setup, Training, isolated, task_evaluator
-from inshrink_core.lab.tasks import Task, find_task
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.training.check import CheckedWriter, ModelEvaluator
+from inshrink_lab.failing import Setup, Training, isolated, task_evaluator
+from inshrink_lab.tasks.task import Task, find_task
 
 CONSTANT: Sequence[tuple[str, Mapping[str, Any]]] = (
     *(("lattice", {"coarseness": value}) for value in (0.09, 0.18, 0.25, 0.35, 0.5)),
@@ -72,14 +72,14 @@ def train(
     task: Task, folder: Path, constant: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> dict[int, dict[str, Tensor]]:
     """Train with savers beside each other, into ``folder``, by number; return the weights of every save."""
-    schedule = Schedule.of(task, n_restores=0)
+    setup = Setup.of(task, n_restores=0)
     base = make_chain_config("", None, None, "compressed", 32, "cpu", 1)
     bounds = Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
     states: dict[int, dict[str, Tensor]] = {}
     with ExitStack() as stack:
         stack.enter_context(isolated(1))
         checked = stack.enter_context(CheckedWriter(base, task_evaluator(task), bounds, follows=True))
-        training, at = Training(Setup(task=task, schedule=schedule, device="cpu"), SEED, SEED), 0
+        training, at = Training(setup, SEED, SEED), 0
         how: list[dict[str, Any]] = [{"step_writer": checked}]
         how += [{"codec": codec, "config": config} for codec, config in constant]
         savers = [
@@ -100,7 +100,7 @@ def train(
             for one in savers:
                 one.record()
 
-        for step in schedule.saved_at:
+        for step in setup.saved_at:
             training.advance(range(at + 1, step + 1), record, None)
             states[step] = {name: value.clone() for name, value in training.model.state_dict().items()}
             for one in savers:

@@ -7,29 +7,28 @@ interpolated between the default and coarser settings: that known to be bad, and
 codec ends worse than the worst of ours, ours is at least that; where it ends better than our default, ours is
 the default, and the pairwise difference says whether that tells anything.
 
-Finished trainings are kept in ``data/controlled``. ``--kept`` writes rows of what is there, trains nothing.
+Finished trainings are stored in ``data/controlled``, beside those of `benchmarks.controlled`.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-import inshrink_core
-from benchmarks.controlled import FOLDER, TASKS, TUNED, kept_pairs, rehearsed
+import inshrink_lab
+from benchmarks.controlled import FOLDER, TASKS, TUNED, known_bad, rehearsed
 from benchmarks.interpolation import frontier, ratio_at_excess
 from benchmarks.results import write
-from inshrink_core.lab.rehearsal import Rehearsal, half_width, kept_rehearsals
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
+from inshrink_lab.rehearsal import Rehearsal, half_width
 
 CODECS = {"inshrinkerator": "weights", "excp": "everything"}
 """What each codec is compared by."""
 SEEDS = 3
-COARSER = {"denoise": 2.0, "digits-vit": 2.0}
-"""Coarseness, of tasks where Inshrinkerator ends worse than the setting known to be bad."""
+COARSER = {"denoise": (2.0,), "digits-vit": (2.0,), "regression": (1.0, 2.0, 8.0)}
+"""More settings of coarseness, of tasks where Inshrinkerator ends worse than the setting known to be bad."""
 
 
 def ratio_of(found: Rehearsal, what: str) -> float:
@@ -82,33 +81,22 @@ def row_of(theirs: Rehearsal, ours: Rehearsal, coarser: Iterable[Rehearsal]) -> 
     }
 
 
-def kept_rows() -> list[dict[str, object]]:
-    """Return the rows of the trainings that are there."""
-    kept = kept_rehearsals(FOLDER)
-    found = {(one.task, one.codec): one for one in kept if one.codec in CODECS}
-    coarser = [one for one in kept if one.codec == "lattice" and len(one.restored) >= SEEDS]
-    return [
-        row_of(found[task, codec], ours, [one for one in coarser if one.task == task])
-        for codec in CODECS
-        for task, (ours, _) in kept_pairs().items()
-        if (task, codec) in found
-    ]
-
-
-def main(quick: bool = False, kept: bool = False) -> Path:
-    """Train what is not kept, and write the table; quick: one small task, one seed."""
+def main(quick: bool = False) -> Path:
+    """Train what is not stored, and write the table after each task; quick: one small task, one seed."""
     tasks, seeds = (("regression",), 1) if quick else (TASKS, SEEDS)
-    for task in () if kept else tasks:
-        rehearsed(task, seeds, max_restore_cost=DEFAULT_MAX_RESTORE_COST)
-        if task in COARSER:
-            rehearsed(task, seeds, codec="lattice", config={"coarseness": COARSER[task]})
+    rows: list[dict[str, object]] = []
+    path = Path()
+    for task in tasks:
+        ours = rehearsed(task, seeds, max_restore_cost=DEFAULT_MAX_RESTORE_COST)
+        settings = [{"codec": "lattice", "config": {"coarseness": value}} for value in COARSER.get(task, ())]
+        coarser = [rehearsed(task, seeds, **one) for one in (known_bad(task), *settings)]
         for codec in CODECS:
-            found = inshrink_core.rehearse(task, FOLDER, codec=codec, optimizer="exact", seeds=seeds)
-            sys.stderr.write(f"{task}, {codec}: {found.ratio_total}, excess {found.excess}\n")
-    return write("published_quick" if quick else "published", kept_rows())
+            found = inshrink_lab.rehearse(task, FOLDER, codec=codec, optimizer="exact", seeds=seeds)
+            rows.append(row_of(found, ours, coarser))
+            sys.stderr.write(f"{rows[-1]}\n")
+        path = write("published_quick" if quick else "published", rows)
+    return path
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--kept", action="store_true", help="write what is kept, train nothing")
-    main(kept=parser.parse_args().kept)
+    main()

@@ -4,7 +4,7 @@ One GPT over characters in four sizes, AdamW, 512 characters a step, 1,000 steps
 uninterrupted, restored nine times, and moved by last bits where the other is restored (the control). The
 defaults, optimizer state included. The task had a part in the defaults at 0.8 M parameters (*tuned on*);
 these sizes, steps and learning rates had none. The largest takes a quarter of an hour a training on one core,
-six of them: the benchmark goes on where it was stopped, within a training too.
+six of them: the benchmark goes on after the trainings that are finished.
 
 ``results/sizes.csv`` has a row a size.
 """
@@ -18,25 +18,22 @@ from typing import Any
 
 import torch
 
-import inshrink_core
+import inshrink_lab
 from benchmarks import gpt_sizes
 from benchmarks.results import DATA, write
-from inshrink_core.lab.rehearsal import Rehearsal
-from inshrink_core.lab.tasks import find_task
+from inshrink_lab.rehearsal import Rehearsal
+from inshrink_lab.tasks.task import find_task
 
 FOLDER = DATA / "sizes"
 SEEDS = 2
-TASKS: tuple[tuple[str, str | None], ...] = (
-    *((f"{gpt_sizes.__file__}:{name}", None) for name in ("GPT05", "GPT18", "GPT63")),
-    ("char-gpt", "medium"),
-)
+TASKS = tuple(f"{gpt_sizes.__file__}:{name}" for name in ("GPT05", "GPT18", "GPT63", "GPT254"))
 QUICK = {"steps": 40, "saves": 4, "restores": 1, "seeds": 1}
 
 
-def n_parameters(task: str, scale: str | None) -> int:
+def n_parameters(task: str) -> int:
     """Return how many numbers a task trains."""
     with torch.device("meta"):
-        network = find_task(task, scale)[0].build()
+        network = find_task(task)[0].build()
     return sum(weight.numel() for weight in network.parameters())
 
 
@@ -63,11 +60,11 @@ def main(quick: bool = False, folder: Path = FOLDER) -> Path:
     name = "sizes_quick" if quick else "sizes"
     rows: list[dict[str, object]] = []
     path = Path()
-    for task, scale in TASKS[:1] if quick else TASKS:
-        trainings = folder / name / (scale or task.rpartition(":")[2])
+    for task in TASKS[:1] if quick else TASKS:
+        trainings = folder / name / task.rpartition(":")[2]
         options: dict[str, Any] = {"seeds": SEEDS, "control": True} | (QUICK if quick else {})
-        found = inshrink_core.rehearse(task, trainings, scale=scale, **options)
-        rows.append(row_of(found, n_parameters(task, scale)))
+        found = inshrink_lab.rehearse(task, trainings, **options)
+        rows.append(row_of(found, n_parameters(task)))
         sys.stderr.write(f"{rows[-1]}\n")
         path = write(name, rows)
     return path

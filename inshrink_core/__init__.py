@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from inshrink_core.formats import Run as Run
     from inshrink_core.samples import sample as sample
     from inshrink_core.training.saver import Saver as Saver
-    from inshrink_core.verbs import rehearse as rehearse  # type: ignore[attr-defined]  # registered
     from inshrink_core.verbs.compare import compare as compare
     from inshrink_core.verbs.compress import compress as compress
     from inshrink_core.verbs.restore import restore as restore

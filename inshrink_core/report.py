@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
 from enum import Enum
-from functools import partial
+from functools import partial, reduce
 from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-__all__ = ["UNSAID", "Part", "Report", "Table", "drawn", "plain_value", "show_parts", "value_text"]
+__all__ = ["UNSAID", "Columns", "Part", "Report", "Table", "drawn", "plain_value", "show_parts", "value_text"]
 
 UNSAID: Final = {"unsaid": True}
 """Metadata of a field that is no part of the document."""
@@ -69,14 +68,18 @@ def _without_nan(value: Any) -> Any:
     return None if value != value else value
 
 
+Columns = Mapping[str, Callable[[Any], str] | None]
+"""Heading of each column of a table, with the function that formats its values; None for text."""
+
+
 class Table(NamedTuple):
     """Rows under headings, as a verb lists them.
 
     Parameters
     ----------
     columns
-        Heading of each column, with the function that formats its values; None for text. Columns of text are
-        on the left of their cells, others on the right. A column without any text is not shown.
+        Columns of text are on the left of their cells, others on the right. A column without any text is not
+        shown.
     rows
         The values of each row, in the order of the columns.
     title
@@ -85,7 +88,7 @@ class Table(NamedTuple):
         Number of rows to show; the middle of more is left out.
     """
 
-    columns: Mapping[str, Callable[[Any], str] | None]
+    columns: Columns
     rows: Iterable[Sequence[Any]]
     title: str = ""
     most: int | None = None
@@ -139,7 +142,10 @@ class Report:
     __slots__ = ()
 
     SAYS: ClassVar[str] = ""
-    """Keys of the document, where they are not the fields: attributes, or ``key=path.of.attribute``."""
+    """Keys of the document, where they are not the fields: attributes, or ``key=path.of.attribute``.
+
+    A path goes through the items of a tuple, and ends at None.
+    """
 
     def shown(self) -> Iterator[Part]:
         """Yield the facts, lines and tables that people read, in order; by default the document's values."""
@@ -163,7 +169,7 @@ class Report:
 
     def _document(self) -> dict[str, Any]:
         """Return the values of the document in their order."""
-        return {key: attrgetter(path)(self) for key, path in self.said().items()}
+        return {key: reduce(_attribute, path.split("."), self) for key, path in self.said().items()}
 
     @classmethod
     def said(cls) -> dict[str, str]:
@@ -173,6 +179,12 @@ class Report:
             return {field.name: field.name for field in own if not field.metadata.get("unsaid")}
         pairs = (word.partition("=") for word in cls.SAYS.split())
         return {key: path or key for key, _, path in pairs}
+
+
+def _attribute(value: Any, name: str) -> Any:
+    if value is None or hasattr(value, name):
+        return getattr(value, name, None)
+    return [_attribute(one, name) for one in value]
 
 
 def show_parts(console: Console, parts: Iterable[Part]) -> None:

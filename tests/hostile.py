@@ -28,7 +28,16 @@ _THIRD_PARTY = (
     *("sklearn", "scipy", "triton", "fsspec", "transformers", "matplotlib", "dotenv", "watchdog", "toml"),
     *("altair", "tornado", "PIL", "requests", "jinja2", "httptools", "uvloop", "websockets", "protobuf"),
     *("google", "psutil", "cuda", "usercustomize", "sitecustomize", "conftest", "setup", "main", "app"),
-    *("inshrink_app", "inshrink_samples", "sample_checkpoints", "evaluator", "comparison", "child", "worker"),
+    *(
+        "inshrink_app",
+        "inshrink_lab",
+        "inshrink_samples",
+        "sample_checkpoints",
+        "evaluator",
+        "comparison",
+        "child",
+        "worker",
+    ),
 )
 
 
@@ -48,7 +57,7 @@ def lay_traps(folder: Path, traces: Path, *, spare: frozenset[str] = frozenset()
     names = {*_THIRD_PARTY, *sys.stdlib_module_names, "inshrink_core"} - spare
     for name in sorted(names):
         code = f"open({str(traces / name)!r}, 'w').close()\n"
-        if name in ("torch", "numpy", "inshrink_app", "inshrink_core", "google", "streamlit"):
+        if name in ("torch", "numpy", "inshrink_app", "inshrink_core", "inshrink_lab", "google", "streamlit"):
             (folder / name).mkdir(exist_ok=True)
             (folder / name / "__init__.py").write_text(code)
             (folder / name / "worker.py").write_text(code)

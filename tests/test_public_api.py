@@ -17,7 +17,7 @@ import inshrink_core
 
 PACKAGES = (
     *("inshrink_core", "inshrink_core.verbs", "inshrink_core.analysis", "inshrink_core.training"),
-    "inshrink_core.lab",
+    "inshrink_lab",
 )
 NAMES = [
     (package, name)

@@ -96,8 +96,8 @@ def test_a_search_and_a_comparison_leave_the_sample_as_it_is(tmp_path):
     assert (kept / "search.jsonl").is_file()
     assert list((kept / "cache").iterdir())
     # They are found again there.
-    told = inshrink_core.verbs.estimate_goals(inshrink_core.open(RUN), steps=(1700, 1800))
-    assert told.goals[1].basis != "unknown"
+    told = inshrink_core.verbs.estimate(inshrink_core.open(RUN), steps=(1700, 1800))
+    assert told.basis == "trials"
 
 
 def test_results_of_a_run_that_cannot_be_written_are_found_until_there_are_ones_of_the_reader(
@@ -126,7 +126,8 @@ def test_no_test_sees_results_that_lie_in_the_checkout_or_in_the_real_cache(tmp_
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / ".cache"))
     left = package / RUN.name / ".inshrink" if stale == "package" else results_folder(package / RUN.name)
     shutil.copytree(searched / ".inshrink", left, dirs_exist_ok=True)
-    goals = "tests/verbs/test_goals.py::test_only_an_exact_goal_is_known_to_lose_nothing_without_trials"
+    exact = "test_only_an_exact_archive_is_known_to_lose_nothing_without_trials"
+    goals = f"tests/verbs/test_estimate_archive.py::{exact}"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", goals],
         cwd=ROOT,

@@ -21,10 +21,7 @@ _SHOWN = {
         "    for row in one.steps:\n        print(row.step, row.original, row.restored, row.drop)"
     ),
     "compress": "print(found.size.ratio_total)",
-    "estimate": "print(found.ratio_weights, found.drop)",
-    "estimate_goals": (
-        "for goal in found.goals:\n    print(goal.goal, goal.archive_bytes, goal.bits_per_weight)"
-    ),
+    "estimate": "for one in (found, *found.each):\n    print(one.ratio_weights, one.drop)",
     "export": "print(found.nbytes)",
     "prune": "print(found.freed)",
     "restore": "print(found.paths)",

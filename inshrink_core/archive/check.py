@@ -16,7 +16,7 @@ from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.reader import ArchiveReader, open_storage
 from inshrink_core.archive.storage import LOCK_NAME, Storage, object_at
-from inshrink_core.archive.storage.ahead import forget_all
+from inshrink_core.archive.storage.blocks import forget_all
 from inshrink_core.errors import DamagedError, InshrinkError
 from inshrink_core.execution import temporary_name
 from inshrink_core.frame import FrameInfo

@@ -245,7 +245,8 @@ def _amounts(task: Task, unit: str, detail: str) -> str:
     total = task.total or 0
     left = duration(task.time_remaining) if task.time_remaining is not None else UNKNOWN
     if unit == "trials":
-        return f"evaluation {count(task.completed)} of at most {count(total)}{detail and f' · {detail}'}"
+        since = f"evaluation {count(task.completed)} of at most {count(total)}, {duration(task.elapsed)}"
+        return f"{since} · {detail}" if detail else since
     if unit != "bytes":
         return f"{count(task.completed)} of {count(total)} {unit} · {left} left"
     speed = rate(task.speed / 1e6 if task.speed else None)

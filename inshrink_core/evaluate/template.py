@@ -42,7 +42,7 @@ def evaluator_source(model: str | None = None, which: str = "", models: Sequence
     )
 
 
-_SOURCE: Final = '''"""Tells how good a checkpoint is. Written by `inshrink evaluate --write`; TODO marks what is left.
+_SOURCE: Final = '''"""Tells how good a checkpoint is. Written by `inshrink evaluate --write`; see TODO.
 
 The evaluator gets a state dict and returns figures: docs/evaluators.md of Inshrink has every rule.
 """{others}

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.compress import CompressReport as CompressReport
     from inshrink_core.verbs.compress import compress as compress
     from inshrink_core.verbs.estimate import EstimateReport as EstimateReport
-    from inshrink_core.verbs.estimate import GoalsReport as GoalsReport
-    from inshrink_core.verbs.estimate import LevelsReport as LevelsReport
     from inshrink_core.verbs.estimate import estimate as estimate
-    from inshrink_core.verbs.estimate import estimate_goals as estimate_goals
-    from inshrink_core.verbs.estimate import estimate_levels as estimate_levels
     from inshrink_core.verbs.evaluate import EvaluateReport as EvaluateReport
     from inshrink_core.verbs.evaluate import EvaluatorReport as EvaluatorReport
     from inshrink_core.verbs.evaluate import evaluate as evaluate

@@ -23,7 +23,7 @@ from inshrink_core.errors import (
 )
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution import recycling
-from inshrink_core.execution.progress import Counter, OnProgress
+from inshrink_core.execution.progress import Counter
 from inshrink_core.report import Part, Report, plain_value
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.verbs.shared import showing
@@ -202,8 +202,7 @@ class Compress(
             config = self.chain_config(self.archive, device=self.device, threads=self.threads)
             if self.promised() is not None or self.evaluator is not None:
                 config = config.made_exact(config.config.made_exact() or get_codec(FALLBACK_CODEC)())
-            session = _Session(run, writer, ChainWriter(writer, config), None, None, ())
-            return session.write_branches()
+            return _Session(self, run, writer, ChainWriter(writer, config)).write_branches()
 
     def perform(self) -> CompressReport:
         """Write what is not there."""
@@ -258,13 +257,14 @@ class Compress(
             writer = stack.enter_context(
                 ArchiveWriter(self.archive, create=True, grouped=len(chosen) > MAX_SMALL_FILES)
             )
-            parent, branch = _branch_point(writer, self.resumed_from)
+            parent = None if self.resumed_from is None else writer.reader.find(self.resumed_from)
+            branch = None if parent is None else writer.reader.next_branch
             chain = ChainWriter(
                 writer, chain_config, parent=parent, branch=branch, restored=parent, base=model
             )
             if self.look_ahead and chain.parent is None:
                 chain.initial_memory = FrameEncoder(chain_config).look_ahead(chosen, opened.__getitem__)
-            session = _Session(opened, writer, chain, self.resumed_from, self.progress, chosen, bounded)
+            session = _Session(self, opened, writer, chain, chosen, bounded)
             session.run_all()
             branches = session.write_branches() if asked is None else ()
             if writer.storage.facts is not None:
@@ -413,23 +413,22 @@ class _Session:
 
     def __init__(
         self,
+        request: Compress,
         run: Run,
         writer: ArchiveWriter,
         chain: ChainWriter,
-        resumed_from: int | None,
-        progress: OnProgress | None,
-        steps: Sequence[int],
+        steps: Sequence[int] = (),
         bounded: BoundedWriter | None = None,
     ) -> None:
         from inshrink_core.search.bounded import AsConfigured
 
         self.run, self._writer, self._chain, self._bounded = run, writer, chain, bounded
         self._step_writer: StepWriter = AsConfigured() if bounded is None else bounded
-        self._resumed_from, self._steps = resumed_from, steps
-        n_bytes = sum(run[step].raw_bytes() for step in steps) if progress else 0
-        self._count, self.written = Counter(progress, "compress", n_bytes), Written()
+        self._resumed_from, self._steps = request.resumed_from, steps
+        n_bytes = sum(run[step].raw_bytes() for step in steps) if request.progress else 0
+        self._count, self.written = Counter(request.progress, "compress", n_bytes), Written()
         # The line of training that is continued, and what of it is missing.
-        continues = chain.parent is not None and resumed_from is None
+        continues = chain.parent is not None and request.resumed_from is None
         line = writer.reader.listed_history(chain.parent) if continues else ()
         there = {frame.frame_id for frame in writer.reader.frames}
         self._held = {frame.step: frame for frame in line if frame.frame_id in there}
@@ -614,14 +613,6 @@ def _check_base(
         model.require(record, str(archive))
 
 
-def _branch_point(writer: ArchiveWriter, resumed_from: int | None) -> tuple[FrameInfo | None, int | None]:
-    """Return the frame to continue from and the branch to write, (None, None) for the head's own."""
-    if resumed_from is None:
-        return None, None
-    parent = writer.reader.find(resumed_from)
-    return parent, writer.reader.next_branch
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressReport(Report):
     """What `compress` did, and what the archive holds now.
@@ -753,17 +744,13 @@ class CompressReport(Report):
     @property
     def frames(self) -> list[dict[str, Any]]:
         """A row a frame, with how it keeps what was promised."""
-        return [
-            {
-                "step": frame.info.step,
-                "kind": frame.info.kind.value,
-                "bytes": frame.info.nbytes,
-                "ratio_total": frame.ratio_total,
-                "ratio_weights": frame.ratio_weights,
-                **({} if self.promise is None else self.promise.step_json(frame.info.step)),
-            }
-            for frame in self.size.frames
-        ]
+        names = ("step", "kind", "bytes", "ratio_total", "ratio_weights")
+        rows = []
+        for frame in self.size.frames:
+            whole = frame.to_json()
+            promised = {} if self.promise is None else self.promise.step_json(frame.info.step)
+            rows.append({name: whole[name] for name in names} | promised)
+        return rows
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink compress --json``."""

@@ -216,7 +216,7 @@ def _inspect_run(run: Run) -> Inventory:
         tensors=tensors,
         roles=_roles(tensors, archived=False),
         raw_bytes=sum(row["raw_bytes"] for row in tensors),
-        unseen=Unseen.of(layout for step in run.steps for layout in run[step].files).to_json(),
+        unseen=plain_value(Unseen.of(layout for step in run.steps for layout in run[step].files)),
         fates=showing.counted_fates(run),
         notes=list(run.notes),
     )
@@ -233,7 +233,7 @@ def _run_facts(skipped: Iterable[Skipped], **known: Any) -> dict[str, Any]:
         "tensors": [],
         "roles": {},
         "raw_bytes": 0,
-        "unseen": Unseen().to_json(),
+        "unseen": plain_value(Unseen()),
         "bytes_read": 0,
         "fates": {},
         "skipped": [

@@ -64,24 +64,12 @@ class PruneReport(Report):
     seconds: float
     device: str = "cpu"
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "archive": self.archive,
-            "applied": self.applied,
-            "kept": [frame.step for frame in self.plan.kept],
-            "references": [frame.step for frame in self.plan.references],
-            "removed": [frame.step for frame in self.plan.removed],
-            "rekeyed": [frame.step for frame in self.plan.rekeyed],
-            "rewritten": [frame.step for frame in self.plan.copied],
-            "stripped": [frame.step for frame in self.plan.stripped],
-            "lost_origins": [frame.step for frame in self.plan.lost_origins],
-            "frames": self.frames,
-            "bytes_before": self.before,
-            "bytes_after": self.after,
-            "bytes_freed": self.freed,
-            "seconds": self.seconds,
-            "device": self.device,
-        }
+    SAYS: ClassVar = (
+        "archive applied kept=plan.kept.step references=plan.references.step removed=plan.removed.step "
+        "rekeyed=plan.rekeyed.step rewritten=plan.copied.step stripped=plan.stripped.step "
+        "lost_origins=plan.lost_origins.step frames bytes_before=before bytes_after=after "
+        "bytes_freed=freed seconds device"
+    )
 
     @property
     def freed(self) -> int:
@@ -167,15 +155,7 @@ class ForgetReport(Report):
     useless: tuple[FrameInfo, ...]
     head: FrameInfo | None
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "archive": self.archive,
-            "applied": self.applied,
-            "manifest": self.manifest,
-            "missing": [frame.place for frame in self.missing],
-            "useless": [frame.place for frame in self.useless],
-            "last": None if self.head is None else self.head.place,
-        }
+    SAYS: ClassVar = "archive applied manifest missing=missing.place useless=useless.place last=head.place"
 
     def shown(self) -> Iterator[Part]:
         """Yield what is given up, or would be."""

@@ -183,8 +183,8 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
             return self._on_engine()
         from inshrink_core.chain import exactness_of, frame_size, original_checks
         from inshrink_core.chain.attachments import dropped_of
-        from inshrink_core.chain.restoring import fitting, reading_ahead
-        from inshrink_core.execution import default_threads
+        from inshrink_core.chain.restoring import fitting
+        from inshrink_core.execution import default_threads, recycling
         from inshrink_core.formats import write_checkpoint
         from inshrink_core.formats.disk import check_names, check_target
         from inshrink_core.formats.write import LAYOUTS, NO_MATCH, restorable_layout
@@ -231,7 +231,7 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
             target = check_target(directory, f"{folders[info]}/file").parent if nested else directory
             order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
             try:
-                with checkpoint.expecting(order), reading_ahead(checkpoint, order, threads) as ahead:
+                with checkpoint.prefetch(order, threads) as ahead, recycling():
                     paths += write_checkpoint(
                         ahead,
                         target,

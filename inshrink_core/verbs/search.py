@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.errors import CheckFailedError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.report import UNSAID, Report
+from inshrink_core.report import UNSAID, Part, Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import (
     UNKNOWN,
@@ -41,11 +41,8 @@ from inshrink_core.verbs.shared.groups import (
     steps_of,
 )
 from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements
-from inshrink_core.verbs.shared.showing import show_facts, show_notes
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from inshrink_core.chain import ChainConfig
     from inshrink_core.formats import Run
     from inshrink_core.search.bounds import Bounds
@@ -217,8 +214,8 @@ class SearchReport(Report):
         }
         return Report.to_json(self) | shown
 
-    def show(self, console: Console) -> None:
-        """Print what was found, under what, and what it took."""
+    def shown(self) -> Iterator[Part]:
+        """Yield what was found, under what, and what it took."""
         from inshrink_core.search.bounds import option_of
 
         limits = self.bounds.limits
@@ -228,31 +225,25 @@ class SearchReport(Report):
             f"restore cost ≤ {limits['restore_cost'] * 100:g} %" if "restore_cost" in limits else "",
             "" if self.target_ratio is None else f"ratio ≥ {self.target_ratio:g}",
         ]
-        n_stale = len(self.uninformative)
-        facts = [
-            ("asked", ", ".join(word for word in asked if word)),
-            *self._best_facts(),
-            ("decided by", "" if self.binding is None else self.binding.text()),
-            ("default", self._default_text()),
-            ("settings by step", self._by_step_text()),
-            ("metric", f"{printable(self.metric)}, {self.direction} is better"),
-            ("steps", steps_in_short(self.steps)),
-            (
-                "says nothing",
-                f"{n_stale} steps, where the previous checkpoint keeps them too" if n_stale else "",
-            ),
-            ("evaluations", f"{count(self.evaluations)}, {len(self.trials)} trials known"),
-            ("predicted order", _correlation(self.rank_correlation, self.drop_rank_correlation)),
-            ("time", f"{duration(self.seconds)} on {self.device}"),
-            ("trials", printable(str(self.log or "not kept"))),
-        ]
+        yield "asked", ", ".join(word for word in asked if word)
+        yield from self._best_facts()
+        yield "decided by", "" if self.binding is None else self.binding.text()
+        yield "default", self._default_text()
+        yield "settings by step", self._by_step_text()
+        yield "metric", f"{self.metric}, {self.direction} is better"
+        yield "steps", steps_in_short(self.steps)
+        if n_stale := len(self.uninformative):
+            yield "says nothing", f"{n_stale} steps, where the previous checkpoint keeps them too"
+        yield "evaluations", f"{count(self.evaluations)}, {len(self.trials)} trials known"
+        yield "predicted order", _correlation(self.rank_correlation, self.drop_rank_correlation)
+        yield "time", f"{duration(self.seconds)} on {self.device}"
+        yield "trials", str(self.log or "not kept")
         if self.is_best_by_step:
             limits_asked = " ".join(f"{option_of(name)} {limit:g}" for name, limit in limits.items())
-            facts.append(("next", f"inshrink compress RUN -o ARCHIVE {limits_asked}"))
+            yield "next", f"inshrink compress RUN -o ARCHIVE {limits_asked}"
         elif self.best is not None and self.output is not None:
-            facts.append(("next", f"inshrink compress RUN -o ARCHIVE --config {self.output}"))
-        show_facts(console, facts)
-        show_notes(console, self.notes)
+            yield "next", f"inshrink compress RUN -o ARCHIVE --config {self.output}"
+        yield from (f"note: {note}" for note in self.notes)
 
     def _default_text(self) -> str:
         """Return how small the weights are without a search."""

@@ -22,7 +22,7 @@ from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import PROTECTED, PRUNED, QUANTIZED
 from inshrink_core.errors import ConfigError, InputError, NotFoundError
 from inshrink_core.formats import open_run
-from inshrink_core.lab.published.grid import Grid, GridReference
+from inshrink_lab.published.grid import Grid, GridReference
 from tests.builders import memory_checkpoint, memory_run
 
 KEY = "fc1.weight"

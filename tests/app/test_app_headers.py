@@ -15,6 +15,7 @@ from inshrink_app.services import headers, opening
 import inshrink_core
 from inshrink_core.verbs.shared.measured import Measurements
 from tests.app.builders import linked, texts, write_run
+from tests.app.test_app_shrink import goals
 
 
 @pytest.fixture
@@ -40,20 +41,12 @@ def test_a_run_that_did_not_change_is_opened_without_reading_its_headers(
 def test_a_second_visit_paints_the_overview_without_opening_the_run(
     known: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    document = {
-        "goals": [{"goal": "resume", "archive_bytes": 7, "basis": "exact", "bits_per_weight": 1.0}],
-        "tried": [30],
-        "seconds": 1.0,
-        "sampled": 1.0,
-        "device": "cpu",
-        "run_bytes": 70,
-    }
     store = Measurements.of_run(inshrink_core.open(known.path), make=True)
-    store.add("goals", {"steps": list(known.steps)}, document)
+    store.add("estimate", {"steps": list(known.steps), "tried": 2}, goals())
     monkeypatch.setattr(inshrink_core, "open", refuse)
     app = linked("overview", run=str(known.path))
     assert not app.exception
-    assert "Estimated from step 30" in texts(app)
+    assert "Estimated from steps 20 and 30" in texts(app)
 
 
 def test_a_changed_file_or_a_refresh_reads_the_headers_again(known: Subject) -> None:

@@ -15,7 +15,7 @@ import inshrink_core
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, pack_archive
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.storage import objects, uploads, storage_at
-from inshrink_core.archive.storage.ahead import forget_all
+from inshrink_core.archive.storage.blocks import forget_all
 from inshrink_core.archive.storage.uploads import queue_folder
 from inshrink_core.errors import ConflictError, InputError, LockedError, NotFoundError, StorageError
 from inshrink_core.testing.archives import ArchiveMachine

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import inshrink_core
+import inshrink_lab
 from inshrink_core.chain import Archive, ChainConfig, default_optimizer, optimizer_of
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.cli import main
@@ -178,7 +179,7 @@ class Line:
 def test_a_rehearsal_restores_from_what_compress_would_write(tmp_path):
     (tmp_path / "line.py").write_text(LINE)
     for codec, expected in ((None, "compressed"), ("lossless", "exact")):
-        found = inshrink_core.rehearse(f"{tmp_path}/line.py:Line", tmp_path / "out", codec=codec, seeds=1)
+        found = inshrink_lab.rehearse(f"{tmp_path}/line.py:Line", tmp_path / "out", codec=codec, seeds=1)
         assert found.optimizer == expected
     assert found.excess == 0
 
@@ -186,7 +187,6 @@ def test_a_rehearsal_restores_from_what_compress_would_write(tmp_path):
 def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path):
     from inshrink_app.model.subject import Subject
     from inshrink_app.services.exporting import chain_export
-
     from inshrink_core.verbs.modes.watch import watch
 
     written = {}

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from inshrink_core.lab.bench.measure import Measurer
+from inshrink_lab.bench.measure import Measurer
 
 KEYS = {
     *(
@@ -39,7 +39,7 @@ def test_rows_have_the_promised_keys_and_out_of_reach_is_null(cli, small_run, tm
     assert "3 were there already" in text.out
     assert "previous checkpoint" in text.out
     assert "--optimizer drop" in text.out
-    assert str(tmp_path / "out" / "bench.csv") in text.out.replace("\n", "")
+    assert str(tmp_path / "out" / "points.json") in text.out.replace("\n", "")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from inshrink_core.lab import rehearsal as module
+from inshrink_lab import failing
 
 DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 TASK = """
@@ -38,17 +38,6 @@ def test_json_has_every_figure_and_each_is_documented(cli, task, tmp_path):
     assert document["restored_at"] == [2, 6]
     assert len(document["curves"]) == 2
     assert set(document) | {f"curves[].{key}" for key in document["curves"][0]} <= documented()
-
-
-def test_another_scale_is_another_task(cli, task, tmp_path):
-    words = ("rehearse", task, "-o", tmp_path / "out", "--codec", "lossless", "--seeds", 1, "--json")
-    refused = cli(*words, "--scale", "large")
-    assert refused.code != 0
-    assert "the task 'line' has no scale 'large'" in refused.err
-    path = Path(task.removesuffix(":Line"))
-    path.write_text(f"{TASK}    large = {{'n_steps': 6}}\n")
-    document = cli(*words, "--scale", "large").document
-    assert (document["task"], document["steps"]) == ("line@large", 6)
 
 
 def test_text_shows_pairs_and_their_excess(cli, task, tmp_path):
@@ -116,7 +105,7 @@ def test_ctrl_c_says_that_finished_trainings_are_kept(cli, task, tmp_path, monke
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module._Runner, "restored", interrupt)
+    monkeypatch.setattr(failing, "train_restored", interrupt)
     outcome = cli("rehearse", task, "-o", tmp_path / "out", "--seeds", 1)
     assert outcome.code == 130
     assert "what is trained is kept" in outcome.err

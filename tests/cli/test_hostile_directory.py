@@ -172,7 +172,7 @@ def test_no_other_place_starts_processes() -> None:
     root = Path(__file__).parents[2]
     named = [
         str(path.relative_to(root))
-        for folder in ("inshrink_core", "app")
+        for folder in ("inshrink_core", "inshrink_lab", "app")
         for path in (root / folder).rglob("*.py")
         for text in [path.read_text()]
         if any(

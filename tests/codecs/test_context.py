@@ -7,9 +7,9 @@ from inshrink_core.checkpoint import MODEL_ROLES, TensorRole
 from inshrink_core.codec import TensorInput, codec_for_block, get_codec
 from inshrink_core.errors import ConfigError, DamagedError
 from inshrink_core.frame import Block
-from inshrink_core.lab.published.context import ContextCodec, ContextReference
-from inshrink_core.lab.published.excp import ExcpCodec
 from inshrink_core.testing.codecs import CodecSuite, state_bits
+from inshrink_lab.published.context import ContextCodec, ContextReference
+from inshrink_lab.published.excp import ExcpCodec
 from tests.strategies import bits, normal, spec_of
 
 CODEC = ContextCodec()

@@ -9,9 +9,9 @@ import torch
 from inshrink_core.checkpoint import MODEL_ROLES, TensorRole, TensorSpec
 from inshrink_core.codec import TensorInput, codec_for_block, get_codec
 from inshrink_core.errors import ConfigError
-from inshrink_core.lab.published.excp import ExcpCodec, kept_moments, kept_residuals
-from inshrink_core.lab.published.residual import fit_nearest, narrowed
 from inshrink_core.testing.codecs import CodecSuite, state_bits
+from inshrink_lab.published.excp import ExcpCodec, kept_moments, kept_residuals
+from inshrink_lab.published.residual import fit_nearest, narrowed
 from tests.strategies import bits, normal, spec_of
 
 CODEC = ExcpCodec()

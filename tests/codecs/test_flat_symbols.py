@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inshrink_core.errors import DamagedError
-from inshrink_core.lab.published.flat import (
+from inshrink_lab.published.flat import (
     FLAT_CODERS,
     decode_flat,
     encode_flat,

@@ -10,11 +10,11 @@ import torch
 from inshrink_core.codec import TensorInput, codec_for_block, get_codec
 from inshrink_core.errors import ConfigError, DamagedError
 from inshrink_core.frame import Block
-from inshrink_core.lab.published.lc_checkpoint import (
+from inshrink_core.testing.codecs import CodecSuite
+from inshrink_lab.published.lc_checkpoint import (
     LcCheckpointCodec,
     promote_buckets,
 )
-from inshrink_core.testing.codecs import CodecSuite
 from tests.strategies import bits, normal, spec_of
 
 CODEC = LcCheckpointCodec()

@@ -5,8 +5,8 @@ import pytest
 
 from inshrink_core.codec import TensorInput, codec_for_block, get_codec
 from inshrink_core.errors import ConfigError
-from inshrink_core.lab.published.qd import QdCodec, weighted_entropy
 from inshrink_core.testing.codecs import CodecSuite, state_bits
+from inshrink_lab.published.qd import QdCodec, weighted_entropy
 from tests.strategies import normal, spec_of
 
 CODEC = QdCodec()

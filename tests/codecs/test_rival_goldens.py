@@ -10,11 +10,11 @@ import torch
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import TensorInput, get_codec
 from inshrink_core.frame import Block
-from inshrink_core.lab.published.context import ContextCodec
-from inshrink_core.lab.published.excp import ExcpCodec
-from inshrink_core.lab.published.lc_checkpoint import LcCheckpointCodec
-from inshrink_core.lab.published.qd import QdCodec
-from inshrink_core.lab.published.uniform import UniformCodec
+from inshrink_lab.published.context import ContextCodec
+from inshrink_lab.published.excp import ExcpCodec
+from inshrink_lab.published.lc_checkpoint import LcCheckpointCodec
+from inshrink_lab.published.qd import QdCodec
+from inshrink_lab.published.uniform import UniformCodec
 from tests.strategies import bits, spec_of
 
 _FOLDER = Path(__file__).parent / "golden"

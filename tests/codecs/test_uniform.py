@@ -8,9 +8,9 @@ import torch
 from inshrink_core.codec import TensorInput, codec_for_block, get_codec
 from inshrink_core.errors import ConfigError, DamagedError
 from inshrink_core.frame import Block
-from inshrink_core.lab.published.grid import Grid, GridReference
-from inshrink_core.lab.published.uniform import UniformCodec
 from inshrink_core.testing.codecs import CodecSuite, state_bits
+from inshrink_lab.published.grid import Grid, GridReference
+from inshrink_lab.published.uniform import UniformCodec
 from tests.strategies import bits, normal, spec_of
 
 CODEC = UniformCodec()

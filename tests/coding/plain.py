@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from inshrink_core.lab.published import adaptive
 from inshrink_core.ops.cpu import tables
+from inshrink_lab.published import adaptive
 
 _KERNELS = {
     tables: ("choose_kernel", "fit_kernel", "pool_kernel", "read_kernel", "write_kernel", "_bit", "_put"),

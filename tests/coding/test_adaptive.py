@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inshrink_core.errors import DamagedError, InputError
-from inshrink_core.lab.published.adaptive import (
-    adaptive_decode,
-    adaptive_encode,
+from inshrink_lab.published import adaptive
+from inshrink_lab.published.adaptive import (
     decode_adaptive,
     encode_adaptive,
     worst_case_adaptive_bytes,
@@ -57,7 +56,7 @@ def test_tiny_inputs_have_these_bytes():
     assert encode_adaptive(np.array([0, 1, 2, 3], np.uint8), None, 4).hex() == "00e4"
     # Decisions 0 0 1: the range's upper bounds 1/2, 3/8 (of 1/2 · 3/4), then 1 takes the last sixth of
     # it, [.3125, .375): 0x50 = .3125 as the first byte in it.
-    stream = adaptive_encode(np.array([0, 0, 1], np.uint8), np.zeros(3, np.uint8), 1, 1, 9)
+    stream = adaptive.encode_kernel(np.array([0, 0, 1], np.uint8), np.zeros(3, np.uint8), 1, 1, 9)
     assert stream.tobytes().hex() == "50"
 
 
@@ -83,8 +82,8 @@ def test_a_carry_runs_through_bytes_already_written():
     rng = random.Random(0)
     for _ in range(300):
         symbols = np.array([rng.random() < 0.97 for _ in range(rng.randrange(2, 400))], np.uint8)
-        stream = adaptive_encode(symbols, np.zeros(symbols.size, np.uint8), 1, 1, 500)
-        decoded, intact = adaptive_decode(stream, np.zeros(symbols.size, np.uint8), 1, 1)
+        stream = adaptive.encode_kernel(symbols, np.zeros(symbols.size, np.uint8), 1, 1, 500)
+        decoded, intact = adaptive.decode_kernel(stream, np.zeros(symbols.size, np.uint8), 1, 1)
         assert intact
         assert np.array_equal(decoded, symbols)
 
@@ -92,14 +91,14 @@ def test_a_carry_runs_through_bytes_already_written():
 def test_compiled_and_plain_kernels_agree_on_damaged_streams():
     rng = random.Random(1)
     symbols, contexts = _source(300, 9, 4, 2)
-    stream = adaptive_encode(symbols, contexts, 4, 4, 1000)
+    stream = adaptive.encode_kernel(symbols, contexts, 4, 4, 1000)
     for _ in range(60):
         damaged = stream.copy()
         damaged[rng.randrange(damaged.size)] ^= 1 << rng.randrange(8)
         damaged = damaged[: rng.randrange(1, damaged.size + 1)]
-        fast, fast_intact = adaptive_decode(damaged, contexts, 4, 4)
+        fast, fast_intact = adaptive.decode_kernel(damaged, contexts, 4, 4)
         with plain_kernels():
-            plain, plain_intact = adaptive_decode(damaged, contexts, 4, 4)
+            plain, plain_intact = adaptive.decode_kernel(damaged, contexts, 4, 4)
         assert np.array_equal(fast, plain)
         assert fast_intact == plain_intact
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from inshrink_core.errors import DamagedError
-from inshrink_core.lab.published.lzma2 import lzma_compress, lzma_decompress
+from inshrink_lab.published.lzma2 import lzma_compress, lzma_decompress
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"ab" * 5000, random.Random(0).randbytes(9000)])

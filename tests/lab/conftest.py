@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inshrink_core.lab.tasks.char_finetune import CharFinetuneTask
+from inshrink_lab.tasks.char_finetune import CharFinetuneTask
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ import torch
 import inshrink_core
 from inshrink_core.errors import ExistsError, InputError, NotFoundError, TooLargeError
 from inshrink_core.formats import open_run
-from inshrink_core.lab.average import evolve, exponential, uniform
 from inshrink_core.verbs import average
+from inshrink_lab.average import evolve, exponential, uniform
 
 STEPS = (10, 20, 30, 40)
 

@@ -11,7 +11,7 @@ import pytest
 
 from inshrink_core.errors import StorageError
 from inshrink_core.execution import ResultStore, parse_record
-from inshrink_core.lab.bench import Point
+from inshrink_lab.bench.report import Point
 
 POINT = Point(
     codec="uniform:bits=4",
@@ -100,7 +100,7 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path):
 def test_the_peak_is_of_what_was_taken_even_if_given_back():
     """In a process of its own: threads of other tests give back memory when they like."""
     program = """
-from inshrink_core.lab.bench.measure import PeakMemory
+from inshrink_lab.bench.measure import PeakMemory
 
 before = bytearray(48 << 20)
 del before

@@ -3,8 +3,7 @@
 import pytest
 
 from inshrink_core.errors import InputError
-from inshrink_core.lab.bench import Bound, Point, parse_bounds
-from inshrink_core.lab.bench.report import choose_row
+from inshrink_lab.bench.report import Bound, Point, choose_row, parse_bounds
 
 
 def point(ratio, drop, divergence=None):

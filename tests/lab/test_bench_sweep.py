@@ -1,8 +1,8 @@
 """The order of measurements, on a codec whose figures are known beforehand."""
 
 from inshrink_core.codecs import Variant
-from inshrink_core.lab.bench import Bound, Point
-from inshrink_core.lab.bench.benchmark import sweep
+from inshrink_lab.bench.benchmark import sweep
+from inshrink_lab.bench.report import Bound, Point
 
 BINS = Variant("inshrinkerator")
 

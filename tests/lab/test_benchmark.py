@@ -1,23 +1,18 @@
 """A whole bench on a tiny training: what is measured, kept, reported and refused."""
 
-import csv
 import json
-import pkgutil
-import re
 import shutil
 import sys
-from contextlib import nullcontext
 
 import pytest
 import torch
 
 from inshrink_core.errors import EvaluatorError, InputError, NotFoundError
 from inshrink_core.evaluate import Evaluation, Evaluator, EvaluatorRequest
-from inshrink_core.execution.engines import ENGINES, Engine
 from inshrink_core.formats import open_run
-from inshrink_core.lab.bench import bench
-from inshrink_core.lab.bench.measure import Measurer
 from inshrink_core.metrics import Direction
+from inshrink_lab.bench.benchmark import bench
+from inshrink_lab.bench.measure import Measurer
 from tests.runs import load, write_run
 
 KEYS = [
@@ -137,41 +132,6 @@ def test_the_same_folder_measures_nothing_again(judged, tmp_path):
     assert (more.measured, more.resumed) == (1, 1)
 
 
-def test_an_engine_measures_codecs_beside_each_other_with_the_same_points(judged, tmp_path, monkeypatch):
-    asked = []
-
-    def perform(work):
-        tasks = work.tasks(2, work.threads or 1)
-        asked.extend(argument["request"]["fields"]["part"] for _, argument, _ in tasks)
-        return [pkgutil.resolve_name(function)(argument, None) for function, argument, _ in tasks]
-
-    monkeypatch.setitem(ENGINES, "processes", Engine("", lambda: nullcontext(perform)))
-    monkeypatch.setattr("inshrink_core.verbs.shared.sharing.prepare_process", lambda: None)
-    codecs = "lossless,uniform:bits=8,uniform:bits=5"
-    alone = judged.bench(codecs, output=tmp_path / "alone")
-    judged.run = judged.run.path
-    first = judged.bench(codecs, output=tmp_path / "shared", part="2/3")
-    assert (first.measured, list(first.points)) == (2, ["repeat", "uniform:bits=8"])
-    assert [file.name for file in (tmp_path / "shared").iterdir()] == ["points"]
-    shared = judged.bench(codecs, output=tmp_path / "shared", engine="processes")
-    assert asked == ["1/3", "2/3", "3/3"]
-    assert (shared.measured, shared.resumed) == (2, 2)
-    assert "codecs were measured beside each other, which slows each of them" in shared.notes
-
-    def figures_of(report):
-        points = {label: [point.to_json() for point in found] for label, found in report.points.items()}
-        timed = ("encode_mb_per_s", "decode_mb_per_s", "restore_seconds", "peak_memory_bytes")
-        return {
-            label: [{k: v for k, v in p.items() if k not in timed} for p in points[label]] for label in points
-        }
-
-    assert figures_of(shared) == figures_of(alone)
-    assert (tmp_path / "shared" / "report.json").exists() == (tmp_path / "alone" / "report.json").exists()
-    for more in ({"engine": "processes"}, {"part": "1/2"}):
-        with pytest.raises(InputError, match="--output DIR"):
-            judged.bench(codecs, **more)
-
-
 @pytest.mark.parametrize("what", ["evaluator", "run", "steps", "optimizer", "keyframes"])
 def test_what_a_point_depends_on_makes_it_another(judged, tmp_path, what):
     judged.bench("uniform:bits=8", output=tmp_path / "out")
@@ -211,27 +171,12 @@ def test_what_was_measured_before_ctrl_c_is_kept_and_shown(judged, tmp_path, mon
     assert report.resumed == 3
 
 
-def test_tables_and_plots_stand_by_themselves(judged, tmp_path):
+def test_the_file_has_the_rows_and_every_point(judged, tmp_path):
     report = judged.bench("uniform:bits=8,uniform:bits=4", output=tmp_path / "out")
-    names = {"bench.csv", "points.json", "bench.html"}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == names | {"points"}
-    assert len(report.files) == 3
-    rows = list(csv.DictReader((tmp_path / "out" / "bench.csv").read_text().splitlines()))
-    assert [row["codec"] for row in rows] == [row.codec for row in report.rows]
-    assert list(rows[0]) == KEYS
-    assert rows[0]["ratio_weights"] == ""
-    assert json.loads(rows[-1]["config"])["bits"] == 4
-    page = (tmp_path / "out" / "bench.html").read_text()
-    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", page)
-    assert page.count("Plotly.newPlot(") >= 2
-    assert "uniform:bits=4" in page
-
-
-def test_without_plotly_a_note_says_that_plots_are_missing(judged, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    report = judged.bench("lossless", output=tmp_path / "out")
-    assert not (tmp_path / "out" / "bench.html").exists()
-    assert any("inshrink[app]" in note for note in report.notes)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"points.json", "points"}
+    document = json.loads((tmp_path / "out" / "points.json").read_text())
+    assert document["rows"] == json.loads(json.dumps([row.to_json() for row in report.rows]))
+    assert [point["codec"] for point in document["points"]] == ["repeat", "uniform:bits=8", "uniform:bits=4"]
 
 
 def test_a_restored_state_that_the_evaluator_refuses_keeps_no_bound(judged, monkeypatch):

@@ -5,19 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-import inshrink_core
+import inshrink_lab
 from inshrink_core.checkpoint import LayerType, classify_layer
 from inshrink_core.errors import NotFoundError
-from inshrink_core.lab.tasks import char_finetune, digits, find_task
-from inshrink_core.lab.tasks.char_finetune import PretrainingTask, encode_sources, pretrained
-from inshrink_core.lab.tasks.char_moe import MixtureBlock
-from inshrink_core.lab.tasks.characters import encode_corpus
-from inshrink_core.lab.tasks.digits import distorted, held_out_views, split_digits
-from inshrink_core.lab.tasks.digits_resnet import ResidualBlock
-from inshrink_core.lab.tasks.regression import waves
+from inshrink_lab.tasks import char_finetune, digits
+from inshrink_lab.tasks.char_finetune import PretrainingTask, encode_sources, pretrained
+from inshrink_lab.tasks.char_moe import MixtureBlock
+from inshrink_lab.tasks.characters import encode_corpus
+from inshrink_lab.tasks.digits import distorted, held_out_views, split_digits
+from inshrink_lab.tasks.digits_resnet import ResidualBlock
+from inshrink_lab.tasks.regression import waves
+from inshrink_lab.tasks.task import find_task
 
 KINDS = (
-    *("char-rnn", "digits-resnet", "digits-vit", "denoise"),
+    *("digits-cnn", "digits-resnet", "digits-vit", "denoise"),
     *("char-finetune", "char-lora", "char-moe", "regression"),
 )
 
@@ -29,7 +30,7 @@ def test_a_seed_is_the_same_training_again_restored_without_loss_and_another_is_
     task, _ = find_task(name)
     if hasattr(task, "n_validation_windows"):
         monkeypatch.setattr(type(task), "n_validation_windows", 8)
-    result = inshrink_core.rehearse(name, tmp_path, codec="lossless", steps=2, saves=2, restores=1, seeds=2)
+    result = inshrink_lab.rehearse(name, tmp_path, codec="lossless", steps=2, saves=2, restores=1, seeds=2)
     for before, after in zip(result.uninterrupted, result.restored, strict=True):
         assert before.metrics == after.metrics
         assert before.train_losses == after.train_losses
@@ -40,7 +41,6 @@ def test_a_seed_is_the_same_training_again_restored_without_loss_and_another_is_
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("char-rnn", {LayerType.EMBEDDING, LayerType.LINEAR, LayerType.VECTOR}),
         ("digits-resnet", {LayerType.CONVOLUTION, LayerType.LINEAR, LayerType.VECTOR}),
         ("digits-vit", {LayerType.EMBEDDING, LayerType.ATTENTION, LayerType.LINEAR, LayerType.VECTOR}),
         ("denoise", {LayerType.CONVOLUTION, LayerType.LINEAR, LayerType.VECTOR}),

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-import inshrink_core
+import inshrink_lab
 from inshrink_core.errors import InputError
-from inshrink_core.lab import losing
+from inshrink_lab import losing
 from tests.lab.test_rehearsal import TASK
 
 
@@ -21,7 +21,7 @@ def task(tmp_path_factory):
 
 
 def test_failures_strike_between_saves_and_are_counted_in_steps(task, tmp_path):
-    found = inshrink_core.rehearse(task, tmp_path, lose=0.25, codec="lossless", restores=2, seeds=2)
+    found = inshrink_lab.rehearse(task, tmp_path, lose=0.25, codec="lossless", restores=2, seeds=2)
     assert len(found.failures) == 4
     for failure in found.failures:
         assert failure.saved_at < failure.failed_at <= failure.saved_at + 2
@@ -33,7 +33,7 @@ def test_failures_strike_between_saves_and_are_counted_in_steps(task, tmp_path):
     assert found.fewer == pytest.approx(1 - found.partial / found.whole)
     assert len(found.fewer_by_seed) == 2
     assert found.to_json()["failures"][0]["lost"] == list(found.failures[0].lost)
-    again = inshrink_core.rehearse(task, tmp_path, lose=0.25, codec="lossless", restores=2, seeds=2)
+    again = inshrink_lab.rehearse(task, tmp_path, lose=0.25, codec="lossless", restores=2, seeds=2)
     assert again == found
     assert not list(tmp_path.iterdir())
 
@@ -53,7 +53,7 @@ def test_nothing_is_lost_where_the_save_holds_what_the_training_has(task, tmp_pa
     monkeypatch.setattr(losing, "copy", SimpleNamespace(deepcopy=remembering))
     monkeypatch.setattr(losing.TrainingState, "load_lost", load_nothing_older)
     monkeypatch.setattr(losing, "perturb", lambda model, generator: None)
-    found = inshrink_core.rehearse(task, tmp_path, lose=0.25, codec="lossless", restores=2, seeds=1)
+    found = inshrink_lab.rehearse(task, tmp_path, lose=0.25, codec="lossless", restores=2, seeds=1)
     assert [(failure.partial, failure.chance) for failure in found.failures] == [(0, 0), (0, 0)]
     assert found.fewer_beyond_chance == found.fewer == 1
 
@@ -77,9 +77,9 @@ def test_under_a_budget_saves_are_smaller_and_as_many_times_as_often(task, tmp_p
         "seeds": 1,
         "steps": 24,
     }
-    whole = inshrink_core.rehearse(task, tmp_path, **settings)
+    whole = inshrink_lab.rehearse(task, tmp_path, **settings)
     every = saves[-1]
-    found = inshrink_core.rehearse(task, tmp_path, **settings, budget=0.5)
+    found = inshrink_lab.rehearse(task, tmp_path, **settings, budget=0.5)
     assert len(saves[-1]) == 2 * len(every)
     assert min(nbytes for _, nbytes in saves[-1]) < 0.8 * min(nbytes for _, nbytes in every)
     assert found.budget == 0.5
@@ -96,4 +96,4 @@ def test_under_a_budget_saves_are_smaller_and_as_many_times_as_often(task, tmp_p
 )
 def test_what_loses_nothing_or_all_is_refused(task, tmp_path, given):
     with pytest.raises(InputError):
-        inshrink_core.rehearse(task, tmp_path, **{"lose": 0.25} | given)
+        inshrink_lab.rehearse(task, tmp_path, **{"lose": 0.25} | given)

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import json
-import pkgutil
-import shutil
-from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import inshrink_core
-from benchmarks import controlled
-from inshrink_core.chain.defaults import make_chain_config
+import inshrink_lab
 from inshrink_core.errors import InputError
-from inshrink_core.execution.engines import ENGINES, Engine
-from inshrink_core.lab import failing as training
-from inshrink_core.lab.failing import Schedule
-from inshrink_core.lab.rehearsal import kept_rehearsals
-from inshrink_core.lab.tasks import find_task, regression
 from inshrink_core.training.saver import Saver
+from inshrink_lab import failing as training
+from inshrink_lab.failing import Setup
 
 TASK = '''
 import torch
@@ -79,7 +71,7 @@ def counted(monkeypatch):
 
 
 def test_the_control_with_a_lossless_codec_is_at_exactly_zero(task, tmp_path):
-    result = inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=5, seeds=2)
+    result = inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=5, seeds=2)
     assert result.restored_at == (2, 4, 6, 8, 10)
     assert result.excess == result.excess_half_width == 0.0
     for before, after in zip(result.uninterrupted, result.restored, strict=True):
@@ -90,10 +82,10 @@ def test_the_control_with_a_lossless_codec_is_at_exactly_zero(task, tmp_path):
 
 def test_a_control_moves_every_weight_by_its_last_bit_and_tells_what_chance_costs(task, tmp_path):
     options = {"codec": "lossless", "restores": 2, "seeds": 2}
-    without = inshrink_core.rehearse(task, tmp_path, **options)
+    without = inshrink_lab.rehearse(task, tmp_path, **options)
     assert without.perturbed == ()
     assert without.chance is without.beyond_chance is without.beyond_chance_half_width is None
-    result = inshrink_core.rehearse(task, tmp_path, **options, control=True)
+    result = inshrink_lab.rehearse(task, tmp_path, **options, control=True)
     for before, moved in zip(result.uninterrupted, result.perturbed, strict=True):
         assert moved.metrics[:2] == before.metrics[:2]
         assert moved.metrics[2:] == pytest.approx(before.metrics[2:], rel=0.2)
@@ -105,14 +97,9 @@ def test_a_control_moves_every_weight_by_its_last_bit_and_tells_what_chance_cost
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_a_perturbed_weight_is_a_neighbour_of_itself(dtype):
-    from types import SimpleNamespace
-
     model = torch.nn.Linear(50, 4).to(dtype)
     before = [weight.detach().clone() for weight in model.parameters()]
-    held = SimpleNamespace(model=model, seed=1)
-    assert training._Perturbed((7,)).save(held, 3) is held
-    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
-    training._Perturbed((7,)).save(held, 7)
+    training.perturb(model, torch.Generator().manual_seed(1))
     for old, new in zip(before, model.parameters(), strict=True):
         bits = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float64: torch.int64}[dtype]
         assert (old.view(bits) - new.detach().view(bits)).abs().eq(1).all()
@@ -120,11 +107,11 @@ def test_a_perturbed_weight_is_a_neighbour_of_itself(dtype):
 
 def test_a_control_that_does_not_restore_is_not_at_zero(task, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "_set_generator_states", lambda *_: None)
-    assert inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=1).excess != 0.0
+    assert inshrink_lab.rehearse(task, tmp_path, codec="lossless", seeds=1).excess != 0.0
 
 
 def test_a_coarse_codec_changes_the_training_from_the_first_failure_on(task, tmp_path):
-    result = inshrink_core.rehearse(task, tmp_path, codec="inshrinkerator", config={"bins": 4}, seeds=1)
+    result = inshrink_lab.rehearse(task, tmp_path, codec="inshrinkerator", config={"bins": 4}, seeds=1)
     (before,), (after,) = result.uninterrupted, result.restored
     assert result.restored_at == (4, 8)
     assert before.steps == (2, 4, 6, 8, 10, 12)
@@ -135,7 +122,7 @@ def test_a_coarse_codec_changes_the_training_from_the_first_failure_on(task, tmp
 
 
 def test_two_seeds_are_two_trainings(task, tmp_path):
-    result = inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=2)
+    result = inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=2)
     assert result.uninterrupted[0].metrics != result.uninterrupted[1].metrics
     assert [part.seed for part in result.restored] == [0, 1]
 
@@ -151,24 +138,24 @@ def test_every_step_of_every_seed_has_a_batch_of_its_own(task, tmp_path):
 
 def test_finished_trainings_are_not_run_again_and_codecs_share_the_uninterrupted(task, tmp_path, counted):
     options = {"saves": 3, "restores": 1}
-    first = inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=2, **options)
+    first = inshrink_lab.rehearse(task, tmp_path, codec="lossless", seeds=2, **options)
     assert sorted(counted) == ["restored"] * 2 + ["uninterrupted"] * 2
     counted.clear()
-    assert inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=2, **options) == first
+    assert inshrink_lab.rehearse(task, tmp_path, codec="lossless", seeds=2, **options) == first
     assert counted == []
-    inshrink_core.rehearse(task, tmp_path, codec="uniform", seeds=2, **options)
+    inshrink_lab.rehearse(task, tmp_path, codec="uniform", seeds=2, **options)
     assert counted == ["restored"] * 2
     counted.clear()
-    inshrink_core.rehearse(task, tmp_path, codec="uniform", config={"bits": 5}, seeds=3, **options)
+    inshrink_lab.rehearse(task, tmp_path, codec="uniform", config={"bits": 5}, seeds=3, **options)
     assert sorted(counted) == ["restored"] * 3 + ["uninterrupted"]
 
 
 def test_another_task_length_or_file_is_another_result(task, tmp_path, counted):
-    inshrink_core.rehearse(task, tmp_path / "out", codec="lossless", seeds=1)
-    inshrink_core.rehearse(task, tmp_path / "out", codec="lossless", seeds=1, steps=18)
+    inshrink_lab.rehearse(task, tmp_path / "out", codec="lossless", seeds=1)
+    inshrink_lab.rehearse(task, tmp_path / "out", codec="lossless", seeds=1, steps=18)
     changed = tmp_path / "line.py"
     changed.write_text(TASK.replace("lr=0.01", "lr=0.02"))
-    inshrink_core.rehearse(f"{changed}:Line", tmp_path / "out", codec="lossless", seeds=1)
+    inshrink_lab.rehearse(f"{changed}:Line", tmp_path / "out", codec="lossless", seeds=1)
     assert len(counted) == 6
 
 
@@ -181,39 +168,39 @@ def test_an_interrupted_rehearsal_goes_on_where_it_stopped(task, tmp_path, count
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=1, progress=interrupt)
+        inshrink_lab.rehearse(task, tmp_path, codec="lossless", seeds=1, progress=interrupt)
     assert [(now.done, now.total, now.step) for now in calls][-1] == (19, 24, 7)
     assert counted == ["uninterrupted", "restored"]
     counted.clear()
-    result = inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=1)
+    result = inshrink_lab.rehearse(task, tmp_path, codec="lossless", seeds=1)
     assert counted == ["restored"]
     assert result.excess == 0.0
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"key": {}}', "null"])
 def test_a_result_that_cannot_be_read_is_trained_again(task, tmp_path, counted, content):
-    first = inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
+    first = inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
     for path in (tmp_path / "results").iterdir():
         path.write_text(content)
-    again = inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
+    again = inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
     assert again.uninterrupted[0].metrics == first.uninterrupted[0].metrics
     assert len(counted) == 4
 
 
 def test_a_result_whose_key_was_changed_is_not_used(task, tmp_path, counted):
-    inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
+    inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
     for path in (tmp_path / "results").iterdir():
         document = json.loads(path.read_text())
         path.write_text(json.dumps(document | {"key": document["key"] | {"n_steps": 1}}))
-    inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
+    inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
     assert len(counted) == 4
 
 
 def test_archives_are_kept_on_request_alone_and_hold_every_save(task, tmp_path):
     options = {"codec": "inshrinkerator", "seeds": 1}
-    inshrink_core.rehearse(task, tmp_path / "a", **options)
+    inshrink_lab.rehearse(task, tmp_path / "a", **options)
     assert list((tmp_path / "a" / "archives").iterdir()) == []
-    result = inshrink_core.rehearse(task, tmp_path / "b", keep_archives=True, **options)
+    result = inshrink_lab.rehearse(task, tmp_path / "b", keep_archives=True, **options)
     (path,) = (tmp_path / "b" / "archives").iterdir()
     archive = inshrink_core.open(path)
     assert archive.steps == (2, 4, 6, 8, 10, 12)
@@ -233,7 +220,7 @@ def test_only_the_saver_restores_and_into_another_model(task, tmp_path, monkeypa
         return found
 
     monkeypatch.setattr(Saver, "restore", restore)
-    inshrink_core.rehearse(task, tmp_path, codec="lossless", seeds=1)
+    inshrink_lab.rehearse(task, tmp_path, codec="lossless", seeds=1)
     assert restored == [(4, False), (8, False)]
 
 
@@ -242,7 +229,7 @@ def test_the_caller_keeps_its_random_numbers_and_threads(task, tmp_path):
     before, threads = torch.get_rng_state(), torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1, threads=2)
+        inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1, threads=2)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(threads)
@@ -266,13 +253,13 @@ def test_the_caller_keeps_its_random_numbers_and_threads(task, tmp_path):
 )
 def test_what_cannot_be_rehearsed_is_refused_before_training(task, tmp_path, counted, options):
     with pytest.raises(InputError):
-        inshrink_core.rehearse(task, tmp_path, **options)
+        inshrink_lab.rehearse(task, tmp_path, **options)
     assert counted == []
 
 
 @pytest.mark.parametrize(("n_saves", "n_restores"), [(20, 9), (20, 19), (20, 5), (7, 3), (1, 0)])
 def test_failures_are_evenly_spaced_and_never_after_the_last_save(n_saves, n_restores):
-    schedule = Schedule(n_steps=1000, n_saves=n_saves, n_restores=n_restores)
+    schedule = Setup(task=None, n_steps=1000, n_saves=n_saves, n_restores=n_restores)
     saved, failed = schedule.saved_at, schedule.restored_at
     assert len(set(saved)) == n_saves
     assert saved[-1] == 1000
@@ -283,7 +270,7 @@ def test_failures_are_evenly_spaced_and_never_after_the_last_save(n_saves, n_res
 
 
 def test_nine_failures_of_twenty_saves_follow_every_second_save():
-    failed = Schedule(n_steps=2000, n_saves=20, n_restores=9).restored_at
+    failed = Setup(task=None, n_steps=2000, n_saves=20, n_restores=9).restored_at
     assert failed == tuple(range(200, 2000, 200))
 
 
@@ -291,154 +278,14 @@ def test_the_module_of_a_task_does_not_leak_into_the_folder(task):
     assert not (Path(task.rpartition(":")[0]).parent / "results").exists()
 
 
-def test_what_is_kept_of_a_shipped_task_tells_the_same_rehearsal(task, tmp_path, monkeypatch):
-    made = inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=1, seeds=2)
-    known = find_task(task)
-    assert kept_rehearsals(tmp_path) == ()  # of a task that is not shipped nothing says what its metric is
-    name = known[1].partition("/")[0]
-    monkeypatch.setattr("inshrink_core.lab.rehearsal.task_names", lambda: (name,))
-    monkeypatch.setattr("inshrink_core.lab.rehearsal.find_task", lambda *_: known)
-    assert kept_rehearsals(tmp_path) == (made,)
-    assert inshrink_core.rehearse(task, tmp_path, codec="lossless", restores=1, seeds=1).excess == 0.0
+def test_the_report_has_the_pairs_that_are_finished(task, tmp_path):
+    seen = []
+
+    def look(now):
+        if now.detail == "seed 1, uninterrupted" and not seen:
+            seen.extend(json.loads(path.read_text()) for path in (tmp_path / "reports").iterdir())
+
+    made = inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=1, seeds=2, progress=look)
+    assert [one["rehearsal"]["seeds"] for one in seen] == [[0]]
     (report,) = (tmp_path / "reports").iterdir()
-    written = json.loads(report.read_text())["rehearsal"]
-    assert written == json.loads(json.dumps(made.to_json()))  # of both pairs: the second call had one of them
-    first = next((tmp_path / "results").glob("uninterrupted-seed0-*.json"))
-    first.write_text(first.read_text()[:-9])
-    [left] = kept_rehearsals(tmp_path / "results")
-    assert [result.seed for result in left.restored] == [1]
-
-
-def test_scales_of_a_task_share_no_training_and_are_told_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr(regression.RegressionTask, "large", {"width": 5})
-    monkeypatch.setattr(controlled, "FOLDER", tmp_path)
-    monkeypatch.setattr(regression, "_N_HELD_OUT", 50)
-    options = {"steps": 2, "saves": 2, "restores": 1}
-    for scale in (None, "large"):
-        bound = controlled.DEFAULT_MAX_RESTORE_COST
-        controlled.rehearsed("regression", 1, max_restore_cost=bound, scale=scale, **options)
-    assert len(list((tmp_path / "results").iterdir())) == 4
-    kept = {one.task: one for one in kept_rehearsals(tmp_path)}
-    assert set(kept) == {"regression", "regression@large"}
-    weights = 8 * 5 + 5 + 2 * (5 * 5 + 5) + 5 + 1
-    assert kept["regression@large"].restored[0].raw_weights == 4 * weights * options["saves"]
-    for scale, name in ((None, "regression"), ("large", "regression@large")):
-        assert [row["task"] for row in controlled.kept_rows(scale)] == [name]
-
-
-def test_an_engine_trains_seeds_beside_each_other_with_the_same_results(task, tmp_path, monkeypatch):
-    asked = []
-
-    def perform(work):
-        tasks = work.tasks(8, work.threads)
-        for function, argument, _ in tasks:
-            asked.append(argument["request"]["fields"]["part"])
-            made = pkgutil.resolve_name(function)(argument, lambda _: None)
-            assert len(made.restored) == 1
-        return [None] * len(tasks)
-
-    monkeypatch.setitem(ENGINES, "processes", Engine("", lambda: nullcontext(perform)))
-    monkeypatch.setattr("inshrink_core.verbs.shared.sharing.prepare_process", lambda: None)
-    options = {"codec": "lossless", "seeds": 2}
-    alone = inshrink_core.rehearse(task, tmp_path / "alone", **options)
-    inshrink_core.rehearse(task, tmp_path / "shared", part="1/2", **options)
-    trained = len(list((tmp_path / "shared" / "results").iterdir()))
-    shared = inshrink_core.rehearse(task, tmp_path / "shared", engine="processes", **options)
-    assert asked == ["1/2", "2/2"]
-    assert trained == 2
-    assert [row.metrics for row in shared.restored] == [row.metrics for row in alone.restored]
-    assert shared.excess == alone.excess
-    with pytest.raises(InputError, match="no seed for part 3/3"):
-        inshrink_core.rehearse(task, tmp_path / "shared", part="3/3", **options)
-    with pytest.raises(InputError, match="--engine does not go with --lose"):
-        inshrink_core.rehearse(task, tmp_path / "shared", lose=0.2, engine="processes")
-
-
-class _PowerLossError(Exception):
-    pass
-
-
-def _trained(kind, setup, chain, folder, unfinished, on_step=None):
-    if kind == "restored":
-        archive = folder / "a.inshrink"
-        return training.train_restored(setup, 3, archive, chain, unfinished=unfinished, on_step=on_step)
-    return getattr(training, f"train_{kind}")(setup, 3, unfinished=unfinished, on_step=on_step)
-
-
-def _same(one, other):
-    """Whether two trainings are alike; ids are drawn, and a compressed index is a byte longer with some."""
-    sizes = ("weights_nbytes", "nbytes")
-    assert all(getattr(one, name) == pytest.approx(getattr(other, name), abs=32) for name in sizes)
-    alike = {"seconds": 0, "save_seconds": 0} | dict.fromkeys(sizes, 0)
-    return replace(one, **alike) == replace(other, **alike)
-
-
-@pytest.mark.parametrize("lost", [5, 9, 12])
-@pytest.mark.parametrize("kind", ["uninterrupted", "perturbed", "restored", "restored lossy"])
-def test_a_training_that_is_cut_off_goes_on_from_its_last_save_to_the_same_bits(kind, lost, task, tmp_path):
-    kind, _, lossy = kind.partition(" ")
-    made, _ = find_task(task)
-    setup = training.Setup(task=made, schedule=Schedule.of(made), device="cpu")
-    chain = make_chain_config(tmp_path / "none", "lattice" if lossy else "lossless", None, None, 32, "cpu", 1)
-    with training.isolated(1):
-        whole = _trained(kind, setup, chain, tmp_path / "whole", None)
-        unfinished = training.Unfinished(tmp_path / "unfinished" / "a.pt", every=0)
-
-        def cut_off(step):
-            if step == lost:
-                raise _PowerLossError
-
-        with pytest.raises(_PowerLossError):
-            _trained(kind, setup, chain, tmp_path, unfinished, cut_off)
-        steps = []
-        resumed = _trained(kind, setup, chain, tmp_path, unfinished, steps.append)
-    assert steps[0] == (lost - 1) // 2 * 2 + 1
-    assert _same(resumed, whole)
-
-
-@pytest.mark.parametrize("lost", [9, 11])
-def test_saves_after_the_training_was_last_kept_are_not_saved_again(lost, task, tmp_path, monkeypatch):
-    made, _ = find_task(task)
-    setup = training.Setup(task=made, schedule=Schedule.of(made, n_restores=4), device="cpu")
-    chain = make_chain_config(tmp_path / "none", "lattice", None, None, 32, "cpu", 1)
-    unfinished = training.Unfinished(tmp_path / "a.pt", every=0)
-    keep = unfinished.keep
-    monkeypatch.setattr(unfinished, "keep", lambda state: keep(state) if state["step"] <= 4 else None)
-
-    def cut_off(step):
-        if step == lost:
-            raise _PowerLossError
-
-    with training.isolated(1):
-        whole = _trained("restored", setup, chain, tmp_path / "whole", None)
-        with pytest.raises(_PowerLossError):
-            _trained("restored", setup, chain, tmp_path, unfinished, cut_off)
-        assert inshrink_core.open(tmp_path / "a.inshrink").steps[-1] == lost - 1
-        resumed = _trained("restored", setup, chain, tmp_path, unfinished)
-    assert setup.schedule.restored_at == (2, 4, 8, 10)
-    assert _same(resumed, whole)
-
-
-def test_a_kept_training_whose_archive_is_gone_is_trained_anew(task, tmp_path):
-    made, _ = find_task(task)
-    setup = training.Setup(task=made, schedule=Schedule.of(made), device="cpu")
-    chain = make_chain_config(tmp_path / "none", "lossless", None, None, 32, "cpu", 1)
-    unfinished = training.Unfinished(tmp_path / "a.pt", every=0)
-    steps = []
-    with training.isolated(1):
-        whole = _trained("restored", setup, chain, tmp_path, unfinished)
-        shutil.rmtree(tmp_path / "a.inshrink")
-        assert unfinished.load() is not None
-        again = _trained("restored", setup, chain, tmp_path, unfinished, steps.append)
-    assert steps[0] == 1
-    assert _same(again, whole)
-
-
-def test_a_kept_training_that_cannot_be_read_is_trained_anew(task, tmp_path):
-    made, _ = find_task(task)
-    setup = training.Setup(task=made, schedule=Schedule.of(made), device="cpu")
-    unfinished = training.Unfinished(tmp_path / "a.pt", every=0)
-    (tmp_path / "a.pt").write_bytes(b"PK no torch file")
-    with training.isolated(1):
-        found = training.train_uninterrupted(setup, 1, unfinished=unfinished)
-        assert found.metrics == training.train_uninterrupted(setup, 1).metrics
+    assert json.loads(report.read_text())["rehearsal"] == json.loads(json.dumps(made.to_json()))

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
 
 import pytest
 import torch
 from torch.nn import functional
 
-import inshrink_core
+import inshrink_lab
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import ConfigError, EvaluatorError, InputError, NotFiniteError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution import ResultStore
 from inshrink_core.formats import open_run
-from inshrink_core.lab import failing as training
-from inshrink_core.lab.failing import task_evaluator
-from inshrink_core.lab.results import TrainingResult, parse_training
-from inshrink_core.lab.tasks import find_task
 from inshrink_core.training.spool import Spool
 from inshrink_core.verbs.compress import compress
+from inshrink_lab import failing as training
+from inshrink_lab.failing import task_evaluator
+from inshrink_lab.tasks.task import find_task
 
 TASK = '''
 import torch
@@ -94,7 +91,7 @@ def judged(task, run, archive, step):
 
 
 def test_every_save_of_a_training_that_fails_keeps_the_bounds_as_restored(task, originals, tmp_path):
-    result = inshrink_core.rehearse(
+    result = inshrink_lab.rehearse(
         task, tmp_path / "out", seeds=1, max_drop=0.01, max_divergence=1e-3, keep_archives=True
     )
     document = result.to_json()
@@ -124,7 +121,7 @@ def test_a_training_without_failures_is_archived_as_compress_archives_its_saves(
     if codec == "lattice":
         # Of a first save, nobody knows the one after it: nothing coarser than the start is tried.
         options["config"] = {"coarseness": 2.5}
-    rehearsed = inshrink_core.rehearse(
+    rehearsed = inshrink_lab.rehearse(
         task, tmp_path / "out", seeds=1, restores=0, keep_archives=True, **options
     )
     evaluator = task_evaluator(find_task(task)[0])
@@ -146,49 +143,22 @@ def test_a_training_without_failures_is_archived_as_compress_archives_its_saves(
 
 @pytest.mark.parametrize("codec", ["lattice", "qd"])
 def test_a_bound_that_nothing_keeps_makes_every_save_exact_and_the_excess_zero(task, tmp_path, codec):
-    result = inshrink_core.rehearse(task, tmp_path, codec=codec, seeds=1, restores=3, max_divergence=0.0)
+    result = inshrink_lab.rehearse(task, tmp_path, codec=codec, seeds=1, restores=3, max_divergence=0.0)
     assert [frame["exact"] for frame in result.to_json()["frames"]] == [True] * 6
     assert result.excess == 0.0
 
 
 def test_a_rehearsal_under_bounds_is_kept_apart_and_not_run_again(task, tmp_path, monkeypatch):
     options = {"seeds": 1, "steps": 12, "restores": 1}
-    plain = inshrink_core.rehearse(task, tmp_path, **options)
-    bounded = inshrink_core.rehearse(task, tmp_path, **options, max_drop=0.01)
-    inshrink_core.rehearse(task, tmp_path, **options, max_drop=0.01, max_divergence=0.003)
+    plain = inshrink_lab.rehearse(task, tmp_path, **options)
+    bounded = inshrink_lab.rehearse(task, tmp_path, **options, max_drop=0.01)
+    inshrink_lab.rehearse(task, tmp_path, **options, max_drop=0.01, max_divergence=0.003)
     assert len(list((tmp_path / "results").glob("restored-*"))) == 3
     assert len(list((tmp_path / "results").glob("uninterrupted-*"))) == 1
     assert "bounds" not in plain.to_json()
     monkeypatch.setattr(training, "Training", None)
-    assert inshrink_core.rehearse(task, tmp_path, **options) == plain
-    assert inshrink_core.rehearse(task, tmp_path, **options, max_drop=0.01) == bounded
-
-
-PROMISE = {
-    "bounds": {"drop": 0.01, "divergence": None},
-    "evaluations": 3,
-    "frames": [{"step": 2, "drop": 0.001, "divergence": None}],
-}
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"frames": None},
-        {"bounds": 3},
-        {"frames": [{"drop": "much", "divergence": None}]},
-        {"evaluations": ""},
-    ],
-)
-def test_a_kept_promise_that_cannot_be_read_is_no_result(tmp_path, damage):
-    store, key = ResultStore(tmp_path, "result", parse_training), {"seed": 0}
-    curves = {"steps": (2,), "metrics": (1.0,), "train_losses": (1.0,)}
-    whole = TrainingResult(seed=0, **curves, seconds=1.0, promise=PROMISE)
-    store.keep("restored", key, asdict(whole))
-    assert store.load("restored", key) == whole
-    other = TrainingResult(seed=0, **curves, seconds=1.0, promise=PROMISE | damage)
-    store.keep("restored", key, asdict(other))
-    assert store.load("restored", key) is None
+    assert inshrink_lab.rehearse(task, tmp_path, **options) == plain
+    assert inshrink_lab.rehearse(task, tmp_path, **options, max_drop=0.01) == bounded
 
 
 @pytest.mark.parametrize(
@@ -205,7 +175,7 @@ def test_bounds_that_mean_nothing_are_refused_before_training(
 ):
     monkeypatch.setattr(training, "Training", None)
     with pytest.raises(kind, match=message):
-        inshrink_core.rehearse(task, tmp_path, **options)
+        inshrink_lab.rehearse(task, tmp_path, **options)
 
 
 def test_a_divergence_bound_needs_a_task_whose_metric_tells_predictions(tmp_path, monkeypatch):
@@ -215,7 +185,7 @@ def test_a_divergence_bound_needs_a_task_whose_metric_tells_predictions(tmp_path
     )
     monkeypatch.setattr(training, "Training", None)
     with pytest.raises(InputError, match="log_probs"):
-        inshrink_core.rehearse(f"{path}:Colours", tmp_path / "out", max_divergence=0.01)
+        inshrink_lab.rehearse(f"{path}:Colours", tmp_path / "out", max_divergence=0.01)
 
 
 def test_predictions_are_what_the_metric_is_taken_of(task):

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from inshrink_core.lab.rehearsal import Rehearsal, half_width
-from inshrink_core.lab.results import TrainingResult
+from inshrink_lab.rehearsal import Rehearsal, half_width
+from inshrink_lab.results import TrainingResult
 
 
 def result(final, **sizes):

@@ -6,16 +6,13 @@ import builtins
 
 import pytest
 import torch
-from torch.nn import functional
 
-from benchmarks.controlled import TASKS
 from inshrink_core import plugins
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
-from inshrink_core.lab.tasks import Task, char_finetune, digits, digits_cnn, find_task, task_names
-from inshrink_core.lab.tasks.char_conv import GatedBlock
-from inshrink_core.lab.tasks.char_finetune import PretrainingTask
-from inshrink_core.lab.tasks.task import at_scale, warmup_cosine
 from inshrink_core.metrics import Direction
+from inshrink_lab.tasks import digits, digits_cnn
+from inshrink_lab.tasks.shipped import warmup_cosine
+from inshrink_lab.tasks.task import Task, find_task, task_names
 
 
 def first(batch):
@@ -50,55 +47,6 @@ def test_a_shipped_task_is_small_repeatable_and_trains(name):
     assert task.loss(network, one).item() < before
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_the_large_scale_widens_the_same_model(name, monkeypatch):
-    # Without its training, which is that of the process that first needs the model.
-    monkeypatch.setattr(
-        char_finetune, "pretrained", lambda _, scale: at_scale(PretrainingTask(), scale).build()
-    )
-    networks = []
-    for scale in (None, "large"):
-        task, identity = find_task(name, scale)
-        assert identity == f"{task.name}/{task.version}"
-        with torch.device("meta"):
-            networks.append(task.build())
-    assert task.name == f"{name}@large"
-    # Frozen weights are buffers.
-    small, large = (sum(part.numel() for part in [*net.parameters(), *net.buffers()]) for net in networks)
-    assert large > 12 * small
-    assert large > 4e6
-    assert (large > 100e6) == (name == "char-gpt")
-    assert type(networks[0]) is type(networks[1])
-
-
-def test_the_medium_gpt_has_25_million_parameters():
-    task, identity = find_task("char-gpt", "medium")
-    with torch.device("meta"):
-        network = task.build()
-    assert identity == "char-gpt@medium/1"
-    assert sum(weight.numel() for weight in network.parameters()) > 25e6
-    assert task.batch_size * task.context <= 2048
-    assert task.n_steps >= 1000
-
-
-@pytest.mark.parametrize(
-    ("text", "scale", "message"),
-    [
-        ("", "large", "has no scale 'large'"),
-        ("large = 3", "large", "has no scale 'large'"),
-        ("large = {'width': 3}", "huge", "has no scale 'huge'"),
-        ("large = {'width': 3, 'depht': 2}", "large", "is to have other depht, and has none"),
-    ],
-)
-def test_a_scale_that_a_task_does_not_have_is_refused(tmp_path, text, scale, message):
-    path = tmp_path / "mine.py"
-    parent = "from inshrink_core.lab.tasks.digits_cnn import DigitsCNNTask"
-    path.write_text(f"{parent}\nclass Mine(DigitsCNNTask):\n    width = 2\n    {text or 'pass'}")
-    with pytest.raises(InputError, match=message):
-        find_task(f"{path}:Mine", scale)
-    assert find_task(f"{path}:Mine")[0].width == 2
-
-
 @pytest.mark.parametrize("name", ["digits-cnn", "digits-resnet", "denoise"])
 def test_evaluation_leaves_the_model_as_it_was_and_repeats_itself(name):
     task, _ = find_task(name)
@@ -110,7 +58,7 @@ def test_evaluation_leaves_the_model_as_it_was_and_repeats_itself(name):
 
 
 def test_the_data_of_a_task_are_on_the_cpu_whichever_device_is_the_default():
-    from inshrink_core.lab.tasks.characters import encode_corpus
+    from inshrink_lab.tasks.characters import encode_corpus
 
     encode_corpus.cache_clear()
     with torch.device("meta"):
@@ -119,7 +67,7 @@ def test_the_data_of_a_task_are_on_the_cpu_whichever_device_is_the_default():
 
 
 def test_the_char_gpt_is_judged_on_text_it_never_trains_on():
-    from inshrink_core.lab.tasks.characters import corpus, encode_corpus
+    from inshrink_lab.tasks.characters import corpus, encode_corpus
 
     training, validation, n_characters = encode_corpus()
     assert len(training) + len(validation) == len(corpus())
@@ -127,7 +75,7 @@ def test_the_char_gpt_is_judged_on_text_it_never_trains_on():
     assert int(training.max()) < n_characters
 
 
-@pytest.mark.parametrize("name", ["char-gpt", "char-conv", "char-rnn", "char-moe"])
+@pytest.mark.parametrize("name", ["char-gpt", "char-moe"])
 def test_a_character_model_does_not_see_what_it_is_to_predict(name):
     task, _ = find_task(name)
     torch.manual_seed(0)
@@ -140,15 +88,6 @@ def test_a_character_model_does_not_see_what_it_is_to_predict(name):
     # An expert is sent other places, and other products of matrices have other last bits.
     torch.testing.assert_close(before[:, :40], after[:, :40])
     assert not torch.equal(before[:, 40], after[:, 40])
-
-
-def test_a_gated_block_is_a_causal_convolution_and_a_gate():
-    torch.manual_seed(0)
-    block = GatedBlock(width=6, kernel=3, dilation=4)
-    x = torch.randn(2, 20, 6)
-    past = functional.pad(block.norm(x).transpose(1, 2), (8, 0))
-    expected = x + functional.glu(block.conv(past), dim=1).transpose(1, 2)
-    torch.testing.assert_close(block(x), expected)
 
 
 @pytest.mark.parametrize("name", ["digits-cnn", "digits-resnet", "digits-vit", "denoise"])
@@ -221,7 +160,7 @@ def installed(monkeypatch):
 
 def test_a_task_of_another_distribution_is_found_by_its_entry_point(installed, monkeypatch):
     monkeypatch.setattr(digits_cnn, "Added", Added, raising=False)
-    module = "inshrink_core.lab.tasks.digits_cnn"
+    module = "inshrink_lab.tasks.digits_cnn"
     installed(("added", f"{module}:Added"), ("digits-cnn", f"{module}:Added"))
     assert task_names()[-1] == "added"
     assert task_names().count("digits-cnn") == 1

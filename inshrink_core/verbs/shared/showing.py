@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inshrink_core.report import Table, drawn, show_parts
+from inshrink_core.report import show_parts
 from inshrink_core.text import count, error_size, nats, percent, printable, ratio, steps_in_short
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table as RichTable
 
     from inshrink_core.chain import Exactness
     from inshrink_core.chain.config import LargeError
@@ -49,11 +48,6 @@ def show_unreadable(console: Console, rows: Sequence[Skipped]) -> None:
     show_parts(console, unreadable_lines(rows))
 
 
-def show_notes(console: Console, notes: Iterable[str]) -> None:
-    """Print what should be known."""
-    show_parts(console, (f"note: {note}" for note in notes))
-
-
 def counted_fates(
     run: Run, steps: Collection[int] | None = None, *, skip_damaged: bool = False
 ) -> dict[str, int]:
@@ -85,19 +79,6 @@ def large_errors_text(rows: Sequence[LargeError]) -> str:
         worst[row.name] = max(worst.get(row.name, 0.0), row.relative_error)
     texts = [f"{name} {error_size(error)}" for name, error in sorted(worst.items(), key=lambda one: -one[1])]
     return ", ".join(rows_in_short(texts))
-
-
-def make_table(*columns: str, left: Sequence[int] = (0,)) -> RichTable:
-    """Return an empty table; `left` are the columns of text."""
-    return drawn(Table({name: None if at in left else str for at, name in enumerate(columns)}, ()))
-
-
-def show_table(
-    console: Console, headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,)
-) -> None:
-    """Print a table; `left` are the columns of text, the others are numbers."""
-    columns = {heading: None if at in left else str for at, heading in enumerate(headings)}
-    show_parts(console, [Table(columns, rows)])
 
 
 def original_lines(text: str) -> list[str]:

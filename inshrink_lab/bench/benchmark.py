@@ -1,0 +1,289 @@
+"""Sweeping the codecs over a run, going on from what has been measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final
+
+from inshrink_core.chain import OPTIMIZER_CHOICES
+from inshrink_core.codecs.variants import Variant, choose_variants
+from inshrink_core.errors import InputError
+from inshrink_core.evaluate import EvaluatorRequest
+from inshrink_core.execution import ResultStore, parse_record, resolve_device
+from inshrink_core.execution.progress import Progress
+from inshrink_core.request import Option, Request, python_call
+from inshrink_core.search.bounds import Bounds
+from inshrink_core.search.judge import Judge
+from inshrink_core.search.search import choose_steps
+from inshrink_core.verbs.shared.groups import Computing, PathLike, Reading, RunLike, Stepping, steps_of
+from inshrink_lab.bench.measure import Measurer
+from inshrink_lab.bench.report import DEFAULT_BOUNDS, REPEAT, BenchReport, Bound, Point, parse_bounds
+
+__all__ = ["Bench", "bench", "sweep"]
+
+_PATIENCE: Final = 2
+"""Values in a row that keep no bound, after which a sweep ends: the drop of a metric does not rise evenly."""
+
+
+@dataclass(frozen=True)
+class Bench(Stepping, EvaluatorRequest, Computing, Reading, Request[BenchReport]):
+    """Measure the largest ratio of each codec that keeps each bound.
+
+    Parameters
+    ----------
+    run
+        A run of at least two steps.
+    codecs
+        Codecs, each NAME or NAME:KEY=VALUE,… with settings that are held; by default all that store weights.
+    bounds
+        The bounds: drop is of the worst step, divergence in mean over the steps. By default a drop
+        of .005, .01 and .02 and, where the evaluator returns predictions, a divergence of .003, .01 and .03.
+    optimizer
+        How codecs that leave the optimizer's state to others have it stored; without it, sweeps are fast, and
+        their ratios speak of the weights alone.
+    output
+        Write the measured points there, and go on from those there are.
+    refine
+        How often the knob's gap below each bound is halved.
+    keyframe_every
+        Frames from one keyframe to the next; by default 32.
+
+    Raises
+    ------
+    UntrustedCodeError, EvaluatorError
+        As `inshrink_core.compare` raises them.
+    InputError
+        A codec, bound or step that does not exist; a bound that this evaluator cannot judge.
+
+    Notes
+    -----
+    Nothing is interpolated: every ratio was measured, on a chain whose every step was restored and
+    evaluated. Each original step is evaluated once, the first one twice, to see that the evaluator is
+    steady. What was measured is stored in `output`, also where `progress` raises.
+
+    Examples
+    --------
+    >>> import inshrink_core
+    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    >>> report = bench(run, codecs="uniform:bits=8", bounds="divergence=0.01", steps=run.steps[:3])
+    >>> [(row.codec, row.kept) for row in report.rows]
+    [('repeat', False), ('uniform:bits=8', True)]
+    """
+
+    run: RunLike
+    _: KW_ONLY
+    codecs: Annotated[Sequence[Variant | str] | str | None, Option(metavar="NAME,…")] = None
+    bounds: Annotated[Sequence[Bound] | str | None, Option(metavar="KIND=LIMIT,…")] = None
+    optimizer: Annotated[str, Option(metavar="exact|compressed|shaped|compact|drop")] = "drop"
+    output: Annotated[PathLike | None, Option(("--output", "-o"), metavar="DIR")] = None
+    refine: Annotated[int, Option(least=0)] = 2
+    keyframe_every: Annotated[int, Option(least=1)] = 32
+
+    EXAMPLES: ClassVar = (
+        "inshrink bench runs/digits --trust-run -o bench",
+        "inshrink bench runs/digits --trust-run --codecs inshrinkerator,excp:coder=rans --bounds drop=0.01",
+    )
+    INTERRUPTED: ClassVar = "with --output, measured points are kept, and the same command continues"
+    UNIT: ClassVar = "steps"
+
+    def perform(self) -> BenchReport:
+        """Measure the codecs."""
+        opened = self.opened_run(self.run).attributed()
+        variants = choose_variants(self.codecs)
+        asked = parse_bounds(self.bounds) if isinstance(self.bounds, str) else self.bounds
+        chosen = choose_steps(opened, steps_of(opened, self.steps))
+        if len(chosen) < 2:
+            raise InputError(
+                "a bench needs at least two steps",
+                where=str(opened.path),
+                expected="≥ 2",
+                found=str(len(chosen)),
+            )
+        if self.optimizer not in OPTIMIZER_CHOICES:
+            raise InputError(
+                f"--optimizer {self.optimizer}", remedy=f"choose one of {', '.join(OPTIMIZER_CHOICES)}"
+            )
+        folder = Path(self.output) if self.output is not None else None
+        with Judge([self.resolve(opened)], opened.__getitem__, Bounds()) as judge:
+            session = _Session(
+                request=self,
+                measurer=Measurer(self, opened, chosen, judge, resolve_device(self.device)),
+                store=ResultStore(
+                    None if folder is None else folder / "points", "point", partial(parse_record, Point)
+                ),
+                bounds=tuple(DEFAULT_BOUNDS if asked is None else asked),
+            )
+            return session.run_all(variants, folder)
+
+
+bench = python_call(Bench)
+
+
+@dataclass(kw_only=True)
+class _Session:
+    """One bench: what it measured, and how far it is."""
+
+    request: Bench
+    measurer: Measurer
+    store: ResultStore[Point]
+    bounds: tuple[Bound, ...]
+    points: dict[str, list[Point]] = field(default_factory=dict)
+    measured: int = 0
+    resumed: int = 0
+    begun: float = field(default_factory=time.perf_counter)
+    _warm: set[str] = field(default_factory=set)
+    _done: int = 0
+    _total: int = 0
+
+    def run_all(self, variants: Sequence[Variant], folder: Path | None) -> BenchReport:
+        """Measure the previous checkpoint, then each codec; what was measured is written even if cut off."""
+        n_values = sum(len(variant.configs()) for variant in variants)
+        self._total = len(self.measurer.steps) * (1 + n_values)
+        try:
+            stale = self._point(REPEAT, self.measurer.key(None, None), self.measurer.repeat)
+            self.bounds = self._judgeable(stale)
+            for variant in variants:
+                measure = partial(self._measured, variant)
+                self.points[variant.label] = sweep(variant, self.bounds, measure, self.request.refine)
+        except KeyboardInterrupt:
+            if folder is not None and self.points:
+                self._report(variants).write(folder)
+            raise
+        report = self._report(variants)
+        return report if folder is None else report.write(folder)
+
+    def _measured(self, variant: Variant, value: float | None) -> Point:
+        """Return a point of a codec, compiling what it needs before its first measurement."""
+
+        def fresh(evaluated: Callable[[int], None]) -> Point:
+            if variant.label not in self._warm:
+                self.measurer.warm_up(variant, value)
+                self._warm.add(variant.label)
+            return self.measurer.measure(variant, value, evaluated)
+
+        return self._point(variant.label, self.measurer.key(variant, value), fresh)
+
+    def _point(
+        self, label: str, key: dict[str, Any], measure: Callable[[Callable[[int], None]], Point]
+    ) -> Point:
+        """Return a point that was measured before, or measure and keep it."""
+        begun, point = self._done, self.store.load(label, key)
+        self.resumed += point is not None
+        self.measured += point is None
+        if point is None:
+            point = measure(lambda done: self._advance(begun + done, label))
+            self.store.keep(label, key, point.to_json())
+        self._advance(begun + len(self.measurer.steps), label, point)
+        # Kept here as well as by the sweep, which an interruption may cut off.
+        self.points.setdefault(label, []).append(point)
+        return point
+
+    def _advance(self, done: int, label: str, point: Point | None = None) -> None:
+        """Say how far it is, and what was measured; refinement, which cannot be foreseen, moves the end."""
+        self._done = done
+        self._total = max(self._total, done)
+        if self.request.progress is not None:
+            found = None if point is None else point.to_json()
+            self.request.progress(Progress("bench", done, self._total, self.measurer.steps[-1], label, found))
+
+    def _judgeable(self, stale: Point) -> tuple[Bound, ...]:
+        """Return the bounds this evaluator can judge; one that was asked for must be."""
+        cannot = {}
+        if stale.failure:
+            cannot["drop"] = f"{stale.failure}, and a metric of zero has no relative change"
+        if stale.mean_divergence is None:
+            cannot["divergence"] = "the evaluator returns no 'log_probs'"
+        for bound in self.bounds:
+            if bound.kind in cannot and self.request.bounds is not None:
+                raise InputError(
+                    f"the bound {bound.kind}={bound.limit:g} cannot be judged: {cannot[bound.kind]}",
+                    remedy="choose another with --bounds or --eval-metric",
+                )
+        return tuple(bound for bound in self.bounds if bound.kind not in cannot)
+
+    def _report(self, variants: Sequence[Variant]) -> BenchReport:
+        """Put together what was measured so far."""
+        stale = self.points[REPEAT][0]
+        return BenchReport(
+            run=self.measurer.run.address,
+            metric=stale.metric,
+            direction=stale.direction,
+            steps=self.measurer.steps,
+            optimizer=self.request.optimizer,
+            bounds=self.bounds,
+            points={label: tuple(points) for label, points in self.points.items()},
+            seconds=time.perf_counter() - self.begun,
+            measured=self.measured,
+            resumed=self.resumed,
+            notes=self._notes(variants),
+            device=self.measurer.device,
+        )
+
+    def _notes(self, variants: Sequence[Variant]) -> tuple[str, ...]:
+        """Say what a reader of the table would otherwise get wrong."""
+        notes, optimizer = [], self.request.optimizer
+        if optimizer == "drop":
+            notes.append("the optimizer's state is left out (--optimizer drop), which makes sweeps fast")
+        own = [one.label for one in variants if one.optimizer(optimizer) != optimizer]
+        if own:
+            notes.append(
+                f"{', '.join(own)}: moments are stored by the codec's own rule and are part of its total"
+            )
+        if self.points[REPEAT][0].failure and self.request.bounds is None:
+            notes.append(f"no bounds on the drop: {self.points[REPEAT][0].failure}")
+        for label, points in self.points.items():
+            failed = [point for point in points if point.failure and label != REPEAT]
+            if failed:
+                notes.append(f"{label}: {len(failed)} could not be evaluated ({failed[0].failure})")
+        return tuple(notes)
+
+
+def sweep(
+    variant: Variant, bounds: Sequence[Bound], measure: Callable[[float | None], Point], refine: int
+) -> list[Point]:
+    """Measure a codec over its knob from fine to coarse, then closer to each bound.
+
+    Parameters
+    ----------
+    variant
+        The codec and its settings that are held.
+    bounds
+        What is asked for.
+    measure
+        Returns the point at a value of the knob; None where nothing is swept.
+    refine
+        For each bound, how often the gap between the best value that keeps it and the next coarser one
+        is halved.
+
+    Returns
+    -------
+    list of Point
+        Every point measured, from the most faithful to the smallest.
+    """
+    knob = variant.knob
+    if knob is None:
+        return [measure(None)]
+    found: dict[float, Point] = {}
+    misses = 0
+    for value in knob.values:
+        found[value] = measure(value)
+        misses = 0 if any(bound.holds(found[value]) for bound in bounds) else misses + 1
+        if misses == _PATIENCE:
+            break
+    for bound in bounds:
+        for _ in range(refine):
+            ratios = {value: one.ratio_weights or 0.0 for value, one in found.items() if bound.holds(one)}
+            best = max(ratios, key=ratios.__getitem__, default=None)
+            gaps = {
+                abs(value - best): value
+                for value in found
+                if best is not None and knob.is_coarser(value, best)
+            }
+            if best is None or not gaps or (middle := knob.between(best, gaps[min(gaps)])) in found:
+                break
+            found[middle] = measure(middle)
+    return [found[value] for value in sorted(found, reverse=knob.values[0] > knob.values[-1])]

@@ -1,0 +1,271 @@
+"""Measuring a configuration: compress, decode, evaluate; and the previous checkpoint as its baseline."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import re
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from inshrink_core.analysis.gain import measure_gain
+from inshrink_core.chain import Archive
+from inshrink_core.codec import get_codec
+from inshrink_core.codecs.variants import Variant
+from inshrink_core.errors import EvaluatorError
+from inshrink_core.search.bounds import Figures
+from inshrink_core.search.judge import Judge
+from inshrink_core.verbs.compress import compress
+from inshrink_lab.bench.report import REPEAT, Point
+
+if TYPE_CHECKING:
+    from inshrink_core.formats import Run
+    from inshrink_lab.bench.benchmark import Bench
+
+
+# Of the key of a point, and of what is measured.
+_VERSION: Final = 3
+
+_MEGA: Final = 1e6
+
+_SCRATCH: Final = "inshrink-bench-"
+
+# A keyframe and a delta: what is compiled at first use is compiled then.
+_WARM_STEPS: Final = 2
+
+_STATUS: Final = Path("/proc/self/status")
+_CLEAR: Final = Path("/proc/self/clear_refs")
+
+# Sets the high-water mark (``VmHWM``) to what is resident now (proc(5), Linux 4.0).
+_RESET_PEAK: Final = "5"
+
+# The unit of the numbers in ``/proc/self/status``, which call it kB.
+_KIB: Final = 1024
+
+
+@dataclass(frozen=True)
+class Measurer:
+    """Measures configurations on one run, by one evaluator.
+
+    Parameters
+    ----------
+    request
+        The bench.
+    run, steps
+        What is compressed.
+    judge
+        The evaluator.
+    device
+        Where frames are encoded and decoded.
+    """
+
+    request: Bench
+    run: Run
+    steps: tuple[int, ...]
+    judge: Judge
+    device: str
+
+    def key(self, variant: Variant | None, value: float | None) -> dict[str, Any]:
+        """Return everything that a measured point depends on, as JSON values.
+
+        Parameters
+        ----------
+        variant, value
+            The codec and the value of its knob; None for the previous checkpoint.
+
+        Notes
+        -----
+        Device and threads are not in it, as they do not change the bytes. The speeds of a point used again
+        are those of the day it was measured.
+        """
+        key: dict[str, Any] = {
+            "version": _VERSION,
+            "run": [self.run.identity(step) for step in self.steps],
+            "steps": list(self.steps),
+            "evaluator": self.judge.digest,
+            "codec": REPEAT,
+        }
+        if variant is not None:
+            key |= {
+                "codec": variant.label,
+                "bitstream": get_codec(variant.codec).bitstream,
+                "config": variant.config(value).settings(),
+                "knob": value,
+                "optimizer": variant.optimizer(self.request.optimizer),
+                "keyframe_every": self.request.keyframe_every,
+            }
+        return key
+
+    def warm_up(self, variant: Variant, value: float | None) -> None:
+        """Compress two steps and decode them, so that no compilation is measured."""
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch:
+            target = Path(scratch) / "warm.inshrink"
+            self._compress(variant, value, target, self.steps[:_WARM_STEPS])
+            _decode(Archive.open(target).on(self.device), self.steps[:_WARM_STEPS])
+
+    def measure(self, variant: Variant, value: float | None, evaluated: Callable[[int], None]) -> Point:
+        """Return the point of one configuration.
+
+        Parameters
+        ----------
+        variant, value
+            The codec, and the value of its knob.
+        evaluated
+            Called with the number of steps evaluated so far.
+        """
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch:
+            target = Path(scratch) / "bench.inshrink"
+            with PeakMemory() as memory:
+                report = self._compress(variant, value, target, self.steps)
+                begun = time.perf_counter()
+                nbytes = _decode(Archive.open(target).on(self.device), self.steps)
+                decode_seconds = time.perf_counter() - begun
+            begun = time.perf_counter()
+            _decode(Archive.open(target).on(self.device), self.steps[-1:])
+            restore_seconds = time.perf_counter() - begun
+            gain = measure_gain(Archive.open(target), self.run, device=self.device).pooled
+            figures, failure = self._judged(target, evaluated)
+        return Point(
+            codec=variant.label,
+            config=variant.config(value).settings(),
+            knob=value,
+            ratio_weights=report.size.ratio_weights,
+            ratio_total=report.size.ratio_total,
+            restore_gain=gain.gain,
+            restore_noise=gain.noise,
+            encode_mb_per_s=report.mb_per_s,
+            decode_mb_per_s=nbytes / _MEGA / decode_seconds,
+            restore_seconds=restore_seconds,
+            peak_memory_bytes=memory.nbytes,
+            failure=failure,
+            **self._summary(figures, figures),
+        )
+
+    def repeat(self, evaluated: Callable[[int], None]) -> Point:
+        """Return the point of the previous checkpoint; evaluates every original step."""
+        figures = [Figures()]
+        for done, (before, step) in enumerate(pairwise(self.steps), start=1):
+            figures.append(self.judge.stale(step, before) or Figures())
+            evaluated(done)
+        zeros = [step for step in self.steps if self.judge.original(step).value == 0]
+        return Point(
+            codec=REPEAT,
+            restore_gain=0.0,
+            restore_noise=1.0,
+            failure=f"the metric is 0 at step {zeros[0]}" if zeros else "",
+            **self._summary(figures, figures[1:]),
+        )
+
+    def _summary(self, figures: Sequence[Figures], counted: Sequence[Figures]) -> dict[str, Any]:
+        """Return what a point says of its steps; over steps of which one is not known, nothing is."""
+        drops, divergences = ([getattr(one, name) for one in counted] for name in ("drop", "divergence"))
+        self.judge.original(self.steps[0])  # shows the metric
+        return {
+            "metric": self.judge.metric,
+            "direction": self.judge.direction,
+            "max_drop": _all_known(max, drops),
+            "max_divergence": _all_known(max, divergences),
+            "mean_divergence": _all_known(_mean, divergences),
+            "drops": tuple(one.drop for one in figures),
+            "divergences": tuple(one.divergence for one in figures),
+        }
+
+    def _compress(self, variant: Variant, value: float | None, target: Path, steps: Sequence[int]) -> Any:
+        return compress(
+            self.run,
+            target,
+            codec=variant.codec,
+            config=variant.config(value),
+            optimizer=variant.optimizer(self.request.optimizer),
+            keyframe_every=self.request.keyframe_every,
+            steps=steps,
+            device=self.device,
+            threads=self.request.threads,
+        )
+
+    def _judged(self, target: Path, evaluated: Callable[[int], None]) -> tuple[list[Figures], str]:
+        """Evaluate what was restored; a state that the evaluator refuses is within no bound."""
+        walk, figures = Archive.open(target).on(self.device).sequential(), []
+        try:
+            for done, step in enumerate(self.steps, start=1):
+                figures.append(self.judge.figures(step, walk[step]))
+                if figures[-1].failure:
+                    return [], figures[-1].failure
+                evaluated(done)
+        except EvaluatorError as error:
+            return [], str(error)
+        return figures, ""
+
+
+def _decode(archive: Archive, steps: Sequence[int]) -> int:
+    """Decode steps in order, each frame once, and return their raw bytes."""
+    walk, nbytes = archive.sequential(), 0
+    for step in steps:
+        checkpoint = walk[step]
+        for spec in checkpoint.specs:
+            checkpoint.source.read(spec)
+        nbytes += checkpoint.raw_bytes()
+    return nbytes
+
+
+def _all_known(summary: Callable[[Sequence[float]], float], values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return summary(known) if known and len(known) == len(values) else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+class PeakMemory:
+    """Measures how far resident memory rises above where it stood.
+
+    What earlier work left in the allocator is given back first, so that it does not hide memory that is
+    taken anew.
+
+    Examples
+    --------
+    >>> with PeakMemory() as memory:
+    ...     block = bytearray(8 << 20)
+    >>> memory.nbytes is None or memory.nbytes > 7 << 20
+    True
+    """
+
+    def __init__(self) -> None:
+        self.nbytes: int | None = None
+        """Bytes above the start; None where the system does not say, and until it is left."""
+        self._before: int | None = None
+
+    def __enter__(self) -> Self:
+        gc.collect()
+        _give_back()
+        with suppress(OSError):
+            _CLEAR.write_text(_RESET_PEAK, encoding="ascii")
+            self._before = _status("VmRSS")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        peak = _status("VmHWM")
+        if peak is not None and self._before is not None:
+            self.nbytes = max(0, peak - self._before)
+
+
+def _status(name: str) -> int | None:
+    """Return a line of the status, in bytes; None where there is none."""
+    with suppress(OSError):
+        found = re.search(rf"^{name}:\s*(\d+)", _STATUS.read_text(errors="replace"), re.MULTILINE)
+        return None if found is None else int(found[1]) * _KIB
+    return None
+
+
+def _give_back() -> None:
+    """Ask the C library to return free memory; others than GNU's have no such call."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,350 @@
+"""What a bench measured and found: points, bounds, a row for each codec and bound, and the tables of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from inshrink_core.errors import InputError
+from inshrink_core.execution import write_whole
+from inshrink_core.report import Part, Report, Table
+from inshrink_core.search.bounds import Bounds, Figures
+from inshrink_core.text import UNKNOWN, duration, nats, percent, ratio, steps_in_short
+
+REPEAT: Final = "repeat"
+"""Label of the previous checkpoint in the place of each one: a baseline that stores nothing."""
+
+POINTS_FILE: Final = "points.json"
+
+_FIGURES: Final = {"drop": "max_drop", "divergence": "mean_divergence"}
+"""The figure of a point, by kind of bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point(Report):
+    """What one configuration of a codec does to a run. None is not known.
+
+    Parameters
+    ----------
+    codec
+        Label of the variant; ``repeat`` for the previous checkpoint.
+    config
+        Every setting of the codec.
+    knob
+        Value of the knob that was swept; None where nothing is.
+    metric, direction
+        What `max_drop` is of.
+    ratio_weights, ratio_total
+        Of the whole chain, keyframes included; None for the previous checkpoint, which stores nothing.
+    max_drop, max_divergence, mean_divergence
+        Over all steps.
+    restore_gain, restore_noise
+        Over all weights and steps (`inshrink_core.analysis.restore_gain`).
+    encode_mb_per_s, decode_mb_per_s
+        10^6 raw bytes a second, reading and writing files included.
+    restore_seconds
+        Time to open the archive and decode its last step into memory.
+    peak_memory_bytes
+        What compressing and decoding took above what the process held before.
+    drops, divergences
+        A value a step.
+    failure
+        Why a restored state could not be evaluated; empty where it could.
+    """
+
+    codec: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    knob: float | None = None
+    metric: str
+    direction: str
+    ratio_weights: float | None = None
+    ratio_total: float | None = None
+    max_drop: float | None = None
+    max_divergence: float | None = None
+    mean_divergence: float | None = None
+    restore_gain: float | None = None
+    restore_noise: float | None = None
+    encode_mb_per_s: float | None = None
+    decode_mb_per_s: float | None = None
+    restore_seconds: float | None = None
+    peak_memory_bytes: int | None = None
+    drops: tuple[float | None, ...] = ()
+    divergences: tuple[float | None, ...] = ()
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A limit on the worst drop of any step, or on the mean divergence over the steps.
+
+    Parameters
+    ----------
+    kind
+        ``drop`` (a fraction) or ``divergence`` (nats).
+    limit
+        Inclusive.
+
+    Raises
+    ------
+    InputError
+        No such kind, or a limit that bounds nothing.
+
+    Examples
+    --------
+    >>> Bound("drop", 0.01)
+    Bound(kind='drop', limit=0.01)
+    """
+
+    kind: str
+    limit: float
+
+    def __post_init__(self) -> None:
+        if self.kind not in _FIGURES:
+            raise InputError(f"there is no bound '{self.kind}'", remedy="bound drop or divergence")
+        if not math.isfinite(self.limit) or self.limit < 0:
+            raise InputError(
+                f"a bound on the {self.kind} is a number", expected="at least 0", found=str(self.limit)
+            )
+
+    def figure(self, point: Point) -> float | None:
+        """Return what of a point is bounded."""
+        figure: float | None = getattr(point, _FIGURES[self.kind])
+        return figure
+
+    def holds(self, point: Point) -> bool:
+        """Whether a point is within it; an unknown value is not."""
+        bounds = Bounds(**{f"max_{self.kind}": self.limit})
+        figures = Figures(drop=point.max_drop, divergence=point.mean_divergence)
+        return self.figure(point) is not None and bounds.judge(figures).kept
+
+
+DEFAULT_BOUNDS = (
+    *(Bound("drop", limit) for limit in (0.005, 0.01, 0.02)),
+    *(Bound("divergence", limit) for limit in (0.003, 0.01, 0.03)),
+)
+
+
+def parse_bounds(text: str) -> tuple[Bound, ...]:
+    """Return the bounds of ``drop=0.01,divergence=0.01``; a kind may come more than once.
+
+    Raises
+    ------
+    InputError
+        It does not read as bounds.
+
+    Examples
+    --------
+    >>> parse_bounds("drop=0.01")
+    (Bound(kind='drop', limit=0.01),)
+    """
+    bounds = []
+    for part in text.split(","):
+        kind, _, limit = part.partition("=")
+        try:
+            bounds.append(Bound(kind.strip(), float(limit)))
+        except ValueError as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"'{text}' names no bounds", expected="drop=FRACTION,divergence=NATS", found=part
+            ) from error
+    return tuple(dict.fromkeys(bounds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundRow(Report):
+    """One codec under one bound.
+
+    Parameters
+    ----------
+    codec
+        Label of the variant.
+    bound
+        What it had to keep.
+    point
+        The measured configuration of the largest ratio that keeps it, or, out of reach, the one that
+        comes nearest; None where not even that is known.
+    kept
+        Whether the bound is kept.
+    """
+
+    codec: str
+    bound: Bound
+    point: Point | None
+    kept: bool
+
+    def _document(self) -> dict[str, Any]:
+        keeping, point = self.keeping, self.point
+        return {
+            "codec": self.codec,
+            "bound_kind": self.bound.kind,
+            "bound": self.bound.limit,
+            "kept": self.kept,
+            "ratio_weights": None if keeping is None else keeping.ratio_weights,
+            "ratio_total": None if keeping is None else keeping.ratio_total,
+            "max_drop": None if point is None else point.max_drop,
+            "mean_divergence": None if point is None else point.mean_divergence,
+            "config": None if point is None else point.config,
+            "encode_mb_per_s": None if point is None else point.encode_mb_per_s,
+            "decode_mb_per_s": None if point is None else point.decode_mb_per_s,
+            "restore_seconds": None if point is None else point.restore_seconds,
+            "peak_memory_bytes": None if point is None else point.peak_memory_bytes,
+            "restore_gain": None if point is None else point.restore_gain,
+            "restore_noise": None if point is None else point.restore_noise,
+        }
+
+    @property
+    def keeping(self) -> Point | None:
+        """The point where it keeps the bound."""
+        return self.point if self.kept else None
+
+
+def choose_row(codec: str, points: Sequence[Point], bound: Bound) -> BoundRow:
+    """Return the row of one codec: nothing but what was measured."""
+    keeping = [point for point in points if bound.holds(point)]
+    if keeping:
+        # The previous checkpoint, which has no ratio, is a point by itself.
+        return BoundRow(
+            codec=codec, bound=bound, point=max(keeping, key=lambda one: one.ratio_weights or 0.0), kept=True
+        )
+    known = [(figure, point) for point in points if (figure := bound.figure(point)) is not None]
+    nearest = min(known, key=lambda pair: pair[0], default=(None, None))[1]
+    return BoundRow(codec=codec, bound=bound, point=nearest, kept=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchReport(Report):
+    """What a bench found.
+
+    Parameters
+    ----------
+    run
+        Path of the run.
+    metric, direction
+        What drops are of.
+    steps
+        The steps of each chain.
+    optimizer
+        How the optimizer's state was stored by codecs that leave it to others.
+    bounds
+        The bounds.
+    points
+        Every measured configuration, by label of the variant; the previous checkpoint among them.
+    seconds
+        Wall time.
+    measured, resumed
+        Configurations measured now, and those that had been measured before.
+    notes
+        What a reader should know.
+    files
+        What was written.
+    device
+        Where frames were encoded and decoded.
+    """
+
+    run: str
+    metric: str
+    direction: str
+    steps: tuple[int, ...]
+    optimizer: str
+    bounds: tuple[Bound, ...]
+    points: Mapping[str, tuple[Point, ...]]
+    seconds: float = 0.0
+    measured: int = 0
+    resumed: int = 0
+    notes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    device: str = "cpu"
+
+    SAYS: ClassVar = "run metric direction optimizer measured resumed seconds device steps rows notes files"
+
+    @property
+    def rows(self) -> tuple[BoundRow, ...]:
+        """One row for each codec and bound; codecs in the order they were asked for."""
+        return tuple(
+            choose_row(label, points, bound) for label, points in self.points.items() for bound in self.bounds
+        )
+
+    def shown(self) -> Iterator[Part]:
+        """Yield the ratios, where each comes from, and what to know of all."""
+        headings = [_limit(bound.kind, bound.limit) for bound in self.bounds]
+        yield Table(
+            {"codec": None, **dict.fromkeys(headings, str)},
+            [(one, *(_ratios(row) for row in self.rows if row.codec == one)) for one in self.points],
+        )
+        yield "ratio of everything that is stored / of the weights"
+        if any(bound.holds(one) for bound in self.bounds for one in self.points.get(REPEAT, ())):
+            yield "≈ the previous checkpoint, which stores nothing, keeps this bound: it proves little"
+        # The previous checkpoint is the same under every bound: once is enough.
+        rows = [row for place, row in enumerate(self.rows) if not place or row.codec != REPEAT]
+        yield Table(_ROW_COLUMNS, map(_cells, rows))
+        yield "metric", f"{self.metric}, {self.direction} is better"
+        yield "steps", steps_in_short(self.steps)
+        yield "optimizer", self.optimizer
+        yield "measured", f"{self.measured} configurations, {self.resumed} were there already"
+        yield "time", f"{duration(self.seconds)} on {self.device}"
+        yield "files", ", ".join(self.files) or "none (--output DIR keeps what is measured)"
+        yield from (f"note: {note}" for note in self.notes)
+
+    def write(self, folder: Path) -> BenchReport:
+        """Write rows and points as JSON; return the report that names the file.
+
+        Raises
+        ------
+        StorageError
+            The disk is full, or refuses.
+        """
+        points = [point.to_json() for group in self.points.values() for point in group]
+        write_whole(folder / POINTS_FILE, json.dumps({**self.to_json(), "points": points}, indent=1))
+        return replace(self, files=(str(folder / POINTS_FILE),))
+
+
+_ROW_COLUMNS: Final = {
+    "codec": None,
+    "bound": str,
+    "of all": ratio,
+    "of weights": ratio,
+    "drop": percent,
+    "divergence": nats,
+    "knob": None,
+}
+
+
+def _cells(row: BoundRow) -> tuple[Any, ...]:
+    """Return where a ratio comes from."""
+    keeping, point = row.keeping, row.point
+    return (
+        row.codec,
+        "" if row.codec == REPEAT else _limit(row.bound.kind, row.bound.limit),
+        None if keeping is None else keeping.ratio_total,
+        None if keeping is None else keeping.ratio_weights,
+        None if point is None else point.max_drop,
+        None if point is None else point.mean_divergence,
+        _knob(row),
+    )
+
+
+def _ratios(row: BoundRow) -> str:
+    """Return the ratios of a row: a dash out of reach, a sign where nothing was stored."""
+    if not row.kept or row.point is None:
+        return UNKNOWN
+    if row.codec == REPEAT:
+        return "≈"
+    return f"{ratio(row.point.ratio_total)} / {ratio(row.point.ratio_weights)}"
+
+
+def _knob(row: BoundRow) -> str:
+    """Return where the knob stood; in brackets where that does not keep the bound."""
+    if row.point is None or row.point.knob is None:
+        return ""
+    text = json.dumps(row.point.knob)
+    return text if row.kept else f"({text})"
+
+
+def _limit(kind: str, limit: float) -> str:
+    """Return a bound as a heading."""
+    return f"≤ {limit * 100:g} %" if kind == "drop" else f"≤ {limit:g} nat"

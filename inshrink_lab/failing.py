@@ -1,0 +1,388 @@
+"""One training of a task: uninterrupted, or failing and restored by the saver again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import torch
+from torch import Tensor, nn
+
+from inshrink_core.archive import ArchiveWriter, is_archive
+from inshrink_core.chain import Archive, archive_size
+from inshrink_core.errors import InputError, InshrinkError
+from inshrink_core.metrics import Direction
+from inshrink_core.training.check import CheckedWriter, ModelEvaluator
+from inshrink_core.training.saver import Saver
+from inshrink_core.training.spool import spool_folder
+from inshrink_lab.results import TrainingResult
+
+if TYPE_CHECKING:
+    from inshrink_core.chain import ChainConfig
+    from inshrink_core.search.bounds import Bounds
+    from inshrink_lab.tasks.task import Task
+
+_SEED_STRIDE: Final = 1_000_003
+"""A prime above any number of steps here, so that no two steps of any two seeds share a batch; the
+generator takes 32 bits of its seed, so seed and step cannot be side by side in 64."""
+
+_WRONG_SEED: Final = 0x5EED
+"""Of the model that a restore overwrites: without the restore, its values would show."""
+
+OnStep = Callable[[int], None]
+"""Called with the step, after each."""
+
+AtSave = Callable[["Training", int], "Training"]
+"""Called at each save with the step; returns the training to go on with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What is trained, when it is saved and fails, and where it runs.
+
+    Parameters
+    ----------
+    task
+        The task.
+    n_steps
+        Steps in all.
+    n_saves
+        Evenly spaced saves, the last at the end.
+    n_restores
+        Evenly spaced failures, each right after a save, none after the last.
+    device
+        Of the model.
+
+    Raises
+    ------
+    InputError
+        The steps leave no room for the saves, or the saves for the failures.
+    """
+
+    task: Task
+    n_steps: int
+    n_saves: int
+    n_restores: int
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_saves <= self.n_steps:
+            raise InputError(
+                "--saves does not fit", expected=f"1 to {self.n_steps}, the steps", found=str(self.n_saves)
+            )
+        if not 0 <= self.n_restores < self.n_saves:
+            raise InputError(
+                "--restores does not fit: each follows a save, none the last",
+                expected=f"0 to {self.n_saves - 1}",
+                found=str(self.n_restores),
+            )
+
+    @classmethod
+    def of(cls, task: Task, device: str = "cpu", **numbers: int | None) -> Self:
+        """Return a task's defaults, but for the numbers that are given."""
+        defaults = {name: getattr(task, name) for name in ("n_steps", "n_saves", "n_restores")}
+        given = {name: number for name, number in numbers.items() if number is not None}
+        return cls(task=task, device=device, **(defaults | given))
+
+    @property
+    def saved_at(self) -> tuple[int, ...]:
+        """Steps of the saves."""
+        return tuple(_rounded(i * self.n_steps, self.n_saves) for i in range(1, self.n_saves + 1))
+
+    @property
+    def restored_at(self) -> tuple[int, ...]:
+        """Steps of the failures."""
+        saved, between = self.saved_at, self.n_restores + 1
+        return tuple(saved[_rounded(j * self.n_saves, between) - 1] for j in range(1, between))
+
+
+def _rounded(numerator: int, denominator: int) -> int:
+    return (2 * numerator + denominator) // (2 * denominator)
+
+
+class Training:
+    """A model, its optimizer, and the losses since the last save."""
+
+    def __init__(self, setup: Setup, seed: int, model_seed: int) -> None:
+        self.task, self.seed, self.device = setup.task, seed, setup.device
+        self.n_steps = setup.n_steps
+        torch.manual_seed(model_seed)
+        self.model = self.task.build().to(self.device)
+        self.optimizer = self.task.optimizer(self.model)
+        self._peaks = [group["lr"] for group in self.optimizer.param_groups]
+        self._losses: list[Tensor] = []
+
+    def advance(self, steps: range, record: Callable[[], None] | None, on_step: OnStep | None) -> None:
+        """Train some steps."""
+        for step in steps:
+            factor = self.task.learning_rate_factor(step, self.n_steps)
+            for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
+                group["lr"] = peak * factor
+            generator = torch.Generator().manual_seed(self.seed * _SEED_STRIDE + step)
+            batch = _moved(self.task.batch(step, generator), self.device)
+            loss = self.task.loss(self.model, batch)
+            self.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            if record is not None:
+                record()
+            if self.task.max_gradient_norm is not None:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.task.max_gradient_norm)
+            self.optimizer.step()
+            self._losses.append(loss.detach())
+            if on_step is not None:
+                on_step(step)
+
+    def take_loss(self) -> float:
+        """Return the mean training loss since it was last asked for."""
+        losses, self._losses = self._losses, []
+        return float(torch.stack(losses).double().mean())
+
+
+def _moved(batch: Any, device: str) -> Any:
+    """Return a batch on the device of the model."""
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(_moved(item, device) for item in batch)
+    return batch
+
+
+def open_saver(
+    archive: Path, training: Training, chain: ChainConfig, checked: CheckedWriter | None = None
+) -> Saver:
+    """Return a saver of a training, which writes as a chain says or as a check decides."""
+    # A check sets the codec save by save: the archive's newest need not be the one it began with.
+    known = checked is None or not is_archive(archive)
+    return Saver(
+        archive,
+        training.model,
+        training.optimizer,
+        codec=chain.codec if known else None,
+        config=chain.settings() if known else None,
+        optimizer_state=chain.optimizer,
+        keyframe_every=chain.keyframe_every,
+        device="cpu",
+        step_writer=checked,
+    )
+
+
+@contextlib.contextmanager
+def isolated(threads: int) -> Iterator[None]:
+    """Leave the caller's random numbers and thread count as they were."""
+    before = torch.get_num_threads()
+    with torch.random.fork_rng():
+        torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def train_uninterrupted(setup: Setup, seed: int, on_step: OnStep | None = None) -> TrainingResult:
+    """Train from the first step to the last, evaluating where the other training is saved."""
+    return _train(setup, Training(setup, seed, seed), lambda training, _: training, on_step)
+
+
+def train_perturbed(setup: Setup, seed: int, on_step: OnStep | None = None) -> TrainingResult:
+    """Train without an archive, every weight moved by its last bit where the other training is restored.
+
+    Where training is chaotic, no restore can end nearer to the uninterrupted training than this does, unless
+    it is exact.
+    """
+
+    def at_save(training: Training, step: int) -> Training:
+        if step in setup.restored_at:
+            perturb(training.model, torch.Generator().manual_seed(seed * _SEED_STRIDE + step))
+        return training
+
+    return _train(setup, Training(setup, seed, seed), at_save, on_step)
+
+
+def train_restored(
+    setup: Setup,
+    seed: int,
+    archive: Path,
+    chain: ChainConfig,
+    bounds: Bounds | None = None,
+    on_step: OnStep | None = None,
+) -> TrainingResult:
+    """Train with failures: after each, a new model and optimizer are restored from the archive.
+
+    Parameters
+    ----------
+    setup, seed
+        What is trained.
+    archive
+        Where the saver saves; what an earlier training left there is removed.
+    chain
+        How frames are written.
+    bounds
+        Promised of every save as restored: each is written with the smallest frame found that keeps them,
+        with the task itself as the evaluator. By default all saves are written as `chain` says.
+    on_step
+        Called after each step.
+
+    Notes
+    -----
+    Weights, buffers and the optimizer's state come out of the archive through `Saver.restore` alone;
+    the state of torch's generator is saved beside them.
+    """
+    with contextlib.ExitStack() as stack:
+        checked = None
+        if bounds is not None:
+            base = replace(chain, device="cpu", threads=1)
+            evaluator = task_evaluator(setup.task, setup.device)
+            follows = bounds.max_restore_cost is not None
+            checked = stack.enter_context(CheckedWriter(base, evaluator, bounds, follows=follows))
+        _remove_archive(archive)
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        training = Training(setup, seed, seed)
+        failing = _Failing(setup, archive, chain, checked, training)
+        try:
+            result = _train(setup, training, failing.at_save, on_step, failing.record)
+            failing.saver.close()
+        except BaseException:
+            with contextlib.suppress(InshrinkError):
+                failing.saver.close()
+            raise
+        size = archive_size(Archive.open(archive))
+        return replace(
+            result,
+            save_seconds=failing.waited,
+            raw_weights=size.raw_weights,
+            weights_nbytes=size.weights_nbytes,
+            raw_total=size.raw_total,
+            nbytes=size.nbytes,
+            promise=None if checked is None else checked.promise(),
+        )
+
+
+def _train(
+    setup: Setup,
+    training: Training,
+    at_save: AtSave,
+    on_step: OnStep | None,
+    record: Callable[[], None] | None = None,
+) -> TrainingResult:
+    """Train from the first step to the last, and evaluate at every save."""
+    begun, at = time.perf_counter(), 0
+    metrics: list[float] = []
+    losses: list[float] = []
+    for step in setup.saved_at:
+        training.advance(range(at + 1, step + 1), record, on_step)
+        metrics.append(setup.task.evaluate(training.model))
+        losses.append(training.take_loss())
+        training, at = at_save(training, step), step
+    return TrainingResult(
+        seed=training.seed,
+        steps=setup.saved_at,
+        metrics=tuple(metrics),
+        train_losses=tuple(losses),
+        seconds=time.perf_counter() - begun,
+    )
+
+
+@torch.no_grad()
+def perturb(model: nn.Module, generator: torch.Generator) -> None:
+    """Move every weight of a model to one of its two neighbours in its own format."""
+    for weight in model.parameters():
+        upwards = torch.rand(weight.shape, generator=generator).to(weight.device) < 0.5
+        limit = torch.where(upwards, torch.inf, -torch.inf).to(weight.dtype)
+        weight.copy_(torch.nextafter(weight, limit))
+
+
+class _Failing:
+    """Saves a training, and lets it fail where the setup says so."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        archive: Path,
+        chain: ChainConfig,
+        checked: CheckedWriter | None,
+        training: Training,
+    ) -> None:
+        self._setup, self._how = setup, (chain, checked)
+        self._archive = archive
+        self.waited = 0.0
+        self.saver = open_saver(archive, training, *self._how)
+
+    def record(self) -> None:
+        """Let the saver look at the gradients of a step."""
+        self.saver.record()
+
+    def at_save(self, training: Training, step: int) -> Training:
+        """Save, and return what training goes on with: after a failure, what came out of the archive."""
+        asked = time.perf_counter()
+        self.saver.save(step, _generator_states(self._setup.device))
+        self.waited += time.perf_counter() - asked
+        if step not in self._setup.restored_at:
+            return training
+        self.saver.close()
+        restored = Training(self._setup, training.seed, _WRONG_SEED)
+        self.saver = open_saver(self._archive, restored, *self._how)
+        self.saver.restore(step)
+        _set_generator_states(self.saver.extra, self._setup.device)
+        return restored
+
+
+def _generator_states(device: str) -> dict[str, Any]:
+    states = {"cpu": torch.get_rng_state()}
+    if device.startswith("cuda"):
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return {"rng_states": states}
+
+
+def _set_generator_states(extra: Mapping[str, Any], device: str) -> None:
+    torch.set_rng_state(extra["rng_states"]["cpu"])
+    if device.startswith("cuda"):
+        torch.cuda.set_rng_state(extra["rng_states"]["cuda"], device)
+
+
+def _remove_archive(archive: Path) -> None:
+    """Remove what an unfinished training left, unless a rehearsal is still writing there."""
+    if is_archive(archive):
+        ArchiveWriter(archive).close()
+        shutil.rmtree(archive)
+    shutil.rmtree(spool_folder(archive), ignore_errors=True)
+
+
+def require_judgeable(task: Task, bounds: Bounds, device: str) -> None:
+    """Refuse bounds that the task cannot be judged by, before anything is trained.
+
+    Raises
+    ------
+    InputError
+        A divergence bound, and the task's metric is no cross-entropy; or a metric of 0.
+    EvaluatorError
+        The task cannot be evaluated.
+    """
+    evaluator = task_evaluator(task, device)
+    bounds.completed(evaluator.evaluate(task.build().state_dict()))
+
+
+def task_evaluator(task: Task, device: str = "cpu") -> ModelEvaluator:
+    """Return what judges states of a task's model, as the task itself does.
+
+    Where the task has a method ``log_probs(model)``, that returns its predictions, (n, classes), nats. The
+    model is made here, once, because making one draws from torch's global generator; `Task.evaluate` must
+    not, for the saver's thread calls it while training goes on.
+    """
+    own: Callable[[nn.Module], Tensor] | None = getattr(task, "log_probs", None)
+
+    def check(model: nn.Module) -> Any:
+        value = float(task.evaluate(model))
+        return value if own is None else {task.metric: value, "log_probs": own(model)}
+
+    return ModelEvaluator(
+        task.build().to(device),
+        check,
+        spec=f"the task '{task.name}'",
+        metric=task.metric,
+        direction=Direction(task.direction),
+    )

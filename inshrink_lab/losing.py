@@ -1,0 +1,342 @@
+"""Partial failures: how many steps a training loses where some tensors are restored, and not all.
+
+A training is saved, goes on, and loses some of its tensors. One way back is to restore the save whole: all
+steps since are lost. The other restores what was lost alone, beside tensors that are some steps ahead of it
+(SCAR). What that costs is counted in steps too: how many more it takes until the model is as good as without
+the failure. A training that lost nothing takes more, too, for it has to be as good as the best of another
+one: how much of it is chance is measured with a copy whose weights are changed in their last bits.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import torch
+
+from inshrink_core.chain import Archive, changed_nbytes
+from inshrink_core.errors import InputError
+from inshrink_core.execution import working_folder
+from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.metrics import Direction
+from inshrink_core.report import Report
+from inshrink_core.training.state import TrainingState
+from inshrink_lab.failing import OnStep, Setup, Training, isolated, open_saver, perturb
+
+if TYPE_CHECKING:
+    from inshrink_core.chain import ChainConfig
+    from inshrink_core.training.saver import Saver
+
+
+_CHOICE_STRIDE: Final = 1_000_003
+"""Between the seeds that choose what is lost, and when."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialFailure:
+    """One failure of one training.
+
+    Parameters
+    ----------
+    seed
+        Of the training.
+    saved_at, failed_at
+        The step of the last whole save, or of the one in its place where saves are under a budget; and the
+        step after which tensors were lost.
+    lost
+        Their names.
+    share
+        Of the model's parameters.
+    whole
+        Steps lost where everything is restored: those since the save.
+    partial
+        Steps lost where the lost tensors alone are: below zero where the training was faster by chance.
+    chance
+        Steps that are counted where nothing was lost, and every weight moved by its last bit.
+    reached
+        Whether it became as good in the steps that were left; if not, `partial` is a lower bound. `chance` is
+        cut off in the same way.
+    """
+
+    seed: int
+    saved_at: int
+    failed_at: int
+    lost: tuple[str, ...]
+    share: float
+    whole: int
+    partial: int
+    chance: int
+    reached: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialRehearsal(Report):
+    """The failures of several trainings.
+
+    Parameters
+    ----------
+    task, metric, direction, codec, config, optimizer, device
+        As in a `Rehearsal`.
+    lose
+        Share of the tensors that a failure takes.
+    budget
+        Share of a whole save's bytes that each save had, one over it as often; None for whole saves.
+    archive_bytes
+        Of all saves, keyframes included.
+    failures
+        By seed and step.
+    """
+
+    task: str
+    metric: str
+    direction: str
+    codec: str
+    config: Mapping[str, Any]
+    optimizer: str
+    lose: float
+    budget: float | None
+    device: str
+    archive_bytes: int
+    failures: tuple[PartialFailure, ...]
+
+    SAYS: ClassVar = (
+        "task metric direction codec config optimizer lose budget device archive_bytes failures whole "
+        "partial chance fewer fewer_beyond_chance fewer_by_seed"
+    )
+
+    @property
+    def whole(self) -> float:
+        """Mean steps lost where everything is restored."""
+        return statistics.fmean(failure.whole for failure in self.failures)
+
+    @property
+    def partial(self) -> float:
+        """Mean steps lost where the lost tensors alone are restored."""
+        return statistics.fmean(failure.partial for failure in self.failures)
+
+    @property
+    def chance(self) -> float:
+        """Mean steps that are counted where nothing was lost."""
+        return statistics.fmean(failure.chance for failure in self.failures)
+
+    @property
+    def fewer(self) -> float:
+        """Share of the steps that a partial restore saves, as they are counted."""
+        return 1 - self.partial / self.whole
+
+    @property
+    def fewer_beyond_chance(self) -> float:
+        """The same without those that are counted where nothing was lost."""
+        return 1 - (self.partial - self.chance) / self.whole
+
+    @property
+    def fewer_by_seed(self) -> tuple[float, ...]:
+        """`fewer` of each training alone."""
+        seeds = dict.fromkeys(failure.seed for failure in self.failures)
+        own = ([one for one in self.failures if one.seed == seed] for seed in seeds)
+        return tuple(1 - sum(one.partial for one in some) / sum(one.whole for one in some) for some in own)
+
+
+def _lost(failure: PartialFailure) -> tuple[str, str]:
+    return str(failure.whole), f"{'' if failure.reached else '≥ '}{failure.partial}"
+
+
+def rehearse_partial(
+    setup: Setup,
+    chain: ChainConfig,
+    folder: Path,
+    *,
+    lose: float,
+    budget: float | None,
+    seeds: int,
+    progress: OnProgress | None = None,
+) -> PartialRehearsal:
+    """Let trainings lose some tensors between two saves, and count the steps that costs.
+
+    Parameters
+    ----------
+    setup, chain
+        What is trained, and how its saves are written. A failure strikes at a random step after a save, at
+        the latest with the next one.
+    folder
+        Where archives are meanwhile.
+    lose
+        Share of the model's parameter tensors that a failure takes; at least one.
+    budget
+        Share of a whole save's bytes that a save may take. Saves then are as many times as frequent, rounded,
+        so that they take the same bytes together; the first two are whole.
+    seeds
+        How many trainings, with the seeds from 0.
+    progress
+        Called after each step of a training that fails and is not: failures are tried on copies of it.
+
+    Raises
+    ------
+    InputError
+        There is no failure, no room for the saves, or no step between them.
+
+    Notes
+    -----
+    After a failure the task is evaluated at every step of both trainings: of the one that did not fail over
+    as many steps as lie between two saves, the best of which is the target (SCAR, section 3, iteration cost),
+    and of the one that did until it is as good, or has lost twice the steps of a full restore. Both see the
+    same batches. The best of many noisy values is hard to reach again, also for a training that lost nothing:
+    `PartialRehearsal.chance` says how hard.
+    """
+    if not setup.n_restores:
+        raise InputError("a training without a failure loses nothing", expected="--restores 1 or more")
+    n_saves = setup.n_saves * (1 if budget is None else round(1 / budget))
+    if n_saves > setup.n_steps:
+        raise InputError(
+            "--budget asks for more saves than there are steps",
+            expected=f"at most {setup.n_steps} saves",
+            found=str(n_saves),
+        )
+    saved_at = replace(setup, n_saves=n_saves).saved_at
+    folder.mkdir(parents=True, exist_ok=True)
+    failures: list[PartialFailure] = []
+    archive_bytes = 0
+    with isolated(chain.threads), working_folder(folder) as scratch:
+        for seed in range(seeds):
+
+            def on_step(step: int, seed: int = seed) -> None:
+                if progress is not None:
+                    done = seed * setup.n_steps + step
+                    progress(Progress("rehearse", done, seeds * setup.n_steps, step, f"seed {seed}"))
+
+            archive = scratch / f"{seed}.inshrink"
+            failures += _failures(setup, seed, lose, saved_at, budget, chain, archive, on_step)
+            archive_bytes += Archive.open(archive).reader.nbytes
+    if not failures:
+        raise InputError("no step is left between saves, or after a failure", remedy="train more steps")
+    return PartialRehearsal(
+        task=setup.task.name,
+        metric=setup.task.metric,
+        direction=setup.task.direction,
+        codec=chain.codec,
+        config=chain.settings(),
+        optimizer=chain.optimizer,
+        lose=lose,
+        budget=budget,
+        device=setup.device,
+        archive_bytes=archive_bytes,
+        failures=tuple(failures),
+    )
+
+
+def _failures(
+    setup: Setup,
+    seed: int,
+    lose: float,
+    saves: Sequence[int],
+    budget: float | None,
+    chain: ChainConfig,
+    archive: Path,
+    on_step: OnStep,
+) -> list[PartialFailure]:
+    """Train once, and try a failure after some of the schedule's saves, on copies."""
+    chance, found = torch.Generator().manual_seed(seed * _CHOICE_STRIDE + 1), []
+    failing = _failing_at(setup, chance)
+    training, at, saved = Training(setup, seed, seed), 0, 0
+    with open_saver(archive, training, chain) as saver:
+        for step in sorted({*saves, *failing}):
+            training.advance(range(at + 1, step + 1), saver.record, on_step)
+            at = step
+            if step in failing:
+                names = _chosen([name for name, _ in training.model.named_parameters()], lose, chance)
+                content = saver.read(saved)
+                with torch.random.fork_rng():
+                    found.append(_failure(training, *failing[step], step, names, content))
+            if step in saves:
+                saver.save(step, **_within(saver, budget))
+                saved = step
+    return found
+
+
+def _failing_at(setup: Setup, chance: torch.Generator) -> dict[int, tuple[int, int]]:
+    """Return after which steps tensors are lost, each with the save before and the steps to the next one.
+
+    A failure at the step of a save comes before it.
+    """
+    failing = {}
+    for step, following in pairwise(setup.saved_at):
+        if step in setup.restored_at:
+            between = following - step
+            failed_at = step + int(torch.randint(1, between + 1, (), generator=chance))
+            failing[min(failed_at, setup.n_steps - 1)] = (step, between)
+    return {failed_at: place for failed_at, place in failing.items() if failed_at > place[0]}
+
+
+def _within(saver: Saver, share: float | None) -> dict[str, Any]:
+    """Return the budget of a save: a share of what all tensors took when they last changed."""
+    if share is None or saver.last_step is None:
+        return {}
+    saver.flush()
+    archive = Archive.open(saver.path)
+    nbytes = changed_nbytes(archive, archive.last).values()
+    if not nbytes:
+        return {}
+    return {"budget": max(int(share * sum(nbytes)), *nbytes), "max_age": 2 * round(1 / share)}
+
+
+def _chosen(names: Sequence[str], lose: float, chance: torch.Generator) -> frozenset[str]:
+    """Choose tensors at random."""
+    order = torch.randperm(len(names), generator=chance).tolist()
+    return frozenset(names[i] for i in order[: max(1, round(lose * len(names)))])
+
+
+def _failure(
+    training: Training,
+    saved_at: int,
+    horizon: int,
+    failed_at: int,
+    names: frozenset[str],
+    content: Mapping[str, Any],
+) -> PartialFailure:
+    """Let a copy of a training lose tensors, and see when it is as good as one that did not."""
+    live, hurt, moved = (copy.deepcopy(training) for _ in range(3))
+    random = torch.random.get_rng_state()
+    end = min(failed_at + horizon, training.n_steps)
+    values = [_cost_after(live, step) for step in range(failed_at + 1, end + 1)]
+    best = min(values)
+    needed, whole = values.index(best) + 1, failed_at - saved_at
+
+    def lost_by(other: Training) -> tuple[int, bool]:
+        """Return how many more steps a training takes, and whether it became as good."""
+        torch.random.set_rng_state(random)
+        last = min(failed_at + needed + 2 * whole, training.n_steps)
+        for step in range(failed_at + 1, last + 1):
+            if _cost_after(other, step) <= best:
+                return step - failed_at - needed, True
+        return last - failed_at - needed + 1, False
+
+    with torch.no_grad():
+        for name, parameter in hurt.model.named_parameters():
+            if name in names:
+                parameter.fill_(torch.nan)
+    TrainingState(hurt.model, hurt.optimizer).load_lost(content, names)
+    perturb(moved.model, torch.Generator().manual_seed(training.seed * _CHOICE_STRIDE + failed_at))
+    partial, reached = lost_by(hurt)
+    sizes = {name: parameter.numel() for name, parameter in training.model.named_parameters()}
+    return PartialFailure(
+        seed=training.seed,
+        saved_at=saved_at,
+        failed_at=failed_at,
+        lost=tuple(sorted(names)),
+        share=sum(sizes[name] for name in names) / sum(sizes.values()),
+        whole=whole,
+        partial=partial,
+        chance=lost_by(moved)[0],
+        reached=reached,
+    )
+
+
+def _cost_after(training: Training, step: int) -> float:
+    """Train a step, and return the metric: less is better."""
+    training.advance(range(step, step + 1), None, None)
+    return Direction(training.task.direction).cost(float(training.task.evaluate(training.model)))

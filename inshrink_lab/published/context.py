@@ -1,0 +1,215 @@
+"""The context-modelling codec: ExCP's symbols, coded with those of the last checkpoint as context.
+
+Kim and Belyaev, "Prediction and context modelling for checkpoint compression" (arXiv:2506.12000, 2025):
+weights and optimizer states are pruned and quantized, and adaptive arithmetic coding takes its context
+from the values of the previously saved checkpoint around the same place.
+
+Notes
+-----
+Only the abstract of the paper was at hand; assumed here: pruning and quantization are ExCP's
+(`inshrink_lab.published.excp`), with its defaults; the context is the 3 × 3 neighbourhood of the
+previous frame's symbols in the matrix whose rows are the first dimension; the paper's learned predictor is
+replaced by estimates in tables, one for each of a few contexts, in two passes: first which symbols are
+zero, given whether the co-located symbol was and how many of its eight neighbours were not; then the
+others, given the sign of the co-located symbol and how many neighbours were not zero. Nothing outside the
+tensor is context, and nothing of the current frame but the estimates themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+
+from inshrink_core.codec import TensorReference
+from inshrink_core.codecs.exact import decode_exact, encode_exact, worst_case_exact_bytes
+from inshrink_core.errors import DamagedError
+from inshrink_core.frame import Block
+from inshrink_core.varint import read_section, write_section
+from inshrink_lab.published.adaptive import decode_adaptive, encode_adaptive, worst_case_adaptive_bytes
+from inshrink_lab.published.excp import ExcpCodec
+from inshrink_lab.published.residual import HEADER_BYTES, MAX_CENTROIDS, Quantized
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from inshrink_core.checkpoint import TensorSpec
+
+__all__ = ["ContextCodec", "ContextReference"]
+
+_STATE = 0x80
+"""First byte of a payload that holds a whole state: symbols, then the exact tensor."""
+
+_VARINT_BYTES = 9
+
+_ZERO_CONTEXTS = 2 * 9
+"""Co-located symbol zero or not, and how many of eight neighbours were not."""
+
+_VALUE_CONTEXTS = 3 * 3
+"""Co-located symbol zero, negative or positive, and three classes of neighbours."""
+
+_BUSY = np.array([0, 0, 1, 1, 1, 2, 2, 2, 2], np.uint8)
+"""Class of a number of neighbours that were not zero."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ContextReference(TensorReference):
+    """Decoded tensor, and the symbols it was reached with.
+
+    Parameters
+    ----------
+    tensor
+        Contiguous on the CPU, in the stored dtype and shape.
+    symbols : UInt8[Tensor, "n"]
+        0, or 1 + the index of a centroid.
+    n_symbols, n_negative
+        Size of their alphabet, and how many centroids were below zero.
+    """
+
+    tensor: torch.Tensor
+    symbols: torch.Tensor
+    n_symbols: int
+    n_negative: int
+
+    def decoded(self) -> torch.Tensor:
+        """Return the tensor; do not write to it."""
+        return self.tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tensor and symbols."""
+        return self.tensor.nbytes + self.symbols.nbytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContextCodec(ExcpCodec):
+    """ExCP's quantization under an adaptive arithmetic coder with contexts of the previous frame.
+
+    Parameters
+    ----------
+    coder
+        ``adaptive`` alone; the other settings are ExCP's.
+
+    Examples
+    --------
+    >>> codec = ContextCodec()
+    >>> codec.bitstream, codec.bits
+    ('context/1', 4)
+    """
+
+    name = "context"
+    bitstream = "context/1"
+    words: ClassVar = {**ExcpCodec.words, "coder": ("adaptive",)}
+    label = "Context"
+    compared = (("Context", {}),)
+
+    coder: str = "adaptive"
+
+    def pack_symbols(
+        self, quantized: Quantized, spec: TensorSpec, reference: TensorReference | None
+    ) -> bytes:
+        """Return two streams: which symbols are zero, then the others."""
+        zeros, values = _contexts(spec, reference)
+        symbols = quantized.symbols
+        kept = symbols != 0
+        flags = encode_adaptive(kept.astype(np.uint8), zeros, 2, _ZERO_CONTEXTS)
+        alphabet = max(quantized.codebook.size, 1)
+        rest = encode_adaptive(symbols[kept] - np.uint8(1), values[kept], alphabet, _VALUE_CONTEXTS)
+        out = bytearray()
+        for stream in (flags, rest):
+            write_section(out, stream)
+        return bytes(out)
+
+    def parse_symbols(
+        self, stream: memoryview, spec: TensorSpec, n_symbols: int, reference: TensorReference | None
+    ) -> NDArray[np.uint8]:
+        """Undo `pack_symbols`."""
+        zeros, values = _contexts(spec, reference)
+        flags, at = read_section(stream, 0)
+        rest, at = read_section(stream, at)
+        if at != len(stream):
+            raise DamagedError("bytes follow the symbols", where=spec.key)
+        symbols = decode_adaptive(flags, spec.numel, 2, zeros, _ZERO_CONTEXTS)
+        kept = symbols != 0
+        n_kept = int(np.count_nonzero(kept))
+        if n_kept and n_symbols < 2:
+            raise DamagedError("a symbol is outside the alphabet", where=spec.key)
+        alphabet = max(n_symbols - 1, 1)
+        symbols[kept] = 1 + decode_adaptive(rest, n_kept, alphabet, values[kept], _VALUE_CONTEXTS)
+        return symbols
+
+    def state_of(self, tensor: torch.Tensor, quantized: Quantized) -> TensorReference:
+        """Return the decoded tensor and its symbols."""
+        return ContextReference(
+            tensor=tensor,
+            symbols=torch.from_numpy(quantized.symbols),
+            n_symbols=quantized.n_symbols,
+            n_negative=int(np.count_nonzero(quantized.codebook < 0)),
+        )
+
+    def decode_lossy(
+        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
+    ) -> TensorReference:
+        """Return the state of a payload, of whole states too."""
+        if payload[0] == _STATE:
+            return _parse_state(spec, payload)
+        return ExcpCodec.decode_lossy(self, spec, payload, reference, device)
+
+    def rekey(self, spec: TensorSpec, reference: TensorReference) -> Block:
+        """Return a block of the whole state: the next frame's contexts need the symbols too."""
+        if not isinstance(reference, ContextReference):
+            return ExcpCodec.rekey(self, spec, reference)
+        stream = encode_adaptive(reference.symbols.numpy(), None, reference.n_symbols)
+        head = bytearray((_STATE, reference.n_symbols - 1, reference.n_negative))
+        write_section(head, stream)
+        exact = encode_exact(spec, reference.tensor, None).block.payload
+        return Block(self.bitstream, b"".join((head, exact)))
+
+    def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
+        """Return the larger of symbols and of a whole state."""
+        n = spec.numel
+        flags, rest = worst_case_adaptive_bytes(n, 2), worst_case_adaptive_bytes(n, MAX_CENTROIDS)
+        whole = 3 + _VARINT_BYTES + worst_case_adaptive_bytes(n, 256) + worst_case_exact_bytes(spec)
+        return max(HEADER_BYTES + 2 * _VARINT_BYTES + flags + rest, whole)
+
+
+def _parse_state(spec: TensorSpec, payload: memoryview) -> ContextReference:
+    """Return the state of a payload that `ContextCodec.rekey` wrote."""
+    if len(payload) < 4:
+        raise DamagedError("the block is cut short", where=spec.key)
+    n_symbols, n_negative = payload[1] + 1, payload[2]
+    stream, at = read_section(payload, 3)
+    if n_negative >= n_symbols:
+        raise DamagedError("a state has more negative centroids than centroids", where=spec.key)
+    symbols = decode_adaptive(stream, spec.numel, n_symbols)
+    return ContextReference(
+        tensor=decode_exact(spec, payload[at:], None).tensor,
+        symbols=torch.from_numpy(symbols),
+        n_symbols=n_symbols,
+        n_negative=n_negative,
+    )
+
+
+def _contexts(
+    spec: TensorSpec, reference: TensorReference | None
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return the context of every value in both passes; all zero where no symbols are known."""
+    n = spec.numel
+    if not isinstance(reference, ContextReference) or tuple(reference.tensor.shape) != spec.shape:
+        return np.zeros(n, np.uint8), np.zeros(n, np.uint8)
+    rows = spec.shape[0] if len(spec.shape) > 1 else 1
+    symbols = reference.symbols.numpy().reshape(rows, -1)
+    alive = (symbols != 0).astype(np.uint8)
+    framed = np.pad(alive, 1)
+    height, width = alive.shape
+    around = np.zeros_like(alive)
+    for down in range(3):
+        for right in range(3):
+            if (down, right) != (1, 1):
+                around += framed[down : down + height, right : right + width]
+    sign = np.where(symbols > reference.n_negative, np.uint8(2), alive)
+    zeros = (9 * alive + around).reshape(-1)
+    values = (3 * sign + _BUSY[around]).reshape(-1).astype(np.uint8)
+    return zeros, values

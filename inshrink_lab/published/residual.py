@@ -1,0 +1,270 @@
+"""Residual codecs: few values for the difference to what the last frame decoded to, in closed loop.
+
+LC-Checkpoint, ExCP and the context-modelling codec are of this kind. A symbol indexes a codebook of values
+that are added to the reference; symbol 0 adds nothing. Without a reference they are the values themselves.
+``docs/format-rivals.md`` (residual blocks) has the layout.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from inshrink_core.codec import Encoded, TensorInput, TensorReference
+from inshrink_core.codecs.exact import LosslessReference
+from inshrink_core.codecs.fallback import FallbackCodec, host_values
+from inshrink_core.errors import DamagedError
+from inshrink_core.frame import Block
+from inshrink_core.ops.quantize import histogram16
+from inshrink_core.quantization import fit_exact, key_histogram
+from inshrink_lab.published.flat import FLAT_WORDS, decode_flat, encode_flat, worst_case_flat_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from inshrink_core.checkpoint import TensorSpec
+
+
+DELTA = 0x01
+WIDE = 0x02
+FILL = 0x04
+"""Flags of a payload: values are added to the reference; four bytes a centroid instead of two; a value for
+symbol 0 follows the codebook."""
+
+_KNOWN_FLAGS = DELTA | WIDE | FILL
+
+MAX_CENTROIDS = 255
+"""With symbol 0 they fill a byte."""
+
+HEADER_BYTES = 2 + 4 * MAX_CENTROIDS + 4
+
+_Plan = TypeVar("_Plan")
+_State = TypeVar("_State", bound=TensorReference)
+
+
+class Quantized(NamedTuple):
+    """What a quantizer makes of the values of one tensor.
+
+    Parameters
+    ----------
+    symbols : UInt8[ndarray, "n"]
+        0, or 1 + the index of a centroid.
+    codebook : Float[ndarray, "c"]
+        float32, strictly ascending, finite; c <= 255.
+    fill
+        What symbol 0 stands for, where that is not zero; never with a reference.
+    """
+
+    symbols: NDArray[np.uint8]
+    codebook: NDArray[np.float32]
+    fill: float = 0.0
+
+    @property
+    def n_symbols(self) -> int:
+        """Size of the alphabet."""
+        return 1 + self.codebook.size
+
+
+class ResidualCodec(FallbackCodec[_Plan, _State]):
+    """Base of the residual codecs: subclasses quantize the residual and choose the coder of symbols."""
+
+    __slots__ = ()
+
+    state = LosslessReference
+    words: ClassVar = {"keyframe": ("exact", "quantized"), **FLAT_WORDS}
+    coder: str
+    keyframe: str
+
+    @abstractmethod
+    def quantize(
+        self, item: TensorInput, values: NDArray[np.float32], plan: _Plan, *, delta: bool
+    ) -> Quantized:
+        """Quantize residuals (`delta`), or values without a reference; float32[n], finite."""
+
+    def pack_symbols(
+        self, quantized: Quantized, spec: TensorSpec, reference: TensorReference | None
+    ) -> bytes:
+        """Return coded symbols."""
+        return encode_flat(quantized.symbols, quantized.n_symbols, self.coder)
+
+    def parse_symbols(
+        self, stream: memoryview, spec: TensorSpec, n_symbols: int, reference: TensorReference | None
+    ) -> NDArray[np.uint8]:
+        """Undo `pack_symbols`."""
+        return decode_flat(stream, spec.numel, n_symbols)
+
+    def state_of(self, tensor: torch.Tensor, quantized: Quantized) -> TensorReference:
+        """Return what the next delta needs; by default the decoded tensor alone."""
+        return LosslessReference(tensor)
+
+    def is_delta(self, spec: TensorSpec) -> bool:
+        """Whether tensors of this role are coded relative to their reference."""
+        return True
+
+    def encode_lossy(
+        self, item: TensorInput, plan: _Plan, reference: TensorReference | None
+    ) -> Encoded | None:
+        """Return symbols of the residual, or of values without a reference; None for what is not finite."""
+        spec = item.spec
+        previous = _fitting(reference, spec)
+        if (previous is None and self.keyframe == "exact") or not bool(torch.isfinite(item.tensor).all()):
+            return None
+        delta = previous is not None and self.is_delta(spec)
+        values = residual_of(item.tensor, spec, reference) if delta else host_values(item.tensor)
+        if values is None:
+            return None
+        quantized = self.quantize(item, values, plan, delta=delta)
+        stream = self.pack_symbols(quantized, spec, reference)
+        payload = _pack_head(quantized, delta=delta) + stream
+        decoded = _reconstruct(spec, quantized, previous if delta else None)
+        return Encoded(Block(self.bitstream, payload), self.state_of(decoded, quantized))
+
+    def decode_lossy(
+        self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
+    ) -> TensorReference:
+        """Return the state a payload decodes to."""
+        delta, codebook, fill, stream = _parse_head(payload)
+        previous = _fitting(reference, spec) if delta else None
+        if delta and previous is None:
+            raise DamagedError("the block is a delta against another reference", where=spec.key)
+        symbols = self.parse_symbols(stream, spec, 1 + codebook.size, reference)
+        quantized = Quantized(symbols, codebook, fill)
+        return self.state_of(_reconstruct(spec, quantized, previous), quantized)
+
+    def worst_case_lossy_bytes(self, spec: TensorSpec) -> int:
+        """Return the header and packed symbols."""
+        return HEADER_BYTES + worst_case_flat_bytes(spec.numel, 1 + MAX_CENTROIDS)
+
+
+def _fitting(reference: TensorReference | None, spec: TensorSpec) -> torch.Tensor | None:
+    """Return what a reference decodes to if residuals to it are defined."""
+    if reference is None:
+        return None
+    previous = reference.decoded()
+    fits = tuple(previous.shape) == spec.shape and previous.dtype == getattr(torch, spec.dtype)
+    return previous if fits else None
+
+
+def residual_of(
+    tensor: torch.Tensor, spec: TensorSpec, reference: TensorReference | None
+) -> NDArray[np.float32] | None:
+    """Return a tensor less what its reference decodes to, float32[n]; None unless all of it is finite."""
+    previous = _fitting(reference, spec)
+    if previous is None:
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        residual = host_values(tensor) - host_values(previous)
+    return residual if np.isfinite(residual).all() else None
+
+
+def _pack_head(quantized: Quantized, *, delta: bool) -> bytes:
+    """Return flags, codebook and fill; entries take two bytes wherever float16 holds them all."""
+    codebook = quantized.codebook
+    half = _to_float16(codebook)
+    wide = not np.array_equal(half.astype(np.float32), codebook)
+    flags = (DELTA if delta else 0) | (WIDE if wide else 0) | (FILL if quantized.fill else 0)
+    entries = codebook.astype("<f4").tobytes() if wide else half.astype("<f2").tobytes()
+    fill = np.float32(quantized.fill).astype("<f4").tobytes() if quantized.fill else b""
+    return bytes((flags, codebook.size)) + entries + fill
+
+
+def _parse_head(payload: memoryview) -> tuple[bool, NDArray[np.float32], float, memoryview]:
+    """Return whether it is a delta, codebook, fill and coded symbols."""
+    flags, n_centroids = payload[0], payload[1]
+    if flags & ~_KNOWN_FLAGS or (flags & FILL and flags & DELTA):
+        raise DamagedError("the block has unknown flags", found=f"{flags:#x}", expected="known ones")
+    width = 4 if flags & WIDE else 2
+    end = 2 + width * n_centroids
+    after = end + (4 if flags & FILL else 0)
+    if after > len(payload):
+        raise DamagedError("the codebook is cut short", expected=f"{after} bytes", found=str(len(payload)))
+    codebook = np.frombuffer(payload[2:end], f"<f{width}").astype(np.float32)
+    fill = float(np.frombuffer(payload[end:after], "<f4")[0]) if flags & FILL else 0.0
+    if not np.isfinite(codebook).all() or (codebook[1:] <= codebook[:-1]).any() or not np.isfinite(fill):
+        raise DamagedError("the codebook is not finite and ascending")
+    return bool(flags & DELTA), codebook, fill, payload[after:]
+
+
+def _reconstruct(spec: TensorSpec, quantized: Quantized, previous: torch.Tensor | None) -> torch.Tensor:
+    """One look-up and, with a reference, one float32 addition; symbol 0 leaves the reference's bits."""
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    table = np.concatenate((np.array([quantized.fill], np.float32), quantized.codebook))
+    symbols = quantized.symbols
+    if previous is not None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = host_values(previous) + table[symbols]
+    else:
+        values = table[symbols]
+    largest = float(torch.finfo(dtype).max)
+    decoded = torch.from_numpy(values).clamp_(-largest, largest).to(dtype).view(spec.shape)
+    if previous is None:
+        return decoded
+    return torch.where(torch.from_numpy(symbols == 0).view(spec.shape), previous.to("cpu"), decoded)
+
+
+def _to_float16(values: NDArray[np.float32]) -> NDArray[np.float16]:
+    with np.errstate(over="ignore", under="ignore"):
+        return values.astype(np.float16)
+
+
+def narrowed(centroids: NDArray[np.float64], tolerance: float) -> NDArray[np.float32]:
+    """Round centroids to float16 where none moves by more than a share of itself, else to float32.
+
+    Parameters
+    ----------
+    centroids : Float[ndarray, "c"]
+        Finite, ascending.
+    tolerance
+        Largest relative error of float16; 0 keeps float32.
+
+    Returns
+    -------
+    Float[ndarray, "d"]
+        float32, strictly ascending, finite; d <= c, as neighbours may round to one number.
+    """
+    largest = np.float64(np.finfo(np.float32).max)
+    single = np.clip(centroids, -largest, largest).astype(np.float32)
+    half = _to_float16(single).astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = np.abs(half.astype(np.float64) - centroids)
+    rounded = half if tolerance and bool((error <= tolerance * np.abs(centroids)).all()) else single
+    return np.unique(rounded + np.float32(0.0))  # -0.0 + 0.0 is +0.0: one zero
+
+
+def fit_nearest(
+    values: NDArray[np.float32], kept: NDArray[np.bool_], k: int, tolerance: float, fill: float = 0.0
+) -> Quantized:
+    """Quantize kept values to the k centroids of least squared error, and the others to symbol 0.
+
+    Parameters
+    ----------
+    values : Float[ndarray, "n"]
+        Finite.
+    kept : Bool[ndarray, "n"]
+        What gets a centroid; zeros never do.
+    k
+        Centroids wanted, 1 to 255.
+    tolerance
+        As in `narrowed`.
+    fill
+        What symbol 0 stands for.
+
+    Notes
+    -----
+    Centroids are fitted to the histogram of upper halves of the float32s (`fit_exact`), every kept value
+    gets the centroid nearest to it, the lower one of two as near.
+    """
+    chosen = kept & (values != 0)
+    survivors = values[chosen]
+    symbols = np.zeros(values.size, np.uint8)
+    if survivors.size == 0:
+        return Quantized(symbols, np.zeros(0, np.float32), fill)
+    dense = histogram16(torch.from_numpy(survivors)).numpy()
+    codebook = narrowed(fit_exact(key_histogram(dense, "float32"), k), tolerance)
+    wide = codebook.astype(np.float64)
+    cuts = (wide[1:] + wide[:-1]) / 2
+    symbols[chosen] = 1 + np.searchsorted(cuts, survivors.astype(np.float64), side="left")
+    return Quantized(symbols, codebook, fill)

@@ -1,0 +1,554 @@
+"""The rehearsal: which trainings are stored, which are run, and what came of them."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+
+from inshrink_core.codec import get_codec
+from inshrink_core.errors import InputError
+from inshrink_core.evaluate import Executing
+from inshrink_core.execution import ResultStore, resolve_device
+from inshrink_core.execution.progress import Progress
+from inshrink_core.metrics import Direction, drop, ratio
+from inshrink_core.plugins import plugin
+from inshrink_core.report import Part, Report, Table
+from inshrink_core.request import Option, Request, python_call
+from inshrink_core.search.bounds import Bounds
+from inshrink_core.search.space import space_of
+from inshrink_core.text import duration, percent, plain, size, steps_in_short
+from inshrink_core.text import ratio as ratio_text
+from inshrink_core.verbs.shared.groups import Bounding, PathLike, Writing
+from inshrink_core.verbs.shared.showing import promised_facts
+from inshrink_lab.results import TrainingResult, parse_training
+from inshrink_lab.tasks.task import find_task
+
+if TYPE_CHECKING:
+    from inshrink_core.chain import ChainConfig
+    from inshrink_lab.failing import Setup
+    from inshrink_lab.losing import PartialRehearsal
+
+__all__ = ["Rehearsal", "Rehearse", "half_width", "rehearse"]
+
+
+_T_975: Final = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""Quantile .975 of Student's t at 1 to 30 degrees of freedom (any table of it)."""
+
+_Z_975: Final = 1.959964
+"""The same of the normal distribution."""
+
+
+@dataclass(frozen=True)
+class Rehearse(Writing, Bounding, Executing, Request["Rehearsal | PartialRehearsal"]):
+    """Train with failures restored from the archive, and compare with uninterrupted training.
+
+    Parameters
+    ----------
+    task
+        A shipped task, such as char-gpt (docs/rehearsal.md lists them), or FILE.py:CLASS, which is executed.
+    output
+        Where finished trainings are stored: shared by all codecs.
+    restores
+        Evenly spaced failures of each training; by default the task's.
+    seeds
+        Pairs of trainings, with the seeds from 0.
+    saves
+        Evenly spaced saves of each training; by default the task's.
+    steps
+        Steps of each training; by default the task's.
+    control
+        Train each seed a third time, its weights moved by their last bits at each restore: what chance alone
+        costs.
+    lose
+        Lose this share of the model's tensors between two saves, restore these alone, and count the steps
+        that it costs; nothing is stored of such trainings.
+    budget
+        With --lose, let a save take this share of a whole one's bytes, and save as many times as often.
+    device
+        Where training happens; another one is another result.
+    threads
+        Threads that training uses; another number is another result.
+    keep_archives
+        Keep the archives of the restored trainings.
+
+    Raises
+    ------
+    NotFoundError
+        There is no such task.
+    InputError
+        More restores than saves leave room for, or another setting out of range; bounds on what the task
+        does not measure, or a codec without anything to search.
+
+    Notes
+    -----
+    The same call goes on after the trainings that are finished. The folder ``reports`` in `output` has the
+    document of the pairs of trainings that are finished so far, a file for each way of storing.
+    With bounds each save is written with the smallest frame found that keeps them, with the task itself as
+    the evaluator, or exactly if no smaller one does. A lossless restore is at exactly zero on the CPU, where
+    the same operations give the same bits.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> source = '''
+    ... import torch
+    ... class Line:
+    ...     name, version, metric, direction = "line", 1, "loss", "lower"
+    ...     n_steps, n_saves, n_restores, max_gradient_norm = 12, 4, 2, None
+    ...     def build(self): return torch.nn.Linear(4, 1)
+    ...     def optimizer(self, model): return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    ...     def learning_rate_factor(self, step, n_steps): return 1.0
+    ...     def batch(self, step, generator): return torch.randn(8, 4, generator=generator)
+    ...     def loss(self, model, batch): return (model(batch) - batch.sum(1, keepdim=True)).square().mean()
+    ...     def evaluate(self, model): return float(self.loss(model, torch.eye(4)).detach())
+    ... '''
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (folder / "line.py").write_text(source)
+    >>> result = rehearse(
+    ...     f"{folder}/line.py:Line", folder / "out", codec="lossless", restores=3, seeds=2
+    ... )
+    >>> result.restored_at, result.excess
+    ((3, 6, 9), 0.0)
+    """
+
+    task: Annotated[str, Option(metavar="TASK")]
+    output: Annotated[PathLike, Option(("--output", "-o"), metavar="DIR")] = "rehearsal"
+    _: KW_ONLY
+    restores: Annotated[int | None, Option(least=0)] = None
+    seeds: Annotated[int, Option(least=1)] = 3
+    saves: Annotated[int | None, Option(least=1)] = None
+    steps: Annotated[int | None, Option(least=1)] = None
+    control: bool = False
+    lose: Annotated[float | None, Option(metavar="SHARE")] = None
+    budget: Annotated[float | None, Option(metavar="SHARE")] = None
+    device: Annotated[str, Option(metavar="auto|cpu|cuda")] = "auto"
+    threads: Annotated[int, Option(least=1)] = 1
+    keep_archives: bool = False
+
+    EXAMPLES: ClassVar = (
+        "inshrink rehearse char-gpt --codec inshrinkerator --set bins=32 -o rehearsal",
+        "inshrink rehearse char-gpt --max-drop 0.01 -o rehearsal",
+        "inshrink rehearse regression --seeds 5 --control -o rehearsal",
+        "inshrink rehearse my_task.py:MyTask --codec lossless --restores 4 --seeds 5",
+        "inshrink rehearse char-gpt --lose 0.25 --budget 0.125",
+    )
+    INTERRUPTED: ClassVar = "what is trained is kept, and the same command continues"
+    UNIT: ClassVar = "steps"
+
+    def perform(self) -> Rehearsal | PartialRehearsal:
+        """Train what is not trained yet, and pair it."""
+        from inshrink_lab.failing import Setup
+
+        self._check()
+        bounds = self.promised()
+        if plugin("inshrink.tasks", self.task) is None:
+            self.require_trusted(self.task.rpartition(":")[0])
+        task, identity = find_task(self.task)
+        numbers = {"n_steps": self.steps, "n_saves": self.saves, "n_restores": self.restores}
+        setup = Setup.of(task, resolve_device(self.device), **numbers)
+        chain = self.chain_config(device="cpu", threads=self.threads)
+        if self.lose is not None:
+            from inshrink_lab.losing import rehearse_partial
+
+            return rehearse_partial(
+                setup,
+                chain,
+                Path(self.output),
+                lose=self.lose,
+                budget=self.budget,
+                seeds=self.seeds,
+                progress=self.progress,
+            )
+        return _Runner(request=self, setup=setup, identity=identity, chain=chain, bounds=bounds).run_all()
+
+    def _check(self) -> None:
+        """Refuse what makes no sense, alone or together."""
+        if self.lose is None and self.budget is not None:
+            raise InputError("--budget goes with --lose", remedy="add --lose SHARE, or leave it out")
+        for name in ("lose", "budget"):
+            share = getattr(self, name)
+            if share is not None and not 0 < share < 1:
+                raise InputError(f"--{name} is a share", expected="above 0, below 1", found=f"{share:g}")
+        for name in ("max_drop", "max_divergence", "max_restore_cost", "control", "keep_archives"):
+            if self.lose is not None and getattr(self, name) not in (None, False):
+                raise InputError(
+                    f"--{name.replace('_', '-')} does not go with --lose",
+                    remedy="leave one of them out: --lose counts steps, not loss",
+                )
+
+
+rehearse = python_call(Rehearse)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Runner:
+    """Runs the trainings that are not stored, and counts the steps of all."""
+
+    request: Rehearse
+    setup: Setup
+    identity: str
+    chain: ChainConfig
+    bounds: Bounds | None
+    done: int = 0
+
+    def run_all(self) -> Rehearsal:
+        """Return the results of all trainings, stored and new."""
+        from inshrink_lab.failing import isolated, require_judgeable
+
+        pairs: list[tuple[TrainingResult, TrainingResult]] = []
+        seeds = range(self.request.seeds)
+        with isolated(self.request.threads):
+            if self.bounds is not None:
+                space_of(self.chain.codec)  # refuses a codec without anything to search
+                require_judgeable(self.setup.task, self.bounds, self.setup.device)
+            for seed in seeds:
+                pairs.append((self.trained("uninterrupted", seed), self.trained("restored", seed)))
+                self._report(pairs)
+            perturbed = tuple(self.trained("perturbed", seed) for seed in seeds if self.request.control)
+            return self._report(pairs, perturbed)
+
+    def _report(
+        self,
+        pairs: Sequence[tuple[TrainingResult, TrainingResult]],
+        perturbed: tuple[TrainingResult, ...] = (),
+    ) -> Rehearsal:
+        """Return the report of the pairs so far, and write it for whoever watches."""
+        task, chain = self.setup.task, self.chain
+        made = Rehearsal(
+            task=task.name,
+            metric=task.metric,
+            direction=task.direction,
+            codec=chain.codec,
+            config=chain.settings(),
+            optimizer=chain.optimizer,
+            n_steps=self.setup.n_steps,
+            n_saves=self.setup.n_saves,
+            restored_at=self.setup.restored_at,
+            uninterrupted=tuple(before for before, _ in pairs),
+            restored=tuple(after for _, after in pairs),
+            perturbed=perturbed,
+            device=self.setup.device,
+        )
+        store = ResultStore(Path(self.request.output) / "reports", "rehearsal", dict)
+        store.keep(f"{made.task}-{made.codec}", self._key() | self._restored_key(), made.to_json())
+        return made
+
+    def _key(self) -> dict[str, Any]:
+        """Return what every training depends on."""
+        import torch
+
+        return {
+            "task": self.identity,
+            "n_steps": self.setup.n_steps,
+            "saved_at": list(self.setup.saved_at),
+            "device": self.setup.device,
+            "threads": self.request.threads,
+            "torch": torch.__version__,
+        }
+
+    def _restored_key(self) -> dict[str, Any]:
+        """Return what a training with failures depends on beside."""
+        from inshrink_core import __version__
+
+        # As texts, JSON tells infinity, a bound that was waived, from one by default.
+        bounds = {name: str(limit) for name, limit in asdict(self.bounds).items()} if self.bounds else {}
+        return bounds | {
+            "codec": self.chain.codec,
+            "config": self.chain.settings(),
+            "optimizer_state": self.chain.optimizer,
+            "keyframe_every": self.chain.keyframe_every,
+            "bitstream": get_codec(self.chain.codec).bitstream,
+            "inshrink": __version__,
+            "restored_at": list(self.setup.restored_at),
+        }
+
+    def trained(self, kind: str, seed: int) -> TrainingResult:
+        """Return a stored training, or train and store it.
+
+        Parameters
+        ----------
+        kind
+            ``uninterrupted``, ``restored`` (with failures) or ``perturbed`` (the control).
+        seed
+            Its seed.
+        """
+        from inshrink_lab import failing
+
+        folder, label, key = Path(self.request.output), f"{kind}-seed{seed}", self._key() | {"seed": seed}
+        if kind == "restored":
+            key |= self._restored_key()
+        elif kind == "perturbed":
+            key["perturbed_at"] = list(self.setup.restored_at)
+        store = ResultStore(folder / "results", "result", parse_training)
+        result = store.load(label, key)
+        if result is None:
+            archive = folder / "archives" / f"{store.name_of(label, key)}.inshrink"
+            how = (archive, self.chain, self.bounds) if kind == "restored" else ()
+            train = getattr(failing, f"train_{kind}")
+            made: TrainingResult = train(
+                self.setup, seed, *how, lambda step: self._advance(step, f"seed {seed}, {kind}")
+            )
+            store.keep(label, key, asdict(made))
+            if not self.request.keep_archives:
+                shutil.rmtree(archive, ignore_errors=True)
+            result = made
+        self.done += self.setup.n_steps
+        return result
+
+    def _advance(self, step: int, detail: str) -> None:
+        if self.request.progress is not None:
+            total = (3 if self.request.control else 2) * self.request.seeds * self.setup.n_steps
+            self.request.progress(Progress("rehearse", self.done + step, total, step, detail))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal(Report):
+    """A rehearsal's trainings, paired by seed, and its settings.
+
+    Parameters
+    ----------
+    task, metric, direction
+        What was trained, and which way its metric is better.
+    codec, config, optimizer
+        How the frames were written.
+    n_steps, n_saves, restored_at
+        Steps and saves of each training, and the steps it was restored at.
+    uninterrupted, restored
+        The trainings, in the order of the seeds.
+    perturbed
+        The same, every weight moved by its last bit at each restore; empty without a control.
+    device
+        Where they ran.
+    """
+
+    task: str
+    metric: str
+    direction: str
+    codec: str
+    config: Mapping[str, Any]
+    optimizer: str
+    n_steps: int
+    n_saves: int
+    restored_at: tuple[int, ...]
+    uninterrupted: tuple[TrainingResult, ...]
+    restored: tuple[TrainingResult, ...]
+    perturbed: tuple[TrainingResult, ...] = ()
+    device: str = "cpu"
+
+    SAYS: ClassVar = (
+        "task metric direction codec config optimizer steps=n_steps saves=n_saves restored_at seeds "
+        "uninterrupted=finals restored=restored_finals excesses excess excess_half_width chance "
+        "beyond_chance beyond_chance_half_width noise ratio_weights ratio_total raw_bytes archive_bytes "
+        "train_seconds restored_seconds device save_seconds curves"
+    )
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds."""
+        return tuple(one.seed for one in self.uninterrupted)
+
+    @property
+    def finals(self) -> tuple[float, ...]:
+        """The final metric of each uninterrupted training."""
+        return tuple(one.final for one in self.uninterrupted)
+
+    @property
+    def restored_finals(self) -> tuple[float, ...]:
+        """The final metric of each restored training."""
+        return tuple(one.final for one in self.restored)
+
+    @property
+    def excesses(self) -> tuple[float | None, ...]:
+        """Relative change of the final metric for the worse, seed by seed."""
+        return self._drops(self.restored)
+
+    def _drops(self, others: Sequence[TrainingResult]) -> tuple[float | None, ...]:
+        direction = Direction(self.direction)
+        return tuple(
+            drop(before.final, after.final, direction)
+            for before, after in zip(self.uninterrupted, others, strict=bool(others))
+        )
+
+    @property
+    def excess(self) -> float | None:
+        """Mean of `excesses`; None where one is not known."""
+        return _mean(self.excesses)
+
+    @property
+    def excess_half_width(self) -> float | None:
+        """Half-width of the 95 % interval of `excess`; None for a single seed."""
+        return half_width(_all_known(self.excesses))
+
+    @property
+    def chance(self) -> float | None:
+        """Mean excess of the control, whose weights are moved by their last bits; None without one."""
+        return _mean(self._drops(self.perturbed))
+
+    @property
+    def beyond_chance(self) -> float | None:
+        """Mean of what restored trainings end worse than the control by, seed by seed; None without one."""
+        return _mean(self._beyond_chance())
+
+    @property
+    def beyond_chance_half_width(self) -> float | None:
+        """Half-width of the 95 % interval of `beyond_chance`; None for a single seed."""
+        return half_width(_all_known(self._beyond_chance()))
+
+    def _beyond_chance(self) -> tuple[float | None, ...]:
+        pairs = zip(self.excesses, self._drops(self.perturbed), strict=bool(self.perturbed))
+        return tuple(None if one is None or other is None else one - other for one, other in pairs)
+
+    @property
+    def noise(self) -> float | None:
+        """Relative standard deviation of the uninterrupted seeds' final metric; None for a single seed."""
+        finals = _all_known(self.finals)
+        if len(finals) < 2 or not (mean := abs(statistics.fmean(finals))):
+            return None
+        return statistics.stdev(finals) / mean
+
+    @property
+    def ratio_weights(self) -> float | None:
+        """Ratio of the weights over all frames of the restored trainings, keyframes included."""
+        return ratio(self._sum("raw_weights"), self._sum("weights_nbytes"))
+
+    @property
+    def ratio_total(self) -> float | None:
+        """Ratio of everything stored over all frames of the restored trainings, keyframes included."""
+        return ratio(self.raw_bytes, self.archive_bytes)
+
+    def _sum(self, name: str) -> Any:
+        return sum(getattr(result, name) for result in self.restored)
+
+    @property
+    def raw_bytes(self) -> int:
+        """Raw bytes of everything in the frames of the restored trainings."""
+        return int(self._sum("raw_total"))
+
+    @property
+    def archive_bytes(self) -> int:
+        """Bytes that these take in their archives."""
+        return int(self._sum("nbytes"))
+
+    @property
+    def train_seconds(self) -> float:
+        """Wall time of the uninterrupted trainings."""
+        return sum(result.seconds for result in self.uninterrupted)
+
+    @property
+    def restored_seconds(self) -> float:
+        """Wall time of the restored trainings."""
+        return float(self._sum("seconds"))
+
+    @property
+    def save_seconds(self) -> float:
+        """Time that these waited for their archives."""
+        return float(self._sum("save_seconds"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``inshrink rehearse --json``."""
+        return self._promised() | Report.to_json(self)
+
+    def shown(self) -> Iterator[Part]:
+        """Yield a row a seed, then what they say together."""
+        pairs = zip(self.uninterrupted, self.restored, self.excesses, strict=True)
+        rows = [(before.seed, before.final, after.final, excess) for before, after, excess in pairs]
+        yield Table({"seed": str, "uninterrupted": plain, "restored": plain, "excess": percent}, rows)
+        yield "task", f"{self.task}, {self.n_steps} steps, {self.n_saves} saves"
+        yield "metric", f"{self.metric}, {self.direction} is better"
+        yield "codec", f"{self.codec}, optimizer {self.optimizer}"
+        yield "restored at", steps_in_short(self.restored_at)
+        yield "excess", _with_half_width(self.excess, self.excess_half_width)
+        if self.chance is not None:
+            yield "excess by chance", percent(self.chance)
+            yield "beyond chance", _with_half_width(self.beyond_chance, self.beyond_chance_half_width)
+        yield "noise of the seeds", percent(self.noise).lstrip("+")
+        sizes = f"{size(self.raw_bytes)} in {size(self.archive_bytes)}"
+        yield "ratio of everything", f"{ratio_text(self.ratio_total)}  ({sizes})"
+        yield "ratio of the weights", ratio_text(self.ratio_weights)
+        yield from promised_facts(self.to_json())
+        restored = f"{duration(self.restored_seconds)} restored, {duration(self.save_seconds)} of it saving"
+        yield "time", f"{duration(self.train_seconds)} uninterrupted, {restored} (on {self.device})"
+
+    @property
+    def curves(self) -> list[dict[str, Any]]:
+        """A row a pair of trainings, with the metrics of both at every save."""
+        return [
+            {
+                "seed": before.seed,
+                "steps": before.steps,
+                "uninterrupted": before.metrics,
+                "restored": after.metrics,
+                "uninterrupted_train_loss": before.train_losses,
+                "restored_train_loss": after.train_losses,
+            }
+            for before, after in zip(self.uninterrupted, self.restored, strict=True)
+        ]
+
+    def _promised(self) -> dict[str, Any]:
+        """Return what was promised of every save, over all trainings; nothing where nothing was."""
+        promises = [(result.seed, result.promise) for result in self.restored if result.promise is not None]
+        if not promises:
+            return {}
+        frames = [{"seed": seed, **frame} for seed, promise in promises for frame in promise["frames"]]
+        return {
+            "bounds": promises[0][1]["bounds"],
+            "max_drop": _largest([frame["drop"] for frame in frames]),
+            "max_divergence": _largest([frame["divergence"] for frame in frames]),
+            "max_restore_cost": _largest([frame.get("restore_cost") for frame in frames]),
+            "evaluations": sum(promise["evaluations"] for _, promise in promises),
+            "frames": frames,
+        }
+
+
+def _with_half_width(mean: float | None, width: float | None) -> str:
+    """Return a mean and how well it is known."""
+    if width is None:
+        return f"{percent(mean)}  (a single seed says little)"
+    return f"{percent(mean)} ± {percent(width).lstrip('+')}  (95 %)"
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _all_known(values: Sequence[float | None]) -> list[float]:
+    """Return the values; none where one is missing or not finite: a mean of the rest would mislead."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return known if len(known) == len(values) else []
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = _all_known(values)
+    return statistics.fmean(known) if known else None
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Return the half-width of the 95 % interval of a mean, ``t · sd / √n``; None below two values.
+
+    Parameters
+    ----------
+    values
+        Independent measurements.
+
+    Examples
+    --------
+    >>> round(half_width([1.0, 2.0, 3.0]), 4)
+    2.4843
+    """
+    if len(values) < 2:
+        return None
+    freedom, z = len(values) - 1, _Z_975
+    if freedom <= len(_T_975):
+        quantile = _T_975[freedom - 1]
+    else:  # Abramowitz & Stegun 26.7.5, two terms of the expansion in 1/ν
+        quantile = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    return quantile * statistics.stdev(values) / math.sqrt(len(values))

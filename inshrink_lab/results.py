@@ -1,0 +1,66 @@
+"""What one training of a rehearsal gives, and how it is read from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inshrink_core.execution import parse_record
+
+__all__ = ["TrainingResult", "parse_training"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResult:
+    """One training, from the first step to the last.
+
+    Parameters
+    ----------
+    seed
+        Its seed.
+    steps, metrics, train_losses
+        The steps of the saves, the metric there (before a failure), and the mean training loss since
+        the save before.
+    seconds
+        Wall time.
+    save_seconds
+        Time that training waited for `Saver.save`; 0 without failures.
+    raw_weights, weights_nbytes, raw_total, nbytes
+        Raw bytes of the weights and of everything in the frames, and what they take in the archive;
+        0 without failures.
+    promise
+        The bounds on every save as restored, and how each save keeps them
+        (`inshrink_core.training.check.CheckedWriter.promise`); None without bounds.
+    """
+
+    seed: int
+    steps: tuple[int, ...]
+    metrics: tuple[float, ...]
+    train_losses: tuple[float, ...]
+    seconds: float
+    save_seconds: float = 0.0
+    raw_weights: int = 0
+    weights_nbytes: int = 0
+    raw_total: int = 0
+    nbytes: int = 0
+    promise: Mapping[str, Any] | None = None
+
+    @property
+    def final(self) -> float:
+        """The metric at the end."""
+        return self.metrics[-1]
+
+
+def parse_training(values: Mapping[str, Any]) -> TrainingResult:
+    """Return a result from its JSON.
+
+    Raises
+    ------
+    ValueError, TypeError, KeyError
+        The values are those of no training.
+    """
+    result = parse_record(TrainingResult, values)
+    if not result.steps or not len(result.steps) == len(result.metrics) == len(result.train_losses):
+        raise ValueError("its curves differ in length")
+    return result

@@ -1,0 +1,1 @@
+"""Small trainings that anyone can run: what the rehearsal trains."""
