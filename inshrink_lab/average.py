@@ -156,9 +156,9 @@ class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
     search
         Search for the coefficients that the evaluator likes best; they sum to 1.
     budget
-        With --search, how many to try; by default 600.
+        Most candidates to try.
     seed
-        Of --search.
+        Seed of random choices.
     held_out
         An evaluator on other data: it judges what was found and the baselines, and decides nothing.
     layout

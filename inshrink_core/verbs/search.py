@@ -344,9 +344,9 @@ class Search(
     strategy
         How to look: allocation or bracket for lattice, guided for other codecs.
     budget
-        Most configurations to try.
+        Most candidates to try.
     seed
-        Of --strategy random.
+        Seed of random choices.
     replicas
         Evaluators asked side by side.
     gain

@@ -228,9 +228,7 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
         Restore every frame too, those of older branches included, without writing a file: what passes,
         restores.
     against
-        The original run, to measure the error of every tensor against: tensors that are stored losslessly
-        must be bit-exact, and all that the run holds must be in the archive, but for steps that were pruned.
-
+        The original run.
 
     Raises
     ------
@@ -241,6 +239,9 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
 
     Notes
     -----
+    With `against` the error of every tensor is measured: tensors that are stored losslessly must be
+    bit-exact, and all that the run holds must be in the archive, but for steps that were pruned.
+
     Frames that cannot be decoded without their base model are problems. The bytes are read every time: what
     was found before, which is kept and which reports and the explorer show, says nothing of a disk today.
 
