@@ -166,9 +166,9 @@ class Request(Generic[R_co]):
         return self
 
     @property
-    def has_events(self) -> bool:
-        """Whether progress has events, which are lines on stderr."""
-        return False
+    def events(self) -> str:
+        """The stage of progress whose details are lines on stderr; empty for none."""
+        return ""
 
     @classmethod
     def verb(cls) -> str:

@@ -46,7 +46,7 @@ class Output:
         """Show how far a request is."""
         hidden = self.as_json or self.quiet
         return shown_progress(
-            asked.verb(), asked.UNIT, self.shown_as, hidden=hidden, stage=asked.STAGE, events=asked.has_events
+            asked.verb(), asked.UNIT, self.shown_as, hidden=hidden, stage=asked.STAGE, events=asked.events
         )
 
     def present(self, report: Report, failure: InshrinkError | None = None) -> int:

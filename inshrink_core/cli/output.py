@@ -107,7 +107,7 @@ def present(
 
 @contextmanager
 def shown_progress(
-    verb: str, unit: str, form: str, *, hidden: bool, stage: str = "", events: bool = False
+    verb: str, unit: str, form: str, *, hidden: bool, stage: str = "", events: str = ""
 ) -> Iterator[OnProgress | None]:
     """Show how far a verb is, as a ``bar`` on a terminal or as ``jsonl``: one JSON message a line on stderr.
 
@@ -125,7 +125,7 @@ def shown_progress(
     stage
         Show this stage only.
     events
-        Write events, which have ``event`` in `Progress.found`, as lines, also where stderr is no terminal.
+        The stage whose details are lines, also where stderr is no terminal.
 
     Yields
     ------
@@ -140,12 +140,11 @@ def shown_progress(
     with _json_lines(verb, unit) if form == "jsonl" else _bar(verb, unit) as advance:
 
         def show(now: Progress) -> None:
-            event = (now.found or {}).get("event")
-            if event is None and advance is not None and stage in ("", now.stage):
+            if now.stage == events:
+                if now.detail and not hidden:
+                    sys.stderr.write(printable(now.detail) + "\n")
+            elif advance is not None and stage in ("", now.stage):
                 advance(now)
-            elif event not in (None, "ended") and not hidden:
-                step = "" if now.step is None else f" step {now.step}"
-                sys.stderr.write(printable(f"{event}{step}{now.detail and f': {now.detail}'}") + "\n")
 
         yield None if advance is None and not events else show
 

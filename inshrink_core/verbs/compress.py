@@ -168,9 +168,9 @@ class Compress(
     THREADED: ClassVar = True
 
     @property
-    def has_events(self) -> bool:
-        """Whether progress has events, which are lines on stderr."""
-        return self.watch
+    def events(self) -> str:
+        """The stage of progress whose details are lines on stderr; empty for none."""
+        return "watch" if self.watch else ""
 
     @property
     def reading(self) -> dict[str, Any]:

@@ -57,7 +57,8 @@ _STAGE: Final = "watch"
 
 def _event(kind: str, step: int | None, detail: str = "") -> Progress:
     """Return what is reported when something happened; `detail` says why, or how: for people."""
-    return Progress(_STAGE, 0, 0, step, detail, {"event": kind})
+    text = kind if step is None else f"{kind} step {step}"
+    return Progress(_STAGE, 0, 0, step, f"{text}: {detail}" if detail else text, {"event": kind})
 
 
 def watch(run: PathLike, archive: PathLike, **options: Any) -> WatchReport:
@@ -140,7 +141,7 @@ def watch_run(asked: Compress) -> WatchReport:
     if is_archive(asked.archive):
         with suppress(NotFoundError):  # every checkpoint may be gone by now
             watcher.writing.write_branches()
-    watcher.say(_event("ended", None, watcher.report.ended))
+    watcher.say(Progress(_STAGE, 0, 0, None, found={"event": "ended"}))
     if is_archive(asked.archive):
         opened = Archive.open(asked.archive)
         if opened.steps:
