@@ -77,11 +77,9 @@ class Option:
         text.
     needs
         Name of a field without which it cannot be given.
-    text
-        Its explanation, where the docstring has none.
     hidden
         Whether only Python can give it.
-    name, type, default, by_place
+    name, text, type, default, by_place
         Of the field, as `fields_of` fills them in: no default is `inspect.Parameter.empty`, and a positional
         argument is given by its place.
     """
@@ -93,9 +91,9 @@ class Option:
     many: bool = False
     read: Callable[[str], Any] | None = None
     needs: str = ""
-    text: str = ""
     hidden: bool = False
     name: str = ""
+    text: str = ""
     type: Any = None
     default: Any = inspect.Parameter.empty
     by_place: bool = False
@@ -329,7 +327,7 @@ def _every_field(request: type) -> tuple[Option, ...]:
             dataclasses.replace(
                 option,
                 names=option.names or (f"--{field.name.replace('_', '-')}",),
-                text=texts.get(field.name) or option.text,
+                text=texts.get(field.name, ""),
                 name=field.name,
                 type=hint,
                 default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,

@@ -40,7 +40,6 @@ from inshrink_core.metrics import Direction
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.verbs.shared.groups import (
-    Force,
     Opening,
     PathLike,
     RunOrArchive,
@@ -163,6 +162,8 @@ class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
         An evaluator on other data: it judges what was found and the baselines, and decides nothing.
     layout
         As what to write it; same: as the last step.
+    force
+        Overwrite what exists.
 
     Raises
     ------
@@ -205,7 +206,7 @@ class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
     seed: int = 0
     held_out: Annotated[str | None, Option(metavar="FILE.py:FUNCTION|NAME")] = None
     layout: Annotated[str, Option(("--format",), metavar="same|safetensors|torch")] = "same"
-    force: Force = False
+    force: bool = False
 
     EXAMPLES: ClassVar = (
         "inshrink average digits.inshrink --steps 1600: -o averaged/",

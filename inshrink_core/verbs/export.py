@@ -20,7 +20,6 @@ from inshrink_core.verbs.modes.pack import PackReport, pack, unpack
 from inshrink_core.verbs.shared.groups import (
     ArchiveLike,
     Decoding,
-    Force,
     Globs,
     PathLike,
     Size,
@@ -173,6 +172,8 @@ class Export(Decoding, Request[ExportReport | PackReport]):
         Copy the whole archive into one file instead.
     unpack
         Copy the whole archive into a folder instead.
+    force
+        Overwrite what exists.
 
     Raises
     ------
@@ -221,7 +222,7 @@ class Export(Decoding, Request[ExportReport | PackReport]):
     dtype: Annotated[str, Option(metavar="same|fp32|bf16|fp16")] = "same"
     pack: Annotated[PathLike | None, Option(metavar="FILE")] = None
     unpack: Annotated[PathLike | None, Option(metavar="DIR")] = None
-    force: Force = False
+    force: bool = False
 
     EXAMPLES: ClassVar = (
         "inshrink export digits.inshrink --step 400 --weights-only -o model.inshrink",

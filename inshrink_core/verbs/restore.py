@@ -20,7 +20,6 @@ from inshrink_core.verbs.shared.groups import (
     ArchiveLike,
     Computing,
     Decoding,
-    Force,
     InParts,
     PathLike,
     Stepping,
@@ -134,7 +133,8 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
     branch
         Look for the steps in the history of this branch's last frame: a number, or the name of a checkpoint
         that is no step, such as best.
-
+    force
+        Overwrite what exists.
 
     Raises
     ------
@@ -168,7 +168,7 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
     every: Annotated[bool, Option(("--all",))] = False
     layout: Annotated[str, Option(("--format",), metavar="same|safetensors|torch|dcp")] = "same"
     tensors: Annotated[str | None, Option(metavar="GLOB")] = None
-    force: Force = False
+    force: bool = False
     branch: Annotated[int | str | None, Option(metavar="N|NAME")] = None
 
     THREADED: ClassVar = True

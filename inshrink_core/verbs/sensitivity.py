@@ -15,7 +15,7 @@ from inshrink_core.report import Part, Report, Table
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.sensitivity import STATISTICS, Grouping, SensitivityMetric
 from inshrink_core.text import UNKNOWN, csv_cell, spread, steps_in_short
-from inshrink_core.verbs.shared.groups import Force, Opening, PathLike, RunOrArchive, Stepping, chosen_steps
+from inshrink_core.verbs.shared.groups import Opening, PathLike, RunOrArchive, Stepping, chosen_steps
 
 if TYPE_CHECKING:
     from inshrink_core.analysis.profile import SensitivityTable
@@ -164,6 +164,8 @@ class Sensitivity(Stepping, Opening, Request[SensitivityReport | SensitivityTabl
         What of a row's parameters the table shows.
     csv
         Write every row, step and statistic as CSV.
+    force
+        Overwrite what exists.
 
     Raises
     ------
@@ -191,7 +193,7 @@ class Sensitivity(Stepping, Opening, Request[SensitivityReport | SensitivityTabl
     by: Annotated[str, Option(metavar=_GROUPINGS)] = "tensor"
     statistic: Annotated[str, Option(metavar="|".join(STATISTICS))] = "mean"
     csv: Annotated[PathLike | None, Option(metavar="FILE")] = None
-    force: Force = False
+    force: bool = False
 
     UNIT: ClassVar = "steps"
     EXAMPLES: ClassVar = (

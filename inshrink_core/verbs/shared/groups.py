@@ -44,7 +44,6 @@ Size = Annotated[int | None, Option(metavar="SIZE", read=parse_size)]
 Device = Annotated[str, Option(metavar="auto|cpu|cuda")]
 AnySteps = int | str | Sequence[int | str]
 Steps = Annotated[AnySteps | None, Option(("--steps", "--step"), "STEPS", many=True)]
-Force = Annotated[bool, Option(text="Overwrite what exists.")]
 
 
 def chosen_steps(
