@@ -21,6 +21,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from inshrink_core.report import Report
 from inshrink_core.request import Request
+from inshrink_core.verbs import EvaluatorReport, WatchReport
 from inshrink_lab.losing import PartialRehearsal
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -161,6 +162,10 @@ def _steps(key: str) -> list[str]:
     return re.findall(r"[^.\[\]{}]+|\[\]|\{\}", key)
 
 
+ALSO: dict[str, tuple[type, ...]] = {"compress": (WatchReport,), "evaluate": (EvaluatorReport,)}
+"""Reports of verbs that an option makes do something else."""
+
+
 def document_schema(request: type[Request[Any]], verb: str, text: str) -> Schema:
     """Return the schema of a verb's document, in any of its modes."""
     merged: Schema = {"type": "object", "properties": {}}
@@ -169,7 +174,7 @@ def document_schema(request: type[Request[Any]], verb: str, text: str) -> Schema
     told = {key: said for key, said in everywhere.items() if not key.startswith("error")}
     own = explained(verb, text)
     told |= own
-    reports = [one for mode in (request, *request.modes().values()) for one in reports_of(mode)]
+    reports = [*reports_of(request), *ALSO.get(verb, ())]
     for report in reports:
         keys = keys_of(report) or {}
         # Of a document that is not its report's fields, the page alone says what it always has.

@@ -124,8 +124,7 @@ def figures() -> dict[str, int]:
     options = {
         (field.names, field.text)
         for request in commands.values()
-        for mode in (request, *request.modes().values())
-        for field in fields_of(mode)
+        for field in fields_of(request)
         if not field.by_place
     }
     guided = guides()

@@ -315,12 +315,12 @@ def settings(parity: Parity) -> None:
         run,
         "--codec",
         "inshrinkerator",
-        "--bins",
-        "16",
-        "--prune",
-        "0.1",
-        "--protect",
-        "0.01",
+        "--set",
+        "bins=16",
+        "--set",
+        "prune=0.1",
+        "--set",
+        "protect=0.01",
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any, get_args, get_type_hints
 from benchmarks import documents
 from inshrink_core.cli.application import known_verbs
 from inshrink_core.cli.derived import Output
-from inshrink_core.request import Field, Request, fields_of, request_of
+from inshrink_core.request import Option, Request, fields_of, request_of
 from tests.formats.layouts.layout import Layout
 from tests.formats.layouts.table import TABLE
 
@@ -47,29 +47,25 @@ def requests() -> dict[str, type[Request[Any]]]:
     return {verb: request for verb, request in found if request is not None}
 
 
-def _modes(request: type[Request[Any]]) -> list[type[Request[Any]]]:
-    return [request, *request.modes().values()]
-
-
-def _metavar(field: Field) -> str:
+def _metavar(field: Option) -> str:
     """Return what the value of an option is called, empty for a flag."""
     if isinstance(field.default, bool):
         return ""
     names = {int: "N", float: "X"}
     kinds = [field.type, *getattr(field.type, "__args__", ())]
-    return field.option.metavar or next((names[kind] for kind in kinds if kind in names), "NAME")
+    return field.metavar or next((names[kind] for kind in kinds if kind in names), "NAME")
 
 
-def _head(field: Field) -> str:
+def _head(field: Option) -> str:
     """Return an option's names, with what its value is called."""
     first, *others = field.names
     value = _metavar(field).replace("|", r"\|")
     names = [f"`{first} {value}`" if value else f"`{first}`", *(f"`{name}`" for name in others)]
-    names += [f"`{name}`" for name in (field.option.off,) if name]
+    names += [f"`{name}`" for name in (field.off,) if name]
     return ", ".join(names)
 
 
-def _text(field: Field) -> str:
+def _text(field: Option) -> str:
     """Return an option's explanation, its default and where more is said."""
     notes = []
     if field.default is inspect.Parameter.empty:
@@ -77,18 +73,17 @@ def _text(field: Field) -> str:
     elif not isinstance(field.default, bool) and field.default not in (None, (), ""):
         default = f"{field.default:g}" if isinstance(field.default, float) else field.default
         notes.append(f"default {default}")
-    option = field.option
-    if option.least is not None and option.most is not None:
-        notes.append(f"{option.least:g} to {option.most:g}")
-    elif option.least is not None:
-        notes.append(f"at least {option.least:g}")
+    if field.least is not None and field.most is not None:
+        notes.append(f"{field.least:g} to {field.most:g}")
+    elif field.least is not None:
+        notes.append(f"at least {field.least:g}")
     if field.name in MORE:
         notes.append(f"[more]({MORE[field.name]})")
     text = field.text.replace("``", "`").replace("|", r"\|").rstrip(".")
     return f"{text} ({', '.join(notes)})" if notes else text
 
 
-def _key(field: Field) -> tuple[str, str]:
+def _key(field: Option) -> tuple[str, str]:
     return _head(field), _text(field)
 
 
@@ -96,7 +91,7 @@ def shared() -> dict[tuple[str, str], list[str]]:
     """Return the options that are explained once, with the verbs that have them."""
     verbs: dict[tuple[str, str], list[str]] = {}
     for verb, request in requests().items():
-        fields = [field for mode in _modes(request) for field in fields_of(mode) if not field.by_place]
+        fields = [field for field in fields_of(request) if not field.by_place]
         for key in dict.fromkeys(map(_key, fields)):
             verbs.setdefault(key, []).append(verb)
     return {key: found for key, found in verbs.items() if len(found) >= SHARED}
@@ -149,8 +144,8 @@ def synopsis(verb: str) -> str:
     for field in fields_of(request):
         required = field.default is inspect.Parameter.empty
         if field.by_place:
-            word = field.option.metavar or field.name.upper()
-            word += " …" if field.option.many else ""
+            word = field.metavar or field.name.upper()
+            word += " …" if field.many else ""
             words.append(word if required else f"[{word}]")
         elif required:
             words.append(f"{min(field.names, key=len)} {_metavar(field)}")
@@ -162,19 +157,10 @@ def options(verb: str) -> str:
     """Return the tables of a verb's own options, and name those that are explained once."""
     request, common, parts = requests()[verb], shared(), []
     own = [field for field in fields_of(request) if not field.by_place]
-    known = {field.name for field in fields_of(request)}
-    if rows := [_key(field) for field in own if _key(field) not in common]:
-        parts.append(_table(("option", "meaning"), rows))
-    for flag, mode in request.modes().items():
-        fields = {field.name: field for field in fields_of(mode)}
-        added = [field for name, field in fields.items() if name not in known]
-        rows = (
-            [] if any(flag in field.names for field in added) else [(f"`{flag}`", mode.summary().rstrip("."))]
-        )
-        rows += [_key(field) for field in added if _key(field) not in common]
-        missing = [f"`{field.names[0]}`" for field in own if field.name not in fields]
-        less = f", with which {', '.join(missing)} cannot be given" if missing else ""
-        parts.append(f"`{flag}` is a mode of its own{less}:\n\n{_table(('option', 'meaning'), rows)}")
+    for needed in dict.fromkeys(field.needs for field in own):
+        rows = [_key(field) for field in own if field.needs == needed and _key(field) not in common]
+        head = f"With `--{needed.replace('_', '-')}`:\n\n" if needed else ""
+        parts += [head + _table(("option", "meaning"), rows)] if rows else []
     also = [f"`{field.names[0]}`" for field in own if _key(field) in common]
     if also:
         parts.append(f"And, as [other verbs](#common-to-all-verbs): {', '.join(also)}.")

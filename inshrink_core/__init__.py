@@ -40,20 +40,4 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = index(
-    __name__,
-    {
-        "inshrink_core": ["analysis", "codecs", "errors", "evaluate", "training", "verbs"],
-        "inshrink_core.chain": ["Archive"],
-        "inshrink_core.chain.archive": ["open_any as open"],
-        "inshrink_core.checkpoint": ["Checkpoint"],
-        "inshrink_core.formats": ["Run"],
-        "inshrink_core.samples": ["sample"],
-        "inshrink_core.training.saver": ["Saver"],
-        "inshrink_core.verbs.compare": ["compare"],
-        "inshrink_core.verbs.compress": ["compress"],
-        "inshrink_core.verbs.restore": ["restore"],
-        "inshrink_core.verbs.search": ["search"],
-        "inshrink_core.verbs.verify": ["verify"],
-    },
-)
+__all__ = index(__name__)

@@ -16,13 +16,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, runtime_checkable
 
 from inshrink_core.errors import InputError, NotFoundError, clipped
+from inshrink_core.execution.prefetch import Prefetcher
 from inshrink_core.text import percent, size
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ __all__ = [
     "TensorSpec",
     "TensorsInMemory",
     "Unseen",
+    "UnseenFile",
     "ZipEntry",
     "classify_layer",
 ]
@@ -460,20 +462,31 @@ class FileLayout:
     zip_entries: tuple[ZipEntry, ...] = ()
 
 
-class Unseen(NamedTuple):
-    """What of some files lies in no tensor, and is carried as it is, whatever it may hold.
+@dataclass(frozen=True, slots=True)
+class UnseenFile:
+    """A file, and its bytes that lie in no tensor."""
+
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Bytes of some files that lie in no tensor, and are carried as they are.
 
     Parameters
     ----------
-    nbytes, total
-        How many bytes, and of how many.
+    bytes
+        How many.
+    share
+        Of all bytes of these files.
     files
-        Path and such bytes of the files that have most of them.
+        The files that have most of them.
     """
 
-    nbytes: int = 0
-    total: int = 0
-    files: tuple[tuple[str, int], ...] = ()
+    bytes: int = 0
+    share: float = 0.0
+    files: tuple[UnseenFile, ...] = ()
 
     @classmethod
     def of(cls, layouts: Iterable[FileLayout]) -> Self:
@@ -484,21 +497,16 @@ class Unseen(NamedTuple):
             nbytes, total = nbytes + outside, total + layout.nbytes
             files[layout.path] = max(outside, files.get(layout.path, 0))
         most = sorted(files.items(), key=lambda one: (-one[1], one[0]))[:_MOST_UNSEEN]
-        return cls(nbytes, total, tuple(one for one in most if one[1]))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as the documents of the command line have it."""
-        share = self.nbytes / self.total if self.total else 0.0
-        files = [{"path": path, "bytes": nbytes} for path, nbytes in self.files]
-        return {"bytes": self.nbytes, "share": share, "files": files}
+        share = nbytes / total if total else 0.0
+        return cls(nbytes, share, tuple(UnseenFile(*one) for one in most if one[1]))
 
     @property
     def text(self) -> str:
         """A line, where it is much: more than a hundredth of all, and a large file; else nothing."""
-        large = [f"{clipped(path)} ({size(nbytes)})" for path, nbytes in self.files if nbytes >= _LARGE]
-        if not large or self.nbytes < self.total / 100:
+        large = [f"{clipped(one.path)} ({size(one.bytes)})" for one in self.files if one.bytes >= _LARGE]
+        if not large or self.share < 0.01:
             return ""
-        share = f"{percent(self.nbytes / self.total)} of the bytes ({size(self.nbytes)})"
+        share = f"{percent(self.share)} of the bytes ({size(self.bytes)})"
         return f"{share} are not seen into and travel as they are: {', '.join(large)}"
 
 
@@ -518,12 +526,34 @@ class TensorSource(Protocol):
 
 
 @runtime_checkable
-class ExpectingSource(TensorSource, Protocol):
-    """A source that may lie far away."""
+class DistantSource(TensorSource, Protocol):
+    """A source that may be far away."""
 
-    def expecting(self, specs: Iterable[TensorSpec]) -> AbstractContextManager[None]:
-        """Read tensors ahead while the context is open, about in this order."""
+    def prefetch(self, specs: Iterable[TensorSpec]) -> AbstractContextManager[None]:
+        """Fetch tensors ahead while the context is open, about in this order."""
         ...
+
+
+class _ReadAhead:
+    """A `TensorSource` whose tensors threads read in the order in which they will be asked for."""
+
+    def __init__(self, source: TensorSource, specs: Iterable[TensorSpec], n_threads: int) -> None:
+        self._source, by_key = source, {spec.key: spec for spec in specs}
+        sizes = {key: spec.nbytes for key, spec in by_key.items()}
+        self.ahead = Prefetcher(
+            lambda key: source.read(by_key[key]),
+            sizes.items(),
+            (n_threads + 1) * max(sizes.values(), default=0),
+            n_threads,
+        )
+        self._keys = by_key.keys()
+
+    def read(self, spec: TensorSpec) -> Tensor:
+        tensor: Tensor = self.ahead.get(spec.key) if spec.key in self._keys else self._source.read(spec)
+        return tensor
+
+    def skeleton(self, layout: FileLayout) -> bytes:
+        return self._source.skeleton(layout)
 
 
 @dataclass(frozen=True)
@@ -643,9 +673,32 @@ class Checkpoint(Mapping[str, "Tensor"]):
         found = self.companion_spec(spec, *roles)
         return None if found is None else self.source.read(found)
 
-    def expecting(self, specs: Iterable[TensorSpec]) -> AbstractContextManager[None]:
-        """Say which tensors are read while the context is open, about in this order."""
-        return self.source.expecting(specs) if isinstance(self.source, ExpectingSource) else nullcontext()
+    @contextmanager
+    def prefetch(self, specs: Collection[TensorSpec], n_threads: int = 1) -> Iterator[Checkpoint]:
+        """Give the same checkpoint, whose tensors are read ahead while the context is open.
+
+        Parameters
+        ----------
+        specs
+            The tensors, about in the order in which they will be asked for; another order is slower.
+        n_threads
+            How many tensors to read at a time; 1 reads each when it is asked for.
+
+        Notes
+        -----
+        Tensors that were read and not asked for yet have at most ``n_threads + 1`` times the bytes of the
+        largest one.
+        """
+        distant = self.source if isinstance(self.source, DistantSource) else None
+        with nullcontext() if distant is None else distant.prefetch(specs):
+            if n_threads <= 1:
+                yield self
+                return
+            source = _ReadAhead(self.source, specs, n_threads)
+            try:
+                yield replace(self, source=source)
+            finally:
+                source.ahead.stop(wait=True)
 
     @cached_property
     def twins(self) -> Mapping[str, str]:
@@ -690,7 +743,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
         keys = self._chosen_keys(which)
         held = set(keys.values())
         specs = [spec for spec in self.specs if spec.key in held]
-        with self.expecting(specs):
+        with self.prefetch(specs):
             tensors = {spec.key: self.source.read(spec) for spec in specs}
         return {name: tensors[key] for name, key in keys.items()}
 

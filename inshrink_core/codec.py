@@ -55,7 +55,6 @@ __all__ = [
     "Tuning",
     "codec_for_block",
     "codec_names",
-    "codec_with",
     "decoding_memory",
     "get_codec",
     "make_codec",
@@ -828,21 +827,6 @@ def get_codec(name: str) -> type[AnyCodec]:
     if point is None:
         raise ConfigError(f"there is no codec '{name}'", remedy=f"choose one of {', '.join(codec_names())}")
     return cast("type[AnyCodec]", point.load())
-
-
-def codec_with(settings: Iterable[str]) -> str | None:
-    """Return the codec that has all of these settings; None where the default one has, or none.
-
-    Examples
-    --------
-    >>> codec_with(["bins", "protect"]), codec_with(["coarseness"])
-    ('inshrinkerator', None)
-    """
-    wanted = set(settings)
-    for name in (DEFAULT_CODEC, *codec_names()):
-        if wanted <= {one.name for one in dataclasses.fields(get_codec(name))}:
-            return None if name == DEFAULT_CODEC else name
-    return None
 
 
 def make_codec(name: str, settings: Mapping[str, Any] | AnyCodec | None) -> AnyCodec:

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
+import ast
+import pkgutil
 import sys
-from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 
-def index(package: str, names: Mapping[str, Sequence[str]], *, with_verbs: bool = False) -> list[str]:
-    """Make the names of a package load on first use; return them, for ``__all__``.
+def index(package: str, *, with_verbs: bool = False) -> list[str]:
+    """Make the names that a package imports under ``if TYPE_CHECKING:`` load on first use.
 
     Parameters
     ----------
     package
         Name of the package, which calls this while it is imported.
-    names
-        By module, what the package takes from it: ``NAME`` or ``NAME as PUBLIC``. Under
-        ``if TYPE_CHECKING:`` the package imports the same for editors and type checkers; a test compares.
     with_verbs
         Whether verbs that are registered elsewhere are found in it, too.
+
+    Returns
+    -------
+    list of str
+        The names, for ``__all__``.
 
     Notes
     -----
     A public name hides a submodule of the same name: ``from PACKAGE.MODULE import NAME`` reaches the
     submodule, ``import PACKAGE.MODULE as module`` does not.
     """
-    where = {}
-    for source, taken in names.items():
-        for name in taken:
-            attribute, _, public = name.partition(" as ")
-            where[public or attribute] = source, attribute
     module = sys.modules[package]
+    where = {
+        alias.asname or alias.name: (node.module, alias.name)
+        for block in ast.parse(pkgutil.get_data(package, "__init__.py") or b"").body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
     module.__dict__["_where"] = where
     module.__dict__["_with_verbs"] = with_verbs
     module.__class__ = _Index

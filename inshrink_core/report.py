@@ -1,53 +1,139 @@
-"""What verbs return: frozen dataclasses with one way to a JSON document."""
+"""What verbs return: frozen dataclasses that are a JSON document, and a list of what people read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
 from enum import Enum
-from operator import attrgetter
+from functools import partial, reduce
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+
+from inshrink_core import text
+from inshrink_core.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table as RichTable
 
-__all__ = ["UNSAID", "Report", "plain_value"]
+__all__ = ["UNSAID", "Columns", "Part", "Report", "Table", "drawn", "plain_value", "show_parts", "value_text"]
 
 UNSAID: Final = {"unsaid": True}
 """Metadata of a field that is no part of the document."""
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: Any, *, strict: bool = False) -> Any:
     """Return a value as JSON has it: enumerations as their values, paths as texts, reports as documents.
+
+    Parameters
+    ----------
+    value
+        Any value.
+    strict
+        Turn NaN and infinity into None, bytes into hexadecimal digits and other objects into text, too.
 
     Examples
     --------
     >>> plain_value({"path": Path("run"), "steps": (1, 2)})
     {'path': 'run', 'steps': [1, 2]}
     """
-    if hasattr(value, "to_json"):
-        return value.to_json()
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "_asdict"):
-        value = value._asdict()
-    if isinstance(value, Mapping):
-        return {name: plain_value(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_value(item) for item in value]
+    if value is None or type(value) in (bool, int, str):
+        return value
     if hasattr(value, "tolist"):
-        return _listed([value.tolist()])[0]
-    if is_dataclass(value):
-        return {field.name: plain_value(getattr(value, field.name)) for field in fields(value)}
-    return value
+        value = _without_nan(value.tolist())
+    if isinstance(value, float):
+        return None if strict and not math.isfinite(value) else value
+    if hasattr(value, "to_json"):
+        value = value.to_json()
+    elif isinstance(value, Enum):
+        value = value.value
+    elif hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key) if strict else key: plain_value(v, strict=strict) for key, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain_value(item, strict=strict) for item in value]
+    if isinstance(value, bytes) and strict:
+        return value.hex()
+    return str(value) if isinstance(value, Path) or (strict and not isinstance(value, int)) else value
 
 
-def _listed(values: list[Any]) -> list[Any]:
-    """Return the values of an array, None where there is none."""
-    return [_listed(one) if isinstance(one, list) else None if one != one else one for one in values]
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nan(one) for one in value]
+    return None if value != value else value
+
+
+Columns = Mapping[str, Callable[[Any], str] | None]
+"""Heading of each column of a table, with the function that formats its values; None for text."""
+
+
+class Table(NamedTuple):
+    """Rows under headings, as a verb lists them.
+
+    Parameters
+    ----------
+    columns
+        Columns of text are on the left of their cells, others on the right. A column without any text is not
+        shown.
+    rows
+        The values of each row, in the order of the columns.
+    title
+        A line above.
+    most
+        Number of rows to show; the middle of more is left out.
+    """
+
+    columns: Columns
+    rows: Iterable[Sequence[Any]]
+    title: str = ""
+    most: int | None = None
+
+
+Part = tuple[str, str] | str | Table
+"""A fact, with its name and its value, or a line, or a table."""
+
+
+_FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "bytes": text.size,
+    "cost": text.percent,
+    "divergence": text.nats,
+    "drop": text.percent,
+    "error": text.error_size,
+    "mb": text.rate,
+    "ratio": text.ratio,
+    "seconds": text.duration,
+    "step": str,
+}
+"""How numbers are written, by a word of their key."""
+
+
+def value_text(key: str, value: Any) -> str:
+    """Return a value of a document as text, in the unit that its key names; nothing where there is none.
+
+    Examples
+    --------
+    >>> value_text("raw_bytes", 1_234_567), value_text("steps", [100, 200]), value_text("exact", True)
+    ('1.23 MB', '100, 200', 'yes')
+    """
+    if value is None or value in ("", [], {}):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        default = text.count if isinstance(value, int) else text.plain
+        return next((_FORMATS[word] for word in key.split("_") if word in _FORMATS), default)(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {value_text(name, one)}" for name, one in value.items())
+    if isinstance(value, list):
+        if all(type(one) is int for one in value):
+            return text.steps_in_short(value)
+        return ", ".join(value_text(key, one) for one in value)
+    return str(value)
 
 
 class Report:
@@ -56,11 +142,26 @@ class Report:
     __slots__ = ()
 
     SAYS: ClassVar[str] = ""
-    """Keys of the document, where they are not the fields: attributes, or ``key=path.of.attribute``."""
+    """Keys of the document, where they are not the fields: attributes, or ``key=path.of.attribute``.
+
+    A path goes through the items of a tuple, and ends at None.
+    """
+
+    def shown(self) -> Iterator[Part]:
+        """Yield the facts, lines and tables that people read, in order; by default the document's values."""
+        for key, value in self.to_json().items():
+            name, rows = key.replace("_", " "), value if isinstance(value, list) else ()
+            if rows and all(isinstance(row, dict) for row in rows):
+                columns = {one: partial(value_text, one) for one in rows[0]}
+                yield Table(columns, [[row.get(one) for one in columns] for row in rows], title=name)
+            elif value and isinstance(value, dict):
+                yield Table({name: None, "": partial(value_text, key)}, list(value.items()))
+            else:
+                yield name, value_text(key, value)
 
     def show(self, console: Console) -> None:
         """Print it for people."""
-        raise NotImplementedError
+        show_parts(console, self.shown())
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``--json`` writes."""
@@ -68,7 +169,7 @@ class Report:
 
     def _document(self) -> dict[str, Any]:
         """Return the values of the document in their order."""
-        return {key: attrgetter(path)(self) for key, path in self.said().items()}
+        return {key: reduce(_attribute, path.split("."), self) for key, path in self.said().items()}
 
     @classmethod
     def said(cls) -> dict[str, str]:
@@ -78,3 +179,58 @@ class Report:
             return {field.name: field.name for field in own if not field.metadata.get("unsaid")}
         pairs = (word.partition("=") for word in cls.SAYS.split())
         return {key: path or key for key, _, path in pairs}
+
+
+def _attribute(value: Any, name: str) -> Any:
+    if value is None or hasattr(value, name):
+        return getattr(value, name, None)
+    return [_attribute(one, name) for one in value]
+
+
+def show_parts(console: Console, parts: Iterable[Part]) -> None:
+    """Print facts with their values in one column, lines, and tables with an empty line around each."""
+    from rich.text import Text
+
+    before: type | None = None
+    for kind, group in groupby(parts, key=type):
+        if before is not None and Table in (kind, before):
+            console.print()
+        before = kind
+        if kind is tuple:
+            rows = [one for one in group if isinstance(one, tuple) and not isinstance(one, Table) and one[1]]
+            width = max((len(name) for name, _ in rows), default=0)
+            for name, value in rows:
+                line = Text.assemble((printable(name).ljust(width), "dim"), f"  {printable(value)}")
+                console.print(line, soft_wrap=True)
+            continue
+        for at, one in enumerate(group):
+            if isinstance(one, Table) and at:
+                console.print()
+            if isinstance(one, Table) and one.title:
+                console.print(Text(printable(one.title), "bold"), soft_wrap=True)
+            console.print(
+                drawn(one) if isinstance(one, Table) else printable(str(one)), soft_wrap=kind is str
+            )
+
+
+def drawn(table: Table) -> RichTable:
+    """Return a table with thin rules."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    formats = [form or (lambda value: printable(str(value))) for form in table.columns.values()]
+    rows = [[form(value) for form, value in zip(formats, row, strict=True)] for row in table.rows]
+    shown = [at for at in range(len(formats)) if not rows or any(row[at] for row in rows)]
+    if table.most is not None and len(rows) > table.most:
+        half = table.most // 2
+        rows[half:-half] = [["…", f"{text.count(len(rows) - 2 * half)} more", *[""] * (len(formats) - 2)]]
+    made = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for at, (heading, form) in enumerate(table.columns.items()):
+        if at in shown and form is None:
+            made.add_column(Text(heading), overflow="fold")
+        elif at in shown:
+            made.add_column(Text(heading), justify="right", no_wrap=True)
+    for row in rows:
+        made.add_row(*(row[at] for at in shown))
+    return made

@@ -1,9 +1,8 @@
-"""What a verb is asked: one frozen dataclass, from which everything else that says so is derived.
+"""Requests: one frozen dataclass per verb.
 
-A field of a request has its type, default and range in the class, and its explanation in the ``Parameters``
-of the docstring: nowhere else. The command line, the Python call, a job's JSON and the lines that the
-explorer shows follow from these. Fields that several verbs have are dataclasses of their own, which requests
-inherit.
+A field has its type, default and range in the class, and its explanation in the ``Parameters`` section of the
+docstring. The command line, the Python call, JSON documents and the lines that the explorer shows derive from
+these. Options that several verbs share are dataclasses that requests inherit.
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ import inspect
 import json
 import math
 import os
-import pkgutil
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from types import UnionType
+from functools import cache
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -27,31 +24,25 @@ from typing import (
     ClassVar,
     Generic,
     ParamSpec,
-    Protocol,
-    Self,
     TypeVar,
-    Union,
     cast,
     get_args,
     get_origin,
     get_type_hints,
 )
 
+import msgspec
+
 from inshrink_core.errors import InputError
 from inshrink_core.plugins import VERBS, plugin, plugins
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
     from inshrink_core.report import Report
 
 __all__ = [
     "MAX_REQUEST_BYTES",
-    "Field",
     "Option",
     "Request",
-    "Shown",
-    "Watcher",
     "fields_of",
     "python_call",
     "read_document",
@@ -68,27 +59,29 @@ _HEADING = re.compile(r"^(\w[\w ]*)\n-{3,}\n", re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What the command line has to know of a field, beside its type and its default.
+    """How the command line presents a field, beside its type and its default.
 
     Parameters
     ----------
     names
         Names of the option, the one to show first; by default the field's. A field that is not keyword-only
-        and has no names is an argument, given by its place.
+        and has no names is a positional argument.
     metavar
-        What its value is called.
+        Name of its value.
     least, most
         The range of a number, both ends included.
     many
-        Whether it may be given several times; of arguments given by their place, the last one alone.
+        Whether it may be given several times; of positional arguments, only the last one may.
     read
-        Makes the value of a text. Otherwise a field with a `metavar` whose type is no plain one is a text.
-    off
-        Name of the option that switches it off.
-    entries
-        Name of the option that gives a single entry of it, where it is a mapping.
+        Converts a text to the value. Otherwise a field with a `metavar` whose type is not a plain one is a
+        text.
+    needs
+        Name of a field without which it cannot be given.
     hidden
-        Whether Python alone can give it.
+        Whether only Python can give it.
+    name, text, type, default, by_place
+        Of the field, as `fields_of` fills them in: no default is `inspect.Parameter.empty`, and a positional
+        argument is given by its place.
     """
 
     names: tuple[str, ...] = ()
@@ -97,90 +90,42 @@ class Option:
     most: float | None = None
     many: bool = False
     read: Callable[[str], Any] | None = None
-    off: str = ""
-    entries: str = ""
+    needs: str = ""
     hidden: bool = False
+    name: str = ""
+    text: str = ""
+    type: Any = None
+    default: Any = inspect.Parameter.empty
+    by_place: bool = False
 
-    def check(self, name: str, value: Any) -> None:
-        """Refuse what is no number where one is needed, and a number that is out of range.
+    @property
+    def off(self) -> str:
+        """Name of the option that switches a flag off which is on by default; else empty."""
+        return f"--no-{self.names[0][2:]}" if self.default is True else ""
+
+    def check(self, value: Any) -> None:
+        """Refuse NaN, and a number that is out of range.
 
         Raises
         ------
         InputError
             It is.
         """
-        if type(value) in (int, float) and not (
-            (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
-        ):
-            within = [f"≥ {self.least:g}"] if self.least is not None else []
-            within += [f"≤ {self.most:g}"] if self.most is not None else []
-            raise InputError(f"{name} {value:g}", expected=", ".join(within), found=f"{value:g}")
-        if type(value) is float and value != value:
+        if type(value) not in (int, float):
+            return
+        name = self.names[0]
+        if value != value:
             raise InputError(f"{name} nan is no number")
-
-
-@dataclasses.dataclass(frozen=True)
-class Field:
-    """A field of a request.
-
-    Parameters
-    ----------
-    name, type, default
-        As the class says; no default is `inspect.Parameter.empty`.
-    option
-        What the command line has to know of it.
-    text
-        Its explanation, in one line.
-    by_place
-        Whether it is given by its place, not by an option's name.
-    """
-
-    name: str
-    type: Any
-    default: Any
-    option: Option
-    text: str
-    by_place: bool
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the option; the name that is shown first."""
-        return self.option.names or (f"--{self.name.replace('_', '-')}",)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Shown:
-    """How far a verb has come, as the command line shows it.
-
-    Parameters
-    ----------
-    stage
-        Of a verb with several stages, the one that is shown.
-    in_bytes
-        Whether progress counts bytes, or steps.
-    draw
-        Makes what `rich` shows in place of a bar, of every event so far; trials are counted then.
-    """
-
-    stage: str | None = None
-    in_bytes: bool = True
-    draw: Callable[[Sequence[Any]], Any] | None = None
-
-
-class Watcher(Protocol):
-    """Shows on stderr how far a verb has come."""
-
-    @property
-    def hidden(self) -> bool:
-        """Whether nothing is for people."""
-
-    def progress(self, verb: str, shown: Shown) -> AbstractContextManager[Callable[[Any], None] | None]:
-        """Show how far a verb has come; yields what to call, or None where no one watches."""
+        low, high = self.least, self.most
+        if (low is not None and value < low) or (high is not None and value > high):
+            within = [f"≥ {low:g}"] if low is not None else []
+            within += [f"≤ {high:g}"] if high is not None else []
+            raise InputError(f"{name} {value:g}", expected=", ".join(within), found=f"{value:g}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request(Generic[R_co]):
-    """What a verb is asked to do.
+    """The arguments of a verb.
 
     Parameters
     ----------
@@ -193,45 +138,35 @@ class Request(Generic[R_co]):
     )
 
     COMMAND: ClassVar[str] = ""
-    """What the command line calls it where that is not the class's name: a verb and the option of a mode."""
-    MODES: ClassVar[tuple[str, ...]] = ()
-    """Requests of the same verb that an option asks for instead of this one, as ``MODULE:CLASS``."""
+    """Name of the verb, where it is not the class's."""
     EXAMPLES: ClassVar[tuple[str, ...]] = ()
     """Commands that a user would write."""
     INTERRUPTED: ClassVar[str] = "the archive is as it was"
     """What Ctrl-C leaves behind."""
     THREADED: ClassVar[bool] = False
-    """Whether its own threads take all processors of a process that is there for it alone."""
-    SHOWN: ClassVar[Shown] = Shown()
+    """Whether its threads may take all processors of a command's process."""
+    UNIT: ClassVar[str] = "bytes"
+    """What progress counts: bytes, steps or trials."""
+    STAGE: ClassVar[str] = ""
+    """The stage whose progress is shown, of a verb with several."""
     REPORTS: ClassVar[bool] = True
-    """Whether there is a report, and options that say how it is printed."""
+    """Whether there is a report, and options for how it is printed."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def perform(self) -> R_co:
-        """Do it, and report."""
+        """Perform it, and report."""
         raise NotImplementedError
 
     def meant(self) -> Request[Any]:
-        """Return what is to be done: this, or what a file of this name asks for."""
+        """Return the request to perform: this, or the one in the file that it names."""
         return self
 
-    def shows_data(self, *, as_json: bool) -> bool:
-        """Return whether text on stdout is data, which being quiet does not hide.
-
-        Raises
-        ------
-        InputError
-            The request does not go with the way its report is to be printed.
-        """
-        return False
-
-    @contextmanager
-    def watched(self, out: Watcher) -> Iterator[Self]:
-        """Yield the same request, whose progress the command line shows."""
-        with out.progress(self.verb(), self.SHOWN) as progress:
-            yield dataclasses.replace(self, progress=progress)
+    @property
+    def events(self) -> str:
+        """The stage of progress whose details are lines on stderr; empty for none."""
+        return ""
 
     @classmethod
     def verb(cls) -> str:
@@ -243,13 +178,7 @@ class Request(Generic[R_co]):
         >>> MakeCoffee.verb()
         'make-coffee'
         """
-        return cls.COMMAND.partition(" ")[0] or _kebab(cls.__name__)
-
-    @classmethod
-    def modes(cls) -> dict[str, type[Request[Any]]]:
-        """Return the modes of the verb by the option that asks for each."""
-        modes: Iterator[type[Request[Any]]] = map(pkgutil.resolve_name, cls.MODES)
-        return {mode.COMMAND.partition(" ")[2]: mode for mode in modes}
+        return cls.COMMAND or re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
 
     @classmethod
     def summary(cls) -> str:
@@ -257,46 +186,62 @@ class Request(Generic[R_co]):
         return inspect.cleandoc(cls.__doc__ or "").partition("\n")[0]
 
     def given(self) -> dict[str, Any]:
-        """Return the fields that are not as by default, as JSON has them; runs and archives as paths."""
+        """Return the fields that are not as by default, as JSON data; runs and archives as paths."""
         found = ((field.name, field.default, getattr(self, field.name)) for field in fields_of(type(self)))
         return {
             name: _plain(value) for name, default, value in found if value is not default and value != default
         }
 
+    def exclude(self, option: str, names: Iterable[str]) -> None:
+        """Refuse fields that do not go with an option.
+
+        Raises
+        ------
+        InputError
+            One of them is given.
+        """
+        given = self.given()
+        for field in fields_of(type(self)):
+            if field.name in given and field.name in names:
+                raise InputError(
+                    f"{option} and {field.names[0]} exclude each other", remedy="leave out one of them"
+                )
+
     def to_json(self) -> dict[str, Any]:
-        """Return the document that `request_from_json` reads: the verb, its mode, and what is given.
+        """Return the document that `request_from_json` reads: the verb, and what is given.
 
         Examples
         --------
         >>> request_from_json({"verb": "restore", "fields": {"archive": "a", "output": "b"}}).to_json()
         {'verb': 'restore', 'fields': {'archive': 'a', 'output': 'b'}}
         """
-        mode = self.COMMAND.partition(" ")[2].removeprefix("--")
-        fields = {name: _finite(value) for name, value in self.given().items()}
-        return {"verb": self.verb(), **({"mode": mode} if mode else {}), "fields": fields}
+        fields = {name: "inf" if value == math.inf else value for name, value in self.given().items()}
+        return {"verb": self.verb(), "fields": fields}
 
     def words(self) -> list[str]:
-        """Return what one writes after ``inshrink`` to ask for the same."""
-        given, words = self.given(), [self.verb()]
-        mode = self.COMMAND.partition(" ")[2]
-        for field in fields_of(type(self)):
-            if field.name in given or mode in field.names:
-                words += _words(field, given.get(field.name, field.default))
-        return words if not mode or mode in words else [words[0], mode, *words[1:]]
+        """Return the words after ``inshrink`` that ask for the same."""
+        given = self.given()
+        words = (_words(field, given[field.name]) for field in fields_of(type(self)) if field.name in given)
+        return [self.verb(), *(word for some in words for word in some)]
 
 
 def check_fields(request: Any) -> None:
-    """Refuse numbers that are out of range, and make a tuple of a single value where several may be given.
+    """Refuse numbers that are out of range, and fields without the one that they need.
+
+    A single value of a field that may have several becomes a tuple.
 
     Raises
     ------
     InputError
-        A number is out of range, or none.
+        A number is out of range, or NaN, or a field that is needed is missing.
     """
     for field in fields_of(type(request)):
         value = getattr(request, field.name)
-        field.option.check(field.names[0], value)
-        if field.option.many:
+        field.check(value)
+        if field.needs and value != field.default and not getattr(request, field.needs):
+            needed = f"--{field.needs.replace('_', '-')}"
+            raise InputError(f"{field.names[0]} goes with {needed}", remedy=f"add {needed}")
+        if field.many:
             object.__setattr__(request, field.name, listed(value))
 
 
@@ -312,40 +257,33 @@ def listed(value: Any) -> Any:
     return (value,) if single and value is not None else value
 
 
-def _kebab(name: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
-
-
-def _words(field: Field, value: Any) -> list[str]:
+def _words(field: Option, value: Any) -> list[str]:
+    name, many = field.names[0], field.many
+    values = value if isinstance(value, list) else [value]
     if field.by_place:
-        texts = map(str, value if isinstance(value, list) else [value])
         # A name that begins with a hyphen would be read as an option.
-        return [f"./{text}" if text.startswith("-") else text for text in texts]
+        return [f"./{text}" if text.startswith("-") else text for text in map(str, values)]
     if isinstance(value, bool):
-        return [field.names[0] if value else field.option.off]
-    name = field.names[0]
+        return [name if value else field.off]
     if isinstance(value, Mapping):
-        name = field.option.entries or name
+        name = "--set"
         values = [f"{key}={one if isinstance(one, str) else json.dumps(one)}" for key, one in value.items()]
-    elif isinstance(value, list) and field.option.many:
-        integers = all(type(one) is int for one in value)
-        values = [",".join(map(str, value))] if integers else [str(one) for one in value]
-    elif isinstance(value, list):
+    elif isinstance(value, list) and not many:
         return [name, *map(str, value)]
-    else:
-        values = [str(value)]
-    pairs = ([f"{name}={text}"] if text.startswith("-") else [name, text] for text in values)
+    elif many and all(type(one) is int for one in values):
+        values = [",".join(map(str, values))]
+    pairs = ([f"{name}={text}"] if text.startswith("-") else [name, text] for text in map(str, values))
     return [word for pair in pairs for word in pair]
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Mapping) and not hasattr(value, "path"):
-        return {str(key): _plain(one) for key, one in value.items()}
+    """Return a value as JSON data."""
     if hasattr(value, "path"):
         return os.fspath(value.path)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
     if hasattr(value, "settings"):
         return _plain(value.settings())
     if isinstance(value, os.PathLike):
@@ -356,68 +294,56 @@ def _plain(value: Any) -> Any:
 
 
 def _sections(cls: type) -> dict[str, str]:
-    """Return the sections of a class's own docstring by heading; the text before them under ''."""
+    """Return the sections of a class's docstring by heading; the text before them under ''."""
     first, *rest = _HEADING.split(inspect.cleandoc(cls.__dict__.get("__doc__") or ""))
     bodies = (body.strip("\n") for body in rest[1::2])
     return {"": first.strip(), **dict(zip(rest[::2], bodies, strict=True))}
 
 
-def _owners(request: type) -> list[type]:
-    """Return a request and the dataclasses that it inherits fields from, in the order a reader wants."""
-    return [one for one in request.__mro__ if dataclasses.is_dataclass(one)]
+def fields_of(request: type) -> tuple[Option, ...]:
+    """Return the fields of a request or a group: positional ones, then its own, then those of its groups."""
+    return tuple(field for field in _known_fields(request) if not field.hidden)
 
 
-def _explanations(request: type) -> dict[str, str]:
-    """Return what the docstrings say of each field, in one line each."""
-    found: dict[str, list[str]] = {}
-    for one in _owners(request):
+def _every_field(request: type) -> tuple[Option, ...]:
+    owners = [one for one in request.__mro__ if dataclasses.is_dataclass(one)]
+    place = {name: i for i, one in enumerate(owners) for name in inspect.get_annotations(one)}
+    hints, texts, found = get_type_hints(request, include_extras=True), dict[str, str](), []
+    for owner in reversed(owners):
         names: list[str] = []
-        for line in _sections(one).get("Parameters", "").splitlines():
+        for line in _sections(owner).get("Parameters", "").splitlines():
             if line and not line.startswith(" "):
                 names = [name.strip() for name in line.split(",")]
-            for name in names if line.startswith(" ") else ():
-                found.setdefault(name, []).append(line.strip())
-    return {name: " ".join(lines) for name, lines in found.items()}
-
-
-_FIELDS: dict[type, tuple[Field, ...]] = {}
-
-
-def fields_of(request: type) -> tuple[Field, ...]:
-    """Return the fields of a request, or of a group: by place, then its own, then those of its groups."""
-    if request not in _FIELDS:
-        _FIELDS[request] = tuple(_fields_of(request))
-    return _FIELDS[request]
-
-
-def _fields_of(request: type) -> Iterator[Field]:
-    hints, texts = get_type_hints(request, include_extras=True), _explanations(request)
-    place = {name: i for i, one in enumerate(_owners(request)) for name in inspect.get_annotations(one)}
+                texts |= dict.fromkeys(names, "")
+            else:
+                texts |= {name: f"{texts[name]} {line.strip()}".strip() for name in names}
     for field in sorted(
-        dataclasses.fields(request), key=lambda one: (one.kw_only, place[one.name] if one.kw_only else 0)
+        dataclasses.fields(request), key=lambda one: (one.kw_only, one.kw_only and place[one.name])
     ):
-        hint, *notes = (
-            get_args(hints[field.name])
-            if get_origin(hints[field.name]) is Annotated
-            else (hints[field.name],)
+        hint = hints[field.name]
+        hint, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        option = next((note for note in notes if isinstance(note, Option)), Option())
+        found.append(
+            dataclasses.replace(
+                option,
+                names=option.names or (f"--{field.name.replace('_', '-')}",),
+                text=texts.get(field.name, ""),
+                name=field.name,
+                type=hint,
+                default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+                by_place=not field.kw_only and not option.names,
+            )
         )
-        option = Option()
-        for note in notes:
-            if isinstance(note, Option):
-                said = {one.name: (getattr(note, one.name), one.default) for one in dataclasses.fields(note)}
-                option = dataclasses.replace(option, **{k: v for k, (v, by) in said.items() if v != by})
-        if option.hidden:
-            continue
-        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-        by_place = not field.kw_only and not option.names
-        yield Field(field.name, hint, default, option, texts.get(field.name, ""), by_place)
+    return tuple(found)
+
+
+_known_fields: Callable[[type], tuple[Option, ...]] = cache(_every_field)
 
 
 def _docstring(request: type) -> str:
     """Return a request's docstring, with the parameters of all its groups."""
     sections = _sections(request)
-    parts = (_sections(one).get("Parameters") for one in _owners(request))
-    sections["Parameters"] = "\n".join(part for part in parts if part)
+    sections["Parameters"] = "\n".join(f"{one.name}\n    {one.text}" for one in _known_fields(request))
     head = sections.pop("")
     return "\n\n".join([head, *(f"{name}\n{'-' * len(name)}\n{body}" for name, body in sections.items())])
 
@@ -432,7 +358,8 @@ def python_call(request: Callable[P, Request[R]]) -> Callable[P, R]:
         return request(*args, **fields).perform()
 
     cls = cast("type[Request[R]]", request)
-    call.__name__ = call.__qualname__ = _kebab(cls.__name__).replace("-", "_")
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+    call.__name__ = call.__qualname__ = name
     call.__module__, call.__doc__ = cls.__module__, _docstring(cls)
     signature = inspect.signature(cls).replace(return_annotation=_report_of(cls))
     call.__signature__ = signature  # type: ignore[attr-defined]
@@ -440,7 +367,7 @@ def python_call(request: Callable[P, Request[R]]) -> Callable[P, R]:
 
 
 def _report_of(request: type) -> Any:
-    """Return what a request says that it reports, a class or its name."""
+    """Return the report of a request, a class or its name."""
     for base in getattr(request, "__orig_bases__", ()):
         if issubclass(get_origin(base) or object, Request):
             report = get_args(base)[0]
@@ -449,7 +376,7 @@ def _report_of(request: type) -> Any:
 
 
 def request_of(verb: str) -> type[Request[Any]] | None:
-    """Return the request of a verb, whose module alone is imported; None where there is no such verb.
+    """Return the request of a verb, importing its module only; None where there is no such verb.
 
     Raises
     ------
@@ -464,58 +391,58 @@ def request_of(verb: str) -> type[Request[Any]] | None:
     point = plugin(VERBS, verb)
     if point is None:
         return None
+    reason = "is no request (inshrink_core.request.Request)"
     try:
         found = point.load()
     except Exception as error:
-        reason = f"cannot be loaded ({type(error).__name__}: {error})"
-        raise _no_verb(point, reason) from error
-    if not (isinstance(found, type) and issubclass(found, Request)):
-        raise _no_verb(point, "is no request (inshrink_core.request.Request)")
-    return found
-
-
-def _no_verb(point: EntryPoint, reason: str) -> InputError:
-    return InputError(
+        found, reason = error, f"cannot be loaded ({type(error).__name__}: {error})"
+    if isinstance(found, type) and issubclass(found, Request):
+        return found
+    raise InputError(
         f"the verb '{point.name}' {reason}",
         where=point.value,
         remedy="update or remove the package that registers it",
-    )
+    ) from (found if isinstance(found, Exception) else None)
 
 
 MAX_REQUEST_BYTES = 1_000_000
-"""A larger document is not read: one of 10,000 steps and as many overrides takes less."""
+"""Most bytes of a document that is read: 10,000 steps and as many overrides take less."""
 
 _DEEPEST = 16
-"""Lists in lists that a document may have."""
+"""Most levels of lists and objects in a field."""
+
+_LONGEST = 60
+"""Most characters of an untrusted text in an error."""
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    verb: str
+    fields: dict[str, Any]
 
 
 def read_document(content: bytes, where: str = "") -> Request[Any]:
-    """Return the request that a file says, which is untrusted.
+    """Return the request in a file, which is untrusted.
 
     Raises
     ------
     InputError
-        It is too large, is no JSON, or is not what `request_from_json` takes.
+        It is too large, is no JSON, or is refused by `request_from_json`.
     """
     if len(content) > MAX_REQUEST_BYTES:
         raise InputError(
             "the request is too large", where=where, expected=f"at most {MAX_REQUEST_BYTES:,} bytes"
         )
     try:
+        # Not msgspec.json: names of files may hold lone surrogates.
         document = json.loads(content, object_pairs_hook=_once, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"the request is no JSON document: {reason}", where=where) from error
-    try:
-        return request_from_json(document)
-    except InputError as error:
-        told = {"expected": error.expected, "found": error.found, "remedy": error.remedy}
-        raise InputError(error.what, where=error.where or where, **told) from error
+    return request_from_json(document, where)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    if len(found := dict(pairs)) < len(pairs):
         raise ValueError("a name is there twice")
     return found
 
@@ -524,19 +451,21 @@ def _no_number(text: str) -> Any:
     raise ValueError(f"{text} is no number; infinity is written as 'inf'")
 
 
-def request_from_json(document: Any) -> Request[Any]:
-    """Return the request that a document says; it is untrusted, and nothing is performed.
+def request_from_json(document: Any, where: str = "") -> Request[Any]:
+    """Return the request in a document, which is untrusted; nothing is performed.
 
     Parameters
     ----------
     document
-        ``verb``, the name of a registered verb; ``mode``, for one that an option switches to, as ``watch``;
-        ``fields``, by name: JSON data of the types that the request has, infinity as ``inf``.
+        ``verb``, the name of a registered verb; ``fields``, by name: JSON data of the types that the request
+        has, infinity as ``inf``.
+    where
+        Its file, for errors.
 
     Raises
     ------
     InputError
-        There is no such verb, mode or field, one is missing, or a value is of another type or out of range.
+        There is no such verb or field, one is missing, or a value is of another type or out of range.
 
     Examples
     --------
@@ -545,128 +474,52 @@ def request_from_json(document: Any) -> Request[Any]:
         ...
     inshrink_core.errors.InputError: restore has no field 'step'; did you mean 'steps'?
     """
-    if not isinstance(document, dict) or not {"verb", "fields"} <= set(document) <= {
-        "verb",
-        "mode",
-        "fields",
-    }:
-        raise InputError("this is no request", remedy="give an object of verb, fields and, where asked, mode")
-    verb, mode, given = document["verb"], document.get("mode", ""), document["fields"]
-    if not (isinstance(verb, str) and isinstance(mode, str) and isinstance(given, dict)):
-        raise InputError("this is no request", expected="two texts and an object of fields")
-    request = request_of(verb)
+
+    def refuse(what: str, unknown: str = "", known: Iterable[str] = ()) -> InputError:
+        close = difflib.get_close_matches(unknown[:_LONGEST], list(known), n=1)
+        meant = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(known)}" if known else ""
+        return InputError(what + (f" '{_short(unknown)}'" if unknown else ""), where=where, remedy=meant)
+
+    try:
+        asked = msgspec.convert(document, _Document)
+    except msgspec.ValidationError as error:
+        raise refuse(f"this is no request: {_short(str(error))}") from error
+    verb, request = asked.verb, request_of(asked.verb)
     if request is None or not request.REPORTS or request.meant is not Request.meant:
-        others = [name for name in plugins(VERBS) if name != verb]
-        raise InputError(f"no request is of the verb '{_short(verb)}'", remedy=_meant(verb, others))
-    if mode:
-        modes = {flag.removeprefix("--"): one for flag, one in request.modes().items()}
-        if mode not in modes:
-            raise InputError(f"{verb} has no mode '{_short(mode)}'", remedy=_meant(mode, modes))
-        request = modes[mode]
-    fields = {field.name: field for field in fields_of(request)}
-    unknown = next((name for name in given if name not in fields), None)
-    if unknown is not None:
-        raise InputError(f"{verb} has no field '{_short(unknown)}'", remedy=_meant(unknown, fields))
+        raise refuse("no request is of the verb", verb, [name for name in plugins(VERBS) if name != verb])
+    fields, read = {field.name: field for field in fields_of(request)}, dict[str, Any]()
+    for name, value in asked.fields.items():
+        if name not in fields:
+            raise refuse(f"{verb} has no field", name, fields)
+        if not _is_plain(value, _DEEPEST):
+            raise refuse(f"{verb}: {name} cannot be used: it is deep, or no text of a file system")
+        try:
+            hint = fields[name].type
+            value = math.inf if value == "inf" and float in (hint, *get_args(hint)) else value
+            one = msgspec.convert(value, hint)
+            read[name] = tuple(one) if isinstance(one, list) else one
+        except msgspec.ValidationError as error:
+            raise refuse(f"{verb}: {name} is of another type: {_short(str(error))}") from error
     for name, field in fields.items():
-        if name not in given and field.default is inspect.Parameter.empty:
-            raise InputError(f"{verb} needs '{name}'", remedy="add it to the fields")
-    return request(**{name: _value(f"{verb}: {name}", fields[name].type, one) for name, one in given.items()})
+        if name not in read and field.default is inspect.Parameter.empty:
+            raise refuse(f"{verb} needs '{name}'")
+    return request(**read)
 
 
-def _value(name: str, hint: Any, value: Any) -> Any:
-    """Return a value of a document as a field of this type has it, lists as tuples."""
-    if not _is_plain(value):
-        raise InputError(f"{name} cannot be used", expected="texts of a file system, lists that are not deep")
-    for one in _alternatives(hint):
-        read = _as(one, value)
-        if read is not _NOTHING:
-            return read
-    raise InputError(f"{name} is of another type", found=_short(json.dumps(value)))
-
-
-def _is_plain(value: Any, depth: int = 0) -> bool:
+def _is_plain(value: Any, depth: int) -> bool:
     """Return whether a value is not deep, and its texts can be names of files."""
     if isinstance(value, str):
         try:
             return b"\0" not in os.fsencode(value)
         except UnicodeEncodeError:
             return False
-    if isinstance(value, dict):
-        return depth < _DEEPEST and all(_is_plain(one, depth + 1) for pair in value.items() for one in pair)
-    return not isinstance(value, list) or (
-        depth < _DEEPEST and all(_is_plain(one, depth + 1) for one in value)
-    )
-
-
-_NOTHING = object()
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    if get_origin(hint) is Annotated:
-        return _alternatives(get_args(hint)[0])
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _as(hint: Any, value: Any) -> Any:
-    """Return a JSON value as this type has it; `_NOTHING` where it has none such."""
-    origin, arguments = get_origin(hint) or hint, get_args(hint)
-    if hint in (None, type(None)) or value is None:
-        return value if hint in (None, type(None), Any) and value is None else _NOTHING
-    if hint in (Any, str) or (origin is os.PathLike):
-        return value if isinstance(value, str) else _NOTHING
-    if hint in (bool, int):
-        return value if type(value) is hint else _NOTHING
-    if hint is float:
-        number = math.inf if value == "inf" else value
-        return _NOTHING if type(number) not in (int, float) else _float(number)
-    if not isinstance(origin, type):
-        return _NOTHING
-    if isinstance(value, dict):
-        return value if issubclass(Mapping, origin) or origin is dict else _NOTHING
-    if not isinstance(value, list) or not (issubclass(origin, tuple) or origin in _LISTS):
-        return _NOTHING
-    of = [one for one in arguments if one is not Ellipsis]
-    if origin is tuple and Ellipsis not in arguments and len(value) != len(of):
-        return _NOTHING
-    fixed = origin is tuple and Ellipsis not in arguments
-    read = [
-        next(
-            (r for r in (_as(h, one) for h in _alternatives(of[i if fixed else 0])) if r is not _NOTHING),
-            _NOTHING,
-        )
-        for i, one in enumerate(value)
-    ]
-    return _NOTHING if _NOTHING in read else tuple(read)
-
-
-_LISTS = (Sequence, Iterable, Collection, list)
-
-
-def _float(number: float) -> Any:
-    try:
-        return float(number)
-    except OverflowError:
-        return _NOTHING
-
-
-def _finite(value: Any) -> Any:
-    """Return a value as strict JSON has it."""
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    return str(value) if isinstance(value, float) and math.isinf(value) else value
-
-
-def _meant(text: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(text[:_LONGEST], list(known), n=1)
-    return f"did you mean '{close[0]}'?" if close else f"there are {', '.join(known)}"
-
-
-_LONGEST = 60
+    if not isinstance(value, dict | list):
+        return True
+    parts = [part for pair in value.items() for part in pair] if isinstance(value, dict) else value
+    return depth > 0 and all(_is_plain(part, depth - 1) for part in parts)
 
 
 def _short(text: str) -> str:
-    """Return what a stranger has written in one short line."""
+    """Return an untrusted text in one short line."""
     shown = "".join(sign if sign.isprintable() else "?" for sign in text)
     return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -54,7 +54,7 @@ class Retention:
 
     keep_last: Annotated[int | None, Option(metavar="N", least=1)] = None
     keep_every: Annotated[int | None, Option(metavar="N", least=1)] = None
-    keep_best: Annotated[str | Iterable[str], Option(metavar="METRIC:N", many=True)] = ()
+    keep_best: Annotated[str | Sequence[str], Option(metavar="METRIC:N", many=True)] = ()
     optimizer_last: Annotated[int | None, Option(metavar="N", least=1)] = None
 
     def __post_init__(self) -> None:

@@ -19,12 +19,4 @@ if TYPE_CHECKING:
     from inshrink_lab.tasks.task import find_task as find_task
     from inshrink_lab.tasks.task import task_names as task_names
 
-__all__ = index(
-    __name__,
-    {
-        "inshrink_lab.average": ["average"],
-        "inshrink_lab.bench.benchmark": ["bench"],
-        "inshrink_lab.rehearsal": ["rehearse"],
-        "inshrink_lab.tasks.task": ["Task", "find_task", "task_names"],
-    },
-)
+__all__ = index(__name__)

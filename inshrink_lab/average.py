@@ -38,22 +38,17 @@ from inshrink_core.formats import Run
 from inshrink_core.formats.write import LAYOUTS, restorable_layout, write_checkpoint, write_files
 from inshrink_core.metrics import Direction
 from inshrink_core.report import Report
-from inshrink_core.request import Option, Request, Shown, python_call
-from inshrink_core.text import count, duration, plain, steps_in_short
+from inshrink_core.request import Option, Request, python_call
 from inshrink_core.verbs.shared.groups import (
-    Limiting,
-    OnDevice,
     Opening,
     PathLike,
     RunOrArchive,
-    Steps,
+    Stepping,
     steps_of,
 )
-from inshrink_core.verbs.shared.showing import show_facts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from rich.console import Console
     from torch import Tensor
 
     from inshrink_core.frame import FrameInfo
@@ -142,31 +137,9 @@ class AverageReport(Report):
         "from_last seconds device"
     )
 
-    def show(self, console: Console) -> None:
-        """Print the coefficients, what they are worth, and what is no average."""
-        largest = sorted(zip(self.coefficients, self.steps, strict=True), key=lambda row: -abs(row[0]))
-        shown = [f"{step}: {coefficient:.3f}" for coefficient, step in largest]
-        held_out = {
-            one.name: f"  (held out {plain(one.held_out)})" for one in self.judged if one.held_out is not None
-        }
-        facts = [
-            ("steps", f"{steps_in_short(self.steps)}  ({self.weights})"),
-            ("coefficients", ", ".join([*shown[:_MOST_SHOWN], *(["…"] if len(shown) > _MOST_SHOWN else [])])),
-            *(
-                (f"{self.metric} of {row.name}", plain(row.value) + held_out.get(row.name, ""))
-                for row in self.judged
-            ),
-            ("tried", count(self.n_candidates) if self.n_candidates else ""),
-            ("averaged", f"{count(self.n_averaged)} values"),
-            ("from the last step", ", ".join(f"{n:,} of {role}" for role, n in self.from_last.items())),
-            ("files", f"{len(self.paths)} in {self.paths[0].parent}"),
-            ("time", duration(self.seconds)),
-        ]
-        show_facts(console, facts)
-
 
 @dataclass(frozen=True)
-class Average(EvaluatorRequest, OnDevice, Opening, Limiting, Request[AverageReport]):
+class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
     """Write an average of several steps as a step that loads like the run's own.
 
     Parameters
@@ -175,8 +148,6 @@ class Average(EvaluatorRequest, OnDevice, Opening, Limiting, Request[AverageRepo
         A run or an archive.
     output
         The folder to write into: the files of the last step with other weights, and average.json.
-    steps
-        Which steps, as 400, 100,200 or FIRST:LAST[:EVERY]; by default all.
     weights
         The same for every step, or more for later ones; in Python also the coefficients themselves.
     decay
@@ -184,15 +155,15 @@ class Average(EvaluatorRequest, OnDevice, Opening, Limiting, Request[AverageRepo
     search
         Search for the coefficients that the evaluator likes best; they sum to 1.
     budget
-        With --search, how many to try; by default 600.
+        Most candidates to try.
     seed
-        Of --search.
+        Seed of random choices.
     held_out
         An evaluator on other data: it judges what was found and the baselines, and decides nothing.
     layout
         As what to write it; same: as the last step.
     force
-        Write into a folder that is not empty.
+        Overwrite what exists.
 
     Raises
     ------
@@ -228,7 +199,6 @@ class Average(EvaluatorRequest, OnDevice, Opening, Limiting, Request[AverageRepo
     source: RunOrArchive
     output: Annotated[PathLike, Option(("--output", "-o"), metavar="DIR")]
     _: KW_ONLY
-    steps: Steps = None
     weights: Annotated[str | Sequence[float], Option(metavar="uniform|ema")] = "uniform"
     decay: float = 0.9
     search: bool = False
@@ -242,7 +212,7 @@ class Average(EvaluatorRequest, OnDevice, Opening, Limiting, Request[AverageRepo
         "inshrink average digits.inshrink --steps 1600: -o averaged/",
         "inshrink average runs/digits --search --evaluator judge.py:evaluate -o best/",
     )
-    SHOWN: ClassVar = Shown(in_bytes=False)
+    UNIT: ClassVar = "steps"
 
     def perform(self) -> AverageReport:
         """Average the steps, and write the result."""
@@ -250,8 +220,6 @@ class Average(EvaluatorRequest, OnDevice, Opening, Limiting, Request[AverageRepo
         self._check()
         limits = self.limits()
         opened = self.opened(self.source)
-        if isinstance(opened, Archive):
-            opened = opened.limited(limits).on(self.device)
         steps = steps_of(opened, self.steps)
         chain = _Chain(opened, opened.steps if steps is None else steps, limits)
         target = Path(self.output)

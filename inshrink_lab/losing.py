@@ -25,14 +25,10 @@ from inshrink_core.execution import working_folder
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.metrics import Direction
 from inshrink_core.report import Report
-from inshrink_core.text import printable, size
 from inshrink_core.training.state import TrainingState
-from inshrink_core.verbs.shared.showing import show_facts, show_table
 from inshrink_lab.failing import OnStep, Setup, Training, isolated, open_saver, perturb
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from inshrink_core.chain import ChainConfig
     from inshrink_core.training.saver import Saver
 
@@ -112,28 +108,6 @@ class PartialRehearsal(Report):
         "task metric direction codec config optimizer lose budget device archive_bytes failures whole "
         "partial chance fewer fewer_beyond_chance fewer_by_seed"
     )
-
-    def show(self, console: Console) -> None:
-        """Print a row a failure, then what they say together."""
-        rows = (
-            (*map(str, (one.seed, one.saved_at, one.failed_at)), f"{one.share:.0%}", *_lost(one))
-            for one in self.failures
-        )
-        lost = ("steps, all restored", "steps, lost ones restored")
-        show_table(console, ("seed", "saved at", "failed at", "lost", *lost), rows, left=())
-        console.print()
-        saves = "whole" if self.budget is None else f"{self.budget:.3g} of the bytes, as many times as often"
-        by_seed = ", ".join(f"{share:.0%}" for share in self.fewer_by_seed)
-        facts = [
-            ("task", f"{printable(self.task)}, on {self.device}"),
-            ("codec", f"{self.codec}, optimizer {self.optimizer}"),
-            ("saves", f"{saves}; {size(self.archive_bytes)} in all"),
-            ("steps lost, mean", f"{self.whole:.1f} all restored, {self.partial:.1f} the lost ones alone"),
-            ("counted by chance", f"{self.chance:.1f}, where nothing was lost"),
-            ("fewer", f"{self.fewer:.0%}  (by seed: {by_seed})"),
-            ("fewer, beyond chance", f"{self.fewer_beyond_chance:.0%}"),
-        ]
-        show_facts(console, facts)
 
     @property
     def whole(self) -> float:

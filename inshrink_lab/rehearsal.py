@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
@@ -17,20 +17,18 @@ from inshrink_core.execution import ResultStore, resolve_device
 from inshrink_core.execution.progress import Progress
 from inshrink_core.metrics import Direction, drop, ratio
 from inshrink_core.plugins import plugin
-from inshrink_core.report import Report
-from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.report import Part, Report, Table
+from inshrink_core.request import Option, Request, python_call
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.space import space_of
-from inshrink_core.text import duration, percent, plain, printable, size, steps_in_short
+from inshrink_core.text import duration, percent, plain, size, steps_in_short
 from inshrink_core.text import ratio as ratio_text
 from inshrink_core.verbs.shared.groups import Bounding, PathLike, Writing
-from inshrink_core.verbs.shared.showing import promised_facts, show_facts, show_table
+from inshrink_core.verbs.shared.showing import promised_facts
 from inshrink_lab.results import TrainingResult, parse_training
 from inshrink_lab.tasks.task import find_task
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from inshrink_core.chain import ChainConfig
     from inshrink_lab.failing import Setup
     from inshrink_lab.losing import PartialRehearsal
@@ -144,7 +142,7 @@ class Rehearse(Writing, Bounding, Executing, Request["Rehearsal | PartialRehears
         "inshrink rehearse char-gpt --lose 0.25 --budget 0.125",
     )
     INTERRUPTED: ClassVar = "what is trained is kept, and the same command continues"
-    SHOWN: ClassVar = Shown(in_bytes=False)
+    UNIT: ClassVar = "steps"
 
     def perform(self) -> Rehearsal | PartialRehearsal:
         """Train what is not trained yet, and pair it."""
@@ -459,37 +457,26 @@ class Rehearsal(Report):
         """Return the document of ``inshrink rehearse --json``."""
         return self._promised() | Report.to_json(self)
 
-    def show(self, console: Console) -> None:
-        """Print a row a seed, then what they say together."""
+    def shown(self) -> Iterator[Part]:
+        """Yield a row a seed, then what they say together."""
         pairs = zip(self.uninterrupted, self.restored, self.excesses, strict=True)
-        rows = (
-            (str(before.seed), plain(before.final), plain(after.final), percent(excess))
-            for before, after, excess in pairs
-        )
-        show_table(console, ("seed", "uninterrupted", "restored", "excess"), rows, left=())
-        console.print()
-        chance = "" if self.chance is None else percent(self.chance)
-        beyond = _with_half_width(self.beyond_chance, self.beyond_chance_half_width) if chance else ""
+        rows = [(before.seed, before.final, after.final, excess) for before, after, excess in pairs]
+        yield Table({"seed": str, "uninterrupted": plain, "restored": plain, "excess": percent}, rows)
+        yield "task", f"{self.task}, {self.n_steps} steps, {self.n_saves} saves"
+        yield "metric", f"{self.metric}, {self.direction} is better"
+        yield "codec", f"{self.codec}, optimizer {self.optimizer}"
+        yield "restored at", steps_in_short(self.restored_at)
+        yield "excess", _with_half_width(self.excess, self.excess_half_width)
+        if self.chance is not None:
+            yield "excess by chance", percent(self.chance)
+            yield "beyond chance", _with_half_width(self.beyond_chance, self.beyond_chance_half_width)
+        yield "noise of the seeds", percent(self.noise).lstrip("+")
         sizes = f"{size(self.raw_bytes)} in {size(self.archive_bytes)}"
-        times = (
-            f"{duration(self.train_seconds)} uninterrupted, {duration(self.restored_seconds)} restored, "
-            f"{duration(self.save_seconds)} of it saving (on {self.device})"
-        )
-        facts = [
-            ("task", f"{printable(self.task)}, {self.n_steps} steps, {self.n_saves} saves"),
-            ("metric", f"{printable(self.metric)}, {self.direction} is better"),
-            ("codec", f"{self.codec}, optimizer {self.optimizer}"),
-            ("restored at", steps_in_short(self.restored_at)),
-            ("excess", _with_half_width(self.excess, self.excess_half_width)),
-            ("excess by chance", chance),
-            ("beyond chance", beyond),
-            ("noise of the seeds", percent(self.noise).lstrip("+")),
-            ("ratio of everything", f"{ratio_text(self.ratio_total)}  ({sizes})"),
-            ("ratio of the weights", ratio_text(self.ratio_weights)),
-            *promised_facts(self.to_json()),
-            ("time", times),
-        ]
-        show_facts(console, facts)
+        yield "ratio of everything", f"{ratio_text(self.ratio_total)}  ({sizes})"
+        yield "ratio of the weights", ratio_text(self.ratio_weights)
+        yield from promised_facts(self.to_json())
+        restored = f"{duration(self.restored_seconds)} restored, {duration(self.save_seconds)} of it saving"
+        yield "time", f"{duration(self.train_seconds)} uninterrupted, {restored} (on {self.device})"
 
     @property
     def curves(self) -> list[dict[str, Any]]:

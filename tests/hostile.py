@@ -20,6 +20,7 @@ _THIRD_PARTY = (
         "zstandard",
         "safetensors",
         "msgpack",
+        "msgspec",
         "google_crc32c",
         "cyclopts",
     ),

@@ -13,10 +13,6 @@ class PetReport(Report):
 
     name: str
 
-    def show(self, console):
-        """Print the name."""
-        console.print(self.name)
-
 
 @dataclass(frozen=True)
 class Pet(Request[PetReport]):

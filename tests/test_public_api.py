@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import doctest
 import inspect
 import pickle
@@ -10,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
@@ -39,21 +37,6 @@ VERBS = [
 
 def test_what_most_people_need_is_about_a_dozen_names():
     assert len([name for package, name in NAMES if package == "inshrink_core"]) <= 13
-
-
-@pytest.mark.parametrize("package", [*PACKAGES, "inshrink_core.codecs"])
-def test_what_loads_on_first_use_is_what_editors_are_told(package):
-    path = import_module(package).__file__
-    assert path is not None
-    declared = {
-        alias.asname: (node.module, alias.name)
-        for block in ast.parse(Path(path).read_text()).body
-        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert vars(import_module(package))["_where"] == declared
 
 
 @pytest.mark.parametrize(("package", "name"), NAMES)

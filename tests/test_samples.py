@@ -93,8 +93,8 @@ def test_a_search_and_a_comparison_leave_the_sample_as_it_is(tmp_path):
     assert (kept / "search.jsonl").is_file()
     assert list((kept / "cache").iterdir())
     # They are found again there.
-    told = inshrink_core.verbs.estimate_goals(inshrink_core.open(RUN), steps=(1700, 1800))
-    assert told.goals[1].basis != "unknown"
+    told = inshrink_core.verbs.estimate(inshrink_core.open(RUN), steps=(1700, 1800))
+    assert told.basis == "trials"
 
 
 def test_results_of_a_run_that_cannot_be_written_are_found_until_there_are_ones_of_the_reader(

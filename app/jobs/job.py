@@ -114,7 +114,7 @@ class Job:
     @property
     def is_watching(self) -> bool:
         """Whether it stays beside a training until it is ended."""
-        return any(one.get("mode") == "watch" for one in self.work.documents)
+        return any(one["fields"].get("watch") for one in self.work.documents)
 
     @property
     def is_running(self) -> bool:

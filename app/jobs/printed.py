@@ -21,17 +21,13 @@ _SHOWN = {
         "    for row in one.steps:\n        print(row.step, row.original, row.restored, row.drop)"
     ),
     "compress": "print(found.size.ratio_total)",
-    "estimate": "print(found.ratio_weights, found.drop)",
-    "estimate_goals": (
-        "for goal in found.goals:\n    print(goal.goal, goal.archive_bytes, goal.bits_per_weight)"
-    ),
+    "estimate": "for one in (found, *found.each):\n    print(one.ratio_weights, one.drop)",
     "export": "print(found.nbytes)",
     "prune": "print(found.freed)",
     "restore": "print(found.paths)",
     "search": "print(found.best and found.best.to_json())",
     "sensitivity": "print(found.table.rows, found.table.mean[:, -1])",
     "verify": "print('sound' if found.ok else found.problems)",
-    "watch": "print(found.ended, found.appended)",
 }
 """What Python lines print of a report; its whole document otherwise."""
 

@@ -141,7 +141,7 @@ def likely_evaluator(shown: Subject) -> str:
     return own_samples.AUTO
 
 
-def make_evaluator(shown: Subject, target: str, task: str, model: str, *, replace: bool) -> EvaluatorReport:
+def make_evaluator(shown: Subject, target: str, model: str, *, replace: bool) -> EvaluatorReport:
     """Write an evaluator to begin with, inside of the roots; reads headers and executes nothing.
 
     Raises
@@ -154,7 +154,7 @@ def make_evaluator(shown: Subject, target: str, task: str, model: str, *, replac
         raise ServiceError("an evaluator goes into a folder of yours", target)
     run: Run = engine_of(shown)[0]  # type: ignore[assignment]
     with reported():
-        return verbs.make_evaluator(run, path, task=task, model=model or None, force=replace)
+        return verbs.make_evaluator(run, path, model=model or None, force=replace)
 
 
 def evaluator_trial(shown: Subject, judge: EvaluatorCode) -> Work:

@@ -24,7 +24,6 @@ from inshrink_core.chain import ChainReport
 from inshrink_core.request import Request
 from inshrink_core.verbs.compress import Compress
 from inshrink_core.verbs.export import Export, chosen_names
-from inshrink_core.verbs.modes.watch import Watch
 
 _SUFFIX = ".inshrink"
 _N_TRIED = 2
@@ -123,7 +122,7 @@ def chain_export(
         Of the engine's request.
     """
     path, chosen = str(shown.path), chosen_steps(steps, shown.steps)
-    written = Watch(path, "", **fields) if watch else Compress(path, "", steps=chosen, **fields)
+    written = Compress(path, "", steps=None if watch else chosen, watch=watch, **fields)
     return ExportRequest(asked=(written, Export("", pack="")) if packed else (written,), steps=steps)
 
 

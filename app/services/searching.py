@@ -35,11 +35,12 @@ from inshrink_core.codec import make_codec
 from inshrink_core.codecs import compared_variants
 from inshrink_core.request import request_from_json
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
+from inshrink_core.search.space import space_of
 from inshrink_core.text import percentage
 from inshrink_core.text import ratio as ratio_text
 from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.compress import Compress
-from inshrink_core.verbs.estimate import EstimateLevels, EstimateReport, estimate
+from inshrink_core.verbs.estimate import Estimate, EstimateReport, estimate
 from inshrink_core.verbs.search import Search
 from inshrink_core.verbs.shared.measured import Known
 
@@ -460,11 +461,19 @@ def estimating_work(shown: Subject, steps: Sequence[int], codec: str, *, is_cali
     return Work.asking([request], shown.path, "allocate", "estimates", of=of)
 
 
-def estimate_levels(shown: Subject, steps: Sequence[int], codec: str) -> EstimateLevels:
+def estimate_levels(shown: Subject, steps: Sequence[int], codec: str) -> Estimate:
     """Return the request that estimates a codec from fine to coarse, tensor by tensor."""
-    return EstimateLevels(
-        str(shown.path), codec=codec, levels=_LEVELS, by_tensor=True, steps=chosen_steps(steps, shown.steps)
-    )
+    layers = frozenset(row.layer for row in shown.model_tensors)
+    with reported():
+        first, *others = (one.settings for one in space_of(codec, layers).levels(_LEVELS))
+    texts = [
+        ",".join(
+            f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in one.items()
+        )
+        for one in others
+    ]
+    asked = {"codec": codec, "settings": first, "each": texts, "by_tensor": True}
+    return Estimate(str(shown.path), **asked, steps=chosen_steps(steps, shown.steps))
 
 
 def estimates(job: Job | None) -> tuple[SearchPoint, ...]:

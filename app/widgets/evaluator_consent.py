@@ -13,11 +13,9 @@ from inshrink_app.server.recent import is_trusted, trust
 from inshrink_app.server.roots import Address
 from inshrink_app.services import EvaluatorCode
 from inshrink_app.widgets import fmt, job_card
-from inshrink_app.widgets.choices import pick_one
 from inshrink_app.widgets.layout import answer, facts, folded
 
-from inshrink_core.evaluate.template import guess_task
-from inshrink_core.verbs.evaluate import MakeEvaluator
+from inshrink_core.verbs.evaluate import Evaluate
 
 _OTHER = "evaluator.other"
 _OF = "evaluator.of"
@@ -25,7 +23,6 @@ _MADE = "evaluator.made"
 _PANEL = "evaluator.make"
 _MOST_FIGURES = 6
 _NAME_WIDTH = 18
-_TASKS = {"language": "Language model", "classifier": "Classifier", "regression": "Regression"}
 
 
 def ask(original: Subject) -> tuple[EvaluatorCode | None, bool]:
@@ -110,27 +107,18 @@ def _find(original: Subject) -> EvaluatorCode | None:
 
 def _make(original: Subject) -> None:
     """Offer to write an evaluator to begin with; nothing is executed."""
-    guess = guess_task(original.tensors)
-    st.caption(fmt.markdown(f"Guessed from names and shapes: {guess.why}. It reads {guess.inputs}."))
-    task = pick_one(
-        "Task",
-        list(_TASKS),
-        index=list(_TASKS).index(guess.task),
-        format_func=_TASKS.__getitem__,
-        key="evaluator.task",
-    )
     model = st.text_input("Class of the model", key="evaluator.model", placeholder="train:Net").strip()
     target = st.text_input(
         "Write the evaluator to", value=services.suggested_evaluator(original), key="evaluator.target"
     )
     replace = Path(target).is_file() and st.checkbox("Replace the evaluator that is there")
     if st.button("Write the template", icon=":material/note_add:"):
-        made = answer(lambda: services.make_evaluator(original, target, task, model, replace=bool(replace)))
+        made = answer(lambda: services.make_evaluator(original, target, model, replace=bool(replace)))
         if made is not None:
             st.session_state[_MADE] = str(made.output)
             st.rerun()
     st.caption("Then fill in what is marked TODO, in your own editor, trust it here and try it on one step.")
-    request = MakeEvaluator(str(original.path), target, task=task, model=model or None, force=bool(replace))
+    request = Evaluate(str(original.path), write=target, model=model or None, force=bool(replace))
     st.code(shell_text([request]), language=None, wrap_lines=True)
     st.code(python_text([request]), language=None, wrap_lines=True)
 

@@ -76,11 +76,7 @@ class Held(Lock):
     """A lock that ends with its process."""
 
     def __init__(self, process: Process) -> None:
-        self._process = process
-
-    def release(self) -> None:
-        self._process.place.forget(self._process)
-        super().release()
+        super().__init__(lambda: process.place.forget(process))
 
 
 class Unnamed(Creation):

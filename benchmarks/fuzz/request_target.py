@@ -24,9 +24,8 @@ def _documents() -> tuple[bytes, ...]:
         request = request_of(verb)
         if request is None or not request.REPORTS or verb == "run":
             continue
-        for kind in (request, *request.modes().values()):
-            words = (shlex.split(example)[1:] for example in kind.EXAMPLES)
-            found += [json.dumps(read_request(request, one).to_json()).encode() for one in words]
+        words = (shlex.split(example)[1:] for example in request.EXAMPLES)
+        found += [json.dumps(read_request(request, one).to_json()).encode() for one in words]
     return tuple(found)
 
 

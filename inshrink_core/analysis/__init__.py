@@ -18,14 +18,4 @@ if TYPE_CHECKING:
     from inshrink_core.analysis.trajectory import Trajectory as Trajectory
     from inshrink_core.analysis.trajectory import trajectory as trajectory
 
-__all__ = index(
-    __name__,
-    {
-        "inshrink_core.analysis.anatomy": ["anatomy"],
-        "inshrink_core.analysis.findings": ["findings"],
-        "inshrink_core.analysis.gain": ["RestoreGain", "restore_gain"],
-        "inshrink_core.analysis.movement": ["Moved", "moved_between"],
-        "inshrink_core.analysis.profile": ["Profile", "sensitivity"],
-        "inshrink_core.analysis.trajectory": ["Trajectory", "trajectory"],
-    },
-)
+__all__ = index(__name__)

@@ -16,7 +16,7 @@ from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.reader import ArchiveReader, open_storage
 from inshrink_core.archive.storage import LOCK_NAME, Storage, object_at
-from inshrink_core.archive.storage.ahead import forget_all
+from inshrink_core.archive.storage.blocks import forget_all
 from inshrink_core.errors import DamagedError, InshrinkError
 from inshrink_core.execution import temporary_name
 from inshrink_core.frame import FrameInfo
@@ -177,7 +177,7 @@ def _check_beside(path: str | os.PathLike[str]) -> Iterator[Problem]:
     """Report a packing of the same name that was cut off; one at work looks the same."""
     around, name = object_at(path)
     leftover = temporary_name(name)
-    if leftover in around.remains(""):
+    if around.writable and leftover in around.remains(""):
         what = "a packing was cut off and left this file, unless one is at work"
         yield Problem(f"{around.name}/{leftover}", what, "the next packing of that name replaces it", True)
 

@@ -19,7 +19,7 @@ from inshrink_core.archive.layout import (
     damaged,
 )
 from inshrink_core.archive.storage import Storage, storage_errors
-from inshrink_core.archive.storage.ahead import ENDS, Span, fetch, forget, held_bytes, is_held
+from inshrink_core.archive.storage.blocks import ENDS, Span, cached_bytes, fetch, forget, is_cached
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
 from inshrink_core.frame import BlockEntry, FrameInfo, FramePart
 
@@ -74,13 +74,13 @@ class FrameFile(NamedTuple):
 
     def is_held(self, offset: int, nbytes: int) -> bool:
         """Tell whether bytes were fetched ahead."""
-        return bool(self.digest) and is_held(self.digest, offset, nbytes)
+        return bool(self.digest) and is_cached(self.digest, offset, nbytes)
 
     def suffix(self, nbytes: int) -> tuple[bytes, int]:
         """Return the last bytes, and the length of the frame; of a file of its own, what the system says."""
         if self.digest:
             nbytes = min(nbytes, self.nbytes)
-            held = held_bytes(self.digest, self.nbytes - nbytes, nbytes)
+            held = cached_bytes(self.digest, self.nbytes - nbytes, nbytes)
             if held is not None:
                 return held, self.nbytes
         if self.offset is not None:
@@ -91,7 +91,7 @@ class FrameFile(NamedTuple):
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Read exactly, in Inshrink's errors: a frame may vanish or shrink between two calls."""
-        held = held_bytes(self.digest, offset, nbytes) if self.digest else None
+        held = cached_bytes(self.digest, offset, nbytes) if self.digest else None
         if held is not None:
             return held
         with _frame_errors(self.where):
@@ -132,7 +132,7 @@ def fetch_ends(storage: Storage, parts: Iterable[FramePart]) -> None:
     fetch(storage, [file.end for file in files], ENDS)
     longer = []
     for file in files:
-        fields = held_bytes(file.digest, file.nbytes - TRAILER_NBYTES, TRAILER_NBYTES)
+        fields = cached_bytes(file.digest, file.nbytes - TRAILER_NBYTES, TRAILER_NBYTES)
         with contextlib.suppress(DamagedError):  # told when it is read
             trailer = Trailer.parse(FRAME, fields or b"", file.nbytes, file.where)
             longer.append(file.span(trailer.offset, file.nbytes - trailer.offset))
@@ -142,7 +142,7 @@ def fetch_ends(storage: Storage, parts: Iterable[FramePart]) -> None:
 def has_ends(storage: Storage, parts: Iterable[FramePart]) -> bool:
     """Tell whether the ends of frames are in memory."""
     ends = (FrameFile.of(storage, part).end for part in parts)
-    return all(is_held(end.digest, end.offset, end.nbytes) for end in ends)
+    return all(is_cached(end.digest, end.offset, end.nbytes) for end in ends)
 
 
 def fetch_whole(storage: Storage, parts: Iterable[FramePart]) -> None:

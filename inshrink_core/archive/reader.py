@@ -32,7 +32,7 @@ from inshrink_core.archive.storage import (
     storage_at,
     storage_error,
 )
-from inshrink_core.archive.storage.ahead import MOST_AHEAD_NBYTES, Span, Windows, fetch
+from inshrink_core.archive.storage.blocks import MOST_AHEAD_NBYTES, Span, Windows, fetch
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
 from inshrink_core.execution import NotRegularError
 from inshrink_core.frame import BlockEntry, FrameInfo, FrameKind, FramePart

@@ -46,7 +46,7 @@ from inshrink_core.frame import Block, BlockEntry, FrameInfo, FrameKind
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inshrink_core.archive.storage.ahead import Windows
+    from inshrink_core.archive.storage.blocks import Windows
     from inshrink_core.chain.base import BaseLike
     from inshrink_core.chain.config import ChainConfig
     from inshrink_core.codec import TensorReference
@@ -289,7 +289,7 @@ class Archive(Mapping[int, Checkpoint]):
             self.reader.fetch({link.frame_id: link for link in links}.values(), whole=True)
 
     @contextmanager
-    def expecting(self, info: FrameInfo, keys: Iterable[str]) -> Iterator[None]:
+    def prefetch(self, info: FrameInfo, keys: Iterable[str]) -> Iterator[None]:
         """Read tensors of a step ahead while the context is open, where the archive is far away.
 
         Parameters
@@ -695,9 +695,9 @@ class _FrameSource:
         host = tensor.cpu()
         return host.clone() if host is tensor and self.archive.keeps_state else host
 
-    def expecting(self, specs: Iterable[TensorSpec]) -> AbstractContextManager[None]:
-        """Read tensors ahead while the context is open (`Archive.expecting`)."""
-        return self.archive.expecting(self.info, [spec.key for spec in specs])
+    def prefetch(self, specs: Iterable[TensorSpec]) -> AbstractContextManager[None]:
+        """Fetch tensors ahead while the context is open (`Archive.prefetch`)."""
+        return self.archive.prefetch(self.info, [spec.key for spec in specs])
 
     def skeleton(self, layout: FileLayout) -> bytes:
         """Return the bytes of a file outside its tensors, as `TensorSource` orders them."""

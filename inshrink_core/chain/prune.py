@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +24,7 @@ from inshrink_core.chain.rekey import (
 )
 from inshrink_core.chain.sizes import frame_size
 from inshrink_core.errors import InputError, MissingFrameError, NotFoundError, clipped, named
-from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.execution.progress import Counter, OnProgress
 from inshrink_core.formats import open_run, read_metrics
 from inshrink_core.formats.logs.log import log_of_trainer
 from inshrink_core.frame import FrameInfo, FrameKind
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from inshrink_core.archive import ArchiveReader, ArchiveWriter
     from inshrink_core.chain.base import BaseFinder
     from inshrink_core.chain.rekey import Rest
+    from inshrink_core.checkpoint import TensorSpec
 
 _TRAINER_STATE: Final = "trainer_state.json"
 
@@ -85,7 +87,8 @@ def carry_out(
         return plan
     gone = (*plan.removed, *writer.reader.catalog.superseded)
     again = (*plan.copied, *plan.rekeyed)
-    count = _Counter(archive, again, progress)
+    nbytes = {info.frame_id: frame_size(archive, info).raw_total for info in again} if progress else {}
+    count = Counter(progress, "prune", sum(nbytes.values()))
     with Rewrite(writer, again) as rewrite:
         view = archive.sequential()
         # Copies first: they inherit nothing, so each is whole beside either version of its parent.
@@ -113,7 +116,7 @@ def carry_out(
                     )
                 else:
                     copy_frame(archive, info, frame)
-            count.frame(info)
+            count.add(nbytes.get(info.frame_id, 0), info.step)
         view = archive.sequential()
         for info in plan.rekeyed:
             rest = plan.rests.get(info.frame_id)
@@ -127,32 +130,14 @@ def carry_out(
                     view=None if rest is None else rest.view,
                     meta=None if rest is None else {**rest.meta, REKEYED: info.frame_id},
                     children=plan.children_of(info),
-                    done=count.tensors_of(info),
+                    done=partial(_report, count, info.step),
                 )
         rewrite.switch(gone)
     return plan
 
 
-class _Counter:
-    """Counts raw bytes of frames that are written again."""
-
-    def __init__(self, archive: Archive, frames: Iterable[FrameInfo], progress: OnProgress | None) -> None:
-        self._progress, self._done = progress, 0
-        self._sizes = {f.frame_id: frame_size(archive, f).raw_total for f in frames} if progress else {}
-        self._total = sum(self._sizes.values())
-
-    def frame(self, info: FrameInfo) -> None:
-        """Count a whole frame."""
-        self._add(self._sizes.get(info.frame_id, 0), info.step, "")
-
-    def tensors_of(self, info: FrameInfo) -> Any:
-        """Return what is called after each tensor of a frame."""
-        return lambda spec: self._add(spec.nbytes, info.step, spec.key)
-
-    def _add(self, nbytes: int, step: int, detail: str) -> None:
-        self._done += nbytes
-        if self._progress is not None:
-            self._progress(Progress("prune", self._done, self._total, step, detail))
+def _report(count: Counter, step: int, spec: TensorSpec) -> None:
+    count.add(spec.nbytes, step, spec.key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

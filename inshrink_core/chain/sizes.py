@@ -181,7 +181,7 @@ class Exactness(NamedTuple):
 
 
 def exactness_of(
-    archive: Archive, frames: Iterable[FrameInfo], keys: Callable[[str], bool] = lambda key: True
+    archive: Archive, frames: Iterable[FrameInfo], keys: Callable[[str], bool] | None = None
 ) -> Exactness:
     """Tell of the tensors of some frames; files, and whatever is no tensor, are always exact.
 
@@ -202,7 +202,7 @@ def exactness_of(
         frame, where = archive.frame(info), archive.where(info)
         is_kept = _rule_of(frame.meta, info)
         for entry in frame.entries:
-            if not entry.attachment and keys(entry.key):
+            if not entry.attachment and (keys is None or keys(entry.key)):
                 spec = spec_of(entry, where)
                 role = spec.role.value
                 exact[role] = exact.get(role, True) and is_kept(spec, entry.codec)

@@ -9,7 +9,6 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -69,12 +68,13 @@ def _summary(verb: str) -> str:
     point = plugin(VERBS, verb)
     if point is None:
         return ""
+    package, *rest = point.module.split(".")
     with contextlib.suppress(OSError, ValueError):
-        text = Path(_origin(point.module)).read_text(encoding="utf-8")
-        found = re.search(
-            rf'^class {point.attr}\b[^"]*(?:"[^"]*"[^"]*)?:\n +"""([^"\n]+)', text, re.MULTILINE
-        )
-        if found is not None:
+        spec = find_spec(package)
+        origin = Path((spec and spec.origin) or "")
+        path = origin.parent.joinpath(*rest).with_suffix(".py") if rest else origin
+        heading = rf'^class {point.attr}\b[^"]*(?:"[^"]*"[^"]*)?:\n +"""([^"\n]+)'
+        if found := re.search(heading, path.read_text(encoding="utf-8"), re.MULTILINE):
             return found[1]
     with contextlib.suppress(InputError):
         request = request_of(verb)
@@ -82,39 +82,27 @@ def _summary(verb: str) -> str:
     return "Cannot be loaded."
 
 
-def _origin(module: str) -> str:
-    """Return the file of a module, whose packages are not imported either; nothing where there is none."""
-    package, *rest = module.split(".")
-    spec = find_spec(package)
-    for name in rest:
-        if spec is None:
-            return ""
-        package = f"{package}.{name}"
-        spec = PathFinder.find_spec(package, spec.submodule_search_locations)
-    return str((spec and spec.origin) or "")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (`inshrink_core.cli.main`); the working directory has left the import path."""
-    words = _own_words() if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a sign gets its code point, not a UnicodeEncodeError.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = _run(words)
+        code = _run(_process_words() if arguments is None else list(arguments))
         sys.stdout.flush()
-    except BrokenPipeError:
-        _abandon_output()
-        return EXIT_BROKEN_PIPE
     except OSError as error:
-        _abandon_output()
+        # What is left goes nowhere, so that the flush at the interpreter's end does not complain.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return EXIT_BROKEN_PIPE
         write_error(f"the output cannot be written: {_describe_os_error(error)}")
         return EXIT_INPUT
     return code
 
 
-def _own_words() -> list[str]:
+def _process_words() -> list[str]:
     """Return the words of this process; of one of several that torchrun started, as it takes them."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return sys.argv[1:]
@@ -123,15 +111,8 @@ def _own_words() -> list[str]:
     return words_together(sys.argv[1:])
 
 
-def _abandon_output() -> None:
-    """Send what is left to nowhere, so that the flush at the interpreter's end does not complain."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _run(words: list[str]) -> int:
     """Invoke a verb; every error becomes one line and an exit code."""
-    as_json = "--json" in words
     request = Request
     try:
         if not words or words[0] in ("-h", "--help"):
@@ -143,38 +124,39 @@ def _run(words: list[str]) -> int:
             from inshrink_core.cli.derived import run_verb
 
             return run_verb(request, words)
-    except InshrinkError as error:
-        _show_traceback()
-        return _fail(error_document(error), as_json)
-    except KeyboardInterrupt:
-        message = f"interrupted; {request.INTERRUPTED}"
-        return _fail(_document("Interrupted", message, EXIT_INTERRUPTED), as_json)
     except BrokenPipeError:
         raise
-    except OSError as error:
-        _show_traceback()
-        return _fail(_document("OSError", _describe_os_error(error), EXIT_INPUT), as_json)
-    except MemoryError:
-        _show_traceback()
-        return _fail(_document("MemoryError", "not enough memory; use fewer --threads", EXIT_INPUT), as_json)
-    except Exception as error:
-        _show_traceback()
-        return _fail(_document(type(error).__name__, _describe_bug(error), EXIT_BUG), as_json)
+    except (Exception, KeyboardInterrupt) as error:
+        if os.environ.get("INSHRINK_TRACEBACK") and isinstance(error, Exception):
+            traceback.print_exc()
+        document = _document(error, request.INTERRUPTED)
+        if "--json" in words:
+            write_document({"error": document})
+            sys.stdout.flush()
+        write_error(document["message"])
+        return int(document["exit_code"])
     return 0
 
 
-def _fail(error: dict[str, object], as_json: bool) -> int:
-    """Show an error on stderr, and as the document where one was asked for."""
-    if as_json:
-        write_document({"error": error})
-        sys.stdout.flush()
-    write_error(str(error["message"]))
-    return int(str(error["exit_code"]))
-
-
-def _document(kind: str, message: str, exit_code: int) -> dict[str, object]:
-    """Return the value of the key ``error`` for what is no error of ours."""
-    return {"type": kind, "message": message, "where": "", "remedy": "", "exit_code": exit_code}
+def _document(error: BaseException, interrupted: str) -> dict[str, Any]:
+    """Return the value of the key ``error``."""
+    kind, code = type(error).__name__, EXIT_INPUT
+    match error:
+        case InshrinkError():
+            return error_document(error)
+        case KeyboardInterrupt():
+            kind, message, code = "Interrupted", f"interrupted; {interrupted}", EXIT_INTERRUPTED
+        case OSError():
+            kind, message = "OSError", _describe_os_error(error)
+        case MemoryError():
+            message = "not enough memory; use fewer --threads"
+        case _:
+            code = EXIT_BUG
+            message = (
+                f"{kind}: {error}; this is a bug in Inshrink: please report it, with the traceback that "
+                "INSHRINK_TRACEBACK=1 shows"
+            )
+    return {"type": kind, "message": message, "where": "", "remedy": "", "exit_code": code}
 
 
 def _known_request(verb: str) -> type[Request[Any]]:
@@ -191,17 +173,3 @@ def _describe_os_error(error: OSError) -> str:
     """Say which file the system refused, and why."""
     reason = error.strerror or str(error) or type(error).__name__
     return f"{error.filename}: {reason}" if error.filename else reason
-
-
-def _describe_bug(error: Exception) -> str:
-    """Own up to an error that no one foresaw."""
-    return (
-        f"{type(error).__name__}: {error}; this is a bug in Inshrink: please report it, "
-        "with the traceback that INSHRINK_TRACEBACK=1 shows"
-    )
-
-
-def _show_traceback() -> None:
-    """Print the traceback where the environment asks for it."""
-    if os.environ.get("INSHRINK_TRACEBACK"):
-        traceback.print_exc()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import select
 import signal
@@ -12,12 +11,12 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from inshrink_core.errors import InputError, InshrinkError
+from inshrink_core.report import plain_value
 from inshrink_core.text import UNKNOWN, count, duration, printable, rate, size
 
 if TYPE_CHECKING:
@@ -33,9 +32,6 @@ _PIPED_WIDTH = 100
 _STDERR = 2
 _SECONDS_BETWEEN_LINES = 0.2
 _SECONDS_TO_TIDY_UP = 1.5
-
-_lines: ContextVar[bool] = ContextVar("lines", default=False)
-"""Whether progress goes to stderr as JSON, one message a line."""
 
 
 def _console() -> Console:
@@ -54,25 +50,9 @@ def _console() -> Console:
     return console
 
 
-def _json_value(value: Any) -> Any:
-    """Turn what JSON cannot say into what it can: NaN and infinity become null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _json_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_json_value(item) for item in value]
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, bytes):
-        return value.hex()
-    item = getattr(value, "item", None)
-    return _json_value(item()) if callable(item) else str(value)
-
-
 def write_document(document: Mapping[str, Any]) -> None:
     """Write the one document of ``--json`` to stdout."""
-    sys.stdout.write(json.dumps(_json_value(document), indent=2, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(plain_value(document, strict=True), indent=2, allow_nan=False) + "\n")
 
 
 def write_error(message: str) -> None:
@@ -126,28 +106,77 @@ def present(
 
 
 @contextmanager
-def progress_in(form: str) -> Iterator[None]:
-    """Show the progress of the verb inside as a ``bar``, or as ``jsonl``: one message a line on stderr.
+def shown_progress(
+    verb: str, unit: str, form: str, *, hidden: bool, stage: str = "", events: str = ""
+) -> Iterator[OnProgress | None]:
+    """Show how far a verb is, as a ``bar`` on a terminal or as ``jsonl``: one JSON message a line on stderr.
 
-    Whoever reads the messages may end the verb with SIGTERM, or by going away: both are an interruption,
+    The reader of the messages may end the verb with SIGTERM, or by going away: both are an interruption,
     as Ctrl-C is, and leave what was committed.
+
+    Parameters
+    ----------
+    verb, unit
+        What is being done, and what is counted: ``bytes``, ``steps`` or ``trials``.
+    form
+        ``bar`` or ``jsonl``.
+    hidden
+        Show nothing for people.
+    stage
+        Show this stage only.
+    events
+        The stage whose details are lines, also where stderr is no terminal.
+
+    Yields
+    ------
+    OnProgress or None
+        To be called as the action proceeds; None where nothing is shown.
     """
     if form not in ("bar", "jsonl"):
         raise InputError(f"--progress {form}", remedy="choose one of bar, jsonl")
-    if form == "bar":
-        yield
+    if form == "bar" and hidden:
+        yield None
         return
-    token = _lines.set(True)
+    with _json_lines(verb, unit) if form == "jsonl" else _bar(verb, unit) as advance:
+
+        def show(now: Progress) -> None:
+            if now.stage == events:
+                if now.detail and not hidden:
+                    sys.stderr.write(printable(now.detail) + "\n")
+            elif advance is not None and stage in ("", now.stage):
+                advance(now)
+
+        yield None if advance is None and not events else show
+
+
+@contextmanager
+def _json_lines(verb: str, unit: str) -> Iterator[OnProgress]:
+    """Write progress as JSON lines."""
+    written_at = 0.0
+
+    def write(now: Progress) -> None:
+        nonlocal written_at
+        at = time.monotonic()
+        if now.found is None and now.done < now.total and at - written_at < _SECONDS_BETWEEN_LINES:
+            return
+        written_at = at
+        message = {"verb": verb, "done": now.done, "total": now.total, "unit": unit, "step": now.step}
+        if now.found is not None:
+            message["found"] = plain_value(now.found, strict=True)
+        if now.seconds_left is not None:
+            message["seconds_left"] = now.seconds_left
+        sys.stderr.write(json.dumps(message, allow_nan=False) + "\n")
+        sys.stderr.flush()
+
     ended = threading.Event()
     in_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, _interrupt) if in_main else None
     if hasattr(select, "poll") and stat.S_ISFIFO(os.fstat(_STDERR).st_mode):
         threading.Thread(target=_end_with_reader, args=(ended,), daemon=True).start()
     try:
-        yield
+        yield write
     finally:
         ended.set()
-        _lines.reset(token)
         if in_main:
             signal.signal(signal.SIGTERM, before)
 
@@ -168,82 +197,29 @@ def _end_with_reader(ended: threading.Event) -> None:
             os._exit(1)
 
 
-def _as_lines(verb: str, unit: str) -> OnProgress | None:
-    """Return what writes progress as JSON lines; None where that is not asked for.
-
-    Parameters
-    ----------
-    verb
-        What is being done.
-    unit
-        What is counted: ``bytes``, ``steps`` or ``trials``.
-    """
-    if not _lines.get():
-        return None
-    written_at = 0.0
-
-    def write(now: Progress) -> None:
-        nonlocal written_at
-        at = time.monotonic()
-        if now.found is None and now.done < now.total and at - written_at < _SECONDS_BETWEEN_LINES:
-            return
-        written_at = at
-        message = {"verb": verb, "done": now.done, "total": now.total, "unit": unit, "step": now.step}
-        if now.found is not None:
-            message["found"] = _json_value(now.found)
-        if now.seconds_left is not None:
-            message["seconds_left"] = now.seconds_left
-        sys.stderr.write(json.dumps(message, allow_nan=False) + "\n")
-        sys.stderr.flush()
-
-    return write
-
-
 @contextmanager
-def progress_bar(verb: str, *, hidden: bool, in_bytes: bool = True) -> Iterator[OnProgress | None]:
-    """Show how far a long action has come, with what is done, the speed and the time left.
-
-    Parameters
-    ----------
-    verb
-        What is being done, as a word in front of the bar.
-    hidden
-        Show no bar, as where the output is for a script.
-    in_bytes
-        True if progress counts bytes, False if it counts steps.
-
-    Yields
-    ------
-    OnProgress or None
-        To be called as the action proceeds; None where nothing is shown.
-    """
-    lines = _as_lines(verb, "bytes" if in_bytes else "steps")
-    if lines is not None or hidden or not sys.stderr.isatty():
-        yield lines
+def _bar(verb: str, unit: str) -> Iterator[OnProgress | None]:
+    """Show a bar with what is done, the speed and the time left, on a terminal."""
+    if not sys.stderr.isatty():
+        yield None
         return
     from rich import progress
     from rich.console import Console
     from rich.table import Column
-    from rich.text import Text
 
-    class Amounts(progress.ProgressColumn):
-        """Done of total, speed and time left, in the words of `inshrink_core.text`."""
-
-        def render(self, task: Task) -> Text:
-            return Text(_amounts(task, in_bytes))
-
-    columns = (
-        progress.TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-        progress.BarColumn(bar_width=None, table_column=Column(ratio=1)),
-        Amounts(table_column=Column(no_wrap=True)),
-    )
+    text = progress.TextColumn("{task.description}", table_column=Column(no_wrap=True), markup=False)
+    bar = progress.BarColumn(bar_width=None, table_column=Column(ratio=1))
+    done = progress.TextColumn("{task.fields[amounts]}", table_column=Column(no_wrap=True), markup=False)
     console = Console(stderr=True)
-    bar = progress.Progress(*columns, console=console, transient=True, expand=True)
-    with bar, _told_above(bar.console):
-        shown = bar.add_task(verb, total=None)
+    with (
+        progress.Progress(text, bar, done, console=console, transient=True, expand=True) as shown,
+        _told_above(shown.console),
+    ):
+        task = shown.add_task(verb, total=None, amounts="")
 
         def advance(now: Progress) -> None:
-            bar.update(shown, completed=now.done, total=now.total, description=f"{verb} step {now.step}")
+            shown.update(task, completed=now.done, total=now.total, description=f"{verb} step {now.step}")
+            shown.update(task, amounts=_amounts(shown.tasks[0], unit, now.detail))
 
         yield advance
 
@@ -263,33 +239,14 @@ def _told_above(console: Console) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-@contextmanager
-def progress_table(
-    verb: str, draw: Callable[[Sequence[Any]], Any], *, hidden: bool
-) -> Iterator[OnProgress | None]:
-    """Show what is drawn of all events so far, as they come; nothing where no one watches."""
-    lines = _as_lines(verb, "trials")
-    if lines is not None or hidden or not sys.stderr.isatty():
-        yield lines
-        return
-    from rich.console import Console
-    from rich.live import Live
-
-    seen: list[Progress] = []
-    with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
-
-        def progress(now: Progress) -> None:
-            seen.append(now)
-            live.update(draw(seen), refresh=True)
-
-        yield progress
-
-
-def _amounts(task: Task, in_bytes: bool) -> str:
+def _amounts(task: Task, unit: str, detail: str) -> str:
     """Return the text beside the bar."""
     total = task.total or 0
     left = duration(task.time_remaining) if task.time_remaining is not None else UNKNOWN
-    if not in_bytes:
-        return f"{count(task.completed)} of {count(total)} steps · {left} left"
+    if unit == "trials":
+        since = f"evaluation {count(task.completed)} of at most {count(total)}, {duration(task.elapsed)}"
+        return f"{since} · {detail}" if detail else since
+    if unit != "bytes":
+        return f"{count(task.completed)} of {count(total)} {unit} · {left} left"
     speed = rate(task.speed / 1e6 if task.speed else None)
     return f"{size(task.completed)} of {size(total)} · {speed} · {left} left"

@@ -46,7 +46,7 @@ class Ui(Request[None]):
     host: Annotated[str, Option(metavar="ADDRESS")] = "127.0.0.1"
     port: Annotated[int, Option(metavar="N", least=1, most=65535)] = 8501
     root: Annotated[Sequence[PathLike], Option(metavar="DIR", many=True)] = ()
-    browser: Annotated[bool, Option(off="--no-browser")] = True
+    browser: bool = True
     window: bool = False
 
     REPORTS: ClassVar = False

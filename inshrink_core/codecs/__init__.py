@@ -29,20 +29,4 @@ if TYPE_CHECKING:
     from inshrink_core.codecs.variants import compared_variants as compared_variants
     from inshrink_core.codecs.variants import parse_variants as parse_variants
 
-__all__ = index(
-    __name__,
-    {
-        "inshrink_core.codec": [
-            "Codec",
-            "Encoded",
-            "Knob",
-            "TensorInput",
-            "TensorReference",
-            "Tuning",
-            "codec_names",
-            "get_codec",
-            "make_codec",
-        ],
-        "inshrink_core.codecs.variants": ["Variant", "compared_variants", "parse_variants"],
-    },
-)
+__all__ = index(__name__)

@@ -25,22 +25,4 @@ if TYPE_CHECKING:
     from inshrink_core.evaluate.evaluator import StateEvaluator as StateEvaluator
     from inshrink_core.evaluate.evaluator import StreamingEvaluator as StreamingEvaluator
 
-__all__ = index(
-    __name__,
-    {
-        "inshrink_core.evaluate.choice": ["EvaluatorRequest", "Executing"],
-        "inshrink_core.evaluate.comparison": [
-            "Comparison",
-            "EvaluatedStep",
-            "OriginalEvaluations",
-            "compare_steps",
-        ],
-        "inshrink_core.evaluate.evaluator": [
-            "Evaluation",
-            "Evaluator",
-            "PartialEvaluation",
-            "StateEvaluator",
-            "StreamingEvaluator",
-        ],
-    },
-)
+__all__ = index(__name__)

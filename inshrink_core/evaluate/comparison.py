@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
@@ -56,6 +56,18 @@ class EvaluatedStep:
     restore_noise: float | None = None
     restore_cost: float | None = None
     stale_restore_cost: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """What a result store has of a comparison: who measured what, and how sure its metric is by step."""
+
+    metric: str
+    direction: Direction
+    device: str
+    steps: tuple[EvaluatedStep, ...]
+    n_samples: int | None = None
+    standard_errors: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

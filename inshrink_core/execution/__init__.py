@@ -20,9 +20,7 @@ from inshrink_core.execution.folders import make_folders as make_folders
 from inshrink_core.execution.folders import remove_empty as remove_empty
 from inshrink_core.execution.folders import sync_path as sync_path
 from inshrink_core.execution.folders import working_folder as working_folder
-from inshrink_core.execution.kept import ResultLog as ResultLog
 from inshrink_core.execution.kept import ResultStore as ResultStore
-from inshrink_core.execution.kept import SharedLog as SharedLog
 from inshrink_core.execution.kept import cache_folder as cache_folder
 from inshrink_core.execution.kept import keep_result as keep_result
 from inshrink_core.execution.kept import key_digest as key_digest

@@ -1,40 +1,34 @@
 """Results of long work kept on disk, so that the same work goes on where it stopped.
 
-Three shapes of one store: a folder with a file for each result, a log of one run with a line for each, and
-logs that several processes add to. All find a result by everything it depends on, and have it made again
-where what is on disk cannot be read.
+A folder with a file for each result, or files of JSON lines that several processes add to. A result is found
+by everything that it depends on, and made again where what is on disk cannot be read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import errno
 import hashlib
 import json
 import logging
 import math
 import os
 import re
-import types
 from collections.abc import Callable, Iterator, Mapping
-from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from threading import Lock, get_ident
-from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
+from threading import get_ident
+from typing import Any, Final, Generic, TypeVar
 
-from inshrink_core.errors import DamagedError, InputError, StorageError
+from inshrink_core.errors import StorageError
 from inshrink_core.execution.files import new_file, open_regular, read_regular
 from inshrink_core.execution.folders import locked
 
 # The sensitivities of 100,000 tensors take 20 MB; anything larger is something else.
 _MAX_NBYTES: Final = 64 << 20
 
-# A line takes half a kilobyte: half a million of them are another file by mistake.
-_MAX_LOG_NBYTES: Final = 1 << 28
-
 # A comparison of a thousand steps takes 400 kB.
-_MAX_SHARED_NBYTES: Final = 8 << 20
+MAX_SHARED_NBYTES: Final = 8 << 20
 _MAX_SHARED: Final = 256
 
 _UNREADABLE: Final = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
@@ -213,39 +207,27 @@ def parse_record(kind: type[_Result], values: Any) -> _Result:
     ValueError, TypeError, KeyError
         The values are none.
     """
-    fields = {one.name: one for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    if not isinstance(values, Mapping) or not set(values) <= set(fields):
+    import msgspec
+
+    found = msgspec.convert(values, kind)
+    _require_plausible(found, values)
+    return found
+
+
+def _require_plausible(record: Any, values: Any) -> None:
+    """Refuse keys that a record does not have, negative counts, and numbers that are none."""
+    if not dataclasses.is_dataclass(record):
+        return
+    own = {one.name: getattr(record, one.name) for one in dataclasses.fields(record)}
+    if not set(values) <= set(own):
         raise ValueError("it has other keys")
-    hints = get_type_hints(kind)
-    for name, one in fields.items():
-        if name not in values and one.default is dataclasses.MISSING is one.default_factory:
-            raise KeyError(name)
-    return kind(**{name: _typed(hints[name], value, name) for name, value in values.items()})
-
-
-def _typed(hint: Any, value: Any, name: str) -> Any:
-    """Return a value as its annotation has it."""
-    kind, inner = get_origin(hint) or hint, get_args(hint)
-    if kind in (Union, types.UnionType):
-        return None if value is None else _typed(inner[0], value, name)
-    if kind is tuple:
-        if not isinstance(value, list | tuple):
-            raise TypeError(f"'{name}' is no list")
-        # The curve of a training that diverged holds numbers that are none.
-        return tuple(one if one != one else _typed(inner[0], one, name) for one in value)
-    if kind is float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-            raise ValueError(f"'{name}' is no number")
-    elif kind is int:
-        if type(value) is not int or value < 0:
-            raise ValueError(f"'{name}' is no count")
-    elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return parse_record(kind, value)
-    elif isinstance(kind, type) and issubclass(kind, Enum):
-        return kind(value)
-    elif not isinstance(value, dict if kind is Mapping else kind):
-        raise TypeError(f"'{name}' has the wrong type")
-    return value
+    for name, given in values.items():
+        value = own[name]
+        if (type(value) is int and value < 0) or (type(value) is float and math.isnan(value)):
+            raise ValueError(f"'{name}' is no count, or no number")
+        pairs = zip(value, given, strict=True) if isinstance(value, tuple) else [(value, given)]
+        for one, of in pairs:
+            _require_plausible(one, of)
 
 
 class ResultStore(Generic[_Result]):
@@ -327,229 +309,89 @@ class ResultStore(Generic[_Result]):
         return result
 
 
-class ResultLog(Generic[_Result]):
-    """Results by key, in memory and, with a path, in a file that every new one is added to at once.
-
-    One JSON object a line. The first line says what the log is of; every other is a result and its key. What
-    a crash leaves of the last line is dropped.
-
-    Parameters
-    ----------
-    path
-        The file; None keeps results in memory alone.
-    what
-        What the log is of, in words: ``trial``.
-    head
-        The first line's key for the version, and the version.
-    run
-        What tells the run from others.
-    parse
-        Makes a result from JSON; raises ValueError, TypeError or KeyError where it is none.
-    read_only
-        Leave the file as it is: another process may be writing to it.
+def read_lines(path: Path, most: int) -> list[dict[str, Any]]:
+    """Return the JSON objects of a file, one a line; what is none is passed over with a note.
 
     Raises
     ------
-    InputError
-        The file is no such log, or one of another run.
-    DamagedError
-        It is of a newer version.
-    StorageError
-        It cannot be read or written.
+    OSError
+        The file is not there, is no regular file, or has more than `most` bytes.
     """
-
-    def __init__(
-        self,
-        path: Path | None,
-        what: str,
-        head: tuple[str, int],
-        run: str,
-        parse: Callable[[Any], _Result],
-        *,
-        read_only: bool = False,
-    ) -> None:
-        self.path = path
-        self._what, self._head, self._run, self._parse = what, head, run, parse
-        self._results: dict[str, _Result] = {}
-        self._lock = Lock()
-        if path is not None:
-            self._load(path, read_only=read_only)
-
-    def __len__(self) -> int:
-        return len(self._results)
-
-    def values(self) -> tuple[_Result, ...]:
-        """Return every result, in the order they were added."""
-        return tuple(self._results.values())
-
-    def get(self, key: str) -> _Result | None:
-        """Return the result of a key; None where there is none."""
-        return self._results.get(key)
-
-    def put(self, key: str, result: _Result, document: Mapping[str, Any]) -> None:
-        """Keep a result: on disk, as JSON values, when this returns.
-
-        Raises
-        ------
-        StorageError
-            The disk is full, or refuses.
-        """
-        with self._lock:
-            self._results[key] = result
-            self._write({"key": key, **document})
-
-    def _load(self, path: Path, *, read_only: bool) -> None:
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(read_regular(path, most).splitlines(), start=1):
         try:
-            text = read_regular(path, _MAX_LOG_NBYTES)
-        except FileNotFoundError:
-            text = b""
-        except OSError as error:
-            if error.errno == errno.EFBIG:
-                raise self._refusal("it is too large") from error
-            raise self._failure("read", error) from error
-        if not text:
-            self._write({self._head[0]: self._head[1], "run": self._run})
-            return
-        whole = text[: text.rfind(b"\n") + 1]
-        lines = whole.splitlines()
-        self._check_head(lines[0] if lines else text)
-        for number, line in enumerate(lines[1:], start=2):
-            try:
-                values = json.loads(line)
-                key = str(values.pop("key"))
-                self._results[key] = self._parse(values)
-            except (*_UNREADABLE, AttributeError) as error:
-                _logger.warning(
-                    "%s, line %d is no %s (%s): it is made again", path, number, self._what, error
-                )
-        if len(whole) < len(text) and not read_only:
-            try:  # the next line must begin on a line of its own
-                os.truncate(path, len(whole))
-            except OSError as error:
-                raise self._failure("mended", error) from error
-
-    def _check_head(self, line: bytes) -> None:
-        name, version = self._head
-        try:
-            head = json.loads(line)
-            found, run = head[name], head["run"]
-        except _UNREADABLE as error:
-            raise self._refusal("its first line does not say so") from error
-        if found != version:
-            raise DamagedError(
-                f"the {self._what} log is of another version",
-                where=str(self.path),
-                expected=str(version),
-                found=str(found),
-            )
-        if run != self._run:
-            raise InputError(
-                f"this is the {self._what} log of another run",
-                where=str(self.path),
-                remedy="write to another file with -o, or remove the log",
-            )
-
-    def _write(self, document: Mapping[str, Any]) -> None:
-        if self.path is None:
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-            with open(open_regular(self.path, flags, follow=False), "ab") as file:  # noqa: PTH123
-                file.write(json.dumps(document).encode() + b"\n")
-        except OSError as error:
-            raise self._failure("written", error) from error
-
-    def _refusal(self, why: str) -> InputError:
-        return InputError(
-            f"this file is no {self._what} log: {why}",
-            where=str(self.path),
-            remedy="write to another file with -o",
-        )
-
-    def _failure(self, done: str, error: OSError) -> StorageError:
-        return StorageError(f"the {self._what} log cannot be {done}: {error.strerror}", where=str(self.path))
+            row = json.loads(line)
+        except _UNREADABLE:
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            _logger.warning("%s, line %d is no result: it is passed over", path, number)
+    return rows
 
 
-class SharedLog:
-    """JSON objects, a line each, that several processes add to; nothing is ever changed or taken out.
-
-    Once the file would be too large it becomes ``NAME.older``, in the place of the one before, so that the
-    newest are there and what is on disk is bounded; so is the number of logs in a folder.
+def add_line(path: Path, row: Mapping[str, Any], most: int | None = None) -> None:
+    """Add a JSON object to a file that several processes may add to; whole, or not at all.
 
     Parameters
     ----------
     path
-        The file; made with the first object.
-    most_nbytes
-        Bytes of the file and, again, of the older one.
+        Made with the first object; a link is not followed.
+    row
+        What is added. Nothing that is there is changed; what a crash left of the last line stays by itself.
+    most
+        Bytes of the file, and of ``NAME.older``, which takes its place once it would be larger. The number
+        of files in the folder is bounded too.
+
+    Raises
+    ------
+    StorageError
+        The disk is full, or refuses.
     """
+    line = json.dumps(row).encode() + b"\n"
+    if most is not None and len(line) > most:
+        _logger.info("%s: %d bytes are too many to be kept", path, len(line))
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.parent):
+            if most is not None:
+                _make_room(path, len(line), most)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+            with open(open_regular(path, flags, follow=False), "r+b", buffering=0) as file:  # noqa: PTH123
+                if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                    line = b"\n" + line
+                while line:
+                    line = line[file.write(line) or 0 :]
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise StorageError(f"the results cannot be written: {why}", where=str(path)) from error
 
-    def __init__(self, path: Path, most_nbytes: int = _MAX_SHARED_NBYTES) -> None:
-        self.path, self._most = path, most_nbytes
-        self._older = path.with_name(f"{path.name}.older")
 
-    def add(self, document: Mapping[str, Any]) -> None:
-        """Add an object; whole, or not at all where it is too large.
+def _make_room(path: Path, nbytes: int, most: int) -> None:
+    """Put a file aside that would be too large, and remove the files that nobody added to for longest."""
+    if path.exists():
+        if path.stat().st_size + nbytes > most:
+            path.replace(_older(path))
+        return
+    others = [one for one in path.parent.iterdir() if one.is_file() and not one.is_symlink()]
+    for one in sorted(others, key=lambda one: -one.stat().st_mtime)[_MAX_SHARED:]:
+        one.unlink(missing_ok=True)
 
-        Raises
-        ------
-        StorageError
-            The disk is full, or refuses.
-        """
-        line = json.dumps(document).encode() + b"\n"
-        if len(line) > self._most:
-            _logger.info("%s: %d bytes are too many to be kept", self.path, len(line))
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(self.path.parent):
-                self._make_room(len(line))
-                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-                with open(open_regular(self.path, flags, follow=False), "r+b", buffering=0) as file:  # noqa: PTH123
-                    # What a crash left of the last line does not become part of this one.
-                    if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
-                        line = b"\n" + line
-                    while line:
-                        line = line[file.write(line) or 0 :]
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise StorageError(f"the results cannot be written: {why}", where=str(self.path)) from error
 
-    def _make_room(self, nbytes: int) -> None:
-        """Put a file aside that would be too large, and remove the logs that nobody added to for longest."""
-        if self.path.exists():
-            if self.path.stat().st_size + nbytes > self._most:
-                self.path.replace(self._older)
-            return
-        others = [one for one in self.path.parent.iterdir() if one.is_file() and not one.is_symlink()]
-        for one in sorted(others, key=lambda one: -one.stat().st_mtime)[_MAX_SHARED:]:
-            one.unlink(missing_ok=True)
+def _older(path: Path) -> Path:
+    return path.with_name(f"{path.name}.older")
 
-    def rows(self) -> Iterator[Mapping[str, Any]]:
-        """Yield every object, the oldest first; what is none is passed over."""
-        for path in (self._older, self.path):
-            try:
-                status = path.stat()
-            except OSError:
-                continue
-            yield from _shared_rows(path, status.st_ino, status.st_mtime_ns, status.st_size)
+
+def shared_lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield every object that was added to a bounded file, the oldest first."""
+    for one in (_older(path), path):
+        with contextlib.suppress(OSError):
+            status = one.stat()
+            yield from _shared_lines(one, status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=64)
-def _shared_rows(path: Path, inode: int, mtime_ns: int, nbytes: int) -> tuple[Mapping[str, Any], ...]:
+def _shared_lines(path: Path, inode: int, mtime_ns: int, nbytes: int) -> tuple[Mapping[str, Any], ...]:
     """Return the objects of a file as it was when it had this time and size."""
-    rows: list[Mapping[str, Any]] = []
-    try:
-        text = read_regular(path, 2 * _MAX_SHARED_NBYTES)
-    except OSError as error:
-        _logger.info("%s cannot be read: %s", path, error)
-        return ()
-    for line in text.splitlines():
-        try:
-            row = json.loads(line)
-        except _UNREADABLE:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return tuple(rows)
+    return tuple(read_lines(path, 2 * MAX_SHARED_NBYTES))

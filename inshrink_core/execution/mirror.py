@@ -1,8 +1,8 @@
-"""Folders that lie elsewhere, as folders of this machine: listed now, their bytes fetched as they are read.
+"""Remote folders as folders of this machine: listed now, their bytes fetched as they are read.
 
-A mirror has a file for each object, of its size and without its bytes, which whoever looks for names, sizes
-and times takes for the object. What reads bytes reads them from a `Content`, which fetches what it lacks, of
-the very object that was listed, or raises an error.
+A mirror has a file for each object, with its size and a time but without its bytes, so that names, sizes and
+times are found as in any folder. Bytes are read from a `Content`, the block cache of one object, which
+fetches what it lacks of the object that was listed, or raises an error.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from inshrink_core.errors import (
     STANDS_FOR,
@@ -34,6 +34,7 @@ from inshrink_core.errors import (
 )
 from inshrink_core.execution.folders import new_held
 from inshrink_core.execution.kept import user_cache_folder
+from inshrink_core.execution.prefetch import Prefetcher
 from inshrink_core.plugins import plugin
 
 STORAGES: Final = "inshrink.storages"
@@ -85,53 +86,34 @@ class Listed(NamedTuple):
     modified: float
 
 
-class Elsewhere(Protocol):
-    """A folder that is mirrored, as its storage gives it (`inshrink_core.archive.storage.Storage`)."""
-
-    requests: int
-    bytes_read: int
-
-    def objects(self, path: str = "") -> Iterable[Listed]:
-        """Return every object below the folder; with a path the one that it names, if there is one."""
-        ...
-
-    def read_listed(self, one: Listed, offset: int, nbytes: int) -> bytes:
-        """Return bytes of an object; DamagedError where it is another by now."""
-        ...
-
-    def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
-        """Return what calls return, made at the same time, or the error of each."""
-        ...
-
-
 class Promised:
-    """Bytes that are taken for an object's before they are fetched, each with the end of what it tells of.
+    """Bytes that are assumed of an object before they are fetched, each with the end of what they describe.
 
-    Whoever reads there, or what one tells of, is given nothing before the bytes were compared.
+    They are compared before anything is read there, or of what they describe.
     """
 
     def __init__(self) -> None:
-        self._told: list[tuple[int, bytes | None, int]] = []
+        self._assumed: list[tuple[int, bytes | None, int]] = []
 
-    def take(self, told: Iterable[tuple[int, bytes, int]]) -> None:
-        """Take these in the place of those before: each an offset, the bytes, and an end."""
-        self._told = sorted(told)
+    def take(self, assumed: Iterable[tuple[int, bytes, int]]) -> None:
+        """Assume these instead of those before: each an offset, the bytes, and an end."""
+        self._assumed = sorted(assumed)
 
     def due(self, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, bytes]]:
-        """Yield those that spans lie in and that were not compared: place in the list, offset and bytes."""
+        """Yield those that concern spans and were not compared: place in the list, offset and bytes."""
         for offset, nbytes in spans:
-            place = max(0, bisect.bisect_right(self._told, offset, key=itemgetter(0)) - 1)
-            for i in range(place, len(self._told)):
-                begin, content, end = self._told[i]
+            place = max(0, bisect.bisect_right(self._assumed, offset, key=itemgetter(0)) - 1)
+            for i in range(place, len(self._assumed)):
+                begin, content, end = self._assumed[i]
                 if begin >= offset + nbytes:
                     break
                 if content is not None and end > offset:
                     yield i, begin, content
 
-    def kept(self, place: int) -> None:
-        """Take note that one was true."""
-        begin, _, end = self._told[place]
-        self._told[place] = (begin, None, end)
+    def confirm(self, place: int) -> None:
+        """Note that one was compared."""
+        begin, _, end = self._assumed[place]
+        self._assumed[place] = (begin, None, end)
 
 
 class Content:
@@ -140,18 +122,19 @@ class Content:
     Parameters
     ----------
     storage
-        Where the object lies.
+        Of the object (`inshrink_core.archive.storage.Storage`).
     one
         The object.
     where
         Its address, for messages.
     folder
-        Of this machine, where the bytes are kept.
+        Of this machine, for the bytes.
+    promised
+        What is assumed of the object.
     """
 
-    def __init__(self, storage: Elsewhere, one: Listed, where: str, folder: Path) -> None:
-        self._storage, self.one, self._where = storage, one, where
-        self.promised = Promised()
+    def __init__(self, storage: Any, one: Listed, where: str, folder: Path, promised: Promised) -> None:
+        self._storage, self.one, self._where, self.promised = storage, one, where, promised
         self._have = bytearray(-(-one.nbytes // _BLOCK))
         self._lock = threading.Lock()
         self.descriptor, name = tempfile.mkstemp(dir=folder)
@@ -184,11 +167,17 @@ class Content:
         spans = [span for span in spans if span[1] > 0]
         due = list(self.promised.due(spans)) if compared else []
         asked = [self._blocks(*span) for span in [*spans, *((at, len(told)) for _, at, told in due)]]
-        if not self.has(asked):
+        if not self._has(asked):
             with self._lock:
                 pieces = self._missing(asked)
                 while batch := list(islice(pieces, _N_PIECES)):
-                    self._fetch(batch)
+                    for answer in self._storage.together([partial(self._fetch, *piece) for piece in batch]):
+                        if isinstance(answer, FileNotFoundError):
+                            raise NotFoundError(
+                                "there is no such object any more", where=self._where
+                            ) from answer
+                        if isinstance(answer, Exception):
+                            raise answer
         for place, at, told in due:
             if os.pread(self.descriptor, len(told), at) != told:
                 raise DamagedError(
@@ -196,22 +185,14 @@ class Content:
                     where=self._where,
                     remedy="it may be damaged: fetch it again from where it came from",
                 )
-            self.promised.kept(place)
+            self.promised.confirm(place)
 
     def is_here(self, offset: int, nbytes: int) -> bool:
         """Whether some bytes need not be fetched."""
-        return self.has([self._blocks(offset, nbytes)])
+        return self._has([self._blocks(offset, nbytes)])
 
-    def has(self, asked: Iterable[tuple[int, int]]) -> bool:
-        """Whether some blocks are here."""
+    def _has(self, asked: Iterable[tuple[int, int]]) -> bool:
         return all(self._have.find(0, first, end) < 0 for first, end in asked)
-
-    def fill_all(self, still: Callable[[], bool]) -> None:
-        """Fetch the whole object, as long as it is wanted; whoever reads meanwhile goes first."""
-        for at in range(0, self.one.nbytes, _N_PIECES * _PIECE_NBYTES):
-            if not still():
-                return
-            self.fill([(at, min(_N_PIECES * _PIECE_NBYTES, self.one.nbytes - at))])
 
     def _blocks(self, offset: int, nbytes: int) -> tuple[int, int]:
         """Return the blocks, first and end, that some bytes lie in."""
@@ -242,15 +223,7 @@ class Content:
                 yield at, stop
                 at = stop
 
-    def _fetch(self, pieces: Sequence[tuple[int, int]]) -> None:
-        answers = self._storage.together([partial(self._fetch_one, *piece) for piece in pieces])
-        for answer in answers:
-            if isinstance(answer, FileNotFoundError):
-                raise NotFoundError("there is no such object any more", where=self._where) from answer
-            if isinstance(answer, Exception):
-                raise answer
-
-    def _fetch_one(self, first: int, end: int) -> None:
+    def _fetch(self, first: int, end: int) -> None:
         offset = first * _BLOCK
         nbytes = min(end * _BLOCK, self.one.nbytes) - offset
         content = self._storage.read_listed(self.one, offset, nbytes)
@@ -283,7 +256,7 @@ class Mirror:
         The one object in it that is mirrored; empty: all.
     """
 
-    def __init__(self, url: str, storage: Elsewhere, only: str = "") -> None:
+    def __init__(self, url: str, storage: Any, only: str = "") -> None:
         self.url, self.storage, self._only = url, storage, only
         cache = user_cache_folder()
         parent = (Path(tempfile.gettempdir()) if cache is None else cache) / _FOLDER
@@ -302,9 +275,7 @@ class Mirror:
         self._promised: dict[str, Promised] = {}
         self._lock = threading.RLock()
         self._wanted: Sequence[str] = ()
-        self._fetching: threading.Thread | None = None
-        self.refused: Exception | None = None
-        """Why the last object that was fetched ahead did not come."""
+        self._ahead = Prefetcher(self._fetch_whole, (), 0)
 
     def refresh(self) -> None:
         """List the folder again.
@@ -388,10 +359,10 @@ class Mirror:
                 one = self._listed.get(path)
                 if one is None:
                     raise NotFoundError("there is no such object any more", where=place)
+                # What is assumed of an object outlasts what was fetched of it.
+                promised = self._promised.setdefault(path, Promised())
                 with _local("the user's cache cannot be written", place):
-                    content = Content(self.storage, one, f"{self.url}/{path}", self._home)
-                # What was taken for true of an object outlasts what was fetched of it.
-                content.promised = self._promised.setdefault(path, content.promised)
+                    content = Content(self.storage, one, f"{self.url}/{path}", self._home, promised)
                 self._contents[path] = content
             content.used = next(_CLOCK)
         _let_go(content)
@@ -417,37 +388,27 @@ class Mirror:
         self.storage.together(asked)
 
     def stream(self, places: Iterable[Path]) -> None:
-        """Fetch some files whole, in this order, behind whoever reads them; let all others go."""
+        """Fetch some files completely, in this order, behind their readers; let all others go."""
         paths = [os.path.relpath(place, self.root).replace(os.sep, "/") for place in places]
         with self._lock:
             for path in self._contents.keys() - set(paths):
                 del self._contents[path]
             self._wanted = paths
-            if paths and (self._fetching is None or not self._fetching.is_alive()):
-                self._fetching = threading.Thread(target=self._fetch_ahead, daemon=True)
-                self._fetching.start()
+        self._ahead.stop()
+        self._ahead = Prefetcher(self._fetch_whole, [(path, 0) for path in paths], 0)
 
-    def _fetch_ahead(self) -> None:
-        done: set[str] = set()
-        while True:
-            with self._lock:
-                path = next((path for path in self._wanted if path not in done), None)
-                if path is None:
-                    self._fetching = None
-                    return
-            done.add(path)
-            try:
-                self.content(str(self.root / path)).fill_all(partial(self._is_wanted, path))
-            except Exception as error:  # whoever reads it is told
-                self.refused = error
-
-    def _is_wanted(self, path: str) -> bool:
-        return path in self._wanted
+    def _fetch_whole(self, path: str) -> None:
+        """Fetch an object as long as it is wanted; readers meanwhile go first, and get its errors."""
+        content = self.content(str(self.root / path))
+        for at in range(0, content.one.nbytes, _N_PIECES * _PIECE_NBYTES):
+            if path in self._wanted:
+                content.fill([(at, min(_N_PIECES * _PIECE_NBYTES, content.one.nbytes - at))])
 
     def close(self) -> None:
         """Remove it; in the process that made it."""
         if os.getpid() == self._pid:
             self._wanted = ()
+            self._ahead.stop()
             shutil.rmtree(self._home, ignore_errors=True)
             self._held.close()
 

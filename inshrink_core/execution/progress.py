@@ -38,3 +38,24 @@ class Progress:
 
 OnProgress = Callable[[Progress], None]
 """Called often; raising from it cancels the action and leaves what was committed."""
+
+
+class Counter:
+    """Counts what is done of a stage, and reports each part of it.
+
+    Parameters
+    ----------
+    progress
+        Called after each part; None reports nothing.
+    stage, total
+        As `Progress` has them.
+    """
+
+    def __init__(self, progress: OnProgress | None, stage: str, total: int) -> None:
+        self.progress, self.stage, self.total, self.done = progress, stage, total, 0
+
+    def add(self, n: int, step: int, detail: str = "") -> None:
+        """Count a part, and report it."""
+        self.done += n
+        if self.progress is not None:
+            self.progress(Progress(self.stage, self.done, self.total, step, detail))

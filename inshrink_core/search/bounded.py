@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from inshrink_core.archive import ArchiveWriter
 from inshrink_core.archive.digest import is_sound
-from inshrink_core.chain import ChainConfig, ChainWriter, is_exact
+from inshrink_core.chain import ArchiveSize, ChainConfig, ChainWriter, archive_size, is_exact
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.errors import CheckFailedError, DamagedError
 from inshrink_core.search.bounds import Bounds, Figures, Verdict
@@ -317,3 +320,35 @@ def open_bounded(
         # Asked now, before there is an archive, so that an evaluator of no use leaves nothing behind.
         _ = writer.promises.bounds
         yield writer
+
+
+def written_bounded(
+    writer: StepWriter, base: ChainConfig, checkpoints: Iterable[Checkpoint], foreseen: Any
+) -> ArchiveSize:
+    """Write a chain somewhere temporary, and return its sizes.
+
+    Parameters
+    ----------
+    writer
+        Writes each step.
+    base
+        How frames are made, but for what is searched.
+    checkpoints
+        The steps, in order.
+    foreseen
+        What the first frame is planned with (`inshrink_core.chain.FrameEncoder.look_ahead`).
+
+    Raises
+    ------
+    CheckFailedError
+        The bounds cannot be kept.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="inshrink-") as folder,
+        ArchiveWriter(Path(folder) / "trial.inshrink", create=True) as archive,
+    ):
+        chain = ChainWriter(archive, base)
+        chain.initial_memory = foreseen
+        for checkpoint in checkpoints:
+            writer.append(chain, checkpoint)
+        return archive_size(chain.archive)

@@ -120,7 +120,7 @@ def known_trials(run: Run, log: Path | None = None) -> tuple[Trial, ...]:
     found = log if log is not None else trial_log_of(run, None, make=False)
     if found is None or not found.is_file() or not found.stat().st_size:
         return ()
-    return TrialLog(found, checkpoint_digest(run.attributed()[run.steps[0]]), read_only=True).values()
+    return TrialLog(found, checkpoint_digest(run.attributed()[run.steps[0]])).values()
 
 
 def choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:

@@ -6,26 +6,36 @@ would hold. A trial that is in the log is neither encoded nor evaluated again.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.archive.document import pack_value
 from inshrink_core.archive.index import FrameIndex
 from inshrink_core.chain import ChainConfig, ChainState, PreparedFrame, step_gain, tensor_digest
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
-from inshrink_core.execution import ResultLog, parse_record
+from inshrink_core.errors import DamagedError, InputError, StorageError
+from inshrink_core.execution.kept import add_line, parse_record, read_lines
 from inshrink_core.search.bounds import Figures, Partial
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.measure import EncodedStep, encode_step, following
 from inshrink_core.search.quadratic import damage_of, sensitivities
 from inshrink_core.search.space import Candidate
 
-_HEAD: Final = ("inshrink_trials", 1)
+_HEAD: Final = "inshrink_trials"
+_VERSION: Final = 1
+
+# A line takes half a kilobyte: half a million of them are another file by mistake.
+_MAX_NBYTES: Final = 1 << 28
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +134,10 @@ def trial_key(checkpoint: str, history: str, config: str, evaluator: str) -> str
     return hashlib.sha256("\0".join((checkpoint, history, config, evaluator)).encode()).hexdigest()[:32]
 
 
-class TrialLog(ResultLog[Trial]):
+class TrialLog:
     """Trials by key, in memory and, with a path, in a file that every new trial is added to at once.
+
+    One JSON object a line. The first line says what the log is of; every other is a trial and its key.
 
     Parameters
     ----------
@@ -133,21 +145,91 @@ class TrialLog(ResultLog[Trial]):
         The file; None keeps trials in memory alone.
     run
         What tells the run from others: the digest of its first checkpoint.
-    read_only
-        Leave the file as it is: a search may be writing to it.
 
     Raises
     ------
-    InputError, DamagedError, StorageError
-        As `inshrink_core.execution.ResultLog` raises them.
+    InputError
+        The file is no trial log, or one of another run.
+    DamagedError
+        It is of another version.
+    StorageError
+        It cannot be read.
     """
 
-    def __init__(self, path: Path | None, run: str, *, read_only: bool = False) -> None:
-        super().__init__(path, "trial", _HEAD, run, _parse_trial, read_only=read_only)
+    def __init__(self, path: Path | None, run: str) -> None:
+        self.path, self._run = path, run
+        self._trials: dict[str, Trial] = {}
+        self._lock = Lock()
+        self._is_begun = path is not None and self._load(path)
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+    def values(self) -> tuple[Trial, ...]:
+        """Return every trial, in the order they were added."""
+        return tuple(self._trials.values())
+
+    def get(self, key: str) -> Trial | None:
+        """Return the trial of a key; None where there is none."""
+        return self._trials.get(key)
 
     def add(self, key: str, trial: Trial) -> None:
-        """Keep a trial: on disk when this returns."""
-        self.put(key, trial, trial.to_json())
+        """Keep a trial: on disk when this returns.
+
+        Raises
+        ------
+        StorageError
+            The disk is full, or refuses.
+        """
+        with self._lock:
+            self._trials[key] = trial
+            if self.path is not None:
+                if not self._is_begun:
+                    add_line(self.path, {_HEAD: _VERSION, "run": self._run})
+                    self._is_begun = True
+                add_line(self.path, {"key": key, **trial.to_json()})
+
+    def _load(self, path: Path) -> bool:
+        """Read the trials; return whether the file has a first line."""
+        try:
+            head, *rows = read_lines(path, _MAX_NBYTES) or [{}]
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                raise self._refusal("it is too large") from error
+            raise StorageError(f"the trial log cannot be read: {error.strerror}", where=str(path)) from error
+        if not path.stat().st_size:
+            return False
+        if _HEAD not in head or "run" not in head:
+            raise self._refusal("its first line does not say so")
+        if head[_HEAD] != _VERSION:
+            raise DamagedError(
+                "the trial log is of another version",
+                where=str(path),
+                expected=str(_VERSION),
+                found=str(head[_HEAD]),
+            )
+        if head["run"] != self._run:
+            raise InputError(
+                "this is the trial log of another run",
+                where=str(path),
+                remedy="write to another file with -o, or remove the log",
+            )
+        for row in rows:
+            try:
+                key = str(row.pop("key"))
+                self._trials[key] = _parse_trial(row)
+            except (LookupError, TypeError, ValueError) as error:
+                _logger.warning("%s has a line that is no trial (%s): it is measured again", path, error)
+        return True
+
+    def _refusal(self, why: str) -> InputError:
+        return InputError(
+            f"this file is no trial log: {why}",
+            where=str(self.path),
+            remedy="write to another file with -o",
+        )
 
 
 class TriedFrame(NamedTuple):

@@ -11,11 +11,4 @@ if TYPE_CHECKING:
     from inshrink_core.training.folder_saver import FolderSaver as FolderSaver
     from inshrink_core.training.saver import Saver as Saver
 
-__all__ = index(
-    __name__,
-    {
-        "inshrink_core.training.folder_saver": ["FolderSaver"],
-        "inshrink_core.training.saver": ["Saver"],
-        "inshrink_core.retention": ["Retention"],
-    },
-)
+__all__ = index(__name__)

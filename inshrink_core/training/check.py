@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -42,9 +41,6 @@ _IGNORED: Final = -100
 _STEADY: Final = 1e-6
 """Relative difference of two answers about one state, beyond which a check is not deterministic."""
 
-_LIKE: Final = 1e-3
-"""Relative difference within which a number is one that a loss was seen to be."""
-
 _BESIDE: Final = ("log_probs", "predictions", "direction")
 
 Check = Callable[[nn.Module], Any]
@@ -68,7 +64,8 @@ class ModelEvaluator:
     spec
         Name for messages.
     metric, direction
-        Name of the number, and which way it is better. Without them the first answer tells, or is refused.
+        Name of the number, and which way it is better. Without them the first answer tells: a number without
+        a name is the loss.
 
     Notes
     -----
@@ -122,7 +119,7 @@ class ModelEvaluator:
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # the user's: signals come to the main thread
             raise EvaluatorError(f"it cannot be evaluated ({described(error)})", where=self.spec) from error
-        value, arrays = self._understood(answer, seen)
+        value, arrays = self._understood(answer)
         if not math.isfinite(value):
             raise NotFiniteError(f"its '{self.metric}' is {value}", where=self.spec)
         return Evaluation(
@@ -142,7 +139,7 @@ class ModelEvaluator:
     def close(self) -> None:
         """Nothing is held that would have to be released."""
 
-    def _understood(self, answer: Any, seen: _Predictions) -> tuple[float, dict[str, NDArray[Any]]]:
+    def _understood(self, answer: Any) -> tuple[float, dict[str, NDArray[Any]]]:
         """Return the metric and the predictions of an answer."""
         arrays: dict[str, NDArray[Any]] = {}
         told = None
@@ -167,7 +164,7 @@ class ModelEvaluator:
                 expected=f"the {self.metric or 'loss'}, or a dict of it and of 'log_probs' (n, classes)",
                 found=type(answer).__name__,
             ) from error
-        self.metric = self.metric or self._metric_of(value, seen)
+        self.metric = self.metric or "loss"
         self.direction = self.direction or self._direction_of(told)
         return value, arrays
 
@@ -180,23 +177,6 @@ class ModelEvaluator:
             where=self.spec,
             found=", ".join(names) or "no number",
             remedy="return one, by its name: {'loss': value}",
-        )
-
-    def _metric_of(self, value: float, seen: _Predictions) -> str:
-        """Return what a number without a name is: as the function is called, or a loss that was seen."""
-        name = str(getattr(self._check, "__name__", type(self._check).__name__)).lower()
-        known: list[str] = [
-            word for word in re.findall(r"[a-z]+\d*", name) if known_direction(word) is not None
-        ]
-        if len({known_direction(word) for word in known}) == 1:
-            return known[0]
-        if not known and seen.is_loss(value):
-            return "loss"
-        raise EvaluatorError(
-            "it does not say whether its number is better higher or lower",
-            where=self.spec,
-            found=f"{value:g}, of '{name}'",
-            remedy="return it by its name: {'loss': value}, or {'accuracy': value, 'log_probs': predictions}",
         )
 
     def _direction_of(self, told: object) -> Direction:
@@ -446,7 +426,6 @@ class _Predictions(TorchFunctionMode):
         super().__init__()
         self._rows: list[Tensor] = []
         self._outputs: list[Tensor] = []
-        self._losses: list[tuple[Tensor, int]] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -459,21 +438,7 @@ class _Predictions(TorchFunctionMode):
             self._rows.append(_rows(False, *args, **kwargs))
         elif func is functional.mse_loss:
             self._outputs.append((args[0] if args else kwargs["input"]).detach().flatten())
-        result = func(*args, **kwargs)
-        if func in (functional.cross_entropy, functional.nll_loss, functional.mse_loss):
-            taken = self._outputs if func is functional.mse_loss else self._rows
-            self._losses.append((result.detach(), len(taken[-1])))
-        return result
-
-    def is_loss(self, value: float) -> bool:
-        """Tell whether a number is one of the losses, or what they are together: their sum, or a mean."""
-        totals = [float(loss.float().sum()) for loss, _ in self._losses]
-        sizes = [max(1, n) for _, n in self._losses]
-        if not totals:
-            return False
-        weighted = sum(total * n for total, n in zip(totals, sizes, strict=True)) / sum(sizes)
-        together = (sum(totals), sum(totals) / len(totals), sum(totals) / sum(sizes), weighted)
-        return any(math.isclose(value, one, rel_tol=_LIKE) for one in (*totals, *together))
+        return func(*args, **kwargs)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the predictions by the name evaluators give them; empty where there were none, or mixed."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inshrink_core.archive.storage.registry import place_of, sole_writer
+from inshrink_core.archive.storage.registry import place_of
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.chain.restoring import read_lineage
 from inshrink_core.errors import StepConflictError, StorageError
@@ -39,7 +39,7 @@ class FolderSaver(Holding, Forgiving):
     ----------
     archive
         The archive to make or to go on with. Locked against other writers until `close`.
-    codec, config, optimizer_state, keyframe_every, device, threads, base, retention, single_writer
+    codec, config, optimizer_state, keyframe_every, device, threads, base, retention
         As for `Saver`.
 
     Attributes
@@ -91,10 +91,7 @@ class FolderSaver(Holding, Forgiving):
         threads: int | None = None,
         base: BaseLike | None = None,
         retention: Retention | None = None,
-        single_writer: bool = False,
     ) -> None:
-        if single_writer:
-            sole_writer(archive)
         self.path = place_of(archive)
         self._failures: dict[int, str] = {}
         self._spooled: set[int] = set()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from inshrink_core.archive import is_archive
 from inshrink_core.archive.storage import storage_error
-from inshrink_core.archive.storage.registry import place_of, sole_writer
+from inshrink_core.archive.storage.registry import place_of
 from inshrink_core.chain import WRITTEN, Archive, BaseFinder, Budget, changed_nbytes
 from inshrink_core.chain.archive import open_base_at
 from inshrink_core.chain.attachments import dropped_of
@@ -93,8 +93,6 @@ class Saver(Holding):
     retention
         What stays of the archive: looked at after every eighth save, and when the saver is closed. What
         `keep_best` goes by are numbers of a save's `extra`, or of the dict ``metrics`` in it.
-    single_writer
-        Of an archive in a bucket whose store ignores the conditions of requests: nobody else writes it.
 
     Attributes
     ----------
@@ -172,10 +170,7 @@ class Saver(Holding):
         base: BaseLike | None = None,
         also: Mapping[str, Also] | None = None,
         retention: Retention | None = None,
-        single_writer: bool = False,
     ) -> None:
-        if single_writer:
-            sole_writer(archive)
         self.path = place_of(archive)
         self.extra: dict[str, Any] = {}
         self.older: dict[str, int] = {}

@@ -15,26 +15,19 @@ if TYPE_CHECKING:
     from inshrink_core.search.bounds import Bounds as Bounds
     from inshrink_core.verbs.commit import CommitReport as CommitReport
     from inshrink_core.verbs.commit import commit as commit
-    from inshrink_core.verbs.compare import CheckedBounds as CheckedBounds
     from inshrink_core.verbs.compare import Comparisons as Comparisons
     from inshrink_core.verbs.compare import compare as compare
     from inshrink_core.verbs.compare import compare_archives as compare_archives
     from inshrink_core.verbs.compress import CompressReport as CompressReport
     from inshrink_core.verbs.compress import compress as compress
     from inshrink_core.verbs.estimate import EstimateReport as EstimateReport
-    from inshrink_core.verbs.estimate import GoalsReport as GoalsReport
-    from inshrink_core.verbs.estimate import LevelsReport as LevelsReport
     from inshrink_core.verbs.estimate import estimate as estimate
-    from inshrink_core.verbs.estimate import estimate_goals as estimate_goals
-    from inshrink_core.verbs.estimate import estimate_levels as estimate_levels
     from inshrink_core.verbs.evaluate import EvaluateReport as EvaluateReport
     from inshrink_core.verbs.evaluate import EvaluatorReport as EvaluatorReport
     from inshrink_core.verbs.evaluate import evaluate as evaluate
     from inshrink_core.verbs.evaluate import make_evaluator as make_evaluator
     from inshrink_core.verbs.export import ExportReport as ExportReport
     from inshrink_core.verbs.export import export as export
-    from inshrink_core.verbs.history.push import PushReport as PushReport
-    from inshrink_core.verbs.history.push import push as push
     from inshrink_core.verbs.history.release import ReleaseReport as ReleaseReport
     from inshrink_core.verbs.history.release import release as release
     from inshrink_core.verbs.inspect import Inventory as Inventory
@@ -58,41 +51,4 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.verify import Verification as Verification
     from inshrink_core.verbs.verify import verify as verify
 
-__all__ = index(
-    __name__,
-    {
-        "inshrink_core.evaluate": ["Comparison"],
-        "inshrink_core.formats": ["write_checkpoint"],
-        "inshrink_core.search.bounds": ["Bounds"],
-        "inshrink_core.verbs.commit": ["CommitReport", "commit"],
-        "inshrink_core.verbs.compare": [
-            "CheckedBounds",
-            "Comparisons",
-            "compare",
-            "compare_archives",
-        ],
-        "inshrink_core.verbs.compress": ["CompressReport", "compress"],
-        "inshrink_core.verbs.estimate": [
-            "EstimateReport",
-            "GoalsReport",
-            "LevelsReport",
-            "estimate",
-            "estimate_goals",
-            "estimate_levels",
-        ],
-        "inshrink_core.verbs.evaluate": ["EvaluateReport", "EvaluatorReport", "evaluate", "make_evaluator"],
-        "inshrink_core.verbs.export": ["ExportReport", "export"],
-        "inshrink_core.verbs.history.push": ["PushReport", "push"],
-        "inshrink_core.verbs.history.release": ["ReleaseReport", "release"],
-        "inshrink_core.verbs.inspect": ["Inventory", "inspect"],
-        "inshrink_core.verbs.modes.pack": ["PackReport", "pack", "unpack"],
-        "inshrink_core.verbs.prune": ["ForgetReport", "PruneReport", "prune"],
-        "inshrink_core.verbs.restore": ["RestoreReport", "load_state_dict", "restore"],
-        "inshrink_core.verbs.run": ["run"],
-        "inshrink_core.verbs.search": ["SearchReport", "search"],
-        "inshrink_core.verbs.sensitivity": ["SensitivityReport", "sensitivity"],
-        "inshrink_core.verbs.verify": ["Verification", "verify"],
-        "inshrink_core.verbs.modes.watch": ["WatchReport", "watch"],
-    },
-    with_verbs=True,
-)
+__all__ = index(__name__, with_verbs=True)

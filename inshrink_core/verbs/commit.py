@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from inshrink_core.errors import CheckFailedError
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import steps_in_short
 from inshrink_core.verbs.shared.groups import PathLike
-from inshrink_core.verbs.shared.showing import show_facts
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 __all__ = ["Commit", "CommitReport", "commit"]
+
+
+class WaitingStep(NamedTuple):
+    """A step, and the parts that it waits for."""
+
+    step: int
+    parts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +38,8 @@ class CommitReport(Report):
 
     archive: str
     committed: tuple[int, ...]
-    waiting: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    waiting: tuple[WaitingStep, ...] = ()
     discarded: tuple[int, ...] = ()
-
-    def _document(self) -> dict[str, Any]:
-        return {
-            "archive": self.archive,
-            "committed": self.committed,
-            "waiting": [{"step": step, "parts": list(parts)} for step, parts in self.waiting],
-            "discarded": self.discarded,
-        }
 
     @property
     def failure(self) -> CheckFailedError | None:
@@ -58,18 +52,6 @@ class CommitReport(Report):
             where=self.archive,
             remedy="run the parts that are missing, or give up the others with --discard",
         )
-
-    def show(self, console: Console) -> None:
-        """Print which steps are live, and which are not."""
-        parts = sorted({part for _, missing in self.waiting for part in missing})
-        steps = [step for step, _ in self.waiting]
-        facts = [
-            ("archive", self.archive),
-            ("committed", steps_in_short(self.committed) if self.committed else "nothing new"),
-            ("waiting", f"{steps_in_short(steps)}, for {_named(parts)}" if steps else ""),
-            ("discarded", steps_in_short(self.discarded) if self.discarded else ""),
-        ]
-        show_facts(console, facts)
 
 
 def _named(parts: Any) -> str:
@@ -107,7 +89,7 @@ class Commit(Request["CommitReport"]):
     >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
     >>> report = inshrink_core.compress(run, target, steps=[400], part="1/2")
     >>> inshrink_core.verbs.commit(target).waiting
-    ((400, ('2/2',)),)
+    (WaitingStep(step=400, parts=('2/2',)),)
     >>> report = inshrink_core.compress(run, target, steps=[400], part="2/2")
     >>> inshrink_core.Archive.open(target).steps
     (400,)
@@ -130,7 +112,8 @@ class Commit(Request["CommitReport"]):
         waiting = []
         for frame in done.waiting:
             lost = sorted(set(range(frame.n_parts)) - {file.number for file in frame.files})
-            waiting.append((frame.step, tuple(f"{number + 1}/{frame.n_parts}" for number in lost)))
+            parts = tuple(f"{number + 1}/{frame.n_parts}" for number in lost)
+            waiting.append(WaitingStep(frame.step, parts))
         return CommitReport(
             archive=os.fspath(self.archive),
             committed=tuple(frame.step for frame in done.listed),

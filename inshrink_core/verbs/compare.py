@@ -3,82 +3,50 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from inshrink_core.errors import InputError, InshrinkError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.report import Report
-from inshrink_core.request import Option, R_co, Request, Shown, python_call
-from inshrink_core.text import nats, percent, plain, printable
+from inshrink_core.report import Part, Report, Table
+from inshrink_core.request import Option, R_co, Request, python_call
+from inshrink_core.text import nats, percent, plain
 from inshrink_core.verbs.shared.groups import (
     AnyArchive,
     AnyRun,
     ArchiveLike,
-    MemoryLimit,
-    OnDevice,
+    Bounding,
     Opening,
     PathLike,
     Sparing,
-    Steps,
+    Stepping,
     steps_of,
 )
 from inshrink_core.verbs.shared.measured import (
     Asking,
     EvaluatorId,
-    Known,
     Measurements,
     compared_document,
     merged,
     question_of,
 )
-from inshrink_core.verbs.shared.showing import known_fact, show_facts, show_table, show_unreadable
+from inshrink_core.verbs.shared.showing import known_fact, unreadable_lines
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from inshrink_core.chain import Archive
-    from inshrink_core.evaluate import Comparison, EvaluatedStep, Evaluation
+    from inshrink_core.evaluate import Comparison, EvaluatedStep, Evaluation, Evaluator
     from inshrink_core.formats import Run
 
 __all__ = [
-    "CheckedBounds",
     "Compare",
     "CompareArchives",
     "Comparisons",
     "compare",
     "compare_archives",
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckedBounds:
-    """What every compared step should keep; None leaves a figure free.
-
-    Parameters
-    ----------
-    max_drop
-        End with 1 if the metric of any step drops by more: 0.01 is 1 %.
-    max_divergence
-        End with 1 if the predictions of any step diverge by more.
-    max_restore_cost
-        End with 1 if a restore of any step is expected to raise the loss by a larger share of it.
-    """
-
-    max_drop: Annotated[float | None, Option(metavar="FRACTION")] = None
-    max_divergence: Annotated[float | None, Option(metavar="NATS")] = None
-    max_restore_cost: Annotated[float | None, Option(metavar="FRACTION")] = None
-
-    @property
-    def limited_figures(self) -> dict[str, float]:
-        """What is bounded, by figure."""
-        from inshrink_core.search.bounds import FIGURES
-
-        given = {name: getattr(self, f"max_{name}") for name in FIGURES}
-        return {name: limit for name, limit in given.items() if limit is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,101 +76,75 @@ class Comparisons(Report):
     with_gain: bool = False
     failure: InshrinkError | None = None
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the documents of the comparisons, each with its archive."""
-        return [{"archive": path, **found.to_json()} for path, found in self.archives]
-
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink compare --json``: of one archive alone its comparison."""
-        return self.archives[0][1].to_json() if len(self.archives) == 1 else {"archives": self.rows()}
+        rows = [{"archive": path, **found.to_json()} for path, found in self.archives]
+        return self.archives[0][1].to_json() if len(rows) == 1 else {"archives": rows}
 
-    def show(self, console: Console) -> None:
-        """Print a row a step of each archive, and the worst of them."""
-        show_unreadable(console, self.archives[0][1].unreadable)
-        for path, comparison in self.archives:
-            if len(self.archives) > 1:
-                console.print(printable(path), style="bold", soft_wrap=True)
-            _show(console, comparison, self.passed.get(path, ()), with_gain=self.with_gain)
+    def shown(self) -> Iterator[Part]:
+        """Yield a row a step of each archive, and the worst of them."""
+        yield from unreadable_lines(self.archives[0][1].unreadable)
+        for path, one in self.archives:
+            passed = self.passed.get(path, ())
+            columns = {heading: form for heading, (_, form) in _COLUMNS.items()}
+            rows = [
+                (*(getattr(row, name) for name, _ in _COLUMNS.values()), "≈" if row.step in passed else "")
+                for row in one.steps
+            ]
+            yield Table(columns | {"": None}, rows, title=path if len(self.archives) > 1 else "")
+            if passed:
+                yield "≈ the previous checkpoint, which stores nothing, does as well: the step proves little"
+            if self.with_gain:
+                yield Table(
+                    {"step": str, "gain": _short, "noise": _short},
+                    [(row.step, row.restore_gain, row.restore_noise) for row in one.steps],
+                    title="After a restore at the step before",
+                )
+            yield "metric", f"{one.metric}, {one.direction} is better"
+            yield "largest drop", percent(one.max_drop)
+            yield "largest divergence", f"{nats(one.max_divergence)} nats"
+            yield "mean divergence", f"{nats(one.mean_divergence)} nats"
+            yield "largest restore cost", f"{percent(one.max_restore_cost)} of the loss"
+            yield known_fact(one.measured_at)
 
 
-def _show(console: Console, comparison: Comparison, passed: Sequence[int], *, with_gain: bool) -> None:
-    """Print a row a step, with the previous checkpoint's figures beside the archive's."""
-    mark = ("≈",) if passed else ()
-    rows = (
-        (
-            str(row.step),
-            plain(row.original),
-            plain(row.restored),
-            percent(row.drop),
-            nats(row.divergence),
-            percent(row.stale_drop),
-            nats(row.stale_divergence),
-            *(sign if row.step in passed else "" for sign in mark),
-        )
-        for row in comparison.steps
-    )
-    headings = (
-        "step",
-        "original",
-        "restored",
-        "drop",
-        "divergence",
-        "previous drop",
-        "previous div.",
-    )
-    show_table(console, (*headings, *("" for _ in mark)), rows, left=())
-    if passed:
-        console.print(
-            "≈ the previous checkpoint, which stores nothing, does as well here: the step proves little"
-        )
-    if with_gain:
-        gains = (
-            (str(row.step), plain(row.restore_gain, 3), plain(row.restore_noise, 3))
-            for row in comparison.steps
-        )
-        console.print()
-        title = "After a restore at the step before"
-        show_table(console, ("step", "gain", "noise"), gains, left=(), title=title)
-    console.print()
-    show_facts(
-        console,
-        [
-            ("metric", f"{printable(comparison.metric)}, {comparison.direction} is better"),
-            ("largest drop", percent(comparison.max_drop)),
-            ("largest divergence", f"{nats(comparison.max_divergence)} nats"),
-            ("mean divergence", f"{nats(comparison.mean_divergence)} nats"),
-            ("largest restore cost", f"{percent(comparison.max_restore_cost)} of the loss"),
-            known_fact(comparison.measured_at),
-        ],
-    )
+_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str] | None]] = {
+    "step": ("step", str),
+    "original": ("original", plain),
+    "restored": ("restored", plain),
+    "drop": ("drop", percent),
+    "divergence": ("divergence", nats),
+    "previous drop": ("stale_drop", percent),
+    "previous div.": ("stale_divergence", nats),
+}
+
+
+def _short(value: float | None) -> str:
+    return plain(value, 3)
 
 
 @dataclass(frozen=True)
-class _Comparing(Asking, EvaluatorRequest, Opening, OnDevice, MemoryLimit, Request[R_co]):
+class _Comparing(Stepping, Asking, EvaluatorRequest, Opening, Request[R_co]):
     """How archives of a run are compared with it.
 
     Parameters
     ----------
     against
         The original run.
-    steps
-        Steps to compare: a step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
-        repeated. By default every step that both hold; of several archives each is compared at those that
-        it holds.
     gain
         Measure too how much of each step's movement a restore would keep, which costs an encoding of it.
     """
 
     _: KW_ONLY
-    steps: Steps = None
     gain: bool = False
 
-    def _compared(self, archives: Sequence[ArchiveLike], against: Run | PathLike) -> _Compared:
-        """Compare archives with their run, but for what is known; what is found is kept."""
-        from inshrink_core.evaluate import Comparison, OriginalEvaluations, compare_steps
-        from inshrink_core.metrics import Direction
+    def _compared(
+        self, archives: Sequence[ArchiveLike], against: Run | PathLike
+    ) -> tuple[Comparisons, Run, Sequence[int] | None]:
+        """Compare archives with their run; return what was found, the run, and the steps asked for."""
+        from inshrink_core.evaluate import OriginalEvaluations
 
-        opened = [self.limited(self.opened_archive(one)).on(self.device) for one in archives]
+        opened = [self.opened_archive(one) for one in archives]
         if not opened:
             raise InputError("there is no archive to compare", remedy="name one, or several of the run")
         run = self.opened_run(against)
@@ -215,64 +157,66 @@ class _Comparing(Asking, EvaluatorRequest, Opening, OnDevice, MemoryLimit, Reque
             tempfile.TemporaryDirectory(prefix="inshrink-compare-") as folder,
         ):
             originals = OriginalEvaluations(lambda step: judge.evaluate(run[step]), Path(folder))
-            evaluator = EvaluatorId.of(judge)
             for one, common in zip(opened, chosen, strict=True):
-                store = Measurements.of_archive(one, run.directory, make=True)
-                question = question_of(evaluator, run, common, _before(one, run))
-                reporting = _Reporting(self.progress, str(one.path), done, total)
-                had = None if self.again else merged(tuple(store.rows("compare")), evaluator, question["run"])
-                rows = {} if had is None else self._answers(had.comparison, common)
-                if had is not None:
-                    reporting.tell(had, rows.values())
-                measured_at = had.comparison.measured_at if had is not None and rows else None
-                missing = [step for step in common if step not in rows]
-                device = one.device if missing or had is None else had.comparison.device
-                if missing:
-                    try:
-                        compared = compare_steps(
-                            run,
-                            one.sequential(),
-                            judge,
-                            steps=missing,
-                            known=originals if len(opened) > 1 else None,
-                            progress=reporting.count,
-                            on_step=reporting.take,
-                        )
-                        compared = _with_gains(compared, one, run) if self.gain else compared
-                        reporting.rows = list(compared.steps)
-                    finally:  # What was measured before an interruption is known to the next attempt.
-                        if reporting.rows:
-                            store.add("compare", question, reporting.document(one.device))
-                    rows |= {row.step: row for row in compared.steps}
-                metric, direction = reporting.about
-                of_all = Comparison.over(
-                    [rows[step] for step in common],
-                    metric,
-                    Direction(direction),
-                    device=device,
-                    unreadable=run.unreadable,
-                    measured_at=measured_at,
-                )
-                found.append((str(one.path), of_all))
+                rows = _Rows(self.progress, str(one.path), done, total)
+                known = originals if len(opened) > 1 else None
+                found.append((str(one.path), self._compared_one(one, run, common, judge, known, rows)))
                 done += len(common)
             originals.clear()
-        return _Compared(Comparisons(archives=tuple(found)), run, asked)
+        return Comparisons(archives=tuple(found)), run, asked
 
-    def _answers(self, known: Comparison, steps: Collection[int]) -> dict[int, EvaluatedStep]:
-        """Return what is known of these steps, with its gain where that is asked for."""
-        return {
-            row.step: row
-            for row in known.steps
-            if row.step in steps and (not self.gain or row.restore_gain is not None or row.stale_drop is None)
-        }
+    def _compared_one(
+        self,
+        archive: Archive,
+        run: Run,
+        steps: Sequence[int],
+        judge: Evaluator,
+        known: Callable[[int], Evaluation] | None,
+        rows: _Rows,
+    ) -> Comparison:
+        """Compare an archive at some steps, except at those whose results are stored; store the others."""
+        from inshrink_core.evaluate import Comparison, compare_steps
+        from inshrink_core.metrics import Direction
 
-
-class _Compared(NamedTuple):
-    """What was found, of what run, and the steps that were asked for."""
-
-    comparisons: Comparisons
-    run: Run
-    asked: Sequence[int] | None
+        store = Measurements.of_archive(archive, run.directory, make=True)
+        evaluator = EvaluatorId.of(judge)
+        question = question_of(evaluator, run, steps, _before(archive, run))
+        had = None if self.again else merged(tuple(store.rows("compare")), evaluator, question["run"])
+        there: dict[int, EvaluatedStep] = {}
+        device, measured_at = archive.device, None
+        if had is not None:
+            there = {
+                row.step: row
+                for row in had.comparison.steps
+                if row.step in steps
+                and (not self.gain or row.restore_gain is not None or row.stale_drop is None)
+            }
+            rows.about = had.comparison.metric, had.comparison.direction.value
+            rows.standard_errors, rows.n_samples = dict(had.standard_errors), had.n_samples
+            for row in there.values():
+                rows.report(row)
+            measured_at = had.comparison.measured_at if there else None
+            device = device if len(there) < len(steps) else had.comparison.device
+        if missing := [step for step in steps if step not in there]:
+            try:
+                compare_steps(run, archive.sequential(), judge, steps=missing, known=known, on_step=rows.take)
+                rows.rows = _with_gains(rows.rows, archive, run) if self.gain else rows.rows
+            finally:  # What was measured before an interruption is known to the next attempt.
+                if rows.rows:
+                    errors = {row.step: rows.standard_errors.get(row.step) for row in rows.rows}
+                    about = (*rows.about, archive.device)
+                    store.add(
+                        "compare", question, compared_document(rows.rows, about, rows.n_samples, errors)
+                    )
+            there |= {row.step: row for row in rows.rows}
+        return Comparison.over(
+            [there[step] for step in steps],
+            rows.about[0],
+            Direction(rows.about[1]),
+            device=device,
+            unreadable=run.unreadable,
+            measured_at=measured_at,
+        )
 
 
 @dataclass(frozen=True)
@@ -311,14 +255,14 @@ class Compare(_Comparing["Comparison"]):
 
     def perform(self) -> Comparison:
         """Compare it."""
-        return self._compared([self.archive], self.against).comparisons.archives[0][1]
+        return self._compared([self.archive], self.against)[0].archives[0][1]
 
 
 compare = python_call(Compare)
 
 
 @dataclass(frozen=True)
-class CompareArchives(Sparing, CheckedBounds, _Comparing[Comparisons]):
+class CompareArchives(Sparing, Bounding, _Comparing[Comparisons]):
     """Evaluate every step as trained, as restored, and with the previous checkpoint in its place.
 
     Parameters
@@ -359,7 +303,7 @@ class CompareArchives(Sparing, CheckedBounds, _Comparing[Comparisons]):
     against: Annotated[AnyRun, Option(("--against",), metavar="RUN")]
 
     COMMAND: ClassVar = "compare"
-    SHOWN: ClassVar = Shown(in_bytes=False)
+    UNIT: ClassVar = "steps"
     EXAMPLES: ClassVar = (
         "inshrink compare digits.inshrink --against runs/digits --evaluator judge.py:evaluate",
         "inshrink compare digits.inshrink --against runs/digits --trust-run --max-drop 0.01",
@@ -368,17 +312,20 @@ class CompareArchives(Sparing, CheckedBounds, _Comparing[Comparisons]):
 
     def perform(self) -> Comparisons:
         """Compare them, and check the bounds."""
+        from inshrink_core.formats import unreadable_error
         from inshrink_core.search.bounds import failure_of, passed_by_previous
 
         found, run, asked = self._compared(self.archives, self.against)
         failures = [
-            self.failure(found.archives[0][1].unreadable, run.address, asked),
-            *(failure_of(self.limited_figures, comparison, path) for path, comparison in found.archives),
+            None
+            if self.skip_damaged
+            else unreadable_error(found.archives[0][1].unreadable, run.address, asked),
+            *(failure_of(self.bounds.limits, comparison, path) for path, comparison in found.archives),
         ]
         return replace(
             found,
             passed={
-                path: passed_by_previous(self.limited_figures, comparison)
+                path: passed_by_previous(self.bounds.limits, comparison)
                 for path, comparison in found.archives
             },
             with_gain=self.gain,
@@ -429,70 +376,48 @@ def _common_steps(archive: Archive, run: Run, asked: Sequence[int] | None, *, al
 
 
 @dataclass(slots=True)
-class _Reporting:
-    """Reports how far a comparison is, and what was found of a step of one archive among several."""
+class _Rows:
+    """The steps of one archive that were measured, which are reported as they come."""
 
     progress: OnProgress | None
     archive: str
-    before: int
+    done: int
     total: int
-    found: dict[str, Any] = field(default_factory=dict)
     rows: list[EvaluatedStep] = field(default_factory=list)
     standard_errors: dict[int, float | None] = field(default_factory=dict)
     n_samples: int | None = None
     about: tuple[str, str] = ("", "")
 
     def take(self, row: EvaluatedStep, original: Evaluation) -> None:
-        """Take in a step."""
+        """Add a step that was measured."""
         self.rows.append(row)
         self.standard_errors[row.step] = original.standard_errors.get(original.metric)
         self.n_samples = None if original.log_probs is None else len(original.log_probs)
         self.about = original.metric, original.direction.value
-        self._take(row)
+        self.report(row)
 
-    def _take(self, row: EvaluatedStep) -> None:
-        metric, direction = self.about
-        self.found = {
+    def report(self, row: EvaluatedStep) -> None:
+        """Report a step."""
+        self.done += 1
+        if self.progress is None:
+            return
+        found = {
             **asdict(row),
             "archive": self.archive,
-            "metric": metric,
-            "direction": direction,
+            "metric": self.about[0],
+            "direction": self.about[1],
             "standard_error": self.standard_errors.get(row.step),
             "n": self.n_samples,
         }
-
-    def tell(self, known: Known, rows: Iterable[EvaluatedStep]) -> None:
-        """Report what was known already."""
-        self.about = known.comparison.metric, known.comparison.direction.value
-        self.standard_errors, self.n_samples = dict(known.standard_errors), known.n_samples
-        n_known = 0
-        for done, row in enumerate(rows, start=1):
-            self._take(row)
-            self.count(done, 0, row.step)
-            n_known = done
-        self.before += n_known
-
-    def document(self, device: str) -> dict[str, Any]:
-        """Return what is kept of the steps that were measured."""
-        errors = {row.step: self.standard_errors.get(row.step) for row in self.rows}
-        return compared_document(self.rows, (*self.about, device), self.n_samples, errors)
-
-    def count(self, done: int, _: int, step: int) -> None:
-        """Report it."""
-        if self.progress is not None:
-            self.progress(Progress("compare", self.before + done, self.total, step, found=self.found))
+        self.progress(Progress("compare", self.done, self.total, row.step, found=found))
 
 
-def _with_gains(comparison: Comparison, archive: Archive, run: Run) -> Comparison:
+def _with_gains(rows: Sequence[EvaluatedStep], archive: Archive, run: Run) -> list[EvaluatedStep]:
     """Add gain and noise to every step that has a previous one."""
     from inshrink_core.analysis.gain import restore_gain
 
-    measured = restore_gain(archive, run, steps=[row.step for row in comparison.steps], device=archive.device)
-    gains = {one.step: one for one in measured.steps}
-    rows = [
-        replace(row, restore_gain=gains[row.step].gain, restore_noise=gains[row.step].noise)
-        if row.step in gains
-        else row
-        for row in comparison.steps
-    ]
-    return replace(comparison, steps=tuple(rows))
+    measured = restore_gain(archive, run, steps=[row.step for row in rows], device=archive.device)
+    gains: dict[int, Any] = {
+        one.step: {"restore_gain": one.gain, "restore_noise": one.noise} for one in measured.steps
+    }
+    return [replace(row, **gains.get(row.step, {})) for row in rows]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
+from inshrink_core import text
 from inshrink_core.checkpoint import Unseen
 from inshrink_core.errors import (
     DamagedError,
@@ -22,62 +23,38 @@ from inshrink_core.errors import (
 )
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution import recycling
-from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.report import Report, plain_value
+from inshrink_core.execution.progress import Counter
+from inshrink_core.report import Part, Report, plain_value
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import (
-    UNKNOWN,
-    count,
-    counted,
-    duration,
-    error_size,
-    plain,
-    rate,
-    ratio,
-    size,
-    steps_in_short,
-)
+from inshrink_core.verbs.shared import showing
 from inshrink_core.verbs.shared.groups import (
     AnyBase,
     Bounding,
     ChainChoice,
     Computing,
-    OnEngine,
+    InParts,
     PathLike,
-    Reading,
     RunLike,
     Sparing,
-    Steps,
-    ToStorage,
+    Stepping,
     Writing,
     steps_of,
 )
-from inshrink_core.verbs.shared.measured import (
-    EvaluatorId,
-    Measurements,
-    compared_document,
-    question_of,
-)
-from inshrink_core.verbs.shared.showing import (
-    base_text,
-    counted_fates,
-    fates_text,
-    large_errors_text,
-    named_ratio,
-    optimizer_text,
-    promised_facts,
-    rows_in_short,
-    show_facts,
-    show_unreadable,
-)
+from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements, compared_document, question_of
 
 if TYPE_CHECKING:
     import os
 
-    from rich.console import Console
-
     from inshrink_core.archive import ArchiveWriter
-    from inshrink_core.chain import Archive, ArchiveSize, BaseModel, ChainWriter, OriginalChecks
+    from inshrink_core.chain import (
+        Archive,
+        ArchiveSize,
+        BaseModel,
+        ChainConfig,
+        ChainWriter,
+        OriginalChecks,
+    )
+    from inshrink_core.chain.append import Appended
     from inshrink_core.chain.config import LargeError
     from inshrink_core.chain.report import PredictedCost
     from inshrink_core.checkpoint import Checkpoint, TensorSpec
@@ -89,12 +66,14 @@ if TYPE_CHECKING:
     from inshrink_core.search.judge import Judged
     from inshrink_core.search.promise import Promise
 
-__all__ = ["Compress", "CompressReport", "Compressing", "compress"]
+__all__ = ["Compress", "CompressReport", "compress"]
 
 
 @dataclass(frozen=True)
-class Compressing(ToStorage, Writing, Bounding, EvaluatorRequest, Computing, Reading, Sparing):
-    """How a run is written into an archive, once or as it grows.
+class Compress(
+    Stepping, Writing, Bounding, EvaluatorRequest, Computing, Sparing, InParts, Request["CompressReport"]
+):
+    """Write a run into an archive: the steps it does not hold yet.
 
     Parameters
     ----------
@@ -104,12 +83,6 @@ class Compressing(ToStorage, Writing, Bounding, EvaluatorRequest, Computing, Rea
         The archive to make or to append to.
     coarseness
         Of the lattice codec, about 0.25 to 10: more is smaller and less exact; by default 0.5.
-    bins
-        Of the inshrinkerator codec: centroids of each tensor; by default 32.
-    prune
-        Of the inshrinkerator codec: fraction of each layer type set to zero.
-    protect
-        Of the inshrinkerator codec: fraction kept in bfloat16.
     resumed_from
         The archived step that training was restored from: the steps after it open a branch there.
     base
@@ -117,49 +90,20 @@ class Compressing(ToStorage, Writing, Bounding, EvaluatorRequest, Computing, Rea
         with it alone.
     allow_damaged
         Archive files that do not match their own checksums, too; the archive will always say so.
-    """
-
-    run: RunLike
-    archive: Annotated[PathLike, Option(("--output", "-o"), metavar="ARCHIVE")]
-    _: KW_ONLY
-    coarseness: float | None = None
-    bins: int | None = None
-    prune: float | None = None
-    protect: float | None = None
-    resumed_from: Annotated[int | None, Option(metavar="STEP")] = None
-    base: Annotated[AnyBase | None, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
-    allow_damaged: bool = False
-
-    @property
-    def reading(self) -> dict[str, Any]:
-        """How the run is opened."""
-        return super().reading | {"allow_damaged": self.allow_damaged}
-
-    def chosen(self, **named: Any) -> ChainChoice:
-        """Return how frames are written; a setting with an option of its own names its codec."""
-        from inshrink_core.codec import codec_with
-
-        own = {name: getattr(self, name) for name in _SHORTHANDS}
-        given = {name: value for name, value in own.items() if value is not None}
-        choice = super().chosen(**given, **named)
-        return choice if choice.codec else choice._replace(codec=codec_with(given))
-
-
-_SHORTHANDS: Final = ("coarseness", "bins", "prune", "protect")
-
-
-@dataclass(frozen=True)
-class Compress(Compressing, OnEngine, Request["CompressReport"]):
-    """Write a run into an archive: the steps it does not hold yet.
-
-    Parameters
-    ----------
-    steps
-        The steps to write: a step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
-        repeated; by default all.
-    part
-        Write one part of each step, beside other processes that write the others: I/N, or auto for what
-        torchrun or Slurm tell this process.
+    watch
+        Stay beside a training: archive each checkpoint as it is finished.
+    interval
+        Seconds between looks. A checkpoint counts as finished when it can be read and none of its files
+        changed from one look to the next.
+    until
+        End when this step or a later one is archived.
+    idle
+        End when nothing new was archived, or written that cannot be read yet, for so many seconds.
+    release
+        Delete originals that are archived, but for the newest two, once each is restored and compared; those
+        alone that the archive gives back bit for bit.
+    release_lossy
+        The same, and also those that it gives back with an error.
     look_ahead
         Whether a new archive's codec may look at the whole run first, at some of the steps to be written, and
         plan for it. To be switched off where a run is written step by step as it grows.
@@ -183,6 +127,8 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
 
     Notes
     -----
+    With `watch` the function returns a `WatchReport`: see `inshrink_core.verbs.watch`.
+
     What is not said of codec, settings and optimizer is as the archive was written so far
     (`inshrink_core.chain.ChainConfig`). Under bounds (`inshrink_core.verbs.Bounds`) each step is written with
     the smallest frame found that keeps them, or exactly if no smaller one does.
@@ -197,19 +143,43 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
     True
     """
 
-    steps: Steps = None
-    part: Annotated[str | None, Option(("--part",), metavar="I/N|auto")] = None
+    run: RunLike
+    archive: Annotated[PathLike, Option(("--output", "-o"), metavar="ARCHIVE")]
+    _: KW_ONLY
+    coarseness: float | None = None
+    resumed_from: Annotated[int | None, Option(metavar="STEP")] = None
+    base: Annotated[AnyBase | None, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
+    allow_damaged: bool = False
+    watch: bool = False
+    interval: Annotated[float, Option(("--poll",), metavar="SECONDS", least=0.001, needs="watch")] = 5.0
+    until: Annotated[int | None, Option(metavar="STEP", least=0, needs="watch")] = None
+    idle: Annotated[float | None, Option(metavar="SECONDS", least=0.001, needs="watch")] = None
+    release: Annotated[bool, Option(needs="watch")] = False
+    release_lossy: Annotated[bool, Option(needs="watch")] = False
     look_ahead: Annotated[bool, Option(hidden=True)] = True
 
     EXAMPLES: ClassVar = (
         "inshrink compress runs/digits -o digits.inshrink --coarseness 4",
-        "inshrink compress runs/digits -o middle.inshrink --steps 100:500 --codec inshrinkerator --bins 16",
+        "inshrink compress runs/digits -o part.inshrink --steps 100:500 --codec inshrinkerator --set bins=16",
         "inshrink compress runs/digits -o bounded.inshrink --max-drop 0.01 --evaluator judge.py:evaluate",
         "inshrink compress runs/tuned -o tuned.inshrink --base models/pretrained.safetensors",
     )
     INTERRUPTED: ClassVar = "committed steps are kept, and the same command continues"
-    MODES: ClassVar = ("inshrink_core.verbs.modes.watch:Watch",)
     THREADED: ClassVar = True
+
+    @property
+    def events(self) -> str:
+        """The stage of progress whose details are lines on stderr; empty for none."""
+        return "watch" if self.watch else ""
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Keywords for `inshrink_core.open`."""
+        return super().reading | {"allow_damaged": self.allow_damaged}
+
+    def chosen(self, **named: Any) -> ChainChoice:
+        """Return how frames are written."""
+        return super().chosen(coarseness=self.coarseness, **named)
 
     def perform_part(self) -> Any:
         """Write one part, and commit nothing."""
@@ -232,28 +202,25 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
             config = self.chain_config(self.archive, device=self.device, threads=self.threads)
             if self.promised() is not None or self.evaluator is not None:
                 config = config.made_exact(config.config.made_exact() or get_codec(FALLBACK_CODEC)())
-            session = _Session(run, writer, ChainWriter(writer, config), None, None, ())
-            session.write_branches()
-        return tuple(session.branches)
+            return _Session(self, run, writer, ChainWriter(writer, config)).write_branches()
 
     def perform(self) -> CompressReport:
         """Write what is not there."""
-        self.declare(self.archive)
+        if self.watch:
+            from inshrink_core.verbs.modes.watch import watch_run
+
+            return cast("CompressReport", watch_run(self))
         if self.part is not None or self.is_shared_out:
             from inshrink_core.verbs.modes.parts import compress_in_parts
 
-            return CompressReport(**compress_in_parts(self))
+            return compress_in_parts(self)
+        return self.write()
+
+    def write(self) -> CompressReport:
+        """Write what is not there, in this process."""
         from inshrink_core.archive import MAX_SMALL_FILES, ArchiveWriter, is_archive
-        from inshrink_core.archive.storage.registry import place_of
-        from inshrink_core.chain import (
-            Archive,
-            ChainWriter,
-            FrameEncoder,
-            archive_size,
-            open_base,
-            original_checks,
-        )
-        from inshrink_core.chain.report import predicted_cost
+        from inshrink_core.chain import Archive, ChainWriter, FrameEncoder, archive_size, open_base
+        from inshrink_core.formats import unreadable_error
         from inshrink_core.search.bounded import open_bounded
         from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 
@@ -290,47 +257,44 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
             writer = stack.enter_context(
                 ArchiveWriter(self.archive, create=True, grouped=len(chosen) > MAX_SMALL_FILES)
             )
-            parent, branch = _branch_point(writer, self.resumed_from)
+            parent = None if self.resumed_from is None else writer.reader.find(self.resumed_from)
+            branch = None if parent is None else writer.reader.next_branch
             chain = ChainWriter(
                 writer, chain_config, parent=parent, branch=branch, restored=parent, base=model
             )
             if self.look_ahead and chain.parent is None:
                 chain.initial_memory = FrameEncoder(chain_config).look_ahead(chosen, opened.__getitem__)
-            session = _Session(opened, writer, chain, self.resumed_from, self.progress, chosen, bounded)
+            session = _Session(self, opened, writer, chain, chosen, bounded)
             session.run_all()
-            promise = None if bounded is None else bounded.promise
-            judged = None if bounded is None else bounded.judged()
-            if asked is None:
-                session.write_branches()
+            branches = session.write_branches() if asked is None else ()
+            if writer.storage.facts is not None:
+                sizes = archive_size(Archive(writer.reader))
+                writer.storage.facts |= {
+                    "checkpoints": text.size(sizes.raw_total),
+                    "ratio of everything": text.ratio(sizes.ratio_total),
+                    "ratio of the weights": text.ratio(sizes.ratio_weights),
+                    "codec": chain_config.codec,
+                }
         finished = Archive.open(self.archive)
-        error = (session.squared_error / session.squared_norm) ** 0.5 if session.squared_norm else None
-        report = CompressReport(
-            path=place_of(self.archive),
-            size=archive_size(finished),
-            appended=tuple(session.appended),
-            skipped=tuple(session.skipped),
-            branches=tuple(session.branches),
-            seconds=time.perf_counter() - begun,
-            raw_bytes_read=session.raw_bytes,
-            relative_error=error if session.appended else None,
-            large_errors=tuple(session.large_errors),
-            codec=chain_config.codec,
-            config=chain_config.config.settings(),
-            optimizer=chain_config.optimizer,
-            promise=promise,
-            predicted=predicted_cost(finished),
+        report = report_on(
+            self,
+            chain_config,
+            finished,
+            [session.written],
+            begun,
+            branches=branches,
+            promise=None if bounded is None else bounded.promise,
             unreadable=session.run.unreadable,
             left_out=tuple(row for row in session.run.skipped if not row.unreadable),
-            fates=counted_fates(session.run, finished.listed_steps, skip_damaged=self.skip_damaged),
-            originals=original_checks(finished, finished.frames),
+            fates=showing.counted_fates(session.run, finished.listed_steps, skip_damaged=self.skip_damaged),
             unseen=Unseen.of(layout for step in chosen for layout in opened[step].files),
-            device=chain_config.device,
         )
+        judged = None if bounded is None else bounded.judged()
         if judged is not None and judged.steps:
-            keep_judged(finished, opened, judged)
+            _store_judged(finished, opened, judged)
         in_vain = None if asked is None else set(asked) - set(session.run.steps)
-        failure = self.failure(report.unreadable, opened.address, in_vain)
-        if failure is not None:
+        failure = unreadable_error(report.unreadable, opened.address, in_vain)
+        if failure is not None and not self.skip_damaged:
             failure.report = report
             raise failure
         return report
@@ -339,8 +303,8 @@ class Compress(Compressing, OnEngine, Request["CompressReport"]):
 compress = python_call(Compress)
 
 
-def keep_judged(archive: Archive, run: Run, judged: Judged) -> None:
-    """Keep what was measured of an archive while it was written, as a comparison of its steps."""
+def _store_judged(archive: Archive, run: Run, judged: Judged) -> None:
+    """Add what was measured of an archive while it was written to the stored results, as a comparison."""
     steps = [row.step for row in judged.steps]
     question = question_of(
         EvaluatorId(judged.name, judged.digest), run, steps, dict(zip(steps, [None, *steps], strict=False))
@@ -372,33 +336,103 @@ def _chosen(run: Run, asked: tuple[int, ...] | None) -> tuple[int, ...]:
     return choose_steps(run, readable)
 
 
+@dataclass(slots=True)
+class Written:
+    """What was written of a run: by one process of it, or by one part of it.
+
+    Parameters
+    ----------
+    appended, skipped
+        Steps written now, and steps that were there already.
+    raw_bytes, squared_error, squared_norm, large_errors
+        Of the steps written now.
+    left_out, unseen, device
+        As `CompressReport` has them.
+    """
+
+    appended: list[int] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+    raw_bytes: int = 0
+    squared_error: float = 0.0
+    squared_norm: float = 0.0
+    large_errors: list[LargeError] = field(default_factory=list)
+    left_out: tuple[Skipped, ...] = ()
+    unseen: Unseen = field(default_factory=Unseen)
+    device: str = "cpu"
+
+    def add(self, step: int, raw_bytes: int, appended: Appended) -> None:
+        """Count a step that was written."""
+        self.appended.append(step)
+        self.raw_bytes += raw_bytes
+        self.squared_error += appended.squared_error
+        self.squared_norm += appended.squared_norm
+        self.large_errors += appended.large_errors
+
+
+def report_on(
+    request: Compress,
+    config: ChainConfig,
+    finished: Archive,
+    written: Sequence[Written],
+    begun: float,
+    **more: Any,
+) -> CompressReport:
+    """Return the report on what some processes wrote into an archive."""
+    from inshrink_core.archive.storage.registry import place_of
+    from inshrink_core.chain import archive_size, original_checks
+    from inshrink_core.chain.report import predicted_cost
+
+    appended = sorted({step for one in written for step in one.appended})
+    norm = math.fsum(one.squared_norm for one in written)
+    error = (math.fsum(one.squared_error for one in written) / norm) ** 0.5 if norm else None
+    fields: dict[str, Any] = {
+        "left_out": written[0].left_out,
+        "unseen": written[0].unseen,
+        "device": config.device,
+        "large_errors": tuple(row for one in written for row in one.large_errors),
+    }
+    return CompressReport(
+        path=place_of(request.archive),
+        size=archive_size(finished),
+        appended=tuple(appended),
+        skipped=tuple(step for step in written[0].skipped if step not in appended),
+        seconds=time.perf_counter() - begun,
+        raw_bytes_read=sum(one.raw_bytes for one in written),
+        relative_error=error if appended else None,
+        codec=config.codec,
+        config=config.config.settings(),
+        optimizer=config.optimizer,
+        predicted=predicted_cost(finished),
+        originals=original_checks(finished, finished.frames),
+        **fields | more,
+    )
+
+
 class _Session:
-    """The steps of one `compress`: which are there already, which are written, and how far it is."""
+    """The steps of one `compress`: which are there already, and which are written."""
 
     def __init__(
         self,
+        request: Compress,
         run: Run,
         writer: ArchiveWriter,
         chain: ChainWriter,
-        resumed_from: int | None,
-        progress: OnProgress | None,
-        steps: Sequence[int],
+        steps: Sequence[int] = (),
         bounded: BoundedWriter | None = None,
     ) -> None:
         from inshrink_core.search.bounded import AsConfigured
 
         self.run, self._writer, self._chain, self._bounded = run, writer, chain, bounded
         self._step_writer: StepWriter = AsConfigured() if bounded is None else bounded
-        self._resumed_from, self._progress, self._steps = resumed_from, progress, steps
-        self._bytes_done = 0
-        self._bytes_total = sum(run[step].raw_bytes() for step in steps) if progress else 0
-        self.appended: list[int] = []
-        self.skipped: list[int] = []
-        self.branches: list[str] = []
-        self.raw_bytes = 0
-        self.squared_error = self.squared_norm = 0.0
-        self.large_errors: list[LargeError] = []
-        self._held, self._missing = self._archived(), self._missing_steps()
+        self._resumed_from, self._steps = request.resumed_from, steps
+        n_bytes = sum(run[step].raw_bytes() for step in steps) if request.progress else 0
+        self._count, self.written = Counter(request.progress, "compress", n_bytes), Written()
+        # The line of training that is continued, and what of it is missing.
+        continues = chain.parent is not None and request.resumed_from is None
+        line = writer.reader.listed_history(chain.parent) if continues else ()
+        there = {frame.frame_id for frame in writer.reader.frames}
+        self._held = {frame.step: frame for frame in line if frame.frame_id in there}
+        self._missing = {frame.step for frame in line if frame.frame_id not in there}
         self._restored: FrameInfo | None = None
 
     def run_all(self) -> None:
@@ -409,57 +443,77 @@ class _Session:
         """
         known = dict(self._held)
         for step in self._steps:
-            begun_at = self._bytes_done
+            end = self._count.done + self.run[step].raw_bytes()
             try:
                 self._take(step)
             except (DamagedError, NotFoundError, StorageError) as error:
                 if self.run.is_elsewhere and isinstance(error, StorageError):
                     raise  # a network that is down is no damage: the same command goes on
-                raw_bytes = self.run[step].raw_bytes()
                 self.run = self.run.readable([step])
                 if step in self.run:
                     raise
-                self._bytes_done = begun_at + raw_bytes
+            self._count.done = end
         self.run.fetch(())
-        self._check_skipped(known)
+        view = self._chain.archive.sequential()
+        for step in self.written.skipped:  # what is promised is promised of these, too
+            if self._bounded is not None and step in known:
+                self._bounded.check(view, known[step])
 
     def _take(self, step: int) -> None:
         """Append a step where it is missing."""
+        from inshrink_core.chain import ChainWriter, stored_view
+
         checkpoint, info = self.run[step], self._held.get(step)
         if info is not None:
             checkpoint = self.run.as_archived(step, self._chain.archive.attributing(info))
-        if self._resumed_from is not None and step <= self._resumed_from:
-            self._pass(step, checkpoint)
-            return
-        if info is None and step in self._missing:
-            # Behind later frames it would be another history; the error names its file.
-            self._writer.reader.find(step)
-        if info is None and self._restored is None and self._was_pruned(step, self._held):
-            self._pass(step, checkpoint)
-            return
-        self.run.fetch([step, *self._steps[self._steps.index(step) + 1 :][:1]])
-        if info is not None and self._is_equal(checkpoint, info):
-            self._restored = None
-            self._pass(step, checkpoint)
-            return
-        if info is not None and self._is_decoded(checkpoint, info):
-            self._restored = info
-            self._pass(step, checkpoint)
+        if self._is_there(step, checkpoint, info):
+            self.written.skipped.append(step)
             return
         if self._restored is not None:
-            self._continue_from(self._restored)
+            # What follows continues the restored step, as a branch if others follow it.
+            config, base = self._chain.config, self._chain.base
+            self._chain = ChainWriter(
+                self._writer, config, parent=self._restored, restored=self._restored, base=base
+            )
             self._held, self._restored = {}, None
         elif info is not None:
             raise self._conflict(checkpoint, info)
-        self._append(step, checkpoint)
 
-    def write_branches(self) -> None:
-        """Append the checkpoints with names of their own, each upon the step that it belongs to."""
+        def done(spec: TensorSpec) -> None:
+            self._count.add(spec.nbytes, step, spec.key)
+
+        appended = self._step_writer.append(self._chain, checkpoint, done)
+        stored = stored_view(checkpoint, self._chain.config.optimizer)
+        self.written.add(step, stored.raw_bytes(), appended)
+
+    def _is_there(self, step: int, checkpoint: Checkpoint, info: FrameInfo | None) -> bool:
+        """Whether a step needs no writing."""
+        if self._resumed_from is not None and step <= self._resumed_from:
+            return True
+        if info is None and step in self._missing:
+            # Behind later frames it would be another history; the error names its file.
+            self._writer.reader.find(step)
+        pruned = self._held and step < max(self._held) and self._writer.manifest.tombstones
+        if info is None and self._restored is None and pruned:
+            return True  # it must not come back behind later ones
+        self.run.fetch([step, *self._steps[self._steps.index(step) + 1 :][:1]])
+        if info is None:
+            return False
+        if self._is_equal(checkpoint, info):
+            self._restored = None
+            return True
+        if self._is_decoded(checkpoint, info):
+            self._restored = info
+            return True
+        return False
+
+    def write_branches(self) -> tuple[str, ...]:
+        """Append the checkpoints with names, each upon the step that it belongs to; return these names."""
         from inshrink_core.chain import ChainWriter
         from inshrink_core.frame import NAMED_BRANCH
 
         reader, archive = self._writer.reader, self._chain.archive
-        line, known = reader.history(), archive.branches
+        line, known, written = reader.history(), archive.branches, []
         for name, checkpoint in self.run.branches.items() if line else ():
             info = known.get(name)
             if info is not None and self._is_equal(checkpoint, info):
@@ -478,14 +532,8 @@ class _Session:
             except (DamagedError, NotFoundError) as error:
                 self.run = self.run.without_branch(name, error)
             else:
-                self.branches.append(name)
-
-    def _check_skipped(self, archived: Mapping[int, FrameInfo]) -> None:
-        """Judge the steps that were there already: what is promised is promised of the chain."""
-        view = self._chain.archive.sequential()
-        for step in self.skipped:
-            if self._bounded is not None and step in archived:
-                self._bounded.check(view, archived[step])
+                written.append(name)
+        return tuple(written)
 
     def _conflict(self, checkpoint: Checkpoint, info: FrameInfo) -> StepConflictError:
         """Return why a step that is archived with other values is not written."""
@@ -506,26 +554,6 @@ class _Session:
             remedy="if training was restored and went another way, say where: --resumed-from",
         )
 
-    def _was_pruned(self, step: int, archived: Mapping[int, FrameInfo]) -> bool:
-        """Whether a step that is not there was removed: it must not come back behind later ones."""
-        return bool(archived) and step < max(archived) and bool(self._writer.manifest.tombstones)
-
-    def _archived(self) -> dict[int, FrameInfo]:
-        """Return the frame of each step of the line of training that this session continues."""
-        parent = self._chain.parent
-        if parent is None or self._resumed_from is not None:
-            return {}
-        return {frame.step: frame for frame in self._writer.reader.history(parent.frame_id)}
-
-    def _missing_steps(self) -> frozenset[int]:
-        """Return the steps of the same line whose files are missing."""
-        if self._chain.parent is None or self._resumed_from is not None:
-            return frozenset()
-        reader = self._writer.reader
-        there = {frame.frame_id for frame in reader.frames}
-        line = reader.listed_history(self._chain.parent)
-        return frozenset(frame.step for frame in line if frame.frame_id not in there)
-
     def _is_equal(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
         """Whether a frame was made from this checkpoint."""
         from inshrink_core.chain import holds_content, optimizer_of, stored_view
@@ -544,38 +572,6 @@ class _Session:
             and tensor_digest(checkpoint[spec.key]) == tensor_digest(restored[spec.key])
             for spec in restored.specs
         )
-
-    def _continue_from(self, info: FrameInfo) -> None:
-        """Write what follows as the continuation of a restored step; a branch, if others follow it."""
-        from inshrink_core.chain import ChainWriter
-
-        self._chain = ChainWriter(
-            self._writer, self._chain.config, parent=info, restored=info, base=self._chain.base
-        )
-
-    def _pass(self, step: int, checkpoint: Checkpoint) -> None:
-        """Count a step that needs no writing."""
-        self.skipped.append(step)
-        self._bytes_done += checkpoint.raw_bytes()
-
-    def _append(self, step: int, checkpoint: Checkpoint) -> None:
-        """Write one step."""
-        from inshrink_core.chain import stored_view
-
-        begun_at = self._bytes_done
-
-        def done(spec: TensorSpec) -> None:
-            self._bytes_done += spec.nbytes
-            if self._progress is not None:
-                self._progress(Progress("compress", self._bytes_done, self._bytes_total, step, spec.key))
-
-        appended = self._step_writer.append(self._chain, checkpoint, done)
-        self._bytes_done = begun_at + checkpoint.raw_bytes()
-        self.appended.append(step)
-        self.raw_bytes += stored_view(checkpoint, self._chain.config.optimizer).raw_bytes()
-        self.squared_error += appended.squared_error
-        self.squared_norm += appended.squared_norm
-        self.large_errors += appended.large_errors
 
 
 def _archived_last(archive: str | os.PathLike[str]) -> Checkpoint | None:
@@ -615,14 +611,6 @@ def _check_base(
         )
     for record in records:
         model.require(record, str(archive))
-
-
-def _branch_point(writer: ArchiveWriter, resumed_from: int | None) -> tuple[FrameInfo | None, int | None]:
-    """Return the frame to continue from and the branch to write, (None, None) for the head's own."""
-    if resumed_from is None:
-        return None, None
-    parent = writer.reader.find(resumed_from)
-    return parent, writer.reader.next_branch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -747,25 +735,21 @@ class CompressReport(Report):
         lossless = get_codec(FALLBACK_CODEC).reads
         rounded = buffers & {row.spec.key for row in rows if row.codec not in lossless}
         remedy = "--set exact=true" if "exact" in self.config else "--codec lossless"
-        said = f"{count(len(rounded))} of {count(len(buffers))} rounded (statistics of normalisation layers)"
-        return (
-            f"{said}; {remedy} keeps every bit" if rounded and not is_exact(self.codec, self.config) else ""
-        )
+        if not rounded or is_exact(self.codec, self.config):
+            return ""
+        of = f"{text.count(len(rounded))} of {text.count(len(buffers))}"
+        return f"{of} rounded (statistics of normalisation layers); {remedy} keeps every bit"
 
     @property
     def frames(self) -> list[dict[str, Any]]:
         """A row a frame, with how it keeps what was promised."""
-        return [
-            {
-                "step": frame.info.step,
-                "kind": frame.info.kind.value,
-                "bytes": frame.info.nbytes,
-                "ratio_total": frame.ratio_total,
-                "ratio_weights": frame.ratio_weights,
-                **({} if self.promise is None else self.promise.step_json(frame.info.step)),
-            }
-            for frame in self.size.frames
-        ]
+        names = ("step", "kind", "bytes", "ratio_total", "ratio_weights")
+        rows = []
+        for frame in self.size.frames:
+            whole = frame.to_json()
+            promised = {} if self.promise is None else self.promise.step_json(frame.info.step)
+            rows.append({name: whole[name] for name in names} | promised)
+        return rows
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink compress --json``."""
@@ -776,56 +760,41 @@ class CompressReport(Report):
         foreseen = {} if self.predicted is None else {"predicted": self.predicted._asdict()}
         return promised | base | shared | foreseen | Report.to_json(self) | {"left_out": left_out}
 
-    def show(self, console: Console) -> None:
-        """Print what was written now, then what the archive holds altogether."""
-        show_unreadable(console, self.unreadable)
-        document = self.to_json()
-        appended, skipped = document["appended"], document["skipped"]
-        done = f"{steps_in_short(appended)}" if appended else "nothing new"
-        speed = f"{duration(self.seconds)}, {rate(self.mb_per_s)} on {self.device}" if appended else ""
-        frames = document["frames"]
-        keyframes = sum(frame["kind"] == "keyframe" for frame in frames)
-        facts = [
-            ("archive", str(document["archive"])),
-            ("appended", done),
-            ("part", self.part or ""),
-            ("waiting for other parts", steps_in_short(self.waiting) if self.waiting else ""),
-            *(("not archived", row) for row in rows_in_short(document["left_out"])),
-            ("checksums of the originals", str(document["originals"]["text"])),
-            ("not seen into", self.unseen.text),
-            ("skipped", f"{steps_in_short(skipped)}, there already" if skipped else ""),
-            ("branches", ", ".join(self.branches)),
-            ("files of tensors", fates_text(self.fates)),
-            ("time", speed),
-            ("codec", str(document["codec"])),
-            ("optimizer state", optimizer_text(document["optimizer"], document["roles"])),
-            ("buffers", self._rounded_buffers()),
-            ("frames", f"{count(len(frames))}  ({counted(keyframes, 'keyframe')})"),
-            ("base model", base_text(document.get("base"))),
-            (named_ratio("ratio of everything", document.get("base")), _total(document)),
-            (named_ratio("ratio of the weights", document.get("base")), ratio(document["ratio_weights"])),
-            ("bits per weight", plain(document["bits_per_weight"])),
-            ("relative error", _error(document)),
-            ("relative error above .25", large_errors_text(self.large_errors)),
-            *promised_facts(document),
-            ("predicted restore cost", "" if self.predicted is None else _predicted(self.predicted)),
-        ]
-        show_facts(console, facts)
-
-
-def _predicted(one: PredictedCost) -> str:
-    """Return a cost that nobody measured, and what chose the coarseness."""
-    chosen = f"(bound {one.bound * 100:g} %, coarseness {one.coarseness:g}; not measured)"
-    return f"at most {one.restore_cost * 100:.2g} % of the loss  {chosen}"
-
-
-def _total(document: Mapping[str, Any]) -> str:
-    """Return the ratio of everything, and the sizes it is made of."""
-    sizes = f"{size(document['raw_bytes'])} in {size(document['archive_bytes'])}"
-    return f"{ratio(document['ratio_total'])}  ({sizes})"
-
-
-def _error(document: Mapping[str, Any]) -> str:
-    """Return the error of the weights written now; nothing where none were."""
-    text = error_size(document["relative_error"])
-    return "" if text == UNKNOWN else f"{text}  (of the weights written now, root mean square)"
+    def shown(self) -> Iterator[Part]:
+        """Yield what was written now, then what the archive holds altogether."""
+        yield from showing.unreadable_lines(self.unreadable)
+        document, steps = self.to_json(), text.steps_in_short
+        yield "archive", str(self.path)
+        yield "appended", steps(self.appended) if self.appended else "nothing new"
+        yield "part", self.part or ""
+        yield "waiting for other parts", steps(self.waiting) if self.waiting else ""
+        yield from (("not archived", row) for row in showing.rows_in_short(document["left_out"]))
+        yield "checksums of the originals", self.originals.text
+        yield "not seen into", self.unseen.text
+        yield "skipped", f"{steps(self.skipped)}, there already" if self.skipped else ""
+        yield "branches", ", ".join(self.branches)
+        yield "files of tensors", showing.fates_text(self.fates)
+        if self.appended:
+            yield "time", f"{text.duration(self.seconds)}, {text.rate(self.mb_per_s)} on {self.device}"
+        yield "codec", self.codec
+        yield "optimizer state", showing.optimizer_text(self.optimizer, self.roles)
+        yield "buffers", self._rounded_buffers()
+        keyframes = sum(frame["kind"] == "keyframe" for frame in document["frames"])
+        yield "frames", f"{text.count(len(self.size.frames))}  ({text.counted(keyframes, 'keyframe')})"
+        base = document.get("base")
+        yield "base model", showing.base_text(base)
+        sizes = f"{text.size(self.size.raw_total)} in {text.size(self.size.nbytes)}"
+        yield (
+            showing.named_ratio("ratio of everything", base),
+            f"{text.ratio(self.size.ratio_total)}  ({sizes})",
+        )
+        yield showing.named_ratio("ratio of the weights", base), text.ratio(self.size.ratio_weights)
+        yield "bits per weight", text.plain(self.size.bits_per_weight)
+        if self.relative_error is not None:
+            error = text.error_size(self.relative_error)
+            yield "relative error", f"{error}  (of the weights written now, root mean square)"
+        yield "relative error above .25", showing.large_errors_text(self.large_errors)
+        yield from showing.promised_facts(document)
+        if (cost := self.predicted) is not None:
+            chosen = f"(bound {cost.bound * 100:g} %, coarseness {cost.coarseness:g}; not measured)"
+            yield "predicted restore cost", f"at most {cost.restore_cost * 100:.2g} % of the loss  {chosen}"

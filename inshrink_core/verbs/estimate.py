@@ -1,58 +1,45 @@
-"""Estimating ratio and drop of a configuration, or of several, in seconds and without the evaluator."""
+"""Estimates of what configurations do to a run: seconds each, without measuring one."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import statistics
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.checkpoint import MODEL_ROLES, Unseen
-from inshrink_core.codec import DEFAULT_CODEC
 from inshrink_core.errors import EvaluatorError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.progress import OnProgress, Progress
-from inshrink_core.report import UNSAID, Report
-from inshrink_core.request import Option, Request, Shown, python_call
-from inshrink_core.text import UNKNOWN, count, duration, nats, percent, plain, printable, ratio, size
-from inshrink_core.verbs.shared.groups import Computing, PathLike, Reading, RunLike, Steps, Writing, steps_of
+from inshrink_core.report import UNSAID, Columns, Part, Report, Table, plain_value
+from inshrink_core.request import Option, Request, python_call
+from inshrink_core.text import UNKNOWN, count, duration, nats, percent, plain, ratio, size
+from inshrink_core.verbs.shared.groups import (
+    Computing,
+    PathLike,
+    Reading,
+    RunLike,
+    Stepping,
+    Writing,
+    steps_of,
+)
 from inshrink_core.verbs.shared.measured import Asking, EvaluatorId, Measurements, answer_as
-from inshrink_core.verbs.shared.showing import known_fact, show_facts, show_notes, show_table
+from inshrink_core.verbs.shared.showing import known_fact
+from inshrink_core.verbs.shared.values import given_settings, parse_settings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from inshrink_core.chain import ChainConfig
+    from inshrink_core.chain import ArchiveSize, ChainConfig, FrameSize
     from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.formats import Run
-    from inshrink_core.search.bounds import Bounds
     from inshrink_core.search.calibration import Calibration
-    from inshrink_core.search.measure import Rest
     from inshrink_core.search.search import Chain
-    from inshrink_core.search.space import Candidate
     from inshrink_core.search.trials import Trial
 
-__all__ = [
-    "GOALS",
-    "Estimate",
-    "EstimateGoals",
-    "EstimateLevels",
-    "EstimateReport",
-    "Estimating",
-    "Goal",
-    "GoalEstimate",
-    "GoalsReport",
-    "LevelsReport",
-    "TensorEstimate",
-    "estimate",
-    "estimate_goals",
-    "estimate_levels",
-]
+__all__ = ["ArchiveEstimate", "Estimate", "EstimateReport", "TensorEstimate", "estimate"]
 
 _NUMEL: Final = 1 << 23
 """Elements encoded in all: a few seconds."""
@@ -65,41 +52,6 @@ _RUN_LENGTH: Final = 16
 
 _STRETCHES: Final = 3
 """Begin, middle and end: movement changes over a training."""
-
-
-_N_TRIED: Final = 2
-"""Steps of a trial of goals: a keyframe and the delta after it, the least that tells the sizes of both."""
-
-
-class Goal(NamedTuple):
-    """What an archive is for, and how a run is written for it.
-
-    Parameters
-    ----------
-    name
-        What it is called in documents and links.
-    codec, optimizer
-        As `inshrink_core.compress` takes them.
-    """
-
-    name: str
-    codec: str
-    optimizer: str
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether every bit comes back."""
-        from inshrink_core.chain import is_exact
-
-        return is_exact(self.codec, {}) and self.optimizer == "exact"
-
-
-GOALS: Final = (
-    Goal("exact", "lossless", "exact"),
-    Goal("resume", DEFAULT_CODEC, "compressed"),
-    Goal("weights", DEFAULT_CODEC, "drop"),
-)
-"""Going on bit for bit; going on; and weights alone, to evaluate or to begin another training from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +85,12 @@ class EstimateReport(Report):
         Where frames were encoded.
     tensors
         The same tensor by tensor, where that was asked for; those that were encoded.
+    archive
+        What an archive takes and costs, where so many steps were tried.
+    set
+        Of one of several: codec, settings and optimizer that were asked for.
+    each
+        The other configurations, in their order.
     measured_at
         When it was estimated (Unix time), where that was known already.
     """
@@ -154,41 +112,60 @@ class EstimateReport(Report):
     unseen: Unseen
     device: str = "cpu"
     tensors: tuple[TensorEstimate, ...] = field(default=(), metadata=UNSAID)
+    archive: ArchiveEstimate | None = field(default=None, metadata=UNSAID)
+    set: Mapping[str, Any] = field(default_factory=dict, metadata=UNSAID)
+    each: tuple[EstimateReport, ...] = field(default=(), metadata=UNSAID)
     measured_at: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink estimate --json``; ``tensors`` only where they were asked for."""
-        tensors = {"tensors": [one._asdict() for one in self.tensors]} if self.tensors else {}
-        return {"estimate": True} | Report.to_json(self) | tensors
+        """Return the document of ``inshrink estimate --json``; parts only where they were asked for."""
+        parts = {name: getattr(self, name) for name in ("tensors", "archive", "set", "each")}
+        there = {name: plain_value(value) for name, value in parts.items() if value}
+        return {"estimate": True} | Report.to_json(self) | there
 
-    def show(self, console: Console) -> None:
-        """Print the estimates, and what they rest on."""
-        drop, divergence = percent(self.drop), nats(self.divergence)
-        known = self.n_trials > 0
+    def shown(self) -> Iterator[Part]:
+        """Yield the estimates, and what they rest on."""
+        known, tried = self.n_trials > 0, self.archive
         how = "" if known else ", uncalibrated"
+        if self.each:
+            columns: Columns = {"estimated": None, "ratio": ratio, "of the weights": ratio}
+            figures = _STEP_COLUMNS if tried is None else _ARCHIVE_COLUMNS
+            yield Table({**columns, **figures}, map(_row, (self, *self.each)))
+        else:
+            yield "estimated ratio", f"{ratio(self.ratio_total)}  (of everything)"
+            yield "of the weights", ratio(self.ratio_weights)
+            yield "estimated drop", f"{percent(self.drop)}  (of the worst step{how})"
+            yield "estimated divergence", f"{nats(self.divergence)} nats  (of the worst step{how})"
         trials = f"{count(self.n_trials)} trials (rank correlation {plain(self.rank_correlation, 2)})"
-        facts = [
-            ("estimated ratio", f"{ratio(self.ratio_total)}  (of everything)"),
-            ("of the weights", f"{ratio(self.ratio_weights)}"),
-            ("estimated drop", f"{drop}  (of the worst step{how})"),
-            ("estimated divergence", f"{divergence} nats  (of the worst step{how})"),
-            ("calibrated on", trials if known else "nothing"),
-            ("encoded", f"{self.sampled * 100:.0f} % of {self.n_steps} steps"),
-            ("time", f"{duration(self.seconds)} on {self.device}"),
-            known_fact(self.measured_at),
-        ]
-        show_facts(console, facts)
-        show_notes(console, self.notes)
+        yield "calibrated on", trials if known else "nothing"
+        yield "encoded", f"{self.sampled * 100:.0f} % of {self.n_steps} steps"
+        if tried is not None:
+            yield "tried", f"steps {', '.join(map(count, tried.tried))}"
+            yield "not judged", tried.not_judged
+        yield "time", f"{duration(self.seconds)} on {self.device}"
+        yield known_fact(self.measured_at)
+        yield from (f"note: {note}" for note in self.notes)
         if self.tensors:
-            console.print()
-            rows = (
-                (printable(o.key), count(o.n_values), f"{o.bits_per_weight:.2f}", _short(o.sensitivity))
-                for o in self.tensors
-            )
-            show_table(console, ("tensor", "values", "bits per weight", "sensitivity"), rows)
+            bits: Columns = {"tensor": None, "values": count, "bits per weight": "{:.2f}".format}
+            rows = [(o.key, o.n_values, o.bits_per_weight, o.sensitivity) for o in self.tensors]
+            yield Table({**bits, "sensitivity": _short}, rows)
 
 
-class TensorEstimate(NamedTuple):
+_STEP_COLUMNS: Final[Columns] = {"drop": percent, "divergence": nats}
+_ARCHIVE_COLUMNS: Final[Columns] = {"archive": size, "restore cost": percent, "which is": None}
+
+
+def _row(one: EstimateReport) -> tuple[Any, ...]:
+    words = {name: value for name, value in one.set.items() if name == "optimizer"} | one.set["settings"]
+    name = " ".join([one.codec, *(f"{key}={value}" for key, value in words.items())])
+    figures: tuple[Any, ...] = one.drop, one.divergence
+    if one.archive is not None:
+        figures = one.archive.nbytes, one.archive.restore_cost, one.archive.basis
+    return name, one.ratio_total, one.ratio_weights, *figures
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEstimate:
     """What a configuration does to one weight or buffer.
 
     Parameters
@@ -217,230 +194,78 @@ class TensorEstimate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LevelsReport(Report):
-    """Estimates of a codec from fine to coarse.
+class ArchiveEstimate:
+    """What an archive of the chain takes, and what a restore from it costs.
 
     Parameters
     ----------
-    levels
-        Configurations and what is estimated of each.
-    """
-
-    levels: tuple[tuple[Candidate, EstimateReport], ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink estimate --levels --json``."""
-        return {"estimate": True, "levels": [_row_of(*one) for one in self.levels]}
-
-    def show(self, console: Console) -> None:
-        """Print a row a configuration, and what the figures rest on."""
-        rows = (
-            (
-                ", ".join(f"{name}={value}" for name, value in candidate.settings.items()),
-                ratio(one.ratio_total),
-                ratio(one.ratio_weights),
-                percent(one.drop),
-                nats(one.divergence),
-            )
-            for candidate, one in self.levels
-        )
-        headings = ("estimated", "ratio", "of the weights", "drop", "divergence")
-        show_table(console, headings, rows, left=(0,))
-        console.print()
-        show_notes(console, dict.fromkeys(note for _, one in self.levels for note in one.notes))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoalEstimate(Report):
-    """What a run would take for one goal, from a trial on two steps.
-
-    Parameters
-    ----------
-    goal, codec, optimizer
-        The goal (`Goal`).
-    raw_bytes
-        Raw bytes of what the archive would hold, over all steps.
-    archive_bytes
-        Estimated bytes of the archive.
-    ratio_total, ratio_weights
-        Raw bytes over stored bytes: of all that is held, and of its weights.
+    run_bytes
+        Raw bytes of every tensor of the chosen steps.
+    tried
+        The steps that were encoded.
+    raw_bytes, nbytes
+        Raw bytes of what the archive holds, and its size.
     bits_per_weight
         Stored bits of the weights for each weight of each step.
     relative_error
-        Root of squared error over squared norm of the weights, the larger of the steps that were tried.
-    drop, divergence, restore_cost
-        Of the worst step; None where there is nothing but a rule of thumb.
+        Root of squared error over squared norm of the weights, the largest of the steps that were tried.
+    restore_cost
+        Of the worst step; None where nothing tells it.
     basis
-        What these three rest on: ``exact``, nothing is lost; ``judged``, the evaluator at the steps that were
-        tried, written as small as the bound allows; ``measured``, trials of a search with these settings;
-        ``predicted``, by trials of other settings; ``unknown``, no trials are at hand.
-    """
-
-    goal: str
-    codec: str
-    optimizer: str
-    raw_bytes: int
-    archive_bytes: int
-    ratio_total: float | None
-    ratio_weights: float | None
-    bits_per_weight: float | None
-    relative_error: float
-    drop: float | None
-    divergence: float | None
-    restore_cost: float | None
-    basis: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoalsReport(Report):
-    """What a run would take for each of `GOALS`.
-
-    Parameters
-    ----------
-    goals
-        In their order.
-    run_bytes
-        Raw bytes of every tensor of the run's chosen steps: what there is before.
-    steps
-        Steps of the chain.
-    tried
-        The steps that were encoded.
-    sampled
-        Share of their weights that was.
-    seconds
-        Wall time.
-    device
-        Where they were encoded.
+        What the restore cost rests on: ``exact``, nothing is lost; ``judged``, the evaluator at the steps
+        that were tried, written as small as the bound allows; ``measured``, trials of a search with these
+        settings; ``predicted``, by trials of other settings; ``unknown``, no trials are at hand.
     bound
-        What a restore may cost at most, of goals that lose something; None: they are written with the default
-        settings.
+        What a restore may cost at most; None: the settings decide.
     not_judged
-        Why the evaluator's word says nothing of a restore's cost; empty where it does, or was not asked.
+        Why the evaluator tells no restore cost; empty where it does, or was not asked.
     evaluator_failed
         Whether that is because the evaluator itself failed, and not because of what it returns.
-    measured_at
-        When it was estimated (Unix time), where that was known already.
     """
 
-    goals: tuple[GoalEstimate, ...]
     run_bytes: int
-    steps: tuple[int, ...]
     tried: tuple[int, ...]
-    sampled: float
-    seconds: float
-    device: str
+    raw_bytes: int
+    nbytes: int
+    bits_per_weight: float | None
+    relative_error: float
+    restore_cost: float | None
+    basis: str
     bound: float | None = None
     not_judged: str = ""
     evaluator_failed: bool = False
-    measured_at: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink estimate --goals --json``."""
-        return {"estimate": True} | Report.to_json(self)
-
-    def show(self, console: Console) -> None:
-        """Print a row a goal, and what the figures rest on."""
-        rows = (
-            (
-                one.goal,
-                size(self.run_bytes),
-                size(one.archive_bytes),
-                ratio(one.ratio_total),
-                plain(one.bits_per_weight, 3),
-                percent(one.restore_cost),
-                one.basis,
-            )
-            for one in self.goals
-        )
-        headings = ("goal", "before", "after", "ratio", "bits per weight", "restore cost", "which is")
-        show_table(console, headings, rows, left=(0, 6))
-        console.print()
-        tried = ", ".join(map(count, self.tried))
-        facts = [
-            ("estimated from", f"steps {tried}, {self.sampled * 100:.0f} % of their weights"),
-            ("not judged", printable(self.not_judged)),
-            ("restore cost, at most", "" if self.bound is None else f"{percent(self.bound)} of the loss"),
-            ("time", f"{duration(self.seconds)} on {self.device}"),
-            known_fact(self.measured_at),
-        ]
-        show_facts(console, facts)
 
 
 def _short(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.3g}"
 
 
-def _row_of(candidate: Candidate, report: EstimateReport) -> dict[str, Any]:
-    """Return the document of one estimate of several, with what its configuration alone sets."""
-    return {"set": candidate.document(), **report.to_json()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimating(Computing, Reading):
-    """What an estimate is of.
-
-    Parameters
-    ----------
-    trials
-        Trials of a search, which say what an error costs; by default the run's own.
-    steps
-        Steps of the chain: a step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
-        repeated. By default all.
-    """
-
-    trials: Annotated[PathLike | None, Option(metavar="FILE")] = None
-    steps: Steps = None
-
-    def known(self, run: Run) -> tuple[Trial, ...]:
-        """Return the trials at hand."""
-        from inshrink_core.search.search import known_trials
-
-        return known_trials(run, None if self.trials is None else Path(self.trials))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Configured(Writing, Estimating):
-    """What an estimate of configurations is of.
-
-    Parameters
-    ----------
-    by_tensor
-        Also report bits, sensitivity and damage of every tensor that was encoded.
-    """
-
-    by_tensor: bool = False
-
-    def asked(self, run: Run | PathLike) -> _Asked:
-        """Return what it all comes to."""
-        from inshrink_core.chain import FrameEncoder
-        from inshrink_core.search.measure import sample_keys
-        from inshrink_core.search.search import choose_steps
-
-        chain = self.chain_config(device=self.device, threads=self.threads)
-        opened = self.opened_run(run).attributed()
-        chosen = choose_steps(opened, steps_of(opened, self.steps))
-        stretches = _stretches(chosen)
-        numel = max(_LEAST_NUMEL, _NUMEL // sum(map(len, stretches)))
-        known = self.known(opened)
-        keys = sample_keys(opened[chosen[0]], numel)
-        # What is seen ahead does not depend on the knob, so that all levels share it.
-        foreseen = FrameEncoder(chain).look_ahead(chosen, opened.__getitem__)
-        return _Asked(chain, opened, chosen, stretches, keys, known, foreseen)
-
-
 @dataclass(frozen=True)
-class Estimate(Asking, _Configured, Request[EstimateReport]):
-    """Estimate the ratio and the drop of a configuration; nothing is measured.
+class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, Request[EstimateReport]):
+    """Estimate the ratio and the drop of a configuration, or of several; nothing is measured.
 
     Parameters
     ----------
     run
         The run it would be of.
+    each
+        Estimate another configuration too: settings, a codec or an optimizer that replace those given, as
+        codec=uniform,bits=4; may be repeated.
+    tried
+        Encode so many steps in the middle of the run alone, and tell what an archive takes.
+    max_restore_cost
+        With --try and an evaluator: judge these steps, each written as small as keeps this bound.
+    by_tensor
+        Also report bits, sensitivity and damage of every tensor that was encoded.
+    trials
+        Trials of a search, which say what an error costs; by default the run's own.
 
     Raises
     ------
     InputError
         The log is one of another run, or the configuration cannot be used.
+    UntrustedCodeError
+        The evaluator may not run.
 
     Notes
     -----
@@ -448,378 +273,260 @@ class Estimate(Asking, _Configured, Request[EstimateReport]):
     the steps are large. Drop and divergence come from ½ Σ h·e² and trials of the same steps, of the same
     codec where there are any (`inshrink_core.search.calibration.Calibration`). They equal the measurement
     where this configuration was measured, and are corrected in the same way near it. Without trials they are
-    rules of thumb, right to an order of magnitude at best.
+    rules of thumb, right to an order of magnitude at best. Of several configurations, progress has the
+    document of each.
 
     Examples
     --------
     >>> import inshrink_core
     >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    >>> report = inshrink_core.verbs.estimate(run, config={"coarseness": 4}, steps=run.steps[-3:])
-    >>> report.ratio_total > 5
+    >>> fine = inshrink_core.verbs.estimate(
+    ...     run, config={"coarseness": 1}, each=["coarseness=4"], steps=run.steps[-3:]
+    ... )
+    >>> 5 < fine.ratio_weights < fine.each[0].ratio_weights
     True
     """
 
     run: RunLike
+    _: KW_ONLY
+    each: Annotated[Sequence[str], Option(metavar="NAME=VALUE,…", many=True)] = ()
+    tried: Annotated[int | None, Option(("--try",), metavar="N", least=1)] = None
+    max_restore_cost: Annotated[float | None, Option(metavar="FRACTION", least=0)] = None
+    by_tensor: bool = False
+    trials: Annotated[PathLike | None, Option(metavar="FILE")] = None
 
-    MODES: ClassVar = (f"{__name__}:EstimateGoals", f"{__name__}:EstimateLevels")
     EXAMPLES: ClassVar = (
         "inshrink estimate runs/digits --config my.toml",
         "inshrink estimate runs/digits --set coarseness=4 --trials search.trials.jsonl",
-        "inshrink estimate runs/digits --codec uniform --levels 7",
-        "inshrink estimate runs/digits --goals",
+        "inshrink estimate runs/digits --codec uniform --set bits=8 --each bits=4 --each bits=2",
+        "inshrink estimate runs/digits --try 2 --each codec=lossless,optimizer=exact --each optimizer=drop",
     )
-    SHOWN: ClassVar = Shown(in_bytes=False)
+    UNIT: ClassVar = "steps"
 
     def perform(self) -> EstimateReport:
-        """Estimate it."""
-        asked = self.asked(self.run)
-        store, question = Measurements.of_run(asked.run, make=True), asked.question(self.by_tensor)
-        known = None if self.again else store.find("estimate", question)
-        report = None if known is None else answer_as(EstimateReport, known, tensors=TensorEstimate)
+        """Estimate each."""
+        from inshrink_core.search.search import choose_steps, known_trials
+
+        begun = time.perf_counter()
+        if self.max_restore_cost is not None and self.tried is None:
+            raise InputError("--max-restore-cost goes with --try", remedy="add --try 2")
+        opened = self.opened_run(self.run).attributed()
+        chosen = choose_steps(opened, steps_of(opened, self.steps))
+        known = known_trials(opened, None if self.trials is None else Path(self.trials))
+        writings = [_Asked.of(self, text) for text in (("", *self.each) if self.each else ("",))]
+        store, question = (
+            Measurements.of_run(opened, make=True),
+            self._question(opened, chosen, writings, known),
+        )
+        found = None if self.again else store.find("estimate", question)
+        report = None if found is None else answer_as(EstimateReport, found)
         if report is None:
-            report = _estimated(asked, self.by_tensor, self.progress)
+            first, *others = self._estimated(_Sample.of(opened, chosen, self.tried, known), writings)
+            seconds = time.perf_counter() - begun
+            report = replace(first, each=tuple(others), seconds=seconds if others else first.seconds)
             store.add("estimate", question, report.to_json())
         return report
+
+    def _estimated(self, sample: _Sample, writings: Sequence[_Asked]) -> list[EstimateReport]:
+        """Estimate each configuration, then have those judged that lose something."""
+        found: list[EstimateReport] = []
+        guesses = []
+        n = sum(map(len, sample.stretches))
+        total = n * len(writings) * (1 if self.max_restore_cost is None else 2)
+
+        def tell(row: EstimateReport, done: int) -> None:
+            if self.progress is not None and len(writings) > 1:
+                found = row.to_json()
+                self.progress(Progress("estimate", done * n, total, sample.steps[-1], found=found))
+
+        for one in writings:
+            guesses.append(_Guess.of(sample, one.chain, None if self.each else self.progress))
+            row = guesses[-1].report(sample, one.chain, self.by_tensor, is_tried=self.tried is not None)
+            found.append(replace(row, set=one.set))
+            tell(found[-1], len(found))
+        if self.max_restore_cost is None:
+            return found
+        # Weights are written alike, whatever becomes of the optimizer's state.
+        alike = [at for at, row in enumerate(found) if _weights(row) == _weights(found[0])]
+        lossy = [at for at in alike if _tried(found[at]).basis != "exact"]
+        chains = sorted((writings[at].chain for at in lossy), key=lambda one: one.optimizer == "drop")
+        about: dict[str, Any] = {"bound": self.max_restore_cost}
+        try:
+            judged = _judged(sample, chains[0], self, self.max_restore_cost) if chains else None
+        except InputError as error:  # What it returns tells no cost.
+            judged = None
+            about = {"not_judged": str(error), "evaluator_failed": isinstance(error, EvaluatorError)}
+        found = [replace(row, archive=replace(_tried(row), **about)) for row in found]
+        if judged is not None:
+            for done, at in enumerate(lossy, start=len(found) + 1):
+                found[at] = _with_judged(found[at], judged, sample, writings[at].chain)
+                tell(found[at], done)
+        return found
+
+    def _question(
+        self, run: Run, steps: Sequence[int], writings: Sequence[_Asked], known: Sequence[Trial]
+    ) -> dict[str, Any]:
+        """Return what the estimates depend on, beside the run."""
+        from importlib.metadata import version
+
+        from inshrink_core.execution import key_digest
+
+        first, *others = (
+            {"config": one.chain.record(), "keyframe_every": one.chain.keyframe_every} for one in writings
+        )
+        question = first | {"steps": list(steps), "by_tensor": self.by_tensor, "version": version("inshrink")}
+        question["trials"] = key_digest({"trials": [trial.to_json() for trial in known]})
+        if others or self.tried is not None:
+            question |= {"each": others, "tried": self.tried}
+        if self.max_restore_cost is not None:
+            with self.resolve(run) as judge:
+                asked = EvaluatorId.of(judge)
+            question |= {"bound": self.max_restore_cost, "evaluator": asked.digest, "name": asked.name}
+        return question
 
 
 estimate = python_call(Estimate)
 
 
-@dataclass(frozen=True)
-class EstimateLevels(_Configured, Request[LevelsReport]):
-    """Estimate a codec from fine to coarse.
+class _Asked(NamedTuple):
+    """How a chain would be written, and what of it was asked for as one of several."""
 
-    Parameters
-    ----------
-    run
-        The run it would be of.
-    levels
-        Estimate the codec from fine to coarse instead, in at most so many configurations; what a level turns
-        replaces what is set.
+    chain: ChainConfig
+    set: Mapping[str, Any]
 
-    Raises
-    ------
-    InputError
-        As `estimate`; or the codec has nothing to turn.
-
-    Notes
-    -----
-    Progress has the row of the document of each.
-
-    Examples
-    --------
-    >>> import inshrink_core
-    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    >>> fine, coarse = inshrink_core.verbs.estimate_levels(run, levels=2, steps=run.steps[-2:]).levels
-    >>> fine[1].ratio_weights < coarse[1].ratio_weights
-    True
-    """
-
-    run: RunLike
-    _: KW_ONLY
-    levels: Annotated[int, Option(least=1)] = 7
-
-    COMMAND: ClassVar = "estimate --levels"
-    SHOWN: ClassVar = Shown(in_bytes=False)
-
-    def perform(self) -> LevelsReport:
-        """Estimate each."""
-        from inshrink_core.search.space import space_of
-
-        asked = self.asked(self.run)
-        layers = frozenset(one.layer for one in asked.run[asked.steps[0]].specs if one.role in MODEL_ROLES)
-        candidates = space_of(asked.chain.codec, layers).levels(self.levels)
-        found = []
-        for done, candidate in enumerate(candidates, start=1):
-            one = asked._replace(chain=candidate.chain_config(asked.chain))
-            found.append((candidate, _estimated(one, self.by_tensor)))
-            if self.progress is not None:
-                n = found[-1][1].n_steps
-                row = _row_of(*found[-1])
-                self.progress(Progress("estimate", done * n, len(candidates) * n, asked.steps[-1], found=row))
-        return LevelsReport(levels=tuple(found))
+    @classmethod
+    def of(cls, asked: Estimate, text: str) -> _Asked:
+        """Return what a request asks with some of its settings replaced."""
+        given = parse_settings(text.split(",") if text else ())
+        codec, optimizer = given.pop("codec", None), given.pop("optimizer", asked.optimizer)
+        settings = given if codec else {**given_settings({}, asked.settings), **given}
+        config = None if codec else asked.config
+        written = replace(
+            asked, codec=codec or asked.codec, config=config, settings=settings, optimizer=optimizer
+        )
+        chain, chosen = (
+            written.chain_config(device=asked.device, threads=asked.threads),
+            written.chosen().config,
+        )
+        settings = (
+            {k: v for k, v in chosen.items() if k != "overrides"} if isinstance(chosen, Mapping) else {}
+        )
+        words: dict[str, Any] = {"codec": chain.codec, "settings": settings}
+        return cls(chain, (words | ({"optimizer": optimizer} if optimizer else {})) if asked.each else {})
 
 
-estimate_levels = python_call(EstimateLevels)
+class _Sample(NamedTuple):
+    """What of a run is encoded: stretches of its steps, tensors of each, and the trials that are known."""
 
+    run: Run
+    steps: tuple[int, ...]
+    stretches: list[Sequence[int]]
+    keys: frozenset[str]
+    known: tuple[Trial, ...]
+    foreseen: dict[str, Any]
 
-@dataclass(frozen=True)
-class EstimateGoals(Asking, EvaluatorRequest, Estimating, Request[GoalsReport]):
-    """Try two steps for three goals instead: to resume exactly, to resume, weights alone.
-
-    Parameters
-    ----------
-    run
-        The run it would be of.
-    keyframe_every
-        Frames from one keyframe to the next.
-    max_restore_cost
-        Judge the two steps too, each written as small as keeps this bound, as a share of the loss; 0.003
-        where there is an evaluator.
-
-    Raises
-    ------
-    InputError
-        As `estimate`.
-    EvaluatorError, UntrustedCodeError
-        The evaluator failed, or may not run.
-
-    Notes
-    -----
-    The goals are `GOALS`; progress has the row of the document of each, the quickest first, and once more of
-    those that are judged. Two steps in the middle of the chain are encoded, a keyframe and the delta after
-    it; of models of more than `_NUMEL` elements a sample of the tensors, where nothing is judged. Sizes of
-    the whole chain are those of the two in the proportion that it has them.
-
-    Examples
-    --------
-    >>> import inshrink_core
-    >>> run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    >>> exact, resume, weights = inshrink_core.verbs.estimate_goals(run).goals
-    >>> exact.archive_bytes > resume.archive_bytes > weights.archive_bytes
-    True
-    """
-
-    run: RunLike
-    _: KW_ONLY
-    keyframe_every: Annotated[int, Option(least=1)] = 32
-    max_restore_cost: Annotated[float | None, Option(metavar="FRACTION", least=0)] = None
-
-    COMMAND: ClassVar = "estimate --goals"
-    SHOWN: ClassVar = Shown(in_bytes=False)
-
-    def perform(self) -> GoalsReport:
-        """Estimate what each goal takes."""
-        from inshrink_core.chain import FrameEncoder
-        from inshrink_core.search.bounds import Bounds
+    @classmethod
+    def of(cls, run: Run, steps: tuple[int, ...], tried: int | None, known: tuple[Trial, ...]) -> _Sample:
         from inshrink_core.search.measure import middle_of, sample_keys
-        from inshrink_core.search.search import choose_steps
 
-        begun = time.perf_counter()
-        opened = self.opened_run(self.run).attributed()
-        chosen = choose_steps(opened, steps_of(opened, self.steps))
-        tried = tuple(middle_of(chosen, _N_TRIED))
-        known, bound = self.known(opened), self._bound()
-        store, question = Measurements.of_run(opened, make=True), self._question(opened, chosen, known, bound)
-        kept = None if self.again else store.find("goals", question)
-        report = None if kept is None else answer_as(GoalsReport, kept)
-        if report is not None:
-            for done, one in enumerate(report.goals, start=1):
-                self._tell(one, done, len(report.goals), tried[-1])
-            return report
-        keys = sample_keys(opened[tried[0]], _NUMEL // _N_TRIED)
-        asked_of: dict[str, _Asked] = {}
-        found: dict[str, GoalEstimate] = {}
-        judged = [goal for goal in GOALS if not goal.is_exact] if bound is not None else []
-        total = len(GOALS) + len(judged)
-        for goal in reversed(GOALS):  # The less is kept, the sooner it is known.
-            written = Writing(codec=goal.codec, optimizer=goal.optimizer, keyframe_every=self.keyframe_every)
-            chain = written.chain_config(device=self.device, threads=self.threads)
-            foreseen = FrameEncoder(chain).look_ahead(chosen, opened.__getitem__, keys)
-            asked_of[goal.name] = _Asked(chain, opened, chosen, [tried], keys, known, foreseen)
-            found[goal.name] = _goal(goal, asked_of[goal.name])
-            self._tell(found[goal.name], len(found), total, tried[-1])
-        within, not_judged, has_failed = None, "", False
-        if judged:
-            try:  # Weights are written alike, whatever becomes of the optimizer's state.
-                within = _judged(asked_of[judged[0].name], self, Bounds(max_restore_cost=bound))
-            except InputError as error:  # What it returns tells no cost.
-                bound, not_judged, has_failed = None, str(error), isinstance(error, EvaluatorError)
-        if within is not None:
-            for done, goal in enumerate(reversed(judged), start=len(GOALS) + 1):
-                found[goal.name] = _with_judged(found[goal.name], within, asked_of[goal.name])
-                self._tell(found[goal.name], done, total, tried[-1])
-        report = GoalsReport(
-            goals=tuple(found[goal.name] for goal in GOALS),
-            run_bytes=sum(opened[step].raw_bytes() for step in chosen),
-            steps=chosen,
-            tried=tried,
-            sampled=_share(opened[tried[0]].specs, keys),
-            seconds=time.perf_counter() - begun,
-            device=chain.device,
-            bound=bound,
-            not_judged=not_judged,
-            evaluator_failed=has_failed,
-        )
-        store.add("goals", question, report.to_json())
-        return report
+        stretches = _stretches(steps) if tried is None else [middle_of(steps, tried)]
+        numel = max(_LEAST_NUMEL, _NUMEL // sum(map(len, stretches)))
+        return cls(run, steps, stretches, sample_keys(run[stretches[0][0]], numel), known, {})
 
-    def _bound(self) -> float | None:
-        """Return what a restore may cost, where that is to be judged."""
-        from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
+    def ahead(self, chain: ChainConfig) -> Any:
+        """Return what the encoder knows of later steps; what the knob turns does not change it."""
+        from inshrink_core.chain import FrameEncoder
 
-        is_judged = self.evaluator is not None or self.trust_run
-        return (
-            DEFAULT_MAX_RESTORE_COST if self.max_restore_cost is None and is_judged else self.max_restore_cost
+        tuning = chain.config.tuning
+        turned = () if tuning is None else tuning.knob.settings
+        settings = {k: v for k, v in chain.config.settings().items() if k not in turned}
+        key = json.dumps([chain.codec, settings], sort_keys=True, default=str)
+        if key not in self.foreseen:
+            keys = self.keys if len(self.stretches[0]) < len(self.steps) else None
+            self.foreseen[key] = FrameEncoder(chain).look_ahead(self.steps, self.run.__getitem__, keys)
+        return self.foreseen[key]
+
+    def model(self) -> list[TensorSpec]:
+        """Return the weights and buffers of the first step."""
+        return [spec for spec in self.run[self.steps[0]].specs if spec.role in MODEL_ROLES]
+
+    @property
+    def share(self) -> float:
+        """Share of the model's elements that is encoded."""
+        model = self.model()
+        return sum(one.numel for one in model if one.key in self.keys) / max(
+            1, sum(one.numel for one in model)
         )
 
-    def _question(
-        self, run: Run, steps: Sequence[int], known: Sequence[Trial], bound: float | None
-    ) -> dict[str, Any]:
-        """Return what the estimates depend on, beside the run."""
-        question = {"steps": list(steps), "keyframe_every": self.keyframe_every, **_basis(known)}
-        if bound is not None:
-            with self.resolve(run) as judge:
-                asked = EvaluatorId.of(judge)
-            question |= {"bound": bound, "evaluator": asked.digest, "name": asked.name}
-        return question
 
-    def _tell(self, found: GoalEstimate, done: int, total: int, step: int) -> None:
-        if self.progress is not None:
-            self.progress(Progress("estimate", done, total, step, found=found.to_json()))
+def _tried(row: EstimateReport) -> ArchiveEstimate:
+    if row.archive is None:
+        raise RuntimeError("no archive was estimated")
+    return row.archive
 
 
-estimate_goals = python_call(EstimateGoals)
+def _weights(row: EstimateReport) -> str:
+    """Return what decides how weights are written, as a key."""
+    return json.dumps([row.codec, row.config, row.overrides], sort_keys=True)
 
 
-def _goal(goal: Goal, asked: _Asked) -> GoalEstimate:
-    """Estimate what a goal takes."""
-    from inshrink_core.metrics import bits_per_parameter
+def _judged(
+    sample: _Sample, chain: ChainConfig, judging: EvaluatorRequest, most: float
+) -> tuple[ArchiveSize, Mapping[str, Any]]:
+    """Write the steps that are tried under a bound; return their sizes, and the worst figures."""
+    from inshrink_core.search.bounded import open_bounded, written_bounded
+    from inshrink_core.search.bounds import Bounds
 
-    guess = _Guess.of(asked)
-    rest = _rest(asked, _N_TRIED)
-    specs = [spec for spec in asked.run[asked.steps[0]].specs if spec.role in MODEL_ROLES]
-    basis, cost = "unknown", None
-    if goal.is_exact:
-        basis, cost = "exact", 0.0
-    elif guess.calibration.n_trials:
-        basis = "predicted" if guess.measured is None else "measured"
-        cost = _restore_cost(asked.known, guess)
-    lost = 0.0 if goal.is_exact else None
-    return GoalEstimate(
-        goal=goal.name,
-        codec=goal.codec,
-        optimizer=goal.optimizer,
-        raw_bytes=round(guess.raw + rest.raw),
-        archive_bytes=round(guess.nbytes + rest.nbytes),
-        ratio_total=rest.ratio_total(guess.raw, guess.nbytes),
-        ratio_weights=guess.raw / guess.nbytes if guess.nbytes else None,
-        bits_per_weight=bits_per_parameter(
-            round(guess.nbytes), len(asked.steps) * sum(spec.numel for spec in specs)
-        ),
-        relative_error=max(row.relative_error for row in guess.rows),
-        drop=lost if basis in ("exact", "unknown") else guess.drop,
-        divergence=lost if basis in ("exact", "unknown") else guess.divergence,
-        restore_cost=cost,
-        basis=basis,
-    )
-
-
-class _Judged(NamedTuple):
-    """The steps that were tried, written as small as keeps a bound: their bytes, and the worst.
-
-    `weights` and `rest` have those of the keyframe and of the deltas after it.
-    """
-
-    weights: tuple[list[int], list[int]]
-    rest: tuple[list[int], list[int]]
-    drop: float | None
-    divergence: float | None
-    restore_cost: float | None
-    n_weights: int
-
-
-def _judged(asked: _Asked, judging: EvaluatorRequest, bounds: Bounds) -> _Judged:
-    """Write the steps that are tried under a bound, somewhere temporary, and have them judged."""
-    from inshrink_core.archive import ArchiveWriter
-    from inshrink_core.chain import ChainWriter, archive_size
-    from inshrink_core.frame import FrameKind
-    from inshrink_core.search.bounded import open_bounded
-
-    (tried,), run = asked.stretches, asked.run
-    steps = tuple(tried)
-    with (
-        tempfile.TemporaryDirectory(prefix="inshrink-goals-") as folder,
-        open_bounded(run, steps, asked.chain, bounds, judging) as bounded,
-        ArchiveWriter(Path(folder) / "tried.inshrink", create=True) as writer,
-    ):
+    (tried,), run = sample.stretches, sample.run
+    with open_bounded(run, tuple(tried), chain, Bounds(max_restore_cost=most), judging) as bounded:
         # What a restore may cost follows the learning rate, of which these steps do not tell the largest.
-        for step in asked.steps[: asked.steps.index(steps[0])]:
+        for step in sample.steps[: sample.steps.index(tried[0])]:
             bounded.promises.saw(run[step])
-        chain = ChainWriter(writer, asked.chain)
-        chain.initial_memory = asked.foreseen
-        for step in steps:
-            bounded.append(chain, run[step])
-        sizes = archive_size(chain.archive)
-        told = bounded.promise.to_json()
-    weights: tuple[list[int], list[int]] = [], []
-    rest: tuple[list[int], list[int]] = [], []
-    for frame in sizes.frames:
-        is_delta = frame.info.kind is not FrameKind.KEYFRAME
-        weights[is_delta].append(frame.weights_nbytes)
-        rest[is_delta].append(frame.info.nbytes - frame.weights_nbytes)
-    largest = {name: told[f"max_{name}"] for name in ("drop", "divergence", "restore_cost")}
-    return _Judged(weights, rest, n_weights=sizes.frames[0].n_weights, **largest)
+        sizes = written_bounded(bounded, chain, [run[step] for step in tried], sample.ahead(chain))
+        return sizes, bounded.promise.to_json()
 
 
-def _with_judged(found: GoalEstimate, judged: _Judged, asked: _Asked) -> GoalEstimate:
-    """Return what a goal takes where its weights are written as they were judged.
+def _with_judged(
+    found: EstimateReport,
+    judged: tuple[ArchiveSize, Mapping[str, Any]],
+    sample: _Sample,
+    chain: ChainConfig,
+) -> EstimateReport:
+    """Return what a configuration takes where its weights are written as they were judged.
 
     How coarse weights are decides how coarse optimizer state is: what the judged frames hold of it counts.
     """
     from inshrink_core.metrics import bits_per_parameter
     from inshrink_core.search.measure import Rest, in_proportion
 
-    n_steps = len(asked.steps)
-    nbytes = in_proportion(*judged.weights, n_steps, asked.chain.keyframe_every)
-    raw = sum(one.nbytes for one in asked.run[asked.steps[0]].specs if one.role in MODEL_ROLES) * n_steps
-    without = 0.0 if found.ratio_weights is None else found.archive_bytes - raw / found.ratio_weights
-    stored = in_proportion(*judged.rest, n_steps, asked.chain.keyframe_every)
-    rest = Rest(found.raw_bytes - raw, without if found.optimizer == "drop" else stored)
-    return replace(
-        found,
-        archive_bytes=round(nbytes + rest.nbytes),
-        ratio_total=rest.ratio_total(raw, nbytes),
-        ratio_weights=raw / nbytes if nbytes else None,
-        bits_per_weight=bits_per_parameter(round(nbytes), n_steps * judged.n_weights),
-        drop=judged.drop,
-        divergence=judged.divergence,
-        restore_cost=judged.restore_cost,
+    n_steps, tried, (sizes, worst) = len(sample.steps), _tried(found), judged
+
+    def of_chain(nbytes: Callable[[FrameSize], int]) -> float:
+        first, *deltas = map(nbytes, sizes.frames)
+        return in_proportion([first], deltas, n_steps, chain.keyframe_every)
+
+    nbytes = of_chain(lambda frame: frame.weights_nbytes)
+    raw = sum(one.nbytes for one in sample.model()) * n_steps
+    if chain.optimizer != "drop":
+        stored = of_chain(lambda frame: frame.info.nbytes - frame.weights_nbytes)
+    else:
+        stored = tried.nbytes - raw / found.ratio_weights if found.ratio_weights else 0.0
+    rest = Rest(tried.raw_bytes - raw, stored)
+    archive = replace(
+        tried,
+        nbytes=round(nbytes + rest.nbytes),
+        bits_per_weight=bits_per_parameter(round(nbytes), n_steps * sizes.frames[0].n_weights),
+        restore_cost=worst["max_restore_cost"],
         basis="judged",
     )
-
-
-def _restore_cost(known: Sequence[Trial], guess: _Guess) -> float | None:
-    """Return the restore cost of the worst step: as measured, or by what trials paid for a divergence."""
-    if guess.measured is not None:
-        costs = [trial.restore_cost for trial in guess.measured.trials]
-        return max((cost for cost in costs if cost is not None), default=None)
-    prices = [
-        one.restore_cost / one.divergence for one in known if one.restore_cost is not None and one.divergence
-    ]
-    return statistics.median(prices) * guess.divergence if prices and guess.divergence is not None else None
-
-
-class _Asked(NamedTuple):
-    """What is estimated: a configuration, on a run, steps, stretches of them and sampled tensors of it.
-
-    `known` are trials, and `foreseen` is what the encoder knows of later steps.
-    """
-
-    chain: ChainConfig
-    run: Run
-    steps: tuple[int, ...]
-    stretches: list[Sequence[int]]
-    keys: frozenset[str]
-    known: tuple[Trial, ...]
-    foreseen: Any
-
-    def question(self, by_tensor: bool) -> dict[str, Any]:
-        """Return what an estimate depends on, beside the run."""
-        chain = {"config": self.chain.record(), "keyframe_every": self.chain.keyframe_every}
-        return {**chain, "steps": list(self.steps), "by_tensor": by_tensor, **_basis(self.known)}
-
-
-def _basis(known: Sequence[Trial]) -> dict[str, Any]:
-    """Return what tells estimates of this version, calibrated on these trials, from others."""
-    from importlib.metadata import version
-
-    from inshrink_core.execution import key_digest
-
-    return {
-        "version": version("inshrink"),
-        "trials": key_digest({"trials": [trial.to_json() for trial in known]}),
-    }
+    return replace(
+        found,
+        ratio_total=rest.ratio_total(raw, nbytes),
+        ratio_weights=raw / nbytes if nbytes else 0.0,
+        drop=worst["max_drop"],
+        divergence=worst["max_divergence"],
+        archive=archive,
+    )
 
 
 class _Guess(NamedTuple):
@@ -835,22 +542,23 @@ class _Guess(NamedTuple):
     divergence: float | None
     calibration: Calibration
     measured: Chain | None
+    seconds: float
 
     @classmethod
-    def of(cls, asked: _Asked, progress: OnProgress | None = None) -> _Guess:
+    def of(cls, sample: _Sample, chain: ChainConfig, progress: OnProgress | None = None) -> _Guess:
         from inshrink_core.search.calibration import calibrate
         from inshrink_core.search.measure import in_proportion
 
-        chain, chosen, known = asked.chain, asked.steps, asked.known
+        begun = time.perf_counter()
         rows: list[_Row] = []
-        for row in itertools.chain.from_iterable(_encode(asked, stretch) for stretch in asked.stretches):
+        for row in itertools.chain.from_iterable(_encode(sample, chain, one) for one in sample.stretches):
             rows.append(row)
             if progress is not None:
-                progress(Progress("estimate", len(rows), sum(map(len, asked.stretches)), row.step))
-        calibration = calibrate([one for one in known if one.config.get("codec") == chain.codec])
+                progress(Progress("estimate", len(rows), sum(map(len, sample.stretches)), row.step))
+        calibration = calibrate([one for one in sample.known if one.config.get("codec") == chain.codec])
         if not calibration.n_trials:
-            calibration = calibrate(known)
-        measured = _measured(known, chain, chosen)
+            calibration = calibrate(sample.known)
+        measured, n_steps = _measured(sample.known, chain, sample.steps), len(sample.steps)
         raw: float
         nbytes: float
         if measured is not None:
@@ -859,59 +567,80 @@ class _Guess(NamedTuple):
             nbytes = sum(trial.weights_nbytes for trial in measured.trials)
         else:
             drop, divergence = _figures(calibration, chain, rows)
-            raw = len(chosen) * sum(row.raw for row in rows) / len(rows)
+            raw = n_steps * sum(row.raw for row in rows) / len(rows)
             keyframes = [row.nbytes for row in rows if row.keyframe]
             deltas = [row.nbytes for row in rows if not row.keyframe]
-            nbytes = in_proportion(keyframes, deltas, len(chosen), chain.keyframe_every)
-        return cls(rows, raw, nbytes, drop, divergence, calibration, measured)
+            nbytes = in_proportion(keyframes, deltas, n_steps, chain.keyframe_every)
+        seconds = time.perf_counter() - begun
+        return cls(rows, raw, nbytes, drop, divergence, calibration, measured, seconds)
 
+    def report(
+        self, sample: _Sample, chain: ChainConfig, by_tensor: bool, *, is_tried: bool
+    ) -> EstimateReport:
+        """Return the estimates, with what is not weights from a few steps in the middle of the chain."""
+        from inshrink_core.metrics import bits_per_parameter
+        from inshrink_core.search.measure import estimate_rest, middle_of
 
-def _rest(asked: _Asked, n: int | None = None) -> Rest:
-    """Estimate what is not weights, from a few steps in the middle of the chain."""
-    from inshrink_core.search.measure import estimate_rest, middle_of
+        begun, steps, run = time.perf_counter(), sample.steps, sample.run
+        few = sample.stretches[0] if is_tried else middle_of(steps)
+        checkpoints = [run[step] for step in few]
+        rest = estimate_rest(chain, checkpoints, len(steps), sample.keys, sample.ahead(chain))
+        unseen = Unseen.of(layout for step in steps for layout in run[step].files)
+        n_trials, specs, archive = self.calibration.n_trials, sample.model(), None
+        if is_tried:
+            basis, cost = self._cost(sample.known, chain)
+            n_weights = len(steps) * sum(spec.numel for spec in specs)
+            archive = ArchiveEstimate(
+                run_bytes=sum(run[step].raw_bytes() for step in steps),
+                tried=tuple(few),
+                raw_bytes=round(self.raw + rest.raw),
+                nbytes=round(self.nbytes + rest.nbytes),
+                bits_per_weight=bits_per_parameter(round(self.nbytes), n_weights),
+                relative_error=max(row.relative_error for row in self.rows),
+                restore_cost=cost,
+                basis=basis,
+            )
+        return EstimateReport(
+            codec=chain.codec,
+            config=chain.record()["config"],
+            overrides=tuple(one.to_json() for one in chain.overrides),
+            ratio_total=rest.ratio_total(self.raw, self.nbytes),
+            ratio_weights=self.raw / self.nbytes if self.nbytes else 0.0,
+            drop=self.drop,
+            divergence=self.divergence,
+            basis="trials" if n_trials else "rule of thumb",
+            rank_correlation=self.calibration.rank_correlation,
+            n_trials=n_trials,
+            n_steps=len(self.rows),
+            sampled=sample.share,
+            seconds=self.seconds + time.perf_counter() - begun,
+            notes=(*(() if n_trials else (_UNCALIBRATED,)), *([unseen.text] if unseen.text else [])),
+            unseen=unseen,
+            device=chain.device,
+            tensors=tuple(_by_tensor(specs, self.rows, len(steps), chain.keyframe_every))
+            if by_tensor
+            else (),
+            archive=archive,
+        )
 
-    few = middle_of(asked.steps) if n is None else middle_of(asked.steps, n)
-    return estimate_rest(
-        asked.chain, [asked.run[step] for step in few], len(asked.steps), asked.keys, asked.foreseen
-    )
+    def _cost(self, known: Sequence[Trial], chain: ChainConfig) -> tuple[str, float | None]:
+        """Return the restore cost, and its basis: measured, or what trials paid for a divergence."""
+        from inshrink_core.chain import is_exact
 
-
-def _share(specs: Sequence[TensorSpec], keys: frozenset[str]) -> float:
-    """Return the share of the model's elements that a sample has."""
-    model = [spec for spec in specs if spec.role in MODEL_ROLES]
-    return sum(spec.numel for spec in model if spec.key in keys) / max(1, sum(spec.numel for spec in model))
-
-
-def _estimated(asked: _Asked, by_tensor: bool, progress: OnProgress | None = None) -> EstimateReport:
-    """Estimate what a configuration does."""
-    begun = time.perf_counter()
-    chain = asked.chain
-    guess = _Guess.of(asked, progress)
-    rest = _rest(asked)
-    unseen = Unseen.of(layout for step in asked.steps for layout in asked.run[step].files)
-    n_trials = guess.calibration.n_trials
-    specs = [spec for spec in asked.run[asked.steps[0]].specs if spec.role in MODEL_ROLES]
-    return EstimateReport(
-        codec=chain.codec,
-        config=chain.record()["config"],
-        overrides=tuple(one.to_json() for one in chain.overrides),
-        ratio_total=rest.ratio_total(guess.raw, guess.nbytes),
-        ratio_weights=guess.raw / guess.nbytes if guess.nbytes else 0.0,
-        drop=guess.drop,
-        divergence=guess.divergence,
-        basis="trials" if n_trials else "rule of thumb",
-        rank_correlation=guess.calibration.rank_correlation,
-        n_trials=n_trials,
-        n_steps=len(guess.rows),
-        sampled=_share(asked.run[asked.steps[0]].specs, asked.keys),
-        seconds=time.perf_counter() - begun,
-        notes=(*(() if n_trials else (_UNCALIBRATED,)), *([unseen.text] if unseen.text else [])),
-        unseen=unseen,
-        device=chain.device,
-        tensors=tuple(_by_tensor(specs, guess.rows, len(asked.steps), chain.keyframe_every))
-        if by_tensor
-        else (),
-    )
+        if chain.optimizer == "exact" and is_exact(chain.codec, {}):
+            return "exact", 0.0
+        if not self.calibration.n_trials:
+            return "unknown", None
+        if self.measured is not None:
+            costs = [trial.restore_cost for trial in self.measured.trials]
+            return "measured", max((cost for cost in costs if cost is not None), default=None)
+        prices = [
+            one.restore_cost / one.divergence
+            for one in known
+            if one.restore_cost is not None and one.divergence
+        ]
+        told = prices and self.divergence is not None
+        return "predicted", statistics.median(prices) * (self.divergence or 0.0) if told else None
 
 
 def _by_tensor(
@@ -976,13 +705,13 @@ def _stretches(steps: Sequence[int]) -> list[Sequence[int]]:
     return [steps[begin : begin + _RUN_LENGTH] for begin in begins]
 
 
-def _encode(asked: _Asked, steps: Sequence[int]) -> Iterator[_Row]:
+def _encode(sample: _Sample, chain: ChainConfig, steps: Sequence[int]) -> Iterator[_Row]:
     """Encode a stretch of a run in closed loop."""
     from inshrink_core.search.measure import encode_chain, scaled_damage, scaled_nbytes
     from inshrink_core.search.quadratic import sensitivities
 
-    chain, run, keys = asked.chain, asked.run, asked.keys
-    encoded = encode_chain(chain, (run[step] for step in steps), keys, asked.foreseen)
+    run, keys = sample.run, sample.keys
+    encoded = encode_chain(chain, (run[step] for step in steps), keys, sample.ahead(chain))
     before = None
     for number, (step, one) in enumerate(zip(steps, encoded, strict=True)):
         checkpoint = run[step]

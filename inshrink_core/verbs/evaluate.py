@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 from inshrink_core.checkpoint import MODEL_ROLES, model_of
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import duration, plain, printable
 from inshrink_core.verbs.shared.groups import PathLike, Reading, RunLike
 from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements
-from inshrink_core.verbs.shared.showing import show_facts
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from inshrink_core.metrics import Direction
 
 
@@ -59,20 +54,6 @@ class EvaluateReport(Report):
     printed: str = ""
     seconds: float = 0.0
 
-    def show(self, console: Console) -> None:
-        """Print the figures, the one that counts first."""
-        others = [(name, value) for name, value in self.metrics.items() if name != self.metric]
-        arrays = [("log_probs", self.log_probs), ("predictions", self.predictions)]
-        facts = [
-            ("step", str(self.step)),
-            (printable(self.metric), f"{plain(self.value)}  ({self.direction} is better)"),
-            *((printable(name), plain(value)) for name, value in others),
-            *((name, " × ".join(map(str, shape))) for name, shape in arrays if shape is not None),
-            ("printed", printable(self.printed)),
-            ("time", duration(self.seconds)),
-        ]
-        show_facts(console, facts)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatorReport(Report):
@@ -82,28 +63,14 @@ class EvaluatorReport(Report):
     ----------
     output
         The file.
-    task, why
-        What the model was taken to be for, and the tensors that say so.
     digest
         SHA-256 of the file.
     """
 
     output: Path
-    task: str
-    why: str
     digest: str
 
-    SAYS: ClassVar = "evaluator=output task why sha256=digest"
-
-    def show(self, console: Console) -> None:
-        """Print what was guessed."""
-        facts = [
-            ("written", printable(str(self.output))),
-            ("task", f"{self.task}: {printable(self.why)}"),
-            ("left to do", "what is marked TODO in it"),
-            ("SHA-256", self.digest),
-        ]
-        show_facts(console, facts)
+    SAYS: ClassVar = "evaluator=output sha256=digest"
 
 
 @dataclass(frozen=True)
@@ -116,6 +83,12 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
         A run: a directory, a glob or a checkpoint file.
     step
         Which step; by default the last.
+    write
+        Write an evaluator to begin with to this Python file instead; nothing is executed.
+    model
+        The model's class, made without arguments.
+    force
+        Overwrite what exists.
 
     Raises
     ------
@@ -135,15 +108,19 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
     run: RunLike
     _: KW_ONLY
     step: Annotated[int | None, Option(metavar="STEP")] = None
+    write: Annotated[PathLike | None, Option(metavar="FILE.py")] = None
+    model: Annotated[str | None, Option(metavar="MODULE:CLASS", needs="write")] = None
+    force: Annotated[bool, Option(needs="write")] = False
 
-    MODES: ClassVar = (f"{__name__}:MakeEvaluator",)
     EXAMPLES: ClassVar = (
         "inshrink evaluate runs/digits --write judge.py",
         "inshrink evaluate runs/digits --evaluator judge.py:evaluate",
     )
 
     def perform(self) -> EvaluateReport:
-        """Evaluate the step."""
+        """Evaluate the step, or write an evaluator."""
+        if self.write is not None:
+            return cast("EvaluateReport", self.written())
         opened = self.opened_run(self.run)
         chosen = opened.steps[-1] if self.step is None else self.step
         with self.resolve(opened) as judge:
@@ -166,13 +143,35 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
         Measurements.of_run(opened, make=True).add("evaluate", question, report.to_json())
         return report
 
+    def written(self) -> EvaluatorReport:
+        """Write an evaluator to begin with (`make_evaluator`)."""
+        from inshrink_core.evaluate.template import evaluator_source
+        from inshrink_core.execution import make_folders, require_free, write_durably
+
+        path = Path(self.write or "")
+        self.exclude("--write", ("step", "evaluator", "metric", "direction", "trust_run", "timeout"))
+        opened, target = self.opened_run(self.run), path.absolute()
+        if target.suffix != ".py":
+            raise InputError("an evaluator is a Python file", where=str(path), remedy="call it NAME.py")
+        require_free(target, self.force)
+        checkpoint = opened[opened.steps[-1]]
+        names = [
+            model_of(spec.name, checkpoint.models) for spec in checkpoint.specs if spec.role in MODEL_ROLES
+        ]
+        which = "" if "" in names else names[0]
+        source = evaluator_source(self.model, which, checkpoint.models).encode()
+        make_folders(target.parent)
+        write_durably(target, source)
+        return EvaluatorReport(output=path, digest=hashlib.sha256(source).hexdigest())
+
 
 evaluate = python_call(Evaluate)
 
 
-@dataclass(frozen=True)
-class MakeEvaluator(Reading, Request[EvaluatorReport]):
-    """Write an evaluator to begin with: it names the tensors, and says what is left to fill in.
+def make_evaluator(
+    run: RunLike, write: PathLike, *, model: str | None = None, force: bool = False
+) -> EvaluatorReport:
+    """Write an evaluator to begin with: it marks what is left to fill in.
 
     Parameters
     ----------
@@ -180,71 +179,24 @@ class MakeEvaluator(Reading, Request[EvaluatorReport]):
         The run, or its path; headers only are read.
     write
         The Python file to write an evaluator to; nothing is executed.
-    task
-        What the model is for: language, classifier or regression; by default what the tensors tell.
     model
         The model's class, made without arguments.
     force
-        Replace a file that exists.
+        Overwrite what exists.
 
     Raises
     ------
     ExistsError
         The file exists and `force` is not set.
     InputError
-        The file is not called ``NAME.py``, or `task` or `model` is none.
-
-    Notes
-    -----
-    Where checkpoints have a ``config.json``, the model is taken for one of `transformers` and made from it.
+        The file is not called ``NAME.py``, or `model` is none.
 
     Examples
     --------
     >>> import inshrink_core, tempfile, pathlib
     >>> target = pathlib.Path(tempfile.mkdtemp()) / "evaluator.py"
-    >>> inshrink_core.verbs.make_evaluator(inshrink_core.sample("digits-cnn"), target).task
-    'classifier'
+    >>> made = inshrink_core.verbs.make_evaluator(inshrink_core.sample("digits-cnn"), target)
+    >>> "def evaluate(state_dict)" in made.output.read_text()
+    True
     """
-
-    run: RunLike
-    write: Annotated[PathLike, Option(("--write",), metavar="FILE.py")]
-    _: KW_ONLY
-    task: Annotated[str | None, Option(metavar="language|classifier|regression")] = None
-    model: Annotated[str | None, Option(metavar="MODULE:CLASS")] = None
-    force: bool = False
-
-    COMMAND: ClassVar = "evaluate --write"
-
-    def perform(self) -> EvaluatorReport:
-        """Write it."""
-        from inshrink_core.evaluate.template import TASKS, evaluator_source, guess_task
-        from inshrink_core.execution import make_folders, require_free, write_durably
-
-        opened, target = self.opened_run(self.run), Path(self.write).absolute()
-        if target.suffix != ".py":
-            raise InputError("an evaluator is a Python file", where=str(self.write), remedy="call it NAME.py")
-        if self.task not in (None, *TASKS):
-            raise InputError(f"there is no task '{self.task}'", remedy=f"choose one of {', '.join(TASKS)}")
-        require_free(target, self.force)
-        last = opened.steps[-1]
-        checkpoint = opened[last]
-        model = [spec for spec in checkpoint.specs if spec.role in MODEL_ROLES]
-        names = [model_of(spec.name, checkpoint.models) for spec in model]
-        judged = "" if "" in names else names[0]
-        specs = [spec for spec, name in zip(model, names, strict=True) if name == judged]
-        guess = guess_task(specs)
-        if self.task is not None and self.task != guess.task:
-            guess = replace(guess, task=self.task, why="that was asked for")
-        folder = opened.path_of(last)
-        is_here = not opened.is_elsewhere and (folder / "config.json").is_file()
-        pretrained = os.path.relpath(folder, target.parent) if is_here else None
-        source = evaluator_source(
-            specs, guess, model=self.model, pretrained=pretrained, models=checkpoint.models
-        ).encode()
-        make_folders(target.parent)
-        write_durably(target, source)
-        digest = hashlib.sha256(source).hexdigest()
-        return EvaluatorReport(output=Path(self.write), task=guess.task, why=guess.why, digest=digest)
-
-
-make_evaluator = python_call(MakeEvaluator)
+    return Evaluate(run, write=write, model=model, force=force).written()

@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core.errors import InputError, NotFoundError, StorageError
-from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.execution.progress import Counter, OnProgress, Progress
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import count, duration, error_size, ratio, size, steps_in_short
 from inshrink_core.verbs.modes.pack import PackReport, pack, unpack
 from inshrink_core.verbs.shared.groups import (
     ArchiveLike,
-    Based,
+    Decoding,
     Globs,
-    Limiting,
-    OnDevice,
     PathLike,
     Size,
-    ToStorage,
     local_target,
 )
-from inshrink_core.verbs.shared.showing import show_facts
 from inshrink_core.verbs.shared.values import matching_names
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from torch import Tensor
 
     from inshrink_core.archive import FrameSink
     from inshrink_core.chain import Archive, ArchiveSize
     from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorSpec
+    from inshrink_core.formats.carried import CarriedTensor
     from inshrink_core.frame import FrameInfo
 
 __all__ = [
@@ -83,14 +77,18 @@ class ExportReport(Report):
     ----------
     archive, output
         What was exported, and the file that was made.
-    step, layout
-        Of what, and as what: ``packed`` or ``safetensors``.
-    size
-        Sizes of what a packed file holds; None of a plain one.
+    steps
+        The step.
+    layout
+        As what it was written: ``packed`` or ``safetensors``.
+    ratio_float32
+        Bytes of the weights as float32 over the bytes that hold them, all overhead included.
+    ratio_weights, ratio_total, raw_bytes
+        Of a packed file, as `inshrink_core.chain.ArchiveSize` has them; None of a plain one.
     nbytes
         Size of the file.
-    n_tensors, n_weights
-        Tensors in it, and elements of weights and buffers.
+    n_tensors
+        Tensors in it.
     weights_only
         Whether optimizer and training state were left out.
     exact
@@ -111,12 +109,14 @@ class ExportReport(Report):
 
     archive: str
     output: Path
-    step: int
+    steps: tuple[int, ...]
     layout: str
-    size: ArchiveSize | None
+    ratio_float32: float | None
+    ratio_weights: float | None
+    ratio_total: float | None
+    raw_bytes: int | None
     nbytes: int
     n_tensors: int
-    n_weights: int
     weights_only: bool
     exact: bool
     relative_error: float
@@ -126,72 +126,19 @@ class ExportReport(Report):
     device: str = "cpu"
     converted: tuple[str, ...] = ()
 
-    def _document(self) -> dict[str, Any]:
-        held = self.size
-        return {
-            "archive": self.archive,
-            "output": self.output,
-            "steps": self.steps,
-            "weights_only": self.weights_only,
-            "exact": self.exact,
-            "relative_error": self.relative_error,
-            "ratio_float32": self.ratio_float32,
-            "ratio_weights": None if held is None else held.ratio_weights,
-            "ratio_total": None if held is None else held.ratio_total,
-            "raw_bytes": None if held is None else held.raw_total,
-            "bytes": self.nbytes,
-            "left_out": self.left_out,
-            "layers_left_out": self.layers_left_out,
-            "converted": self.converted,
-            "seconds": self.seconds,
-            "device": self.device,
-        }
+    SAYS: ClassVar = (
+        "archive output steps weights_only exact relative_error ratio_float32 ratio_weights ratio_total "
+        "raw_bytes bytes=nbytes left_out layers_left_out converted seconds device"
+    )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document; of a plain file with what it is and how many tensors are in it."""
-        document = Report.to_json(self)
-        return (
-            document
-            if self.size is not None
-            else document | {"format": self.layout, "tensors": self.n_tensors}
-        )
-
-    @property
-    def ratio_float32(self) -> float | None:
-        """Bytes of the weights as float32 over the bytes that hold them, all overhead included."""
-        from inshrink_core.search.coarsen import FLOAT32_NBYTES
-
-        held = self.nbytes if self.size is None else self.size.weights_nbytes
-        return FLOAT32_NBYTES * self.n_weights / held if held else None
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """The step, as every report has it."""
-        return (self.step,)
-
-    def show(self, console: Console) -> None:
-        """Print what the file holds of the step, and what it lost."""
-        lost = "none: every bit as in the archive"
-        if not self.exact:
-            lost = f"{error_size(self.relative_error)}  (root mean square, against the archive)"
-        facts = [
-            ("step", steps_in_short(self.steps)),
-            ("file", f"{self.output}  ({size(self.nbytes)})"),
-            ("tensors", count(self.n_tensors)),
-            ("ratio of everything", "" if self.size is None else ratio(self.size.ratio_total)),
-            ("ratio of the weights", "" if self.size is None else ratio(self.size.ratio_weights)),
-            ("ratio to float32", ratio(self.ratio_float32)),
-            ("error of the weights", lost),
-            ("left out", ", ".join(self.left_out)),
-            ("layers left out", ", ".join(self.layers_left_out)),
-            ("in another form", "; ".join(self.converted)),
-            ("time", duration(self.seconds)),
-        ]
-        show_facts(console, facts)
+        """Return the document; of a plain file with its format and the number of its tensors."""
+        plain = {} if self.layout == "packed" else {"format": self.layout, "tensors": self.n_tensors}
+        return Report.to_json(self) | plain
 
 
 @dataclass(frozen=True)
-class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackReport]):
+class Export(Decoding, Request[ExportReport | PackReport]):
     """Write one step, or a whole archive, as one file that needs nothing else.
 
     Parameters
@@ -226,7 +173,7 @@ class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackRe
     unpack
         Copy the whole archive into a folder instead.
     force
-        Replace a file that exists.
+        Overwrite what exists.
 
     Raises
     ------
@@ -290,96 +237,90 @@ class Export(ToStorage, OnDevice, Limiting, Based, Request[ExportReport | PackRe
         from inshrink_core.chain import Archive, archive_size, step_needs
         from inshrink_core.execution import require_free
 
-        tensors, without = _listed(self.tensors), _listed(self.without)
-        self._check(is_chosen=bool(tensors or without))
-        self.declare(self.pack, self.unpack)
+        patterns = _listed(self.tensors), _listed(self.without)
+        self._check(is_chosen=any(patterns))
         if self.pack is not None:
             return pack(self.archive, self.pack, force=self.force, progress=self.progress)
         if self.unpack is not None:
             return unpack(self.archive, self.unpack, progress=self.progress)
         begun = time.perf_counter()
-        wanted = DEFAULT_RATIO if self.ratio is None else self.ratio
-        plain = self.layout == "safetensors"
         target = local_target(self.output or "")
         require_free(target, self.force)
         source = self.opened_archive(self.archive)
         info = source.last if self.step is None else source.reader.find(self.step)
-        source = source.limited(self.limits()).on(self.device)
-        needs = step_needs(source, info)
-        where = source.where(info)
+        needs, where = step_needs(source, info), source.where(info)
         source.limits.require_memory(needs.memory_in_turn, "exporting the step", where)
         source.limits.require_disk(needs.disk, target.parent, "exporting the step", where)
-        job = _Export(source, info, self.weights_only, (tensors, without), self.progress, plain=plain)
+        plain = self.layout == "safetensors"
+        step = _Step(source, info, patterns if self.weights_only else None, self.progress, plain=plain)
         with _beside(target) as folder:
-            chosen = folder / "exact"
-            error, packed = 0.0, job.write_exact(chosen)
+            chosen, error = folder / "exact", 0.0
+            packed = step.write_exact(chosen)
+            wanted = DEFAULT_RATIO if self.ratio is None else self.ratio
             if self.size is not None:
                 wanted = _ratio_for(self.size, packed, str(target))
-            if self.weights_only and not self.exact and not _reaches(packed, wanted):
+            reached = _float32_nbytes(packed) >= wanted * (packed.weights_nbytes + _PACKING_NBYTES)
+            if self.weights_only and not self.exact and not reached:
                 chosen = folder / "coarse"
-                error = job.write_coarse(chosen, wanted, packed)
+                error = step.write_coarse(chosen, wanted, packed)
             made = Archive.open(chosen)
             if plain:
-                error = job.write_plain(made, target, DTYPES[self.dtype], force=self.force)
+                error = step.write_plain(made, target, DTYPES[self.dtype], force=self.force)
                 nbytes = target.stat().st_size
+                held, sizes = nbytes, None
             else:
                 nbytes = pack_archive(made.reader, target, force=self.force)
+                sizes = archive_size(Archive.open(target))
+                held = sizes.weights_nbytes
         return ExportReport(
             archive=str(source.reader.path),
             output=target,
-            step=info.step,
+            steps=(info.step,),
             layout=self.layout,
-            size=None if plain else archive_size(Archive.open(target)),
+            ratio_float32=_float32_nbytes(packed) / held if held else None,
+            ratio_weights=None if sizes is None else sizes.ratio_weights,
+            ratio_total=None if sizes is None else sizes.ratio_total,
+            raw_bytes=None if sizes is None else sizes.raw_total,
             nbytes=nbytes,
-            n_tensors=job.n_tensors,
-            n_weights=_n_weights(packed),
+            n_tensors=step.n_tensors,
             weights_only=self.weights_only,
             exact=error == 0.0,
             relative_error=error,
-            left_out=job.left_out,
-            layers_left_out=job.layers_left_out,
-            converted=tuple(job.converted),
+            left_out=step.left_out,
+            layers_left_out=step.layers_left_out,
+            converted=tuple(step.converted),
             seconds=time.perf_counter() - begun,
             device=source.device,
         )
 
     def _check(self, *, is_chosen: bool) -> None:
         """Refuse what makes no sense together."""
-        if sum(target is not None for target in (self.output, self.pack, self.unpack)) != 1:
-            raise InputError(
-                "say what to make", remedy="give one of: -o FILE for a step, --pack FILE, --unpack DIR"
-            )
         graded = sum((self.exact, self.ratio is not None, self.size is not None))
         of_weights = graded or is_chosen or self.layout != "packed" or self.dtype != "same"
+        copies = "--pack and --unpack copy the whole archive as it is"
+        if sum(target is not None for target in (self.output, self.pack, self.unpack)) != 1:
+            raise InputError("say what to make", remedy="give one of: -o FILE, --pack FILE, --unpack DIR")
         if self.output is None and (self.weights_only or of_weights or self.step is not None):
-            raise InputError(
-                "--pack and --unpack copy the whole archive as it is",
-                remedy="for one step give -o FILE; `inshrink prune` thins an archive out",
-            )
+            raise InputError(copies, remedy="give -o FILE for a step; `inshrink prune` thins an archive out")
         if graded > 1:
             raise InputError("--exact, --ratio and --size exclude each other", remedy="give one of them")
         if of_weights and not self.weights_only:
-            raise InputError(
-                "--exact, --ratio, --size, --tensors, --without, --format and --dtype go with --weights-only",
-                remedy="add --weights-only; without it a step is kept whole and exact",
-            )
+            options = "--exact, --ratio, --size, --tensors, --without, --format and --dtype"
+            remedy = "add --weights-only; without it a step is written whole and exact"
+            raise InputError(f"{options} go with --weights-only", remedy=remedy)
         if self.ratio is not None and not self.ratio >= 1:
-            raise InputError(
-                f"a ratio of {self.ratio:g} makes nothing smaller", remedy="give a number of at least 1"
-            )
+            what = f"a ratio of {self.ratio:g} makes nothing smaller"
+            raise InputError(what, remedy="give a number of at least 1")
         if self.layout not in LAYOUTS:
             raise InputError("an unknown layout", expected=", ".join(LAYOUTS), found=self.layout[:40])
         if self.dtype not in DTYPES:
             raise InputError("an unknown dtype", expected=", ".join(DTYPES), found=self.dtype[:40])
         if self.layout == "packed" and self.dtype != "same":
-            raise InputError(
-                "a packed file keeps the dtype of each tensor", remedy="choose safetensors for another one"
-            )
+            what = "a packed file keeps the dtype of each tensor"
+            raise InputError(what, remedy="choose safetensors for another one")
         if self.layout == "safetensors" and self.size is not None:
-            raise InputError(
-                "a plain file is as large as its dtype makes it",
-                remedy="give a ratio, which says how coarse its values are, or a dtype",
-            )
+            what = "a plain file is as large as its dtype makes it"
+            raise InputError(what, remedy="give a ratio, or a dtype")
 
 
 export = python_call(Export)
@@ -421,8 +362,6 @@ def _listed(patterns: str | Iterable[str]) -> tuple[str, ...]:
 
 def _ratio_for(size: int, packed: ArchiveSize, where: str) -> float:
     """Return the ratio at which a packed file has some bytes: what is no weight takes its own."""
-    from inshrink_core.search.coarsen import FLOAT32_NBYTES
-
     rest = packed.nbytes - packed.weights_nbytes
     room = size - rest - _PACKING_NBYTES
     if room <= 0:
@@ -431,7 +370,7 @@ def _ratio_for(size: int, packed: ArchiveSize, where: str) -> float:
             where=where,
             remedy="give more, or leave files out of the run",
         )
-    return max(1.0, FLOAT32_NBYTES * _n_weights(packed) / room)
+    return max(1.0, _float32_nbytes(packed) / room)
 
 
 @contextlib.contextmanager
@@ -455,15 +394,14 @@ def _beside(target: Path) -> Iterator[Path]:
         raise storage_error(error, "the step cannot be exported", str(target)) from error
 
 
-class _Export:
-    """One step on its way into an archive of its own."""
+class _Step:
+    """One step on its way into an archive of its own; of its weights alone where patterns are given."""
 
     def __init__(
         self,
         archive: Archive,
         info: FrameInfo,
-        weights_only: bool,
-        patterns: tuple[Sequence[str], Sequence[str]],
+        patterns: tuple[Sequence[str], Sequence[str]] | None,
         progress: OnProgress | None,
         *,
         plain: bool,
@@ -472,20 +410,30 @@ class _Export:
         from inshrink_core.formats.carried import carried_tensors
 
         self._archive, self._info, self._progress = archive.sequential(), info, progress
-        self._whole = self._archive.checkpoint(info)
+        self._whole = self._view = self._archive.checkpoint(info)
         self._meta = self._archive.frame(info).meta
-        self._view = _weights_of(self._whole, *patterns) if weights_only else self._whole
-        self.n_tensors = len(self._view)
-        self.left_out = _left_out(self._whole, self._view)
-        self.layers_left_out = _layers_left_out(self._whole, self._view)
-        carried = carried_tensors(self._whole, archive.limits) if weights_only else ()
+        carried: tuple[CarriedTensor, ...] = ()
+        if patterns is not None:
+            self._view = _weights_of(self._whole, *patterns)
+            carried = carried_tensors(self._whole, archive.limits)
         self._carried = [
-            one for one in carried if one.role in MODEL_ROLES and chosen_names([one.name], *patterns)
+            one
+            for one in carried
+            if one.role in MODEL_ROLES and patterns and chosen_names([one.name], *patterns)
         ]
-        self.converted: list[str] = []
+        self.n_tensors = len(self._view)
+        files, keys = {file.path for file in self._view.files}, {spec.key for spec in self._view.specs}
+        # A file with tensors lives on in those that are written.
+        self.left_out = tuple(
+            file.path
+            for file in self._whole.files
+            if file.path not in files
+            and not any(member.key in keys for region in file.regions for member in region.members)
+        )
         if not plain:  # what of the step is packed travels in its files
-            files = {file.path for file in self._view.files}
             self.left_out += tuple(f"{one.key} ({one.kind})" for one in carried if one.file not in files)
+        self.layers_left_out = _layers_left_out(self._whole, self._view)
+        self.converted: list[str] = []
         self._source = [archive.reader.archive_id, info.frame_id]
 
     def write_exact(self, folder: Path) -> ArchiveSize:
@@ -496,20 +444,18 @@ class _Export:
         from inshrink_core.chain.rekey import rekey_frame
 
         # The frame that training was restored from stays behind, and so does what the digest is of.
-        meta = {key: value for key, value in self._meta.items() if key not in ("restored", BASE)}
-        if self._view is not self._whole:
-            gone = ("content", DROPPED)
-            meta = {key: value for key, value in meta.items() if key not in gone} | {"optimizer": "drop"}
-        total, done = self._view.raw_bytes(), 0
-
-        def advance(spec: TensorSpec) -> None:
-            nonlocal done
-            done += spec.nbytes
-            self._report("export", done, total, spec.key)
-
-        with _one_frame(folder, self._identity("exact"), self._info.step) as frame:
+        gone = ["restored", BASE, *(() if self._view is self._whole else ("content", DROPPED))]
+        meta = {key: value for key, value in self._meta.items() if key not in gone}
+        meta |= {"source": self._source} | ({} if self._view is self._whole else {"optimizer": "drop"})
+        count = self._counter("export", self._view)
+        with self._one_frame(folder, "exact") as frame:
             rekey_frame(
-                self._archive, self._info, frame, view=self._view, meta=self._with_source(meta), done=advance
+                self._archive,
+                self._info,
+                frame,
+                view=self._view,
+                meta=meta,
+                done=lambda spec: count(spec.key),
             )
         return archive_size(Archive.open(folder))
 
@@ -517,21 +463,22 @@ class _Export:
         """Write the weights on a lattice that reaches the ratio; return their relative error."""
         from inshrink_core.chain.attachments import add_attachments, attachments_of
         from inshrink_core.chain.meta import FOLDER, ORIGINALS, pack_attributes
-        from inshrink_core.search.coarsen import FLOAT32_NBYTES, coarsen
+        from inshrink_core.search.coarsen import coarsen
 
         overhead = exact.manifest_nbytes + sum(frame.overhead_nbytes for frame in exact.frames)
-        allowed = FLOAT32_NBYTES * _n_weights(exact) / ratio - overhead - _PACKING_NBYTES
+        allowed = _float32_nbytes(exact) / ratio - overhead - _PACKING_NBYTES
 
         def tried(trial: int) -> None:
-            self._report("coarsen", trial, trial + 1, "")
+            if self._progress is not None:
+                self._progress(Progress("coarsen", trial, trial + 1, self._info.step))
 
         coarse = coarsen(self._view, self._whole, allowed, tried, self._archive.device)
-        with _one_frame(folder, self._identity(f"coarse {ratio:g}"), self._info.step) as frame:
+        with self._one_frame(folder, f"coarse {ratio:g}") as frame:
             for spec, block in coarse.blocks:
                 frame.add(spec.key, block.codec, block.payload, attributes=pack_attributes(spec))
             add_attachments(frame, dict(attachments_of(self._view)))
-            kept = {key: value for key, value in self._meta.items() if key in (FOLDER, ORIGINALS)}
-            frame.commit(self._with_source(coarse.config.record() | kept))
+            stays = {key: value for key, value in self._meta.items() if key in (FOLDER, ORIGINALS)}
+            frame.commit(coarse.config.record() | stays | {"source": self._source})
         return coarse.relative_error
 
     def write_plain(self, made: Archive, target: Path, dtype: str, *, force: bool) -> float:
@@ -541,62 +488,41 @@ class _Export:
 
         restored = made.checkpoint(made.last)
         cast = _Cast(restored, self._whole, dtype)
-        view = dataclasses.replace(restored, specs=tuple(map(cast.spec, restored.specs)), source=cast)
+        view = replace(restored, specs=tuple(map(cast.spec, restored.specs)), source=cast)
         view = with_plain_values(view, self._carried, self.converted.append)
         self.n_tensors = len(view)
-        self._archive.limits.require_disk(
-            written_nbytes(dataclasses.replace(view, files=()), "safetensors"),
-            target.parent,
-            "exporting the step",
-            self._archive.where(self._info),
-        )
-        total, done = view.raw_bytes(), 0
-
-        def advance(key: str) -> None:
-            nonlocal done
-            done += view.spec(key).nbytes
-            self._report("write", done, total, key)
-
-        write_safetensors(view, target, force=force, progress=advance)
+        nbytes = written_nbytes(replace(view, files=()), "safetensors")
+        where = self._archive.where(self._info)
+        self._archive.limits.require_disk(nbytes, target.parent, "exporting the step", where)
+        write_safetensors(view, target, force=force, progress=self._counter("write", view))
         return cast.relative_error
 
-    def _with_source(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """Add where the step comes from: the id of its archive, and that of its frame."""
-        return {**meta, "source": self._source}
+    @contextlib.contextmanager
+    def _one_frame(self, folder: Path, form: str) -> Iterator[FrameSink]:
+        """Make an archive of one keyframe; its id is a digest, so that the same export has the same bytes."""
+        from inshrink_core.archive import ArchiveWriter
+        from inshrink_core.frame import FrameKind
 
-    def _identity(self, form: str) -> bytes:
-        """Return the id of the archive to make: the same export has the same bytes."""
         keys = "\0".join(spec.key for spec in self._view.specs)
         text = b"".join(self._source) + f"{form}\0{keys}".encode()
-        return hashlib.sha256(text).digest()[: len(self._source[0])]
+        archive_id = hashlib.sha256(text).digest()[: len(self._source[0])]
+        with (
+            ArchiveWriter(folder, create=True, archive_id=archive_id) as writer,
+            writer.begin(step=self._info.step, kind=FrameKind.KEYFRAME, parent_id=None) as frame,
+        ):
+            yield frame
 
-    def _report(self, stage: str, done: int, total: int, detail: str) -> None:
-        if self._progress is not None:
-            self._progress(Progress(stage, done, total, self._info.step, detail))
+    def _counter(self, stage: str, view: Checkpoint) -> Callable[[str], None]:
+        """Return what reports each tensor of a view that is done."""
+        count = Counter(self._progress, stage, view.raw_bytes())
+        return lambda key: count.add(view.spec(key).nbytes, self._info.step, key)
 
 
-def _n_weights(size: ArchiveSize) -> int:
-    return sum(frame.n_weights for frame in size.frames)
-
-
-def _reaches(size: ArchiveSize, ratio: float) -> bool:
-    """Whether an archive that will be packed is so many times smaller than its weights as float32."""
+def _float32_nbytes(size: ArchiveSize) -> int:
+    """Return the bytes of the weights of an archive as float32."""
     from inshrink_core.search.coarsen import FLOAT32_NBYTES
 
-    return FLOAT32_NBYTES * _n_weights(size) >= ratio * (size.weights_nbytes + _PACKING_NBYTES)
-
-
-@contextlib.contextmanager
-def _one_frame(folder: Path, archive_id: bytes, step: int) -> Iterator[FrameSink]:
-    """Make an archive of one keyframe."""
-    from inshrink_core.archive import ArchiveWriter
-    from inshrink_core.frame import FrameKind
-
-    with (
-        ArchiveWriter(folder, create=True, archive_id=archive_id) as writer,
-        writer.begin(step=step, kind=FrameKind.KEYFRAME, parent_id=None) as frame,
-    ):
-        yield frame
+    return FLOAT32_NBYTES * sum(frame.n_weights for frame in size.frames)
 
 
 class _Cast:
@@ -609,7 +535,7 @@ class _Cast:
     def spec(self, spec: TensorSpec) -> TensorSpec:
         """Return the spec of a tensor as it is given."""
         is_cast = self._dtype and spec.dtype in CASTABLE
-        return dataclasses.replace(spec, dtype=self._dtype) if is_cast else spec
+        return replace(spec, dtype=self._dtype) if is_cast else spec
 
     def read(self, spec: TensorSpec) -> Tensor:
         """Return a tensor in its new dtype."""
@@ -671,7 +597,7 @@ def _weights_of(whole: Checkpoint, tensors: Sequence[str], without: Sequence[str
         )
     )
     aliases = {alias: key for alias, key in model.aliases.items() if alias in chosen}
-    return dataclasses.replace(model, files=files, aliases=aliases)
+    return replace(model, files=files, aliases=aliases)
 
 
 def _model_names(checkpoint: Checkpoint) -> dict[str, None]:
@@ -679,18 +605,6 @@ def _model_names(checkpoint: Checkpoint) -> dict[str, None]:
 
     keys = {spec.key: None for spec in checkpoint.specs if spec.role in MODEL_ROLES}
     return keys | {alias: None for alias, key in checkpoint.aliases.items() if key in keys}
-
-
-def _left_out(whole: Checkpoint, view: Checkpoint) -> tuple[str, ...]:
-    """Return the files of which nothing is kept: a file of both sorts lives on in its weights."""
-    files = {file.path for file in view.files}
-    keys = {spec.key for spec in view.specs}
-    return tuple(
-        file.path
-        for file in whole.files
-        if file.path not in files
-        and not any(member.key in keys for region in file.regions for member in region.members)
-    )
 
 
 def _layers_left_out(whole: Checkpoint, view: Checkpoint) -> tuple[str, ...]:

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from inshrink_core import text
 from inshrink_core.checkpoint import Checkpoint, TensorsInMemory, Unseen
 from inshrink_core.errors import CheckFailedError, InshrinkError, MissingFrameError
-from inshrink_core.report import Report, plain_value
+from inshrink_core.metrics import ratio
+from inshrink_core.report import Part, Report, Table, plain_value
 from inshrink_core.request import Request, python_call
-from inshrink_core.text import (
-    UNKNOWN,
-    count,
-    counted,
-    percent,
-    plain,
-    printable,
-    ratio,
-    shape,
-    size,
-    steps_in_short,
-)
-from inshrink_core.verbs.shared.groups import Opening, RunOrArchive
-from inshrink_core.verbs.shared.showing import (
-    base_text,
-    counted_fates,
-    fates_text,
-    named_ratio,
-    optimizer_text,
-    show_facts,
-    show_notes,
-    show_table,
-)
+from inshrink_core.verbs.shared import showing
+from inshrink_core.verbs.shared.groups import Reading, RunOrArchive
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from inshrink_core.chain import Archive
     from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.formats import Run, Skipped
@@ -73,46 +54,52 @@ class Inventory(Report):
         """Return the document of ``inshrink inspect --json``."""
         return dict(self.facts)
 
-    def show(self, console: Console) -> None:
-        """Print the facts, the sizes by role, the frames, and what was left out and why."""
-        facts = self.facts
-        archived = facts["kind"] == "archive"
+    def shown(self) -> Iterator[Part]:
+        """Yield the facts, the sizes by role, the frames, and what was left out and why."""
+        facts, archived = self.facts, self.facts["kind"] == "archive"
+        sizes = {"raw": text.size} | ({"archived": text.size, "ratio": text.ratio} if archived else {})
+        keys = ("raw_bytes", "archive_bytes", "ratio")[: len(sizes)]
         if facts["steps"] or archived:
-            show_facts(console, _facts(self.path, facts, archived))
-            console.print()
-            headings = ("role", "tensors", "raw", *(("archived", "ratio") if archived else ()))
-            rows = facts["roles"].items()
-            show_table(console, headings, (_role_cells(role, row, archived) for role, row in rows))
+            yield from _facts(self.path, facts, archived)
+            rows = [
+                (role, row["tensors"], *(row[key] for key in keys)) for role, row in facts["roles"].items()
+            ]
+            yield Table({"role": None, "tensors": text.count, **sizes}, rows)
         if archived and facts["frames"]:
-            console.print()
-            show_table(console, *_frame_table(facts["frames"]), left=(1,))
+            names = ("step", "kind", "bytes", "ratio_total", "ratio_weights", "older", "quality")
+            rows = [tuple(one.get(name) for name in names) for one in facts["frames"]]
+            yield Table(_FRAME_COLUMNS, rows, most=_MOST_FRAMES)
         if self.with_tensors:
-            console.print()
-            headings = (
-                "tensor",
-                "dtype",
-                "shape",
-                "layer",
-                "steps",
-                "raw",
-                *(("ratio",) if archived else ()),
-            )
-            show_table(
-                console,
-                headings,
-                (_tensor_cells(row, archived) for row in facts["tensors"]),
-                left=(0, 1, 2, 3),
-            )
-        show_notes(console, facts["notes"])
+            columns = {
+                "tensor": None,
+                "dtype": None,
+                "shape": None,
+                "layer": None,
+                "steps": text.count,
+                **sizes,
+            }
+            rows = [
+                (
+                    row["key"],
+                    row["dtype"],
+                    text.shape(row["shape"]),
+                    "unattributed" if row["unattributed"] else row["layer"],
+                    row["n_steps"],
+                    *(row[key] for key in keys),
+                )
+                for row in facts["tensors"]
+            ]
+            yield Table(columns, rows)
+        yield from (f"note: {note}" for note in facts["notes"])
         if facts["skipped"]:
-            console.print(f"\nbeside the steps, {counted(len(facts['skipped']), 'file')}:")
-            for row in facts["skipped"]:
-                fate = f"{row['fate']}, " if row["fate"] else ""
-                console.print(printable(f"  {row['path']}: {fate}{row['reason']}"), soft_wrap=True)
+            yield f"beside the steps, {text.counted(len(facts['skipped']), 'file')}:"
+        for row in facts["skipped"]:
+            fate = f"{row['fate']}, " if row["fate"] else ""
+            yield f"  {row['path']}: {fate}{row['reason']}"
 
 
 @dataclass(frozen=True)
-class Inspect(Opening, Request[Inventory]):
+class Inspect(Reading, Request[Inventory]):
     """Show steps, tensors, roles and sizes; reads headers only.
 
     Parameters
@@ -145,15 +132,16 @@ class Inspect(Opening, Request[Inventory]):
 
     def perform(self) -> Inventory:
         """Read headers."""
-        from inshrink_core.chain import Archive
+        from inshrink_core.chain.archive import Archive, open_any
         from inshrink_core.formats.run import NoCheckpointError
 
         try:
-            opened = self.opened(self.source)
+            source = self.source
+            opened = open_any(source, **self.reading) if isinstance(source, str | os.PathLike) else source
         except NoCheckpointError as error:
             if not error.skipped:
                 raise
-            facts = _run_facts(_Tensors(archived=False), error.skipped)
+            facts = _run_facts(error.skipped)
             return Inventory(path=str(self.source), facts=facts, failure=error)
         found = _inspect_archive(opened) if isinstance(opened, Archive) else _inspect_run(opened)
         named = str(getattr(self.source, "path", self.source))
@@ -163,157 +151,130 @@ class Inspect(Opening, Request[Inventory]):
 inspect = python_call(Inspect)
 
 
-@dataclass(slots=True)
-class _Sum:
-    """One tensor over all steps: its newest spec, and its bytes added up."""
+def _tensor_rows(
+    steps: Iterable[Iterable[tuple[TensorSpec, int, str | None]]], *, archived: bool
+) -> list[dict[str, Any]]:
+    """Return a row a tensor of some steps: its newest spec, and its bytes added up.
 
-    spec: TensorSpec
-    n_steps: int = 0
-    raw_bytes: int = 0
-    archive_bytes: int = 0
-    codec: str | None = None
-
-
-class _Tensors:
-    """Tensors by key, in order of first appearance."""
-
-    def __init__(self, *, archived: bool) -> None:
-        self._archived = archived
-        self._sums: dict[str, _Sum] = {}
-        self.n_parameters = 0
-
-    def add_step(self, rows: Iterable[tuple[TensorSpec, int, str | None]]) -> None:
-        """Count the tensors of one step: spec, archived bytes, bitstream."""
-        for spec, archive_bytes, codec in rows:
-            entry = self._sums.setdefault(spec.key, _Sum(spec))
-            entry.spec, entry.codec = spec, codec
-            entry.n_steps += 1
-            entry.raw_bytes += spec.nbytes
-            entry.archive_bytes += archive_bytes
-
-    @property
-    def raw_bytes(self) -> int:
-        return sum(entry.raw_bytes for entry in self._sums.values())
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return a row a tensor."""
-        rows = []
-        for key, entry in self._sums.items():
-            row: dict[str, Any] = {
-                "key": key,
-                "role": entry.spec.role.value,
-                "dtype": entry.spec.dtype,
-                "shape": list(entry.spec.shape),
-                "layer": entry.spec.layer.value if entry.spec.layer else None,
-                "unattributed": entry.spec.is_unattributed,
-                "n_steps": entry.n_steps,
-                "raw_bytes": entry.raw_bytes,
+    Tensors are in order of first appearance. Of each tensor of a step, its spec, archived bytes and bitstream
+    are given.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for tensors in steps:
+        for spec, archive_bytes, codec in tensors:
+            row = rows.setdefault(spec.key, {"n_steps": 0, "raw_bytes": 0, "archive_bytes": 0})
+            rows[spec.key] = row = {
+                "key": spec.key,
+                "role": spec.role.value,
+                "dtype": spec.dtype,
+                "shape": list(spec.shape),
+                "layer": spec.layer.value if spec.layer else None,
+                "unattributed": spec.is_unattributed,
+                "n_steps": row["n_steps"] + 1,
+                "raw_bytes": row["raw_bytes"] + spec.nbytes,
+                "codec": codec,
+                "archive_bytes": row["archive_bytes"] + archive_bytes,
             }
-            if self._archived:
-                row |= {
-                    "codec": entry.codec,
-                    "archive_bytes": entry.archive_bytes,
-                    "ratio": _ratio(entry.raw_bytes, entry.archive_bytes),
-                }
-            rows.append(row)
-        return rows
-
-    def roles(self) -> dict[str, dict[str, Any]]:
-        """Return a row a role, the largest first."""
-        sums: dict[str, dict[str, Any]] = {}
-        for entry in self._sums.values():
-            row = sums.setdefault(
-                entry.spec.role.value,
-                {"tensors": 0, "raw_bytes": 0} | ({"archive_bytes": 0} if self._archived else {}),
-            )
-            row["tensors"] += 1
-            row["raw_bytes"] += entry.raw_bytes
-            if self._archived:
-                row["archive_bytes"] += entry.archive_bytes
-                row["ratio"] = _ratio(row["raw_bytes"], row["archive_bytes"])
-        return dict(sorted(sums.items(), key=lambda item: -item[1]["raw_bytes"]))
+    return [_with_ratio(row, archived) for row in rows.values()]
 
 
-def _ratio(raw: int, archived: int) -> float | None:
-    """Return raw over archived bytes; None for what takes no bytes."""
-    return raw / archived if raw and archived else None
+def _roles(tensors: Iterable[Mapping[str, Any]], *, archived: bool) -> dict[str, dict[str, Any]]:
+    """Return a row a role, the largest first."""
+    sums: dict[str, dict[str, Any]] = {}
+    for tensor in tensors:
+        row = sums.setdefault(tensor["role"], {"tensors": 0, "raw_bytes": 0, "archive_bytes": 0})
+        row["tensors"] += 1
+        row["raw_bytes"] += tensor["raw_bytes"]
+        row["archive_bytes"] += tensor.get("archive_bytes", 0)
+    in_order = sorted(sums.items(), key=lambda item: -item[1]["raw_bytes"])
+    return {role: _with_ratio(row, archived) for role, row in in_order}
+
+
+def _with_ratio(row: dict[str, Any], archived: bool) -> dict[str, Any]:
+    """Return a row with its ratio; of a run, without what only an archive has."""
+    if archived:
+        return row | {"ratio": ratio(row["raw_bytes"], row["archive_bytes"]) or None}
+    return {key: value for key, value in row.items() if key not in ("codec", "archive_bytes")}
 
 
 def _inspect_run(run: Run) -> Inventory:
     """Return the inventory of a run; reads the header of every checkpoint."""
     from inshrink_core.formats import Fate, Skipped
 
-    tensors = _Tensors(archived=False)
-    for step in run.steps:
-        tensors.add_step((spec, 0, None) for spec in run[step].specs)
-    tensors.n_parameters = run[run.steps[-1]].n_parameters
-    facts = _run_facts(tensors, run.skipped, run.format, run.steps)
-    unseen = Unseen.of(layout for step in run.steps for layout in run[step].files)
+    steps = (((spec, 0, None) for spec in run[step].specs) for step in run.steps)
+    tensors = _tensor_rows(steps, archived=False)
     beside = [
         Skipped(f"{run.directory}/{one.path}", f"of step {one.step}", one.fate, one.step)
         for one in run.fates
         if one.fate in (Fate.BRANCH, Fate.DUPLICATE) and not one.reason
     ]
-    facts["skipped"] = _rows_beside(beside) + facts["skipped"]
-    found = {"unseen": unseen.to_json(), "bytes_read": run.bytes_read, "notes": list(run.notes)}
-    found["fates"] = counted_fates(run)
-    return Inventory(path=run.address, facts={**facts, **found})
+    facts = _run_facts(
+        [*beside, *run.skipped],
+        format=run.format,
+        steps=list(run.steps),
+        n_parameters=run[run.steps[-1]].n_parameters,
+        tensors=tensors,
+        roles=_roles(tensors, archived=False),
+        raw_bytes=sum(row["raw_bytes"] for row in tensors),
+        unseen=plain_value(Unseen.of(layout for step in run.steps for layout in run[step].files)),
+        fates=showing.counted_fates(run),
+        notes=list(run.notes),
+    )
+    return Inventory(path=run.address, facts=facts | {"bytes_read": run.bytes_read})
 
 
-def _run_facts(
-    tensors: _Tensors, skipped: Iterable[Skipped], layout: str | None = None, steps: Sequence[int] = ()
-) -> dict[str, Any]:
+def _run_facts(skipped: Iterable[Skipped], **known: Any) -> dict[str, Any]:
     """Return the document of a run, or of a directory without a readable checkpoint."""
-    return {
+    empty: dict[str, Any] = {
         "kind": "run",
-        "format": layout,
-        "steps": list(steps),
-        "n_parameters": tensors.n_parameters,
-        "tensors": tensors.rows(),
-        "roles": tensors.roles(),
-        "raw_bytes": tensors.raw_bytes,
-        "unseen": Unseen().to_json(),
+        "format": None,
+        "steps": [],
+        "n_parameters": 0,
+        "tensors": [],
+        "roles": {},
+        "raw_bytes": 0,
+        "unseen": plain_value(Unseen()),
         "bytes_read": 0,
         "fates": {},
-        "skipped": _rows_beside(skipped),
+        "skipped": [
+            {"path": row.path, "fate": row.fate, "reason": row.reason, "unreadable": row.unreadable}
+            for row in skipped
+        ],
         "notes": [],
     }
-
-
-def _rows_beside(rows: Iterable[Skipped]) -> list[dict[str, Any]]:
-    return [
-        {"path": row.path, "fate": row.fate, "reason": row.reason, "unreadable": row.unreadable}
-        for row in rows
-    ]
+    return empty | known
 
 
 def _inspect_archive(archive: Archive) -> Inventory:
     """Return the inventory of an archive; reads the index of every frame."""
-    from inshrink_core.chain import archive_size, optimizer_of, original_checks
+    from inshrink_core.chain import QUALITY, WRITTEN, archive_size, optimizer_of, original_checks
     from inshrink_core.chain.meta import MODELS
 
-    tensors = _Tensors(archived=True)
     whole, broken = _readable(archive)
     sizes = archive_size(archive, whole)
-    for frame in sizes.frames:
-        tensors.add_step((tensor.spec, tensor.nbytes, tensor.codec) for tensor in frame.tensors)
+    tensors = _tensor_rows(
+        (((one.spec, one.nbytes, one.codec) for one in frame.tensors) for frame in sizes.frames),
+        archived=True,
+    )
     meta = archive.frame(whole[-1]).meta if whole else {}
-    if sizes.frames:
-        last = Checkpoint(
-            step=sizes.frames[-1].info.step,
-            specs=tuple(tensor.spec for tensor in sizes.frames[-1].tensors),
-            source=TensorsInMemory({}),
-            models=tuple(meta.get(MODELS, ())),
-        )
-        tensors.n_parameters = last.n_parameters
+    specs = tuple(tensor.spec for tensor in sizes.frames[-1].tensors) if sizes.frames else ()
+    last = Checkpoint(step=0, specs=specs, source=TensorsInMemory({}), models=tuple(meta.get(MODELS, ())))
     reader, catalog = archive.reader, archive.reader.catalog
     head, problem = (reader.listed_head if catalog.is_complete else None), catalog.manifest_problem
-    notes = _archive_notes(archive, broken)
+    needs, notes = _needs(archive, whole)
+    frames, branches = [], []
+    for frame in sizes.frames:
+        said = archive.frame(frame.info).meta
+        older = {"older": said[WRITTEN]} if WRITTEN in said else {}
+        frames.append({**frame.to_json(), "quality": said.get(QUALITY), **older})
+    with suppress(InshrinkError):  # a checkpoint with a name that cannot be read is a problem elsewhere
+        named = archive.branches.items()
+        branches = [{"name": name, "step": info.step, "bytes": info.nbytes} for name, info in named]
     facts: dict[str, Any] = {
         "kind": "archive",
         "format": ARCHIVE_FORMAT,
         "steps": sorted({frame.step for frame in _shown(archive)}),
-        "n_parameters": tensors.n_parameters,
+        "n_parameters": last.n_parameters,
         "codec": meta.get("codec"),
         "config": meta.get("config"),
         "optimizer": optimizer_of(meta) if "optimizer" in meta else None,
@@ -323,39 +284,22 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "bits_per_weight": sizes.bits_per_weight,
         "raw_bytes": sizes.raw_total,
         "archive_bytes": sizes.nbytes,
-        "needs": _needs(archive, whole, notes),
+        "needs": needs,
         "n_branches": len({frame.branch for frame in reader.frames if not frame.is_named}),
-        "branches": [
-            {"name": name, "step": info.step, "bytes": info.nbytes} for name, info in _branches(archive)
-        ],
-        "frames": [frame.to_json() | _said(archive.frame(frame.info).meta) for frame in sizes.frames],
+        "branches": branches,
+        "frames": frames,
         "missing_frames": [{**lost.place, "last": lost == head} for lost in reader.missing],
         "manifest_problem": problem.what if problem else None,
         "unreadable_frames": list(catalog.unknown),
         "undecodable_steps": [info.step for info in broken],
-        "tensors": tensors.rows(),
-        "roles": tensors.roles(),
+        "tensors": tensors,
+        "roles": _roles(tensors, archived=True),
         "bytes_read": archive.bytes_read,
         "skipped": [],
         "originals": original_checks(archive, whole).to_json(),
-        "notes": notes,
     }
+    facts["notes"] = [*_notes(facts), *notes]
     return Inventory(path=reader.path, facts=facts, failure=_failure(reader.path, facts))
-
-
-def _branches(archive: Archive) -> list[tuple[str, FrameInfo]]:
-    """Return the checkpoints with a name of their own; one that cannot be read is a problem elsewhere."""
-    try:
-        return list(archive.branches.items())
-    except InshrinkError:
-        return []
-
-
-def _said(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a frame says of what a restore of it costs, and of tensors that it left as they were."""
-    from inshrink_core.chain import QUALITY, WRITTEN
-
-    return {"quality": meta.get(QUALITY)} | ({"older": meta[WRITTEN]} if WRITTEN in meta else {})
 
 
 def _failure(path: str, facts: Mapping[str, Any]) -> CheckFailedError | None:
@@ -379,24 +323,23 @@ def _failure(path: str, facts: Mapping[str, Any]) -> CheckFailedError | None:
     )
 
 
-def _needs(archive: Archive, frames: Iterable[FrameInfo], notes: list[str]) -> dict[str, int] | None:
-    """Return what restoring takes: the most of any step, and the disk of all; None where nothing tells."""
+def _needs(archive: Archive, frames: Iterable[FrameInfo]) -> tuple[dict[str, int] | None, list[str]]:
+    """Return what restoring takes, the most of any step and the disk of all, and why some steps cannot be."""
     from inshrink_core.chain import step_needs
 
-    rows = []
+    rows, notes = [], []
     for info in frames:
         try:
             rows.append(step_needs(archive, info))
         except InshrinkError as error:
             notes.append(f"step {info.step} cannot be restored: {error}")
-    if not rows:
-        return None
-    return {
-        "memory_restore": max(row.memory() for row in rows),
-        "memory_verify": max(row.memory_in_turn for row in rows),
-        "disk_step": max(row.disk for row in rows),
+    needs = {
+        "memory_restore": max((row.memory() for row in rows), default=0),
+        "memory_verify": max((row.memory_in_turn for row in rows), default=0),
+        "disk_step": max((row.disk for row in rows), default=0),
         "disk_all": sum(row.disk for row in rows),
     }
+    return (needs if rows else None), notes
 
 
 def _shown(archive: Archive) -> tuple[FrameInfo, ...]:
@@ -418,110 +361,71 @@ def _readable(archive: Archive) -> tuple[list[FrameInfo], list[FrameInfo]]:
     return whole, broken
 
 
-def _archive_notes(archive: Archive, broken: Iterable[FrameInfo]) -> list[str]:
-    """Say what of an archive is not as it was committed."""
-    catalog = archive.reader.catalog
-    head = archive.reader.listed_head if catalog.is_complete else None
-    notes = []
-    for lost in catalog.missing:
-        last = ": the last one, from which training would go on" if lost == head else ""
-        branch = f" on branch {lost.branch}" if lost.branch else ""
-        notes.append(f"the frame of step {lost.step}{branch} is missing ({lost.path}){last}")
-    steps = ", ".join(str(info.step) for info in broken)
-    if steps:
-        notes.append(f"without a missing frame these steps cannot be decoded: {steps}")
-    if catalog.manifest_problem is not None:
-        notes.append(f"{catalog.manifest_problem.what}: frames that are gone cannot be told")
-        notes += [f"this frame cannot be read: {path}" for path in catalog.unknown]
-    return notes
+def _notes(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what of an archive is not as it was committed."""
+    for lost in facts["missing_frames"]:
+        last = ": the last one, from which training would go on" if lost["last"] else ""
+        branch = f" on branch {lost['branch']}" if lost["branch"] else ""
+        yield f"the frame of step {lost['step']}{branch} is missing ({lost['path']}){last}"
+    if facts["undecodable_steps"]:
+        steps = ", ".join(map(str, facts["undecodable_steps"]))
+        yield f"without a missing frame these steps cannot be decoded: {steps}"
+    if facts["manifest_problem"]:
+        yield f"{facts['manifest_problem']}: frames that are gone cannot be told"
+        yield from (f"this frame cannot be read: {path}" for path in facts["unreadable_frames"])
 
 
-def _facts(path: str, facts: Mapping[str, Any], archived: bool) -> list[tuple[str, str]]:
-    """Return the facts at the top."""
-    rows = [
-        (str(facts["kind"]), path),
-        ("format", str(facts["format"])),
-        ("steps", steps_in_short(facts["steps"])),
-        ("parameters", count(facts["n_parameters"])),
-        ("tensors", count(len(facts["tensors"]))),
-    ]
-    if not archived:
-        rows.append(("raw", size(facts["raw_bytes"])))
-    else:
-        rows += [
-            ("codec", str(facts["codec"] or UNKNOWN)),
-            ("optimizer state", optimizer_text(facts["optimizer"], facts["roles"])),
-            ("raw", size(facts["raw_bytes"])),
-            ("archive", size(facts["archive_bytes"])),
-            ("base model", base_text(facts.get("base"))),
-            (named_ratio("ratio of everything", facts.get("base")), ratio(facts["ratio_total"])),
-            (named_ratio("ratio of the weights", facts.get("base")), ratio(facts["ratio_weights"])),
-            ("bits per weight", plain(facts["bits_per_weight"])),
-            ("checksums of the originals", printable(facts["originals"]["text"])),
-        ]
-        if needs := facts["needs"]:
-            memory = (size(needs[name]) for name in ("memory_restore", "memory_verify"))
-            disk = (size(needs[name]) for name in ("disk_step", "disk_all"))
-            rows += [
-                ("memory needed", "about {} to restore a step, {} to verify".format(*memory)),
-                ("disk needed", "{} for a step, {} for all".format(*disk)),
-            ]
-    rows += [
-        ("branches", ", ".join(f"{row['name']} (step {row['step']})" for row in facts.get("branches", ())))
-    ]
-    rows += [("files of tensors", fates_text(facts.get("fates", {})))]
-    return [*rows, ("read", f"{size(facts['bytes_read'])} of headers")]
+def _facts(path: str, facts: Mapping[str, Any], archived: bool) -> Iterator[tuple[str, str]]:
+    """Yield the facts at the top."""
+    yield facts["kind"], path
+    yield "format", str(facts["format"])
+    yield "steps", text.steps_in_short(facts["steps"])
+    yield "parameters", text.count(facts["n_parameters"])
+    yield "tensors", text.count(len(facts["tensors"]))
+    if archived:
+        yield "codec", str(facts["codec"] or text.UNKNOWN)
+        yield "optimizer state", showing.optimizer_text(facts["optimizer"], facts["roles"])
+    yield "raw", text.size(facts["raw_bytes"])
+    if archived:
+        base = facts.get("base")
+        yield "archive", text.size(facts["archive_bytes"])
+        yield "base model", showing.base_text(base)
+        yield showing.named_ratio("ratio of everything", base), text.ratio(facts["ratio_total"])
+        yield showing.named_ratio("ratio of the weights", base), text.ratio(facts["ratio_weights"])
+        yield "bits per weight", text.plain(facts["bits_per_weight"])
+        yield "checksums of the originals", facts["originals"]["text"]
+        if needs := {name: text.size(nbytes) for name, nbytes in (facts["needs"] or {}).items()}:
+            restoring, verifying = needs["memory_restore"], needs["memory_verify"]
+            yield "memory needed", f"about {restoring} to restore a step, {verifying} to verify"
+            yield "disk needed", f"{needs['disk_step']} for a step, {needs['disk_all']} for all"
+        yield "branches", ", ".join(f"{row['name']} (step {row['step']})" for row in facts["branches"])
+    yield "files of tensors", showing.fates_text(facts.get("fates", {}))
+    yield "read", f"{text.size(facts['bytes_read'])} of headers"
 
 
-def _role_cells(role: str, row: Mapping[str, Any], archived: bool) -> list[str]:
-    extra = (size(row["archive_bytes"]), ratio(row["ratio"])) if archived else ()
-    return [role, count(row["tensors"]), size(row["raw_bytes"]), *extra]
-
-
-def _frame_table(frames: list[Mapping[str, Any]]) -> tuple[list[str], list[Sequence[str]]]:
-    """Return headings, and a row a frame; of a long history its two ends, and no column of blanks."""
-    columns = {
-        "step": [str(frame["step"]) for frame in frames],
-        "kind": [frame["kind"] for frame in frames],
-        "bytes": [size(frame["bytes"]) for frame in frames],
-        "ratio of all": [ratio(frame["ratio_total"]) for frame in frames],
-        "ratio of weights": [ratio(frame["ratio_weights"]) for frame in frames],
-        "older tensors": [_older(frame.get("older", {})) for frame in frames],
-        "restore cost": [_cost(frame["quality"]) for frame in frames],
-    }
-    shown = {heading: cells for heading, cells in columns.items() if any(cells)}
-    rows: list[Sequence[str]] = list(zip(*shown.values(), strict=True))
-    if len(rows) > _MOST_FRAMES:
-        half, blanks = _MOST_FRAMES // 2, [""] * (len(shown) - 2)
-        rows[half:-half] = [("…", f"{count(len(rows) - _MOST_FRAMES)} more", *blanks)]
-    return list(shown), rows
-
-
-def _older(older: Mapping[str, int]) -> str:
+def _older(older: Mapping[str, int] | None) -> str:
     """Return how many tensors a save under a budget left as they were, and how old the oldest is."""
-    return f"{count(len(older))} since step {min(older.values())}" if older else ""
+    return f"{text.count(len(older))} since step {min(older.values())}" if older else ""
 
 
 def _cost(quality: Mapping[str, Any] | None) -> str:
-    """Return what a frame says that a restore of it costs, how that is known, and what was promised."""
+    """Return what a restore of a frame costs, how that is known, and what was promised."""
     if not quality:
         return ""
-    how = printable(str(quality.get("how", "")))
+    how = text.printable(str(quality.get("how", "")))
     if how == "exact":
         return "none, exact"
     limit = quality.get("bounds", {}).get("restore_cost")
-    promised = "" if limit is None else f", at most {percent(limit)}"
-    return f"{percent(quality.get('restore_cost'))} {how}{promised}"
+    promised = "" if limit is None else f", at most {text.percent(limit)}"
+    return f"{text.percent(quality.get('restore_cost'))} {how}{promised}"
 
 
-def _tensor_cells(row: Mapping[str, Any], archived: bool) -> list[str]:
-    """Return the cells of a tensor; the key tells its role."""
-    return [
-        printable(row["key"]),
-        row["dtype"],
-        shape(row["shape"]),
-        "unattributed" if row["unattributed"] else row["layer"],
-        count(row["n_steps"]),
-        size(row["raw_bytes"]),
-        *((ratio(row["ratio"]),) if archived else ()),
-    ]
+_FRAME_COLUMNS: Final = {
+    "step": str,
+    "kind": None,
+    "bytes": text.size,
+    "ratio of all": text.ratio,
+    "ratio of weights": text.ratio,
+    "older tensors": _older,
+    "restore cost": _cost,
+}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 from inshrink_core.errors import InputError, MissingFrameError
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.frame import FrameInfo
-from inshrink_core.report import Report
-from inshrink_core.request import Option, Request, Shown, fields_of, python_call
+from inshrink_core.report import Part, Report
+from inshrink_core.request import Option, Request, python_call
 from inshrink_core.retention import Retention
 from inshrink_core.text import duration, size, steps_in_short
-from inshrink_core.verbs.shared.groups import AnyLog, Based, OnDevice, PathLike, ToStorage, chosen_steps
-from inshrink_core.verbs.shared.showing import show_facts
+from inshrink_core.verbs.shared.groups import AnyLog, Decoding, PathLike, chosen_steps
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from inshrink_core.archive import ArchiveReader
     from inshrink_core.chain import Archive
     from inshrink_core.chain.prune import PrunePlan, PruneRules
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ForgetReport",
-    "KeySizes",
     "Prune",
     "PruneReport",
     "prune",
@@ -68,24 +64,12 @@ class PruneReport(Report):
     seconds: float
     device: str = "cpu"
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "archive": self.archive,
-            "applied": self.applied,
-            "kept": [frame.step for frame in self.plan.kept],
-            "references": [frame.step for frame in self.plan.references],
-            "removed": [frame.step for frame in self.plan.removed],
-            "rekeyed": [frame.step for frame in self.plan.rekeyed],
-            "rewritten": [frame.step for frame in self.plan.copied],
-            "stripped": [frame.step for frame in self.plan.stripped],
-            "lost_origins": [frame.step for frame in self.plan.lost_origins],
-            "frames": self.frames,
-            "bytes_before": self.before,
-            "bytes_after": self.after,
-            "bytes_freed": self.freed,
-            "seconds": self.seconds,
-            "device": self.device,
-        }
+    SAYS: ClassVar = (
+        "archive applied kept=plan.kept.step references=plan.references.step removed=plan.removed.step "
+        "rekeyed=plan.rekeyed.step rewritten=plan.copied.step stripped=plan.stripped.step "
+        "lost_origins=plan.lost_origins.step frames bytes_before=before bytes_after=after "
+        "bytes_freed=freed seconds device"
+    )
 
     @property
     def freed(self) -> int:
@@ -112,37 +96,35 @@ class PruneReport(Report):
             for f, fate in sorted(rows, key=lambda row: row[0].generation)
         ]
 
-    def show(self, console: Console) -> None:
-        """Print what goes and what stays, and what that frees."""
+    def shown(self) -> Iterator[Part]:
+        """Yield what goes and what stays, and what that frees."""
         plan = self.plan
         done = self.applied and plan.changes
-        verbs = ("removed", "re-keyed", "dropped") if done else ("would remove", "would re-key", "would drop")
+        removed, rekeyed, dropped = (
+            ("removed", "re-keyed", "dropped") if done else ("would remove", "would re-key", "would drop")
+        )
         about = "" if done or not (plan.rekeyed or plan.standing) else "about "
-        by_rule: dict[str, list[FrameInfo]] = {}
-        for frame in plan.staying:
-            for rule in plan.why[frame.frame_id]:
-                by_rule.setdefault(rule, []).append(frame)
-        state = [frame for frame in plan.staying if frame.frame_id in plan.standing]
-        facts = [
-            *((f"kept: {rule}", _steps(frames)) for rule, frames in by_rule.items()),
-            (verbs[0], _steps(plan.removed)),
-            (verbs[1], _steps(plan.rekeyed)),
-            (f"{verbs[2]} the optimizer's state of", _steps(plan.stripped)),
-            (f"{verbs[1]} that state in", _steps(state)),
-            ("archive", f"{size(self.before)} before, {about}{size(self.after)} after"),
-            ("freed", f"{about}{size(self.freed)}" if self.freed > 0 else ""),
-            ("time", duration(self.seconds)),
-        ]
-        show_facts(console, facts)
+        for rule in dict.fromkeys(rule for frame in plan.staying for rule in plan.why[frame.frame_id]):
+            yield f"kept: {rule}", _steps([one for one in plan.staying if rule in plan.why[one.frame_id]])
+        yield removed, _steps(plan.removed)
+        yield rekeyed, _steps(plan.rekeyed)
+        yield f"{dropped} the optimizer's state of", _steps(plan.stripped)
+        yield (
+            f"{rekeyed} that state in",
+            _steps([one for one in plan.staying if one.frame_id in plan.standing]),
+        )
+        yield "archive", f"{size(self.before)} before, {about}{size(self.after)} after"
+        yield "freed", f"{about}{size(self.freed)}" if self.freed > 0 else ""
+        yield "time", duration(self.seconds)
         if plan.lost_origins:
             steps = _steps(plan.lost_origins)
-            console.print(f"note: what step {steps} was restored from goes; its record of it stays")
+            yield f"note: what step {steps} was restored from goes; its record of it stays"
         if self.freed < 0:
-            console.print(f"note: re-keyed steps take {size(-self.freed)} more than what goes")
+            yield f"note: re-keyed steps take {size(-self.freed)} more than what goes"
         if not plan.changes:
-            console.print("nothing to remove")
+            yield "nothing to remove"
         elif not self.applied:
-            console.print("nothing was changed: add --apply to do it")
+            yield "nothing was changed: add --apply to do it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,32 +155,22 @@ class ForgetReport(Report):
     useless: tuple[FrameInfo, ...]
     head: FrameInfo | None
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "archive": self.archive,
-            "applied": self.applied,
-            "manifest": self.manifest,
-            "missing": [frame.place for frame in self.missing],
-            "useless": [frame.place for frame in self.useless],
-            "last": None if self.head is None else self.head.place,
-        }
+    SAYS: ClassVar = "archive applied manifest missing=missing.place useless=useless.place last=head.place"
 
-    def show(self, console: Console) -> None:
-        """Print what is given up, or would be."""
+    def shown(self) -> Iterator[Part]:
+        """Yield what is given up, or would be."""
         if not (self.missing or self.useless or self.manifest):
-            console.print("no frame is missing")
+            yield "no frame is missing"
             return
         verb = "given up" if self.applied else "would give up"
-        rebuilt = "rebuilt from the frames" if self.applied else "would be rebuilt from the frames"
-        facts = [
-            *([("the manifest", f"{rebuilt} that are there: {self.manifest}")] if self.manifest else ()),
-            (f"{verb}, missing", _steps(self.missing)),
-            (f"{verb}, useless without", _steps(self.useless)),
-            ("the last step then", "none is left" if self.head is None else _steps([self.head])),
-        ]
-        show_facts(console, facts)
+        if self.manifest:
+            rebuilt = "rebuilt" if self.applied else "would be rebuilt"
+            yield "the manifest", f"{rebuilt} from the frames that are there: {self.manifest}"
+        yield f"{verb}, missing", _steps(self.missing)
+        yield f"{verb}, useless without", _steps(self.useless)
+        yield "the last step then", "none is left" if self.head is None else _steps([self.head])
         if not self.applied:
-            console.print("nothing was changed: add --apply to do it; it cannot be undone")
+            yield "nothing was changed: add --apply to do it; it cannot be undone"
 
 
 def _steps(frames: Sequence[FrameInfo]) -> str:
@@ -214,7 +186,7 @@ def _steps(frames: Sequence[FrameInfo]) -> str:
 
 
 @dataclass(frozen=True)
-class Prune(Retention, ToStorage, OnDevice, Based, Request[PruneReport | ForgetReport]):
+class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
     """Remove archived steps, or their optimizer state; what stays keeps every bit.
 
     Shows a plan unless told to apply it.
@@ -286,7 +258,7 @@ class Prune(Retention, ToStorage, OnDevice, Based, Request[PruneReport | ForgetR
     apply: bool = False
 
     INTERRUPTED: ClassVar = "the archive is as before, or pruned; the same command tells"
-    SHOWN: ClassVar = Shown(stage="prune")
+    STAGE: ClassVar = "prune"
     EXAMPLES: ClassVar = (
         "inshrink prune digits.inshrink --keep-every 1000 --keep-last 5",
         "inshrink prune digits.inshrink --keep-every 1000 --keep-last 5 --apply",
@@ -307,20 +279,22 @@ class Prune(Retention, ToStorage, OnDevice, Based, Request[PruneReport | ForgetR
                 remedy="give --keep-every, --keep-last, --keep-best, --keep or --optimizer-last",
             )
         begun = time.perf_counter()
-        opened = self.opened_archive(self.archive).on(self.device)
-        _require_writable(opened.reader)
+        opened = self.opened_archive(self.archive)
+        if not opened.reader.storage.writable:
+            raise InputError(
+                "a packed or remote archive cannot be pruned",
+                where=opened.reader.path,
+                remedy="make a folder of it: inshrink export PACKED --unpack FOLDER",
+            )
         rules = self._rules(opened.reader)
-        estimate = KeySizes(opened, self.progress)
         before = opened.reader.nbytes
         plan = make_plan(opened, rules)
         if not (self.apply and plan.changes):
-            after = before + estimate.growth(plan)
-            self.declare(self.archive)
+            after = before + _growth(opened.sequential(), plan, self.progress)
             if self.apply:
                 # Opening repairs: what a prune that was cut off had still to delete goes now.
                 ArchiveWriter(self.archive).close()
         else:
-            self.declare(opened.reader.path)
             with ArchiveWriter(opened.reader.path) as writer:
                 plan = carry_out(writer, rules, opened.device, opened.bases, progress=self.progress)
                 after = writer.reader.nbytes
@@ -338,11 +312,7 @@ class Prune(Retention, ToStorage, OnDevice, Based, Request[PruneReport | ForgetR
         """Tell which frames are given up, and remove them where that is said."""
         from inshrink_core.archive import ArchiveReader, ArchiveWriter, remove_frames
 
-        given = self.given().keys() - {"archive", "forget_missing", "apply", "single_writer"}
-        for field in fields_of(type(self)):
-            if field.name in given:
-                raise InputError(f"--forget-missing and {field.names[0]} exclude each other")
-        self.declare(self.archive)
+        self.exclude("--forget-missing", self.given().keys() - {"archive", "forget_missing", "apply"})
         problem = ArchiveReader.open(self.archive).catalog.manifest_problem
         with ArchiveWriter(self.archive, rebuild=True) if self.apply else nullcontext() as writer:
             reader = ArchiveReader.open(self.archive) if writer is None else writer.reader
@@ -374,95 +344,59 @@ class Prune(Retention, ToStorage, OnDevice, Based, Request[PruneReport | ForgetR
 prune = python_call(Prune)
 
 
-def _require_writable(reader: ArchiveReader) -> None:
-    """Refuse what cannot be written."""
-    if not reader.storage.writable:
-        raise InputError(
-            "a packed or remote archive cannot be pruned",
-            where=reader.path,
-            remedy="make a folder of it: inshrink export PACKED --unpack FOLDER",
-        )
+def _growth(archive: Archive, plan: PrunePlan, progress: OnProgress | None) -> int:
+    """Return by about how many bytes an archive grows; negative where it shrinks."""
+    from inshrink_core.chain import frame_size
+    from inshrink_core.chain.attachments import LAYOUT_KEY
+    from inshrink_core.chain.meta import spec_of
+
+    grown, n_measured = -sum(frame.nbytes for frame in plan.removed), 0
+    rekeyed = {frame.frame_id for frame in plan.rekeyed}
+    for info in plan.staying:
+        rest, standing = plan.rests.get(info.frame_id), plan.standing_of(info)
+        entries, frame = archive.frame(info).entries, frame_size(archive, info)
+        again = {spec_of(one).whole.key for one in entries if not one.attachment and one.key in standing}
+        if rest is not None:
+            kept, files = set(rest.view), {LAYOUT_KEY, *(file.path for file in rest.view.files)}
+            grown -= sum(
+                one.stored_nbytes
+                for one in entries
+                if (one.key not in files if one.attachment else spec_of(one).whole.key not in kept)
+            )
+            again = kept if info.frame_id in rekeyed else again
+        elif info.frame_id in rekeyed:
+            blocks = _rekeyed_nbytes(archive, info, [row.spec for row in frame.tensors])
+            grown += frame.attachments_nbytes + frame.overhead_nbytes + blocks - info.nbytes
+            n_measured += 1
+            if progress is not None:
+                progress(Progress("plan", n_measured, n_measured, info.step))
+        rows = [row for row in frame.tensors if row.spec.key in again]
+        grown += _rekeyed_nbytes(archive, info, [row.spec for row in rows]) - sum(row.nbytes for row in rows)
+    return grown
 
 
-class KeySizes:
-    """How large a frame would be as a keyframe, from re-keying some of its tensors."""
+def _rekeyed_nbytes(archive: Archive, info: FrameInfo, tensors: Iterable[TensorSpec]) -> int:
+    """Return about how many bytes tensors would take without a reference; decodes a share of each role."""
+    from inshrink_core.chain.meta import spec_of
+    from inshrink_core.codec import codec_for_block
 
-    def __init__(self, archive: Archive, progress: OnProgress | None) -> None:
-        self._archive, self._progress = archive.sequential(), progress
-        self._sizes: dict[bytes, int] = {}
-
-    def key_size(self, info: FrameInfo) -> int:
-        """Return the estimate; decodes about an eighth of the frame the first time it is asked."""
-        if info.frame_id not in self._sizes:
-            self._sizes[info.frame_id] = self._measure(info)
-            if self._progress is not None:
-                self._progress(Progress("plan", len(self._sizes), len(self._sizes), info.step))
-        return self._sizes[info.frame_id]
-
-    def growth(self, plan: PrunePlan) -> int:
-        """Return by about how many bytes an archive grows; negative where it shrinks."""
-        from inshrink_core.chain import frame_size
-        from inshrink_core.chain.attachments import LAYOUT_KEY
-        from inshrink_core.chain.meta import spec_of
-
-        grown = -sum(frame.nbytes for frame in plan.removed)
-        rekeyed = {frame.frame_id for frame in plan.rekeyed}
-        for info in plan.staying:
-            rest, standing = plan.rests.get(info.frame_id), plan.standing_of(info)
-            size = frame_size(self._archive, info)
-            again = {
-                spec_of(entry).whole.key
-                for entry in self._archive.frame(info).entries
-                if not entry.attachment and entry.key in standing
-            }
-            if rest is not None:
-                kept = set(rest.view)
-                files = {LAYOUT_KEY, *(file.path for file in rest.view.files)}
-                grown -= sum(
-                    entry.stored_nbytes
-                    for entry in self._archive.frame(info).entries
-                    if (entry.key not in files if entry.attachment else spec_of(entry).whole.key not in kept)
-                )
-                again = kept if info.frame_id in rekeyed else again
-            elif info.frame_id in rekeyed:
-                grown += self.key_size(info) - info.nbytes
-            rows = [row for row in size.tensors if row.spec.key in again]
-            grown += self._measure_blocks(info, [row.spec for row in rows]) - sum(row.nbytes for row in rows)
-        return grown
-
-    def _measure(self, info: FrameInfo) -> int:
-        from inshrink_core.chain import frame_size
-
-        size = frame_size(self._archive, info)
-        blocks = self._measure_blocks(info, [row.spec for row in size.tensors])
-        return size.attachments_nbytes + size.overhead_nbytes + blocks
-
-    def _measure_blocks(self, info: FrameInfo, tensors: Iterable[TensorSpec]) -> int:
-        """Return about how many bytes tensors would take on their own."""
-        total = 0.0
-        by_role: dict[str, list[TensorSpec]] = {}
-        for one in tensors:
-            by_role.setdefault(one.role.value, []).append(one)
-        for specs in by_role.values():
-            raw = sum(spec.nbytes for spec in specs)
-            seen = rekeyed = 0
-            for spec in sorted(specs, key=lambda spec: (-spec.nbytes, spec.key)):
-                if seen >= _SAMPLE_SHARE * raw and seen:
-                    break
-                seen += spec.nbytes
-                rekeyed += self._rekeyed_nbytes(info, spec)
-            total += rekeyed * raw / seen if seen else rekeyed
-        return round(total)
-
-    def _rekeyed_nbytes(self, info: FrameInfo, spec: TensorSpec) -> int:
-        from inshrink_core.chain.meta import spec_of
-        from inshrink_core.codec import codec_for_block
-
-        where, nbytes = self._archive.where(info), 0
-        for entry in self._archive.blocks(info, spec.key):
-            _, reference = self._archive.decode(info, entry.key)
-            nbytes += len(codec_for_block(entry.codec, where).rekey(spec_of(entry, where), reference).payload)
-        return nbytes
+    total, where = 0.0, archive.where(info)
+    by_role: dict[str, list[TensorSpec]] = {}
+    for one in tensors:
+        by_role.setdefault(one.role.value, []).append(one)
+    for specs in by_role.values():
+        raw = sum(spec.nbytes for spec in specs)
+        seen = rekeyed = 0
+        for spec in sorted(specs, key=lambda spec: (-spec.nbytes, spec.key)):
+            if seen >= _SAMPLE_SHARE * raw and seen:
+                break
+            seen += spec.nbytes
+            for entry in archive.blocks(info, spec.key):
+                _, reference = archive.decode(info, entry.key)
+                codec = codec_for_block(entry.codec, where)
+                rekeyed += len(codec.rekey(spec_of(entry, where), reference).payload)
+        total += rekeyed * raw / seen if seen else rekeyed
+    return round(total)
 
 
 def _lost(reader: ArchiveReader) -> tuple[tuple[FrameInfo, ...], tuple[FrameInfo, ...]]:

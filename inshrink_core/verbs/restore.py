@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from inshrink_core.errors import InputError, NotFoundError
-from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.execution.progress import Counter
 from inshrink_core.execution.together import meet, part_ways
-from inshrink_core.report import Report
+from inshrink_core.report import Part, Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import count, duration, printable, size, steps_in_short
+from inshrink_core.text import duration, size, steps_in_short
 from inshrink_core.verbs.shared.groups import (
     ArchiveLike,
-    Based,
     Computing,
-    Limiting,
-    OnEngine,
+    Decoding,
+    InParts,
     PathLike,
-    Steps,
+    Stepping,
     chosen_steps,
     local_target,
 )
-from inshrink_core.verbs.shared.showing import show_originals, stored_text
+from inshrink_core.verbs.shared.showing import original_lines, rows_in_short, stored_lines
 
 if TYPE_CHECKING:
     import os
 
-    from rich.console import Console
     from torch import Tensor
 
     from inshrink_core.chain import Archive, Exactness, OriginalChecks
@@ -47,8 +45,6 @@ __all__ = [
     "restore",
 ]
 
-
-_MOST_FILES_SHOWN: Final = 10
 
 _SHARE_OF_A_RUN: Final = 0.5
 """Of the memory and the disk there is, what several steps may take unless it is said how much."""
@@ -98,32 +94,25 @@ class RestoreReport(Report):
         "exact_roles=stored.exact lossy_roles=stored.lossy originals device converted"
     )
 
-    def show(self, console: Console) -> None:
-        """Print the files written, the first ones by name."""
-        for path in self.paths[:_MOST_FILES_SHOWN]:
-            console.print(printable(str(path)), soft_wrap=True)
-        if len(self.paths) > _MOST_FILES_SHOWN:
-            console.print(f"… and {count(len(self.paths) - _MOST_FILES_SHOWN)} more files")
-        written = sum(path.stat().st_size for path in self.paths if path.is_file())
-        steps = "step" if len(self.steps) == 1 else "steps"
-        console.print(
-            f"{steps} {steps_in_short(self.steps)}: {size(written)} written in {duration(self.seconds)}, "
-            f"{size(self.bytes_read)} read from the archive"
-        )
-        console.print(stored_text(self.stored), soft_wrap=True)
+    def shown(self) -> Iterator[Part]:
+        """Yield the files written, the first ones by name, and what they are."""
+        yield from rows_in_short([str(path) for path in self.paths])
+        written = size(sum(path.stat().st_size for path in self.paths if path.is_file()))
+        steps = f"{'step' if len(self.steps) == 1 else 'steps'} {steps_in_short(self.steps)}"
+        read = f"{size(self.bytes_read)} read from the archive"
+        yield f"{steps}: {written} written in {duration(self.seconds)}, {read}"
+        yield from stored_lines(self.stored)
         if self.converted:
-            shown = "; ".join(map(printable, self.converted[:_MOST_FILES_SHOWN]))
-            more = len(self.converted) - _MOST_FILES_SHOWN
-            shown += f"; and {count(more)} more" if more > 0 else ""
-            console.print(f"note: the format has no such tensors, and holds {shown}", soft_wrap=True)
+            others = "; ".join(rows_in_short(self.converted))
+            yield f"note: the format has no such tensors, and holds {others}"
         if self.without_state:
             of = f"step {steps_in_short(self.without_state)}"
-            console.print(f"note: the optimizer's state of {of} was pruned: training cannot go on from there")
-        show_originals(console, self.originals.text)
+            yield f"note: the optimizer's state of {of} was pruned: training cannot go on from there"
+        yield from original_lines(self.originals.text)
 
 
 @dataclass(frozen=True)
-class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
+class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
     """Write archived steps back as files, in the run's own format.
 
     Parameters
@@ -134,9 +123,6 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         Where the files go; made if it is not there. One step goes right there, and so do several that are
         single files of the run's own format; other steps go into a folder each, called as in the run, or
         checkpoint-STEP.
-    steps
-        A step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be repeated. By default
-        the last step.
     every
         Restore every step.
     layout
@@ -144,15 +130,11 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         torch.distributed.checkpoint on any number of ranks.
     tensors
         Only tensors whose keys match this glob, as safetensors; nothing else is read or written.
-    force
-        Overwrite files that exist.
     branch
         Look for the steps in the history of this branch's last frame: a number, or the name of a checkpoint
         that is no step, such as best.
-
-    part
-        Write some of the steps, beside other processes that write the others: I/N, or auto for what
-        torchrun or Slurm tell this process. Steps are shared out in order, about equal in bytes.
+    force
+        Overwrite what exists.
 
     Raises
     ------
@@ -183,13 +165,11 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
     archive: ArchiveLike
     output: Annotated[PathLike, Option(("--output", "-o"), metavar="DIR")]
     _: KW_ONLY
-    steps: Steps = None
     every: Annotated[bool, Option(("--all",))] = False
     layout: Annotated[str, Option(("--format",), metavar="same|safetensors|torch|dcp")] = "same"
     tensors: Annotated[str | None, Option(metavar="GLOB")] = None
     force: bool = False
     branch: Annotated[int | str | None, Option(metavar="N|NAME")] = None
-    part: Annotated[str | None, Option(("--part",), metavar="I/N|auto")] = None
 
     THREADED: ClassVar = True
     EXAMPLES: ClassVar = (
@@ -201,13 +181,13 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         """Write the files."""
         if self.is_shared_out:
             return self._on_engine()
-        from inshrink_core.chain import exactness_of, original_checks
+        from inshrink_core.chain import exactness_of, frame_size, original_checks
         from inshrink_core.chain.attachments import dropped_of
-        from inshrink_core.chain.restoring import fitting, reading_ahead
-        from inshrink_core.execution import default_threads
+        from inshrink_core.chain.restoring import fitting
+        from inshrink_core.execution import default_threads, recycling
         from inshrink_core.formats import write_checkpoint
         from inshrink_core.formats.disk import check_names, check_target
-        from inshrink_core.formats.write import LAYOUTS, restorable_layout
+        from inshrink_core.formats.write import LAYOUTS, NO_MATCH, restorable_layout
 
         begun = time.perf_counter()
         if self.layout not in LAYOUTS:
@@ -217,19 +197,23 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         opened = self.opened_archive(self.archive)
         if not opened.reader.listed:
             raise NotFoundError("the archive holds no steps yet", where=str(opened.path))
-        directory, tensors, layout = local_target(self.output), self.tensors, self.layout
+        directory, keys = local_target(self.output), _selector(self.tensors)
         every = self._frames(opened)
         infos = self._own(every)
-        chosen = tuple(info.step for info in infos)
-        if self.tensors is None:
+        if keys is None:
             opened.fetch(infos)
-        opened = opened.limited(self.limits(1.0 if len(chosen) < 2 else _SHARE_OF_A_RUN)).on(self.device)
-        threads, keys = self.threads or default_threads(), _selector(tensors)
-        view, threads = fitting(opened, infos, directory, layout, keys, threads) if infos else (opened, 1)
-        counter = _Counter(opened, infos, tensors, self.progress)
+        opened = self.opened_archive(opened, 1.0 if len(infos) < 2 else _SHARE_OF_A_RUN)
+        view, threads = opened, self.threads or default_threads()
+        if infos:
+            view, threads = fitting(opened, infos, directory, self.layout, keys, threads)
+        total = 0
+        if self.progress is not None:
+            specs = (row.spec for info in infos for row in frame_size(opened, info).tensors)
+            total = sum(spec.nbytes for spec in specs if keys is None or keys(spec.key))
+        count = Counter(self.progress, "restore", total)
         paths: list[Path] = []
         converted: dict[str, None] = {}
-        written = layout
+        written = self.layout
         # Files of steps that were no folders go beside each other, unless names collide.
         flat = [one for info in every if not (one := view.checkpoint(info)).folder]
         names = [file.path.casefold() for one in flat for file in one.files]
@@ -241,37 +225,39 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
         check_names(folders.values(), str(opened.path))
         for info in infos:
             checkpoint = view.checkpoint(info)
-            whole = tensors is None
-            written = restorable_layout(checkpoint) if layout == "same" and whole else layout
-            apart = collide or bool(checkpoint.folder) or written != "same" or not whole
+            written = restorable_layout(checkpoint) if self.layout == "same" and keys is None else self.layout
+            apart = collide or bool(checkpoint.folder) or written != "same" or keys is not None
             nested = len(every) > 1 and apart
             target = check_target(directory, f"{folders[info]}/file").parent if nested else directory
             order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
-            with (
-                _naming(tensors),
-                checkpoint.expecting(order),
-                reading_ahead(checkpoint, order, threads) as ahead,
-            ):
-                paths += write_checkpoint(
-                    ahead,
-                    target,
-                    layout=written,
-                    force=self.force,
-                    keys=keys,
-                    progress=counter.of(checkpoint),
-                    limits=opened.limits,
-                    converted=lambda what: converted.setdefault(what),
-                )
+            try:
+                with checkpoint.prefetch(order, threads) as ahead, recycling():
+                    paths += write_checkpoint(
+                        ahead,
+                        target,
+                        layout=written,
+                        force=self.force,
+                        keys=keys,
+                        progress=partial(_report, count, checkpoint),
+                        limits=opened.limits,
+                        converted=lambda what: converted.setdefault(what),
+                    )
+            except NotFoundError as error:
+                if error.what != NO_MATCH:
+                    raise
+                what = f"{NO_MATCH} '{self.tensors}'"
+                remedy = "`inshrink inspect --tensors` lists them"
+                raise NotFoundError(what, where=error.where, remedy=remedy) from None
         if self.part is not None:
             meet()
             part_ways()
         return RestoreReport(
-            steps=chosen,
+            steps=tuple(info.step for info in infos),
             paths=tuple(paths),
             layout=written,
             seconds=time.perf_counter() - begun,
             bytes_read=opened.bytes_read,
-            stored=exactness_of(opened, infos, self._is_asked),
+            stored=exactness_of(opened, infos, keys),
             originals=original_checks(opened, infos),
             device=opened.device,
             without_state=tuple(info.step for info in infos if dropped_of(opened.frame(info))),
@@ -294,12 +280,9 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
             seconds=time.perf_counter() - begun,
             bytes_read=sum(one.bytes_read for one in done),
             converted=tuple(dict.fromkeys(what for one in done for what in one.converted)),
-            stored=exactness_of(opened, infos, self._is_asked),
+            stored=exactness_of(opened, infos, _selector(self.tensors)),
             originals=original_checks(opened, infos),
         )
-
-    def _is_asked(self, key: str) -> bool:
-        return self.tensors is None or fnmatchcase(key, self.tensors)
 
     def _own(self, infos: tuple[FrameInfo, ...]) -> tuple[FrameInfo, ...]:
         """Return the frames of this part."""
@@ -367,53 +350,13 @@ def _tip(archive: Archive, branch: int) -> FrameInfo:
     return max(tips, key=lambda frame: frame.generation)
 
 
-@contextmanager
-def _naming(pattern: str | None) -> Iterator[None]:
-    """Name the pattern in the error if no tensor matches it."""
-    from inshrink_core.formats.write import NO_MATCH
-
-    try:
-        yield
-    except NotFoundError as error:
-        if pattern is None or error.what != NO_MATCH:
-            raise
-        raise NotFoundError(
-            f"{NO_MATCH} '{pattern}'", where=error.where, remedy="`inshrink inspect --tensors` lists them"
-        ) from None
+def _report(count: Counter, checkpoint: Checkpoint, key: str) -> None:
+    count.add(checkpoint.spec(key).nbytes, checkpoint.step, key)
 
 
 def _selector(pattern: str | None) -> Callable[[str], bool] | None:
     """Return a test of tensor keys for a glob."""
     return None if pattern is None else lambda key: fnmatchcase(key, pattern)
-
-
-class _Counter:
-    """Counts the bytes of tensors that writers say they have written, over all steps."""
-
-    def __init__(
-        self, archive: Archive, infos: Sequence[FrameInfo], pattern: str | None, progress: OnProgress | None
-    ) -> None:
-        from inshrink_core.chain import frame_size
-
-        self._progress = progress
-        self._done = self._total = 0
-        if progress is not None:
-            for info in infos:
-                size = frame_size(archive, info)
-                keys = (tensor.spec for tensor in size.tensors)
-                self._total += sum(s.nbytes for s in keys if pattern is None or fnmatchcase(s.key, pattern))
-
-    def of(self, checkpoint: Checkpoint) -> Callable[[str], None] | None:
-        """Return what a writer of this step calls after each tensor."""
-        progress = self._progress
-        if progress is None:
-            return None
-
-        def report(key: str) -> None:
-            self._done += checkpoint.spec(key).nbytes
-            progress(Progress("restore", self._done, self._total, checkpoint.step, key))
-
-        return report
 
 
 def load_state_dict(

@@ -8,7 +8,7 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.errors import CheckFailedError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.report import UNSAID, Report
-from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.report import UNSAID, Part, Report
+from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import (
     UNKNOWN,
     count,
@@ -36,20 +36,17 @@ from inshrink_core.verbs.shared.groups import (
     PathLike,
     Reading,
     RunLike,
-    Steps,
+    Stepping,
     Writing,
     steps_of,
 )
 from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements
-from inshrink_core.verbs.shared.showing import make_table, show_facts, show_notes
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from inshrink_core.chain import ChainConfig
     from inshrink_core.formats import Run
     from inshrink_core.search.bounds import Bounds
-    from inshrink_core.search.search import Chain, ChainTrials, SearchProgress
+    from inshrink_core.search.search import Chain, ChainTrials
     from inshrink_core.search.space import Candidate, Cube, Line, Space
     from inshrink_core.search.trials import Trial, TrialRunner
 
@@ -57,8 +54,6 @@ __all__ = ["Search", "SearchReport", "describe", "search"]
 
 _logger = logging.getLogger(__name__)
 
-_ROWS: Final = 12
-"""Trials shown while the search goes on: the last ones."""
 
 _SHOWN: Final = (
     *("step", "config", "ratio_weights", "drop", "divergence", "restore_cost"),
@@ -219,8 +214,8 @@ class SearchReport(Report):
         }
         return Report.to_json(self) | shown
 
-    def show(self, console: Console) -> None:
-        """Print what was found, under what, and what it took."""
+    def shown(self) -> Iterator[Part]:
+        """Yield what was found, under what, and what it took."""
         from inshrink_core.search.bounds import option_of
 
         limits = self.bounds.limits
@@ -230,31 +225,25 @@ class SearchReport(Report):
             f"restore cost ≤ {limits['restore_cost'] * 100:g} %" if "restore_cost" in limits else "",
             "" if self.target_ratio is None else f"ratio ≥ {self.target_ratio:g}",
         ]
-        n_stale = len(self.uninformative)
-        facts = [
-            ("asked", ", ".join(word for word in asked if word)),
-            *self._best_facts(),
-            ("decided by", "" if self.binding is None else self.binding.text()),
-            ("default", self._default_text()),
-            ("settings by step", self._by_step_text()),
-            ("metric", f"{printable(self.metric)}, {self.direction} is better"),
-            ("steps", steps_in_short(self.steps)),
-            (
-                "says nothing",
-                f"{n_stale} steps, where the previous checkpoint keeps them too" if n_stale else "",
-            ),
-            ("evaluations", f"{count(self.evaluations)}, {len(self.trials)} trials known"),
-            ("predicted order", _correlation(self.rank_correlation, self.drop_rank_correlation)),
-            ("time", f"{duration(self.seconds)} on {self.device}"),
-            ("trials", printable(str(self.log or "not kept"))),
-        ]
+        yield "asked", ", ".join(word for word in asked if word)
+        yield from self._best_facts()
+        yield "decided by", "" if self.binding is None else self.binding.text()
+        yield "default", self._default_text()
+        yield "settings by step", self._by_step_text()
+        yield "metric", f"{self.metric}, {self.direction} is better"
+        yield "steps", steps_in_short(self.steps)
+        if n_stale := len(self.uninformative):
+            yield "says nothing", f"{n_stale} steps, where the previous checkpoint keeps them too"
+        yield "evaluations", f"{count(self.evaluations)}, {len(self.trials)} trials known"
+        yield "predicted order", _correlation(self.rank_correlation, self.drop_rank_correlation)
+        yield "time", f"{duration(self.seconds)} on {self.device}"
+        yield "trials", str(self.log or "not kept")
         if self.is_best_by_step:
             limits_asked = " ".join(f"{option_of(name)} {limit:g}" for name, limit in limits.items())
-            facts.append(("next", f"inshrink compress RUN -o ARCHIVE {limits_asked}"))
+            yield "next", f"inshrink compress RUN -o ARCHIVE {limits_asked}"
         elif self.best is not None and self.output is not None:
-            facts.append(("next", f"inshrink compress RUN -o ARCHIVE --config {self.output}"))
-        show_facts(console, facts)
-        show_notes(console, self.notes)
+            yield "next", f"inshrink compress RUN -o ARCHIVE --config {self.output}"
+        yield from (f"note: {note}" for note in self.notes)
 
     def _default_text(self) -> str:
         """Return how small the weights are without a search."""
@@ -335,32 +324,10 @@ def _short(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _table(seen: Sequence[SearchProgress]) -> RenderableType:
-    """Return the last trials, the best chain so far, and how long it may still take."""
-    from rich.console import Group
-    from rich.text import Text
-
-    table = make_table("trial", "step", "config", "ratio of weights", "drop", "divergence", left=(2,))
-    for now in seen[-_ROWS:]:
-        trial = now.trial
-        table.add_row(
-            count(now.done),
-            str(trial.step),
-            printable(describe(trial.config)),
-            ratio(trial.ratio_weights),
-            percent(trial.drop),
-            nats(trial.divergence),
-        )
-    last = seen[-1]
-    line = (
-        f"best so far {ratio(last.best_ratio)} of the weights"
-        f" · about {count(last.total - last.done)} evaluations left · {duration(last.seconds_left)}"
-    )
-    return Group(table, Text(line))
-
-
 @dataclass(frozen=True)
-class Search(Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, Request[SearchReport]):
+class Search(
+    Stepping, Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, Request[SearchReport]
+):
     """Find the configuration of largest ratio whose restored steps keep a bound.
 
     Parameters
@@ -377,16 +344,13 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, 
     strategy
         How to look: allocation or bracket for lattice, guided for other codecs.
     budget
-        Most configurations to try.
+        Most candidates to try.
     seed
-        Of --strategy random.
+        Seed of random choices.
     replicas
         Evaluators asked side by side.
     gain
         Measure restore gain and noise of each trial too.
-    steps
-        Steps of the chain: a step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
-        repeated. By default all.
 
     Raises
     ------
@@ -426,15 +390,14 @@ class Search(Bounding, Writing, EvaluatorRequest, Computing, OnEngine, Reading, 
     budget: Annotated[int | None, Option(least=1)] = None
     seed: int = 0
     replicas: Annotated[int, Option(least=1)] = 1
-    gain: Annotated[bool, Option(off="--no-gain")] = True
-    steps: Steps = None
+    gain: bool = True
 
     EXAMPLES: ClassVar = (
         "inshrink search runs/digits --trust-run --max-drop 0.01 -o search.json",
         "inshrink search runs/digits --target-ratio 30 --evaluator judge.py:evaluate",
     )
     INTERRUPTED: ClassVar = "measured trials are kept, and the same command continues"
-    SHOWN: ClassVar = Shown(draw=_table)
+    UNIT: ClassVar = "trials"
 
     def perform(self) -> SearchReport:
         """Search."""

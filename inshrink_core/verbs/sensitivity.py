@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import csv
 import math
-import os
-import sys
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core.errors import ExistsError, InputError, StorageError
 from inshrink_core.execution.progress import Progress
-from inshrink_core.report import Report
-from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.report import Part, Report, Table
+from inshrink_core.request import Option, Request, python_call
 from inshrink_core.sensitivity import STATISTICS, Grouping, SensitivityMetric
-from inshrink_core.text import UNKNOWN, csv_cell, printable, spread, steps_in_short
-from inshrink_core.verbs.shared.groups import OnDevice, Opening, PathLike, RunOrArchive, Steps, chosen_steps
-from inshrink_core.verbs.shared.showing import show_facts, show_notes, show_table
+from inshrink_core.text import UNKNOWN, csv_cell, spread, steps_in_short
+from inshrink_core.verbs.shared.groups import Opening, PathLike, RunOrArchive, Stepping, chosen_steps
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from inshrink_core.analysis.profile import SensitivityTable
 
 
@@ -31,7 +27,6 @@ _SOURCES: Final = {
     "gradient": "recorded gradients",
     "exp_avg": "Adam's first moment, in place of the gradient",
 }
-_STDOUT: Final = "-"
 
 _COLUMNS: Final = 6
 """Steps that fit a line of 100 columns beside a name."""
@@ -53,8 +48,6 @@ class SensitivityReport(Report):
         Where the tensors of an archive were decoded.
     statistic
         What of a row's parameters is shown.
-    as_csv
-        Whether it is shown as CSV.
     """
 
     run: str
@@ -62,7 +55,6 @@ class SensitivityReport(Report):
     bytes_read: int
     device: str = "cpu"
     statistic: str = "mean"
-    as_csv: bool = False
 
     SAYS: ClassVar = (
         "run metric=table.metric by=table.grouping steps=table.steps sources=table.sources bytes_read "
@@ -86,7 +78,7 @@ class SensitivityReport(Report):
             for position, row in enumerate(self.table.details)
         ]
 
-    def write_csv(self, target: Path | TextIO) -> None:
+    def write_csv(self, path: Path) -> None:
         """Write a line a row and step; a gap is an empty cell.
 
         Raises
@@ -94,48 +86,36 @@ class SensitivityReport(Report):
         StorageError
             The file cannot be written.
         """
-        if not isinstance(target, Path):
-            self._write_lines(target)
-            return
         try:
-            with target.open("w", newline="", encoding="utf-8") as file:
-                self._write_lines(file)
+            with path.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(["metric", self.table.grouping, "step", *STATISTICS])
+                for row in self.rows:
+                    for position, step in enumerate(self.table.steps):
+                        values = [row[statistic][position] for statistic in STATISTICS]
+                        cells = ["" if math.isnan(value) else repr(value) for value in values]
+                        writer.writerow([self.table.metric, csv_cell(row["name"]), step, *cells])
         except OSError as error:
-            raise StorageError(f"the CSV cannot be written ({error.strerror})", where=str(target)) from error
+            raise StorageError(f"the CSV cannot be written ({error.strerror})", where=str(path)) from error
 
-    def _write_lines(self, file: TextIO) -> None:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["metric", self.table.grouping, "step", *STATISTICS])
-        for row in self.rows:
-            for position, step in enumerate(self.table.steps):
-                values = [row[statistic][position] for statistic in STATISTICS]
-                cells = ["" if math.isnan(value) else repr(value) for value in values]
-                writer.writerow([self.table.metric, csv_cell(row["name"]), step, *cells])
-
-    def show(self, console: Console) -> None:
-        """Print a row a tensor and as many steps as fit; or all of it, as CSV."""
-        if self.as_csv:
-            self.write_csv(sys.stdout)
-            return
+    def shown(self) -> Iterator[Part]:
+        """Yield a row a tensor and as many steps as fit."""
         table = self.table
         steps, by = table.steps, str(table.grouping).replace("_", " ")
-        shown = spread(range(len(steps)), _COLUMNS)
-        cells = ([row["name"], *(row[self.statistic][i] for i in shown)] for row in self.rows)
-        rows = (
-            (printable(name), *(UNKNOWN if math.isnan(value) else f"{value:.3g}" for value in values))
-            for name, *values in cells
-        )
-        show_table(console, (by, *(f"step {steps[i]}" for i in shown)), rows)
-        console.print()
+        chosen = spread(range(len(steps)), _COLUMNS)
+        rows = [(row["name"], *(row[self.statistic][i] for i in chosen)) for row in self.rows]
+        yield Table({by: None, **{f"step {steps[i]}": _short for i in chosen}}, rows)
+        yield "metric", f"{table.metric}, {self.statistic} of each {by}"
+        some = f"{len(chosen)} of {len(steps)} shown"
+        yield "steps", steps_in_short(steps) if len(chosen) == len(steps) else some
         sources = sorted({str(source) for source in table.sources if source is not None})
-        all_shown = len(shown) == len(steps)
-        facts = [
-            ("metric", f"{table.metric}, {self.statistic} of each {by}"),
-            ("steps", steps_in_short(steps) if all_shown else f"{len(shown)} of {len(steps)} shown"),
-            ("scores from", ", ".join(_SOURCES.get(source, source) for source in sources)),
-        ]
-        show_facts(console, facts)
-        show_notes(console, filter(None, [printable(table.findings().sentence())]))
+        yield "scores from", ", ".join(_SOURCES.get(source, source) for source in sources)
+        if note := table.findings().sentence():
+            yield f"note: {note}"
+
+
+def _short(value: float) -> str:
+    return UNKNOWN if math.isnan(value) else f"{value:.3g}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -162,14 +142,14 @@ class SensitivityTablesReport(Report):
     device: str
     tables: tuple[SensitivityReport, ...]
 
-    def show(self, console: Console) -> None:
-        """Print one table after another."""
+    def shown(self) -> Iterator[Part]:
+        """Yield one table after another."""
         for table in self.tables:
-            table.show(console)
+            yield from table.shown()
 
 
 @dataclass(frozen=True)
-class Sensitivity(OnDevice, Opening, Request[SensitivityReport | SensitivityTablesReport]):
+class Sensitivity(Stepping, Opening, Request[SensitivityReport | SensitivityTablesReport]):
     """Show how much the loss minds an error, per tensor and step.
 
     Parameters
@@ -179,16 +159,13 @@ class Sensitivity(OnDevice, Opening, Request[SensitivityReport | SensitivityTabl
     metric
         abs(w), abs(g·w), Adam's second moment, or the movement since the step before.
     by
-        What a row is; with --json also several, as a list a,b.
+        What a row is; also several, as a list a,b.
     statistic
         What of a row's parameters the table shows.
-    steps
-        Only these steps: a step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
-        repeated.
     csv
-        Write every row, step and statistic as CSV; - is stdout, where nothing else is shown then.
+        Write every row, step and statistic as CSV.
     force
-        Overwrite the CSV file if it exists.
+        Overwrite what exists.
 
     Raises
     ------
@@ -215,11 +192,10 @@ class Sensitivity(OnDevice, Opening, Request[SensitivityReport | SensitivityTabl
     metric: Annotated[str, Option(metavar=_METRICS)] = "magnitude"
     by: Annotated[str, Option(metavar=_GROUPINGS)] = "tensor"
     statistic: Annotated[str, Option(metavar="|".join(STATISTICS))] = "mean"
-    steps: Steps = None
     csv: Annotated[PathLike | None, Option(metavar="FILE")] = None
     force: bool = False
 
-    SHOWN: ClassVar = Shown(in_bytes=False)
+    UNIT: ClassVar = "steps"
     EXAMPLES: ClassVar = (
         "inshrink sensitivity runs/digits --metric fisher --by layer_type",
         "inshrink sensitivity runs/digits --metric update --csv update.csv",
@@ -244,7 +220,6 @@ class Sensitivity(OnDevice, Opening, Request[SensitivityReport | SensitivityTabl
                 bytes_read=found.bytes_read,
                 device=found.device,
                 statistic=self.statistic,
-                as_csv=self.csv == _STDOUT,
             )
             for grouping in self._groupings
         )
@@ -252,8 +227,8 @@ class Sensitivity(OnDevice, Opening, Request[SensitivityReport | SensitivityTabl
             return SensitivityTablesReport(
                 run=where, metric=self.metric, restored=is_archive, device=found.device, tables=tables
             )
-        if self.csv not in (None, _STDOUT):
-            tables[0].write_csv(Path(os.fspath(self.csv)))
+        if self.csv is not None:
+            tables[0].write_csv(Path(self.csv))
         return tables[0]
 
     @property
@@ -279,18 +254,8 @@ class Sensitivity(OnDevice, Opening, Request[SensitivityReport | SensitivityTabl
             raise InputError(
                 "--csv holds rows of one kind", remedy="give one grouping --by, or leave out --csv"
             )
-        if self.csv != _STDOUT and Path(self.csv).is_file() and not self.force:
+        if Path(self.csv).is_file() and not self.force:
             raise ExistsError("the file exists", where=str(self.csv), remedy="give --force to overwrite it")
-
-    def shows_data(self, *, as_json: bool) -> bool:
-        """Return whether CSV goes to stdout."""
-        if len(self._groupings) > 1 and not as_json:
-            raise InputError(
-                "--by with several groupings goes with --json", remedy="give one, or --json alone"
-            )
-        if self.csv == _STDOUT and as_json:
-            raise InputError("--csv - and --json both want stdout", remedy="give --csv a file")
-        return self.csv == _STDOUT
 
 
 sensitivity = python_call(Sensitivity)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,31 +12,27 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 from inshrink_core.errors import CheckFailedError, DamagedError, InshrinkError, TooLargeError, spoken
 from inshrink_core.execution.progress import Progress
 from inshrink_core.execution.together import gathered, part_ways
-from inshrink_core.report import Report
-from inshrink_core.request import Option, Request, Shown, python_call
-from inshrink_core.text import count, counted, error_size, printable, steps_in_short
+from inshrink_core.report import Part, Report, Table
+from inshrink_core.request import Option, Request, python_call
+from inshrink_core.text import count, counted, error_size, steps_in_short
 from inshrink_core.verbs.shared.groups import (
     AnyArchive,
     AnyRun,
     ArchiveLike,
-    Based,
-    Limiting,
-    OnDevice,
-    OnEngine,
-    Reading,
+    Decoding,
+    InParts,
     Sparing,
 )
 from inshrink_core.verbs.shared.measured import Measurements
 from inshrink_core.verbs.shared.showing import (
     large_errors_text,
-    show_originals,
-    show_table,
-    show_unreadable,
-    stored_text,
+    original_lines,
+    rows_in_short,
+    stored_lines,
+    unreadable_lines,
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from torch import Tensor
 
     from inshrink_core.archive import Problem
@@ -54,7 +49,6 @@ __all__ = ["StepError", "Verification", "Verify", "verified_step", "verify"]
 
 _LOST = {"unreadable": "cannot be read", "left out": "is left out"}
 _MOST_WORST = 10
-_MOST_PROBLEMS = 50
 
 _Read = TypeVar("_Read")
 
@@ -168,72 +162,52 @@ class Verification(Report):
         what = "a problem was found" if n == 1 else f"{n} problems were found"
         return None if self.ok else CheckFailedError(what, where=self.path)
 
-    def show(self, console: Console) -> None:
-        """Print the problems, then the worst tensors, then the verdict."""
-        for problem in self.problems[:_MOST_PROBLEMS]:
-            remedy = f"; {problem.remedy}" if problem.remedy else ""
-            console.print(printable(f"{problem.where}: {problem.what}{remedy}"), soft_wrap=True)
+    def shown(self) -> Iterator[Part]:
+        """Yield the problems, then the worst tensors, then the verdict."""
+        yield from rows_in_short(
+            [f"{one.where}: {'; '.join(filter(None, one[1:3]))}" for one in self.problems]
+        )
         if self.ok:
-            show_unreadable(console, self.unreadable)
-        for note in self.notes[:_MOST_PROBLEMS]:
-            console.print(printable(f"note: {note.where}: {note.what}; {note.remedy}"), soft_wrap=True)
-        if len(self.problems) > _MOST_PROBLEMS:
-            console.print(f"… and {count(len(self.problems) - _MOST_PROBLEMS)} more")
+            yield from unreadable_lines(self.unreadable)
+        yield from rows_in_short([f"note: {one.where}: {one.what}; {one.remedy}" for one in self.notes])
         if self.errors:
-            _show_errors(console, self.errors)
+            exact = sum(row.error.bit_exact for row in self.errors)
+            yield f"bit-exact: {count(exact)} of {count(len(self.errors))} tensors, all steps"
+            yield from _error_tables(self.errors)
         if self.large_errors:
-            text = large_errors_text(self.large_errors)
-            console.print(printable(f"relative error above .25: {text}"), soft_wrap=True)
-        if any(self.stored) and self.ok:
-            console.print(stored_text(self.stored), soft_wrap=True)
+            yield f"relative error above .25: {large_errors_text(self.large_errors)}"
+        if self.ok:
+            yield from stored_lines(self.stored)
         if self.missing_steps and self.ok:
-            console.print(f"pruned: step {steps_in_short(self.missing_steps)}")
-        show_originals(console, self.originals.text)
+            yield f"pruned: step {steps_in_short(self.missing_steps)}"
+        yield from original_lines(self.originals.text)
         if self.ok:
             looked = "checked and restored" if self.deep else "checked"
             rest = ", but for what cannot be read" if self.unreadable else ""
-            console.print(f"sound{rest}: {counted(self.n_frames, 'frame')} {looked}")
+            yield f"sound{rest}: {counted(self.n_frames, 'frame')} {looked}"
 
 
-def _show_errors(console: Console, errors: tuple[StepError, ...]) -> None:
-    """Print how many tensors are bit-exact, and the others by falling error."""
+def _error_tables(errors: Sequence[StepError]) -> Iterator[Table]:
+    """Yield the errors by role, and the largest ones; nothing where all tensors are bit-exact."""
     lossy = [row for row in errors if not row.error.bit_exact]
-    console.print(f"bit-exact: {count(len(errors) - len(lossy))} of {count(len(errors))} tensors, all steps")
     if not lossy:
         return
-    _show_roles(console, errors)
-    # Moments have a relative error of about one by design: they would fill the list.
-    lossy = [row for row in lossy if "@" not in row.key] or lossy
-    lossy.sort(key=_badness, reverse=True)
-    cells = (
-        (
-            printable(row.key),
-            str(row.step),
-            printable(row.codec),
-            error_size(row.error.relative_rms),
-            error_size(row.error.max_abs),
-        )
-        for row in lossy[:_MOST_WORST]
-    )
-    console.print()
-    headings = ("worst tensors", "step", "codec", "relative error", "largest error")
-    show_table(console, headings, cells, left=(0, 2))
-    console.print()
-
-
-def _show_roles(console: Console, errors: tuple[StepError, ...]) -> None:
-    """Print a row a role: how many of its tensors are bit-exact, and the largest error of the others."""
-    groups: dict[str, list[StepError]] = {}
+    roles: dict[str, list[StepError]] = {}
     for row in errors:
-        groups.setdefault(row.key.partition("@")[2] or "weights, buffers", []).append(row)
+        roles.setdefault(row.key.partition("@")[2] or "weights, buffers", []).append(row)
     cells = []
-    for role, rows in groups.items():
+    for role, rows in roles.items():
         worst = max(rows, key=_badness).error
-        exact = count(sum(row.error.bit_exact for row in rows))
         error = "none" if worst.bit_exact else error_size(worst.relative_rms)
-        cells.append((role, count(len(rows)), exact, error))
-    console.print()
-    show_table(console, ("role", "tensors", "bit-exact", "largest relative error"), cells)
+        cells.append((role, len(rows), sum(row.error.bit_exact for row in rows), error))
+    yield Table({"role": None, "tensors": count, "bit-exact": count, "largest relative error": str}, cells)
+    # Moments have a relative error of about one by design: they would fill the list.
+    lossy = sorted([row for row in lossy if "@" not in row.key] or lossy, key=_badness, reverse=True)
+    columns = {"step": str, "codec": None, "relative error": error_size, "largest error": error_size}
+    yield Table(
+        {"worst tensors": None, **columns},
+        [(o.key, o.step, o.codec, o.error.relative_rms, o.error.max_abs) for o in lossy[:_MOST_WORST]],
+    )
 
 
 def _badness(row: StepError) -> tuple[float, float]:
@@ -243,7 +217,7 @@ def _badness(row: StepError) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Verification]):
+class Verify(Sparing, InParts, Decoding, Request[Verification]):
     """Check an archive; ends with 1 if anything is wrong.
 
     Parameters
@@ -254,12 +228,7 @@ class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Veri
         Restore every frame too, those of older branches included, without writing a file: what passes,
         restores.
     against
-        The original run, to measure the error of every tensor against: tensors that are stored losslessly
-        must be bit-exact, and all that the run holds must be in the archive, but for steps that were pruned.
-
-    part
-        Check the bytes of some steps, beside other processes that check the others: I/N, or auto for what
-        torchrun or Slurm tell this process. Which files there are every part checks.
+        The original run.
 
     Raises
     ------
@@ -270,6 +239,9 @@ class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Veri
 
     Notes
     -----
+    With `against` the error of every tensor is measured: tensors that are stored losslessly must be
+    bit-exact, and all that the run holds must be in the archive, but for steps that were pruned.
+
     Frames that cannot be decoded without their base model are problems. The bytes are read every time: what
     was found before, which is kept and which reports and the explorer show, says nothing of a disk today.
 
@@ -287,9 +259,8 @@ class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Veri
     _: KW_ONLY
     deep: bool = False
     against: Annotated[AnyRun | AnyArchive | None, Option(metavar="RUN")] = None
-    part: Annotated[str | None, Option(metavar="I/N|auto")] = None
 
-    SHOWN: ClassVar = Shown(in_bytes=False)
+    UNIT: ClassVar = "steps"
     EXAMPLES: ClassVar = (
         "inshrink verify digits.inshrink",
         "inshrink verify digits.inshrink --deep --against runs/digits",
@@ -305,6 +276,7 @@ class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Veri
         from inshrink_core.chain.archive import Archive, open_base
         from inshrink_core.chain.report import OriginalChecks, original_checks
         from inshrink_core.chain.sizes import Exactness, exactness_of, sequential_within
+        from inshrink_core.execution import Limits
 
         against = self.against
         if against is not None and not isinstance(against, Archive):
@@ -312,70 +284,51 @@ class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Veri
         path = str(self.archive.path) if isinstance(self.archive, Archive) else os.fspath(self.archive)
         base = None if self.base is None else open_base(self.base)
         found = check_archive(path, self._own)
-        notes = tuple(problem for problem in found if problem.leftover)
-        problems = [problem for problem in found if not problem.leftover]
+        report = Verification(
+            path=path,
+            problems=tuple(problem for problem in found if not problem.leftover),
+            notes=tuple(problem for problem in found if problem.leftover),
+            n_frames=0,
+            deep=self.deep,
+            stored=Exactness((), ()),
+            originals=OriginalChecks(),
+        )
         try:
             opened = self.archive if isinstance(self.archive, Archive) else Archive.open(path, base=base)
-            archive = self.limited(opened)
+            archive = opened if self.limits() == Limits() else opened.limited(self.limits())
         except DamagedError:
-            return Verification(
-                path=path,
-                problems=tuple(problems),
-                notes=notes,
-                n_frames=0,
-                deep=self.deep,
-                stored=Exactness((), ()),
-                originals=OriginalChecks(),
-            )
+            return report
         frames = self._own(archive.reader.frames)
         if self.deep or against is not None:
             archive = archive.on(self.device)
             archive = sequential_within(archive, _needs(archive, frames))
-        if self.deep:
-            for position, info in enumerate(frames):
-                problems += _rehearse(archive, info)
-                self._tell(position + 1, len(frames), info.step)
+        problems = list(report.problems)
+        for info in self._counted(frames if self.deep else ()):
+            problems += _rehearse(archive, info)
         line = _unless_damaged(lambda: archive.frames, frames)
-        errors: list[StepError] = []
-        missing: tuple[int, ...] = ()
-        unreadable: tuple[Skipped, ...] = ()
         if against is not None:
-            missing = tuple(step for step in against.steps if step not in {info.step for info in line})
-            wrong, errors, unreadable = self._compared(archive, line, against, missing)
-            problems += wrong
+            report = self._compared(archive, line, against, problems, report)
         if not self.skip_damaged:
-            problems += [
-                Problem(
-                    row.path,
-                    f"the original {_LOST.get(row.fate or '', '')}: {row.reason}",
-                    "--skip-damaged goes without",
-                )
-                for row in unreadable
-            ]
-        report = Verification(
-            path=path,
+            for row in report.unreadable:
+                what = f"the original {_LOST.get(row.fate or '', '')}: {row.reason}"
+                problems.append(Problem(row.path, what, "--skip-damaged goes without"))
+        report = replace(
+            report,
             problems=tuple(dict.fromkeys(problems)),
-            notes=notes,
             n_frames=len(frames),
-            deep=self.deep,
-            errors=tuple(errors),
-            missing_steps=missing,
-            unreadable=unreadable,
             # An index that is damaged is a problem of its own.
-            stored=_unless_damaged(lambda: exactness_of(archive, line), Exactness((), ())),
-            originals=_unless_damaged(lambda: original_checks(archive), OriginalChecks()),
+            stored=_unless_damaged(lambda: exactness_of(archive, line), report.stored),
+            originals=_unless_damaged(lambda: original_checks(archive), report.originals),
             device=archive.device,
         )
         if self.part is not None:
             return _together(gathered(report))
-        self._keep(opened, against, report)
+        self._store(opened, against, report)
         return report
 
-    def _keep(self, archive: Archive, against: Run | Archive | None, report: Verification) -> None:
-        """Keep what was found; the errors of all tensors are as much as an archive, and only counted."""
-        from inshrink_core.formats import Run
-
-        directory = against.directory if isinstance(against, Run) else None
+    def _store(self, archive: Archive, against: Run | Archive | None, report: Verification) -> None:
+        """Add the report to the stored results; the errors of all tensors are large, and only counted."""
+        directory = getattr(against, "directory", None)
         document = report.to_json()
         errors = document.pop("errors")
         document["tensors"] = {"all": len(errors), "exact": sum(row["bit_exact"] for row in errors)}
@@ -383,21 +336,42 @@ class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Veri
         Measurements.of_archive(archive, directory, make=True).add("verify", question, document)
 
     def _compared(
-        self, archive: Archive, line: Sequence[FrameInfo], against: Run | Archive, missing: Sequence[int]
-    ) -> tuple[list[Problem], list[StepError], tuple[Skipped, ...]]:
-        """Compare every step in both; return problems, errors, and originals that cannot be read."""
+        self,
+        archive: Archive,
+        line: Sequence[FrameInfo],
+        against: Run | Archive,
+        problems: list[Problem],
+        report: Verification,
+    ) -> Verification:
+        """Compare every step that both have; add to the problems, and return the report with the rest."""
+        from inshrink_core.archive import Problem
         from inshrink_core.formats import Run
 
+        held = {info.step for info in line}
+        missing = tuple(step for step in against.steps if step not in held)
+        # What came before the last frame of an archive that was pruned may have been removed.
+        first = max(held, default=0) if archive.reader.catalog.manifest.tombstones else 0
+        lost = [step for step in missing if step >= first]
         unreadable = against.unreadable if isinstance(against, Run) else ()
-        lost = _not_pruned(archive, [info.step for info in line], missing)
+        errors: list[StepError] = []
         if lost and isinstance(against, Run):
             unreadable = against.readable(lost).unreadable
             lost = [step for step in lost if step not in {row.step for row in unreadable}]
-        problems, errors = _not_held(against, lost), list[StepError]()
-        if isinstance(against, Run):
-            problems += _branches(archive, against, errors)
-        common = self._own([info for info in line if info.step in against.steps])
-        for position, info in enumerate(common):
+        if lost:
+            what = f"not in the archive: {'step' if len(lost) == 1 else 'steps'} {steps_in_short(lost)}"
+            remedy = "archive the rest with `inshrink compress`, or name with a glob what should be there"
+            problems.append(Problem(spoken(str(against.path)), what, remedy))
+        branches = archive.branches if isinstance(against, Run) else {}
+        for name, original in against.branches.items() if isinstance(against, Run) else ():
+            if name in branches:
+                wrong, rows = _compare(archive, branches[name], original)
+                problems += wrong
+                errors += rows
+            else:
+                remedy = "archive it with `inshrink compress`"
+                problems.append(Problem(original.origin, f"not in the archive: branch '{name}'", remedy))
+        common = [info for info in line if info.step in against.steps]
+        for info in self._counted(self._own(common)):
             originals = _accepting(against, archive, info)
             wrong, rows = _compare(archive, info, _as_archived(originals, archive, info))
             if wrong and isinstance(originals, Run):
@@ -406,8 +380,14 @@ class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Veri
                 unreadable += tuple(rotten)
             problems += wrong
             errors += rows
-            self._tell(position + 1, len(common), info.step)
-        return problems, errors, unreadable
+        return replace(report, errors=tuple(errors), missing_steps=missing, unreadable=unreadable)
+
+    def _counted(self, frames: Sequence[FrameInfo]) -> Iterator[FrameInfo]:
+        """Yield frames, and report the progress after each."""
+        for done, info in enumerate(frames, start=1):
+            yield info
+            if self.progress is not None:
+                self.progress(Progress("verify", done, len(frames), info.step))
 
     def _own(self, infos: Sequence[FrameInfo]) -> Sequence[FrameInfo]:
         """Return the frames of this part."""
@@ -415,10 +395,6 @@ class Verify(Sparing, Reading, OnDevice, OnEngine, Limiting, Based, Request[Veri
 
         share = share_of(self.part)
         return infos if share is None else [infos[at] for at in share.of(info.nbytes for info in infos)]
-
-    def _tell(self, done: int, total: int, step: int) -> None:
-        if self.progress is not None:
-            self.progress(Progress("verify", done, total, step))
 
 
 verify = python_call(Verify)
@@ -436,43 +412,6 @@ def _together(reports: Sequence[Verification]) -> Verification:
         errors=tuple(row for report in reports for row in report.errors),
         unreadable=tuple(dict.fromkeys(row for report in reports for row in report.unreadable)),
     )
-
-
-def _not_pruned(archive: Archive, held: Sequence[int], missing: Sequence[int]) -> list[int]:
-    """Return the steps that an archive lacks and never held, as far as can be told."""
-    before = max(held, default=0) if archive.reader.catalog.manifest.tombstones else 0
-    return [step for step in missing if step >= before]
-
-
-def _not_held(against: Run | Archive, lost: Sequence[int]) -> list[Problem]:
-    """Return what is wrong where the archive lacks steps of the originals."""
-    from inshrink_core.archive import Problem
-
-    if not lost:
-        return []
-    return [
-        Problem(
-            spoken(str(against.path)),
-            f"not in the archive: {'step' if len(lost) == 1 else 'steps'} {steps_in_short(lost)}",
-            "archive the rest with `inshrink compress`, or name with a glob what should be there",
-        )
-    ]
-
-
-def _branches(archive: Archive, against: Run, errors: list[StepError]) -> list[Problem]:
-    """Compare the checkpoints with names of their own; add the errors of their tensors."""
-    from inshrink_core.archive import Problem
-
-    problems, held = [], archive.branches
-    for name, original in against.branches.items():
-        if name in held:
-            wrong, rows = _compare(archive, held[name], original)
-            problems += wrong
-            errors += rows
-        else:
-            remedy = "archive it with `inshrink compress`"
-            problems.append(Problem(original.origin, f"not in the archive: branch '{name}'", remedy))
-    return problems
 
 
 def _unless_damaged(read: Callable[[], _Read], instead: _Read) -> _Read:
@@ -503,20 +442,17 @@ def _rehearse(archive: Archive, info: FrameInfo) -> list[Problem]:
     """Restore a frame and store nothing; what fails becomes a problem."""
     from inshrink_core.formats.write import rehearse_writing, restorable_layout
 
-    problems: list[Problem] = []
+    source = None
     try:
         checkpoint = archive.checkpoint(info)
         source = _Recording(checkpoint.source)
-        recorded = dataclasses.replace(checkpoint, source=source)
-        try:
-            rehearse_writing(recorded, restorable_layout(checkpoint), archive.limits)
-        finally:
-            problems += [_problem(archive, info, error) for error in source.errors]
+        rehearse_writing(replace(checkpoint, source=source), restorable_layout(checkpoint), archive.limits)
+        errors = source.errors
     except TooLargeError:
         raise
     except InshrinkError as error:
-        problems.append(_problem(archive, info, error))
-    return problems
+        errors = [*(source.errors if source else ()), error]
+    return [_problem(archive, info, error) for error in errors]
 
 
 def _compare(
@@ -535,21 +471,19 @@ def _compare(
     rows: list[StepError] = []
     where = archive.where(info)
     try:
-        meta, frame = archive.frame(info).meta, archive.frame(info)
-        stored = stored_view(original, optimizer_of(meta))
+        frame = archive.frame(info)
+        meta = frame.meta
         # A frame exported without its training's files has no digest of what it came from.
         known = all("content" in frame.meta_of(part.number) for part in info.files)
-        if known and not holds_content(frame, stored):
-            problems.append(
-                Problem(
-                    where,
-                    f"'{original.origin}' is not the checkpoint that was archived",
-                    "compare with the original run, or archive this one as another branch",
-                )
-            )
+        if known and not holds_content(frame, stored_view(original, optimizer_of(meta))):
+            remedy = "compare with the original run, or archive this one as another branch"
+            what = f"'{original.origin}' is not the checkpoint that was archived"
+            problems.append(Problem(where, what, remedy))
         restored = archive.checkpoint(info)
     except InshrinkError as error:
         return [*problems, _problem(archive, info, error)], rows
+    lossless = get_codec(FALLBACK_CODEC).reads
+    rounded = meta.get("codec") != FALLBACK_CODEC and is_rekeyed(meta, info)
     for spec in restored.specs:
         if spec.key not in original or original.spec(spec.key).shape != spec.shape:
             problems.append(Problem(where, f"the original has no tensor '{spec.key}' of that shape", ""))
@@ -560,16 +494,12 @@ def _compare(
             problems.append(_problem(archive, info, error))
             continue
         codecs = {entry.codec for entry in archive.blocks(info, spec.key)}
-        codec = " ".join(sorted(codecs))
-        faithful = spec.exact or meta.get("codec") == FALLBACK_CODEC or not is_rekeyed(meta, info)
         large = large_errors(meta, spec, info.step, measured.relative_rms)
-        rows.append(StepError(info.step, spec.key, codec, measured, large))
-        faithful = faithful and spec.parameter not in meta.get(WRITTEN, {})
-        exact = faithful and codecs <= get_codec(FALLBACK_CODEC).reads
-        if exact and not measured.bit_exact and not problems:
-            problems.append(
-                Problem(where, f"tensor '{spec.key}' was stored losslessly and differs", "restore a backup")
-            )
+        rows.append(StepError(info.step, spec.key, " ".join(sorted(codecs)), measured, large))
+        faithful = (spec.exact or not rounded) and spec.parameter not in meta.get(WRITTEN, {})
+        if faithful and codecs <= lossless and not measured.bit_exact and not problems:
+            what = f"tensor '{spec.key}' was stored losslessly and differs"
+            problems.append(Problem(where, what, "restore a backup"))
     return problems, rows
 
 

@@ -15,11 +15,11 @@ from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution import ResultStore, parse_record, resolve_device
 from inshrink_core.execution.progress import Progress
-from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.request import Option, Request, python_call
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.judge import Judge
 from inshrink_core.search.search import choose_steps
-from inshrink_core.verbs.shared.groups import Computing, PathLike, Reading, RunLike, Steps, steps_of
+from inshrink_core.verbs.shared.groups import Computing, PathLike, Reading, RunLike, Stepping, steps_of
 from inshrink_lab.bench.measure import Measurer
 from inshrink_lab.bench.report import DEFAULT_BOUNDS, REPEAT, BenchReport, Bound, Point, parse_bounds
 
@@ -30,7 +30,7 @@ _PATIENCE: Final = 2
 
 
 @dataclass(frozen=True)
-class Bench(EvaluatorRequest, Computing, Reading, Request[BenchReport]):
+class Bench(Stepping, EvaluatorRequest, Computing, Reading, Request[BenchReport]):
     """Measure the largest ratio of each codec that keeps each bound.
 
     Parameters
@@ -50,9 +50,7 @@ class Bench(EvaluatorRequest, Computing, Reading, Request[BenchReport]):
     refine
         How often the knob's gap below each bound is halved.
     keyframe_every
-        Frames from one keyframe to the next.
-    steps
-        Which steps, as 400, 100,200 or FIRST:LAST[:EVERY]; by default all.
+        Frames from one keyframe to the next; by default 32.
 
     Raises
     ------
@@ -84,14 +82,13 @@ class Bench(EvaluatorRequest, Computing, Reading, Request[BenchReport]):
     output: Annotated[PathLike | None, Option(("--output", "-o"), metavar="DIR")] = None
     refine: Annotated[int, Option(least=0)] = 2
     keyframe_every: Annotated[int, Option(least=1)] = 32
-    steps: Steps = None
 
     EXAMPLES: ClassVar = (
         "inshrink bench runs/digits --trust-run -o bench",
         "inshrink bench runs/digits --trust-run --codecs inshrinkerator,excp:coder=rans --bounds drop=0.01",
     )
     INTERRUPTED: ClassVar = "with --output, measured points are kept, and the same command continues"
-    SHOWN: ClassVar = Shown(in_bytes=False)
+    UNIT: ClassVar = "steps"
 
     def perform(self) -> BenchReport:
         """Measure the codecs."""

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from inshrink_core.errors import InputError
 from inshrink_core.execution import write_whole
-from inshrink_core.report import Report
+from inshrink_core.report import Part, Report, Table
 from inshrink_core.search.bounds import Bounds, Figures
-from inshrink_core.text import UNKNOWN, duration, nats, percent, printable, ratio, steps_in_short
-from inshrink_core.verbs.shared.showing import show_facts, show_notes, show_table
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
+from inshrink_core.text import UNKNOWN, duration, nats, percent, ratio, steps_in_short
 
 REPEAT: Final = "repeat"
 """Label of the previous checkpoint in the place of each one: a baseline that stores nothing."""
@@ -274,23 +269,26 @@ class BenchReport(Report):
             choose_row(label, points, bound) for label, points in self.points.items() for bound in self.bounds
         )
 
-    def show(self, console: Console) -> None:
-        """Print the ratios, where each comes from, and what to know of all."""
-        _show_ratios(console, self)
-        _show_rows(console, self.rows)
-        console.print()
-        show_facts(
-            console,
-            [
-                ("metric", f"{printable(self.metric)}, {self.direction} is better"),
-                ("steps", steps_in_short(self.steps)),
-                ("optimizer", self.optimizer),
-                ("measured", f"{self.measured} configurations, {self.resumed} were there already"),
-                ("time", f"{duration(self.seconds)} on {self.device}"),
-                ("files", ", ".join(self.files) or "none (--output DIR keeps what is measured)"),
-            ],
+    def shown(self) -> Iterator[Part]:
+        """Yield the ratios, where each comes from, and what to know of all."""
+        headings = [_limit(bound.kind, bound.limit) for bound in self.bounds]
+        yield Table(
+            {"codec": None, **dict.fromkeys(headings, str)},
+            [(one, *(_ratios(row) for row in self.rows if row.codec == one)) for one in self.points],
         )
-        show_notes(console, self.notes)
+        yield "ratio of everything that is stored / of the weights"
+        if any(bound.holds(one) for bound in self.bounds for one in self.points.get(REPEAT, ())):
+            yield "≈ the previous checkpoint, which stores nothing, keeps this bound: it proves little"
+        # The previous checkpoint is the same under every bound: once is enough.
+        rows = [row for place, row in enumerate(self.rows) if not place or row.codec != REPEAT]
+        yield Table(_ROW_COLUMNS, map(_cells, rows))
+        yield "metric", f"{self.metric}, {self.direction} is better"
+        yield "steps", steps_in_short(self.steps)
+        yield "optimizer", self.optimizer
+        yield "measured", f"{self.measured} configurations, {self.resumed} were there already"
+        yield "time", f"{duration(self.seconds)} on {self.device}"
+        yield "files", ", ".join(self.files) or "none (--output DIR keeps what is measured)"
+        yield from (f"note: {note}" for note in self.notes)
 
     def write(self, folder: Path) -> BenchReport:
         """Write rows and points as JSON; return the report that names the file.
@@ -305,40 +303,29 @@ class BenchReport(Report):
         return replace(self, files=(str(folder / POINTS_FILE),))
 
 
-def _show_ratios(console: Console, report: BenchReport) -> None:
-    """Print the ratio of everything stored of each codec under each bound, and that of the weights."""
-    headings = ("codec", *(_limit(bound.kind, bound.limit) for bound in report.bounds))
-    show_table(
-        console,
-        headings,
-        (
-            (printable(label), *(_ratios(row) for row in report.rows if row.codec == label))
-            for label in report.points
-        ),
-    )
-    console.print("ratio of everything that is stored / of the weights")
-    if any(bound.holds(one) for bound in report.bounds for one in report.points.get(REPEAT, ())):
-        console.print("≈ the previous checkpoint, which stores nothing, keeps this bound: it proves little")
-    console.print()
+_ROW_COLUMNS: Final = {
+    "codec": None,
+    "bound": str,
+    "of all": ratio,
+    "of weights": ratio,
+    "drop": percent,
+    "divergence": nats,
+    "knob": None,
+}
 
 
-def _show_rows(console: Console, rows: Sequence[BoundRow]) -> None:
-    """Print where each ratio comes from; the previous checkpoint, the same under every bound, once."""
-    shown = [row for place, row in enumerate(rows) if not place or row.codec != REPEAT]
-    cells = (
-        (
-            printable(row.codec),
-            "" if row.codec == REPEAT else _limit(row.bound.kind, row.bound.limit),
-            ratio(values["ratio_total"]),
-            ratio(values["ratio_weights"]),
-            percent(values["max_drop"]),
-            nats(values["mean_divergence"]),
-            _knob(row),
-        )
-        for row, values in ((row, row.to_json()) for row in shown)
+def _cells(row: BoundRow) -> tuple[Any, ...]:
+    """Return where a ratio comes from."""
+    keeping, point = row.keeping, row.point
+    return (
+        row.codec,
+        "" if row.codec == REPEAT else _limit(row.bound.kind, row.bound.limit),
+        None if keeping is None else keeping.ratio_total,
+        None if keeping is None else keeping.ratio_weights,
+        None if point is None else point.max_drop,
+        None if point is None else point.mean_divergence,
+        _knob(row),
     )
-    headings = ("codec", "bound", "of all", "of weights", "drop", "divergence", "knob")
-    show_table(console, headings, cells, left=(0, 6))
 
 
 def _ratios(row: BoundRow) -> str:

@@ -14,7 +14,7 @@ from inshrink_app.services import jobs as job_services
 from streamlit.testing.v1 import AppTest
 
 from inshrink_core import verbs
-from inshrink_core.archive.storage import behind, objects
+from inshrink_core.archive.storage import objects, uploads
 from inshrink_core.errors import InputError
 from inshrink_core.execution import mirror
 from inshrink_core.execution.process import minimal_environment
@@ -35,7 +35,7 @@ def bucket(root, monkeypatch, tmp_path) -> MemoryStore:
     monkeypatch.setattr(objects, "_store_of", lambda scheme, bucket: store)
     monkeypatch.setattr(objects, "_PROVEN", set())
     monkeypatch.setattr(mirror, "_MIRRORS", {})
-    monkeypatch.setenv(behind.WAITING_VARIABLE, str(tmp_path / "waiting"))
+    monkeypatch.setenv(uploads.QUEUE_VARIABLE, str(tmp_path / "waiting"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for path in write_run(tmp_path / "made", (10, 20, 30, 40)).glob("*.pt"):
         store.put(f"{'later' if '40' in path.name else 'runs/digits'}/{path.name}", path)

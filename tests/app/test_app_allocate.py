@@ -25,7 +25,7 @@ HOSTILE = "<b>\u202ex*[0].weight"
 
 
 def level(value: float, sizes: dict[str, int], **changes: Any) -> dict[str, Any]:
-    """Return what ``inshrink estimate --levels --by-tensor`` tells of a level, as far as the page asks."""
+    """Return what ``inshrink estimate --each --by-tensor`` tells of a level, as far as the page asks."""
     tensors = [
         {
             "key": key,

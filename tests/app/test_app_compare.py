@@ -335,7 +335,6 @@ def test_an_evaluator_is_made_and_tried(archived, jobs):
     app.session_state["evaluator.make"] = True
     app.session_state["evaluator.model"] = "net:Net"
     app.run()
-    assert "gives 64 outputs" in texts(app)
     assert f"inshrink evaluate {archived} --write" in texts(app)
     button(app, "Write the template").click().run()
     judge = archived / "evaluator.py"
@@ -354,6 +353,6 @@ def test_an_evaluator_is_made_and_tried(archived, jobs):
 def test_an_evaluator_is_not_written_outside_of_the_roots(archived, jobs):
     shown = services.load_subject(str(archived))
     with pytest.raises(ServiceError, match="outside"):
-        services.make_evaluator(shown, "/etc/judge.py", "classifier", "", replace=False)
+        services.make_evaluator(shown, "/etc/judge.py", "", replace=False)
     with pytest.raises(ServiceError, match="folder of yours"):
-        services.make_evaluator(shown, str(SAMPLE / "evaluator.py"), "classifier", "", replace=True)
+        services.make_evaluator(shown, str(SAMPLE / "evaluator.py"), "", replace=True)

@@ -80,8 +80,7 @@ def test_a_job_whose_explorer_was_killed_is_interrupted_and_goes_on_under_its_id
 
 
 def test_a_restart_under_every_kind_of_job_interrupts_each_and_loses_none(tmp_path):
-    every = [request_of(verb) for verb in plugins(VERBS)]
-    kinds = [kind for one in every if one is not None for kind in (one, *one.modes().values())]
+    kinds = [kind for verb in plugins(VERBS) if (kind := request_of(verb)) is not None]
     examples = [shlex.split(example)[1:] for kind in kinds for example in kind.EXAMPLES]
     examples = [words for words in examples if words[0] not in ("ui", "run")]
     assert len(examples) > 25

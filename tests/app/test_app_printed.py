@@ -24,14 +24,12 @@ EXAMPLES = [
     words
     for verb in sorted(plugins(VERBS))
     if (request := request_of(verb)) is not None and request.REPORTS and verb != "run"
-    for kind in (request, *request.modes().values())
-    for words in ([shlex.split(example)[1:] for example in kind.EXAMPLES])
+    for words in ([shlex.split(example)[1:] for example in request.EXAMPLES])
 ] + [
     ["compress", "run", "-o", "a", "--watch", "--until", "40"],
     ["compress", "run", "-o", "a", "--max-divergence", "inf"],
-    ["estimate", "run", "--goals"],
-    ["estimate", "run", "--levels", "5"],
-    ["evaluate", "run", "--write", "judge.py", "--task", "language"],
+    ["estimate", "run", "--each", "codec=qd,bits=3", "--try", "2"],
+    ["evaluate", "run", "--write", "judge.py", "--model", "net:Net"],
     ["prune", "a", "--forget-missing", "--apply"],
 ]
 

@@ -20,17 +20,18 @@ from tests.app.job_stubs import work
 
 
 def goals(**changes: Any) -> dict[str, Any]:
-    """Return what ``inshrink estimate --goals`` tells."""
+    """Return what ``inshrink estimate --each`` tells of the goals."""
     rows = []
-    for name, nbytes, basis in (
-        ("exact", 8_000_000, "exact"),
-        ("resume", 500_000, "unknown"),
-        ("weights", 250_000, "unknown"),
+    for codec, optimizer, nbytes, basis in (
+        ("lattice", "drop", 250_000, "unknown"),
+        ("lattice", "compressed", 500_000, "unknown"),
+        ("lossless", "exact", 8_000_000, "exact"),
     ):
-        row = {"goal": name, "archive_bytes": nbytes, "ratio_total": 4e6 / nbytes, "bits_per_weight": 2.5}
-        rows.append(row | {"basis": basis, "restore_cost": None, "relative_error": 0.004} | changes)
-    told = {"goals": rows, "run_bytes": 10_000_000, "tried": [20, 30], "sampled": 1.0}
-    return told | {"seconds": 3.2, "device": "cpu"}
+        archive = {"run_bytes": 10_000_000, "tried": [20, 30], "nbytes": nbytes, "bits_per_weight": 2.5}
+        archive |= {"basis": basis, "restore_cost": None, "relative_error": 0.004} | changes
+        row = {"set": {"codec": codec, "optimizer": optimizer, "settings": {}}, "archive": archive}
+        rows.append(row | {"ratio_total": 4e6 / nbytes, "drop": None, "sampled": 1.0, "seconds": 3.2})
+    return {**rows[0], "device": "cpu", "each": rows[1:]}
 
 
 @pytest.mark.usefixtures("asked_for")
@@ -39,7 +40,8 @@ def test_a_bare_link_tries_nothing_until_the_button_is_pressed(archived, jobs):
     assert "opened by a link, so nothing was tried yet" in texts(app)
     assert jobs.started == []
     button(app, "Try two steps").click().run()
-    assert jobs.last == ["estimate", "--goals", str(archived)]
+    assert jobs.last[:2] == ["estimate", str(archived)]
+    assert option(jobs.last, "--try") == "2"
 
 
 @pytest.mark.usefixtures("asked_for")
@@ -47,9 +49,9 @@ def test_a_run_that_was_clicked_on_is_tried_by_itself_and_once(archived, jobs):
     jobs.answers["estimate"] = goals()
     app = explorer("overview", run=str(archived))
     app.run()
-    assert [jobs.words(place) for place in range(len(jobs.started))] == [
-        [["estimate", "--goals", str(archived)]]
-    ]
+    assert not app.exception
+    (((verb, run, *_),),) = (jobs.words(place) for place in range(len(jobs.started)))
+    assert (verb, run) == ("estimate", str(archived))
 
 
 @pytest.mark.usefixtures("asked_for")
@@ -132,7 +134,7 @@ def test_the_snippets_do_what_the_button_does_with_the_evaluator_that_may_run(ar
 
 @pytest.mark.usefixtures("asked_for")
 def test_an_evaluator_that_tells_no_loss_bounds_nothing_and_that_is_said(archived, jobs):
-    jobs.answers["estimate"] = goals() | {"not_judged": "it returns neither a loss nor log_probs"}
+    jobs.answers["estimate"] = goals(not_judged="it returns neither a loss nor log_probs")
     app = explorer("overview", run=str(SAMPLE))
     assert "tells no restore cost" in texts(app)
     button(app, "Shrink it").click().run()
@@ -144,7 +146,7 @@ def test_an_evaluator_that_tells_no_loss_bounds_nothing_and_that_is_said(archive
 @pytest.mark.usefixtures("asked_for")
 def test_an_evaluator_that_does_not_run_is_not_asked_again(archived, jobs):
     why = {"not_judged": "it raised ModuleNotFoundError", "evaluator_failed": True}
-    jobs.answers["estimate"] = goals() | why
+    jobs.answers["estimate"] = goals(**why)
     app = explorer("overview", run=str(SAMPLE))
     assert "The evaluator does not run: it raised ModuleNotFoundError" in texts(app)
     button(app, "Shrink it").click().run()
@@ -163,10 +165,11 @@ def test_a_trial_that_was_interrupted_begins_again_by_itself(archived, jobs):
 
 
 def test_what_a_trial_has_told_is_known_to_whoever_asks_next(archived, jobs):
-    told = inshrink_core.verbs.estimate_goals(archived)
+    shown = services.load_subject(str(archived))
+    told = shrinking.goals_request(shown, None).perform()
     app = explorer("overview", run=str(archived))
     assert jobs.started == []
-    assert fmt.size(told.goals[0].archive_bytes) in [metric.value for metric in app.metric]
+    assert fmt.size(told.each[1].archive.nbytes) in [metric.value for metric in app.metric]
     write_run(archived, (50,))
     app = linked("overview", run=str(archived))
     assert "The run has changed since." in texts(app)

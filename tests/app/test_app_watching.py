@@ -68,7 +68,9 @@ def test_a_run_is_archived_as_it_grows(root, jobs):
     assert "--steps" not in jobs.last
     assert "Beside the training, at step 30" in texts(app)
     assert services.describe(jobs.kept[-1]).title == "Archive run as it grows, to run-weights.inshrink"
-    assert f"verbs.watch('{root}/run', '{root}/run-weights.inshrink'" in python_text(jobs.kept[-1].requests)
+    printed = python_text(jobs.kept[-1].requests)
+    assert f"inshrink_core.compress('{root}/run', '{root}/run-weights.inshrink'" in printed
+    assert "watch=True" in printed
 
 
 def test_a_job_beside_a_training_lets_others_begin(tmp_path):

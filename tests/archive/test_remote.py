@@ -1,44 +1,76 @@
-"""Archives behind a URL: read by ranges, in a folder or packed; what cannot be reached is told."""
+"""Packed archives on a web server are read by ranges; what cannot be read there is told."""
 
+import re
 import sys
-import uuid
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, is_archive, pack_archive
-from inshrink_core.errors import (
-    DamagedError,
-    InputError,
-    MissingExtraError,
-    NotFoundError,
-    StorageError,
-)
+from inshrink_core.errors import DamagedError, InputError, MissingExtraError, NotFoundError, StorageError
+from inshrink_core.formats import open_run
 from tests.archive.building import blocks_of, build, contents
 
-fsspec = pytest.importorskip("fsspec", reason="the extra 'remote' is not installed")
+pytest.importorskip("obstore", reason="the extra 'remote' is not installed")
 
 STEPS = (0, 100, 200)
 
 
+class Handler(BaseHTTPRequestHandler):
+    """Serves files by ranges, as web servers do; notes what is asked."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, status, body=b"", **headers):
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_GET(self):
+        path = self.path.removeprefix("/")
+        self.server.asked.append((self.command, path, self.headers.get("Range")))
+        if path == "denied":
+            return self.answer(403)
+        content = self.server.files.get(path)
+        if content is None:
+            return self.answer(404)
+        span = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        if span is None:
+            return self.answer(200, content)
+        begin = int(span[1]) if span[1] else max(0, len(content) - int(span[2]))
+        end = min(len(content), int(span[2]) + 1) if span[1] and span[2] else len(content)
+        about = f"bytes {begin}-{end - 1}/{len(content)}"
+        return self.answer(206, content[begin:end], Content_Range=about)
+
+    do_HEAD = do_GET  # noqa: N815
+
+
 @pytest.fixture
-def bucket(tmp_path):
-    """A folder of an object store in memory with an archive and the same packed."""
+def server(tmp_path):
+    """A web server with a packed archive and another file."""
     path = build(tmp_path / "a", STEPS)
     pack_archive(ArchiveReader.open(path), tmp_path / "p")
-    store, root = fsspec.filesystem("memory"), f"/{uuid.uuid4().hex}"
-    for file in path.rglob("*"):
-        if file.is_file():
-            store.pipe(f"{root}/a/{file.relative_to(path)}", file.read_bytes())
-    store.pipe(f"{root}/p", (tmp_path / "p").read_bytes())
-    store.pipe(f"{root}/other", b"something else")
-    yield f"memory:/{root}"
-    store.rm(root, recursive=True)
+    served = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    served.asked = []
+    served.files = {"p": (tmp_path / "p").read_bytes(), "other": b"something else"}
+    served.files["a/inshrink-manifest"] = (path / "inshrink-manifest").read_bytes()
+    served.url = f"http://127.0.0.1:{served.server_address[1]}"
+    threading.Thread(target=served.serve_forever, daemon=True).start()
+    yield served
+    served.shutdown()
+    served.server_close()
 
 
-@pytest.mark.parametrize("name", ["a", "p"])
-def test_archive_behind_a_url_reads_as_the_folder(bucket, name):
-    url = f"{bucket}/{name}"
+def test_a_packed_archive_on_a_web_server_reads_as_the_folder(server):
+    url = f"{server.url}/p"
     assert is_archive(url)
     reader = ArchiveReader.open(url)
     assert {f.step: contents(reader, f.frame_id) for f in reader.frames} == {
@@ -48,50 +80,43 @@ def test_archive_behind_a_url_reads_as_the_folder(bucket, name):
     assert reader.path == url
 
 
-def test_packed_archive_behind_a_url_is_read_by_ranges(bucket, monkeypatch):
-    asked = []
-    store = fsspec.filesystem("memory")
-    real = type(store).cat_file
-
-    def counted(self, path, start=None, end=None, **options):
-        asked.append((start, end))
-        return real(self, path, start=start, end=end, **options)
-
-    monkeypatch.setattr(type(store), "cat_file", counted)
-    reader = ArchiveReader.open(f"{bucket}/p")
-    asked.remove((None, None))  # for a manifest, which a packed archive has inside
-    assert len(asked) == 2
-    assert reader.bytes_read == sum(end - start for start, end in asked)
+def test_it_is_opened_by_two_ranges(server):
+    reader = ArchiveReader.open(f"{server.url}/p")
+    ranges = [asked for method, path, asked in server.asked if (method, path) == ("GET", "p")]
+    assert len(ranges) == 2
+    assert None not in ranges
+    assert reader.bytes_read < len(server.files["p"]) + 65536
 
 
-def test_what_is_not_there_or_no_archive_is_told(bucket):
-    with pytest.raises(NotFoundError):
-        ArchiveReader.open(f"{bucket}/nothing")
+def test_what_is_not_there_or_no_archive_is_told(server):
+    for name in ("nothing", "a"):
+        with pytest.raises(NotFoundError, match="folders of web servers are not read"):
+            ArchiveReader.open(f"{server.url}/{name}")
     with pytest.raises(DamagedError, match="not a packed archive"):
-        ArchiveReader.open(f"{bucket}/other")
+        ArchiveReader.open(f"{server.url}/other")
 
 
-def test_unknown_store_and_store_that_refuses_are_told(bucket, monkeypatch):
+def test_unknown_store_and_store_that_refuses_are_told(server):
     with pytest.raises(StorageError, match="no object storage of the name 'nowhere'"):
         ArchiveReader.open("nowhere://bucket/a")
+    with pytest.raises(StorageError, match="denies it"):
+        ArchiveReader.open(f"{server.url}/denied")
 
-    def refuse(*_args, **_kwargs):
-        raise RuntimeError("403 Forbidden")
 
-    monkeypatch.setattr(type(fsspec.filesystem("memory")), "info", refuse)
-    with pytest.raises(StorageError, match="403 Forbidden"):
-        ArchiveReader.open(f"{bucket}/p")
+def test_runs_are_not_read_from_a_web_server(server):
+    with pytest.raises(InputError, match="runs are read from"):
+        open_run(f"{server.url}/runs")
 
 
 @pytest.mark.parametrize("kind", [str, Path])
-def test_archive_is_not_written_to_a_url_that_fsspec_reads(kind, tmp_path, monkeypatch):
+def test_archive_is_not_written_to_a_web_server(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="local or mounted"):
-        ArchiveWriter(kind("ftp://host/run.inshrink"), create=True)
+        ArchiveWriter(kind("http://host/run.inshrink"), create=True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_fsspec_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "fsspec", None)
+def test_without_obstore_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(MissingExtraError, match=r"inshrink\[remote\]"):
-        ArchiveReader.open("ftp://host/run.inshrink")
+        ArchiveReader.open("http://another.host/run.inshrink")

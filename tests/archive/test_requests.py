@@ -8,7 +8,7 @@ import torch
 import inshrink_core
 from benchmarks.requests import CountingStorage, counting_reader
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, pack_archive
-from inshrink_core.archive.storage import LocalStorage, ahead
+from inshrink_core.archive.storage import LocalStorage, blocks
 from inshrink_core.archive.storage.contract import Range
 from inshrink_core.chain import Archive
 from inshrink_core.errors import InshrinkError
@@ -18,10 +18,9 @@ N_FRAMES = 24
 
 
 @pytest.fixture(autouse=True)
-def nothing_held():
+def nothing_cached():
     """Every test begins as a process does."""
-    with ahead.nothing_held():
-        yield
+    blocks.forget_all()
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +43,8 @@ def values(archive, step):
     """Read everything of a step as restoring does."""
     archive.fetch([archive.reader.find(step)])
     checkpoint = archive[step]
-    with checkpoint.expecting(checkpoint.specs):
-        tensors = {spec.key: checkpoint.source.read(spec) for spec in checkpoint.specs}
+    with checkpoint.prefetch(checkpoint.specs) as ahead:
+        tensors = {spec.key: ahead.source.read(spec) for spec in checkpoint.specs}
     return tensors, [checkpoint.source.skeleton(file) for file in checkpoint.files]
 
 
@@ -82,9 +81,9 @@ def test_one_tensor_or_some_take_a_request_a_frame_and_three_more(sample, tmp_pa
         lambda archive: archive[archive.steps[-1]].state_dict(),
         lambda archive: inshrink_core.restore(archive, tmp_path, tensors="conv*", force=True),
     ):
-        with ahead.nothing_held():
-            archive, asked = far(sample)
-            read(archive)
+        blocks.forget_all()
+        archive, asked = far(sample)
+        read(archive)
         assert asked.requests <= N_FRAMES + 3
         assert asked.round_trips <= 3
 
@@ -101,7 +100,7 @@ def test_large_frames_take_their_ends_and_one_range_each(tmp_path):
     for frame in frames:
         assert [frame.read(frame.entry(key)) for key in "ab"] == [large["a"], large["b"]]
     assert (asked.requests, asked.round_trips) == (2 + 12, 3)
-    assert asked.bytes_read < reader.manifest_nbytes + 6 * (ahead.ENDS._most // 512 + 2 * 600_000 + 100)
+    assert asked.bytes_read < reader.manifest_nbytes + 6 * (blocks.ENDS._most // 512 + 2 * 600_000 + 100)
 
 
 def test_what_is_far_equals_what_is_near_however_little_fits(sample, monkeypatch):
@@ -109,14 +108,14 @@ def test_what_is_far_equals_what_is_near_however_little_fits(sample, monkeypatch
     step = near.steps[5]
     expected = values(near, step)
     for most, window, gap in ((1 << 20, 1 << 14, 0), (1 << 15, 1 << 12, 1 << 18), (100, 100, 0), (0, 0, 10)):
-        monkeypatch.setattr(ahead, "_WINDOW_NBYTES", window)
-        monkeypatch.setattr(ahead, "MOST_AHEAD_NBYTES", most)
+        monkeypatch.setattr(blocks, "_WINDOW_NBYTES", window)
+        monkeypatch.setattr(blocks, "MOST_AHEAD_NBYTES", most)
         monkeypatch.setattr("inshrink_core.archive.reader.MOST_AHEAD_NBYTES", most)
-        monkeypatch.setattr(ahead, "_GAP_NBYTES", gap)
+        monkeypatch.setattr(blocks, "_GAP_NBYTES", gap)
         monkeypatch.setattr("inshrink_core.archive.frame_reader._WHOLE_NBYTES", 4096)
         monkeypatch.setattr("inshrink_core.archive.frame_reader._END_NBYTES", 600)
-        with ahead.nothing_held():
-            assert same(values(far(sample)[0], step), expected)
+        blocks.forget_all()
+        assert same(values(far(sample)[0], step), expected)
 
 
 def test_steps_in_order_read_each_frame_once(sample):
@@ -152,7 +151,7 @@ def test_an_archive_that_is_opened_again_asks_for_no_frame_twice(sample):
 
 
 def test_memory_is_bounded(monkeypatch):
-    held = ahead.Held(1000)
+    held = blocks.BlockCache(1000)
     for number in range(50):
         held.put(bytes([number % 7]), number * 10, bytes(90))
         sizes = [len(span) for spans in held._spans.values() for span in spans.values()]

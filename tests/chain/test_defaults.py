@@ -213,7 +213,7 @@ def test_help_and_documentation_tell_the_coarseness_that_the_codec_has(capsys):
     main(["compress", "--help"])
     words = " ".join(capsys.readouterr().out.replace("│", " ").split())
     told = f"by default {LatticeCodec().coarseness:g}."
-    assert told in words[words.index("--coarseness") : words.index("--bins")]
+    assert told in words[words.index("--coarseness") : words.index("--resumed-from")]
     page = Path(inshrink_core.__file__).parents[1] / "docs" / "cli.md"
     (row,) = [line for line in page.read_text().splitlines() if line.startswith("| `--coarseness ")]
     assert told.rstrip(".") in row

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import inshrink_core
-from inshrink_core.chain.restoring import reading_ahead
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
 from inshrink_core.errors import DamagedError
 
@@ -43,7 +42,7 @@ def checkpoint_of(specs: list[TensorSpec]) -> tuple[Checkpoint, Counted]:
 def test_tensors_come_in_whatever_order_they_are_asked_for(threads):
     specs = [spec_of("x" * i, 10 * i) for i in range(1, 30)]
     checkpoint, source = checkpoint_of(specs)
-    with reading_ahead(checkpoint, specs, threads) as ahead:
+    with checkpoint.prefetch(specs, threads) as ahead:
         for spec in (*specs[20:], *specs[:20], specs[3]):
             tensor = ahead.source.read(spec)
             assert torch.equal(tensor, torch.full(spec.shape, float(len(spec.name))))
@@ -54,7 +53,7 @@ def test_tensors_come_in_whatever_order_they_are_asked_for(threads):
 def test_no_more_is_read_ahead_than_the_window_holds():
     specs = [spec_of(f"w{i}", 100) for i in range(50)]
     checkpoint, source = checkpoint_of(specs)
-    with reading_ahead(checkpoint, specs, 2) as ahead:
+    with checkpoint.prefetch(specs, 2) as ahead:
         ahead.source.read(specs[0])
         time.sleep(0.05)
         assert len(source.read_keys) <= 4
@@ -63,7 +62,7 @@ def test_no_more_is_read_ahead_than_the_window_holds():
 def test_an_error_is_raised_where_its_tensor_is_asked_for():
     specs = [spec_of("good", 5), spec_of("bad", 5), spec_of("fine", 5)]
     checkpoint, _ = checkpoint_of(specs)
-    with reading_ahead(checkpoint, specs, 2) as ahead:
+    with checkpoint.prefetch(specs, 2) as ahead:
         assert ahead.source.read(specs[0]).tolist() == [4.0] * 5
         with pytest.raises(DamagedError):
             ahead.source.read(specs[1])
@@ -74,7 +73,7 @@ def test_no_thread_is_left_when_the_context_closes():
     before = threading.active_count()
     specs = [spec_of("bad", 100), *(spec_of(f"w{i}", 100) for i in range(50))]
     checkpoint, _ = checkpoint_of(specs)
-    with pytest.raises(DamagedError), reading_ahead(checkpoint, specs, 3) as ahead:
+    with pytest.raises(DamagedError), checkpoint.prefetch(specs, 3) as ahead:
         ahead.source.read(specs[0])
     assert threading.active_count() == before
 

@@ -70,8 +70,8 @@ def test_model_is_handed_on_in_two_commands(cli, archive, tmp_path):
     model = tmp_path / "model.inshrink"
     outcome = cli("export", archive, "--step", "100", "--weights-only", "-o", model)
     assert outcome.code == 0, outcome.err
-    assert "ratio to float32" in outcome.out
-    assert "error of the weights" in outcome.out
+    assert re.search(r"ratio float32 +[\d.]+×", outcome.out)
+    assert re.search(r"relative error +\d", outcome.out)
     assert cli("restore", model, "--format", "safetensors", "-o", tmp_path / "model").code == 0
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["model.safetensors"]
     assert cli("verify", model, "--deep").code == 0
@@ -99,7 +99,6 @@ def test_packed_archive_is_read_by_every_verb(cli, archive, tmp_path):
 
 
 def test_archive_behind_a_url_is_inspected_and_restored(cli, archive, tmp_path):
-    pytest.importorskip("fsspec", reason="the extra 'remote' is not installed")
     url = f"file://{archive}"
     assert cli("inspect", url, "--json").document["steps"] == list(STEPS)
     assert cli("verify", url).code == 0

@@ -15,7 +15,7 @@ from inshrink_core.request import request_of
 DOCS = Path(__file__).parents[2] / "docs"
 VERBS = (
     "inspect", "compress", "restore", "verify", "commit", "compare", "average", "estimate",
-    "evaluate", "export", "prune", "push", "release", "sensitivity", "bench", "rehearse",
+    "evaluate", "export", "prune", "release", "sensitivity", "bench", "rehearse",
     "run", "search", "ui",
 )  # fmt: skip
 SCHEMA = json.loads((DOCS / "documents.schema.json").read_text())
@@ -26,6 +26,8 @@ OPAQUE = {
     "overrides",
 }  # fmt: skip
 """Keys whose value belongs to a codec."""
+ALIKE = {"each"}
+"""Keys whose value is a list of documents like the one that has it."""
 
 
 def section(verb):
@@ -46,7 +48,10 @@ def keys_of(value, prefix=""):
             path = f"{prefix}{{}}" if table else f"{prefix}.{key}" if prefix else key
             if not table:
                 yield path
-            if path not in OPAQUE:
+            if path in ALIKE:
+                for one in item:
+                    yield from keys_of(one)
+            elif path not in OPAQUE:
                 yield from keys_of(item, path)
 
 
@@ -72,7 +77,7 @@ def keys_of(value, prefix=""):
         ("estimate", ("{run}", "--steps", "25,50")),
         ("evaluate", ("{run}", "--trust-run")),
         ("evaluate", ("{run}", "--write", "{out}.py")),
-        ("estimate", ("{run}", "--steps", "25,50", "--goals")),
+        ("estimate", ("{run}", "--steps", "25,50", "--try", "2", "--each", "optimizer=drop", "--by-tensor")),
         (
             "search",
             ("{run}", "--max-drop", "0.05", "--trust-run", "--steps", "25", "-o", "{out}", "--budget", "2"),

@@ -10,7 +10,7 @@ from rich.console import Console
 from inshrink_core import text as formatting
 from inshrink_core.cli import output
 from inshrink_core.errors import ConfigError, InputError, NotFoundError
-from inshrink_core.verbs.shared import showing
+from inshrink_core.report import Table, show_parts
 from inshrink_core.verbs.shared.values import choose_steps, parse_settings, read_config_file
 
 
@@ -135,10 +135,9 @@ def test_documents_have_null_for_what_json_cannot_say(capsys):
 
 
 def test_tables_keep_long_names_whole_within_100_columns(capsys):
-    table = showing.make_table("name", "value")
     name = "model." + "layer." * 30 + "weight"
-    table.add_row(name, "1")
-    output.present({}, as_json=False, text=lambda console: console.print(table))
+    table = Table({"name": None, "value": str}, [(name, 1)])
+    output.present({}, as_json=False, text=lambda console: show_parts(console, [table]))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
     assert "".join(line.split("1")[0].strip() for line in lines[2:]) == name
@@ -146,7 +145,7 @@ def test_tables_keep_long_names_whole_within_100_columns(capsys):
 
 def test_no_color_is_honoured(monkeypatch, capsys):
     monkeypatch.setenv("NO_COLOR", "1")
-    output.present({}, as_json=False, text=lambda console: showing.show_facts(console, [("a", "b")]))
+    output.present({}, as_json=False, text=lambda console: show_parts(console, [("a", "b")]))
     assert "\x1b[3" not in capsys.readouterr().out
     assert Console().no_color
 

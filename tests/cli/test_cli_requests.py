@@ -12,7 +12,6 @@ from inshrink_core.errors import InputError
 from inshrink_core.request import Request
 from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.compress import Compress
-from inshrink_core.verbs.modes.watch import Watch
 from inshrink_core.verbs.verify import Verify
 
 
@@ -25,7 +24,7 @@ def asked(monkeypatch):
         seen.append(request)
         raise InputError("seen")
 
-    for request in (CompareArchives, Compress, Verify, Watch):
+    for request in (CompareArchives, Compress, Verify):
         monkeypatch.setattr(request, "perform", refuse)
     return seen
 
@@ -36,8 +35,10 @@ def asked(monkeypatch):
         Compress("run", "a", steps=["100:500", "7"], base="model.pt", allow_damaged=True),
         Compress("run", "a", config={"coarseness": 4, "refine": {"linear": 0.5}}, optimizer="exact"),
         Compress("run", "a", config="found.json", settings=["coarseness=2"], max_divergence=float("inf")),
-        Compress("run", "a", bins=16, prune=0.5, metric="accuracy", timeout=3.5, threads=2),
-        Watch("run", "a", interval=0.5, until=40, idle=3.0, codec="lossless", skip_damaged=True),
+        Compress("run", "a", coarseness=2.5, metric="accuracy", timeout=3.5, threads=2),
+        Compress(
+            "run", "a", watch=True, interval=0.5, until=40, idle=3.0, codec="lossless", skip_damaged=True
+        ),
     ],
     ids=str,
 )
@@ -55,7 +56,7 @@ def test_words_of_a_request_ask_for_the_same(cli, asked, request_made):
     "request_made",
     [
         CompareArchives(["a"], "run"),
-        CompareArchives(["a", "b", "c"], "run", steps=["1:9"], max_drop=-0.5, gain=True, max_memory=4_000),
+        CompareArchives(["a", "b", "c"], "run", steps=["1:9"], max_drop=0.5, gain=True, max_memory=4_000),
         Verify("a", deep=True, against="run", max_disk=7, skip_damaged=True, base="model.pt"),
     ],
     ids=str,
@@ -97,7 +98,7 @@ def test_options_go_above_settings_and_settings_above_a_file(tmp_path):
     (tmp_path / "c.toml").write_text(
         'codec = "inshrinkerator"\nkeyframe_every = 4\n[settings]\nbins = 8\nprotect = 0.1\nprune = 0.2\n'
     )
-    request = Compress("run", "a", config=tmp_path / "c.toml", settings=["bins=16", "prune=0.3"], prune=0.4)
+    request = Compress("run", "a", config=tmp_path / "c.toml", settings=["bins=16", "prune=0.4"])
     assert request.chosen() == (
         "inshrinkerator", {"bins": 16, "protect": 0.1, "prune": 0.4}, None, 4,
     )  # fmt: skip
@@ -106,7 +107,6 @@ def test_options_go_above_settings_and_settings_above_a_file(tmp_path):
         None,
         2,
     )
-    assert Compress("run", "a", bins=16).chosen().codec == "inshrinkerator"
     codec = make_codec("uniform", {"bits": 4})
     assert Compress("run", "a", codec="uniform", config=codec).chosen().config is codec
     with pytest.raises(InputError, match="codec has its settings"):
@@ -117,7 +117,7 @@ def test_options_go_above_settings_and_settings_above_a_file(tmp_path):
     ("words", "message"),
     [
         (("--idle", "3"), "--idle goes with --watch; add --watch"),
-        (("--watch", "--steps", "5"), "--watch and --steps exclude each other; --watch goes with --poll"),
+        (("--watch", "--steps", "5"), "--watch and --steps exclude each other; leave out one of them"),
         (("--watch", "--poll", "0"), "--poll 0 (expected ≥ 0.001"),
         (("--max-drop", "-1"), "--max-drop -1 (expected ≥ 0"),
         (("--coarseness", "nan"), "--coarseness nan is no number"),

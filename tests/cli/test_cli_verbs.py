@@ -1,11 +1,8 @@
 """The verbs end to end, on the first steps of the sample run."""
 
 import csv
-import io
-import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -81,7 +78,17 @@ def test_inspect_and_help_never_import_torch(small_run, made_archive):
 
 
 def test_compress_reports_what_scripts_rely_on(cli, small_run, tmp_path):
-    outcome = cli("compress", small_run, "-o", tmp_path / "a.inshrink", "--json", "--bins", 8)
+    outcome = cli(
+        "compress",
+        small_run,
+        "-o",
+        tmp_path / "a.inshrink",
+        "--json",
+        "--codec",
+        "inshrinkerator",
+        "--set",
+        "bins=8",
+    )
     document = outcome.document
     assert outcome.code == 0
     assert outcome.err == ""
@@ -94,63 +101,6 @@ def test_compress_reports_what_scripts_rely_on(cli, small_run, tmp_path):
     assert 0 < document["relative_error"] < 1
 
 
-def test_compressing_twice_appends_nothing(cli, small_run, archive):
-    before = {path: path.read_bytes() for path in archive.rglob("*") if path.is_file()}
-    outcome = cli("compress", small_run, "-o", archive, "--json")
-    assert outcome.code == 0
-    assert (outcome.document["appended"], outcome.document["skipped"]) == ([], STEPS)
-    assert outcome.document["mb_per_s"] is None
-    assert {path: path.read_bytes() for path in archive.rglob("*") if path.is_file()} == before
-    assert "nothing new" in cli("compress", small_run, "-o", archive).out
-
-
-def test_compress_appends_the_missing_steps_of_a_range(cli, small_run, tmp_path):
-    target = tmp_path / "a.inshrink"
-    assert cli("compress", small_run, "-o", target, "--steps", ":25", "--json").document["appended"] == [
-        10,
-        25,
-    ]
-    assert cli("compress", small_run, "-o", target, "--steps", "25:", "--json").document["appended"] == [50]
-
-
-def test_compress_takes_its_settings_from_a_file_and_options_override_it(cli, small_run, tmp_path):
-    config = tmp_path / "config.toml"
-    config.write_text('codec = "inshrinkerator"\noptimizer = "drop"\n[settings]\nbins = 8\nprotect = 0.0\n')
-    words = ("compress", small_run, "-o", tmp_path / "a.inshrink", "--config", config, "--steps", "10")
-    document = cli(*words, "--set", "bins=6", "--json").document
-    assert (document["config"]["bins"], document["config"]["protect"]) == (6, 0.0)
-    inspected = cli("inspect", tmp_path / "a.inshrink", "--json").document
-    assert set(inspected["roles"]) <= {"weight", "buffer"}
-
-
-def test_compress_summary_says_ratio_of_what_and_speed(cli, small_run, tmp_path):
-    outcome = cli("compress", small_run, "-o", tmp_path / "a.inshrink")
-    assert outcome.code == 0
-    for words in ("ratio of the weights", "ratio of everything", "bits per weight", "relative error", "MB/s"):
-        assert words in outcome.out
-
-
-def test_lossless_archive_restores_files_byte_for_byte(cli, small_run, tmp_path):
-    target = tmp_path / "a.inshrink"
-    assert cli("compress", small_run, "-o", target, "--codec", "lossless", "-q").code == 0
-    outcome = cli("restore", target, "--all", "-o", tmp_path / "out", "--json")
-    assert outcome.code == 0
-    assert outcome.document["steps"] == STEPS
-    for path in map(Path, outcome.document["files"]):
-        assert (small_run / path.name).read_bytes() == path.read_bytes()
-
-
-def test_files_restored_do_not_depend_on_threads(cli, archive, tmp_path):
-    for threads in (1, 2):
-        assert (
-            cli("restore", archive, "--step", 25, "--threads", threads, "-o", tmp_path / str(threads)).code
-            == 0
-        )
-    one, two = (tmp_path / threads / "step_000025.pt" for threads in ("1", "2"))
-    assert one.read_bytes() == two.read_bytes()
-    assert cli("restore", archive, "--threads", 0, "-o", tmp_path / "0").code == 2
-
-
 def test_restored_step_loads_in_plain_torch(cli, archive, small_run, tmp_path):
     outcome = cli("restore", archive, "--step", 25, "-o", tmp_path / "out")
     assert outcome.code == 0
@@ -160,15 +110,6 @@ def test_restored_step_loads_in_plain_torch(cli, archive, small_run, tmp_path):
     assert "step 25" in outcome.out
 
 
-def test_restore_writes_only_the_tensors_asked_for(cli, archive, tmp_path):
-    outcome = cli("restore", archive, "--tensors", "conv1.weight", "-o", tmp_path / "out", "--json")
-    assert outcome.code == 0
-    (path,) = outcome.document["files"]
-    from safetensors.torch import load_file
-
-    assert set(load_file(path)) == {"conv1.weight"}
-
-
 def test_verify_finds_a_sound_archive_sound(cli, archive, small_run):
     outcome = cli("verify", archive, "--deep", "--against", small_run, "--json")
     assert (outcome.code, outcome.document["ok"], outcome.document["problems"]) == (0, True, [])
@@ -176,20 +117,6 @@ def test_verify_finds_a_sound_archive_sound(cli, archive, small_run):
     text = cli("verify", archive, "--against", small_run).out
     assert "worst tensors" in text
     assert "sound: 3 frames" in text
-
-
-def test_verify_ends_with_1_after_a_flipped_byte(cli, archive):
-    frame = sorted((archive / "frames").iterdir())[1]
-    content = bytearray(frame.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    frame.write_bytes(content)
-    outcome = cli("verify", archive, "--json")
-    assert outcome.code == 1
-    assert outcome.document["ok"] is False
-    assert outcome.document["problems"]
-    assert outcome.document["error"]["exit_code"] == 1
-    assert outcome.err.count("\n") == 1
-    assert cli("verify", archive).out.splitlines()[0].startswith(str(archive.parent))
 
 
 def test_verify_ends_with_1_where_nothing_of_the_archive_can_be_opened(cli, archive):
@@ -265,8 +192,7 @@ def test_sensitivity_has_several_groupings_in_one_document(cli, small_run, made_
         assert [table["by"] for table in document["tables"]] == ["tensor", "layer_type"]
         assert document["tables"][1]["rows"] == single["rows"]
     outcome = cli("sensitivity", small_run, "--by", "tensor,block")
-    assert outcome.code == 2
-    assert "goes with --json" in outcome.err
+    assert outcome.out.count("metric ") == 2
 
 
 def test_sensitivity_of_the_first_step_has_no_update(cli, small_run):
@@ -283,20 +209,12 @@ def test_sensitivity_says_where_gradients_come_from(cli, small_run, made_archive
     assert "in place of the gradient" in cli("sensitivity", small_run, "--metric", "taylor").out
 
 
-def test_sensitivity_writes_csv_to_a_file_and_to_stdout(cli, small_run, tmp_path):
+def test_sensitivity_writes_csv_to_a_file(cli, small_run, tmp_path):
     target = tmp_path / "out.csv"
     assert cli("sensitivity", small_run, "--csv", target).code == 0
     rows = list(csv.DictReader(target.read_text().splitlines()))
     assert {int(row["step"]) for row in rows} == set(STEPS)
-    for quiet in ((), ("--quiet",)):
-        outcome = cli("sensitivity", small_run, "--csv", "-", *quiet)
-        assert list(csv.DictReader(io.StringIO(outcome.out))) == rows
-
-
-def test_csv_on_stdout_goes_with_nothing_else_there(cli, small_run):
-    assert "both want stdout" in cli("sensitivity", small_run, "--csv", "-", "--json").err
-    outcome = cli("sensitivity", small_run, "--by", "tensor,block", "--csv", "-", "--json")
-    assert outcome.code == 2
+    assert cli("sensitivity", small_run, "--by", "tensor,block", "--csv", target, "--force").code == 2
 
 
 def test_inspect_names_a_run_as_it_was_named(cli, small_run):
@@ -340,17 +258,6 @@ def test_a_console_script_and_a_module_are_the_same_command():
         check=True,
     )
     assert by_module.stdout.startswith("inshrink ")
-
-
-def test_json_is_one_document_also_in_a_subprocess(small_run):
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "inshrink_core.cli", "inspect", str(small_run), "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout)["kind"] == "run"
-    assert done.stderr == ""
 
 
 @pytest.mark.parametrize(

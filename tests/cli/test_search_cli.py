@@ -2,15 +2,15 @@
 
 import io
 import json
+import re
 import sys
 import textwrap
 
 import pytest
 
-from inshrink_core.cli.output import progress_table
-from inshrink_core.search.search import SearchProgress
-from inshrink_core.search.trials import Trial
-from inshrink_core.verbs.estimate import Estimate, EstimateGoals, EstimateLevels
+from inshrink_core.cli.output import shown_progress
+from inshrink_core.execution.progress import Progress
+from inshrink_core.verbs.estimate import Estimate
 from inshrink_core.verbs.search import Search, describe
 
 GOOD = """
@@ -64,14 +64,10 @@ def test_a_search_writes_a_result_that_compress_and_estimate_take(cli, small_run
     assert "evaluations           0," in again.out
     shown = cli("estimate", small_run, "--config", result)
     assert "estimated ratio" in shown.out
-    goals = cli("estimate", small_run, "--goals")
-    assert [line.split()[0] for line in goals.out.splitlines()[2:5]] == ["exact", "resume", "weights"]
-    assert "estimated from" in goals.out
-    refused = cli("estimate", small_run, "--goals", "--codec", "uniform", "--levels", 2)
-    assert (refused.code, "--goals and --codec exclude each other" in refused.err) == (2, True)
-    levels = cli("estimate", small_run, "--codec", "uniform", "--levels", 2)
-    assert "bits=8" in levels.out
-    assert "bits=1" in levels.out
+    each = cli("estimate", small_run, "--codec", "uniform", "--set", "bits=8", "--each", "bits=1", "--try", 2)
+    assert [line.split()[0] for line in each.out.splitlines()[2:4]] == ["uniform", "uniform"]
+    assert "bits=1" in each.out
+    assert "tried" in each.out
 
 
 def test_compress_under_a_bound_tells_it_of_every_frame(cli, small_run, tmp_path, judge):
@@ -182,9 +178,8 @@ def test_a_configuration_is_described_in_a_few_words():
     ("asked", "words"),
     [
         (Estimate("runs/a", by_tensor=True), "estimate runs/a --by-tensor"),
-        (EstimateLevels("runs/a"), "estimate runs/a --levels 7"),
-        (EstimateLevels("runs/a", codec="qd", levels=2), "estimate runs/a --levels 2 --codec qd"),
-        (EstimateGoals("runs/a", steps=(1, 2)), "estimate --goals runs/a --steps 1,2"),
+        (Estimate("runs/a", each=["bits=3", "bits=2"]), "estimate runs/a --each bits=3 --each bits=2"),
+        (Estimate("runs/a", tried=2, steps=(1, 2)), "estimate runs/a --try 2 --steps 1,2"),
         (Search("runs/a", max_drop=0.01, gain=False), "search runs/a --no-gain --max-drop 0.01"),
     ],
 )
@@ -195,10 +190,9 @@ def test_what_is_asked_for_can_be_written_as_a_command(asked, words):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--goals", "--codec", "qd"), "--goals and --codec exclude each other"),
-        (("--goals", "--by-tensor"), "--goals and --by-tensor exclude each other"),
-        (("--levels", 0), "--levels 0 (expected ≥ 1"),
-        (("--levels", "few"), "--levels"),
+        (("--max-restore-cost", 0.1), "--max-restore-cost goes with --try"),
+        (("--each", "bits"), "--set bits"),
+        (("--try", 0), "--try 0 (expected ≥ 1"),
         (("--trials", "none.jsonl"), "no such trial log"),
     ],
 )
@@ -208,23 +202,20 @@ def test_an_estimate_that_cannot_be_made_is_one_line(cli, small_run, words, mess
     assert message in one_line(outcome)
 
 
-def test_trials_are_drawn_as_they_come_where_somebody_watches(monkeypatch):
+def test_a_bar_is_shown_where_somebody_watches(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
     monkeypatch.setattr(sys, "stderr", Terminal())
-    config = {"codec": "lattice", "settings": {"coarseness": 2.5}}
-    trial = Trial(step=100, config=config, raw_weights=40, weights_nbytes=10, drop=0.001)
-    now = SearchProgress(
-        stage="search", done=3, total=8, step=100, seconds_left=4.0, trial=trial, best_ratio=7.0
-    )
-    with progress_table("search", Search.SHOWN.draw, hidden=False) as tell:
+    now = Progress("search", 3, 8, 100, "best so far 7.00×")
+    with shown_progress("search", "trials", "bar", hidden=False) as tell:
         tell(now)
-    assert "coarseness 2.5" in sys.stderr.getvalue()
-    assert "best so far 7.00×" in sys.stderr.getvalue()
-    assert "about 5 evaluations left" in sys.stderr.getvalue()
-    with progress_table("search", Search.SHOWN.draw, hidden=True) as tell:
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", sys.stderr.getvalue())
+    assert "search step 100" in shown
+    assert "evaluation 3 of at most 8, 0" in shown
+    assert "best so far 7.00×" in shown
+    with shown_progress("search", "trials", "bar", hidden=True) as tell:
         assert tell is None
 
 

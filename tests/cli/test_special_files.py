@@ -20,7 +20,8 @@ from inshrink_core.archive import ArchiveWriter, LocalStorage, check_archive
 from inshrink_core.chain import Archive
 from inshrink_core.chain.restoring import LINEAGE_NAME, read_lineage
 from inshrink_core.errors import DamagedError, InshrinkError
-from inshrink_core.execution import NotRegularError, ResultLog, load_result, read_regular, write_whole
+from inshrink_core.execution import NotRegularError, load_result, read_regular, write_whole
+from inshrink_core.search.trials import Trial, TrialLog
 from inshrink_core.training import Saver
 from inshrink_core.training.spool import Spool, spool_folder
 from tests.runs import model
@@ -371,14 +372,15 @@ def test_results_that_are_no_files_are_made_again_and_not_waited_for(tmp_path: P
     with pytest.raises(NotRegularError):
         read_regular(path)
     with pytest.raises(InshrinkError):
-        ResultLog(path, what="trial", head=("version", 1), run="r", parse=int)
+        TrialLog(path, "r")
 
 
 def test_a_log_of_results_is_not_written_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"")
     (tmp_path / "log").symlink_to(tmp_path / "precious")
+    trial = Trial(step=1, config={}, raw_weights=1, weights_nbytes=1)
     with pytest.raises(InshrinkError, match="cannot be written"):
-        ResultLog(tmp_path / "log", what="trial", head=("version", 1), run="r", parse=int)
+        TrialLog(tmp_path / "log", "r").add("k", trial)
     assert (tmp_path / "precious").read_bytes() == b""
 
 

@@ -9,7 +9,6 @@ from inshrink_core.codec import (
     FALLBACK_CODEC,
     codec_for_block,
     codec_names,
-    codec_with,
     decoding_memory,
     get_codec,
     make_codec,
@@ -79,11 +78,6 @@ def test_the_divergence_of_a_lattice_follows_its_coarseness_and_of_others_their_
     assert fine.expected_divergence(0.0) == 0.0
     uniform = get_codec("uniform")()
     assert uniform.expected_divergence(0.02) == pytest.approx(4 * uniform.expected_divergence(0.01))
-
-
-def test_the_codec_of_some_settings_is_found_by_them():
-    assert codec_with(["bins"]) == codec_with(["prune", "protect"]) == "inshrinkerator"
-    assert codec_with([]) is codec_with(["coarseness"]) is codec_with(["coarseness", "bins"]) is None
 
 
 @pytest.mark.parametrize("name", codec_names())

@@ -51,7 +51,7 @@ NO_SHELL = {
 NOT_RUN = {
     r"^inshrink ui\b|--watch(?! --until)\b": "does not end by itself; tests of explorer and watch run it",
     r"\bs3://": "needs a bucket; tests/archive/test_remote.py reads one in memory",
-    r"\bhf://": "needs the Hub; tests/integrations/test_hub.py pushes to a server of its own",
+    r"\bhf://": "needs the Hub; tests/integrations/test_hub.py writes to a server of its own",
     r"^inshrink rehearse (char-gpt|regression)\b": "trains for minutes to hours; tests/lab has small ones",
     r"^inshrink bench runs/digits --trust-run -o bench$": "measures every codec; the next is run",
     r"^inshrink run request.json --trust": "its digest is that of nobody's code",
@@ -389,11 +389,8 @@ def test_synopses_and_commands_within_sentences_name_verbs_and_options_that_ther
             if verb in ("VERB", "…", "--help", "--version"):
                 continue
             assert verb in VERBS, (page, line)
-            modes = [VERBS[verb], *VERBS[verb].modes().values()]
-            known = {name for mode in modes for field in fields_of(mode) for name in field.names}
-            known |= {field.option.off for mode in modes for field in fields_of(mode)} | {
-                *VERBS[verb].modes()
-            }
+            fields = fields_of(VERBS[verb])
+            known = {name for field in fields for name in (*field.names, field.off)}
             asked = {word for word in words if re.fullmatch(r"--?[a-z][a-z-]*", word)}
             assert asked <= known | COMMON, (page, line)
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from inshrink_core.errors import StorageError
-from inshrink_core.execution import ResultLog, ResultStore, SharedLog, parse_record
+from inshrink_core.execution import ResultStore, parse_record
+from inshrink_core.execution.kept import add_line, shared_lines
 
 
 @dataclass(frozen=True)
@@ -102,44 +103,32 @@ def test_what_cannot_be_written_is_an_error_or_is_made_again(tmp_path):
     assert store.remembered("r", KEY, lambda: RECORD, asdict) == RECORD
 
 
-def test_who_only_reads_a_log_leaves_it_as_it_is(tmp_path):
-    path, head = tmp_path / "log.jsonl", ("kind", 1)
-    ResultLog(path, "record", head, "run", parse).put("k", RECORD, asdict(RECORD))
-    with path.open("a") as file:  # as another process is about to end it
-        file.write('{"key": "l", "n"')
-    content = path.read_bytes()
-    assert ResultLog(path, "record", head, "run", parse, read_only=True).values() == (RECORD,)
-    assert path.read_bytes() == content
-    ResultLog(path, "record", head, "run", parse)
-    assert path.read_bytes().endswith(b"}\n")
-
-
 def test_a_log_that_several_add_to_has_every_line_whole(tmp_path):
     path = tmp_path / "log.jsonl"
     code = (
-        "import sys; from pathlib import Path; from inshrink_core.execution import SharedLog\n"
-        "log = SharedLog(Path(sys.argv[1]))\n"
-        "for n in range(50): log.add({'who': sys.argv[2], 'n': n, 'text': 'x' * 5000})"
+        "import sys; from pathlib import Path; from inshrink_core.execution.kept import add_line\n"
+        "for n in range(50):\n"
+        "    add_line(Path(sys.argv[1]), {'who': sys.argv[2], 'n': n, 'text': 'x' * 5000}, 1 << 20)"
     )
     children = [subprocess.Popen([sys.executable, "-c", code, str(path), who]) for who in "ab"]
     assert [one.wait() for one in children] == [0, 0]
-    rows = list(SharedLog(path).rows())
+    rows = list(shared_lines(path))
     assert [[row["n"] for row in rows if row["who"] == who] for who in "ab"] == [list(range(50))] * 2
 
 
 def test_damaged_lines_of_a_shared_log_are_passed_over_and_cost_no_other(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"n": 1}\nnothing\n[3]\n\xff\n{"n": 2')
-    SharedLog(path).add({"n": 3})
-    assert [row["n"] for row in SharedLog(path).rows()] == [1, 3]
+    add_line(path, {"n": 3})
+    assert [row["n"] for row in shared_lines(path)] == [1, 3]
 
 
 def test_a_shared_log_keeps_the_newest_within_its_bound(tmp_path):
-    log = SharedLog(tmp_path / "log.jsonl", most_nbytes=1000)
-    log.add({"text": "x" * 2000})
+    path = tmp_path / "log.jsonl"
+    add_line(path, {"text": "x" * 2000}, 1000)
     for n in range(200):
-        log.add({"n": n})
-    found = [row["n"] for row in log.rows()]
+        add_line(path, {"n": n}, 1000)
+    found = [row["n"] for row in shared_lines(path)]
     assert found == list(range(found[0], 200))
     assert sum(one.stat().st_size for one in tmp_path.iterdir()) <= 2000
 
@@ -149,5 +138,5 @@ def test_a_shared_log_is_never_written_through_a_link(tmp_path):
     target.write_text("mine")
     (tmp_path / "log.jsonl").symlink_to(target)
     with pytest.raises(StorageError):
-        SharedLog(tmp_path / "log.jsonl").add({"n": 1})
+        add_line(tmp_path / "log.jsonl", {"n": 1})
     assert target.read_text() == "mine"

@@ -75,13 +75,12 @@ def url(server, monkeypatch):
 @pytest.fixture
 def waiting(monkeypatch, tmp_path):
     """What is uploaded waits in a folder of its own, and what fails is soon tried again."""
-    from inshrink_core.archive.storage import behind, objects
+    from inshrink_core.archive.storage import objects, uploads
 
     hasty = {"init_backoff": timedelta(seconds=0.01), "max_backoff": timedelta(seconds=0.1), "base": 2.0}
     monkeypatch.setattr(objects, "_RETRY", {**objects._RETRY, "backoff": hasty})
     monkeypatch.setattr(objects, "_PAUSE_S", 0.01)
-    monkeypatch.setenv(behind.WAITING_VARIABLE, str(tmp_path / "waiting"))
+    monkeypatch.setenv(uploads.QUEUE_VARIABLE, str(tmp_path / "waiting"))
     yield
     objects._store_of.cache_clear()
     objects._PROVEN.clear()
-    objects._ALONE.clear()

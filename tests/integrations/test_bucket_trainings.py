@@ -10,7 +10,7 @@ pytest.importorskip("moto", reason="moto[server] is not installed")
 
 import inshrink_core.archive
 from inshrink_core import verbs
-from inshrink_core.archive.storage import behind
+from inshrink_core.archive.storage import uploads
 
 pytestmark = [
     pytest.mark.integration,
@@ -24,7 +24,7 @@ EXACT = {"codec": "lossless", "optimizer_state": "exact"}
 @pytest.fixture
 def elsewhere(monkeypatch, tmp_path):
     """Call it to be on another machine, which has nothing of what was written."""
-    return lambda: monkeypatch.setenv(behind.WAITING_VARIABLE, str(tmp_path / uuid.uuid4().hex))
+    return lambda: monkeypatch.setenv(uploads.QUEUE_VARIABLE, str(tmp_path / uuid.uuid4().hex))
 
 
 def same(a, b):

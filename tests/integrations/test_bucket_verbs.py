@@ -19,7 +19,7 @@ import torch
 import inshrink_core
 from inshrink_core import verbs
 from inshrink_core.archive import ArchiveWriter, is_archive
-from inshrink_core.archive.storage import behind, storage_at
+from inshrink_core.archive.storage import storage_at, uploads
 from inshrink_core.chain import Archive
 from inshrink_core.errors import ConflictError, StorageError
 from tests.integrations.hub import TOKEN
@@ -72,11 +72,11 @@ def release(run, archive, url):
     verbs.release(run, url, apply=True, keep_newest=1)
 
 
-def push(run, archive, url):
-    verbs.push(archive, url)
+def on_the_hub(run, archive, url):
+    verbs.compress(run, url, **EXACT)
 
 
-VERBS = {one.__name__: one for one in (compress, watch, save, prune, release, push)}
+VERBS = {one.__name__: one for one in (compress, watch, save, prune, release, on_the_hub)}
 WRITING = ["compress", "watch", "save", "prune"]
 
 
@@ -137,7 +137,7 @@ def test_a_verb_killed_between_two_requests_loses_nothing_and_the_next_goes_on(
     # A watch asks what compress asks, and looks in between.
     for n in range(0, 120, 3 if name == "watch" else 2):
         mine = shutil.copytree(run, tmp_path / f"run-{n}")
-        place = f"hf://me/run-{uuid.uuid4().hex}" if name == "push" else f"{url}-{n}"
+        place = f"hf://me/run-{uuid.uuid4().hex}" if name == "on_the_hub" else f"{url}-{n}"
         if name in ("prune", "release"):
             put(archive, place)
         begun, victim, fate = [], [], ("drop", "lose")[n // 2 % 2]
@@ -149,15 +149,15 @@ def test_a_verb_killed_between_two_requests_loses_nothing_and_the_next_goes_on(
             os.kill(victim[0].pid, signal.SIGKILL)
             return fate
 
-        with Proxy(server, rule if name != "push" else lambda *_: None) as proxy:
-            monkeypatch.setattr(hub, "rule", rule if name == "push" else lambda *_: None)
+        with Proxy(server, rule if name != "on_the_hub" else lambda *_: None) as proxy:
+            monkeypatch.setattr(hub, "rule", rule if name == "on_the_hub" else lambda *_: None)
             variables = {
                 **KEYS,
                 "AWS_ENDPOINT_URL": proxy.address,
                 "HF_ENDPOINT": hub.url,
                 "HF_TOKEN": TOKEN,
                 "HF_HUB_DISABLE_XET": "1",
-                behind.WAITING_VARIABLE: os.environ[behind.WAITING_VARIABLE],
+                uploads.QUEUE_VARIABLE: os.environ[uploads.QUEUE_VARIABLE],
             }
             victim.append(context.Process(target=act, args=(name, variables, mine, archive, place)))
             victim[0].start()
@@ -172,10 +172,9 @@ def test_a_verb_killed_between_two_requests_loses_nothing_and_the_next_goes_on(
         assert victim[0].exitcode == -signal.SIGKILL
         VERBS[name](mine, archive, place)
         assert require_whole(place) == expected(name)
-        if name != "push":
-            ArchiveWriter(place).close()
-            listed = {path for frame in Archive.open(place).frames for path in frame.paths}
-            assert {f"frames/{one}" for one in storage_at(place).names("frames")} == listed
+        ArchiveWriter(place).close()
+        listed = {path for frame in Archive.open(place).frames for path in frame.paths}
+        assert {f"frames/{one}" for one in storage_at(place).names("frames")} == listed
     else:
         pytest.fail("it never came to its end")
     assert n > 3
@@ -211,14 +210,14 @@ def test_a_verb_that_another_writer_overtakes_stops_and_what_both_wrote_is_whole
     def rule(number, method, path):
         if method == "PUT" and "inshrink-manifest" in path and not overtaken:
             overtaken.append(path)
-            monkeypatch.setenv(behind.WAITING_VARIABLE, str(tmp_path / "other machine"))
+            monkeypatch.setenv(uploads.QUEUE_VARIABLE, str(tmp_path / "other machine"))
             verbs.compress(rival, url, **EXACT)
-            monkeypatch.setenv(behind.WAITING_VARIABLE, str(tmp_path / "this machine"))
+            monkeypatch.setenv(uploads.QUEUE_VARIABLE, str(tmp_path / "this machine"))
         return
 
     with Proxy(server, rule) as proxy:
         connect(monkeypatch, proxy.address)
-        monkeypatch.setenv(behind.WAITING_VARIABLE, str(tmp_path / "this machine"))
+        monkeypatch.setenv(uploads.QUEUE_VARIABLE, str(tmp_path / "this machine"))
         # A watch looks again, and archives what is not there.
         refused = (
             contextlib.nullcontext() if name == "watch" else pytest.raises((ConflictError, StorageError))

@@ -12,7 +12,7 @@ pytest.importorskip("moto", reason="moto[server] is not installed")
 
 import inshrink_core
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive
-from inshrink_core.archive.storage import behind, objects, storage_at
+from inshrink_core.archive.storage import objects, storage_at, uploads
 from inshrink_core.errors import InputError, InshrinkError, StorageError
 from inshrink_core.testing.storages import StorageSuite
 from tests.integrations.servers import Proxy, Refusing, connect, inshrink
@@ -81,9 +81,9 @@ def test_large_frames_arrive_whole_through_failures(server, url, monkeypatch, fa
         with storage_at(url).create("frames/large") as creation:
             creation.write(content)
             creation.commit()
-        storage_at(url).claim("frames/behind", io.BytesIO(content))
+        storage_at(url).upload("frames/behind", io.BytesIO(content))
         with pytest.raises(FileExistsError):
-            storage_at(url).claim("frames/behind", io.BytesIO(content[::-1]))
+            storage_at(url).upload("frames/behind", io.BytesIO(content[::-1]))
         assert any("uploadId" in path for _, path in proxy.requests)
     connect(monkeypatch, server)
     assert storage_at(url).load("frames/large")[0] == content
@@ -91,15 +91,13 @@ def test_large_frames_arrive_whole_through_failures(server, url, monkeypatch, fa
     assert storage_at(url).remains("frames") == ()
 
 
-def test_a_server_that_ignores_conditions_is_refused_unless_one_is_alone(server, url, monkeypatch, tmp_path):
+def test_a_server_that_ignores_conditions_is_refused(server, url, monkeypatch, tmp_path):
     with Proxy(server, lambda n, method, path: "blind") as proxy:
         connect(monkeypatch, proxy.address)
         run = inshrink_core.sample("digits-cnn")
         with pytest.raises(StorageError, match="does not compare before it writes"):
             inshrink_core.compress(run, url, steps=[10])
         assert storage_at(url).names("") == ()
-        inshrink_core.compress(run, url, steps=[10], single_writer=True)
-        assert inshrink_core.open(url).steps == (10,)
 
 
 # ---- what is refused -----------------------------------------------------------------------------
@@ -164,7 +162,7 @@ def test_racing_processes_on_machines_of_their_own_lose_nothing_that_was_committ
     rivals = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", RIVAL, url, str(1000 * (i + 1)), "4"],
-            env={**os.environ, behind.WAITING_VARIABLE: str(tmp_path / f"machine{i}")},
+            env={**os.environ, uploads.QUEUE_VARIABLE: str(tmp_path / f"machine{i}")},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -265,7 +263,7 @@ def test_what_died_on_one_machine_does_not_keep_another_from_writing(server, url
             dead.close()
     connect(monkeypatch, server)
     assert len(storage_at(url).list("frames")) == 3
-    monkeypatch.setenv(behind.WAITING_VARIABLE, str(tmp_path / "other"))
+    monkeypatch.setenv(uploads.QUEUE_VARIABLE, str(tmp_path / "other"))
     with ArchiveWriter(url) as writer:
         append(writer, 2)
     assert steps_of(url) == [0, 1, 2]

@@ -1,28 +1,25 @@
 """Archives on the Hugging Face Hub: the real library, and a server that speaks what they need of its API."""
 
 import itertools
-import json
 import os
-import re
-import shutil
 import subprocess
 import sys
-from pathlib import Path
+import time
 
 import pytest
 import torch
 
 import inshrink_core
 from inshrink_core import verbs
-from inshrink_core.archive import ArchiveReader, check_archive, pack_archive
-from inshrink_core.archive.storage import ahead, storage_at
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, pack_archive, unpack_archive
+from inshrink_core.archive.storage import storage_at
+from inshrink_core.archive.storage.blocks import forget_all
 from inshrink_core.archive.storage.hub import HubStorage
 from inshrink_core.chain import Archive
-from inshrink_core.errors import ConflictError, InputError, InshrinkError, NotFoundError
+from inshrink_core.errors import ConflictError, ExistsError, InshrinkError, NotFoundError, StorageError
 from inshrink_core.testing.storages import StorageSuite
 from inshrink_core.text import ratio
-from inshrink_core.verbs.history.push import push
-from inshrink_core.verbs.shared.measured import Measurements
+from tests.archive.building import append
 from tests.integrations.hub import TOKEN
 
 pytest.importorskip("huggingface_hub", reason="the extra 'hub' is not installed")
@@ -37,14 +34,14 @@ _NUMBERS = itertools.count()
 
 
 @pytest.fixture
-def address(hub):
+def address(hub, waiting):
     """A repository that is not there yet."""
     return f"hf://me/run-{next(_NUMBERS)}"
 
 
 class TestHubStorage(StorageSuite):
     @pytest.fixture(autouse=True)
-    def _server(self, hub):
+    def _server(self, hub, waiting):
         self.numbers = {}
 
     def place(self, folder):
@@ -65,35 +62,66 @@ def archive(tmp_path_factory):
     return path
 
 
+def upload(archive, address):
+    """Copy a local archive to the Hub."""
+    unpack_archive(ArchiveReader.open(archive), address)
+
+
 def files_of(hub, address):
     return hub.repository(address.removeprefix("hf://")).at_head
 
 
-def test_pushing_uploads_all_in_one_commit_and_then_what_is_new(hub, address, archive, tmp_path):
-    copy = shutil.copytree(archive, tmp_path / "digits.inshrink")
-    first = push(copy, address)
+def commits_of(hub, address):
+    return hub.repository(address.removeprefix("hf://")).commits
+
+
+def steps(n, first=0):
+    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
+    return run, run.steps[first:n]
+
+
+def test_a_compress_is_one_commit_and_the_next_one_adds_what_is_new(hub, address):
+    run, chosen = steps(6)
+    inshrink_core.compress(run, address, steps=chosen, threads=1)
     repository = hub.repository(address.removeprefix("hf://"))
     assert repository.private
     assert len(repository.commits) == 2
-    assert len(first.uploaded) == 6
-    assert first.nbytes == sum(frame.nbytes for frame in Archive.open(copy).frames)
-    others = {".gitattributes", "README.md", "inshrink-manifest"}
-    assert set(files_of(hub, address)) == others.union(frame.path for frame in Archive.open(copy).frames)
-    assert not push(copy, address).changed
+    frames = {frame.path for frame in Archive.open(address).frames}
+    assert len(frames) == 6
+    assert set(files_of(hub, address)) == frames | {".gitattributes", "README.md", "inshrink-manifest"}
+    inshrink_core.compress(run, address, steps=chosen, threads=1)
     assert len(repository.commits) == 2
-    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    inshrink_core.compress(run, copy, steps=run.steps[6:8], threads=1)
-    second = push(copy, address)
-    assert len(second.uploaded) == 2
+    inshrink_core.compress(run, address, steps=run.steps[6:8], threads=1)
     assert len(repository.commits) == 3
-    assert second.commit == repository.head
-    there = Archive.open(address)
-    assert there.steps == run.steps[:8]
+    assert Archive.open(address).steps == run.steps[:8]
     assert check_archive(address) == ()
 
 
+def test_nothing_is_seen_before_the_archive_is_flushed(hub, address):
+    with ArchiveWriter(address, create=True) as writer:
+        append(writer, 0)
+        append(writer, 100)
+        assert len(commits_of(hub, address)) == 1
+        writer.flush()
+        assert len(commits_of(hub, address)) == 2
+        append(writer, 200)
+    assert len(commits_of(hub, address)) == 3
+    assert [frame.step for frame in ArchiveReader.open(address).frames] == [0, 100, 200]
+
+
+def test_a_long_training_commits_now_and_then(hub, address, monkeypatch):
+    monkeypatch.setattr(HubStorage, "batch_s", 0.2)
+    with ArchiveWriter(address, create=True) as writer:
+        append(writer, 0)
+        for _ in range(200):
+            if len(commits_of(hub, address)) > 1:
+                break
+            time.sleep(0.05)
+        assert [frame.step for frame in ArchiveReader.open(address).frames] == [0]
+
+
 def test_steps_and_tensors_are_restored_from_an_address(address, archive, tmp_path):
-    push(archive, address)
+    upload(archive, address)
     near = Archive.open(archive)
     step = near.steps[4]
     for place, name in ((address, "far"), (archive, "near")):
@@ -107,115 +135,103 @@ def test_steps_and_tensors_are_restored_from_an_address(address, archive, tmp_pa
 
 
 def test_reading_a_step_asks_a_request_a_frame_and_three_more(hub, address, archive, tmp_path):
-    push(archive, address)
-    with ahead.nothing_held():
-        before = len(hub.asked)
-        inshrink_core.restore(address, tmp_path / "out")
-        asked = [path for _, path in hub.asked[before:] if not path.startswith("/cdn/")]
+    upload(archive, address)
+    forget_all()
+    before = len(hub.asked)
+    inshrink_core.restore(address, tmp_path / "out")
+    asked = [path for _, path in hub.asked[before:] if not path.startswith("/cdn/")]
     assert len(asked) <= 6 + 3
 
 
-def test_the_card_says_what_it_is_and_leaves_what_others_wrote(hub, address, archive, tmp_path):
-    assert push(archive, address).card == "written"
+def test_the_card_says_what_it_is_and_leaves_what_others_wrote(hub, address):
+    run, chosen = steps(6)
+    inshrink_core.compress(run, address, steps=chosen, threads=1)
     card = files_of(hub, address)["README.md"].decode()
-    sizes = inshrink_core.verbs.inspect(archive).facts
+    sizes = inshrink_core.verbs.inspect(address).facts
     assert card.startswith("---\nlibrary_name: inshrink\n")
-    for said in (
-        f"| ratio of everything | {ratio(sizes['ratio_total'])} |",
-        "| steps | 6: ",
-        "not measured",
-        address,
-    ):
+    for said in (f"| ratio of everything | {ratio(sizes['ratio_total'])} |", "| steps | 6: ", address):
         assert said in card
     repository = hub.repository(address.removeprefix("hf://"))
     around = card.replace("tags:", "license: mit\ntags:") + "\n## Of mine\n"
-    repository.commit({"README.md": around.replace("| steps | 6", "| steps | 5").encode()}, (), "by hand")
-    assert push(archive, address).card == "written"
-    assert files_of(hub, address)["README.md"].decode() == around
+    repository.commit({"README.md": around.encode()}, (), "by hand")
+    inshrink_core.compress(run, address, steps=run.steps[6:7], threads=1)
+    written = files_of(hub, address)["README.md"].decode()
+    assert "license: mit" in written
+    assert written.endswith("\n## Of mine\n")
+    assert "| steps | 7: " in written
     repository.commit({"README.md": b"of mine alone"}, (), "by hand")
-    report = push(archive, address)
-    assert (report.card, report.changed) == ("kept", False)
+    inshrink_core.compress(run, address, steps=run.steps[7:8], threads=1)
     assert files_of(hub, address)["README.md"] == b"of mine alone"
 
 
-def test_the_card_says_what_a_restore_costs_where_it_was_measured(hub, address, archive, tmp_path):
-    copy = shutil.copytree(archive, tmp_path / "digits.inshrink")
-    opened = Archive.open(copy)
-    step = {
-        "step": opened.steps[1],
-        "original": 1.0,
-        "restored": 1.001,
-        "drop": 0.001,
-        "restore_cost": 0.0012,
-    }
-    step |= dict.fromkeys(("divergence", "stale_drop", "stale_divergence"))
-    measurements = Measurements.of_archive(opened, make=True)
-    question = {"evaluator": "digest", "name": "mine.py", "run": {}, "before": {}}
-    document = {"metric": "loss", "direction": "lower", "device": "cpu", "steps": [step]}
-    measurements.add("compare", question, document)
-    push(copy, address)
-    said = f"| at most +0.12 % of the loss (step {step['step']}; measured at 1 step) |"
-    assert said in files_of(hub, address)["README.md"].decode()
-
-
-def test_what_was_pruned_goes_there_too(hub, address, archive, tmp_path):
-    copy = shutil.copytree(archive, tmp_path / "digits.inshrink")
-    push(copy, address)
-    inshrink_core.verbs.prune(copy, keep_last=2, apply=True)
-    report = push(copy, address)
-    assert len(report.removed) >= 4
-    assert Archive.open(address).steps == Archive.open(copy).steps
+def test_what_is_pruned_goes_in_one_commit_with_the_manifest(hub, address, archive):
+    upload(archive, address)
+    before = len(commits_of(hub, address))
+    inshrink_core.verbs.prune(address, keep_last=2, apply=True)
+    assert len(commits_of(hub, address)) == before + 1
+    assert Archive.open(address).steps == Archive.open(archive).steps[-2:]
+    listed = {frame.path for frame in Archive.open(address).frames}
+    assert {path for path in files_of(hub, address) if path.startswith("frames/")} == listed
     assert check_archive(address) == ()
 
 
-def test_another_archive_or_another_copy_is_refused(hub, address, archive, tmp_path):
-    push(archive, address)
+def test_another_archive_is_not_overwritten(hub, address, archive, tmp_path):
+    upload(archive, address)
     before = dict(files_of(hub, address))
-    run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
-    inshrink_core.compress(run, tmp_path / "other", steps=run.steps[:1], threads=1)
-    with pytest.raises(ConflictError, match="another archive is there"):
-        push(tmp_path / "other", address)
-    copy = shutil.copytree(archive, tmp_path / "copy")
-    inshrink_core.compress(run, copy, steps=run.steps[6:7], threads=1)
-    push(copy, address)
-    with pytest.raises(ConflictError, match=f"lacks: of step {run.steps[6]}"):
-        push(archive, address)
-    assert files_of(hub, address).keys() > before.keys()
-    assert push(archive, f"{address}/elsewhere").changed
+    with pytest.raises(ExistsError):
+        upload(archive, address)
+    writer = ArchiveWriter(f"{address}/elsewhere", create=True)
+    append(writer, 0)
+    other = {"elsewhere/inshrink-manifest": before["inshrink-manifest"]}
+    hub.repository(address.removeprefix("hf://")).commit(other, (), "another archive")
+    with pytest.raises(ConflictError, match="another writer changed the archive"):
+        writer.close()
+    assert files_of(hub, address) == before | other
 
 
 def test_somebody_who_commits_meanwhile_is_not_overwritten(hub, address, archive, monkeypatch):
-    push(archive, address)
-    repository = hub.repository(address.removeprefix("hf://"))
-    repository.commit({}, ["inshrink-manifest"], "by hand")
-    monkeypatch.setattr(hub, "before_commit", lambda one: one.commit({"x": b"x"}, (), "meanwhile"))
-    with pytest.raises(ConflictError, match="meanwhile"):
-        push(archive, address)
-    assert "inshrink-manifest" not in files_of(hub, address)
-    monkeypatch.undo()
-    assert push(archive, address).changed
+    upload(archive, address)
+    run, chosen = steps(7, 6)
+
+    def beside(repository):
+        monkeypatch.setattr(hub, "before_commit", lambda one: None)
+        repository.commit({"x": b"x"}, (), "beside the archive")
+
+    monkeypatch.setattr(hub, "before_commit", beside)
+    inshrink_core.compress(run, address, steps=chosen, threads=1)
+    assert files_of(hub, address)["x"] == b"x"
+    assert Archive.open(address).steps == run.steps[:7]
+
+    def over(repository):
+        monkeypatch.setattr(hub, "before_commit", lambda one: None)
+        repository.commit({"inshrink-manifest": b"of somebody else"}, (), "over the archive")
+
+    monkeypatch.setattr(hub, "before_commit", over)
+    with pytest.raises(ConflictError, match="another writer changed the archive"):
+        inshrink_core.compress(run, address, steps=run.steps[7:8], threads=1)
+    assert files_of(hub, address)["inshrink-manifest"] == b"of somebody else"
 
 
 def test_a_server_that_fails_now_and_then_is_asked_again(hub, address, archive, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    push(archive, address)
+    upload(archive, address)
     hub.fails["/resolve/|/cdn/"] = 3
-    with ahead.nothing_held():
-        assert Archive.open(address)[10].state_dict()
+    forget_all()
+    assert Archive.open(address)[10].state_dict()
     assert hub.fails.pop("/resolve/|/cdn/") == 0
 
 
 @pytest.mark.parametrize("token", ["hf_of_somebody_else", None])
 def test_who_may_not_is_told_so_and_no_secret_is_said(hub, address, archive, monkeypatch, token):
-    push(archive, address)
+    upload(archive, address)
     if token is None:
         monkeypatch.delenv("HF_TOKEN")
     else:
         monkeypatch.setenv("HF_TOKEN", token)
     for ask in (
         lambda: Archive.open(address),
-        lambda: push(archive, address),
-        lambda: push(archive, f"{address}-new"),
+        lambda: ArchiveWriter(address, create=True),
+        lambda: upload(archive, f"{address}-new"),
     ):
         with pytest.raises(InshrinkError) as error:
             ask()
@@ -225,21 +241,22 @@ def test_who_may_not_is_told_so_and_no_secret_is_said(hub, address, archive, mon
 
 
 def test_what_is_no_address_is_refused(archive, tmp_path):
-    for target in ("hf://me", "s3://bucket/a", str(tmp_path / "a"), "hf://"):
-        with pytest.raises(InputError, match="hf://OWNER/NAME"):
-            push(archive, target)
+    for target in ("hf://me", "hf://"):
+        with pytest.raises(StorageError, match="hf://OWNER/NAME"):
+            upload(archive, target)
     with pytest.raises(NotFoundError, match="hf auth login"):
         Archive.open("hf://me/nothing-here")
     with pytest.raises(NotFoundError):
         Archive.open("hf://me")
 
 
-def test_a_packed_archive_is_pushed_and_one_on_the_hub_is_read(hub, address, archive, tmp_path):
+def test_a_packed_archive_is_read_there_and_made_a_folder_there(hub, address, archive, tmp_path):
     pack_archive(ArchiveReader.open(archive), tmp_path / "p")
-    push(tmp_path / "p", address)
+    upload(tmp_path / "p", address)
+    assert len(commits_of(hub, address)) == 2
     assert check_archive(address) == ()
-    packed = (tmp_path / "p").read_bytes()
-    hub.repository(address.removeprefix("hf://")).commit({"packed/p": packed}, (), "by hand")
+    pack_archive(ArchiveReader.open(archive), f"{address}/packed/p")
+    assert files_of(hub, address)["packed/p"] == (tmp_path / "p").read_bytes()
     assert Archive.open(f"{address}/packed/p").steps == Archive.open(archive).steps
 
 
@@ -253,19 +270,15 @@ def test_an_archive_is_written_there_step_by_step(address, tmp_path):
         assert torch.equal(far[step]["fc1.weight"], near[step]["fc1.weight"])
 
 
-def test_commands_push_and_restore_with_the_token_of_the_environment(hub, address, archive, tmp_path):
+def test_commands_write_and_restore_with_the_token_of_the_environment(hub, address, archive, tmp_path):
     surroundings = os.environ | {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
 
     def run(*arguments):
         command = [sys.executable, "-m", "inshrink_core", *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, env=surroundings, timeout=120)
 
-    done = run("push", archive, address, "--json")
+    done = run("export", archive, "--unpack", address, "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    document = json.loads(done.stdout)
-    assert document["commit"] == hub.repository(address.removeprefix("hf://")).head
-    page = (Path(__file__).parents[2] / "docs" / "json.md").read_text().split("\n## push\n")[1]
-    assert set(document) == set(re.findall(r"^\| `(.+?)` \|", page.split("\n## ")[0], re.MULTILINE))
     done = run("restore", address, "--step", 25, "-o", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     inshrink_core.restore(archive, tmp_path / "near", steps=[25])
@@ -276,7 +289,7 @@ def test_commands_push_and_restore_with_the_token_of_the_environment(hub, addres
 def test_a_run_on_the_hub_is_read_at_the_commit_that_was_listed(hub, address, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     sample, storage = inshrink_core.sample("digits-cnn"), HubStorage(address)
-    storage.make(public=False)
+    storage.made().__enter__()
     files = {f"runs/a/{step}.pt": sample / f"step_{step:06d}.pt" for step in (10, 25, 50)}
     storage.put(files, (), storage.head(), "a run")
     run, here = inshrink_core.open(f"{address}/runs/a"), inshrink_core.open(sample)
@@ -292,7 +305,7 @@ def test_a_run_on_the_hub_is_read_at_the_commit_that_was_listed(hub, address, mo
 
 def test_a_reader_of_a_listing_stays_at_its_commit_when_the_repository_is_listed_again(address, tmp_path):
     storage = HubStorage(address)
-    storage.make(public=False)
+    storage.made().__enter__()
     for name, content in (("old", b"old"), ("new", b"new")):
         (tmp_path / name).write_bytes(content)
     storage.put({"a/x": tmp_path / "old"}, (), storage.head(), "one")

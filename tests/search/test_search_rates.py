@@ -13,6 +13,7 @@ from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.errors import InputError
 from inshrink_core.search.rates import MeasuredAllocation, Rates, rates_of
+from inshrink_core.search.space import space_of
 
 LEVELS = (0.5, 1.0, 2.0, 4.0)
 
@@ -201,18 +202,20 @@ def estimated() -> Any:
 
     run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
     asked = {"steps": run.steps[-3:], "keyframe_every": 2, "device": "cpu"}
-    return run, inshrink_core.verbs.estimate_levels(run, levels=2, by_tensor=True, **asked)
+    fine, coarse = space_of("lattice").levels(2)
+    each = [f"coarseness={coarse.settings['coarseness']}"]
+    found = inshrink_core.verbs.estimate(run, config=fine.settings, each=each, by_tensor=True, **asked)
+    return run, (found, *found.each)
 
 
 def test_the_bytes_of_tensors_add_up_to_almost_those_of_the_weights(estimated: Any) -> None:
     run, levels = estimated
-    for _, report in levels.levels:
+    for report in levels:
         model = [spec for spec in run[run.steps[-1]].specs if spec.key in {one.key for one in report.tensors}]
         held = sum(one.n_values * one.bits_per_weight / 8 for one in report.tensors)
         total = sum(spec.nbytes for spec in model) / report.ratio_weights
         assert 0.5 * total < held < total
-    document = levels.to_json()
-    assert {one["key"] for one in document["levels"][0]["tensors"]} == {spec.key for spec in model}
+    assert {one["key"] for one in levels[0].to_json()["tensors"]} == {spec.key for spec in model}
 
 
 def test_a_mixture_is_predicted_within_a_few_percent_of_its_own_estimate(estimated: Any) -> None:
@@ -220,7 +223,7 @@ def test_a_mixture_is_predicted_within_a_few_percent_of_its_own_estimate(estimat
 
     run, levels = estimated
     specs = [spec for spec in run[run.steps[-1]].specs if spec.role in ("weight", "buffer")]
-    rates = rates_of(levels.to_json()["levels"], "coarseness", specs)
+    rates = rates_of([one.to_json() for one in levels], "coarseness", specs)
     low, high = rates.levels
     values = [high if key.startswith("fc1") else low for key in rates.keys]
     turned = dict(zip(rates.keys, values, strict=True))
@@ -242,7 +245,7 @@ def test_a_mixture_is_predicted_within_a_few_percent_of_its_own_estimate(estimat
 def test_tensors_are_told_of_only_where_they_were_asked_for(estimated: Any) -> None:
     import dataclasses
 
-    _, report = estimated[1].levels[0]
+    report = estimated[1][1]
     assert "tensors" not in dataclasses.replace(report, tensors=()).to_json()
     assert "tensors" in report.to_json()
 

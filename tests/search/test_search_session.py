@@ -29,7 +29,7 @@ from inshrink_core.search.space import Candidate
 from inshrink_core.search.trials import Position, TrialRunner
 from inshrink_core.text import ratio
 from inshrink_core.verbs.compress import compress
-from inshrink_core.verbs.estimate import estimate, estimate_goals, estimate_levels
+from inshrink_core.verbs.estimate import estimate
 from inshrink_core.verbs.modes import trials
 from inshrink_core.verbs.restore import restore
 from inshrink_core.verbs.search import ByStep, Search, search
@@ -466,10 +466,8 @@ def test_an_estimate_is_within_five_percent_and_predicts_drops_from_trials(run, 
     frames = sum(frame.weights_nbytes for frame in real.frames)
     assert told.ratio_weights == pytest.approx(real.raw_weights / frames, rel=0.05)
     asked = evaluator.asked
-    exact, *others = estimate_goals(run, trials=found.log).goals
-    assert exact.basis == "exact"
-    assert {one.basis for one in others} <= {"predicted", "measured"}
-    assert all(one.divergence is not None for one in others)
+    archive = estimate(run, config={"coarseness": 3.0}, trials=found.log, tried=2).archive
+    assert archive.basis in {"predicted", "measured"}
     estimate(run, config={"coarseness": 4.0}, trials=found.log)
     assert evaluator.asked == asked
 
@@ -485,22 +483,27 @@ def test_without_trials_an_estimate_goes_by_rules_of_thumb_that_order_configurat
     assert exact.to_json()["basis"] == "rule of thumb"
 
 
-def test_levels_go_from_fine_to_coarse_and_each_is_the_estimate_of_its_configuration(run):
+def test_each_of_several_is_the_estimate_of_its_configuration(run):
     told = []
-    report = estimate_levels(run, codec="uniform", levels=3, progress=told.append)
-    rows = [now.found for now in told]
-    assert rows == report.to_json()["levels"]
-    assert [row["set"]["settings"] for row in rows] == [{"bits": 8}, {"bits": 4}, {"bits": 1}]
+    asked = {"codec": "uniform", "config": {"bits": 8}, "each": ["bits=4", "codec=lossless"]}
+    report = estimate(run, **asked, progress=told.append, again=True)
+    assert [now.found["set"] for now in told] == [
+        {"codec": "uniform", "settings": {"bits": 8}},
+        {"codec": "uniform", "settings": {"bits": 4}},
+        {"codec": "lossless", "settings": {}},
+    ]
     assert [(now.done, now.total) for now in told] == [
         (n * len(run.steps), 3 * len(run.steps)) for n in (1, 2, 3)
     ]
-    for candidate, one in report.levels:
-        alone = estimate(run, codec="uniform", config=candidate.settings)
-        assert replace(alone, seconds=0.0) == replace(one, seconds=0.0)
-    with pytest.raises(InputError, match="--levels 0"):
-        estimate_levels(run, levels=0)
-    with pytest.raises(InputError, match="nothing to search"):
-        estimate_levels(run, codec="lossless")
+    alone = (
+        estimate(run, codec="uniform", config={"bits": 8}),
+        estimate(run, codec="uniform", config={"bits": 4}),
+    )
+    for one, row in zip(alone, (report, *report.each), strict=False):
+        assert replace(one, seconds=0.0, measured_at=None) == replace(row, seconds=0.0, each=(), set={})
+    assert estimate(run, **asked).measured_at is not None
+    with pytest.raises(InputError, match="no setting 'bits'"):
+        estimate(run, codec="uniform", each=["codec=lattice,bits=4"])
 
 
 def test_an_estimate_refuses_a_log_that_is_not_there_or_of_another_run(run, tmp_path, evaluator):

@@ -146,13 +146,13 @@ def test_checkpoint_that_vanishes_while_it_is_read_is_told_and_left_out(
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
-    real = Compress.perform
+    real = Compress.write
 
     def deleted_meanwhile(request: Compress) -> CompressReport:
         (folder / "step_10.pt").unlink(missing_ok=True)
         return real(request)
 
-    monkeypatch.setattr(Compress, "perform", deleted_meanwhile)
+    monkeypatch.setattr(Compress, "write", deleted_meanwhile)
     report = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, until=30, **OPTIONS)
     assert report.steps("vanished") == (10,)
     assert report.steps("archived") == (5, 15, 20, 25, 30)

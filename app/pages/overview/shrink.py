@@ -142,9 +142,9 @@ def _goals(
     if trial is not None and trial.is_running:
         _trying(shown, trial, goal, judge is not None)
         return judge is not None, False
-    found = services.read_result(trial) if trial is not None and trial.state == "finished" else None
-    found = found or (known.document if known is not None else None)
-    rows = {str(row["goal"]): row for row in found["goals"]} if found else {}
+    result = services.read_result(trial) if trial is not None and trial.state == "finished" else None
+    found = shrinking.told_goals(result) if result else known.document if known is not None else None
+    rows = found["goals"] if found else {}
     _cards({**rows, **written} if rows else rows, int(found["run_bytes"]) if found else None, goal)
     if found:
         st.caption(_basis(found, None if known is None else known.at))
@@ -166,7 +166,7 @@ def _goals(
 def _trying(shown: Subject, trial: Job, goal: str, is_judged: bool) -> None:
     """Draw a trial while it runs, each number as it arrives."""
     now = job_card.current(trial)
-    rows = {str(row["goal"]): dict(row) for row in now.told()}
+    rows = shrinking.goal_rows(now.told())
     for row in rows.values() if is_judged else ():
         row["basis"] = _PENDING if row["basis"] == "unknown" else row["basis"]
     _cards(rows, len(shown.steps) * sum(row.nbytes for row in shown.tensors), goal)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,14 +15,28 @@ from inshrink_app.services.jobs import documents_of, start_job
 from inshrink_app.services.opening import chain_of, opened
 
 from inshrink_core.chain import ChainReport
+from inshrink_core.codec import DEFAULT_CODEC
 from inshrink_core.request import Request
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
-from inshrink_core.verbs.estimate import GOALS, EstimateGoals
+from inshrink_core.verbs.estimate import Estimate
 from inshrink_core.verbs.shared.measured import Measurements
 from inshrink_core.verbs.verify import Verify
 
+
+class Goal(NamedTuple):
+    """What an archive may be for, and how a run is written for it."""
+
+    name: str
+    codec: str
+    optimizer: str
+
+
+GOALS = (
+    Goal("exact", "lossless", "exact"),
+    Goal("resume", DEFAULT_CODEC, "compressed"),
+    Goal("weights", DEFAULT_CODEC, "drop"),
+)
 GOAL_NAMES = tuple(goal.name for goal in GOALS)
-"""What an archive may be for, in the engine's words."""
 
 
 def goal_request(shown: Subject, name: str, *, bound: bool = False, device: str = "auto") -> ExportRequest:
@@ -48,13 +62,34 @@ def goal_request(shown: Subject, name: str, *, bound: bool = False, device: str 
     )
 
 
-def goals_request(shown: Subject, judge: EvaluatorCode | None, device: str = "auto") -> EstimateGoals:
+def goals_request(shown: Subject, judge: EvaluatorCode | None, device: str = "auto") -> Estimate:
     """Return the request that tries two steps for every goal, and has them judged where code may run."""
     # Judged are whole steps, written several times: of a large model that takes too long to begin with.
-    if judge is None or sum(row.nbytes for row in shown.model_tensors) > ASK_ABOVE_BYTES:
-        return EstimateGoals(str(shown.path), device=device)
-    bound = DEFAULT_MAX_RESTORE_COST
-    return EstimateGoals(str(shown.path), max_restore_cost=bound, device=device, **judge.fields)
+    is_judged = judge is not None and sum(row.nbytes for row in shown.model_tensors) <= ASK_ABOVE_BYTES
+    judging: dict[str, Any] = {}
+    if judge is not None and is_judged:
+        judging = {"max_restore_cost": DEFAULT_MAX_RESTORE_COST, **judge.fields}
+    exact, resume, weights = GOALS
+    each = [f"optimizer={resume.optimizer}", f"codec={exact.codec},optimizer={exact.optimizer}"]
+    asked = {"codec": weights.codec, "optimizer": weights.optimizer, "each": each}
+    return Estimate(str(shown.path), **asked, tried=2, device=device, **judging)
+
+
+def told_goals(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a trial of the goals has told: of all, and a row a goal by its name."""
+    rows = goal_rows((document, *document["each"]))
+    return {**document, **document["archive"], "goals": rows}
+
+
+def goal_rows(told: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return rows by goal from estimates of them."""
+    names = {(goal.codec, goal.optimizer): goal.name for goal in GOALS}
+    return {
+        names[one["set"]["codec"], one["set"]["optimizer"]]: {
+            **one, **one["archive"], "archive_bytes": one["archive"]["nbytes"]
+        }
+        for one in told
+    }  # fmt: skip
 
 
 def goals_work(shown: Subject, judge: EvaluatorCode | None, device: str) -> Work:
@@ -86,10 +121,11 @@ def known_goals(shown: Subject, judge: EvaluatorCode | None) -> KnownGoals | Non
     except ServiceError:  # What cannot be opened any more is said where it is asked for.
         return None
     for earlier in (False, True):
-        for one in found.rows("goals", earlier=earlier):
-            is_asked = one.question.get("steps") == list(shown.steps) or earlier
-            if is_asked and ("bound" in one.question) is (judge is not None) and one.document.get("goals"):
-                return KnownGoals(one.document, one.at, not earlier)
+        for one in found.rows("estimate", earlier=earlier):
+            asked, document = one.question, one.document
+            is_asked = asked.get("tried") == 2 and (asked.get("steps") == list(shown.steps) or earlier)
+            if is_asked and ("bound" in asked) is (judge is not None) and document.get("each"):
+                return KnownGoals(told_goals(document), one.at, not earlier)
     return None
 
 

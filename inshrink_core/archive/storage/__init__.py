@@ -1,7 +1,7 @@
-"""Where archives lie: one contract, and what fulfils it; ``docs/guides/storage.md`` adds another.
+"""Storages of archives; ``docs/guides/storage.md`` adds one.
 
-Whatever is written and read of an archive passes through a `Storage`. Only this package knows folders and
-URLs; the rest of `inshrink_core.archive` knows objects by their names.
+Everything that is written and read of an archive passes through a `Storage`. Only this package knows folders
+and URLs; the rest of `inshrink_core.archive` knows objects by their names.
 """
 
 from inshrink_core.archive.storage.contract import Creation, Lock, RangeFile, Storage, Tag, checked
@@ -9,7 +9,6 @@ from inshrink_core.archive.storage.local import LOCK_NAME, LocalStorage
 from inshrink_core.archive.storage.memory import MemoryStorage, OverlaidStorage
 from inshrink_core.archive.storage.refusals import storage_error, storage_errors
 from inshrink_core.archive.storage.registry import found_at, object_at, storage_at
-from inshrink_core.archive.storage.remote import RemoteStorage
 from inshrink_core.text import is_url, was_url
 
 __all__ = [
@@ -20,7 +19,6 @@ __all__ = [
     "MemoryStorage",
     "OverlaidStorage",
     "RangeFile",
-    "RemoteStorage",
     "Storage",
     "Tag",
     "checked",

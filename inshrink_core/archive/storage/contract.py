@@ -1,4 +1,4 @@
-"""What an archive asks of the place where it lies: calls that a folder, a bucket or a dictionary answers."""
+"""The contract of a storage: what an archive asks of a folder, a bucket or a dictionary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Final, NamedTuple, NewType, NoReturn, Protocol, Self
+from typing import Any, Final, NamedTuple, NewType, NoReturn, Self
 
 from inshrink_core.errors import ConflictError, InputError, UnsafePathError
 from inshrink_core.execution import is_temporary
@@ -51,29 +51,25 @@ class Range(NamedTuple):
     nbytes: int
 
 
-class RangeFile(Protocol):
-    """One object that is read by ranges; may be shared between threads."""
+class RangeFile:
+    """One object that is read by ranges; may be shared between threads.
 
-    name: str
-    """The object, for messages."""
+    Parameters
+    ----------
+    storage, path
+        Where it is stored.
 
-    nbytes: int
-    """Its size."""
+    Attributes
+    ----------
+    name
+        The object, for messages.
+    nbytes
+        Its size.
+    n_at_once
+        As of its storage (`Storage.n_at_once`).
+    """
 
     n_at_once: int
-    """As of the storage that it is in (`Storage.n_at_once`)."""
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
-        ...
-
-    def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
-        """Return what calls of `read` return, made at the same time, or the error of each."""
-        ...
-
-
-class _Object:
-    """An object of any storage (`RangeFile`)."""
 
     def __init__(self, storage: Storage, path: str) -> None:
         self.name, self.nbytes = f"{storage.name.rstrip('/')}/{path}", storage.size(path)
@@ -84,7 +80,7 @@ class _Object:
         return self._storage.read(self._path, offset, max(0, min(nbytes, self.nbytes - offset)))
 
     def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
-        """Return what calls return, made at the same time."""
+        """Return what calls of `read` return, made at the same time, or the error of each."""
         return self._storage.together(calls)
 
 
@@ -137,18 +133,29 @@ class Creation(ABC):
 
 
 class Lock:
-    """The right to write an archive."""
+    """The right to write an archive.
+
+    Parameters
+    ----------
+    end
+        Called when it is released.
+    """
+
+    _released = False
+
+    def __init__(self, end: Callable[[], object] = lambda: None) -> None:
+        self._end = end
 
     @property
     def released(self) -> bool:
         """Whether `release` was called."""
         return self._released
 
-    _released = False
-
     def release(self) -> None:
         """Let the next writer in; harmless when repeated."""
-        self._released = True
+        if not self._released:
+            self._released = True
+            self._end()
 
 
 class Storage(ABC):
@@ -236,7 +243,7 @@ class Storage(ABC):
 
     def open(self, path: str) -> RangeFile:
         """Return an object to read from; where the storage can, as it is now, whatever replaces it."""
-        return _Object(self, path)
+        return RangeFile(self, path)
 
     def list(self, folder: str) -> tuple[str, ...]:
         """Return the names of objects and folders in a folder, sorted; none if there is no such folder."""
@@ -276,6 +283,9 @@ class Storage(ABC):
 
     absent: str = ""
     """What to do where nothing is found at an address."""
+
+    facts: dict[str, str] | None = None
+    """What a page beside the archive tells people, where the storage writes one."""
 
     # ---- writing ---------------------------------------------------------------------------------
 

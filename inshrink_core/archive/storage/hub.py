@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import random
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import IO, Any, Final, NamedTuple
 
-from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked
+from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
+from inshrink_core.archive.storage.contract import Creation, Tag, checked
+from inshrink_core.archive.storage.uploads import Listing, NewObject, UploadedStorage, digest_of
 from inshrink_core.errors import InputError, InshrinkError, MissingExtraError, StorageError
 from inshrink_core.execution.mirror import Listed
+from inshrink_core.text import count, printable, size, steps_in_short
 
 _KINDS: Final = {"models": "model", "datasets": "dataset", "spaces": "space"}
-_OF_THE_REPOSITORY: Final = frozenset({"README.md", ".gitattributes"})
-"""Files of the Hub's own at the top of a repository, which are no part of an archive."""
+_CARD_NAME: Final = "README.md"
+_OF_THE_REPOSITORY: Final = frozenset({_CARD_NAME, ".gitattributes"})
+"""Files of the Hub at the top of a repository, which are no part of an archive."""
+
+_BEGIN: Final = "<!-- inshrink: everything from here to the end is written with the archive -->"
+_END: Final = "<!-- inshrink: end -->"
+_METADATA: Final = "---\nlibrary_name: inshrink\ntags:\n- inshrink\n- checkpoints\n---\n"
 
 _N_ATTEMPTS: Final = 12
-"""Commits that may come before ours: each is looked at whether it changed what ours is about."""
+"""Commits of others that may come before ours, as long as they leave alone what ours changes."""
+
+_BATCH_S: Final = 600.0
+"""The Hub limits commits an hour: a writer makes one when it flushes, or after so long."""
 
 _GONE: Final = 404
 _BEYOND: Final = 416
@@ -76,7 +85,11 @@ class Repository(NamedTuple):
         return cls(f"{parts[0]}/{name}", kind, revision or "main", "/".join(parts[2:]))
 
 
-class HubStorage(Storage):
+_Plan = tuple[Mapping[str, Any], Iterable[str]]
+"""Objects to write, by path, and objects to delete."""
+
+
+class HubStorage(UploadedStorage):
     """A folder of a repository on the Hub; nothing is asked of it before it is read.
 
     Parameters
@@ -87,18 +100,18 @@ class HubStorage(Storage):
     Notes
     -----
     The Hub compares nothing but the last commit (`create_commit(parent_commit=)`), so whatever is compared
-    here is read at that commit first; where another was faster, it is looked at again. Every object that is
-    created, replaced or deleted is a commit of its own: `put` makes one of many.
+    here is read at that commit first; where another was faster, it is read again. What a writer makes until
+    it flushes is one commit: frames, manifest, the card, and deletions.
 
-    Who may read and write, `huggingface_hub` knows: by HF_TOKEN, or a login.
+    `huggingface_hub` knows the user: by HF_TOKEN, or a login.
     """
 
-    exclusive = False
-    """Its lock keeps nobody out."""
-
-    gathers = True
-
+    batch_s = _BATCH_S
     absent = "check the name; a private repository needs `hf auth login`, or HF_TOKEN"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.facts = {}
 
     @functools.cached_property
     def repository(self) -> Repository:
@@ -169,38 +182,34 @@ class HubStorage(Storage):
 
     def size(self, path: str) -> int:
         """Return the size of an object in bytes."""
-        found = self._found(checked(path), self.repository.revision)
-        if found is None:
+        found = self._found([checked(path)], self.repository.revision)
+        if not found:
             raise FileNotFoundError(f"{self.name}/{path}")
-        return found
+        return found[path]
 
-    def _found(self, path: str, revision: str) -> int | None:
-        """Return the size of an object at a revision; None where there is none."""
+    def _found(self, paths: Collection[str], revision: str) -> dict[str, int]:
+        """Return the sizes of those objects that are there at a revision."""
+        if not paths:
+            return {}
         self.counted()
-        with _hub_errors(self.name, path):
-            rows = self._api.get_paths_info(**self._about, paths=[self._place(path)], revision=revision)
-        return next((int(row.size) for row in rows if getattr(row, "size", None) is not None), None)
+        places = {self._place(path): path for path in paths}
+        with _hub_errors(self.name):
+            rows = self._api.get_paths_info(**self._about, paths=list(places), revision=revision)
+        sizes = ((places[row.path], getattr(row, "size", None)) for row in rows)
+        return {path: int(nbytes) for path, nbytes in sizes if nbytes is not None}
 
     def names(self, folder: str) -> tuple[str, ...]:
         """Return every name in a folder; not those of the repository's own files."""
-        names = (path.rpartition("/")[2] for path in self._tree(folder))
-        return tuple(name for name in names if folder or name not in _OF_THE_REPOSITORY)
-
-    def sizes(self, folder: str, revision: str) -> dict[str, int]:
-        """Return the names of the objects in a folder with their sizes, at a revision."""
-        found = self._tree(folder, revision)
-        return {path.rpartition("/")[2]: size for path, size in found.items() if size is not None}
-
-    def _tree(self, folder: str, revision: str | None = None) -> dict[str, int | None]:
-        """Return the paths in a folder, and sizes of those that are objects."""
         self.counted()
-        at = revision or self.repository.revision
+        names: list[str] = []
         with contextlib.suppress(FileNotFoundError), _hub_errors(self.name, folder):
             rows = self._api.list_repo_tree(
-                **self._about, path_in_repo=self._place(folder) or None, revision=at
+                **self._about,
+                path_in_repo=self._place(folder) or None,
+                revision=self.repository.revision,
             )
-            return {row.path: getattr(row, "size", None) for row in rows}
-        return {}
+            names += (row.path.rpartition("/")[2] for row in rows)
+        return tuple(name for name in names if folder or name not in _OF_THE_REPOSITORY)
 
     def objects(self, path: str = "") -> Iterator[Listed]:
         """Return every object below this address, or the one that a path names, at the last commit."""
@@ -231,34 +240,38 @@ class HubStorage(Storage):
 
     # ---- writing ---------------------------------------------------------------------------------
 
-    def lock(self) -> Lock:
-        """Return a lock that keeps nobody out: of two writers, the second to commit is refused."""
-        return Lock()
-
     def load(self, path: str) -> tuple[bytes, Tag]:
         """Return the content of an object, and its digest as its tag."""
         content = self.whole(path)
-        return content, _tag(content)
+        return content, digest_of(content)
 
-    def create(self, path: str, *, over: bool = False) -> Creation:
-        """Begin an object, on this machine's disk; its commit is one of the repository's."""
-        return _NewObject(self, checked(path), over=over)
+    def upload(self, path: str, file: IO[bytes], *, over: bool = False) -> None:
+        """Make an object of a file, in a commit."""
+
+        def plan(head: str) -> _Plan:
+            if not over and self._found([path], head):
+                raise FileExistsError(path)
+            return {path: file}, ()
+
+        self._settle(plan, f"Add {path}")
 
     def create_once(self, path: str) -> Creation:
         """Begin an object that is uploaded when it is committed, and seen when `gather` has listed it."""
-        return _Staged(self, checked(path), over=False)
+        return NewObject(self, checked(path), lambda file: self._stage(path, file))
 
-    def stage(self, path: str, place: Path) -> None:
-        """Upload a file that a later commit, of anybody who is told of it, makes an object."""
+    def _stage(self, path: str, file: IO[bytes]) -> None:
+        """Upload a file that a later commit, of any process, makes an object."""
         with _hub_errors(self.name, path), _quietly():
             from huggingface_hub import CommitOperationAdd
 
-            addition = CommitOperationAdd(self._place(path), str(place))
+            file.seek(0)
+            addition = CommitOperationAdd(self._place(path), file)
             self._api.preupload_lfs_files(
                 **self._about, additions=[addition], revision=self.repository.revision
             )
             if addition.path_or_fileobj != b"":  # what the Hub keeps in git is a part of the commit
-                addition.path_or_fileobj = place.read_bytes()
+                file.seek(0)
+                addition.path_or_fileobj = file.read()
             self._staged[path] = addition
 
     @functools.cached_property
@@ -272,58 +285,53 @@ class HubStorage(Storage):
 
     def gather(self, told: Mapping[str, Any], path: str, content: bytes, expected: Tag | None) -> None:
         """Replace an object together with those that it lists: in one commit."""
-        self.replace(path, content, expected, told)
+        self.publish(dict(told), Listing(path, bytes(content), (), frozenset()), expected, ())
 
-    def replace(
-        self, path: str, content: bytes, expected: Tag | None, beside: Mapping[str, Any] | None = None
-    ) -> Tag:
+    def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
         """Give an object new content, if it has the one expected at the commit before."""
+        self.gather({}, checked(path), content, expected)
+        return digest_of(bytes(content))
 
-        def is_expected(head: str) -> None:
-            try:
-                found = _tag(self._get(path, head))
-            except FileNotFoundError:
-                found = None
-            if found != expected:
-                raise self.overtaken(path)
+    def publish(
+        self, files: dict[str, Any], listing: Listing | None, tag: Tag | None, gone: Sequence[str]
+    ) -> Tag | None:
+        """Write and delete objects in one commit, and the card of the archive with them."""
+        new = None if listing is None else digest_of(listing.content)
 
-        checked(path)
-        self._settle(is_expected, {**(beside or {}), path: bytes(content)}, (), f"Write {path}")
-        return _tag(content)
+        def plan(head: str) -> _Plan | None:
+            contents = dict(files)
+            if listing is not None:
+                try:
+                    found: Tag | None = digest_of(self._get(listing.path, head))
+                except FileNotFoundError:
+                    found = None
+                if found == new:
+                    return None  # the answer to an earlier attempt was lost
+                if found != tag:
+                    raise self.overtaken(listing.path)
+                contents[listing.path] = listing.content
+                if listing.path == MANIFEST_NAME:
+                    contents |= self._card(Manifest.parse(listing.content, self.name), head)
+            return contents, self._found(gone, head)
+
+        self._settle(plan, "Write the archive")
+        files.clear()
+        return new
 
     def delete(self, path: str) -> None:
         """Remove an object; harmless where there is none."""
-        checked(path)
-
-        def is_there(head: str) -> None:
-            if self._found(path, head) is None:
-                raise FileNotFoundError(path)
-
-        with contextlib.suppress(FileNotFoundError):
-            self._settle(is_there, {}, (path,), f"Delete {path}")
+        self.publish({}, None, None, [checked(path)])
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
-        """Make the repository where there is none, for its owner alone to see; it stays, whatever happens."""
-        self.make(public=False)
-        yield
-
-    def make(self, *, public: bool) -> None:
-        """Make the repository where there is none."""
+        """Make the repository where there is none, for its owner alone to see; it stays after an error."""
         if Repository.parse(self.name) is None:
-            self._refuse_address()
+            raise StorageError(
+                "this names no repository of the Hub", where=self.name, expected="hf://OWNER/NAME"
+            )
         with _hub_errors(self.name):
-            self._api.create_repo(**self._about, private=not public, exist_ok=True)
-
-    def _refuse_address(self) -> NoReturn:
-        raise StorageError("this names no repository of the Hub", where=self.name, expected="hf://OWNER/NAME")
-
-    def at_commit(self, commit: str) -> HubStorage:
-        """Return the same at a commit, to read from."""
-        about = self.repository
-        prefix = next(name for name, kind in _KINDS.items() if kind == about.kind)
-        folder = f"/{about.folder}" if about.folder else ""
-        return HubStorage(f"hf://{prefix}/{about.repo_id}@{commit}{folder}")
+            self._api.create_repo(**self._about, private=True, exist_ok=True)
+        yield
 
     def head(self) -> str:
         """Return the last commit of the repository."""
@@ -334,7 +342,7 @@ class HubStorage(Storage):
     def put(self, contents: Mapping[str, Any], gone: Iterable[str], head: str, message: str) -> str:
         """Write and remove objects in one commit, if the last one is still `head`; return the new one.
 
-        Contents are bytes, paths of files, or what `told` returned.
+        Contents are bytes, files, paths of files, or what `told` returned.
 
         Raises
         ------
@@ -349,7 +357,7 @@ class HubStorage(Storage):
             ]
             for path, content in contents.items():
                 if not isinstance(content, CommitOperationAdd):
-                    source = content if isinstance(content, bytes) else str(content)
+                    source = str(content) if isinstance(content, Path) else content
                     content = CommitOperationAdd(self._place(path), source)
                 operations.append(content)
             return str(
@@ -362,72 +370,71 @@ class HubStorage(Storage):
                 ).oid
             )
 
-    def _settle(
-        self,
-        check: Callable[[str], None],
-        contents: Mapping[str, Any],
-        gone: Iterable[str],
-        message: str,
-    ) -> None:
-        """Commit upon the last commit, if `check` raises no error at it; again where another was faster."""
+    def _settle(self, plan: Callable[[str], _Plan | None], message: str) -> None:
+        """Commit a plan upon the last commit, and make it anew where another commit was faster."""
         for attempt in range(_N_ATTEMPTS):
             head = self.head()
-            check(head)
+            planned = plan(head)
+            if planned is None or not any(planned):
+                return
             with contextlib.suppress(MovedError):
-                self.put(contents, gone, head, message)
+                self.put(*planned, head, message)
                 return
             time.sleep(random.uniform(0, 0.05 * 2 ** min(attempt, 6)))
         raise StorageError(
             "others commit to the repository all the time", where=self.name, remedy="run it again later"
         )
 
-
-class _NewObject(Creation):
-    """A file on this machine that becomes an object."""
-
-    def __init__(self, storage: HubStorage, path: str, *, over: bool) -> None:
-        self._storage, self._path, self._over = storage, path, over
-        self._folder = tempfile.TemporaryDirectory(prefix="inshrink-")
-        self._place = Path(self._folder.name) / "object"
-        self._file = self._place.open("wb")
-
-    def write(self, content: bytes | bytearray | memoryview) -> None:
-        """Append bytes."""
-        self._file.write(content)
-
-    def commit(self) -> None:
-        """Upload the file, if there is no object of its name."""
-
-        def is_free(head: str) -> None:
-            if not self._over and self._storage._found(self._path, head) is not None:
-                raise FileExistsError(self._path)
-
+    def _card(self, manifest: Manifest, head: str) -> dict[str, bytes]:
+        """Return the card, if it changes; one that others wrote stays."""
+        ours = f"{_BEGIN}\n{_card_text(manifest, self.name, self.facts or {})}\n{_END}\n"
         try:
-            self._file.close()
-            self._storage._settle(is_free, {self._path: self._place}, (), f"Add {self._path}")
-        finally:
-            self.abort()
-
-    def abort(self) -> None:
-        """Remove the file."""
-        self._file.close()
-        self._folder.cleanup()
+            before = self._get(_CARD_NAME, head).decode(errors="replace")
+        except FileNotFoundError:
+            return {_CARD_NAME: f"{_METADATA}\n{ours}".encode()}
+        top, begin, rest = before.partition(_BEGIN)
+        _, end, bottom = rest.partition(f"{_END}\n")
+        text = f"{top}{ours}{bottom}" if begin and end else before
+        return {} if text == before else {_CARD_NAME: text.encode()}
 
 
-class _Staged(_NewObject):
-    """A file on this machine that is uploaded, for a commit that others make."""
+def _card_text(manifest: Manifest, address: str, facts: Mapping[str, str]) -> str:
+    """Return what the card says of an archive and how to load it."""
+    steps = sorted({frame.step for frame in manifest.frames})
+    last = steps[-1] if steps else 0
+    rows = {
+        "steps": f"{count(len(steps))}: {steps_in_short(steps)}" if steps else "none yet",
+        "archive": size(sum(frame.nbytes for frame in manifest.frames)),
+        **facts,
+    }
+    table = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items())
+    return f"""# {_cell(address.rstrip("/").rpartition("/")[2])}
 
-    def commit(self) -> None:
-        """Upload the file."""
-        try:
-            self._file.close()
-            self._storage.stage(self._path, self._place)
-        finally:
-            self.abort()
+Checkpoints of a training as an Inshrink archive: of each step what changed since the one before.
+
+| | |
+|---|---|
+{table}
+
+## How to load
+
+    pip install 'inshrink[hub]'
+    inshrink restore {address} --step {last} -o restored/
+    inshrink restore {address} --step {last} --tensors '*.weight' -o some/
+
+The first command writes a step as files of the run's own format, and the second some of its tensors; only
+what they need is downloaded. In Python:
+
+```python
+import inshrink_core
+
+archive = inshrink_core.open("{address}")
+model.load_state_dict(archive[{last}].state_dict())
+```"""
 
 
-def _tag(content: bytes) -> Tag:
-    return Tag(hashlib.sha256(content).hexdigest())
+def _cell(text: str) -> str:
+    return printable(text).translate(dict.fromkeys(map(ord, "|<>[]`\n"), " "))[:200]
 
 
 @contextlib.contextmanager

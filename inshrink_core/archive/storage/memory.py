@@ -1,15 +1,17 @@
-"""Archives in memory: as a bucket has them, and over another storage."""
+"""Archives in memory, and objects in memory over another storage."""
 
 from __future__ import annotations
 
 import errno
 import os
 import threading
-from collections.abc import MutableMapping
-from typing import Final
+from collections.abc import Callable, MutableMapping
+from typing import Final, TypeVar
 
 from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked
 from inshrink_core.errors import LockedError
+
+_T = TypeVar("_T")
 
 
 class _Objects(dict[str, tuple[bytes, Tag]]):
@@ -90,7 +92,12 @@ class MemoryStorage(Storage):
 
     def lock(self) -> Lock:
         """Return the right to write, of one writer in this process."""
-        return _MemoryLock(self._objects, self._root, self.name)
+        locked = self._objects.locked
+        with self._objects.one:
+            if self._root in locked:
+                raise LockedError("this process is writing this archive already", where=self.name)
+            locked.add(self._root)
+        return Lock(lambda: locked.discard(self._root))
 
     def load(self, path: str) -> tuple[bytes, Tag]:
         """Return the content of an object and its tag."""
@@ -138,30 +145,13 @@ class _NewObject(Creation):
         self._content.clear()
 
 
-class _MemoryLock(Lock):
-    """A name among those that are being written."""
-
-    def __init__(self, objects: _Objects, root: str, name: str) -> None:
-        self._objects, self._root = objects, root
-        with objects.one:
-            if root in objects.locked:
-                raise LockedError("this process is writing this archive already", where=name)
-            objects.locked.add(root)
-
-    def release(self) -> None:
-        """Let the next writer in."""
-        if not self.released:
-            super().release()
-            self._objects.locked.discard(self._root)
-
-
 class OverlaidStorage(Storage):
     """A storage some of whose objects are in memory, to read from.
 
     Parameters
     ----------
     under
-        Where all others lie.
+        Where all others are stored.
     held
         Content of objects by path; may change.
     """
@@ -175,29 +165,35 @@ class OverlaidStorage(Storage):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read from where the others lie."""
+        """Bytes read from the storage below."""
         return self._under.bytes_read
 
     @property
     def requests(self) -> int:
-        """How often the place where the others lie was asked."""
+        """Requests to the storage below."""
         return self._under.requests
+
+    def ask(self, path: str, question: Callable[[Storage], _T]) -> _T:
+        """Ask the storage below about an object."""
+        return question(self._under)
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` bytes from `offset`, fewer only where the object ends."""
         content = self.held.get(path)
-        return (
-            self._under.read(path, offset, nbytes) if content is None else content[offset : offset + nbytes]
-        )
+        if content is not None:
+            return content[offset : offset + nbytes]
+        return self.ask(path, lambda under: under.read(path, offset, nbytes))
 
     def suffix(self, path: str, nbytes: int) -> tuple[bytes, int]:
         """Return the last bytes of an object, and its size."""
-        return super().suffix(path, nbytes) if path in self.held else self._under.suffix(path, nbytes)
+        if path in self.held:
+            return super().suffix(path, nbytes)
+        return self.ask(path, lambda under: under.suffix(path, nbytes))
 
     def size(self, path: str) -> int:
         """Return the size of an object in bytes."""
         content = self.held.get(path)
-        return self._under.size(path) if content is None else len(content)
+        return self.ask(path, lambda under: under.size(path)) if content is None else len(content)
 
     def names(self, folder: str) -> tuple[str, ...]:
         """Return every name in a folder."""

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from inshrink_core.archive.storage.contract import RangeFile, Storage
 from inshrink_core.archive.storage.local import LocalFile, LocalStorage
-from inshrink_core.archive.storage.remote import RemoteStorage
-from inshrink_core.errors import NotFoundError
+from inshrink_core.errors import NotFoundError, StorageError
 from inshrink_core.execution import NotRegularError
 from inshrink_core.execution.mirror import STORAGES
 from inshrink_core.plugins import plugin
@@ -17,9 +16,12 @@ from inshrink_core.text import url_of
 
 
 def _opened(url: str) -> Storage:
-    point = plugin(STORAGES, url.partition(":")[0].lower())
-    storage: type[Storage] = RemoteStorage if point is None else point.load()
-    return storage.at(url)
+    scheme = url.partition(":")[0].lower()
+    point = plugin(STORAGES, scheme)
+    if point is None:
+        raise StorageError(f"there is no object storage of the name '{scheme}'", where=f"{scheme}://…")
+    storage: Storage = point.load().at(url)
+    return storage
 
 
 def storage_at(place: str | os.PathLike[str]) -> Storage:
@@ -27,10 +29,8 @@ def storage_at(place: str | os.PathLike[str]) -> Storage:
 
     Raises
     ------
-    MissingExtraError
-        A URL of a scheme that only fsspec may know, and it is not installed.
     StorageError
-        Nobody knows the scheme.
+        No storage of this scheme is installed.
     """
     url = url_of(place)
     return LocalStorage(Path(place)) if url is None else _opened(url)
@@ -42,23 +42,14 @@ def place_of(place: str | os.PathLike[str]) -> Path | str:
     return Path(place) if url is None else url
 
 
-def sole_writer(place: str | os.PathLike[str]) -> None:
-    """Say that nobody but this process writes to a URL, so that its store need not be one that compares."""
-    url = url_of(place)
-    if url is not None:
-        from inshrink_core.archive.storage.objects import declare_single_writer
-
-        declare_single_writer(url)
-
-
 def local_beside(place: str | os.PathLike[str], suffix: str) -> Path:
     """Return the local folder beside an archive; of one at a URL, one of this machine."""
     url = url_of(place)
     if url is None:
         return Path(place).with_name(f"{Path(place).name}{suffix}")
-    from inshrink_core.archive.storage.behind import waiting_folder
+    from inshrink_core.archive.storage.uploads import queue_folder
 
-    folder = waiting_folder(url)
+    folder = queue_folder(url)
     return folder.with_name(f"{folder.name}{suffix}")
 
 

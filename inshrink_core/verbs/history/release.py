@@ -16,17 +16,14 @@ from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, St
 from inshrink_core.execution.files import open_regular
 from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report
-from inshrink_core.request import Option, Request, Shown, python_call
+from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import counted, duration, error_size, printable, size, steps_in_short, url_of
 from inshrink_core.verbs.shared.groups import (
     AnyRun,
     ArchiveLike,
-    Based,
-    Limiting,
-    OnDevice,
+    Decoding,
     Reading,
-    Steps,
-    ToStorage,
+    Stepping,
     chosen_steps,
 )
 from inshrink_core.verbs.shared.showing import show_facts, show_unreadable
@@ -195,7 +192,7 @@ def refuse_elsewhere(run: str) -> None:
 
 
 @dataclass(frozen=True)
-class Release(ToStorage, Reading, OnDevice, Limiting, Based, Request[ReleaseReport]):
+class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
     """Delete original checkpoints that an archive holds. Shows a plan unless told to apply it.
 
     Parameters
@@ -204,8 +201,6 @@ class Release(ToStorage, Reading, OnDevice, Limiting, Based, Request[ReleaseRepo
         The run whose checkpoints are released.
     archive
         The archive that holds them.
-    steps
-        Release these alone.
     keep_newest
         Of the run, checkpoints that stay whatever is archived.
     lossy
@@ -248,13 +243,12 @@ class Release(ToStorage, Reading, OnDevice, Limiting, Based, Request[ReleaseRepo
     run: Annotated[AnyRun, Option(metavar="RUN")]
     archive: ArchiveLike
     _: KW_ONLY
-    steps: Steps = None
     keep_newest: Annotated[int, Option(metavar="K", least=1)] = 2
     lossy: bool = False
     apply: bool = False
 
     INTERRUPTED: ClassVar = "each checkpoint is whole, or archived; the same command goes on"
-    SHOWN: ClassVar = Shown(in_bytes=False)
+    UNIT: ClassVar = "steps"
     EXAMPLES: ClassVar = (
         "inshrink release runs/digits digits.inshrink",
         "inshrink release runs/digits digits.inshrink --lossy --apply",
@@ -288,7 +282,6 @@ class Release(ToStorage, Reading, OnDevice, Limiting, Based, Request[ReleaseRepo
         """Hold the archive's lock, so that nobody prunes what is about to be the only copy."""
         from inshrink_core.archive import ArchiveWriter
 
-        self.declare(archive.reader.path)
         if self.apply and archive.reader.storage.writable:
             with ArchiveWriter(archive.reader.path):
                 yield
@@ -341,7 +334,7 @@ class Release(ToStorage, Reading, OnDevice, Limiting, Based, Request[ReleaseRepo
         )
         problems = [*lost, *(problem for problem in found if not problem.leftover)]
         is_sound = not problems
-        view = self.limited(archive).on(self.device)
+        view = self.opened_archive(archive)
         if is_sound:
             view = sequential_within(view, [step_needs(view, info) for info, _ in candidates])
         for position, (info, files) in enumerate(candidates):

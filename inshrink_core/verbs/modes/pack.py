@@ -12,12 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.report import Report
-from inshrink_core.text import count, counted, duration, size
-from inshrink_core.verbs.shared.showing import show_facts
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from inshrink_core.chain import Archive
 
 __all__ = ["PackReport", "pack", "unpack"]
@@ -49,15 +45,6 @@ class PackReport(Report):
     seconds: float
 
     SAYS: ClassVar = "archive output steps frames=n_frames bytes=nbytes seconds"
-
-    def show(self, console: Console) -> None:
-        """Print what was copied."""
-        facts = [
-            ("made", f"{self.output}  ({size(self.nbytes)})"),
-            ("frames", f"{count(self.n_frames)}  ({counted(len(self.steps), 'step')})"),
-            ("time", duration(self.seconds)),
-        ]
-        show_facts(console, facts)
 
 
 def pack(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager, suppress
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple, Self
+from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from inshrink_core.errors import (
     InshrinkError,
@@ -20,9 +19,8 @@ from inshrink_core.errors import (
 )
 from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report, plain_value
-from inshrink_core.request import Option, Request, Watcher, python_call
-from inshrink_core.text import counted, duration, printable, ratio, size, steps_in_short, url_of
-from inshrink_core.verbs.compress import Compress, Compressing, CompressReport
+from inshrink_core.text import counted, duration, ratio, size, steps_in_short, url_of
+from inshrink_core.verbs.compress import Compress, CompressReport
 from inshrink_core.verbs.shared.groups import PathLike
 from inshrink_core.verbs.shared.showing import (
     base_text,
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from inshrink_core.chain import ArchiveSize
     from inshrink_core.formats import Run, Skipped
 
-__all__ = ["SeenSteps", "Watch", "WatchReport", "watch"]
+__all__ = ["SeenSteps", "WatchReport", "watch", "watch_run"]
 
 _PATIENCE: Final = 12
 """Intervals to wait for an archive that another process writes, and for files that the checkpoint before had
@@ -59,32 +57,22 @@ _STAGE: Final = "watch"
 
 def _event(kind: str, step: int | None, detail: str = "") -> Progress:
     """Return what is reported when something happened; `detail` says why, or how: for people."""
-    return Progress(_STAGE, 0, 0, step, detail, {"event": kind})
+    text = kind if step is None else f"{kind} step {step}"
+    return Progress(_STAGE, 0, 0, step, f"{text}: {detail}" if detail else text, {"event": kind})
 
 
-def _happened(now: Progress) -> str:
-    """Return what happened; nothing where it is told how far a writing has come."""
-    return str((now.found or {}).get("event", "")) if now.stage == _STAGE else ""
-
-
-@dataclass(frozen=True)
-class Watch(Compressing, Request["WatchReport"]):
+def watch(run: PathLike, archive: PathLike, **options: Any) -> WatchReport:
     """Stay beside a training: archive each checkpoint as it is finished.
 
     Parameters
     ----------
-    interval
-        Seconds between looks. A checkpoint counts as finished when it can be read and none of its files
-        changed from one look to the next.
-    until
-        End when this step or a later one is archived.
-    idle
-        End when nothing new was archived, or written that cannot be read yet, for so many seconds.
-    release
-        Delete originals that are archived, but for the newest two, once each is restored and compared; those
-        alone that the archive gives back bit for bit.
-    release_lossy
-        The same, and also those that it gives back with an error.
+    run
+        A run's directory, a glob or a path with a step pattern.
+    archive
+        The archive to make or to append to.
+    **options
+        Of `inshrink_core.compress`, which does the same with ``watch=True``; of all but `steps`, `part`,
+        `engine` and `workers`.
 
     Returns
     -------
@@ -126,85 +114,51 @@ class Watch(Compressing, Request["WatchReport"]):
     >>> report.ended, report.steps("archived")
     ('until', (10, 25))
     """
-
-    run: Annotated[PathLike, Option(metavar="RUN")]
-    _: KW_ONLY
-    interval: Annotated[float, Option(("--poll",), metavar="SECONDS", least=0.001)] = 5.0
-    until: Annotated[int | None, Option(metavar="STEP", least=0)] = None
-    idle: Annotated[float | None, Option(metavar="SECONDS", least=0.001)] = None
-    release: bool = False
-    release_lossy: bool = False
-
-    COMMAND: ClassVar = "compress --watch"
-    THREADED: ClassVar = True
-
-    @contextmanager
-    def watched(self, out: Watcher) -> Iterator[Self]:
-        """Yield the same request, whose progress the command line shows."""
-        with super().watched(out) as asked:
-
-            def tell(now: Progress) -> None:
-                kind = _happened(now)
-                if not kind and asked.progress is not None:
-                    asked.progress(now)
-                elif kind not in ("", "ended") and not out.hidden:
-                    detail = f": {now.detail}" if now.detail else ""
-                    step = "" if now.step is None else f" step {now.step}"
-                    sys.stderr.write(printable(f"{kind}{step}{detail}") + "\n")
-
-            yield replace(asked, progress=tell)
-
-    def perform(self) -> WatchReport:
-        """Look until it ends."""
-        from inshrink_core.archive import is_archive
-        from inshrink_core.chain import Archive, archive_size
-        from inshrink_core.formats import split_step_pattern
-        from inshrink_core.verbs.history.release import refuse_elsewhere
-
-        begun = time.monotonic()
-        run = os.fspath(self.run)
-        if url_of(run) and (self.release or self.release_lossy):
-            refuse_elsewhere(run)
-        is_pattern = any(sign in run for sign in "*?[")
-        if not (is_pattern or url_of(run) or split_step_pattern(run)[0].exists()):
-            raise NotFoundError("there is no such directory", where=run)
-        watcher = _Watcher(self)
-        try:
-            watcher.report.ended = watcher.work(self.idle)
-        except KeyboardInterrupt:
-            watcher.report.ended = "interrupted"
-        watcher.end()
-        if is_archive(self.archive):
-            with suppress(NotFoundError):  # every checkpoint may be gone by now
-                watcher.writing.write_branches()
-        watcher.say(_event("ended", None, watcher.report.ended))
-        if is_archive(self.archive):
-            opened = Archive.open(self.archive)
-            if opened.steps:
-                watcher.report.size = archive_size(opened)
-        watcher.report.seconds = time.monotonic() - begun
-        return watcher.report
-
-    def writing(self) -> Compress:
-        """Return how each writing is done; the base model is read once for all."""
-        from inshrink_core.chain import open_base
-
-        shared = {one.name: getattr(self, one.name) for one in fields(Compressing)}
-        base = None if self.base is None else open_base(self.base)
-        changed = {"base": base, "skip_damaged": True, "look_ahead": False, "progress": self.progress}
-        return Compress(**shared | changed)
+    return watch_run(Compress(run, archive, watch=True, **options))
 
 
-watch = python_call(Watch)
+def watch_run(asked: Compress) -> WatchReport:
+    """Look at a run again and again until it ends, and archive what is new (`watch`)."""
+    from inshrink_core.archive import is_archive
+    from inshrink_core.chain import Archive, archive_size
+    from inshrink_core.formats import split_step_pattern
+    from inshrink_core.verbs.history.release import refuse_elsewhere
+
+    asked.exclude("--watch", ("steps", "part", "engine", "workers"))
+    begun = time.monotonic()
+    run = os.fspath(cast("PathLike", asked.run))
+    if url_of(run) and (asked.release or asked.release_lossy):
+        refuse_elsewhere(run)
+    is_pattern = any(sign in run for sign in "*?[")
+    if not (is_pattern or url_of(run) or split_step_pattern(run)[0].exists()):
+        raise NotFoundError("there is no such directory", where=run)
+    watcher = _Watcher(asked, run)
+    try:
+        watcher.report.ended = watcher.work(asked.idle)
+    except KeyboardInterrupt:
+        watcher.report.ended = "interrupted"
+    watcher.end()
+    if is_archive(asked.archive):
+        with suppress(NotFoundError):  # every checkpoint may be gone by now
+            watcher.writing.write_branches()
+    watcher.say(Progress(_STAGE, 0, 0, None, found={"event": "ended"}))
+    if is_archive(asked.archive):
+        opened = Archive.open(asked.archive)
+        if opened.steps:
+            watcher.report.size = archive_size(opened)
+    watcher.report.seconds = time.monotonic() - begun
+    return watcher.report
 
 
 class _Watcher:
     """One watch: what was looked at, and what became of it."""
 
-    def __init__(self, asked: Watch) -> None:
-        from inshrink_core.chain import ArchiveSize
+    def __init__(self, asked: Compress, run: str) -> None:
+        from inshrink_core.chain import ArchiveSize, open_base
 
-        self._asked, self._writing = asked, asked.writing()
+        base = None if asked.base is None else open_base(asked.base)
+        self._asked, self._run_path = asked, run
+        self._writing = replace(asked, base=base, skip_damaged=True, look_ahead=False)
         self.report = WatchReport(
             archive=os.fspath(asked.archive),
             size=ArchiveSize(frames=(), manifest_nbytes=0),
@@ -263,7 +217,7 @@ class _Watcher:
 
         try:
             if self._run is None:
-                self._run = open_run(self._asked.run, **self._asked.reading)
+                self._run = open_run(self._run_path, **self._asked.reading)
             else:
                 self._run = self._run.refresh()
         except NoCheckpointError as error:
@@ -347,7 +301,7 @@ class _Watcher:
         identities = {step: run.identity(step) for step in ready}
         before = frozenset(self._archived())
         try:
-            report = replace(self._writing, run=run, steps=ready).perform()
+            report = replace(self._writing, run=run, steps=ready).write()
         except LockedError:
             # Another process prunes or appends; that passes.
             self._locked += 1
@@ -389,7 +343,7 @@ class _Watcher:
         asked = self._asked
         try:
             report = Release(
-                run=self._asked.run,
+                run=self._run_path,
                 archive=self._archive,
                 steps=[step for step in run.refresh().steps if self._seen_steps.is_done(step)],
                 lossy=asked.release_lossy,
@@ -531,7 +485,9 @@ class WatchReport(Report):
 
     def steps(self, kind: str) -> tuple[int, ...]:
         """Return the steps of the events of a kind."""
-        return tuple(one.step for one in self.events if _happened(one) == kind and one.step is not None)
+        return tuple(
+            one.step for one in self.events if (one.found or {}).get("event") == kind and one.step is not None
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink compress --watch --json``."""

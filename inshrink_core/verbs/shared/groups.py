@@ -1,15 +1,15 @@
-"""Fields that the requests of several verbs have: each explained once."""
+"""Options that several verbs share, each explained once: reading, decoding, writing, bounds and running."""
 
 from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
-from inshrink_core.errors import InputError, NotFoundError, UnreadableError
+from inshrink_core.errors import InputError, NotFoundError
 from inshrink_core.execution.engines import ENGINES, THREADS
 from inshrink_core.request import Option, Request, listed
 from inshrink_core.text import parse_size, url_of
@@ -19,17 +19,14 @@ if TYPE_CHECKING:
     from inshrink_core.chain import Archive, BaseLike, ChainConfig
     from inshrink_core.codec import AnyCodec
     from inshrink_core.execution import Limits
-    from inshrink_core.formats import Run, Skipped, TrainingLog
+    from inshrink_core.formats import Run, TrainingLog
     from inshrink_core.search.bounds import Bounds
+
+    PathLike = str | os.PathLike[str]
 else:
+    # Words and files say these by their paths; opened objects come from Python, and need the engine.
+    PathLike = Archive = Run = AnyCodec = BaseLike = TrainingLog = str
 
-    class _Opened:
-        """Of the engine, and open already: what words and files cannot say needs no module of it."""
-
-    Archive = Run = AnyCodec = BaseLike = TrainingLog = _Opened
-
-
-PathLike = str | os.PathLike[str]
 AnyBase = BaseLike | PathLike
 """A base model, or where it is: a file, a directory, ``ARCHIVE@STEP`` or ``RUN@STEP``."""
 AnyArchive = Archive | PathLike
@@ -41,9 +38,10 @@ AnyRun = Run | PathLike
 ArchiveLike = Annotated[AnyArchive, Option(metavar="ARCHIVE")]
 RunLike = Annotated[AnyRun, Option(metavar="RUN")]
 RunOrArchive = Annotated[AnyRun | AnyArchive, Option(metavar="RUN|ARCHIVE")]
-Globs = Annotated[str | Iterable[str], Option(metavar="GLOB", many=True)]
+Globs = Annotated[str | Sequence[str], Option(metavar="GLOB", many=True)]
 Size = Annotated[int | None, Option(metavar="SIZE", read=parse_size)]
 """Bytes; on the command line as 4GB."""
+Device = Annotated[str, Option(metavar="auto|cpu|cuda")]
 AnySteps = int | str | Sequence[int | str]
 Steps = Annotated[AnySteps | None, Option(("--steps", "--step"), "STEPS", many=True)]
 
@@ -53,7 +51,7 @@ def chosen_steps(
 ) -> tuple[int, ...] | None:
     """Return the steps that a request names; None where it names none.
 
-    `known` gives all there are, and is called for a range alone: an archive without a manifest has no list.
+    `known` returns all there are, and is called for a range only: an archive without a manifest has no list.
 
     Raises
     ------
@@ -77,7 +75,7 @@ def chosen_steps(
 def steps_of(opened: Run | Archive, steps: AnySteps | None) -> tuple[int, ...] | None:
     """Return the steps of a run or an archive that a request names; None where it names none.
 
-    Those that cannot be read are named like the others: the verb says what is wrong with them.
+    Those that cannot be read are named like the others, and the verb reports what is wrong with them.
     """
     from inshrink_core import formats
 
@@ -90,35 +88,39 @@ def steps_of(opened: Run | Archive, steps: AnySteps | None) -> tuple[int, ...] |
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnDevice:
-    """Where is computed.
+class Stepping:
+    """The steps that a verb is about.
+
+    Parameters
+    ----------
+    steps
+        A step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be repeated. By default
+        all; of a restore, the last.
+    """
+
+    steps: Steps = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computing:
+    """Where tensors are encoded or decoded, and how many at a time.
 
     Parameters
     ----------
     device
         Where numbers are crunched: auto, cpu or cuda; auto is CUDA where there is one. Neither bytes nor
         figures depend on it.
-    """
-
-    device: Annotated[str, Option(metavar="auto|cpu|cuda")] = "auto"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Computing(OnDevice):
-    """Where and how much at a time is computed.
-
-    Parameters
-    ----------
     threads
         Tensors worked on at a time; by default as many as there are processors.
     """
 
+    device: Device = "auto"
     threads: Annotated[int | None, Option(least=1)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnEngine:
-    """Who does the work.
+    """Workers that share the work.
 
     Parameters
     ----------
@@ -138,8 +140,22 @@ class OnEngine:
         return self.engine != THREADS or self.workers is not None
 
     def perform_part(self) -> Any:
-        """Do one part of it, in a worker, and return what it takes to report on all."""
+        """Perform one part in a worker, and return what the report on all parts needs."""
         return cast("Request[Any]", self).perform()
+
+
+@dataclass(frozen=True, kw_only=True)
+class InParts(OnEngine):
+    """Workers, or processes started elsewhere, that share the work.
+
+    Parameters
+    ----------
+    part
+        Do one part, beside other processes that do the others: I/N, or auto for what torchrun or Slurm tell
+        this process.
+    """
+
+    part: Annotated[str | None, Option(metavar="I/N|auto")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +176,7 @@ class Reading:
 
     @property
     def reading(self) -> dict[str, Any]:
-        """How, as keywords of `inshrink_core.open`."""
+        """Keywords for `inshrink_core.open`."""
         return {"step_pattern": self.step_pattern, "follow_links": self.follow_links}
 
     def opened_run(self, run: Run | PathLike) -> Run:
@@ -170,7 +186,7 @@ class Reading:
 
         if isinstance(run, formats.Run):
             return run
-        # What a bucket refuses is said of the run: whether it is an archive, cannot be known then.
+        # Errors of a bucket name the run: whether it is an archive cannot be known then.
         try:
             found = formats.open_run(run, **self.reading) if url_of(run) else None
         except NotFoundError:
@@ -185,79 +201,73 @@ class Reading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Based:
-    """The base model of an archive.
+class Sparing(Reading):
+    """How a run is opened of which some cannot be read.
+
+    Parameters
+    ----------
+    skip_damaged
+        Name checkpoints that cannot be read, and end with 0 all the same.
+    """
+
+    skip_damaged: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How an archive is opened and decoded.
 
     Parameters
     ----------
     base
-        The base model that the archive's first frame is encoded relative to; by default what is where it was,
-        if it is the same.
+        The base model that the archive's first frame is encoded relative to; by default the file that it was
+        encoded with, if it is the same.
+    device
+        Where numbers are crunched: auto, cpu or cuda; auto is CUDA where there is one. Neither bytes nor
+        figures depend on it.
+    max_memory
+        Most memory that decoding may take, as 4GB; by default what is available.
+    max_disk
+        Most disk that decoded files may take, as 4GB; by default what is free.
     """
 
     base: Annotated[AnyBase | None, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
-
-    def opened_archive(self, archive: Archive | PathLike) -> Archive:
-        """Open an archive."""
-        from inshrink_core import chain
-
-        return archive if isinstance(archive, chain.Archive) else chain.Archive.open(archive, base=self.base)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Opening(Reading, Based):
-    """How a run or an archive is opened, whichever it is."""
-
-    def opened(self, path: Run | Archive | PathLike) -> Run | Archive:
-        """Open a run or an archive."""
-        from inshrink_core.archive import is_archive
-        from inshrink_core.chain.archive import open_any
-
-        if not isinstance(path, str | os.PathLike):
-            return path
-        return open_any(path, base=self.base, **({} if is_archive(path) else self.reading))
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryLimit:
-    """What decoding may take.
-
-    Parameters
-    ----------
-    max_memory
-        Most memory that decoding may take, as 4GB; by default what is available.
-    """
-
+    device: Device = "auto"
     max_memory: Size = None
-
-    def limits(self, share: float = 1.0) -> Limits:
-        """Return the limits; `share` is of what there is, where nothing is said."""
-        from inshrink_core.execution import Limits
-
-        return Limits(max_memory=self.max_memory, share=share)
-
-    def limited(self, archive: Archive) -> Archive:
-        """Return a view of an archive within the limits; as it is, where nothing is said."""
-        from inshrink_core.execution import Limits
-
-        return archive if self.limits() == Limits() else archive.limited(self.limits())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limiting(MemoryLimit):
-    """What decoding and writing may take.
-
-    Parameters
-    ----------
-    max_disk
-        Most disk that may be written, as 4GB; by default what is free.
-    """
-
     max_disk: Size = None
 
     def limits(self, share: float = 1.0) -> Limits:
-        """Return the limits; `share` is of what there is, where nothing is said."""
-        return replace(super().limits(share), max_disk=self.max_disk)
+        """Return the limits; `share` is of what is available, where none is given."""
+        from inshrink_core.execution import Limits
+
+        return Limits(max_memory=self.max_memory, max_disk=self.max_disk, share=share)
+
+    def opened_archive(self, archive: Archive | PathLike, share: float = 1.0) -> Archive:
+        """Open an archive within the limits, to be decoded on the device."""
+        from inshrink_core import chain
+        from inshrink_core.execution import Limits
+
+        opened = (
+            archive if isinstance(archive, chain.Archive) else chain.Archive.open(archive, base=self.base)
+        )
+        limits = self.limits(share)
+        return (opened if limits == Limits() else opened.limited(limits)).on(self.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening(Reading, Decoding):
+    """How a run or an archive is opened."""
+
+    def opened(self, path: Run | Archive | PathLike) -> Run | Archive:
+        """Open a run or an archive."""
+        from inshrink_core import chain, formats
+        from inshrink_core.archive import is_archive
+
+        if isinstance(path, formats.Run):
+            return path
+        if isinstance(path, chain.Archive) or is_archive(path):
+            return self.opened_archive(path)
+        return formats.open_run(path, **self.reading)
 
 
 class ChainChoice(NamedTuple):
@@ -296,11 +306,9 @@ class Writing:
     """
 
     codec: str | None = None
-    config: Annotated[
-        Mapping[str, Any] | AnyCodec | PathLike | None, Option(metavar="FILE", entries="--set")
-    ] = None
+    config: Annotated[Mapping[str, Any] | AnyCodec | PathLike | None, Option(metavar="FILE")] = None
     settings: Annotated[
-        Mapping[str, Any] | Iterable[str], Option(("--set",), metavar="KEY=VALUE", many=True)
+        Mapping[str, Any] | Sequence[str], Option(("--set",), metavar="KEY=VALUE", many=True)
     ] = ()
     optimizer: Annotated[str | None, Option(metavar="exact|compressed|compact|drop")] = None
     keyframe_every: Annotated[int | None, Option(least=1)] = None
@@ -335,27 +343,6 @@ _KEYFRAME_EVERY = 32
 """Where neither a request nor a config file says it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToStorage:
-    """Where an archive is written.
-
-    Parameters
-    ----------
-    single_writer
-        Write also to a store that ignores the conditions of requests; nobody else may write there meanwhile.
-    """
-
-    single_writer: bool = False
-
-    def declare(self, *places: Any) -> None:
-        """Take the user's word for being alone, of the places where archives are written."""
-        from inshrink_core.archive.storage.registry import sole_writer
-
-        for place in places:
-            if self.single_writer and isinstance(place, str | os.PathLike):
-                sole_writer(place)
-
-
 def local_target(path: PathLike) -> Path:
     """Return where files are written; refuse a URL, which would be a folder of that name."""
     from inshrink_core.archive.storage.registry import place_of
@@ -371,18 +358,18 @@ def local_target(path: PathLike) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounding:
-    """What is promised of every restored step.
+    """Bounds on every restored step.
 
     Parameters
     ----------
     max_drop
         Most that the metric of a restored step may drop: 0.01 is 1 %.
     max_divergence
-        Most that a restored step's predictions may diverge; inf: any. With --max-drop it is 0.003 by default,
-        where the evaluator returns log_probs.
+        Most that a restored step's predictions may diverge; inf: any. Where steps are written under
+        --max-drop it is 0.003 by default, if the evaluator returns log_probs.
     max_restore_cost
-        Most that a restore may cost: the loss is expected to rise by this share of it. 0.003 is the default
-        where there is an evaluator and no bound.
+        Most that a restore may cost: the loss is expected to rise by this share of it. Where steps are
+        written with an evaluator and no bound it is 0.003.
     """
 
     max_drop: Annotated[float | None, Option(metavar="FRACTION", least=0)] = None
@@ -409,24 +396,3 @@ class Bounding:
             What was given bounds nothing.
         """
         return self.bounds.promised()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sparing:
-    """What becomes of a verb where some of a run cannot be read.
-
-    Parameters
-    ----------
-    skip_damaged
-        Name checkpoints that cannot be read, and end with 0 all the same.
-    """
-
-    skip_damaged: bool = False
-
-    def failure(
-        self, rows: Sequence[Skipped], where: str, asked: Collection[int] | None = None
-    ) -> UnreadableError | None:
-        """Return why a verb ends with an error that did all it could; None where it does not."""
-        from inshrink_core.formats import unreadable_error
-
-        return None if self.skip_damaged else unreadable_error(rows, where, asked)

@@ -8,22 +8,22 @@ last change.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self, TypeVar
 
 from inshrink_core.errors import StorageError
 from inshrink_core.execution.kept import (
-    SharedLog,
+    MAX_SHARED_NBYTES,
+    add_line,
     key_digest,
-    parse_record,
     results_folder,
+    shared_lines,
     user_cache_folder,
 )
 from inshrink_core.request import Option
@@ -39,7 +39,6 @@ _OF_RUN: Final = "run"
 _SUFFIX: Final = ".jsonl"
 _WHOLE: Final = 1e-9
 _LAST_TIME: Final = 4_102_444_800
-_MALFORMED: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 R = TypeVar("R")
 
@@ -73,7 +72,8 @@ class EvaluatorId(NamedTuple):
         return cls(evaluator.spec, evaluator_digest(evaluator))
 
 
-class Measurement(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Measurement:
     """An answer: the verb that gave it, when (Unix time), of what content, to which question.
 
     `question` and `document` are as somebody's file has them: their values are not trusted to make sense.
@@ -82,21 +82,24 @@ class Measurement(NamedTuple):
     kind: str
     at: float
     content: str
-    question: Mapping[str, Any]
-    document: Mapping[str, Any]
+    question: dict[str, Any]
+    document: dict[str, Any]
+    v: int = _VERSION
 
-    @classmethod
-    def parse(cls, row: Mapping[str, Any]) -> Self | None:
-        """Return a row of a log as one; None for what is none, or of another version."""
-        kind, at, content = (row.get(name) for name in ("kind", "at", "content"))
-        question, document = row.get("question"), row.get("document")
-        if row.get("v") != _VERSION or not isinstance(kind, str) or not isinstance(content, str):
-            return None
-        if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at <= _LAST_TIME:
-            return None
-        if not isinstance(question, dict) or not isinstance(document, dict):
-            return None
-        return cls(kind, float(at), content, question, document)
+    @property
+    def is_plausible(self) -> bool:
+        """Whether it is of this version, and of some time."""
+        return self.v == _VERSION and 0 <= self.at <= _LAST_TIME
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What a comparison asks (`question_of`)."""
+
+    evaluator: str
+    name: str
+    run: dict[str, str] = field(default_factory=dict)
+    before: dict[str, int | None] = field(default_factory=dict)
 
 
 class Measurements:
@@ -115,7 +118,7 @@ class Measurements:
     """
 
     def __init__(self, folders: Iterable[Path], name: str, content: str, path: str = "") -> None:
-        self._logs = [SharedLog(folder / f"{name}{_SUFFIX}") for folder in dict.fromkeys(folders)]
+        self._files = [folder / f"{name}{_SUFFIX}" for folder in dict.fromkeys(folders)]
         self.content, self._path = content, path
 
     @classmethod
@@ -159,16 +162,18 @@ class Measurements:
     def add(self, kind: str, question: Mapping[str, Any], document: Mapping[str, Any]) -> None:
         """Keep an answer; a disk that refuses costs no result."""
         row = {"v": _VERSION, "kind": kind, "at": time.time(), "content": self.content, "path": self._path}
-        for log in self._logs:
+        row |= {"question": dict(question), "document": dict(document)}
+        for file in self._files:
             try:
-                log.add({**row, "question": dict(question), "document": dict(document)})
+                add_line(file, row, MAX_SHARED_NBYTES)
             except StorageError as error:
                 _logger.info("%s", error)
 
     def rows(self, kind: str, *, earlier: bool = False) -> Iterator[Measurement]:
         """Yield the answers of a verb, the newest first: of the content as it is, or as it was before."""
-        told = (Measurement.parse(row) for log in self._logs for row in log.rows() if row.get("kind") == kind)
-        found = {(one.at, one.content, key_digest(one.question)): one for one in told if one is not None}
+        lines = (row for file in self._files for row in shared_lines(file) if row.get("kind") == kind)
+        told = [one for row in lines if (one := _read(Measurement, row)) is not None and one.is_plausible]
+        found = {(one.at, one.content, key_digest(one.question)): one for one in told}
         for one in sorted(found.values(), key=lambda one: -one.at):
             if (one.content != self.content) is earlier:
                 yield one
@@ -184,7 +189,7 @@ def run_content(run: Run) -> str:
     return key_digest({"run": [run.identity(step) for step in run.steps]})
 
 
-def answer_as(report: type[R], known: Measurement, **rows: Callable[..., Any]) -> R | None:
+def answer_as(report: type[R], known: Measurement) -> R | None:
     """Return an answer as the report it was, which says when; None where it cannot be read.
 
     Parameters
@@ -193,17 +198,18 @@ def answer_as(report: type[R], known: Measurement, **rows: Callable[..., Any]) -
         A dataclass with a field `measured_at`.
     known
         The answer.
-    rows
-        What makes an entry of a field that has rows of its own.
     """
-    fields = {one.name for one in dataclasses.fields(report)}  # type: ignore[arg-type]
+    return _read(report, known.document | {"measured_at": known.at})
+
+
+def _read(kind: type[R], values: Mapping[str, Any]) -> R | None:
+    """Return a record of JSON values; None, with a note, of values that are none."""
+    import msgspec
+
     try:
-        document = {name: value for name, value in known.document.items() if name in fields}
-        made = {name: tuple(make(**one) for one in document.pop(name, ())) for name, make in rows.items()}
-        found = parse_record(report, document | {"measured_at": known.at})
-        return replace(found, **made)  # type: ignore[type-var]
-    except _MALFORMED as error:
-        _logger.info("what was kept is made again: %s", error)
+        return msgspec.convert(values, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        _logger.info("what was kept is passed over: %s", error)
         return None
 
 
@@ -328,60 +334,49 @@ def merged(
     originals
         Identities of the originals, by step as text; rows of others do not count.
     """
-    from inshrink_core.evaluate import Comparison, EvaluatedStep
-    from inshrink_core.metrics import Direction
+    from inshrink_core.evaluate import Comparison
+    from inshrink_core.evaluate.comparison import Compared
 
     steps: dict[int, EvaluatedStep] = {}
     errors: dict[int, float] = {}
-    used: list[Measurement] = []
-    samples: int | None = None
+    used: list[tuple[Measurement, Compared]] = []
     for row in rows:
-        try:
-            asked = EvaluatorId(str(row.question["name"]), str(row.question["evaluator"]))
-            document = row.document
-            told = [parse_record(EvaluatedStep, one) for one in document["steps"]]
-            about = str(document["metric"]), Direction(document["direction"]), str(document["device"])
-            known = {int(step): float(one) for step, one in document.get("standard_errors", {}).items()}
-            count = document.get("n_samples")
-        except _MALFORMED as error:
-            _logger.info("a kept comparison is passed over: %s", error)
+        asked, found = _read(_Question, row.question), _read(Compared, row.document)
+        if asked is None or found is None or not found.steps:
             continue
         if evaluator is None:
-            evaluator = asked
-        if asked.digest != evaluator.digest or not told:
+            evaluator = EvaluatorId(asked.name, asked.evaluator)
+        if asked.evaluator != evaluator.digest:
             continue
-        if not used:
-            first, samples = about, count if isinstance(count, int) else None
-        fresh = [one for one in told if one.step not in steps and _is_of(row, one.step, originals)]
+        fresh = [one for one in found.steps if one.step not in steps and _is_of(asked, one.step, originals)]
         if fresh:
-            used.append(row)
+            used.append((row, found))
             steps |= {one.step: one for one in fresh}
+            known = found.standard_errors
             errors |= {one.step: known[one.step] for one in fresh if one.step in known}
-    if not used or evaluator is None:
+    if not steps or evaluator is None:
         return None
-    metric, direction, device = first
+    (newest, first), oldest = used[0], min(row.at for row, _ in used)
     ordered = [steps[step] for step in sorted(steps)]
-    oldest = min(row.at for row in used)
     return Known(
         archive="",
-        at=used[0].at,
+        at=newest.at,
         evaluator=evaluator,
-        comparison=Comparison.over(ordered, metric, direction, device=device, measured_at=oldest),
-        n_samples=samples,
+        comparison=Comparison.over(
+            ordered, first.metric, first.direction, device=first.device, measured_at=oldest
+        ),
+        n_samples=first.n_samples,
         standard_errors=errors,
     )
 
 
-def _is_of(row: Measurement, step: int, originals: Mapping[str, str] | None) -> bool:
+def _is_of(asked: _Question, step: int, originals: Mapping[str, str] | None) -> bool:
     """Whether a step was compared with the original as it is now, and so was the one before it."""
     if originals is None:
         return True
-    told = row.question.get("run")
-    before = row.question.get("before")
-    if not isinstance(told, dict) or not isinstance(before, dict):
-        return False
-    needed = [str(step), *([str(before[str(step)])] if before.get(str(step)) is not None else [])]
-    return all(one in originals and told.get(one) == originals[one] for one in needed)
+    before = asked.before.get(str(step))
+    needed = [str(step), *([] if before is None else [str(before)])]
+    return all(one in originals and asked.run.get(one) == originals[one] for one in needed)
 
 
 def question_of(
@@ -406,14 +401,12 @@ def compared_document(
     """Return what is kept of a comparison; `about` is its metric, direction and device."""
     from inshrink_core.report import plain_value
 
-    metric, direction, device = about
-    return {
-        "metric": metric,
-        "direction": direction,
-        "device": device,
+    errors = {
+        str(step): one for step, one in standard_errors.items() if one is not None and math.isfinite(one)
+    }
+    document = dict(zip(("metric", "direction", "device"), about, strict=True))
+    return document | {
         "n_samples": n_samples,
-        "standard_errors": {
-            str(step): one for step, one in standard_errors.items() if one is not None and math.isfinite(one)
-        },
+        "standard_errors": errors,
         "steps": [plain_value(one) for one in steps],
     }

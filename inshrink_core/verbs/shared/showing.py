@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from inshrink_core.report import show_parts
 from inshrink_core.text import count, error_size, nats, percent, printable, ratio, steps_in_short
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from inshrink_core.chain import Exactness
     from inshrink_core.chain.config import LargeError
@@ -22,37 +22,7 @@ _MOST_ROWS = 20
 _WORDS = {"exact": "bit-exact", "drop": "left out; a resumed training warms its optimizer up again"}
 _COMPRESSED = "{}, not bit for bit: training resumes from it; --optimizer exact keeps every bit"
 
-
-def make_table(*columns: str, left: Sequence[int] = (0,), title: str | None = None) -> Table:
-    """Return an empty table with thin rules.
-
-    Parameters
-    ----------
-    columns
-        Headings.
-    left
-        Positions of the columns of text; the others are numbers, to the right.
-    title
-        A line above it.
-    """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        title=Text(title) if title else None,
-        title_justify="left",
-        title_style="bold",
-    )
-    for position, heading in enumerate(columns):
-        if position in left:
-            table.add_column(Text(heading), overflow="fold")
-        else:
-            table.add_column(Text(heading), justify="right", no_wrap=True)
-    return table
+show_facts = show_parts
 
 
 def known_fact(measured_at: float | None) -> tuple[str, str]:
@@ -63,31 +33,19 @@ def known_fact(measured_at: float | None) -> tuple[str, str]:
     return "measured", f"{day}; --again measures anew"
 
 
-def show_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
-    """Print pairs of a name and a value, the values in one column; none of those without a value."""
-    from rich.text import Text
-
-    shown = [fact for fact in facts if fact[1]]
-    width = max((len(name) for name, _ in shown), default=0)
-    for name, value in shown:
-        line = Text.assemble((name.ljust(width), "dim"), f"  {printable(value)}")
-        console.print(line, soft_wrap=True)
-
-
-def show_notes(console: Console, notes: Iterable[str]) -> None:
-    """Print what should be known."""
-    for note in notes:
-        console.print(printable(f"note: {note}"), soft_wrap=True)
+def unreadable_lines(rows: Sequence[Skipped]) -> Sequence[str]:
+    """Return which checkpoints of a run cannot be read, or are left out."""
+    lines = []
+    for row in rows:
+        step = "" if row.step is None else f" (step {row.step})"
+        what = "left out" if row.fate == "left out" else "cannot be read"
+        lines.append(f"{what}: {row.path}{step}: {row.reason}")
+    return rows_in_short(lines)
 
 
 def show_unreadable(console: Console, rows: Sequence[Skipped]) -> None:
     """Print which checkpoints of a run cannot be read, or are left out."""
-    for row in rows[:_MOST_ROWS]:
-        step = "" if row.step is None else f" (step {row.step})"
-        what = "left out" if row.fate == "left out" else "cannot be read"
-        console.print(printable(f"{what}: {row.path}{step}: {row.reason}"), soft_wrap=True)
-    if len(rows) > _MOST_ROWS:
-        console.print(f"… and {count(len(rows) - _MOST_ROWS)} more")
+    show_parts(console, unreadable_lines(rows))
 
 
 def counted_fates(
@@ -123,25 +81,9 @@ def large_errors_text(rows: Sequence[LargeError]) -> str:
     return ", ".join(rows_in_short(texts))
 
 
-def show_table(
-    console: Console,
-    headings: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    left: Sequence[int] = (0,),
-    title: str | None = None,
-) -> None:
-    """Print a table; `left` are the columns of text, the others are numbers."""
-    table = make_table(*headings, left=left, title=title)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
-def show_originals(console: Console, text: str) -> None:
-    """Print what is known of the originals' checksums, unless all of them matched."""
-    if text != "checked":
-        console.print(printable(f"checksums of the originals: {text}"), soft_wrap=True)
+def original_lines(text: str) -> list[str]:
+    """Return what is known of the originals' checksums, unless all of them matched."""
+    return [] if text == "checked" else [f"checksums of the originals: {text}"]
 
 
 def promised_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -154,35 +96,32 @@ def promised_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """
     if "bounds" not in document:
         return []
-    drop, divergence = document["bounds"]["drop"], document["bounds"]["divergence"]
-    frames = document["frames"]
-    cost = document["bounds"].get("restore_cost")
-    limits = (
-        f"(bound {drop * 100:g} %)" if drop is not None else "",
-        f"(bound {divergence:g})" if divergence is not None else "",
-        f"(bound {cost * 100:g} %)" if cost is not None else "",
-    )
+    bounds, frames, decided = document["bounds"], document["frames"], document.get("decided")
+    limits = {
+        name: f"  (bound {bounds[name] * factor:g}{unit})" if bounds.get(name) is not None else ""
+        for name, factor, unit in (("drop", 100, " %"), ("divergence", 1, ""), ("restore_cost", 100, " %"))
+    }
     exact = _which([frame for frame in frames if frame["exact"]])
     stale = _which([frame for frame in frames if frame["informative"] is False])
     unclear = _which([frame for frame in frames if "noise" in str(frame["side"])])
+    decides = ""
+    if decided is not None:
+        how = ", stored exactly" if decided["exact"] else ""
+        step, least = count(decided["step"]), ratio(decided["ratio_weights"])
+        decides = f"step {step}, whose weights shrink least: {least}{how}"
     return [
-        ("largest drop", f"{percent(document['max_drop'])}  {limits[0]}".strip()),
-        ("largest divergence", f"{nats(document['max_divergence'])} nats  {limits[1]}".strip()),
-        ("largest restore cost", f"{percent(document['max_restore_cost'])} of the loss  {limits[2]}".strip()),
-        ("decided by", _decided(document.get("decided"))),
+        ("largest drop", f"{percent(document['max_drop'])}{limits['drop']}"),
+        ("largest divergence", f"{nats(document['max_divergence'])} nats{limits['divergence']}"),
+        (
+            "largest restore cost",
+            f"{percent(document['max_restore_cost'])} of the loss{limits['restore_cost']}",
+        ),
+        ("decided by", decides),
         ("evaluations", count(document["evaluations"])),
         ("stored exactly", f"{exact}, where nothing smaller keeps the bounds" if exact else ""),
         ("says nothing", f"{stale}, where the previous checkpoint keeps them too" if stale else ""),
         ("within noise", f"{unclear}, whose metric's noise reaches the bound" if unclear else ""),
     ]
-
-
-def _decided(found: Mapping[str, Any] | None) -> str:
-    """Say which step decides the ratio."""
-    if found is None:
-        return ""
-    how = ", stored exactly" if found["exact"] else ""
-    return f"step {count(found['step'])}, whose weights shrink least: {ratio(found['ratio_weights'])}{how}"
 
 
 def _which(frames: list[Mapping[str, Any]]) -> str:
@@ -233,11 +172,7 @@ def named_ratio(name: str, base: object | None) -> str:
     return name if base is None else f"{name}, with the base model"
 
 
-def stored_text(stored: Exactness) -> str:
+def stored_lines(stored: Exactness) -> list[str]:
     """Return which roles are exact, and which are not, in a line each."""
-    lines = [
-        f"{what}: {', '.join(sorted(roles))}"
-        for what, roles in (("bit-exact", stored.exact), ("compressed with an error", stored.lossy))
-        if roles
-    ]
-    return "\n".join(lines)
+    kinds = ("bit-exact", stored.exact), ("compressed with an error", stored.lossy)
+    return [f"{what}: {', '.join(sorted(roles))}" for what, roles in kinds if roles]

@@ -8,24 +8,27 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 from inshrink_core.errors import ConfigError, InputError, NotFoundError
 
-_MOST_DIGITS = 19
-"""Of the largest step an archive can hold, 2^63 - 1."""
-
-FILE_KEYS: Mapping[str, tuple[type, str]] = {
-    "codec": (str, "a name"),
-    "optimizer": (str, "a word"),
-    "keyframe_every": (int, "a whole number"),
-    "settings": (dict, "a table"),
-    "override": (list, "a list of tables"),
-}
-"""What a config file may hold, and as what: ``settings`` are the codec's own, ``override`` some tensors'."""
+_STEPS = re.compile(r"(?=.)(\d{1,19})?(:(\d{1,19})?(?::(\d{1,19})?)?)?", re.ASCII)
+"""A step or a range FIRST:LAST:EVERY; 2^63 - 1 has 19 digits."""
 
 _MAX_CONFIG_BYTES = 1 << 20
 """A config is a page of text: anything larger is another file by mistake."""
+
+
+class _Config(msgspec.Struct, forbid_unknown_fields=True):
+    """What a config file may hold: ``settings`` are the codec's, ``override`` those of some tensors."""
+
+    codec: str = ""
+    optimizer: str = ""
+    keyframe_every: int = 0
+    settings: dict[str, Any] = {}
+    override: list[Any] = []
 
 
 def choose_steps(texts: Sequence[str], available: Sequence[int], where: str) -> tuple[int, ...] | None:
@@ -54,49 +57,25 @@ def choose_steps(texts: Sequence[str], available: Sequence[int], where: str) -> 
     (7, 100, 300)
     """
     chosen: set[int] = set()
-    for text in texts:
-        for part in text.split(","):
-            chosen.update(_expand(part.strip(), available, where))
+    for text in (part.strip() for one in texts for part in one.split(",")):
+        match = _STEPS.fullmatch(text)
+        first, span, last, every = match.groups() if match else ("", "", "", "0")
+        if int(every or 1) < 1:
+            raise InputError(
+                f"'{text}' is neither a step nor a range", remedy="write 400, 100,200 or FIRST:LAST[:EVERY]"
+            )
+        if span is None:
+            chosen.add(int(first))
+            continue
+        within = [one for one in available if int(first or 0) <= one and (not last or one <= int(last))]
+        if not within:
+            raise NotFoundError(
+                f"there is no step in the range {text}",
+                where=where,
+                remedy=f"it has {available[0]} to {available[-1]}" if available else "it has no steps",
+            )
+        chosen.update(within[:: int(every or 1)])
     return tuple(sorted(chosen)) if texts else None
-
-
-def _expand(text: str, available: Sequence[int], where: str) -> Sequence[int]:
-    """Return the steps of one step or range."""
-    fields = text.split(":")
-    if len(fields) > 3 or (len(fields) == 1 and not text):
-        raise _unreadable(text)
-    numbers = [_number(field, text) for field in fields]
-    if len(fields) == 1:
-        return [number for number in numbers if number is not None]
-    first, last = numbers[0], numbers[1]
-    every = numbers[2] if len(numbers) == 3 and numbers[2] is not None else 1
-    if every < 1:
-        raise _unreadable(text)
-    within = [
-        step for step in available if (first is None or step >= first) and (last is None or step <= last)
-    ]
-    if not within:
-        raise NotFoundError(
-            f"there is no step in the range {text}",
-            where=where,
-            remedy=f"it has {available[0]} to {available[-1]}" if available else "it has no steps",
-        )
-    return within[::every]
-
-
-def _number(field: str, text: str) -> int | None:
-    """Return a number of a range; None where it was left out."""
-    if not field:
-        return None
-    if not field.isascii() or not field.isdigit() or len(field) > _MOST_DIGITS:
-        raise _unreadable(text)
-    return int(field)
-
-
-def _unreadable(text: str) -> InputError:
-    return InputError(
-        f"'{text}' is neither a step nor a range", remedy="write 400, 100,200 or FIRST:LAST[:EVERY]"
-    )
 
 
 def matching_names(names: Iterable[str], pattern: str) -> tuple[str, ...]:
@@ -169,7 +148,10 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
                 raise ConfigError(f"--set {text}: '{name}' has been given a single value already")
-        table[names[-1]] = _value(value.strip())
+        try:
+            table[names[-1]] = json.loads(value)
+        except ValueError:
+            table[names[-1]] = value.strip()
     return settings
 
 
@@ -182,16 +164,8 @@ def given_settings(
     return {**document.get("settings", {}), **overrides, **others}
 
 
-def _value(text: str) -> Any:
-    """Return a JSON value, or the text itself."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-
-
 def read_config_file(path: Path) -> Mapping[str, Any]:
-    """Return what a TOML or JSON file says of how to compress (`FILE_KEYS`).
+    """Return the settings of compression in a TOML or JSON file: codec, optimizer, settings and so on.
 
     Raises
     ------
@@ -204,26 +178,22 @@ def read_config_file(path: Path) -> Mapping[str, Any]:
         raise NotFoundError("there is no such config file", where=str(path))
     if path.stat().st_size > _MAX_CONFIG_BYTES:
         raise ConfigError("a config file is at most 1 MB", where=str(path))
+    kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
         text = path.read_text(encoding="utf-8")
-        document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        document: Any = json.loads(text) if kind == "JSON" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"this does not read as {_kind(path)} ({error})", where=str(path)) from error
-    if not isinstance(document, dict):
-        raise ConfigError("a config is a table of keys", where=str(path))
-    if "best" in document and "trials" in document:
+        raise ConfigError(f"this does not read as {kind} ({error})", where=str(path)) from error
+    if isinstance(document, dict) and "best" in document and "trials" in document:
         document = _config_found(document, path)
-    for key, value in document.items():
-        if key not in FILE_KEYS:
-            raise ConfigError(
-                f"a config has no key '{key}'", where=str(path), remedy=f"it has: {', '.join(FILE_KEYS)}"
-            )
-        kind, expected = FILE_KEYS[key]
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ConfigError(
-                f"'{key}' has the wrong type", where=str(path), expected=expected, found=repr(value)
-            )
-    return document
+    try:
+        msgspec.convert(document, _Config)
+    except msgspec.ValidationError as error:
+        keys = ", ".join(_Config.__struct_fields__)
+        raise ConfigError(
+            f"this is no config: {error}", where=str(path), remedy=f"its keys are {keys}"
+        ) from error
+    return cast("Mapping[str, Any]", document)
 
 
 def _config_found(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -236,7 +206,3 @@ def _config_found(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
             remedy = "settings by step keep its bounds: give compress the bounds instead of this file"
         raise ConfigError("the search found no configuration", where=str(path), remedy=remedy)
     return found
-
-
-def _kind(path: Path) -> str:
-    return "JSON" if path.suffix == ".json" else "TOML"

@@ -1,0 +1,246 @@
+"""The block cache: bytes of frames that are fetched together, where each request is a wait.
+
+Bytes are cached by the digest of their frame, for the process and within bounds. Frames never change, so an
+archive that is opened again asks for none of them twice.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from inshrink_core.archive.storage.contract import Range, Storage
+from inshrink_core.execution.prefetch import Prefetcher
+
+MOST_AHEAD_NBYTES: Final = 64 << 20
+"""Fetched at once: a chain of no more is fetched with complete frames."""
+
+_WINDOW_NBYTES: Final = 32 << 20
+"""Columns of a longer chain that are fetched while those before them are decoded."""
+
+_GAP_NBYTES: Final = 1 << 18
+"""A smaller gap between two spans is read along rather than skipped by another request."""
+
+
+class Span(NamedTuple):
+    """Bytes of a frame.
+
+    Parameters
+    ----------
+    digest
+        Of the frame; without one, nothing is cached.
+    path, begin
+        The object, and where the frame begins in it.
+    offset, nbytes
+        Which bytes of the frame.
+    is_last
+        Whether the object should end with them.
+    """
+
+    digest: bytes
+    path: str
+    begin: int
+    offset: int
+    nbytes: int
+    is_last: bool = False
+
+    @property
+    def at(self) -> int:
+        """Where the bytes begin in the object."""
+        return self.begin + self.offset
+
+
+class BlockCache:
+    """Spans of frames in memory; the least recently used go first.
+
+    Parameters
+    ----------
+    most_nbytes
+        Of all of them.
+
+    Examples
+    --------
+    >>> cache = BlockCache(100)
+    >>> cache.put(b"digest", 10, b"0123456789")
+    >>> cache.get(b"digest", 12, 3), cache.get(b"digest", 12, 30)
+    (b'234', None)
+    """
+
+    def __init__(self, most_nbytes: int) -> None:
+        self._most = most_nbytes
+        self._spans: OrderedDict[bytes, dict[int, bytes]] = OrderedDict()
+        self._nbytes = 0
+        self._lock = threading.Lock()
+
+    def put(self, digest: bytes, offset: int, content: bytes) -> None:
+        """Cache a span of a frame."""
+        if not digest or len(content) > self._most:
+            return
+        with self._lock:
+            spans = self._spans.setdefault(digest, {})
+            self._nbytes += len(content) - len(spans.get(offset, b""))
+            spans[offset] = content
+            self._spans.move_to_end(digest)
+            while self._nbytes > self._most:
+                oldest, spans = next(iter(self._spans.items()))
+                self._nbytes -= len(spans.pop(next(iter(spans))))
+                if not spans:
+                    del self._spans[oldest]
+
+    def get(self, digest: bytes, offset: int, nbytes: int) -> bytes | None:
+        """Return bytes of a frame; None if they are not cached."""
+        found = self._find(digest, offset, nbytes)
+        return None if found is None else found[1][offset - found[0] : offset - found[0] + nbytes]
+
+    def has(self, digest: bytes, offset: int, nbytes: int) -> bool:
+        """Tell whether bytes of a frame are cached."""
+        return self._find(digest, offset, nbytes) is not None
+
+    def _find(self, digest: bytes, offset: int, nbytes: int) -> tuple[int, bytes] | None:
+        with self._lock:
+            for start, content in self._spans.get(digest, {}).items():
+                if start <= offset and offset + nbytes <= start + len(content):
+                    self._spans.move_to_end(digest)
+                    return start, content
+        return None
+
+    def drop(self, digest: bytes) -> None:
+        """Forget a frame."""
+        with self._lock:
+            self._nbytes -= sum(map(len, self._spans.pop(digest, {}).values()))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._spans.clear()
+            self._nbytes = 0
+
+
+ENDS: Final = BlockCache(32 << 20)
+"""Ends of frames, with their indexes."""
+
+BLOCKS: Final = BlockCache(2 * MOST_AHEAD_NBYTES)
+"""Other bytes of frames."""
+
+
+def cached_bytes(digest: bytes, offset: int, nbytes: int) -> bytes | None:
+    """Return bytes of a frame from a cache; None if they are in none."""
+    found = ENDS.get(digest, offset, nbytes)
+    return BLOCKS.get(digest, offset, nbytes) if found is None else found
+
+
+def is_cached(digest: bytes, offset: int, nbytes: int) -> bool:
+    """Tell whether bytes of a frame are cached."""
+    return ENDS.has(digest, offset, nbytes) or BLOCKS.has(digest, offset, nbytes)
+
+
+def forget_all() -> None:
+    """Empty the caches: later reads see what is stored now."""
+    ENDS.clear()
+    BLOCKS.clear()
+
+
+def forget(digest: bytes) -> None:
+    """Remove a frame from the caches."""
+    ENDS.drop(digest)
+    BLOCKS.drop(digest)
+
+
+def fetch(storage: Storage, spans: Iterable[Span], cache: BlockCache = BLOCKS) -> None:
+    """Cache spans that are not cached yet, in one round trip and as few requests as possible.
+
+    What cannot be fetched is not cached: reading it raises the error.
+
+    Parameters
+    ----------
+    storage
+        Where the frames are stored.
+    spans
+        Bytes of any frames in it.
+    cache
+        Which cache.
+    """
+    missing = [s for s in dict.fromkeys(spans) if s.digest and not is_cached(s.digest, s.offset, s.nbytes)]
+    groups = list(_near(sorted(missing, key=lambda span: (span.path, span.at))))
+    asked = []
+    for group in groups:
+        end = max(span.at + span.nbytes for span in group)
+        is_last = any(span.is_last for span in group)
+        asked.append(Range(group[0].path, group[0].at, end - group[0].at + is_last))
+    for group, one, content in zip(groups, asked, storage.ranges(asked), strict=True):
+        if isinstance(content, Exception) or len(content) != one.nbytes - any(span.is_last for span in group):
+            continue  # reading tells what is wrong with an object that is longer or shorter than it should be
+        frames: dict[tuple[bytes, int], list[Span]] = {}
+        for span in group:
+            frames.setdefault((span.digest, span.begin), []).append(span)
+        for (digest, begin), members in frames.items():
+            end = begin + max(span.offset + span.nbytes for span in members)
+            cache.put(digest, members[0].offset, content[members[0].at - one.offset : end - one.offset])
+
+
+def _near(spans: Sequence[Span]) -> Iterator[list[Span]]:
+    """Yield spans of one object that one request reads; they are sorted."""
+    group: list[Span] = []
+    end = 0
+    for span in spans:
+        if group and (span.path != group[0].path or span.at > end + _GAP_NBYTES):
+            yield group
+            group, end = [], 0
+        group.append(span)
+        end = max(end, span.at + span.nbytes)
+    if group:
+        yield group
+
+
+class Windows:
+    """Columns of spans that are used about in their order, fetched some at a time.
+
+    Parameters
+    ----------
+    storage
+        Where the frames are stored.
+    columns
+        The spans of each, by its name. One that is larger than can be cached is left to its reader.
+
+    Notes
+    -----
+    Of at most three windows of 32 MB the bytes are in memory: one in use, and two ahead.
+    """
+
+    def __init__(self, storage: Storage, columns: Mapping[str, Sequence[Span]]) -> None:
+        windows: list[list[Span]] = []
+        self._window_of: dict[str, int] = {}
+        room = 0
+        for name, spans in columns.items():
+            nbytes = sum(span.nbytes for span in spans)
+            if nbytes > MOST_AHEAD_NBYTES:
+                continue
+            if not windows or nbytes > room:
+                windows.append([])
+                room = _WINDOW_NBYTES
+            windows[-1] += spans
+            self._window_of[name] = len(windows) - 1
+            room -= nbytes
+        sizes = [(i, sum(span.nbytes for span in spans)) for i, spans in enumerate(windows)]
+        self._ready: set[int] = set()
+        self._lock = threading.Lock()
+        self._ahead = Prefetcher(lambda i: fetch(storage, windows[i]), sizes, 2 * _WINDOW_NBYTES)
+        weakref.finalize(self, self._ahead.stop)
+
+    def need(self, name: str) -> bool:
+        """Have a column in memory; False where it is none of these."""
+        number = self._window_of.get(name)
+        if number is None:
+            return False
+        with self._lock:
+            if number not in self._ready:
+                self._ahead.get(number)
+                self._ready.add(number)
+        return True
+
+    def close(self) -> None:
+        """Fetch nothing more."""
+        self._ahead.stop(wait=True)

@@ -1,0 +1,598 @@
+"""The upload queue: objects are made durable on the local disk, and one thread uploads them in order.
+
+Each URL has a folder in `queue_folder`::
+
+    run.inshrink-5c1f0a9e4b7d2c36/
+      lock               held by the one process of this machine that writes the archive
+      frames/…           finished frames; after their upload the newest stay, up to 256 MiB
+      waiting            a line of JSON: the manifest's name, the digests of what it may replace, and the
+                         frames to upload before it; then its content
+
+The manifest is uploaded after the frames it lists, and only over a content that it was made from. So a
+process that dies at any moment leaves a sound archive, and the next writer on this machine uploads the rest.
+If another writer changed the archive meanwhile, the queue is quarantined instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import tempfile
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import IO, Final, NamedTuple, TypeVar
+
+from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked
+from inshrink_core.archive.storage.local import LOCK_NAME, LocalStorage
+from inshrink_core.archive.storage.memory import OverlaidStorage
+from inshrink_core.errors import ConflictError, InshrinkError, LockedError, StorageError
+from inshrink_core.execution import make_folders, read_regular, write_durably
+
+_T = TypeVar("_T")
+_logger = logging.getLogger(__name__)
+
+QUEUE_VARIABLE: Final = "INSHRINK_WAITING"
+MAX_QUEUED_NBYTES: Final = 16 << 30
+"""A writer waits while more than this is queued."""
+
+_CACHED_NBYTES: Final = 256 << 20
+"""Uploaded frames stay on the disk up to here: the next frame is encoded relative to them."""
+
+_N_UPLOADS: Final = 4
+_MAX_PAUSE_S: Final = 60.0
+_RECORD_NAME: Final = "waiting"
+_MAX_RECORD_NBYTES: Final = 1 << 30
+_PIECE_NBYTES: Final = 4 << 20
+
+
+def queue_folder(url: str) -> Path:
+    """Return the folder of this machine in which the uploads to a URL are queued."""
+    named = os.environ.get(QUEUE_VARIABLE)
+    if named:
+        base = Path(named)
+    else:
+        state = Path(os.environ.get("XDG_STATE_HOME", ""))
+        base = (state if state.is_absolute() else Path.home() / ".local" / "state") / "inshrink"
+    url = url.rstrip("/")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", url.rpartition("/")[2])[:60].lstrip(".")
+    return base.absolute() / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
+
+
+def digest_of(content: bytes) -> Tag:
+    """Return the SHA-256 of a content, as its tag."""
+    return Tag(hashlib.sha256(content).hexdigest())
+
+
+class Listing(NamedTuple):
+    """The new content of an object that lists others.
+
+    Parameters
+    ----------
+    path, content
+        The object.
+    files
+        What must be uploaded before it.
+    bases
+        Digests of the contents that it may replace; None if there may be no object.
+    """
+
+    path: str
+    content: bytes
+    files: tuple[str, ...]
+    bases: frozenset[str | None]
+
+
+class UploadedStorage(Storage):
+    """A storage that takes whole files, and whose writer does not wait for them."""
+
+    exclusive = False
+    gathers = True
+
+    batch_s: float = 0.0
+    """Uploads begin after so many seconds, or when the writer flushes."""
+
+    @abstractmethod
+    def upload(self, path: str, file: IO[bytes], *, over: bool = False) -> None:
+        """Make an object of a file, in one piece or not at all.
+
+        Raises
+        ------
+        FileExistsError
+            Another writer made one of that name, and `over` is False.
+        """
+
+    def publish(
+        self, files: dict[str, Path], listing: Listing | None, tag: Tag | None, gone: Sequence[str]
+    ) -> Tag | None:
+        """Upload files, then replace the object that lists them, then delete others; repeatable.
+
+        Parameters
+        ----------
+        files
+            Files by the paths of their objects; those that are uploaded are removed from it.
+        listing, tag
+            The object to replace, and the tag of what it replaces; None where there is no object.
+        gone
+            Objects to delete.
+
+        Returns
+        -------
+        Tag or None
+            The new tag of the listing.
+
+        Raises
+        ------
+        ConflictError
+            Another writer was faster.
+        """
+        with ThreadPoolExecutor(min(_N_UPLOADS, max(1, len(files)))) as pool:
+            list(pool.map(partial(self._upload_one, files), tuple(files)))
+        if listing is not None:
+            tag = self.replace(listing.path, listing.content, tag)
+        for path in gone:
+            self.delete(path)
+        return tag
+
+    def _upload_one(self, files: dict[str, Path], path: str) -> None:
+        with files[path].open("rb") as file:
+            try:
+                self.upload(path, file)
+            except FileExistsError:
+                # Uploaded before its process died, or another writer's.
+                if not self.holds(path, file):
+                    raise ConflictError(
+                        "another writer has written this frame", where=f"{self.name}, {path}"
+                    ) from None
+        del files[path]
+
+    def holds(self, path: str, file: IO[bytes]) -> bool:
+        """Tell whether an object equals a file."""
+        nbytes = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        return self.size(path) == nbytes and all(
+            file.read(_PIECE_NBYTES) == self.read(path, at, _PIECE_NBYTES)
+            for at in range(0, nbytes, _PIECE_NBYTES)
+        )
+
+    def create(self, path: str, *, over: bool = False) -> Creation:
+        """Begin an object in a file without a name on the local disk; committing uploads it."""
+        return NewObject(self, checked(path), lambda file: self.upload(path, file, over=over))
+
+    def lock(self) -> Lock:
+        """Return a lock that keeps nobody out: of two writers, the second to commit is refused."""
+        return Lock()
+
+    def written(self) -> UploadQueue:
+        """Return what a writer uses: objects are made on the local disk, and uploaded behind it."""
+        return UploadQueue(self)
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[Storage]:
+        """Give an upload queue, which is flushed when the block ends."""
+        with self.made():
+            queue = self.written()
+            lock = queue.lock()
+            try:
+                queue.recover(("",))
+                yield queue
+                queue.flush()
+            finally:
+                lock.release()
+
+
+class UploadQueue(OverlaidStorage):
+    """A remote storage as its one writer on this machine sees it, with what is not uploaded yet.
+
+    Parameters
+    ----------
+    remote
+        Where objects are uploaded to.
+
+    Notes
+    -----
+    `create` and `replace` return when the local disk has the object; a thread uploads it, and deletes what
+    `delete` names. `flush` waits for that. After another writer has changed the archive, all three raise
+    ConflictError, and nothing more is uploaded. An archive replaces one object, its manifest.
+    """
+
+    writable = True
+
+    def __init__(self, remote: UploadedStorage) -> None:
+        super().__init__(remote, {})
+        self._remote, self.facts = remote, remote.facts
+        self._folder = queue_folder(remote.name)
+        self._local = LocalStorage(self._folder)
+        self._names: dict[str, set[str]] = {}
+        self._tags: dict[str, Tag] = {}
+        """Remote tags of what this writer read or replaced; nobody else may change it."""
+        self._changed = threading.Condition()
+        self._here: dict[str, int] = {}
+        """Sizes of objects that can be read from the local disk."""
+        self._queued: list[str] = []
+        self._unlisted: set[str] = set()
+        """Created, and in no listing yet."""
+        self._gone: list[str] = []
+        self._listing: Listing | None = None
+        self._busy = self._closing = self._flushing = False
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def ask(self, path: str, question: Callable[[Storage], _T]) -> _T:
+        """Ask the local disk about an object, or the remote storage."""
+        if path in self._here:
+            with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+                return question(self._local)
+        return question(self._remote)
+
+    def names(self, folder: str) -> tuple[str, ...]:
+        """Return every name in a folder; asks the remote storage once."""
+        known = self._names.get(folder)
+        if known is None:
+            known = self._names[folder] = set(self._remote.names(folder))
+            for path in (*self._queued, *self.held):
+                if path.rpartition("/")[0] == folder:
+                    known.add(path.rpartition("/")[2])
+        return tuple(known)
+
+    def load(self, path: str) -> tuple[bytes, Tag]:
+        """Return the content of an object and its digest as its tag; asks the remote storage once."""
+        if path not in self.held:
+            self.held[path], self._tags[path] = self._remote.load(path)
+        return self.held[path], digest_of(self.held[path])
+
+    # ---- writing ---------------------------------------------------------------------------------
+
+    def lock(self) -> Lock:
+        """Return the lock of this machine's one writer; others are refused by the tag."""
+        make_folders(self._folder)
+        try:
+            held = self._local.lock()
+        except LockedError as error:
+            raise LockedError(error.what, where=self.name, remedy=error.remedy) from error
+
+        def release() -> None:
+            try:
+                self._end()
+            finally:
+                held.release()
+
+        return Lock(release)
+
+    def made(self) -> AbstractContextManager[None]:
+        """Make the remote place of a new archive."""
+        return self._remote.made()
+
+    def recover(self, folders: tuple[str, ...]) -> None:
+        """Continue what this machine's last writer left, and start the uploads."""
+        self._local.recover(folders)
+        self._remote.recover(folders)
+        try:
+            self._resume()
+        except ConflictError as error:
+            self._quarantine(error)
+        self._thread = threading.Thread(target=self._work, name="inshrink-upload", daemon=True)
+        self._thread.start()
+
+    def _resume(self) -> None:
+        """Queue what the last writer left, if it still follows what the remote storage has."""
+        try:
+            line, _, content = read_regular(self._folder / _RECORD_NAME, _MAX_RECORD_NBYTES).partition(b"\n")
+            record = json.loads(line)
+            path, digest, bases = record["path"], record["content"], frozenset(record["bases"])
+            listing = Listing(path, content, tuple(map(checked, record["after"])), bases)
+        except FileNotFoundError:
+            return
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConflictError("the upload queue is damaged", where=str(self._folder)) from error
+        if digest_of(content) != digest:
+            raise ConflictError("the upload queue is damaged", where=str(self._folder))
+        try:
+            now: str | None = self.load(path)[1]
+        except FileNotFoundError:
+            now = None
+        if now == digest:
+            self._finish()
+        elif now in bases:
+            self._listing, self.held[path] = listing, content
+            self._queued = [one for one in listing.files if (self._folder / one).is_file()]
+            self._here = {one: (self._folder / one).stat().st_size for one in self._queued}
+            _logger.info("%d frames that were not uploaded yet are uploaded now", len(self._queued))
+        else:
+            raise ConflictError("another writer changed the archive", where=self.name)
+
+    def _quarantine(self, error: ConflictError) -> None:
+        """Move the queue aside: it does not follow what is in the archive."""
+        number = 1
+        while (target := self._folder.with_name(f"{self._folder.name}.set-aside-{number}")).exists():
+            number += 1
+        target.mkdir()
+        # The record last: cut off, this is done again.
+        for path in sorted(self._folder.iterdir(), key=lambda path: path.name == _RECORD_NAME):
+            if path.name != LOCK_NAME:
+                path.rename(target / path.name)
+        _logger.warning(
+            "what this machine wrote last and did not upload is not in the archive, and lies in %s: %s",
+            *(target, error),
+        )
+
+    def trust(self, digests: Mapping[str, bytes]) -> None:
+        """Read frames that the last writer left from the local disk, if the archive still has them."""
+        for path in self._folder.glob("*/*"):
+            name = path.relative_to(self._folder).as_posix()
+            if name in self._here:
+                continue
+            if digests.get(name) == hashlib.sha256(path.read_bytes()).digest():
+                self._here[name] = path.stat().st_size
+            else:
+                path.unlink()
+
+    def create(self, path: str, *, over: bool = False) -> Creation:
+        """Begin an object on the local disk."""
+        self._require()
+        return _Queued(self._local.create(path), lambda: self._created(path))
+
+    def _created(self, path: str) -> None:
+        """Upload an object that is finished on the disk."""
+        folder, _, name = path.rpartition("/")
+        with self._changed:
+            self._here[path] = (self._folder / path).stat().st_size
+            self._queued.append(path)
+            self._unlisted.add(path)
+            if folder in self._names:
+                self._names[folder].add(name)
+            self._changed.notify_all()
+
+    def replace(self, path: str, content: bytes, expected: Tag | None) -> Tag:
+        """Give an object new content, if its digest is the one expected: on the disk, then remotely."""
+        self._wait_for_room()
+        content = bytes(content)
+        try:
+            found: Tag | None = self.load(path)[1]
+        except FileNotFoundError:
+            found = None
+        if found != expected:
+            raise self.overtaken(path)
+        with self._changed:
+            before = self._listing
+            files = tuple(sorted({*self._unlisted, *(before.files if before else ())}))
+            bases = frozenset({found, *(before.bases if before else ())})
+            record = {
+                "path": path,
+                "content": digest_of(content),
+                "after": files,
+                "bases": sorted(bases, key=str),
+            }
+            write_durably(self._folder / _RECORD_NAME, json.dumps(record).encode() + b"\n" + content)
+            self._unlisted.clear()
+            self._listing, self.held[path] = Listing(path, content, files, bases), content
+            if "" in self._names:
+                self._names[""].add(path)
+            self._changed.notify_all()
+        return digest_of(content)
+
+    def delete(self, path: str) -> None:
+        """Remove an object, remotely when the listing that names it no more is uploaded."""
+        folder, _, name = checked(path).rpartition("/")
+        with self._changed:
+            self._names.get(folder, set()).discard(name)
+            self.held.pop(path, None)
+            self._unlisted.discard(path)
+            if path in self._queued and not self._busy:
+                self._queued.remove(path)
+                self._evict(path)
+            else:
+                self._gone.append(path)
+            self._changed.notify_all()
+
+    def _evict(self, path: str) -> None:
+        self._here.pop(path, None)
+        self._local.delete(path)
+
+    def sync(self, folder: str) -> None:
+        """Make names on the local disk durable."""
+        self._local.sync(folder)
+
+    # ---- uploading -------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Return when everything is uploaded.
+
+        Raises
+        ------
+        ConflictError
+            Another writer has changed the archive.
+        StorageError
+            The store refused. What was written stays on the disk, and is uploaded by this writer when the
+            store does not refuse any more, or by the next one on this machine.
+        """
+        self._require()
+        with self._changed:
+            self._error, self._flushing = None, True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._is_done() or self._error is not None or self._closing)
+            self._flushing = False
+            done = self._is_done()
+        self._require()
+        if not done:
+            raise self._unfinished()
+
+    def _is_done(self) -> bool:
+        return not (self._is_pending() or self._busy)
+
+    def _is_pending(self) -> bool:
+        return bool(self._queued or self._gone or self._listing is not None)
+
+    def _unfinished(self) -> StorageError:
+        error = self._error
+        what = error.what if isinstance(error, InshrinkError) else str(error)
+        remedy = error.remedy if isinstance(error, InshrinkError) else ""
+        rest = f"what is missing lies in {self._folder}, and the next writer uploads it"
+        return StorageError(
+            f"not everything is uploaded yet: {what}",
+            where=self.name,
+            remedy=f"{remedy}; {rest}".lstrip("; "),
+        )
+
+    def _require(self) -> None:
+        """Raise what ended the writing of this archive."""
+        if isinstance(self._error, ConflictError):
+            raise ConflictError(
+                self._error.what,
+                where=self.name,
+                remedy=f"what it wrote stays; what was not uploaded lies in {self._folder}; open it again",
+            )
+
+    def _wait_for_room(self) -> None:
+        def is_full() -> bool:
+            return sum(self._here.get(path, 0) for path in self._queued) > MAX_QUEUED_NBYTES
+
+        with self._changed:
+            self._flushing = is_full()
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not is_full() or self._error is not None)
+            self._flushing = False
+            full = is_full()
+        self._require()
+        if full:
+            raise self._unfinished()
+
+    def _work(self) -> None:
+        pause = 1.0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._is_pending())
+                self._changed.wait_for(lambda: self._closing or self._flushing, self._remote.batch_s)
+                if self._closing:
+                    return
+                paths, listing, gone = tuple(self._queued), self._listing, tuple(self._gone)
+                self._busy = True
+                files = {path: self._folder / path for path in paths}
+            error: Exception | None = None
+            try:
+                tag = self._publish(files, listing, gone)
+                pause = 1.0
+            except Exception as refused:  # flush raises it; tried again
+                error = refused
+            with self._changed:
+                self._queued = [path for path in self._queued if path in files or path not in paths]
+                if error is None:
+                    self._published(listing, tag, gone)
+                self._busy, self._error = False, error
+                self._changed.notify_all()
+                if isinstance(error, ConflictError):
+                    return
+                if error is not None:
+                    _logger.warning("not uploaded yet, and tried again: %s", error)
+                    self._changed.wait_for(lambda: self._closing or self._error is None, pause)
+                    pause = min(2 * pause, _MAX_PAUSE_S)
+
+    def _publish(self, files: dict[str, Path], listing: Listing | None, gone: Sequence[str]) -> Tag | None:
+        """Upload what is queued.
+
+        After a conflict, objects stay that nothing lists: the next writer deletes them.
+        """
+        tag = None if listing is None else self._tags.get(listing.path)
+        try:
+            return self._remote.publish(files, listing, tag, gone)
+        except ConflictError as conflict:
+            # The answer to an earlier attempt may have been lost.
+            if listing is None:
+                raise
+            try:
+                content, tag = self._remote.load(listing.path)
+            except FileNotFoundError:
+                raise conflict from None
+            if digest_of(content) not in listing.bases:
+                raise
+            return self._remote.publish(files, listing, tag, gone)
+
+    def _published(self, listing: Listing | None, tag: Tag | None, gone: Sequence[str]) -> None:
+        if listing is not None and tag is not None:
+            self._tags[listing.path] = tag
+            if self._listing is listing:
+                self._finish()
+        for path in gone:
+            self._gone.remove(path)
+            self._evict(path)
+        uploaded = [path for path in self._here if path not in self._queued]
+        while sum(self._here[path] for path in uploaded) > _CACHED_NBYTES:
+            self._evict(uploaded.pop(0))
+
+    def _finish(self) -> None:
+        """Note that the listing is uploaded."""
+        self._listing = None
+        (self._folder / _RECORD_NAME).unlink(missing_ok=True)
+
+    def _end(self) -> None:
+        """End the thread; what is not uploaded stays on the disk."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+
+class NewObject(Creation):
+    """A file without a name on the local disk, which committing gives to a function.
+
+    Parameters
+    ----------
+    storage
+        Beside whose upload queue the file lies.
+    path
+        The name of the object.
+    give
+        What commits the file.
+    """
+
+    def __init__(self, storage: Storage, path: str, give: Callable[[IO[bytes]], None]) -> None:
+        folder = queue_folder(storage.name).parent
+        make_folders(folder)
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - open until it is committed
+        self._give = give
+
+    def write(self, content: bytes | bytearray | memoryview) -> None:
+        """Append bytes."""
+        self._file.write(content)
+
+    def commit(self) -> None:
+        """Upload the file."""
+        try:
+            self._give(self._file)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Drop the bytes."""
+        self._file.close()
+
+
+class _Queued(Creation):
+    """A local file that is queued when it is finished."""
+
+    def __init__(self, file: Creation, queue: Callable[[], None]) -> None:
+        self._file, self._queue = file, queue
+
+    def write(self, content: bytes | bytearray | memoryview) -> None:
+        """Append bytes."""
+        self._file.write(content)
+
+    def commit(self) -> None:
+        """Make it durable here, and queue it."""
+        self._file.commit()
+        self._queue()
+
+    def abort(self) -> None:
+        """Leave nothing of it."""
+        self._file.abort()
