@@ -57,59 +57,43 @@ def states(megabytes: float, device: str) -> list[Tensor]:
     return walk
 
 
-def moments_codec(role: TensorRole, walk: list[Tensor], state_device: str) -> Way:
-    """Encode and decode optimizer state through its codec, with the reference state on a device."""
-    codec, device = make_codec("moments", {}), walk[0].device
-    spec = TensorSpec(name="fc.weight", role=role, dtype="float32", shape=tuple(walk[0].shape))
-    states = [(values.square(), None) for values in walk]
-    if role is TensorRole.EXP_AVG:
-        states = [(values, values.square()) for values in walk]
+def way_of(
+    name: str, settings: dict[str, Any], role: TensorRole, walk: list[Tensor], state_device: str = "cpu"
+) -> Way:
+    """Encode and decode the last of some states through a codec, plan included.
 
-    def frame(place: int, state: TensorReference | None, on: torch.device | str = device) -> Encoded:
-        tensor, second = (None if part is None else part.to(on) for part in states[place])
-        return codec.encode(TensorInput(spec=spec, tensor=tensor, second_moment=second), None, state)
+    `state_device` is where the reference of optimizer state is.
+    """
+    codec, device = make_codec(name, settings), walk[0].device
+    spec = TensorSpec(name="fc.weight", role=role, dtype="float32", shape=tuple(walk[0].shape), exact=False)
 
-    first = frame(0, None)
-    state = codec.decode(spec, first.block, None, state_device).reference
-    block, _ = frame(1, state)
-    plain, restored = frame(1, first.reference, "cpu")
-    if bytes(block.payload) != bytes(plain.payload):
+    def frame(place: int, state: TensorReference | None, memory: Any, on: Any) -> tuple[Encoded, Any]:
+        values = walk[place].to(on)
+        second = values.square() if role is TensorRole.EXP_AVG else None
+        tensor = values.square() if role is TensorRole.EXP_AVG_SQ else values
+        item = TensorInput(spec=spec, tensor=tensor, second_moment=second)
+        plan = codec.plan([spec], [codec.observe(item, state)], FrameContext(memory=memory))
+        return codec.encode(item, plan, state), codec.remember(plan)
+
+    def encoder(on: Any) -> tuple[TensorReference | None, Callable[[], Encoded]]:
+        state = memory = None
+        for place in range(len(walk) - 1):
+            made, memory = frame(place, state, memory, on)
+            decoded = codec.decode(spec, made.block, state, state_device).reference
+            state = made.reference if role is TensorRole.WEIGHT else decoded
+        return state, lambda: frame(len(walk) - 1, state, memory, on)[0]
+
+    state, encode = encoder(device)
+    (block, after), plain = encode(), encoder("cpu")[1]()
+    if role is not TensorRole.WEIGHT and bytes(block.payload) != bytes(plain.block.payload):
         raise ValueError("the device and the CPU encode different bytes")
+    expected = (after if role is TensorRole.WEIGHT else plain.reference).decoded().cpu()
 
     def decode(payload: bytes) -> Tensor:
         return codec.decode(spec, replace(block, payload=payload), state).tensor.to(device)
 
-    expected = restored.decoded()
     return Way(
-        lambda: bytes(frame(1, state).block.payload), decode, lambda found: torch.equal(found.cpu(), expected)
-    )
-
-
-def whole_codec(name: str, settings: dict[str, Any], walk: list[Tensor]) -> Way:
-    """Encode and decode through the codec, plan included; what was decoded goes to the device."""
-    codec = make_codec(name, settings)
-    spec = TensorSpec(
-        name="fc.weight", role=TensorRole.WEIGHT, dtype="float32", shape=tuple(walk[0].shape), exact=False
-    )
-
-    def frame(tensor: Tensor, reference: TensorReference | None, memory: Any) -> tuple[Encoded, Any]:
-        item = TensorInput(spec=spec, tensor=tensor)
-        seen = [codec.observe(item, reference)]
-        plan = codec.plan([spec], seen, FrameContext(memory=memory))
-        return codec.encode(item, plan, reference), codec.remember(plan)
-
-    (_, state), memory = frame(walk[0], None, None)
-    (_, state), memory = frame(walk[1], state, memory)
-    (block, after), _ = frame(walk[2], state, memory)
-    expected = after.decoded()
-
-    def decode(payload: bytes) -> Tensor:
-        return codec.decode(spec, replace(block, payload=payload), state).tensor.to(walk[0].device)
-
-    return Way(
-        lambda: bytes(frame(walk[2], state, memory)[0].block.payload),
-        decode,
-        lambda values: torch.equal(values.cpu(), expected.cpu()),
+        lambda: bytes(encode().block.payload), decode, lambda found: torch.equal(found.cpu(), expected)
     )
 
 
@@ -150,15 +134,19 @@ def rows_of(megabytes: float, device: str) -> list[dict[str, object]]:
     """Measure every way at one size."""
     walk = states(megabytes, device)
     n_bytes = walk[0].numel() * 4
-    lattice: dict[str, Any] = {"coarseness": COARSENESS}
+    lattice, weight = {"coarseness": COARSENESS}, TensorRole.WEIGHT
     symbols: dict[str, Any] = {"bins": BINS, "protect": 0.0, "entropy": "rans"}
     ways: list[tuple[str, str, Callable[[], Way]]] = [
-        ("lattice", "whole codec", lambda: whole_codec("lattice", lattice, walk)),
-        ("inshrinkerator", "whole codec", lambda: whole_codec("inshrinkerator", symbols, walk)),
+        ("lattice", "whole codec", partial(way_of, "lattice", lattice, weight, walk)),
+        (
+            "inshrinkerator",
+            "whole codec",
+            partial(way_of, "inshrinkerator", symbols, TensorRole.WEIGHT, walk),
+        ),
     ]
     for role in (TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ):
         for way, place in (("state on the device", device), ("whole codec", "cpu")):
-            ways.append((f"moments, {role}", way, partial(moments_codec, role, walk, place)))
+            ways.append((f"moments, {role}", way, partial(way_of, "moments", {}, role, walk, place)))
     return [measure(codec, name, make(), n_bytes, device) for codec, name, make in ways]
 
 

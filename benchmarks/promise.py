@@ -5,8 +5,7 @@ its restore cost, as ``Saver(check=…)`` does by default, and others with one s
 Every restored step is then judged twice: by the task's own held-out data, which the check saw, and by new
 batches, which neither the training nor the check has seen. ``results/promise.csv`` has a row a saver.
 `above` and `above_twice` are how many steps cost more on the new batches than the bound, and than twice it.
-``results/promise_lead.csv`` compares at the same mean, and at the same largest, cost on the held-out data:
-the ratio that one setting of a codec reaches there, interpolated between those that were tried. ExCP stores
+ExCP stores
 optimizer state by its own rule, all others by that of `--optimizer compressed`.
 """
 
@@ -27,7 +26,6 @@ from torch.nn import functional
 
 import inshrink_core
 from benchmarks.controlled import TASKS, TUNED
-from benchmarks.interpolation import ratio_at
 from benchmarks.results import RESULTS, renew, write
 from inshrink_core.chain import archive_size
 from inshrink_core.chain.defaults import make_chain_config
@@ -154,31 +152,12 @@ def measure(name: str, constant: Sequence[tuple[str, Mapping[str, Any]]] = CONST
     return rows
 
 
-def leads(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what one setting of each codec stores at the cost of the checked saver of the same task."""
-    checked, others = rows[0], rows[1:]
-    found = []
-    for codec in dict.fromkeys(row["codec"] for row in others):
-        own = [row for row in others if row["codec"] == codec]
-        for at in ("mean_cost", "largest_cost"):
-            lead: dict[str, Any] = {"task": checked["task"], "tuned_on": checked["tuned_on"], "codec": codec}
-            lead |= {"at": at, "cost": checked[at]}
-            for ratio in ("ratio_total", "ratio_weights"):
-                theirs = ratio_at([(row[at], row[ratio]) for row in own], checked[at])
-                lead[ratio] = theirs
-                lead[f"checked_over_{ratio}"] = theirs and checked[ratio] / theirs
-            found.append(lead)
-    return found
-
-
 def main(quick: bool = False, tasks: Sequence[str] = TASKS) -> Path:
     """Write the tables after each task; quick: one small task, one constant setting."""
     if quick:
         return write("promise_quick", measure("regression", CONSTANT[:1]))
     for name in tasks:
-        found = measure(name)
-        renew("promise", found, ("task", "codec", "setting"))
-        renew("promise_lead", leads(found), ("task", "codec", "at"))
+        renew("promise", measure(name), ("task", "codec", "setting"))
     return RESULTS / "promise.csv"
 
 

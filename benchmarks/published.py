@@ -15,11 +15,11 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import inshrink_lab
 from benchmarks.controlled import FOLDER, TASKS, TUNED, known_bad, rehearsed
-from benchmarks.interpolation import frontier, ratio_at_excess
 from benchmarks.results import write
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
 from inshrink_lab.rehearsal import Rehearsal, half_width
@@ -29,6 +29,35 @@ CODECS = {"inshrinkerator": "weights", "excp": "everything"}
 SEEDS = 3
 COARSER = {"denoise": (2.0,), "digits-vit": (2.0,), "regression": (1.0, 2.0, 8.0)}
 """More settings of coarseness, of tasks where Inshrinkerator ends worse than the setting known to be bad."""
+
+
+def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the (excess, ratio) points that no other beats in both, by rising excess.
+
+    Examples
+    --------
+    >>> frontier([(0.02, 30.0), (0.01, 20.0), (0.03, 25.0)])
+    [(0.01, 20.0), (0.02, 30.0)]
+    """
+    best: list[tuple[float, float]] = []
+    for excess, ratio in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not best or ratio > best[-1][1]:
+            best.append((excess, ratio))
+    return best
+
+
+def ratio_at_excess(points: Iterable[tuple[float, float]], excess: float) -> float | None:
+    """Return the ratio at a mean excess, which may be negative: linear in it, logarithmic in the ratio.
+
+    Examples
+    --------
+    >>> ratio_at_excess([(-0.001, 10.0), (0.003, 40.0)], 0.001)
+    20.0
+    """
+    for (e0, r0), (e1, r1) in pairwise(frontier(points)):
+        if e0 <= excess <= e1:
+            return round(float(r0 * (r1 / r0) ** ((excess - e0) / (e1 - e0))), 2)
+    return None
 
 
 def ratio_of(found: Rehearsal, what: str) -> float:

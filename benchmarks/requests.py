@@ -1,16 +1,13 @@
-"""What reading an archive asks of a bucket, and how long opening one of 10,000 frames takes.
+"""What reading an archive asks of a bucket.
 
 ``python -m benchmarks.requests`` makes an archive of 24 frames in one chain, 28 tensors each, and reads it
 through a storage that counts requests and answers each after 30 ms: opening it, restoring its last step, and
 reading one tensor of it; from a folder and packed. Beside it stands the same with one request at a time, as
-of a disk, and restoring from the disk itself. Every way begins with nothing in memory. The archive of 10,000
-frames is a manifest and empty files, which is all that opening looks at; each frame has a digest of its own.
+of a disk, and restoring from the disk itself. Every way begins with nothing in memory.
 """
 
 from __future__ import annotations
 
-import hashlib
-import statistics
 import tempfile
 import threading
 import time
@@ -23,19 +20,15 @@ import torch
 
 import inshrink_core
 from benchmarks.results import write
-from inshrink_core.archive.layout import derive_frame_id, frame_path
-from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.reader import ArchiveReader
 from inshrink_core.archive.storage import Storage, object_at
 from inshrink_core.archive.storage.blocks import forget_all
 from inshrink_core.archive.storage.contract import Range
 from inshrink_core.chain import Archive
-from inshrink_core.frame import FrameInfo, FrameKind
 
 N_FRAMES, N_WEIGHTS, WIDTH = 24, 7, 128
 WAIT_S = 0.03
-N_MANY, CHAIN = 10_000, 32
 REPETITIONS, QUICK_REPETITIONS = 3, 1
 
 _Answer = TypeVar("_Answer")
@@ -205,31 +198,6 @@ def middle(rows: list[dict[str, object]]) -> dict[str, object]:
     return sorted(rows, key=lambda row: row["seconds"])[len(rows) // 2]  # type: ignore[arg-type,return-value]
 
 
-def many_frames(folder: Path) -> int:
-    """Make what opening an archive of very many frames looks at, and return the bytes of its manifest."""
-    (folder / "frames").mkdir(parents=True)
-    archive_id, parent, frames = bytes(range(16)), None, []
-    for generation in range(1, N_MANY + 1):
-        step = 10 * generation
-        frame = FrameInfo(
-            frame_id=derive_frame_id(archive_id, parent, step, 0, generation),
-            parent_id=parent,
-            step=step,
-            kind=FrameKind.KEYFRAME if generation % CHAIN == 1 else FrameKind.DELTA,
-            branch=0,
-            generation=generation,
-            nbytes=100_000 + generation * 37 % 5_000,
-            digest=hashlib.sha256(str(generation).encode()).digest(),
-            path=frame_path(generation, step),
-        )
-        (folder / frame.path).touch()
-        frames.append(frame)
-        parent = frame.frame_id
-    content = Manifest(archive_id=archive_id, frames=tuple(frames), next_generation=N_MANY + 1).pack()
-    (folder / MANIFEST_NAME).write_bytes(content)
-    return len(content)
-
-
 def main(quick: bool = False) -> Path:
     """Write ``results/requests.csv``."""
     repetitions = QUICK_REPETITIONS if quick else REPETITIONS
@@ -255,22 +223,6 @@ def main(quick: bool = False) -> Path:
                         found[way].append(measure())
                 about = {"frames": N_FRAMES, "place": place, "act": act}
                 rows += [about | {"way": way} | middle(some) for way, some in found.items()]
-        nbytes = many_frames(scratch / "many")
-        seconds = []
-        for _ in range(repetitions):
-            begun = time.perf_counter()
-            assert ArchiveReader.open(scratch / "many").find(10 * N_MANY).generation == N_MANY
-            seconds.append(time.perf_counter() - begun)
-        rows.append(
-            {
-                "frames": N_MANY,
-                "place": "folder",
-                "act": "open",
-                "way": "disk",
-                "bytes": nbytes,
-                "seconds": statistics.median(seconds),
-            }
-        )
     return write("requests_quick" if quick else "requests", rows)
 
 

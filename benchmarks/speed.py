@@ -3,33 +3,23 @@
 The last of a few consecutive states of a model is encoded as a delta, when codecs that follow their
 chain know it. Each repetition times zstd, then ours, so that a machine whose speed drifts moves both; the
 ratios are medians over the pairs. Time is that of the thread's own work, which leaves other programs out.
-
-``models.csv`` has the time of each tensor of a small model, a GPT of .8 M parameters in 34 tensors, weights
-and both moments of Adam: the first frame, whose integers are large, the second, and the mean of the first
-twenty, of which some renew the factors of shaped rounding. Processor time, the least of several, and the
-ratio to zstd's on the same tensors in turn; ``python -m benchmarks.speed models`` measures this alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-import sys
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
 import zstandard
 
-from benchmarks.generated import Model, directions, gpt, gradient
 from benchmarks.results import write
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import FrameContext, TensorInput, TensorReference, make_codec
-from inshrink_core.execution import recycling
 
 N_TENSORS, ROWS, COLUMNS = 4, 1024, 2048
 N_STATES = 4
@@ -37,8 +27,6 @@ N_STATES = 4
 REPETITIONS = 9
 MOVEMENTS = (0.02, 0.1)
 """Movement between the two states, in standard deviations of the weights: late and early in training."""
-SMALL_FRAMES = 20
-"""Frames of a small model whose mean time is taken."""
 
 
 def _states(movement: float) -> list[list[torch.Tensor]]:
@@ -98,16 +86,9 @@ def _encode(
     tensors: list[torch.Tensor],
     previous: list[TensorReference | None],
     memory: Any = None,
-    beside: Mapping[str, list[torch.Tensor]] = MappingProxyType({}),
 ) -> tuple[list[Any], Any]:
-    """Run the whole encoder of a frame (observe, plan, encode); return what it made and remembers.
-
-    `beside` has what else it is given of each tensor, by the name of `TensorInput`.
-    """
-    items = [
-        TensorInput(spec=spec, tensor=tensor, **{name: given[i] for name, given in beside.items()})
-        for i, (spec, tensor) in enumerate(zip(specs, tensors, strict=True))
-    ]
+    """Run the whole encoder of a frame (observe, plan, encode); return what it made and remembers."""
+    items = [TensorInput(spec=spec, tensor=tensor) for spec, tensor in zip(specs, tensors, strict=True)]
     statistics_ = [codec.observe(item, ref) for item, ref in zip(items, previous, strict=True)]
     plan = codec.plan([item.spec for item in items], statistics_, FrameContext(memory=memory))
     encoded = [codec.encode(item, plan, ref) for item, ref in zip(items, previous, strict=True)]
@@ -119,86 +100,6 @@ def _decode(codec: Any, specs: list[TensorSpec], blocks: list[Any], previous: li
         codec.decode(spec, block, reference)
 
 
-def small_model(quick: bool = False) -> list[dict[str, object]]:
-    """Time each frame and each part of a small model."""
-    torch.set_num_threads(1)
-    rows = []
-    for part in (TensorRole.WEIGHT, TensorRole.EXP_AVG, TensorRole.EXP_AVG_SQ):
-        with recycling():  # as a chain
-            rows += _of_model("gpt", gpt(128, 4, 128), part, 1 if quick else 2 * REPETITIONS)
-    return rows
-
-
-def _of_model(name: str, model: Model, part: TensorRole, repetitions: int) -> list[dict[str, object]]:
-    """Time the frames of a part of a model: the first, the second, and the mean of all."""
-    generator = torch.Generator().manual_seed(1)
-    codec = make_codec("lattice" if part is TensorRole.WEIGHT else "moments", {})
-    specs = [
-        TensorSpec(name=key, role=part, dtype="float32", shape=tuple(tensor.shape))
-        for key, tensor in model.items()
-    ]
-    previous: list[Any] = [None] * len(specs)
-    memory, rows = None, list[dict[str, float]]()
-    compressor, counted = zstandard.ZstdCompressor(level=3), range(repetitions)
-    for at in range(SMALL_FRAMES):
-        tensors, known = _frame(model, part, at, generator)
-        raw = [tensor.numpy().tobytes() for tensor in tensors]
-        encoded, after = _encode(codec, specs, tensors, previous, memory, known)
-        blocks = [one.block for one in encoded]
-        calls: dict[str, Callable[[], object]] = {
-            "zstd": partial(_compress, compressor, raw),
-            "encode": partial(_encode, codec, specs, tensors, previous, memory, known),
-            "decode": partial(_decode, codec, specs, blocks, previous),
-        }
-        taken = [{call: _timed(action) for call, action in calls.items()} for _ in counted]
-        rows.append({call: min(one[call] for one in taken) for call in calls})
-        previous, memory = [one.reference for one in encoded], after
-    rows.append({call: statistics.fmean(one[call] for one in rows) for call in rows[0]})
-    nbytes = sum(4 * spec.numel for spec in specs)
-    return [
-        {
-            "model": name,
-            "parameters": nbytes // 4,
-            "tensors": len(specs),
-            "part": part.value,
-            "frame": frame,
-            "call": call,
-            "ms_per_tensor": 1e3 * rows[at][call] / len(specs),
-            "mb_per_s": nbytes / 1e6 / rows[at][call],
-            "vs_zstd3": rows[at]["zstd"] / rows[at][call],
-            "repetitions": repetitions,
-        }
-        for frame, at in (("first", 0), ("second", 1), (f"mean of {SMALL_FRAMES}", -1))
-        for call in ("encode", "decode")
-    ]
-
-
-def _frame(
-    model: Model, part: TensorRole, at: int, generator: torch.Generator
-) -> tuple[list[torch.Tensor], dict[str, list[Any]]]:
-    """Return the tensors of a frame, and what an encoder is given beside them."""
-    same = torch.Generator().manual_seed(2)
-    noise = [torch.randn(tensor.shape, generator=generator) for tensor in model.values()]
-    seconds = [1e-8 * (1 + 0.1 * one.square()) for one in noise]
-    firsts = [
-        1e-4 * gradient(one, generator, directions(one.shape, same) if one.dim() > 1 else None)
-        for one in noise
-    ]
-    if part is TensorRole.EXP_AVG:
-        return firsts, {"second_moment": seconds}
-    if part is TensorRole.EXP_AVG_SQ:
-        return seconds, {}
-    tensors = [tensor + 1e-3 * one for tensor, one in zip(model.values(), noise, strict=True)]
-    if not at:
-        return tensors, {"gradient": firsts}
-    return tensors, {"moment_before": [lambda one=one: (one, 0.0) for one in firsts]}
-
-
-def _compress(compressor: zstandard.ZstdCompressor, raw: list[bytes]) -> None:
-    for chunk in raw:
-        compressor.compress(chunk)
-
-
 def _timed(action: Callable[[], object]) -> float:
     begun = time.thread_time()
     action()
@@ -206,10 +107,7 @@ def _timed(action: Callable[[], object]) -> float:
 
 
 def main(quick: bool = False) -> Path:
-    """Write ``models.csv`` and ``speed.csv``."""
-    models = write("models_quick" if quick else "models", small_model(quick))
-    if sys.argv[1:] == ["models"]:
-        return models
+    """Write ``results/speed.csv``."""
     settings: list[tuple[str, dict[str, Any]]] = [
         ("inshrinkerator", {}),
         ("inshrinkerator", {"bins": 16}),

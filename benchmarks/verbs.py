@@ -29,7 +29,6 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.generated import gpt, gradient
 from benchmarks.results import write
 
 N_STEPS = 4
@@ -89,6 +88,27 @@ COMMANDS = [
     for run in ("weights", "adamw")
     for verb, threads in (("zstd", 1), ("compress", 1), ("compress", 2), ("restore", 1), ("restore", 2))
 ]
+
+
+def gradient(noise: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return a gradient as layers have them, most of it in a dozen directions of a matrix, about as large."""
+    if noise.dim() < 2:
+        return noise
+    rows, columns = (torch.randn(n, 12, generator=generator) for n in noise.shape)
+    return 0.27 * rows @ columns.T + 0.3 * noise
+
+
+def gpt(width: int = 384, n_layers: int = 6, n_tokens: int = 8000) -> dict[str, torch.Tensor]:
+    """Return weights with the shapes of a small GPT."""
+    generator = torch.Generator().manual_seed(0)
+    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (n_tokens, width), "wpe.weight": (256, width)}
+    for i in range(n_layers):
+        shapes |= {
+            f"h.{i}.{norm}.{part}": (width,) for norm in ("ln_1", "ln_2") for part in ("weight", "bias")
+        }
+        shapes |= {f"h.{i}.attn.qkv.weight": (3 * width, width), f"h.{i}.attn.proj.weight": (width, width)}
+        shapes |= {f"h.{i}.mlp.fc.weight": (4 * width, width), f"h.{i}.mlp.proj.weight": (width, 4 * width)}
+    return {name: 0.02 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
 def write_run(directory: Path, model: dict[str, torch.Tensor], moments: bool, n_steps: int = N_STEPS) -> None:

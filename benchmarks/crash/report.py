@@ -24,9 +24,6 @@ RANKS: Final = "ranks"
 _SHOWN = 3
 """Examples of a problem that are shown of each verb and mode: the first ones tell the cause."""
 
-_LINE_S = 0.5
-"""Between two live lines."""
-
 
 class Work:
     """All cases of one call, taken from verbs and modes in turn."""
@@ -46,7 +43,6 @@ class Work:
         self._problems: Counter[tuple[str, str, str]] = Counter()
         self._examples: dict[tuple[str, str, str], list[str]] = {}
         self._operations: dict[str, int] = {}
-        self._shown_at = 0.0
 
     @property
     def found(self) -> int:
@@ -97,7 +93,6 @@ class Work:
             if len(shown) < _SHOWN:
                 shown.append(f"{case.name}: {problem} [{case.outcome.ended or 'killed'}]")
                 sys.stderr.write(f"{verb}, {mode}: {shown[-1]}\n")
-        self._tell(verb, mode)
 
     def _limited(self, cases: Iterator[Case], until: float, n_cases: int | None) -> Iterator[Case]:
         """Take cases while there is time, one at least, and at most so many."""
@@ -105,12 +100,6 @@ class Work:
             yield case
             if time.monotonic() >= until or number == n_cases:
                 return
-
-    def _tell(self, verb: str, mode: str) -> None:
-        now = time.monotonic()
-        if sys.stderr.isatty() and now - self._shown_at > _LINE_S:
-            self._shown_at = now
-            sys.stderr.write(f"\r\033[K{verb} {mode}: {self._cases.total()} cases, {self.found} bad")
 
     def rows(self) -> list[dict[str, object]]:
         """Return a row for each verb and mode."""
@@ -136,8 +125,6 @@ class Work:
     def show(self) -> None:
         """Print a table of all."""
         columns = ("verb", "mode", "operations", "cases", *CLASSES)
-        if sys.stderr.isatty():
-            sys.stderr.write("\r\033[K")
         print(" ".join(f"{column:>10}" for column in columns))
         for row in self.rows():
             print(" ".join(f"{row[column]!s:>10}" for column in columns))

@@ -8,17 +8,15 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import argparse
-import json
 import re
 import sys
-import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import results
 from benchmarks.fuzz import scratch
-from benchmarks.fuzz.campaign import Fuzzer, input_of, limits_of, minimised, warm_up
+from benchmarks.fuzz.campaign import Fuzzer, input_of, limits_of, warm_up
 from benchmarks.fuzz.judging import Limits, judge_alone
 from benchmarks.fuzz.outcome import Campaign, Finding
 from benchmarks.fuzz.target import BAD, KINDS, Target
@@ -35,20 +33,11 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--target", action="append", default=[], metavar="NAME", help="may be repeated")
     parser.add_argument("--cases", type=int, help="of each target, instead of a time")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--minimise", type=float, default=10.0, metavar="SECONDS", help="for each finding")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write the input of each finding here")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--csv", action="store_true", help="write benchmarks/results/fuzz.csv")
     parser.add_argument("--list", action="store_true", help="name the targets")
     parser.add_argument("--replay", nargs=3, metavar=("TARGET", "SEED", "CASE"), help="one case again")
     return parser.parse_args(words)
-
-
-def _live(campaign: Campaign, begun: float) -> None:
-    counts = {kind: sum(t.counts[kind] for t in campaign.tallies.values()) for kind in KINDS}
-    shown = "  ".join(f"{kind} {n:,}" for kind, n in counts.items() if n)
-    sys.stderr.write(f"\r\033[K{time.monotonic() - begun:5.0f} s  {shown}  findings {len(campaign.findings)}")
-    sys.stderr.flush()
 
 
 def rows(campaign: Campaign) -> list[dict[str, object]]:
@@ -96,24 +85,6 @@ def save_finding(folder: Path, finding: Finding) -> Path:
     return path
 
 
-def _to_json(campaign: Campaign) -> dict[str, object]:
-    return {
-        "seed": campaign.seed,
-        "targets": rows(campaign),
-        "findings": [
-            {
-                "target": finding.target,
-                "case": finding.case,
-                "cases": finding.n_cases,
-                "kind": finding.verdict.kind,
-                "message": finding.verdict.message[:_MOST_SHOWN],
-                "frames": list(finding.verdict.frames),
-            }
-            for finding in campaign.findings.values()
-        ],
-    }
-
-
 def _replay(name: str, seed: int, case: int) -> int:
     (target,) = named((name,))
     warm_up(target)
@@ -126,28 +97,15 @@ def _replay(name: str, seed: int, case: int) -> int:
 
 
 def _attack(options: argparse.Namespace, targets: list[Target]) -> int:
-    begun = time.monotonic()
     fuzzer = Fuzzer(targets, options.seed, workers=options.workers)
-    live = (lambda campaign: _live(campaign, begun)) if sys.stderr.isatty() else None
-    campaign = fuzzer.run(None if options.cases else options.seconds, options.cases, live)
-    by_name = {target.name: target for target in targets}
+    campaign = fuzzer.run(None if options.cases else options.seconds, options.cases)
+    for finding in campaign.findings.values() if options.save else ():
+        save_finding(options.save, finding)
+    _print_table(campaign)
     for finding in campaign.findings.values():
-        target = by_name[finding.target]
-        if options.minimise > 0:
-            limits = limits_of(target, Limits())
-            finding.data = minimised(target, finding, limits, options.minimise)
-        if options.save:
-            save_finding(options.save, finding)
-    if live is not None:
-        sys.stderr.write("\n")
-    if options.json:
-        print(json.dumps(_to_json(campaign), indent=2))
-    else:
-        _print_table(campaign)
-        for finding in campaign.findings.values():
-            _print_finding(finding, options.seed)
-        total = sum(tally.n_cases for tally in campaign.tallies.values())
-        print(f"\n{total:,} cases, {campaign.n_bad:,} bad, {len(campaign.findings)} findings")
+        _print_finding(finding, options.seed)
+    total = sum(tally.n_cases for tally in campaign.tallies.values())
+    print(f"\n{total:,} cases, {campaign.n_bad:,} bad, {len(campaign.findings)} findings")
     if options.csv:
         results.renew("fuzz", rows(campaign), ("target",))
     return int(any(tally.counts[kind] for tally in campaign.tallies.values() for kind in BAD))

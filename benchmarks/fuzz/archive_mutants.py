@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import random
 import zlib
-from collections.abc import Iterator
 from typing import Any, Final
 
 import msgpack
@@ -67,37 +66,6 @@ class Mutant:
         """Return the mutant that an input holds."""
         base, sealed, files, truth = msgpack.unpackb(zlib.decompress(data), raw=False, strict_map_key=False)
         return cls(base, sealed, files, truth)
-
-    def smaller(self, sound: Files) -> Iterator[Mutant]:
-        """Yield mutants that differ less from the sound archive, or have fewer files."""
-        for name in self.files:
-            rest = {path: data for path, data in self.files.items() if path != name}
-            if rest:
-                yield dataclasses.replace(self, files=rest)
-        for name, data in sound.items():
-            if self.files.get(name, b"") != data and not self.sealed:
-                yield dataclasses.replace(self, files=self.files | {name: data})
-        if self.sealed:
-            return
-        for name, data in self.files.items():
-            right = sound.get(name, b"")
-            spans = _differences(data, right)
-            for start, end in spans if len(spans) > 1 else ():
-                restored = data[:start] + right[start:end] + data[end:]
-                yield dataclasses.replace(self, files=self.files | {name: restored})
-
-
-def _differences(data: bytes, right: bytes) -> list[tuple[int, int]]:
-    """Return spans in which two files of one length differ."""
-    if len(data) != len(right):
-        return []
-    spans: list[tuple[int, int]] = []
-    for at in (i for i, (one, other) in enumerate(zip(data, right, strict=True)) if one != other):
-        if spans and at == spans[-1][1]:
-            spans[-1] = (spans[-1][0], at + 1)
-        else:
-            spans.append((at, at + 1))
-    return spans
 
 
 def blind(rng: random.Random, files: Files, donors: tuple[Files, ...]) -> Files:

@@ -9,7 +9,7 @@ import os
 import random
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -147,12 +147,6 @@ class ArchiveTarget:
         found = examination.run()
         runs.require_outside_untouched()
         return found
-
-    def shrink(self, data: bytes) -> Iterator[bytes]:
-        """Yield inputs with fewer or sounder files."""
-        mutant = Mutant.unpack(data)
-        for smaller in mutant.smaller(runs.archives().get(mutant.base, {})):
-            yield smaller.pack()
 
 
 def _write(mutant: Mutant) -> Path:

@@ -8,7 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Final, NamedTuple
 
 from benchmarks.fuzz import scratch
@@ -25,8 +25,8 @@ from benchmarks.fuzz.judging import (
     spawn,
     stop,
 )
-from benchmarks.fuzz.outcome import Campaign, Finding, Tally
-from benchmarks.fuzz.target import BAD, Target, Verdict, case_rng, pieces
+from benchmarks.fuzz.outcome import Campaign, Tally
+from benchmarks.fuzz.target import BAD, Target, Verdict, case_rng
 
 _BATCH_SECONDS: Final = 0.5
 _MOST_BATCH: Final = 2000
@@ -66,55 +66,26 @@ def limits_of(target: Target, limits: Limits) -> Limits:
 
 
 class _Worker:
-    """A process that runs batches, and what is known of it from outside."""
+    """A process that runs one batch, and what is known of it from outside."""
 
-    def __init__(self, targets: Sequence[Target], seed: int, limits: Limits) -> None:
+    def __init__(self, target: Target, seed: int, batch: _Batch, limits: Limits) -> None:
+        self.target, self.batch, self.limits = target, batch, limits
         self.record = Record()
-        self.batch: _Batch | None = None
-        ours_in, theirs_out = pipe()
-        theirs_in, self.orders = pipe()
-        self.reports = ours_in
+        self.reports, theirs = pipe()
 
         def work() -> None:
-            ours_in.close()
-            self.orders.close()
+            self.reports.close()
             confine(limits)
-            _serve(targets, seed, limits, theirs_in, theirs_out, self.record)
+            theirs.send(_run_batch(target, seed, batch, limits, self.record, theirs.send))
 
         self.pid = spawn(work, self.record)
-        theirs_in.close()
-        theirs_out.close()
-
-    def give(self, batch: _Batch) -> None:
-        """Have it run a batch."""
-        self.batch = batch
-        self.orders.send(batch)
+        theirs.close()
 
     def end(self) -> None:
-        """End it where it still runs, and free what it held."""
-        self.orders.close()
+        """Free what it held."""
         self.reports.close()
         self.record.close()
         scratch.forget(self.pid)
-
-
-def _serve(
-    targets: Sequence[Target],
-    seed: int,
-    limits: Limits,
-    orders: Connection,
-    reports: Connection,
-    record: Record,
-) -> None:
-    """Run batches until there are no more."""
-    while True:
-        try:
-            batch: _Batch = orders.recv()
-        except EOFError:
-            return
-        target = targets[batch.target]
-        done = _run_batch(target, seed, batch, limits_of(target, limits), record, reports.send)
-        reports.send(done)
 
 
 def _run_batch(
@@ -173,15 +144,13 @@ class Fuzzer:
         self.campaign = Campaign(seed, {target.name: Tally() for target in targets})
         self._next = [-len(target.seeds()) for target in self._targets]
         self._again: list[_Batch] = []
-        # So that another worker takes another target meanwhile.
-        self._started = [0] * len(self._targets)
+        self._workers: list[_Worker] = []
         self._most_cases: int | None = None
 
     def run(
         self,
         seconds: float | None,
         cases: int | None = None,
-        live: Callable[[Campaign], None] | None = None,
     ) -> Campaign:
         """Run until the time is over, or each target has had so many cases.
 
@@ -190,37 +159,26 @@ class Fuzzer:
         self._most_cases = cases
         # Time begins where cases do: compiling kernels and building archives is no attack.
         end = None if seconds is None else time.monotonic() + seconds
-        workers = [_Worker(self._targets, self.campaign.seed, self._limits) for _ in range(self._n_workers)]
         try:
             while True:
                 over = end is not None and time.monotonic() > end
-                for position, worker in enumerate(workers):
-                    if worker.batch is None and not over and (batch := self._next_batch()):
-                        try:
-                            worker.give(batch)
-                        except OSError:
-                            _reap(worker.pid)
-                            workers[position] = self._replaced(worker)
-                            self._started[batch.target] -= 1
-                            self._again.append(batch)
-                if not any(worker.batch for worker in workers):
+                while len(self._workers) < self._n_workers and not over and (batch := self._next_batch()):
+                    target = self._targets[batch.target]
+                    limits = limits_of(target, self._limits)
+                    self._workers.append(_Worker(target, self.campaign.seed, batch, limits))
+                if not self._workers:
                     return self.campaign
-                self._listen(workers)
-                if live is not None:
-                    live(self.campaign)
+                self._listen()
         finally:
-            for worker in workers:
-                # A worker does not see that its orders have ended: others hold the pipe too.
+            for worker in self._workers:
                 os.kill(worker.pid, signal.SIGKILL)
-                _reap(worker.pid)
+                os.waitpid(worker.pid, 0)
                 worker.end()
 
     def _next_batch(self) -> _Batch | None:
         """Return cases of the target that has had the least time."""
         if self._again:
-            batch = self._again.pop()
-            self._started[batch.target] += 1
-            return batch
+            return self._again.pop()
         open_ = [
             i
             for i in range(len(self._targets))
@@ -228,63 +186,74 @@ class Fuzzer:
         ]
         if not open_:
             return None
-        least = min(open_, key=lambda i: (self._tally(i).cpu_seconds + self._started[i] * _BATCH_SECONDS, i))
+        # Another worker takes another target meanwhile.
+        busy = Counter(worker.batch.target for worker in self._workers)
+        least = min(open_, key=lambda i: (self._tally(i).cpu_seconds + busy[i] * _BATCH_SECONDS, i))
         first = self._next[least]
         end = first + _MOST_BATCH if self._most_cases is None else min(first + _MOST_BATCH, self._most_cases)
         self._next[least] = end
-        batch = _Batch(least, first, end)
-        self._started[least] += 1
-        return batch
+        return _Batch(least, first, end)
 
     def _tally(self, target: int) -> Tally:
         return self.campaign.tallies[self._targets[target].name]
 
-    def _listen(self, workers: list[_Worker]) -> None:
-        """Take in reports, and see to workers that died or overran."""
-        ready = wait([worker.reports for worker in workers], timeout=_POLL_SECONDS)
-        for position, worker in enumerate(workers):
+    def _listen(self) -> None:
+        """Take in reports, and see to workers that ended, died or overran."""
+        ready = wait([worker.reports for worker in self._workers], timeout=_POLL_SECONDS)
+        for worker in tuple(self._workers):
             if worker.reports in ready:
-                try:
-                    report: _Bad | _Done = worker.reports.recv()
-                except EOFError:
-                    workers[position] = self._buried(worker)
-                    continue
-                if isinstance(report, _Bad):
-                    self._take_bad(worker, report)
-                    continue
-                self._take(worker, report)
-            elif worker.batch is not None:
-                target = self._targets[worker.batch.target]
-                if worker.record.overrun(worker.pid, limits_of(target, self._limits)):
-                    workers[position] = self._stopped(worker, target)
+                self._take(worker)
+            elif worker.record.overrun(worker.pid, worker.limits):
+                self._stop(worker)
 
-    def _take_bad(self, worker: _Worker, report: _Bad) -> None:
-        if worker.batch is not None:
-            self._note(self._targets[worker.batch.target], *report)
-
-    def _take(self, worker: _Worker, done: _Done) -> None:
-        if worker.batch is None:
+    def _take(self, worker: _Worker) -> None:
+        """Take in one report, or the end of a worker that died: at a case, or between two."""
+        try:
+            report: _Bad | _Done = worker.reports.recv()
+        except EOFError:
+            status = os.waitpid(worker.pid, 0)[1]
+            case = worker.record.case()
+            if case is not None:
+                verdict = crash_verdict(worker.target.name, status, worker.record.frames())
+                self._note(worker.target, case, verdict)
+            self._finished(worker, worker.batch.first if case is None else case + 1)
             return
+        if isinstance(report, _Bad):
+            self._note(worker.target, *report)
+            return
+        os.waitpid(worker.pid, 0)
         tally = self._tally(worker.batch.target)
-        tally.cpu_seconds += done.cpu_seconds
-        tally.slowest_seconds = max(tally.slowest_seconds, done.slowest_seconds)
-        self._finished(worker, done.end)
+        tally.cpu_seconds += report.cpu_seconds
+        tally.slowest_seconds = max(tally.slowest_seconds, report.slowest_seconds)
+        self._finished(worker, report.end)
+
+    def _stop(self, worker: _Worker) -> None:
+        """End a worker whose case does not end."""
+        case = worker.record.case()
+        frames = stop(worker.pid, worker.record)
+        while worker.reports.poll():
+            try:
+                report = worker.reports.recv()
+            except EOFError:
+                break
+            if isinstance(report, _Bad):
+                self._note(worker.target, *report)
+        if case is not None:
+            self._note(worker.target, case, hang_verdict(worker.target.name, frames, worker.limits))
+            self._tally(worker.batch.target).cpu_seconds += worker.limits.cpu_seconds
+        self._finished(worker, worker.batch.first if case is None else case + 1)
 
     def _finished(self, worker: _Worker, end: int) -> None:
         """Count the cases of a batch that came to no harm, and put back those that were not run."""
         batch = worker.batch
-        if batch is None:
-            return
-        worker.batch = None
-        self._started[batch.target] -= 1
         harmless = {kind: n for kind, n in worker.record.counts().items() if n and kind not in BAD}
         self._tally(batch.target).counts.update(harmless)
-        if end >= batch.end:
-            return
-        if batch.end == self._next[batch.target]:
+        if end < batch.end and batch.end == self._next[batch.target]:
             self._next[batch.target] = end
-        else:
+        elif end < batch.end:
             self._again.append(batch._replace(first=end))
+        self._workers.remove(worker)
+        worker.end()
 
     def _note(self, target: Target, case: int, verdict: Verdict) -> None:
         """Note a defect; what depends on the state of a process is looked at again in a fresh one."""
@@ -295,66 +264,9 @@ class Fuzzer:
             verdict = judge_alone(target, data, limits_of(target, self._limits))
         self.campaign.add(target.name, case, verdict, data)
 
-    def _buried(self, worker: _Worker) -> _Worker:
-        """See to a worker that died: of the case it was at, or between two."""
-        status = os.waitpid(worker.pid, 0)[1]
-        case = worker.record.case()
-        if worker.batch is not None and case is not None:
-            target = self._targets[worker.batch.target]
-            self._note(target, case, crash_verdict(target.name, status, worker.record.frames()))
-            self._finished(worker, case + 1)
-        elif worker.batch is not None:
-            self._finished(worker, worker.batch.first)
-        return self._replaced(worker)
-
-    def _stopped(self, worker: _Worker, target: Target) -> _Worker:
-        case = worker.record.case()
-        frames = stop(worker.pid, worker.record)
-        while worker.reports.poll():
-            try:
-                report = worker.reports.recv()
-            except EOFError:
-                break
-            if isinstance(report, _Bad):
-                self._take_bad(worker, report)
-        if case is not None and worker.batch is not None:
-            limits = limits_of(target, self._limits)
-            self._note(target, case, hang_verdict(target.name, frames, limits))
-            self._tally(worker.batch.target).cpu_seconds += limits.cpu_seconds
-            self._finished(worker, case + 1)
-        return self._replaced(worker)
-
-    def _replaced(self, worker: _Worker) -> _Worker:
-        worker.end()
-        return _Worker(self._targets, self.campaign.seed, self._limits)
-
 
 def warm_up(target: Target) -> None:
     """Read what is sound once: compiling kernels and importing modules is no part of any case."""
     for data in target.seeds():
         with contextlib.suppress(Exception):  # a defect that a sound input shows is found as a case
             target.execute(data)
-
-
-def _reap(pid: int) -> None:
-    try:
-        os.waitpid(pid, 0)
-    except ChildProcessError:
-        return
-
-
-def minimised(target: Target, finding: Finding, limits: Limits, seconds: float) -> bytes:
-    """Return a smaller input that comes to the same, found within the time."""
-    end, data = time.monotonic() + seconds, finding.data
-    if finding.verdict.kind == "hang":
-        limits = limits._replace(cpu_seconds=min(limits.cpu_seconds, seconds / 4))
-    found = True
-    while found:
-        found = False
-        for smaller in pieces(target, data):
-            if time.monotonic() > end:
-                return data
-            if len(smaller) < len(data) and judge_alone(target, smaller, limits).key == finding.verdict.key:
-                data, found = smaller, True
-                break
-    return data

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
@@ -101,12 +101,6 @@ class WholeRunTarget:
         if inshrink_core.verify(target, against=run).ok != (not report.unreadable):
             raise BrokenPromiseError("sound means that nothing is lost")
         return "refused" if report.unreadable else "different"
-
-    def shrink(self, data: bytes) -> Iterator[bytes]:
-        """Yield runs with fewer files."""
-        files = msgpack.unpackb(zlib.decompress(data), raw=False)
-        for name in files:
-            yield _input({other: content for other, content in files.items() if other != name})
 
 
 def _is_known(path: Path, content: bytes) -> bool:

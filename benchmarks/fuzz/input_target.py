@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, Final
 
@@ -116,30 +116,6 @@ class RunTarget:
             return "refused" if refused else "same"
         runs.require_outside_untouched()
         return "refused" if refused else "different"
-
-    def shrink(self, data: bytes) -> Iterator[bytes]:
-        """Yield runs with fewer files, or with the sound bytes in place of some that were changed."""
-        files, sound = msgpack.unpackb(zlib.decompress(data), raw=False), run_files(self._layout)
-        for name, content in files.items():
-            rest = {path: kept for path, kept in files.items() if path != name}
-            tried = [rest] if rest else []
-            tried += [files | {name: less} for less in _less_changed(content, sound.get(name, b""))]
-            for one in tried:
-                yield zlib.compress(packed(one))
-
-
-def _less_changed(content: bytes, right: bytes) -> Iterator[bytes]:
-    """Yield bytes nearer to the right ones, or fewer of those that were made up."""
-    if len(right) == len(content):
-        yield right
-        wrong = [i for i, (a, b) in enumerate(zip(content, right, strict=True)) if a != b]
-        for i in wrong if 1 < len(wrong) < 64 else ():
-            yield content[:i] + right[i : i + 1] + content[i + 1 :]
-    size = len(content) // 2
-    while size >= 16:
-        for at in range(0, len(content), size):
-            yield content[:at] + content[at + size :]
-        size //= 2
 
 
 def _require_short(message: str) -> None:

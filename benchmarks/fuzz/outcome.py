@@ -19,7 +19,7 @@ class Finding:
     verdict
         What it came to.
     data
-        The input, made smaller where there was time.
+        The input.
     n_cases
         How many cases came to the same.
     """

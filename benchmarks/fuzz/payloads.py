@@ -3,23 +3,13 @@
 A case is the place of a situation (`benchmarks.fuzz.payload_seeds`) in two bytes, and the payload. A decoder
 returns a tensor of the spec and a state that is as good as any, or it raises `DamagedError` (of a spec that
 no memory holds, `TooLargeError`): nothing else, whatever the bytes.
-
-    python -m benchmarks.fuzz.payloads SECONDS [SEED]
 """
 
 from __future__ import annotations
 
-import argparse
-import collections
 import functools
 import random
-import resource
-import time
-import traceback
-import warnings
 import zlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -51,9 +41,6 @@ _VARINTS: Final = (
     b"\x80" * 20,
     b"\xff\x7f",
 )
-
-_ADDRESS_NBYTES: Final = 1 << 30
-"""Beside what the process has, when this module is run: beyond it, an allocation fails."""
 
 
 def pack_case(place: int, payload: bytes) -> bytes:
@@ -209,79 +196,3 @@ def _check_continued(situation: Situation, state: TensorReference) -> None:
     block, after = codec.encode(item, plan, state)
     again = codec_for_block(block.codec).decode(spec, block, state)
     assert _bits(again.tensor) == _bits(after.decoded()), "a chain does not go on from a hostile state"
-
-
-def _confine() -> None:
-    """Bound the address space, so that what is allocated and never touched is found too."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + _ADDRESS_NBYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
-
-
-def _mutants(target: PayloadTarget, seed: int) -> Iterator[bytes]:
-    yield from target.seeds()
-    number = 0
-    while True:
-        yield target.mutate(random.Random(f"{target.name}/{seed}/{number}"))
-        number += 1
-
-
-def main() -> None:
-    """Run mutants for a while and print what they came to."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("seconds", type=float)
-    parser.add_argument("seed", type=int, nargs="?", default=0)
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", message="ComplexHalf")
-    target = PayloadTarget()
-    for case in target.seeds():  # compiles the kernels
-        _attempt(target, case)
-    _confine()
-    found: collections.Counter[str] = collections.Counter()
-    example: dict[str, bytes] = {}
-    slowest, outcomes, n = (0.0, b""), collections.Counter[str](), 0
-    begun, worked = time.monotonic(), time.process_time()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for case in _mutants(target, asked.seed):
-        if time.monotonic() - begun > asked.seconds:
-            break
-        start = time.process_time()
-        outcome = _attempt(target, case)
-        slowest = max(slowest, (time.process_time() - start, case))
-        n += 1
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        if peak > before + 65536:
-            outcome, before = f"BAD memory {(peak - before) >> 10} MiB", peak
-        before = max(before, peak)
-        outcomes[outcome if not outcome.startswith("BAD") else "BAD"] += 1
-        if outcome.startswith("BAD"):
-            found[outcome] += 1
-            example.setdefault(outcome, case)
-            if len(case) < len(example[outcome]):
-                example[outcome] = case
-    seconds = time.process_time() - worked
-    print(f"{n} cases, {n / seconds:.0f} a second of processor time; {dict(outcomes)}")
-    print(f"peak {peak >> 10} MiB; slowest {slowest[0]:.2f} s: {slowest[1][:40].hex()}")
-    for what, count in found.most_common():
-        print(f"{count} x {what}\n    {example[what].hex()}")
-
-
-def _attempt(target: PayloadTarget, case: bytes) -> str:
-    try:
-        target.execute(case)
-    except InshrinkError as error:
-        return "refused: too large" if isinstance(error, TooLargeError) else "refused"
-    except Exception as error:
-        frames = [
-            f"{Path(frame.filename).name}:{frame.lineno}"
-            for frame in traceback.extract_tb(error.__traceback__)
-            if "inshrink_core" in frame.filename or "payloads" in frame.filename
-        ]
-        return f"BAD {type(error).__name__}: {str(error)[:120]} at {' '.join(frames[-4:])}"
-    return "decoded"
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 GOOD: Final = ("refused", "same", "different")
@@ -17,10 +17,7 @@ KINDS: Final = (*GOOD, *BAD)
 
 
 class Target(Protocol):
-    """Something that reads bytes from strangers.
-
-    A target may have a method `shrink(data)` besides: an iterable of smaller inputs to try, best first.
-    """
+    """Something that reads bytes from strangers."""
 
     name: str
 
@@ -106,16 +103,3 @@ class Verdict(NamedTuple):
 def case_rng(target: str, seed: int, case: int) -> random.Random:
     """Return the source of randomness of one case, which depends on no other case."""
     return random.Random(f"{target}/{seed}/{case}")
-
-
-def pieces(target: Target, data: bytes) -> Iterable[bytes]:
-    """Return smaller inputs to try, by the target's own knowledge, then by leaving out bytes."""
-    shrink = getattr(target, "shrink", None)
-    if shrink is not None:
-        yield from shrink(data)
-        return
-    size = len(data) // 2
-    while size >= 1:
-        for start in range(0, len(data), size):
-            yield data[:start] + data[start + size :]
-        size //= 2

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
-from benchmarks.fuzz import archive_target, folder_target, input_target, request_target
+from benchmarks.fuzz import archive_target, folder_target, input_target, payloads, request_target
 from benchmarks.fuzz.target import Target
 
 
 def all_targets() -> list[Target]:
     """Return every target: archives, what people give us, whole runs, requests, and each codec's payloads."""
-    found: list[Target] = [
+    return [
         *archive_target.targets(),
         *input_target.targets(),
         *folder_target.targets(),
         *request_target.targets(),
+        payloads.PayloadTarget(),
     ]
-    if find_spec("benchmarks.fuzz.payloads") is not None:
-        from benchmarks.fuzz.payloads import PayloadTarget
-
-        found.append(PayloadTarget())
-    return found
 
 
 def named(names: tuple[str, ...]) -> list[Target]:

@@ -177,25 +177,6 @@ def test_an_interrupted_rehearsal_goes_on_where_it_stopped(task, tmp_path, count
     assert result.excess == 0.0
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"key": {}}', "null"])
-def test_a_result_that_cannot_be_read_is_trained_again(task, tmp_path, counted, content):
-    first = inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
-    for path in (tmp_path / "results").iterdir():
-        path.write_text(content)
-    again = inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
-    assert again.uninterrupted[0].metrics == first.uninterrupted[0].metrics
-    assert len(counted) == 4
-
-
-def test_a_result_whose_key_was_changed_is_not_used(task, tmp_path, counted):
-    inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
-    for path in (tmp_path / "results").iterdir():
-        document = json.loads(path.read_text())
-        path.write_text(json.dumps(document | {"key": document["key"] | {"n_steps": 1}}))
-    inshrink_lab.rehearse(task, tmp_path, codec="lossless", restores=0, seeds=1)
-    assert len(counted) == 4
-
-
 def test_archives_are_kept_on_request_alone_and_hold_every_save(task, tmp_path):
     options = {"codec": "inshrinkerator", "seeds": 1}
     inshrink_lab.rehearse(task, tmp_path / "a", **options)
