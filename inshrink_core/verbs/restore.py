@@ -193,6 +193,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
             return self._on_engine()
         from inshrink_core.chain import exactness_of, frame_size, original_checks
         from inshrink_core.chain.attachments import dropped_of
+        from inshrink_core.chain.parts import frames_of
         from inshrink_core.chain.restoring import fitting
         from inshrink_core.execution import default_threads, recycling
         from inshrink_core.formats import write_checkpoint
@@ -209,7 +210,7 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
             raise NotFoundError("the archive holds no steps yet", where=str(opened.path))
         directory, keys = local_target(self.output), _selector(self.tensors)
         every = self._frames(opened)
-        infos = self._own(every)
+        infos = tuple(frames_of(self.part, every))
         if keys is None:
             opened.fetch(infos)
         opened = opened.limited(self.limits(1.0 if len(infos) < 2 else _SHARE_OF_A_RUN)).on(self.device)
@@ -293,13 +294,6 @@ class Restore(Computing, OnEngine, Limiting, Based, Request[RestoreReport]):
             stored=exactness_of(opened, infos, _selector(self.tensors)),
             originals=original_checks(opened, infos),
         )
-
-    def _own(self, infos: tuple[FrameInfo, ...]) -> tuple[FrameInfo, ...]:
-        """Return the frames of this part."""
-        from inshrink_core.chain.parts import share_of
-
-        share = share_of(self.part)
-        return infos if share is None else tuple(infos[at] for at in share.of(info.nbytes for info in infos))
 
     def _frames(self, archive: Archive) -> tuple[FrameInfo, ...]:
         """Return the frames to restore: of the steps asked for, or the last."""
