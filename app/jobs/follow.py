@@ -211,7 +211,7 @@ def _take_in(job: Job, line: str, place: int) -> bool:
         item = f"{_PARTS[verb]}, {item}" if verb in _PARTS and job.work.topic == "shrink" else item
         _advance(job, place, done / max(1, total), item)
     else:
-        job.advance(int(done), int(total), item, message.get("seconds_left"))
+        job.advance(int(done), int(total), item)
     if isinstance(message.get("found"), dict):
         about = message["found"].get("archive") or subject_of(job.requests[place])
         job.tell({**message["found"], "of": about})

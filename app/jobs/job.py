@@ -88,7 +88,6 @@ class Job:
     attempt: int = 0
     n_later: int = 0
     _marks: list[tuple[float, int]] = field(default_factory=list)
-    _told_left: tuple[float, float] | None = None
 
     @cached_property
     def requests(self) -> tuple[Request[Any], ...]:
@@ -142,12 +141,8 @@ class Job:
 
         What it took to begin does not count: a search starts an evaluator before its first trial. Of what
         was seen the second half counts, in time and in parts, so that a slow start is forgotten, and what is
-        at work now is as long as the others, or as long as it has taken. A command that says so itself is
-        believed.
+        at work now is as long as the others, or as long as it has taken.
         """
-        if self._told_left is not None:
-            at, left = self._told_left
-            return max(0.0, at + left - time.time())
         starts = _SECONDS_TO_START * self.n_later
         if not self._marks:
             if self.fraction < _SURE:
@@ -165,10 +160,9 @@ class Job:
         pace = max((last - begun) / (done - before), (now - begun) / (done - before + part))
         return starts + max(0.0, pace * (self.total - done) - min(now - last, pace * part))
 
-    def advance(self, done: int, total: int, item: str, seconds_left: float | None = None) -> None:
-        """Take note of how far it is, and of how long the command says that it still takes."""
+    def advance(self, done: int, total: int, item: str) -> None:
+        """Take note of how far it is."""
         self.done, self.total, self.item = done, total, item
-        self._told_left = None if seconds_left is None else (time.time(), float(seconds_left))
         if done > (self._marks[-1][1] if self._marks else 0):
             self._marks.append((time.time(), done))
         if len(self._marks) > _MOST_MARKS:
@@ -177,7 +171,7 @@ class Job:
     def begin(self) -> None:
         """Forget the progress of an earlier attempt; what it told stays."""
         self.process, self.done, self.total, self.item, self._marks = None, 0, 0, "", []
-        self._told_left, self.n_later = None, 0
+        self.n_later = 0
         self.started_at, self.ended_at, self.result, self.problem = time.time(), None, None, None
         self.attempt += 1
         self.rows, self.documents = self.told(), []

@@ -11,7 +11,6 @@ from inshrink_app import services, state
 from inshrink_app.widgets import fmt
 
 from inshrink_core.codec import get_codec, weight_codecs
-from inshrink_core.search.space import space_of
 
 
 def one_of_few(
@@ -109,11 +108,6 @@ def codec_labels(*, searched: bool = False) -> dict[str, str]:
     return {
         name: kind.label or name for name, kind in kinds.items() if kind.tuning is not None or not searched
     }
-
-
-def strategies(codec: str) -> tuple[str, ...]:
-    """Return the strategies that search a codec."""
-    return ("auto", *space_of(codec).STRATEGIES)
 
 
 def ask_for_knob(codec: str, page: str) -> dict[str, Any]:

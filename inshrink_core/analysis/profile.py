@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 # Part of every key: raised when a record or what is measured changes.
-_VERSION: Final = 3
+_VERSION: Final = 4
 
 OnStep = Callable[[int, int, int], None]
 
@@ -93,6 +93,8 @@ def profile(
     O(bytes read) time; memory of one tensor with its companions and a histogram per layer type. Every
     measured step is cached at once, so that an interrupted profile goes on where it was.
     """
+    import msgspec
+
     wanted = tuple(dict.fromkeys(SensitivityMetric.parse(metric) for metric in metrics))
     if not wanted:
         raise InputError("no sensitivity metric was asked for")
@@ -125,7 +127,7 @@ def profile(
             reader = StepScores(run[step], previous)
             for metric, record in _measure(reader, lacking).items():
                 found[metric] = record
-                cache.try_keep(metric.value, keys[metric], _pack(record))
+                cache.try_keep(metric.value, keys[metric], msgspec.to_builtins(record))
             bytes_read += reader.bytes_read
         for metric, known in found.items():
             if known is not None:
@@ -485,24 +487,11 @@ class Profile:
         return build_table(chosen, Grouping.parse(grouping), self.steps, self.records[chosen])
 
 
-def _pack(record: StepRecord) -> dict[str, Any]:
-    rows = {
-        grouping.value: [[*measured.row, *measured.summary] for measured in measurements]
-        for grouping, measurements in record.rows.items()
-    }
-    return {"source": record.source, "rows": rows}
-
-
 def _unpack(document: Any) -> StepRecord:
-    """Rebuild a record; whatever does not fit raises, and the record is measured anew."""
-    return StepRecord(
-        document["source"],
-        {grouping: tuple(map(_unpack_row, document["rows"][grouping.value])) for grouping in Grouping},
-    )
+    """Return a record of JSON values; what does not fit raises, and the record is measured anew."""
+    import msgspec
 
-
-def _unpack_row(values: list[Any]) -> MeasuredRow:
-    name, block, layer_type, role, n_tensors, numel, shape, mean, p50, p99, n, n_nonfinite = values
-    extent = None if shape is None else tuple(map(int, shape))
-    row = Row(str(name), str(block), str(layer_type), str(role), int(n_tensors), int(numel), extent)
-    return MeasuredRow(row, Summary(float(mean), float(p50), float(p99), int(n), int(n_nonfinite)))
+    record = msgspec.convert(document, StepRecord)
+    if set(record.rows) != set(Grouping):
+        raise ValueError("a grouping is missing")
+    return record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inshrink_core.analysis.alone import peek_if_there
+from inshrink_core.analysis.anatomy import chunks_of
 from inshrink_core.chain import Archive
 from inshrink_core.chain.archive import open_any
 from inshrink_core.errors import NotFoundError
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.formats import Run
 from inshrink_core.report import Report
-from inshrink_core.values import magnitudes
 
 if TYPE_CHECKING:
     import os
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["Trajectory", "trajectory"]
-
-_CHUNK = 1 << 20
-"""Values turned to float64 at a time, 8 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -164,22 +162,12 @@ def _measure(values: Tensor, previous: Tensor | None) -> tuple[float, float, flo
 def _square_sum(values: Tensor, subtract: Tensor | None) -> tuple[float, int]:
     """Return the sum of squares of finite values (or differences), and how many they are."""
     total, n = 0.0, 0
-    flat = values.detach().reshape(-1)
-    other = None if subtract is None else subtract.detach().reshape(-1)
-    for start in range(0, flat.numel(), _CHUNK):
-        part = _double(flat[start : start + _CHUNK])
-        if other is not None:
-            part = part - _double(other[start : start + _CHUNK])
-        finite = part[np.isfinite(part)]
+    others = itertools.repeat((0, None)) if subtract is None else chunks_of(subtract)
+    for (_, part), (_, other) in zip(chunks_of(values), others, strict=False):
+        difference = part if other is None else part - other
+        finite = difference[np.isfinite(difference)]
         # No matrix product: its threads wait for each other where cores are busy.
         with np.errstate(over="ignore"):
             total += float(np.square(finite).sum())
         n += finite.size
     return total, n
-
-
-def _double(values: Tensor) -> NDArray[np.float64]:
-    import torch
-
-    doubles: NDArray[np.float64] = magnitudes(values.cpu(), torch.float64).numpy()
-    return doubles

@@ -16,6 +16,7 @@ from inshrink_core.archive.frame_reader import joined_memory
 from inshrink_core.checkpoint import Box, Cell, TensorSpec
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.formats.distributed import flaw_of_cover
+from inshrink_core.frame import FrameInfo
 
 CELL_NUMEL: Final = 1 << 18
 """Elements of a cell, at least: smaller ones cost more bytes, larger ones more after another sharding."""
@@ -119,6 +120,12 @@ def share_of(text: str | None, environment: Mapping[str, str] | None = None) -> 
         expected=" or ".join(f"{number} and {count}" for _, number, count, _ in _ENVIRONMENTS),
         remedy="say so: --part I/N",
     )
+
+
+def frames_of(part: str | None, infos: Sequence[FrameInfo]) -> Sequence[FrameInfo]:
+    """Return the frames that a part works on (`share_of`); all of them where the work is not shared."""
+    share = share_of(part)
+    return infos if share is None else [infos[at] for at in share.of(info.nbytes for info in infos)]
 
 
 class Split:

@@ -227,49 +227,49 @@ def make_plan(archive: Archive, rules: PruneRules, needed: Collection[bytes | No
     """
     reader = archive.reader
     _require_whole(reader)
-    why = _kept(archive, rules)
-    kept = why.keys()
-    origins = {frame.frame_id: archive.frame(frame).meta.get("restored") for frame in reader.frames}
-    needed = (_origins_of_tips(reader, rules, origins) | (origins.keys() & needed)) - kept
-    staying = kept | needed
-    in_order = sorted(reader.frames, key=lambda frame: frame.generation)
-    gone = {frame.frame_id for frame in in_order} - staying
-    parents = {
-        frame.frame_id: _staying_ancestor(reader, frame, gone)
-        for frame in in_order
-        if frame.frame_id in staying and frame.parent_id in gone
-    }
-    rekeyed = [
-        f
-        for f in in_order
-        if (f.frame_id in parents and f.kind is FrameKind.DELTA)
-        or (rules.stand_alone and f.frame_id in staying and archive.base_of(f) is not None)
-    ]
-    rests = _rests(archive, rules, staying)
-    deltas = [f for f in in_order if f.frame_id in staying and f.kind is FrameKind.DELTA and f not in rekeyed]
+    why, tips = _kept(archive, rules), _tips(reader, rules)
+    frames = {frame.frame_id: frame for frame in sorted(reader.frames, key=lambda frame: frame.generation)}
+    origins = {frame_id: archive.frame(frame).meta.get("restored") for frame_id, frame in frames.items()}
+    # The next frame of a branch is coded against the step that its training was last restored from.
+    needed = frames.keys() & {*needed, *(origins[tip.frame_id] for tip in tips)}
+    reasons = {frame_id: (_ORIGIN,) for frame_id in needed} | why
+    staying = [frame for frame_id, frame in frames.items() if frame_id in reasons]
+    deltas = [frame for frame in staying if frame.kind is FrameKind.DELTA]
+    gone = frames.keys() - reasons.keys()
+    parents: dict[bytes, bytes | None] = {}
+    for frame in staying:
+        if frame.parent_id in gone:
+            line = (one.frame_id for one in reversed(reader.history(frame.frame_id)[:-1]))
+            parents[frame.frame_id] = next((one for one in line if one not in gone), None)
+    rekeyed = {frame.frame_id for frame in deltas if frame.frame_id in parents}
+    if rules.stand_alone:
+        rekeyed |= {frame.frame_id for frame in staying if archive.base_of(frame) is not None}
+    rests = _rests(archive, rules, reasons.keys())
     standing = {
         f.frame_id: rests[f.parent_id].dropped.intersection(entry.key for entry in archive.frame(f).entries)
         for f in deltas
-        if f.parent_id in rests and f.frame_id not in rests
+        if f.parent_id in rests and f.frame_id not in rekeyed | rests.keys()
     }
-    other = {frame.frame_id for frame in rekeyed} | rests.keys() | standing.keys()
-    copied = _copied(in_order, staying, parents, {frame.frame_id for frame in rekeyed}, other)
-    reasons = {frame_id: (_ORIGIN,) for frame_id in needed} | why
+    # What a delta frame's index leaves out is its parent's, and that of a different parent is another.
+    other = rekeyed | rests.keys() | standing.keys()
+    again = other | parents.keys() | {frame.frame_id for frame in deltas if frame.parent_id in other}
+    last = {frame.branch: frame.frame_id for frame in staying}
+    again |= {last[frame.branch] for frame in staying if frame.frame_id in again}
     return PrunePlan(
-        kept=tuple(f for f in in_order if f.frame_id in kept),
-        references=tuple(f for f in in_order if f.frame_id in staying - kept),
-        removed=tuple(f for f in in_order if f.frame_id in gone),
-        rekeyed=tuple(rekeyed),
-        copied=copied,
-        parents={f.frame_id: f.parent_id for f in (*copied, *rekeyed)} | parents,
-        lost_origins=tuple(f for f in in_order if f.frame_id in staying and origins[f.frame_id] in gone),
-        why={frame_id: reasons[frame_id] for frame_id in staying},
+        kept=tuple(frame for frame in staying if frame.frame_id in why),
+        references=tuple(frame for frame in staying if frame.frame_id not in why),
+        removed=tuple(frame for frame_id, frame in frames.items() if frame_id in gone),
+        rekeyed=tuple(frame for frame in staying if frame.frame_id in rekeyed),
+        copied=tuple(frame for frame in staying if frame.frame_id in again - rekeyed),
+        parents={frame_id: frames[frame_id].parent_id for frame_id in again} | parents,
+        lost_origins=tuple(frame for frame in staying if origins[frame.frame_id] in gone),
+        why=reasons,
         rests=rests,
         standing=standing,
     )
 
 
-def _rests(archive: Archive, rules: PruneRules, staying: set[bytes]) -> dict[bytes, Rest]:
+def _rests(archive: Archive, rules: PruneRules, staying: Collection[bytes]) -> dict[bytes, Rest]:
     """Return what stays of the frames whose optimizer state goes, by id."""
     if rules.optimizer_last is None:
         return {}
@@ -278,7 +278,8 @@ def _rests(archive: Archive, rules: PruneRules, staying: set[bytes]) -> dict[byt
     for tip in _tips(reader, rules):
         line = [f.frame_id for f in reader.history(tip.frame_id) if f.frame_id in staying]
         whole |= set(line[-rules.optimizer_last :])
-    found = {f.frame_id: without_state(archive, f) for f in reader.frames if f.frame_id in staying - whole}
+    shrinking = [f for f in reader.frames if f.frame_id in staying and f.frame_id not in whole]
+    found = {f.frame_id: without_state(archive, f) for f in shrinking}
     return {frame_id: rest for frame_id, rest in found.items() if rest is not None}
 
 
@@ -343,42 +344,6 @@ def _chosen(
         there.sort(key=lambda f: (one.direction.cost(values[one.metric][f.frame_id]), -f.step))
         yield f"the best {one.n} of {one.metric}", there[: one.n]
     yield "training goes on there", line[-1:]
-
-
-def _origins_of_tips(reader: ArchiveReader, rules: PruneRules, origins: Mapping[bytes, object]) -> set[bytes]:
-    """Return what training on each branch was last restored from: the next frame is coded against it."""
-    live = {frame.frame_id for frame in reader.frames}
-    named = {origins[tip.frame_id] for tip in _tips(reader, rules)}
-    return {frame_id for frame_id in named if isinstance(frame_id, bytes) and frame_id in live}
-
-
-def _staying_ancestor(reader: ArchiveReader, frame: FrameInfo, gone: set[bytes]) -> bytes | None:
-    """Return the nearest ancestor that stays."""
-    for ancestor in reversed(reader.history(frame.frame_id)[:-1]):
-        if ancestor.frame_id not in gone:
-            return ancestor.frame_id
-    return None
-
-
-def _copied(
-    in_order: list[FrameInfo],
-    staying: set[bytes],
-    parents: Mapping[bytes, bytes | None],
-    rekeyed: set[bytes],
-    other: set[bytes],
-) -> tuple[FrameInfo, ...]:
-    """Return the frames to write again that are not re-keyed; `other` are those that become different."""
-    again = {f.frame_id for f in in_order if f.frame_id in parents} | other
-    # What a delta frame's index leaves out is its parent's, and that of a different parent is another.
-    again |= {
-        f.frame_id
-        for f in in_order
-        if f.frame_id in staying and f.kind is FrameKind.DELTA and f.parent_id in other
-    }
-    last = {f.branch: f for f in in_order if f.frame_id in staying}
-    rewritten_branches = {f.branch for f in in_order if f.frame_id in again}
-    again |= {last[branch].frame_id for branch in rewritten_branches}
-    return tuple(f for f in in_order if f.frame_id in again - rekeyed)
 
 
 def measured(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
@@ -33,7 +34,7 @@ class Prefetcher:
     def __init__(
         self, work: Callable[[Any], Any], items: Iterable[tuple[Any, int]], room: int, n_threads: int = 1
     ) -> None:
-        self._work, self._todo, self._room = work, dict(items), room
+        self._work, self._todo, self._room = work, OrderedDict(items), room
         self._started: dict[Any, tuple[Future[Any], int]] = {}
         self._changed = threading.Condition()
         self._threads = [
@@ -49,8 +50,7 @@ class Prefetcher:
                 self._changed.wait_for(self._is_ready)
                 if not self._todo:
                     return
-                item = next(iter(self._todo))
-                nbytes = self._todo.pop(item)
+                item, nbytes = self._todo.popitem(last=False)
                 self._room -= nbytes
                 future: Future[Any] = Future()
                 self._started[item] = future, nbytes

@@ -23,8 +23,6 @@ class Progress:
         The tensor or file at hand.
     found
         A part of the result that is known already, as JSON values; None where nothing new is.
-    seconds_left
-        About how long the rest takes; None where nothing tells it.
     """
 
     stage: str
@@ -33,7 +31,6 @@ class Progress:
     step: int | None
     detail: str = ""
     found: Mapping[str, Any] | None = None
-    seconds_left: float | None = None
 
 
 OnProgress = Callable[[Progress], None]

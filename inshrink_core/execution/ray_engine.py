@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import os
 import socket
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -19,52 +17,27 @@ from inshrink_core.execution.process import empty_directory
 from inshrink_core.execution.progress import Progress
 from inshrink_core.execution.tasks import N_ATTEMPTS, SECONDS_TO_TIDY_UP, Heard, Task, Told, Work
 
-_SECONDS_BETWEEN: Final = 0.5
-"""Between two words of a task about how far it is."""
-
-_SECONDS_TO_LISTEN: Final = 30.0
-
 _SECONDS_TO_ANSWER: Final = 3.0
 """Until a head that is noted counts as gone."""
 
 _TASKS_PER_WORKER: Final = 2
 """Of one each, a machine that joins would get none. Whoever says how many workers there are gets no more."""
 
-_boards: Final[dict[tuple[str, str], Any]] = {}
-"""The board of the connection there is. A new one would take a process that has worked before."""
 
-
-class _Board:
-    """Where tasks write how far they are, and the driver reads it: a process that does nothing else."""
-
-    def __init__(self) -> None:
-        self._news: dict[str, dict[int, Progress]] = {}
-        self._written = asyncio.Condition()
-
-    async def write(self, work: str, at: int, now: Progress) -> None:
-        """Say how far a task of a work is."""
-        async with self._written:
-            self._news.setdefault(work, {})[at] = now
-            self._written.notify_all()
-
-    async def read(self, work: str) -> dict[int, Progress]:
-        """Return what is new, once something is; nothing after a while."""
-        async with self._written:
-            with contextlib.suppress(asyncio.TimeoutError):
-                is_new = self._written.wait_for(lambda: work in self._news)
-                await asyncio.wait_for(is_new, _SECONDS_TO_LISTEN)
-            return self._news.pop(work, {})
-
-
-def _work(expected: str, at: int, task: Task, work: str, board: Any) -> Any:
-    """Perform a task in a process of Ray's."""
-    from inshrink_core.execution.worker import perform, seldom
+def _work(expected: str, task: Task) -> tuple[Any, Progress | None]:
+    """Perform a task in a process of Ray's; return its result, and how far it said that it was last."""
+    from inshrink_core.execution.worker import perform
 
     found = version("inshrink")
     if found != expected:
         what = "a machine of the cluster has another version of Inshrink"
         raise IncompatibleError(what, expected=expected, found=found)
-    return perform(task, seldom(lambda now: board.write.remote(work, at, now), _SECONDS_BETWEEN))
+    last: list[Progress] = []
+
+    def tell(now: Progress) -> None:
+        last[:] = [now]
+
+    return perform(task, tell), last[0] if last else None
 
 
 def _ray() -> Any:
@@ -115,7 +88,6 @@ def _connected() -> Iterator[Any]:
     try:
         yield ray
     finally:
-        _boards.clear()
         ray.shutdown()
 
 
@@ -139,20 +111,6 @@ def _noted_is_gone() -> bool:
     return False
 
 
-def _board(ray: Any) -> Any:
-    """Return the board of this connection, which lies beside the driver."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    here = ray.get_runtime_context()
-    key = here.get_node_id(), here.get_job_id()
-    if key not in _boards:
-        _boards.clear()
-        place = NodeAffinitySchedulingStrategy(here.get_node_id(), soft=True)
-        made = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=place)(_Board)
-        _boards[key] = made.remote()
-    return _boards[key]
-
-
 @contextlib.contextmanager
 def opened() -> Iterator[Callable[[Work], list[Any]]]:
     """Give what performs tasks on a cluster (`inshrink_core.execution.engines.Engine`).
@@ -174,27 +132,20 @@ def _perform(ray: Any, work: Work) -> list[Any]:
     tasks = work.tasks(work.workers or _TASKS_PER_WORKER * slots, threads)
     told = Told(len(tasks), work.progress)
     remote = ray.remote(num_cpus=threads, max_retries=N_ATTEMPTS - 1)(_work)
-    name, board = uuid.uuid4().hex, _board(ray)
     waiting = list(enumerate(tasks))[::-1]
     at_work: dict[Any, int] = {}
     results: dict[int, Any] = {}
-    news = [board.read.remote(name)]
     try:
         while waiting or at_work:
             # What there is no room for waits in the cluster, where a machine that joins finds it.
             while waiting and len(at_work) < (work.workers or len(tasks)):
                 at, task = waiting.pop()
-                at_work[remote.remote(version("inshrink"), at, task, name, board)] = at
-            [one], _ = ray.wait([*at_work, *news])
-            if one in at_work:
-                results[at_work[one]] = _result(ray, one, at_work[one])
-                del at_work[one]
-                continue
-            news.clear()
-            with contextlib.suppress(ray.exceptions.RayError):  # without a board nobody is told
-                for at, now in ray.get(one).items():
-                    told.hear(Heard(at, "now", now))
-                news.append(board.read.remote(name))
+                at_work[remote.remote(version("inshrink"), task)] = at
+            [one], _ = ray.wait(list(at_work))
+            at = at_work.pop(one)
+            results[at], now = _result(ray, one, at)
+            if now is not None:
+                told.hear(Heard(at, "now", now))
     finally:
         _end(ray, list(at_work))
     return [results[at] for at in range(len(tasks))]

@@ -19,16 +19,7 @@ from inshrink_core.search.measure import EncodedStep, RatioEstimate, encode_step
 from inshrink_core.search.promise import Originals, StepBounds
 from inshrink_core.search.quadratic import allocate, sensitivities
 from inshrink_core.search.space import Candidate, Cube, CubePoint, Line, Point, Space, space_of
-from inshrink_core.search.strategies import (
-    Bracket,
-    DeltaNeighbourhood,
-    Explored,
-    Follow,
-    GuidedExhaustive,
-    Outcome,
-    Strategy,
-    explore,
-)
+from inshrink_core.search.strategies import Bracket, Explored, Follow, Outcome, Strategy, Walk, explore
 from inshrink_core.search.trials import OnTrial, Position, Trial, TrialRunner, TriedFrame
 
 if TYPE_CHECKING:
@@ -371,9 +362,7 @@ class _CubeChooser(Chooser[CubePoint]):
         def ratio_of(point: CubePoint) -> float:
             return ratios(cube.candidate(point))
 
-        if self.last is None:
-            return GuidedExhaustive(cube=cube, ratio_of=ratio_of)
-        return DeltaNeighbourhood(cube=cube, last=self.last, ratio_of=ratio_of)
+        return Walk(cube=cube, ratio_of=ratio_of, last=self.last)
 
 
 def chooser_of(base: ChainConfig, layers: Iterable[LayerType | None], **options: Any) -> Chooser[Any]:

@@ -1,4 +1,4 @@
-"""Searching one configuration for a whole run: chains as trials, the log of them, and strategies over both.
+"""Searching one configuration for a whole run: chains as trials, and the log of them.
 
 A configuration is measured by writing the chain with it, in memory. It is given up at the first step that
 breaks a bound, so a hopeless one costs few evaluations.
@@ -10,15 +10,14 @@ import logging
 import math
 import os
 import threading
-from abc import ABC, abstractmethod
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic
+from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.checkpoint import MODEL_ROLES
-from inshrink_core.errors import InputError, NotFoundError
+from inshrink_core.errors import NotFoundError
 from inshrink_core.execution import open_regular, ordered_map, results_folder
 from inshrink_core.execution.progress import Progress
 from inshrink_core.formats import Run, unreadable_error
@@ -35,25 +34,13 @@ from inshrink_core.search.measure import (
     scaled_nbytes,
 )
 from inshrink_core.search.quadratic import allocate
-from inshrink_core.search.space import Candidate, Cube, CubePoint, Line, Point, Space
-from inshrink_core.search.strategies import (
-    Bracket,
-    Everything,
-    Explored,
-    GuidedExhaustive,
-    Outcome,
-    Strategy,
-    explore,
-)
+from inshrink_core.search.space import Candidate, Cube, CubePoint, Line, Space
+from inshrink_core.search.strategies import Bracket, Outcome, Walk, explore
 from inshrink_core.search.trials import Trial, TrialLog, TrialRunner, checkpoint_digest
 
 if TYPE_CHECKING:
     from inshrink_core.codec import AnyCodec
-    from inshrink_core.search.remaining import Measure, Remaining
 
-
-STRATEGIES: Final = ("auto", "allocation", "bracket", "guided", "random", "grid")
-"""Every strategy that can be asked for; which of them search a codec, its space says."""
 
 _LOG_NAME: Final = "search.jsonl"
 
@@ -144,27 +131,9 @@ def choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
     return chosen
 
 
-def strategy_for(strategy: str, space: Space[Any]) -> str:
-    """Return a strategy that suits the space; ``auto`` is the space's default.
-
-    Raises
-    ------
-    InputError
-        It searches another kind of space.
-    """
-    if strategy == "auto":
-        return space.STRATEGIES[0]
-    if strategy not in space.STRATEGIES:
-        raise InputError(
-            f"the strategy '{strategy}' does not search this codec",
-            remedy=f"choose one of {', '.join(space.STRATEGIES)}",
-        )
-    return strategy
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchProgress(Progress):
-    """How far a search has come, after a trial: trials measured, those of the log not counted, of about all.
+    """How far a search has come, after a trial: trials measured, those of the log not counted, of at most.
 
     Parameters
     ----------
@@ -172,10 +141,13 @@ class SearchProgress(Progress):
         What was measured last.
     best_ratio
         Ratio of the best chain that keeps the bounds so far; None for none.
+    seconds
+        Since the search began.
     """
 
     trial: Trial
     best_ratio: float | None
+    seconds: float = 0.0
 
 
 OnSearch = Callable[[SearchProgress], None]
@@ -265,8 +237,12 @@ class ChainTrials:
     ----------
     known
         Chains measured so far, by the configuration's digest.
-    remaining
-        How many trials there were, and may follow.
+    evaluations
+        Trials measured, those of the log not counted.
+    most
+        Chains that are measured at most.
+    after
+        Trials that follow these chains at most.
     """
 
     runner: TrialRunner
@@ -274,35 +250,25 @@ class ChainTrials:
     progress: OnSearch | None = None
     ahead: Ahead = _by_nobody
     known: dict[str, Chain] = field(default_factory=dict)
-    remaining: Remaining = field(init=False)
+    evaluations: int = 0
+    most: int = 1
+    after: int = 0
+    _begun: float = field(default_factory=time.perf_counter)
     _ratios: dict[str, float] = field(default_factory=dict)
     _reporting: threading.Lock = field(default_factory=threading.Lock)
 
-    def __post_init__(self) -> None:
-        from inshrink_core.search.remaining import Remaining
-
-        self.remaining = Remaining(len(self.runner.steps), self.runner.judge.replicas)
-
-    def _report(self, candidate: Candidate, trial: Trial) -> None:
-        """Report a trial, and how many are expected to follow."""
-        place, usage = self.runner.steps.index(trial.step), self.bounds.judge(trial.figures).usage
-        self.remaining.add(candidate, place, usage, None if trial.cached else trial.seconds)
-        if self.progress is None or trial.cached:
+    def _report(self, trial: Trial) -> None:
+        """Report a trial, and how many follow at most."""
+        if trial.cached:
             return
-        left, seconds_left = self.remaining.left()
-        # Kernels are compiled in the first one, which tells nothing of the others.
-        known = seconds_left if self.remaining.evaluations > 1 else None
-        self.tell(trial, self.remaining.evaluations, left, known, found=trial.to_json())
+        self.evaluations += 1
+        n_steps = len(self.runner.steps)
+        left = n_steps - 1 - self.runner.steps.index(trial.step)
+        left += n_steps * max(0, self.most - 1 - len(self.known)) + self.after
+        self.tell(trial, self.evaluations, left, found=trial.to_json())
 
-    def tell(
-        self,
-        trial: Trial,
-        done: int,
-        left: int,
-        seconds_left: float | None = None,
-        found: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Report a trial to whoever wants to know: how many were measured, and about how many are left."""
+    def tell(self, trial: Trial, done: int, left: int, found: Mapping[str, Any] | None = None) -> None:
+        """Report a trial: how many were measured, and are left at most."""
         if self.progress is None:
             return
         kept = [chain.ratio_weights for chain in self.known.values() if self.keeps(chain)]
@@ -313,9 +279,9 @@ class ChainTrials:
                 total=done + left,
                 step=trial.step,
                 found=found,
-                seconds_left=seconds_left,
                 trial=trial,
                 best_ratio=max(kept, default=None),
+                seconds=time.perf_counter() - self._begun,
             )
         )
 
@@ -349,7 +315,7 @@ class ChainTrials:
 
         def goes_on(trial: Trial) -> bool:
             with self._reporting:
-                self._report(candidate, trial)
+                self._report(trial)
             return to_the_end or self._keeps_on(trial)
 
         if to_the_end:
@@ -431,143 +397,86 @@ def estimate_ratio(runner: TrialRunner, candidate: Candidate, n_steps: int) -> f
     return len(runner.steps) * raw / total if total else 0.0
 
 
-@dataclass(frozen=True)
-class ChainSearch(ABC, Generic[Point]):
-    """Which strategy searches a space for what, in whole chains; made by `chain_search`.
+def best_within(
+    chains: ChainTrials, space: Cube | Line, config: AnyCodec, budget: int | None, *, informative: bool
+) -> Chain | None:
+    """Return the best chain that keeps the bounds.
 
     Parameters
     ----------
-    chains
-        What measures them.
-    space
-        What is searched.
-    start
-        Where a search begins that begins somewhere.
+    chains, space, config
+        What measures chains, what is searched, and where a search of a line begins.
+    budget
+        Most chains to measure.
+    informative
+        False where the bounds say nothing at any step: nothing coarser than the start is tried.
     """
-
-    chains: ChainTrials
-    space: Space[Point]
-    start: Point | None
-
-    def for_bounds(self, name: str, budget: int | None, seed: int, *, informative: bool) -> Chain | None:
-        """Return the best chain that keeps the bounds.
-
-        Where they say nothing at any step, nothing coarser than the start is tried.
-        """
-        if name not in ("random", "grid"):
-            return _chain_of(self._cleverly(name, budget, informative=informative))
-        replicas = self.chains.runner.judge.replicas
-        everything = Everything(space=self.space, seed=seed if name == "random" else None, replicas=replicas)
-        return _chain_of(self._explored(everything, budget).best)
-
-    @abstractmethod
-    def _cleverly(self, name: str, budget: int | None, *, informative: bool) -> Outcome[Point] | None:
-        """Search by a strategy that is the space's own."""
-
-    def _explored(
-        self,
-        strategy: Strategy[Point],
-        budget: int | None,
-        space: Space[Point] | None = None,
-        ratio_of: Callable[[Point], float] | None = None,
-    ) -> Explored[Point]:
-        """Measure what a strategy asks for; first tell how long that may take."""
-        space = space or self.space
-
-        def walk(measure: Measure) -> Explored[Point]:
-            return explore(strategy, measure, budget=budget)
-
-        self.chains.remaining.plan(walk, space, ratio_of)
-        return walk(self.chains.outcomes(space))
-
-    def for_ratio(self, target: float) -> Chain | None:
-        """Return the chain of the smallest divergence, else drop, whose ratio is at least the target's."""
-        chosen = self._reaching(target)
-        self.chains.remaining.plan(lambda measure: measure(chosen), self.space)
-        candidates = [self.space.candidate(point) for point in chosen]
-        self.chains.ahead(candidates, True)
-        chains = [self.chains.chain(one, to_the_end=True) for one in candidates]
-        return min((one for one in chains if one.ratio_weights >= target), key=_faithfulness, default=None)
-
-    @abstractmethod
-    def _reaching(self, target: float) -> Sequence[Point]:
-        """Return the finest points of which one may reach a ratio, without the evaluator."""
-
-
-class _LineSearch(ChainSearch[float]):
-    """Searches the number of a `Line`, and with it factors of the layer types."""
-
-    space: Line
-    start: float
-
-    def _cleverly(self, name: str, budget: int | None, *, informative: bool) -> Outcome[float] | None:
-        """Search the global spacing; then, for an allocation, once more with factors of the layer types."""
-        limit = budget or _BRACKET_CHAINS
-        bracket = Bracket(start=self.start) if informative else Bracket(start=self.start, most=self.start)
-        explored = self._explored(bracket, limit)
-        best = explored.best
-        left = limit if budget is None else budget - len(explored.outcomes)
-        if best is None or left < 1 or name != "allocation" or not informative or self.space.factors:
-            return best
-        factors = self.chains.factors(self.space, best.point)
-        if not factors:
-            return best
-        again = Bracket(start=best.point)
-        other = self._explored(again, left, replace(self.space, factors=factors)).best
-        return max((one for one in (best, other) if one is not None), key=lambda one: one.ratio)
-
-    def _reaching(self, target: float) -> Sequence[float]:
-        """Close in on the finest spacing that reaches the ratio."""
-
-        def outcomes(points: Sequence[float]) -> list[Outcome[float]]:
-            ratios = [self.chains.whole_ratio(self.space.candidate(point)) for point in points]
-            pairs = zip(points, ratios, strict=True)
-            return [Outcome(point, ratio < target, ratio, ratio / target) for point, ratio in pairs]
-
-        closing = Bracket(start=self.start, enough=1.0, power=1.0, tolerance=1.02, aim=1.005)
-        explored = explore(closing, outcomes, budget=2 * _BRACKET_CHAINS)
-        return sorted(one.point for one in explored.outcomes if not one.kept)[:1]
-
-
-class _CubeSearch(ChainSearch[CubePoint]):
-    """Searches a `Cube` in the order of estimated ratios."""
-
-    space: Cube
-
-    def _ratio_of(self, point: CubePoint) -> float:
-        return self.chains.ratio(self.space.candidate(point))
-
-    def _cleverly(self, name: str, budget: int | None, *, informative: bool) -> Outcome[CubePoint] | None:
-        """Search as published."""
-        ratio_of = cache(self._ratio_of)  # A remaining time asks for them again and again.
-        replicas = self.chains.runner.judge.replicas
-        guided = GuidedExhaustive(cube=self.space, ratio_of=ratio_of, replicas=replicas)
-        return self._explored(guided, budget, ratio_of=ratio_of).best
-
-    def _reaching(self, target: float) -> Sequence[CubePoint]:
-        """Take the points than which none finer is estimated to reach it."""
-        ratios = {point: self._ratio_of(point) for point in self.space.points()}
-        reaching = [point for point, ratio in ratios.items() if ratio * _SLACK >= target]
-        frontier = [p for p in reaching if not any(_is_finer(other, p) for other in reaching)]
-        return sorted(frontier, key=ratios.__getitem__)[:_FRONTIER]
-
-
-def chain_search(chains: ChainTrials, space: Cube | Line, config: AnyCodec) -> ChainSearch[Any]:
-    """Return what searches a space, beginning at a configuration."""
     if isinstance(space, Line):
-        return _LineSearch(chains, space, space.point_of(config))
-    return _CubeSearch(chains, space, space.point_of(config))
+        best = _best_on_line(chains, space, space.point_of(config), budget, informative)
+    else:
+        n_points = len(space.points())
+        chains.most = 1 + (n_points if budget is None else min(budget, n_points))
+        ratio_of = _ratio_of(chains, space)
+        walk = Walk(cube=space, ratio_of=ratio_of, replicas=chains.runner.judge.replicas)
+        best = explore(walk, chains.outcomes(space), budget=budget).best
+    chains.most = 0  # none but the default's follow
+    return None if best is None else best.result
 
 
-def _chain_of(outcome: Outcome[Any] | None) -> Chain | None:
-    return None if outcome is None else outcome.result
+def _best_on_line(
+    chains: ChainTrials, line: Line, start: float, budget: int | None, informative: bool
+) -> Outcome[float] | None:
+    """Search the number of a line; then once more with factors of the layer types."""
+    limit = budget or _BRACKET_CHAINS
+    chains.most = 1 + (budget or 2 * _BRACKET_CHAINS)
+    bracket = Bracket(start=start) if informative else Bracket(start=start, most=start)
+    explored = explore(bracket, chains.outcomes(line), budget=limit)
+    best, left = explored.best, limit if budget is None else budget - len(explored.outcomes)
+    if best is None or left < 1 or not informative or line.factors:
+        return best
+    factors = chains.factors(line, best.point)
+    if not factors:
+        return best
+    outcomes = chains.outcomes(replace(line, factors=factors))
+    other = explore(Bracket(start=best.point), outcomes, budget=left).best
+    return max((one for one in (best, other) if one is not None), key=lambda one: one.ratio)
 
 
-def _is_finer(point: CubePoint, than: CubePoint) -> bool:
-    """Whether a point is at least as fine on every axis, and another one, under the same word."""
-    same = point.word == than.word
-    finer = all(a <= b for a, b in zip(point.place, than.place, strict=True))
-    return same and finer and point.place != than.place
+def best_reaching(chains: ChainTrials, space: Cube | Line, config: AnyCodec, target: float) -> Chain | None:
+    """Return the chain of the smallest divergence, else drop, whose ratio is at least the target's.
+
+    The finest points of which one may reach it are found without the evaluator.
+    """
+    points: Sequence[Any]
+    if isinstance(space, Line):
+        points = _reaching_on_line(chains, space, space.point_of(config), target)
+    else:
+        ratio_of = _ratio_of(chains, space)
+        reaching = [point for point in space.points() if ratio_of(point) * _SLACK >= target]
+        frontier = [p for p in reaching if not any(o != p and space.is_finer(o, p) for o in reaching)]
+        points = sorted(frontier, key=ratio_of)[:_FRONTIER]
+    candidates = [space.candidate(point) for point in points]
+    chains.most = len(candidates) + 1
+    chains.ahead(candidates, True)
+    found = [chains.chain(one, to_the_end=True) for one in candidates]
+    return min((one for one in found if one.ratio_weights >= target), key=_faithfulness, default=None)
+
+
+def _reaching_on_line(chains: ChainTrials, line: Line, start: float, target: float) -> Sequence[float]:
+    """Close in on the finest spacing that reaches a ratio."""
+
+    def outcomes(points: Sequence[float]) -> list[Outcome[float]]:
+        ratios = [chains.whole_ratio(line.candidate(point)) for point in points]
+        pairs = zip(points, ratios, strict=True)
+        return [Outcome(point, ratio < target, ratio, ratio / target) for point, ratio in pairs]
+
+    closing = Bracket(start=start, enough=1.0, power=1.0, tolerance=1.02, aim=1.005)
+    explored = explore(closing, outcomes, budget=2 * _BRACKET_CHAINS)
+    return sorted(one.point for one in explored.outcomes if not one.kept)[:1]
+
+
+def _ratio_of(chains: ChainTrials, cube: Cube) -> Callable[[CubePoint], float]:
+    return lambda point: chains.ratio(cube.candidate(point))
 
 
 def _faithfulness(chain: Chain) -> tuple[float, float]:

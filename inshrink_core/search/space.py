@@ -10,17 +10,13 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from inshrink_core.chain import ChainConfig, parse_overrides
 from inshrink_core.chain.config import apply_settings
 from inshrink_core.checkpoint import LayerType
 from inshrink_core.codec import AnyCodec, Knob, Switch, codec_names, get_codec
 from inshrink_core.errors import ConfigError
-
-# Of the error, between the finest and the coarsest point of a cube: seven bits, as the bits of codecs have
-# them.
-_LOG_SPAN: Final = 7 * math.log(2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +76,6 @@ class Space(ABC, Generic[Point]):
     codec: str
     held: Mapping[str, Any] = field(default_factory=dict)
 
-    STRATEGIES: ClassVar[tuple[str, ...]]
-    """Names of the strategies that search it, the default first."""
-
     @abstractmethod
     def points(self) -> tuple[Point, ...]:
         """Return every point that differs from all others, for searches that take all or any."""
@@ -94,10 +87,6 @@ class Space(ABC, Generic[Point]):
     @abstractmethod
     def point_of(self, config: AnyCodec) -> Point | None:
         """Return the point of a configuration; None where it has none."""
-
-    @abstractmethod
-    def log_coarseness(self, point: Point) -> float:
-        """Return about the logarithm of the error of a point, but for a constant."""
 
     @abstractmethod
     def levels(self, most: int) -> list[Candidate]:
@@ -126,8 +115,6 @@ class Cube(Space[CubePoint]):
     axes: tuple[Knob, ...]
     switch: Switch | None = None
 
-    STRATEGIES: ClassVar = ("guided", "random", "grid")
-
     @property
     def idle_at(self) -> int:
         """The axis whose finest value makes the switch irrelevant."""
@@ -147,6 +134,11 @@ class Cube(Space[CubePoint]):
         """Return a point, one and the same for places whose switch changes nothing."""
         idle = self.switch is not None and place[self.idle_at] == 0
         return CubePoint(tuple(place), self.words[0] if idle or not word else word)
+
+    def is_finer(self, one: CubePoint, other: CubePoint) -> bool:
+        """Whether a point is at least as fine as another on every axis, under the same word of the switch."""
+        alike = one.word == other.word or one.place[self.idle_at] == 0
+        return alike and all(map(operator.le, one.place, other.place))
 
     def places(self) -> Iterator[tuple[int, ...]]:
         """Yield every place, the finest first."""
@@ -173,11 +165,6 @@ class Cube(Space[CubePoint]):
         word = str(getattr(config, self.switch[0])) if self.switch is not None else ""
         return self.point([axis.values.index(v) for axis, v in zip(self.axes, values, strict=True)], word)
 
-    def log_coarseness(self, point: CubePoint) -> float:
-        """Return about the logarithm of the error of a point, but for a constant."""
-        ends = [max(1, size - 1) for size in self.shape]
-        return _LOG_SPAN * math.fsum(map(operator.truediv, point.place, ends)) / len(ends)
-
     def levels(self, most: int) -> list[Candidate]:
         """Return at most so many configurations, from fine to coarse: all axes are turned at once."""
         n = min(most, max(self.shape))
@@ -201,8 +188,6 @@ class Line(Space[float]):
     knob: Knob
     factors: Mapping[str, float] = field(default_factory=dict)
 
-    STRATEGIES: ClassVar = ("allocation", "bracket", "random", "grid")
-
     def points(self) -> tuple[float, ...]:
         """Return half octaves from very fine to very coarse, for searches that take all or any."""
         low, high = (round(2 * math.log2(end)) for end in self.knob.within or (1.0, 1.0))
@@ -220,10 +205,6 @@ class Line(Space[float]):
     def point_of(self, config: AnyCodec) -> float:
         """Return the number as a configuration has it."""
         return three_digits(config.knob_value() or 1.0)
-
-    def log_coarseness(self, point: float) -> float:
-        """Return about the logarithm of the error of a point, but for a constant."""
-        return math.log(point)
 
     def levels(self, most: int) -> list[Candidate]:
         """Return at most so many configurations, from fine to coarse.

@@ -183,6 +183,7 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
             return self._on_engine()
         from inshrink_core.chain import exactness_of, frame_size, original_checks
         from inshrink_core.chain.attachments import dropped_of
+        from inshrink_core.chain.parts import frames_of
         from inshrink_core.chain.restoring import fitting
         from inshrink_core.execution import default_threads, recycling
         from inshrink_core.formats import write_checkpoint
@@ -199,7 +200,7 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
             raise NotFoundError("the archive holds no steps yet", where=str(opened.path))
         directory, keys = local_target(self.output), _selector(self.tensors)
         every = self._frames(opened)
-        infos = self._own(every)
+        infos = tuple(frames_of(self.part, every))
         if keys is None:
             opened.fetch(infos)
         opened = self.opened_archive(opened, 1.0 if len(infos) < 2 else _SHARE_OF_A_RUN)
@@ -283,13 +284,6 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
             stored=exactness_of(opened, infos, _selector(self.tensors)),
             originals=original_checks(opened, infos),
         )
-
-    def _own(self, infos: tuple[FrameInfo, ...]) -> tuple[FrameInfo, ...]:
-        """Return the frames of this part."""
-        from inshrink_core.chain.parts import share_of
-
-        share = share_of(self.part)
-        return infos if share is None else tuple(infos[at] for at in share.of(info.nbytes for info in infos))
 
     def _frames(self, archive: Archive) -> tuple[FrameInfo, ...]:
         """Return the frames to restore: of the steps asked for, or the last."""

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import math
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
@@ -75,9 +74,6 @@ _IN_FILE: Final = "; {file} holds one configuration for all steps, so it has {he
 _TRIALS_BY_STEP: Final = 2
 """About how many trials a step takes that is written with settings of its own."""
 
-_COMPARED: Final = ("random", "grid")
-"""Strategies that are there to compare with: what a step alone would allow is not looked for beside them."""
-
 _NOTHING_SAID: Final = (
     "the previous checkpoint, in the place of each one, keeps the bounds at every step: they say nothing,"
     " and nothing is coarsened"
@@ -121,7 +117,7 @@ class SearchReport(Report):
         The chain of the codec as it is without a search, and whether that keeps the bounds.
     by_step
         What an archive under the same bounds has whose steps have settings of their own; None for a target
-        ratio, with a budget, and of codecs and strategies other than the lattice's own.
+        ratio, with a budget, and of codecs other than the lattice.
     binding
         Which step leaves the least room in the best chain, in the default's where there is none; None for a
         target ratio.
@@ -130,7 +126,7 @@ class SearchReport(Report):
     target_ratio
         The ratio that was asked for; None where bounds were.
     strategy
-        How was looked.
+        How was looked: ``allocation``, a line and factors of layer types; ``walk``, a cube; ``ratio``.
     metric, direction
         What the drop is of.
     steps
@@ -341,12 +337,8 @@ class Search(
         Write the result there, for compress --config; trials are kept beside it as they come, and the same
         search goes on from them. By default they are kept in ``.inshrink`` inside of the run, or in the
         user's cache where that cannot be written and for the bundled samples.
-    strategy
-        How to look: allocation or bracket for lattice, guided for other codecs.
     budget
-        Most candidates to try.
-    seed
-        Seed of random choices.
+        Most configurations to try.
     replicas
         Evaluators asked side by side.
     gain
@@ -386,9 +378,7 @@ class Search(
     _: KW_ONLY
     target_ratio: Annotated[float | None, Option(metavar="RATIO")] = None
     output: Annotated[PathLike | None, Option(("--output", "-o"), metavar="FILE")] = None
-    strategy: Annotated[str, Option(metavar="auto|allocation|bracket|guided|random|grid")] = "auto"
     budget: Annotated[int | None, Option(least=1)] = None
-    seed: int = 0
     replicas: Annotated[int, Option(least=1)] = 1
     gain: bool = True
 
@@ -403,7 +393,7 @@ class Search(
         """Search."""
         from inshrink_core.execution import write_whole
         from inshrink_core.search.calibration import calibrate
-        from inshrink_core.search.search import ChainTrials, chain_search, strategy_for
+        from inshrink_core.search.search import ChainTrials, best_reaching, best_within
         from inshrink_core.search.space import Line
         from inshrink_core.verbs.modes.trials import measured_by_workers
 
@@ -419,16 +409,15 @@ class Search(
                 chains.ahead = stack.enter_context(measured_by_workers(self, runner))
             uninformative = tuple(step for step in chosen if chains.says_nothing_at(step))
             informative = len(uninformative) + 1 < len(chosen) or len(chosen) == 1
-            looked = chain_search(chains, space, base.config)
             notes, by_step = [], None
             if self.target_ratio is not None:
-                name, best = "ratio", looked.for_ratio(self.target_ratio)
+                name, best = "ratio", best_reaching(chains, space, base.config, self.target_ratio)
                 default = chains.chain(_default(space, base), to_the_end=True)
             else:
-                name = strategy_for(self.strategy, space)
-                is_own = isinstance(space, Line) and self.budget is None and name not in _COMPARED
-                chains.remaining.after = _TRIALS_BY_STEP * len(chosen) if is_own else 0
-                best = looked.for_bounds(name, self.budget, self.seed, informative=informative)
+                name = "allocation" if isinstance(space, Line) else "walk"
+                is_own = isinstance(space, Line) and self.budget is None
+                chains.after = _TRIALS_BY_STEP * len(chosen) if is_own else 0
+                best = best_within(chains, space, base.config, self.budget, informative=informative)
                 notes += [] if informative else [_NOTHING_SAID]
                 default = chains.chain(_default(space, base), to_the_end=True)
                 if chains.keeps(default) and (best is None or best.ratio_weights < default.ratio_weights):
@@ -452,7 +441,7 @@ class Search(
                 direction=judge.direction,
                 steps=chosen,
                 uninformative=uninformative,
-                evaluations=chains.remaining.evaluations,
+                evaluations=chains.evaluations,
                 trials=trials,
                 rank_correlation=calibration.rank_correlation,
                 drop_rank_correlation=calibration.drop_rank_correlation,
@@ -482,10 +471,8 @@ class Search(
 
         Measured once: it is kept among what is known of the run. None where the bounds cannot be kept so.
         """
-        from inshrink_core.archive import ArchiveWriter
-        from inshrink_core.chain import ChainWriter, archive_size
         from inshrink_core.execution import parse_record
-        from inshrink_core.search.bounded import BoundedWriter
+        from inshrink_core.search.bounded import BoundedWriter, written_bounded
         from inshrink_core.search.bounds import FIGURES
 
         runner = chains.runner
@@ -503,23 +490,16 @@ class Search(
         def told_of(trial: Trial) -> None:
             n_tried, place = judge.evaluations - before, places[trial.step]
             left = round(n_tried / place * (len(steps) - place))
-            chains.tell(trial, chains.remaining.evaluations + n_tried, left)
+            chains.tell(trial, chains.evaluations + n_tried, left)
 
         following = dict(pairwise(steps)).get
         bounded = BoundedWriter(base, judge, run.__getitem__, following=following, on_trial=told_of)
-        with (
-            tempfile.TemporaryDirectory(prefix="inshrink-") as folder,
-            ArchiveWriter(Path(folder) / "by-step.inshrink", create=True) as writer,
-        ):
-            chain = ChainWriter(writer, base)
-            chain.initial_memory = runner.foreseen
-            try:
-                for step in steps:
-                    bounded.append(chain, run[step])
-            except CheckFailedError as error:
-                _logger.info("nothing is known of settings by step: %s", error)
-                return None
-            size, promised = archive_size(chain.archive), bounded.promise.to_json()
+        try:
+            size = written_bounded(bounded, base, map(run.__getitem__, steps), runner.foreseen)
+        except CheckFailedError as error:
+            _logger.info("nothing is known of settings by step: %s", error)
+            return None
+        promised = bounded.promise.to_json()
         told = ByStep(
             ratio_weights=size.ratio_weights,
             ratio_total=size.ratio_total,
@@ -573,13 +553,7 @@ class Search(
 
     def _check(self) -> None:
         """Refuse what cannot be searched for."""
-        from inshrink_core.search.search import STRATEGIES
-
         target, bounded = self.target_ratio, super().bounds.given
-        if self.strategy not in STRATEGIES:
-            raise InputError(
-                f"there is no strategy '{self.strategy}'", remedy=f"choose one of {', '.join(STRATEGIES)}"
-            )
         if target is None and not self.bounds.given:
             raise InputError("there is nothing to search for", remedy="give a bound that is finite")
         if target is not None and bounded:

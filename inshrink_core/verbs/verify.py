@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
 from inshrink_core.errors import CheckFailedError, DamagedError, InshrinkError, TooLargeError, spoken
@@ -274,6 +275,7 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
             return _together(shared_out(self))
         from inshrink_core.archive import Problem, check_archive
         from inshrink_core.chain.archive import Archive, open_base
+        from inshrink_core.chain.parts import frames_of
         from inshrink_core.chain.report import OriginalChecks, original_checks
         from inshrink_core.chain.sizes import Exactness, exactness_of, sequential_within
         from inshrink_core.execution import Limits
@@ -283,7 +285,7 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
             against = self.opened_run(against)
         path = str(self.archive.path) if isinstance(self.archive, Archive) else os.fspath(self.archive)
         base = None if self.base is None else open_base(self.base)
-        found = check_archive(path, self._own)
+        found = check_archive(path, partial(frames_of, self.part))
         report = Verification(
             path=path,
             problems=tuple(problem for problem in found if not problem.leftover),
@@ -298,7 +300,7 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
             archive = opened if self.limits() == Limits() else opened.limited(self.limits())
         except DamagedError:
             return report
-        frames = self._own(archive.reader.frames)
+        frames = frames_of(self.part, archive.reader.frames)
         if self.deep or against is not None:
             archive = archive.on(self.device)
             archive = sequential_within(archive, _needs(archive, frames))
@@ -345,6 +347,7 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
     ) -> Verification:
         """Compare every step that both have; add to the problems, and return the report with the rest."""
         from inshrink_core.archive import Problem
+        from inshrink_core.chain.parts import frames_of
         from inshrink_core.formats import Run
 
         held = {info.step for info in line}
@@ -371,7 +374,7 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
                 remedy = "archive it with `inshrink compress`"
                 problems.append(Problem(original.origin, f"not in the archive: branch '{name}'", remedy))
         common = [info for info in line if info.step in against.steps]
-        for info in self._counted(self._own(common)):
+        for info in self._counted(frames_of(self.part, common)):
             originals = _accepting(against, archive, info)
             wrong, rows = _compare(archive, info, _as_archived(originals, archive, info))
             if wrong and isinstance(originals, Run):
@@ -388,13 +391,6 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
             yield info
             if self.progress is not None:
                 self.progress(Progress("verify", done, len(frames), info.step))
-
-    def _own(self, infos: Sequence[FrameInfo]) -> Sequence[FrameInfo]:
-        """Return the frames of this part."""
-        from inshrink_core.chain.parts import share_of
-
-        share = share_of(self.part)
-        return infos if share is None else [infos[at] for at in share.of(info.nbytes for info in infos)]
 
 
 verify = python_call(Verify)

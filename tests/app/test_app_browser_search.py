@@ -51,7 +51,7 @@ def n_logged(server: Server) -> int:
 
 
 def test_a_search_is_launched_cancelled_and_resumed_and_its_best_goes_on_to_the_export(server, page):
-    page.goto(server.link("allocate", codec="uniform", strategy="grid"))
+    page.goto(server.link("allocate", codec="uniform"))
     page.get_by_role("button", name="Evaluator").click()
     page.get_by_text("Trust this run's code and run it on this computer").click()
     page.keyboard.press("Escape")

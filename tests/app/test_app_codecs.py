@@ -44,8 +44,6 @@ def test_a_codec_from_elsewhere_is_searched_and_edited(installed, root, jobs):
     run = write_run(root / "run")
     app = explorer("allocate", run=str(run), codec="cut")
     assert app.selectbox(key="search.codec").value == "cut"
-    assert app.selectbox(key="search.strategy").options == ["Automatic", "Guided", "Random", "Grid"]
-    app.selectbox(key="search.strategy").set_value("Random").run()
     assert option(jobs.last, "--codec") == "cut"
     assert services.codec_settings("cut") == {"bits": 8}
 

@@ -125,8 +125,6 @@ def test_the_remaining_time_leaves_out_what_it_took_to_begin():
     job._marks = [(time.time() - 2, 1)]
     job.advance(3, 11, "trial 3")
     assert job.seconds_left == pytest.approx(8, abs=1)
-    job.advance(4, 11, "trial 4", 60.0)
-    assert job.seconds_left == pytest.approx(60, abs=1)
 
 
 @pytest.mark.parametrize(("bound", "later"), [(0.003, 0.2 + 0.05), (None, 0.2 + 1.0)])

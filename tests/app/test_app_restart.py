@@ -88,7 +88,7 @@ def test_commands_that_are_cut_off_are_told_leave_whole_files_and_go_on_where_th
         "--codec",
         "lossless",
     ]
-    fields = {"strategy": "grid", "budget": 1, "steps": STEPS[:1], **judge.fields}
+    fields = {"budget": 1, "steps": STEPS[:1], **judge.fields}
     searching = Search(str(archived), codec="uniform", **fields)
     work = [work_of(compress), work_of(searching, trusted=judge.trusted)]
     with subprocess.Popen(

@@ -12,12 +12,9 @@ from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.pages.allocate import allocating
 from inshrink_app.services import Searched
 from inshrink_app.services import jobs as job_services
-from inshrink_app.widgets.choices import codec_labels, strategies
 
 import inshrink_core
 from inshrink_core.cli import main
-from inshrink_core.search import search as strategy
-from inshrink_core.search.space import Cube, space_of
 from inshrink_core.verbs.search import Search
 from tests.app.builders import SAMPLE, button, charts, explorer, texts, write_run
 from tests.app.job_stubs import STEPS, option, wait, work
@@ -190,13 +187,6 @@ def test_a_configuration_that_was_measured_is_a_point_beside_those_of_the_search
     assert not services.measured_configs(shown, (10, 20, 30), judge, None)
 
 
-def test_every_codec_and_strategy_that_is_offered_is_one_that_searches():
-    for codec in codec_labels(searched=True):
-        is_cube = isinstance(space_of(codec, frozenset()), Cube)
-        refused = {"allocation", "bracket"} if is_cube else {"guided"}
-        assert set(strategies(codec)) == set(strategy.STRATEGIES) - refused
-
-
 def test_the_commands_and_the_lines_of_the_page_do_what_they_say(archived, jobs, monkeypatch, capsys):
     (archived / "judge.py").write_text("def evaluate(state):\n    return {'loss': float(len(state))}\n")
     (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
@@ -215,10 +205,11 @@ def test_a_search_and_its_baselines_are_measured_and_what_they_leave_is_read(arc
     (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
     shown = services.load_subject(str(archived))
     judge = services.evaluator_of(shown)
-    asked = Search(str(archived), codec="uniform", strategy="grid", budget=3, steps=(10, 20), **judge.fields)
+    assert judge is not None
+    asked = Search(str(archived), codec="uniform", budget=3, steps=(10, 20), **judge.fields)
     job = work(tmp_path / "a", asked, trusted=judge.trusted)
-    assert len(job.rows) == 6
-    assert len(services.searched(job, (10, 20)).points) == 3
+    assert len(job.rows) == 4
+    assert len(services.searched(job, (10, 20)).points) == 2
     # What was measured is kept beside the run, and is not measured again.
     assert work(tmp_path / "b", asked, trusted=judge.trusted).result["evaluations"] == 0
     bench = ["bench", str(archived), "--codecs", "lossless,uniform:bits=8", "--steps", "10,20"]

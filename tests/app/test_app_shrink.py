@@ -16,7 +16,7 @@ from inshrink_app.widgets import fmt
 
 import inshrink_core
 from tests.app.builders import SAMPLE, button, explorer, linked, open_panel, primary, texts, write_run
-from tests.app.job_stubs import work
+from tests.app.job_stubs import option, work
 
 
 def goals(**changes: Any) -> dict[str, Any]:

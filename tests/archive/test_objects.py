@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import inshrink_core
-from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, pack_archive
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, pack_archive, unpack_archive
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.storage import objects, storage_at, uploads
 from inshrink_core.archive.storage.blocks import forget_all
@@ -564,3 +564,17 @@ def test_every_verb_works_on_an_archive_in_a_bucket(url, tmp_path):
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected
     with pytest.raises(NotFoundError):
         inshrink_core.verbs.prune(f"{url}.none", keep_last=2, apply=True)
+
+
+def test_a_copy_into_a_bucket_that_fails_leaves_nothing(url, store, tmp_path):
+    reader = ArchiveReader.open(build(tmp_path / "local"))
+
+    def fail(done, total, step):
+        if done > total // 2:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        unpack_archive(reader, url, done=fail)
+    assert store.inner.list().collect() == []
+    unpack_archive(reader, url)
+    assert steps_of(url) == [0, 100, 200]

@@ -72,7 +72,9 @@ def test_a_search_tells_each_trial(run: Path, capsys: pytest.CaptureFixture[str]
     assert code in (0, 1)
     assert [one["found"]["step"] for one in messages] == [one["step"] for one in document["trials"]]
     assert messages[-1]["unit"] == "trials"
-    assert all(one["seconds_left"] >= 0 for one in messages[1:])  # one trial alone tells none
+    assert all(one["done"] <= one["total"] for one in messages)
+    totals = [one["total"] for one in messages]
+    assert totals == sorted(totals, reverse=True), "at most so many"
 
 
 def test_an_estimate_tells_each_step_that_it_encodes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,7 +122,6 @@ def test_what_an_evaluator_prints_does_not_mix_with_the_result(cli, small_run, t
         (("--max-drop", "nan"), "--max-drop nan"),
         (("--max-drop", "0.01", "--target-ratio", "9"), "both given"),
         (("--max-drop", "0.01", "--codec", "lossless"), "nothing to search"),
-        (("--max-drop", "0.01", "--strategy", "guess"), "no strategy 'guess'"),
         (("--max-drop", "0.01", "--config", "other.toml"), "no tensor matches"),
         (("--max-drop", "0.01", "--config", "none.json"), "found no configuration"),
         (("--max-drop", "0.01", "-o", "taken.json"), "no trial log"),

@@ -1,6 +1,5 @@
 """Engines: tasks are done whatever becomes of workers, and nobody is left when it is over."""
 
-import asyncio
 import inspect
 import os
 import pickle
@@ -22,7 +21,6 @@ from inshrink_core.errors import (
     TooLargeError,
     UnsafePickleError,
 )
-from inshrink_core.execution import ray_engine
 from inshrink_core.execution.engines import ENGINES, engine_of, installed_engines
 from inshrink_core.execution.tasks import Task, Work
 
@@ -129,7 +127,7 @@ def test_engines_are_known_by_their_names(monkeypatch):
 
 
 class Refs:
-    """Ray's tasks and actors, performed on the spot."""
+    """Ray's tasks, performed on the spot."""
 
     def __init__(self, ray, function):
         self._ray, self._function = ray, function
@@ -137,32 +135,12 @@ class Refs:
     def remote(self, *arguments):
         self._ray.at_work += 1
         self._ray.most = max(self._ray.most, self._ray.at_work)
-        made = self._function(*arguments)
-        if isinstance(self._function, type):
-            self._ray.at_work -= 1
-            self._ray.board = made
-            return types.SimpleNamespace(write=Actor(made.write), read=Later(made.read))
-        return Ref(made)
+        return Ref(self._function(*arguments))
 
 
 class Ref:
     def __init__(self, value):
         self.value = value
-
-
-class Actor:
-    def __init__(self, method):
-        self._method = method
-
-    def remote(self, *arguments):
-        return Ref(asyncio.run(self._method(*arguments)))
-
-
-class Later(Actor):
-    """What is not known yet: asked when somebody wants it."""
-
-    def remote(self, *arguments):
-        return Ref(lambda: asyncio.run(self._method(*arguments)))
 
 
 @pytest.fixture
@@ -172,8 +150,6 @@ def ray(monkeypatch):
     fake.options = []
 
     def wait(refs, timeout=None, num_returns=1):
-        if fake.board._news:
-            return refs[-1:], refs[:-1]
         fake.at_work -= 1
         return refs[:1], refs[1:]
 
@@ -182,20 +158,14 @@ def ray(monkeypatch):
         return lambda function: Refs(fake, function)
 
     fake.remote, fake.wait = remote, wait
-    fake.get = lambda ref, timeout=None: ref.value() if callable(ref.value) else ref.value
-    here = types.SimpleNamespace(get_node_id=lambda: "node", get_job_id=lambda: "job")
-    fake.get_runtime_context = lambda: here
+    fake.get = lambda ref, timeout=None: ref.value
     fake.is_initialized = lambda: True
     fake.cluster_resources = lambda: {"CPU": 4.0}
     fake.kill = fake.cancel = lambda one, **_: None
     kinds = {name: type(name, (Exception,), {}) for name in ("RayError", "RayTaskError")}
     fake.exceptions = types.SimpleNamespace(**kinds)
-    places = types.ModuleType("ray.util.scheduling_strategies")
-    places.NodeAffinitySchedulingStrategy = lambda node_id, soft: node_id
-    for module in (fake, types.ModuleType("ray.util"), places):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    yield fake
-    ray_engine._boards.clear()
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    return fake
 
 
 def test_ray_gets_more_tasks_than_it_has_room_for_and_begins_those_of_a_worker_that_died_again(ray, tmp_path):
@@ -211,10 +181,8 @@ def test_ray_gets_more_tasks_than_it_has_room_for_and_begins_those_of_a_worker_t
     assert ray.most == 4
     assert (heard[-1].done, heard[-1].total) == (12, 12)
     assert {"num_cpus": 2, "max_retries": 2} in ray.options
-    assert [one["scheduling_strategy"] for one in ray.options if one["num_cpus"] == 0] == ["node"]
     assert perform(Work(tasks, 3)) == [0, 1, 4]
     assert asked == [(4, 2), (3, 1)]
-    assert sum(one["num_cpus"] == 0 for one in ray.options) == 1
 
 
 def test_without_ray_its_extra_is_named(monkeypatch):

@@ -220,7 +220,7 @@ def test_partial_trials_tell_the_quadratic_model_nothing():
 
 def test_a_search_with_early_exits_keeps_its_bounds_and_sees_fewer_samples(run, tmp_path, monkeypatch):
     plain, streaming = InProcess(tmp_path), Streaming(tmp_path)
-    options = {"max_divergence": 1e-3, "strategy": "bracket", "gain": False}
+    options = {"max_divergence": 1e-3, "gain": False}
     found = {}
     for name, evaluator in (("plain", plain), ("streaming", streaming)):
         monkeypatch.setattr(EvaluatorRequest, "resolve", lambda *_, one=evaluator: one)

@@ -256,7 +256,7 @@ def test_what_all_candidates_have_in_common_is_part_of_the_configuration_that_is
     run, tmp_path, evaluator
 ):
     common = {"sensitivity": 0.0, "overrides": [{"match": "0.*", "exact": True}]}
-    options = {"config": common, "strategy": "bracket", "gain": False, "output": tmp_path / "s.json"}
+    options = {"config": common, "gain": False, "output": tmp_path / "s.json"}
     found = search(run, max_divergence=1e-3, **options)
     config = found.to_json()["best"]["config"]
     assert config["settings"]["sensitivity"] == 0.0
@@ -310,22 +310,14 @@ def test_a_search_that_settings_by_step_win_says_that_its_file_does_not_hold_the
         read_config_file(target)
 
 
-@pytest.mark.parametrize("strategy", ["bracket", "grid", "random"])
-def test_strategies_of_the_lattice_agree_on_what_is_possible(run, tmp_path, evaluator, strategy):
-    found = search(run, max_divergence=1e-3, strategy=strategy, output=tmp_path / "s.json", gain=False)
-    assert found.strategy == strategy
-    assert found.best.divergence <= 1e-3
-    assert found.best.ratio_weights > 4
-
-
-def test_a_guided_search_measures_few_chains_of_the_cube(run, tmp_path, evaluator):
+def test_a_walk_measures_few_chains_of_the_cube(run, tmp_path, evaluator):
     found = search(
         run, codec="inshrinkerator", max_divergence=3e-3, output=tmp_path / "s.json", steps=run.steps[:2],
         gain=False,
     )  # fmt: skip
-    assert found.strategy == "guided"
+    assert found.strategy == "walk"
     chains = {json.dumps(trial.config) for trial in found.trials}
-    assert len(chains) <= 0.2 * 216
+    assert len(chains) <= 0.1 * 216
     assert found.best.divergence <= 3e-3
 
 
@@ -428,9 +420,6 @@ def test_where_bounds_say_nothing_at_any_step_nothing_is_coarsened(run, tmp_path
         ({"max_drop": 0.01, "target_ratio": 10.0}, "both given"),
         ({"target_ratio": 0.5}, "no ratio"),
         ({"max_drop": -0.01}, "--max-drop -0.01"),
-        ({"max_drop": 0.01, "strategy": "luck"}, "no strategy 'luck'"),
-        ({"max_drop": 0.01, "strategy": "guided"}, "does not search this codec"),
-        ({"max_drop": 0.01, "codec": "qd", "strategy": "bracket"}, "does not search this codec"),
         ({"max_drop": 0.01, "codec": "lossless"}, "nothing to search"),
         ({"max_drop": 0.01, "budget": 0}, "--budget"),
         ({"max_drop": 0.01, "config": {"overrides": [{"match": "no.*", "coarseness": 1}]}}, "no tensor"),
@@ -527,7 +516,9 @@ def test_without_an_output_trials_are_kept_inside_of_the_run(tmp_path, evaluator
 def test_an_estimate_equals_what_was_measured_and_is_corrected_in_the_same_way_beside_it(
     run, tmp_path, evaluator
 ):
-    found = search(run, max_divergence=1e-3, strategy="bracket", output=tmp_path / "s.json", gain=False)
+    # So few chains that none has factors of layer types.
+    found = search(run, max_divergence=1e-3, budget=4, output=tmp_path / "s.json", gain=False)
+    assert not any("override" in trial.config for trial in found.trials)
     whole = {json.dumps(trial.config) for trial in found.trials if trial.step == run.steps[-1]}
     assert len(whole) > 1
     for config in whole:
@@ -564,11 +555,12 @@ def test_a_finished_search_is_told_of_while_another_one_is_interrupted(tmp_path,
     assert len(known_trials(own)) == len(finished.trials) + 1
 
 
-def test_what_is_left_at_the_start_of_a_search_is_about_what_follows(run, tmp_path, evaluator):
+def test_no_more_evaluations_follow_than_are_told(run, tmp_path, evaluator):
     seen = []
     search(run, max_divergence=1e-3, output=tmp_path / "s.json", gain=False, progress=seen.append)
-    follows = len(seen) - 1
-    assert follows / 3 <= seen[0].total - 1 <= follows * 3
+    assert len(seen) <= seen[0].total
+    totals = [now.total for now in seen if now.found is not None]
+    assert totals == sorted(totals, reverse=True)
     assert seen[-1].total - seen[-1].done <= 2 * len(run.steps)
 
 

@@ -123,7 +123,9 @@ def test_nothing_is_live_before_the_last_part_and_no_other_writer_goes_on(tmp_pa
     assert committed.committed == ()
     assert committed.waiting == tuple((step, ("2/3",)) for step in run.steps[:2])
     assert main(["commit", str(path)]) == 1
-    assert "part 2/3" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "2/3" in shown.out
+    assert "step 10 waits for part 2/3" in shown.err
     assert commit(path, discard=True).discarded == run.steps[:2]
     assert not [*(path / "frames").iterdir()]
     compress(run, path, codec="lattice", steps=run.steps[:2])

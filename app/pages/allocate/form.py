@@ -15,7 +15,6 @@ from inshrink_app.widgets.choices import (
     engine,
     one_of_few,
     one_of_many,
-    strategies,
 )
 
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, DEFAULT_MAX_RESTORE_COST
@@ -27,14 +26,10 @@ _RECENT = 8
 _DROP, _RATIO = 0.01, 30.0
 """Limits to begin with."""
 
-_GOAL, _CHAIN, _CODEC, _STRATEGY = "goal", "chain", "codec", "strategy"
+_GOAL, _CHAIN, _CODEC = "goal", "chain", "codec"
 _CODEC_HELP = (
     "Lattice is the default: one spacing for all, and a factor for each layer type. Inshrinkerator is the "
     "published codec, on its published grid."
-)
-_STRATEGY_HELP = (
-    "Automatic is allocation for the lattice: bracket the spacing, then give each layer type its share. "
-    "Of other codecs it is the guided search of their grid. Random and grid are there to compare with."
 )
 
 
@@ -44,9 +39,6 @@ def show(shown: Subject, before: tuple[int, ...]) -> Search:
     fields = _limits(goal)
     names = codec_labels(searched=True)
     fields["codec"] = one_of_many("search", "Codec", _CODEC, names, next(iter(names)), _CODEC_HELP)
-    if goal != "ratio":
-        named = {name: name.capitalize() for name in strategies(fields["codec"])} | {"auto": "Automatic"}
-        fields["strategy"] = one_of_many("search", "Strategy", _STRATEGY, named, "auto", _STRATEGY_HELP)
     steps = _steps(shown, before)
     if goal != "ratio":
         fields["budget"] = st.number_input(
@@ -56,7 +48,7 @@ def show(shown: Subject, before: tuple[int, ...]) -> Search:
             None,
             key="search.budget",
             placeholder="No limit",
-            help="Each is measured on every step, until one breaks a bound. Without a limit the strategy "
+            help="Each is measured on every step, until one breaks a bound. Without a limit the search "
             "says when it is enough.",
         )
     tip = "Each measures some of the trials, with an evaluator of its own."

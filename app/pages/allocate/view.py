@@ -311,7 +311,7 @@ def _asked(asked: Any) -> str:
     cost = asked.bounds.max_restore_cost
     told += [f"restore cost ≤ {fmt.percent(cost)}"] if cost is not None else []
     told += [asked.codec, "all steps" if asked.steps is None else fmt.counted(len(asked.steps), "step")]
-    return " · ".join(told + ([asked.strategy] if asked.strategy != "auto" else []))
+    return " · ".join(told)
 
 
 PAGE = Page("Allocate", ":material/tune:", render, former=("search",))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
 
-from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked, in_turn
+from inshrink_core.archive.storage.contract import Creation, Lock, RangeFile, Storage, Tag, checked, in_turn
 from inshrink_core.errors import LockedError, StorageError
 from inshrink_core.execution import (
     NotRegularError,
@@ -54,8 +54,8 @@ def _read_range(descriptor: int, offset: int, nbytes: int) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-class LocalFile:
-    """A file, held open: replacing it changes nothing for its reader (`RangeFile`).
+class LocalFile(RangeFile):
+    """A file, held open: replacing it changes nothing for its reader.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ from typing import IO, Final, NamedTuple, TypeVar
 from inshrink_core.archive.storage.contract import Creation, Lock, Storage, Tag, checked
 from inshrink_core.archive.storage.local import LOCK_NAME, LocalStorage
 from inshrink_core.archive.storage.memory import OverlaidStorage
-from inshrink_core.errors import ConflictError, InshrinkError, LockedError, StorageError
+from inshrink_core.errors import ConflictError, InshrinkError, LockedError, StorageError, UnsafePathError
 from inshrink_core.execution import make_folders, read_regular, write_durably
 
 _T = TypeVar("_T")
@@ -183,8 +183,10 @@ class UploadedStorage(Storage):
             lock = queue.lock()
             try:
                 queue.recover(("",))
-                yield queue
-                queue.flush()
+                try:
+                    yield queue
+                finally:  # after an error, what the caller deleted is deleted
+                    queue.flush()
             finally:
                 lock.release()
 
@@ -240,9 +242,10 @@ class UploadQueue(OverlaidStorage):
         known = self._names.get(folder)
         if known is None:
             known = self._names[folder] = set(self._remote.names(folder))
-            for path in (*self._queued, *self.held):
-                if path.rpartition("/")[0] == folder:
-                    known.add(path.rpartition("/")[2])
+            for paths, change in (((*self._queued, *self.held), known.add), (self._gone, known.discard)):
+                for parent, _, name in (path.rpartition("/") for path in paths):
+                    if parent == folder:
+                        change(name)
         return tuple(known)
 
     def load(self, path: str) -> tuple[bytes, Tag]:
@@ -293,7 +296,7 @@ class UploadQueue(OverlaidStorage):
             listing = Listing(path, content, tuple(map(checked, record["after"])), bases)
         except FileNotFoundError:
             return
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, UnsafePathError) as error:
             raise ConflictError("the upload queue is damaged", where=str(self._folder)) from error
         if digest_of(content) != digest:
             raise ConflictError("the upload queue is damaged", where=str(self._folder))
