@@ -255,7 +255,7 @@ def _inspect_run(run: Run) -> Inventory:
         if one.fate in (Fate.BRANCH, Fate.DUPLICATE) and not one.reason
     ]
     facts["skipped"] = _rows_beside(beside) + facts["skipped"]
-    found = {"unseen": unseen.to_json(), "bytes_read": run.bytes_read, "notes": list(run.notes)}
+    found = {"unseen": plain_value(unseen), "bytes_read": run.bytes_read, "notes": list(run.notes)}
     found["fates"] = counted_fates(run)
     return Inventory(path=run.address, facts={**facts, **found})
 
