@@ -472,7 +472,7 @@ def estimate_levels(shown: Subject, steps: Sequence[int], codec: str) -> Estimat
         )
         for one in others
     ]
-    asked = {"codec": codec, "settings": first, "each": texts, "by_tensor": True}
+    asked: dict[str, Any] = {"codec": codec, "settings": first, "each": texts, "by_tensor": True}
     return Estimate(str(shown.path), **asked, steps=chosen_steps(steps, shown.steps))
 
 

@@ -411,6 +411,7 @@ def best_within(
     informative
         False where the bounds say nothing at any step: nothing coarser than the start is tried.
     """
+    best: Outcome[Any] | None
     if isinstance(space, Line):
         best = _best_on_line(chains, space, space.point_of(config), budget, informative)
     else:
@@ -447,15 +448,15 @@ def best_reaching(chains: ChainTrials, space: Cube | Line, config: AnyCodec, tar
 
     The finest points of which one may reach it are found without the evaluator.
     """
-    points: Sequence[Any]
+    candidates: list[Candidate]
     if isinstance(space, Line):
-        points = _reaching_on_line(chains, space, space.point_of(config), target)
+        start = space.point_of(config)
+        candidates = [space.candidate(point) for point in _reaching_on_line(chains, space, start, target)]
     else:
         ratio_of = _ratio_of(chains, space)
         reaching = [point for point in space.points() if ratio_of(point) * _SLACK >= target]
         frontier = [p for p in reaching if not any(o != p and space.is_finer(o, p) for o in reaching)]
-        points = sorted(frontier, key=ratio_of)[:_FRONTIER]
-    candidates = [space.candidate(point) for point in points]
+        candidates = [space.candidate(point) for point in sorted(frontier, key=ratio_of)[:_FRONTIER]]
     chains.most = len(candidates) + 1
     chains.ahead(candidates, True)
     found = [chains.chain(one, to_the_end=True) for one in candidates]

@@ -71,7 +71,7 @@ def goals_request(shown: Subject, judge: EvaluatorCode | None, device: str = "au
         judging = {"max_restore_cost": DEFAULT_MAX_RESTORE_COST, **judge.fields}
     exact, resume, weights = GOALS
     each = [f"optimizer={resume.optimizer}", f"codec={exact.codec},optimizer={exact.optimizer}"]
-    asked = {"codec": weights.codec, "optimizer": weights.optimizer, "each": each}
+    asked: dict[str, Any] = {"codec": weights.codec, "optimizer": weights.optimizer, "each": each}
     return Estimate(str(shown.path), **asked, tried=2, device=device, **judging)
 
 
