@@ -112,7 +112,7 @@ class ArchiveReader:
         DamagedError
             Neither the manifest nor any frame can be read, or a packed archive's directory.
         MissingExtraError
-            A URL, and fsspec is not installed.
+            A URL, and the client of its store is not installed.
         StorageError
             The system refused.
         """
@@ -524,7 +524,7 @@ def open_storage(path: str | os.PathLike[str]) -> Storage:
     DamagedError, IncompatibleError
         A packed archive that cannot be read.
     MissingExtraError
-        A URL of a scheme that only fsspec may know, and it is not installed.
+        A URL, and the client of its store is not installed.
     StorageError
         The system refused.
     """
