@@ -20,7 +20,7 @@ import torch
 import inshrink_core
 from benchmarks.fuzz import runs, scratch
 from benchmarks.fuzz.archive_mutants import Mutant, Truth, beheaded, blind, repaired, with_special
-from benchmarks.fuzz.judging import MOST_MESSAGE_CHARS
+from benchmarks.fuzz.judging import MOST_MESSAGE_CHARS, is_too_big
 from benchmarks.fuzz.sealing import is_packed_name
 from benchmarks.fuzz.target import BrokenPromiseError, RawError
 from inshrink_core.analysis import moved_between
@@ -232,7 +232,7 @@ class Examination:
             return call()
         except InshrinkError as error:
             self._refused = True
-            if len(str(error)) > MOST_MESSAGE_CHARS or _is_too_big(error):
+            if len(str(error)) > MOST_MESSAGE_CHARS or is_too_big(error):
                 raise
             return None
 
@@ -293,7 +293,7 @@ class Examination:
             inshrink_core.restore(self._path, out, steps=steps, threads=1)
         except InshrinkError as error:
             self._refused = True
-            if len(str(error)) > MOST_MESSAGE_CHARS or _is_too_big(error):
+            if len(str(error)) > MOST_MESSAGE_CHARS or is_too_big(error):
                 raise
             excused = steps is None and isinstance(error, NotFoundError)
             self._require(
@@ -401,17 +401,6 @@ class Examination:
             found = list(self._tried(lambda: archive.steps) or ())
             self._same(found, self._truth["steps"], "inspect", f"exit code 0, steps {found[:9]}")
         self._refused |= command_line("verify", path, *json) != 0
-
-
-def _is_too_big(error: BaseException | None) -> bool:
-    """Whether a file became larger than any may be: disk above the bound."""
-    import errno
-
-    while error is not None:
-        if isinstance(error, OSError) and error.errno == errno.EFBIG:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def targets() -> list[ArchiveTarget]:

@@ -108,14 +108,20 @@ def _executed(target: Target, data: bytes) -> Verdict:
 
 def _refused(error: InshrinkError) -> Verdict:
     text, frames = str(error), _frames(error)
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno == errno.EFBIG:
-            return Verdict("memory", _key("memory", "disk", frames), f"disk above the bound: {text}", frames)
-        cause = cause.__cause__ or cause.__context__
+    if is_too_big(error):
+        return Verdict("memory", _key("memory", "disk", frames), f"disk above the bound: {text}", frames)
     if len(text) > MOST_MESSAGE_CHARS:
         return Verdict("long", _key("long", type(error).__name__, frames), text[:200], frames)
     return Verdict("refused", message=text)
+
+
+def is_too_big(error: BaseException | None) -> bool:
+    """Whether a file became larger than any may be: disk above the bound."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _raw(error: Exception, kind: str = "raw") -> Verdict:
