@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+
+def until(condition: Callable[[], Any], seconds: float = 200) -> Any:
+    """Wait until a condition holds, on a machine that is busy with other tests; return what it gives."""
+    ends = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < ends, "this did not become true"
+        time.sleep(0.02)
+    return found
 
 
 def aborted_at_exit(said: str) -> bool:

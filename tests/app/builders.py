@@ -114,6 +114,13 @@ def write_run(folder: Path, steps: tuple[int, ...] = (10, 20, 30)) -> Path:
     return folder
 
 
+def judged(run: Path, code: str = "def evaluate(state):\n    return {'loss': float(len(state))}\n") -> Path:
+    """Give a run an evaluator; return its file."""
+    (run / "judge.py").write_text(code)
+    (run / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    return run / "judge.py"
+
+
 def sensitivity_table(
     n_rows: int = 6, n_steps: int = 5, *, by: str = "tensor", metric: str = "magnitude", note: str = ""
 ) -> Sensitivity:

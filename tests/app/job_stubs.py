@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from inshrink_app.services import jobs as job_services
 from inshrink_core.cli.derived import read_request
 from inshrink_core.execution.process import start_python
 from inshrink_core.request import Request, read_document, request_of
+from tests.processes import until
 
 STEPS = (10, 20, 30, 40)
 
@@ -167,9 +167,7 @@ def work(folder: Path, *commands: Sequence[str] | Request[Any], **more: Any) -> 
 
 def wait(job: Job) -> Job:
     """Wait until a job has ended."""
-    ends = time.monotonic() + 200
-    while job.is_running and time.monotonic() < ends:
-        time.sleep(0.05)
+    until(lambda: not job.is_running)
     return job
 
 

@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,9 +19,9 @@ import pytest
 
 import inshrink_core
 from inshrink_core.archive import ArchiveReader
-from tests.app.browser import IDLE, MILLISECONDS, Server, browser_marks, new_page, wait_for
+from tests.app.browser import IDLE, Server, browser_marks, new_page, wait_for
 from tests.app.job_stubs import work_of
-from tests.processes import descendants, is_at_work
+from tests.processes import descendants, is_at_work, until
 
 pytestmark = browser_marks
 
@@ -220,15 +220,6 @@ def workers_of(server: Server) -> dict[int, str]:
 def resume(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """Wait until a condition holds; return what it gives."""
-    deadline = time.monotonic() + MILLISECONDS / 1000
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
 
 
 def test_a_job_survives_reload_is_interrupted_by_a_restart_and_goes_on(server, page):

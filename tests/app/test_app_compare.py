@@ -22,6 +22,7 @@ from tests.app.builders import (
     charts,
     compared_rows,
     explorer,
+    judged,
     keep_comparison,
     texts,
     write_run,
@@ -82,8 +83,7 @@ def errors(**changes: Any) -> dict[str, Any]:
 def with_evaluator(run: Path) -> Path:
     """Give a run an evaluator that leaves a mark where it is executed; return where."""
     marker = run.parent / "executed"
-    (run / "judge.py").write_text(EVALUATOR.format(marker=str(marker)))
-    (run / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    judged(run, EVALUATOR.format(marker=str(marker)))
     return marker
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import shlex
-import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -18,7 +17,8 @@ from inshrink_app.jobs.work import Work
 from inshrink_core.plugins import VERBS, plugins
 from inshrink_core.request import request_of
 from tests.app.job_stubs import asked as request_asked
-from tests.app.job_stubs import scripted, work_of
+from tests.app.job_stubs import scripted, wait, work_of
+from tests.processes import until
 
 ECHO = """
 import json, sys
@@ -49,13 +49,6 @@ def load(job: Job) -> object:
 
 def asked(text: object = "hello", of: tuple[str, ...] = ()) -> Work:
     return work_of(["verify", json.dumps(text)], of=of)
-
-
-def wait(job: Job) -> Job:
-    deadline = time.monotonic() + 60
-    while job.is_running and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return job
 
 
 def leave(folder: Path, state: str = "running", **changes: object) -> JobFolder:
@@ -182,9 +175,7 @@ def test_a_damaged_record_is_no_job(tmp_path, content):
 def test_a_worker_that_will_not_end_is_killed_within_two_seconds(tmp_path):
     jobs = registry(tmp_path, STUBBORN)
     job = jobs.start(asked())
-    deadline = time.monotonic() + 60
-    while not job.total and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: job.total)
     jobs.stop(job)
     assert job.state == "cancelled"
     assert job.process.wait(5) != 0

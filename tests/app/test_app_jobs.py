@@ -16,7 +16,8 @@ from inshrink_app.model.problem import Problem
 from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.compress import Compress
 from inshrink_core.verbs.verify import Verify
-from tests.app.job_stubs import asked, scripted, work_of
+from tests.app.job_stubs import asked, scripted, wait, work_of
+from tests.processes import until
 
 TELL = """
 import json, os, sys, time
@@ -50,14 +51,6 @@ print(json.dumps({"text": sys.argv[2]}))
 def registry(script: str) -> JobRegistry:
     """Return a registry whose commands are a few lines of Python."""
     return JobRegistry(scripted(script), load=text_of)
-
-
-def wait(job: Job, seconds: float = 60) -> Job:
-    """Wait until a job has ended."""
-    deadline = time.monotonic() + seconds
-    while job.is_running and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return job
 
 
 def text_of(job: Job) -> str:
@@ -193,10 +186,10 @@ def test_jobs_beyond_the_bound_wait_their_turn_in_the_order_they_were_asked_for(
     assert not third.is_elsewhere
     assert start(jobs, "c") is third
     jobs.stop(first)
-    wait_until(lambda: third.state == "running")
+    until(lambda: third.state == "running")
     assert jobs.place(fourth) == 1
     jobs.stop(second)
-    wait_until(lambda: fourth.state == "running")
+    until(lambda: fourth.state == "running")
     for job in (third, fourth):
         jobs.stop(job)
 
@@ -240,10 +233,3 @@ def test_a_job_that_the_system_does_not_start_fails_in_words_and_lets_the_next_o
         job = start(jobs, key)
         assert job.state == "failed"
         assert "no process could be started" in job.problem.what
-
-
-def wait_until(condition: Any, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

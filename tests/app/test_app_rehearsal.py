@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
 from inshrink_app import services
-from inshrink_app.jobs.job import Job
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.services import jobs as job_services
 from inshrink_app.services.rehearsing import rehearsal_so_far
 
 from tests.app.builders import SAMPLE, button, charts, explorer, texts
-
-SECONDS = 200
-"""How long two pairs of tiny trainings may take on a machine that is busy with other tests."""
+from tests.app.job_stubs import wait
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -30,14 +26,6 @@ def document(**changes: Any) -> dict[str, Any]:
     return values | {"noise": 0.03, "ratio_weights": 18.0, "ratio_total": 2.0} | changes
 
 
-def wait_for(job: Job) -> None:
-    """Wait until a job has ended."""
-    ends = time.monotonic() + SECONDS
-    while job.is_running and time.monotonic() < ends:
-        time.sleep(0.1)
-    assert job.state == "finished", job.log_text()
-
-
 def test_a_rehearsal_on_the_page_really_trains_and_restores_every_bit_losslessly(root):
     pytest.importorskip("sklearn", reason="install it with: pip install 'inshrink[dev]'")
     app = explorer("compare", run=str(SAMPLE))
@@ -49,7 +37,7 @@ def test_a_rehearsal_on_the_page_really_trains_and_restores_every_bit_losslessly
     button(app, "Rehearse").click().run()
     (job,) = job_services.registry().jobs()
     assert job.verb == "rehearse"
-    wait_for(job)
+    assert wait(job).state == "finished", job.log_text()
 
     # The pairs of trainings that are done are there while others run.
     so_far = rehearsal_so_far(job)

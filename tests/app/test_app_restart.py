@@ -8,8 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +17,9 @@ from inshrink_app.services import jobs as job_services
 
 import inshrink_core
 from inshrink_core.verbs.search import Search
-from tests.app.builders import SAMPLE, button, explorer, texts
+from tests.app.builders import SAMPLE, button, explorer, judged, texts
 from tests.app.job_stubs import STEPS, wait, work_of
+from tests.processes import until
 
 SECONDS = 120
 WRITTEN = (10, 25, 50, 100, 150, 200, 300, 400)
@@ -46,14 +45,6 @@ time.sleep(600)
 """
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait for something."""
-    ends = time.monotonic() + SECONDS
-    while not is_so():
-        assert time.monotonic() < ends
-        time.sleep(0.005)
-
-
 def n_frames(archive: Path) -> int:
     """Count the frames that an archive has so far."""
     return len(list((archive / "frames").glob("*.frame")))
@@ -71,9 +62,8 @@ def is_gone(pid: int) -> bool:
 def test_commands_that_are_cut_off_are_told_leave_whole_files_and_go_on_where_they_were(
     archived,
 ):
-    (archived / "judge.py").write_text(JUDGE)
+    judged(archived, JUDGE)
     (archived / "slow").touch()
-    (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
     shown = services.load_subject(str(archived))
     judge = services.evaluator_of(shown)
     assert judge is not None

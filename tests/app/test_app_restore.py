@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,7 @@ from inshrink_app.model.problem import ServiceError
 from inshrink_app.services import jobs as job_services
 
 from tests.app.builders import button, explorer, texts
-
-SECONDS = 200
+from tests.app.job_stubs import wait
 
 
 def test_a_step_is_restored_to_a_folder_and_its_digests_are_shown(archived):
@@ -23,9 +21,7 @@ def test_a_step_is_restored_to_a_folder_and_its_digests_are_shown(archived):
     assert target == archived.parent / "run-step-20"
     button(app, "Restore").click().run()
     (job,) = job_services.registry().jobs()
-    ends = time.monotonic() + SECONDS
-    while job.is_running and time.monotonic() < ends:
-        time.sleep(0.1)
+    wait(job)
     app.run()
     original = (archived / "step_000020.pt").read_bytes()
     assert (target / "step_000020.pt").read_bytes() == original

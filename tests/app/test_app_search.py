@@ -16,7 +16,7 @@ from inshrink_app.services import jobs as job_services
 import inshrink_core
 from inshrink_core.cli import main
 from inshrink_core.verbs.search import Search
-from tests.app.builders import SAMPLE, button, charts, explorer, texts, write_run
+from tests.app.builders import SAMPLE, button, charts, explorer, judged, texts, write_run
 from tests.app.job_stubs import STEPS, option, wait, work
 from tests.app.search_builders import config, document, put, trial
 from tests.app.test_app_compare import trust, with_evaluator
@@ -170,8 +170,7 @@ def test_what_is_edited_is_measured_in_the_background_until_the_next_change(root
 
 
 def test_a_configuration_that_was_measured_is_a_point_beside_those_of_the_search(archived, monkeypatch):
-    (archived / "judge.py").write_text("def evaluate(state):\n    return {'loss': float(len(state))}\n")
-    (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    judged(archived)
     registry = JobRegistry(job_services.start_request, jobs_folder())
     monkeypatch.setattr(job_services, "registry", lambda: registry)
     shown = services.load_subject(str(archived))
@@ -188,8 +187,7 @@ def test_a_configuration_that_was_measured_is_a_point_beside_those_of_the_search
 
 
 def test_the_commands_and_the_lines_of_the_page_do_what_they_say(archived, jobs, monkeypatch, capsys):
-    (archived / "judge.py").write_text("def evaluate(state):\n    return {'loss': float(len(state))}\n")
-    (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    judged(archived)
     monkeypatch.chdir(archived.parent)
     commands, python = snippets(explorer("allocate", run=str(archived), codec="uniform"))
     for words in commands:
@@ -201,8 +199,7 @@ def test_the_commands_and_the_lines_of_the_page_do_what_they_say(archived, jobs,
 
 
 def test_a_search_and_its_baselines_are_measured_and_what_they_leave_is_read(archived, tmp_path):
-    (archived / "judge.py").write_text("def evaluate(state):\n    return {'loss': float(len(state))}\n")
-    (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    judged(archived)
     shown = services.load_subject(str(archived))
     judge = services.evaluator_of(shown)
     assert judge is not None

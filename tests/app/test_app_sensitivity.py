@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from tests.app.builders import (
     texts,
     write_run,
 )
+from tests.app.job_stubs import wait
 
 
 def test_update_of_one_checkpoint_says_that_movement_needs_two(root, monkeypatch):
@@ -41,11 +41,7 @@ def test_update_of_one_checkpoint_says_that_movement_needs_two(root, monkeypatch
 def test_sensitivity_of_a_run_is_measured_in_its_own_process_and_drawn(root):
     write_run(root / "run")
     app = explorer("sensitivity", run=str(root / "run"), metric="magnitude")
-    job = services.sensitivity_job(str(root / "run"), "magnitude")
-    deadline = time.monotonic() + 100
-    while job is not None and job.is_running and time.monotonic() < deadline:
-        time.sleep(0.05)
-        job = services.sensitivity_job(str(root / "run"), "magnitude")
+    job = wait(services.sensitivity_job(str(root / "run"), "magnitude"))
     app.run()
     assert job.problem is None
     assert charts(app) == 1

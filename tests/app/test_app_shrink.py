@@ -15,7 +15,7 @@ from inshrink_app.server import roots
 from inshrink_app.widgets import fmt
 
 import inshrink_core
-from tests.app.builders import SAMPLE, button, explorer, linked, open_panel, primary, texts, write_run
+from tests.app.builders import SAMPLE, button, explorer, judged, linked, open_panel, primary, texts, write_run
 from tests.app.job_stubs import option, work
 
 
@@ -100,8 +100,7 @@ def test_one_button_exports_verifies_and_compares_with_the_goal_that_is_chosen(r
 
 
 def test_a_run_of_somebody_else_is_compared_tensor_by_tensor_until_its_code_is_trusted(archived, jobs):
-    (archived / "judge.py").write_text("def evaluate(state):\n    return {'loss': 1.0}\n")
-    (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    judged(archived)
     app = explorer("overview", run=str(archived))
     assert "becomes as small as a restore cost of 0.30 % of the loss allows" in texts(app)
     button(app, "Shrink it").click().run()
@@ -119,8 +118,7 @@ def test_a_run_of_somebody_else_is_compared_tensor_by_tensor_until_its_code_is_t
 
 
 def test_the_snippets_do_what_the_button_does_with_the_evaluator_that_may_run(archived, jobs):
-    (archived / "judge.py").write_text("def evaluate(state):\n    return {'loss': 1.0}\n")
-    (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    judged(archived)
     app = explorer("overview", run=str(archived))
     open_panel(app)
     assert not any("--max-restore-cost" in code.value for code in app.code)

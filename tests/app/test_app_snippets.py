@@ -11,7 +11,7 @@ import pytest
 
 import inshrink_core
 from inshrink_core.cli import main
-from tests.app.builders import explorer, open_panel
+from tests.app.builders import explorer, judged, open_panel
 from tests.app.job_stubs import STEPS
 
 
@@ -62,8 +62,7 @@ def test_verifying_and_a_dry_run_of_pruning(archived, jobs, monkeypatch, capsys)
 
 
 def test_comparing_and_restoring(archived, jobs, monkeypatch, capsys):
-    (archived / "judge.py").write_text("def evaluate(state):\n    return {'loss': float(len(state))}\n")
-    (archived / "inshrink.toml").write_text('[evaluator]\nfile = "judge.py"\nmetric = "loss"\n')
+    judged(archived)
     monkeypatch.chdir(archived.parent)
     run_both(explorer("compare", run=str(archived)), archived.parent)
     assert "40 2.0 2.0 0.0" in capsys.readouterr().out

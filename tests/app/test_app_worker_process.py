@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from inshrink_app.services import jobs as job_services
 from tests.app.builders import write_run
 from tests.app.job_stubs import asked, write_slow_run
 from tests.hostile import executed, lay_traps
+from tests.processes import descendants, is_at_work, until
 
 JUDGE = """
 import os
@@ -81,10 +80,9 @@ def test_only_a_worker_that_starts_trusted_code_gets_the_users_environment(
     file = tmp_path / "request.json"
     file.write_text(json.dumps(asked(["inspect", str(tmp_path)]).to_json()))
     worker = job_services.start_request(file, trusted)
-    process, until = Path(f"/proc/{worker.pid}"), time.monotonic() + 60
+    process = Path(f"/proc/{worker.pid}")
     # Until it has become another program, it has nothing, or what its parent has.
-    while b"inshrink_core.cli" not in (process / "cmdline").read_bytes() and time.monotonic() < until:
-        time.sleep(0.01)
+    until(lambda: b"inshrink_core.cli" in (process / "cmdline").read_bytes())
     given = (process / "environ").read_bytes()
     directory = Path(f"/proc/{worker.pid}/cwd").readlink()
     worker.kill()
@@ -94,27 +92,8 @@ def test_only_a_worker_that_starts_trusted_code_gets_the_users_environment(
     assert list(directory.iterdir()) == []
 
 
-def descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started on any of its threads, and those that they have."""
-    own: list[int] = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            own += [int(one) for one in children.read_text().split()]
-    return [*own, *(below for one in own for below in descendants(one))]
-
-
-def does(pid: int, words: bytes) -> bool:
-    try:
-        return words in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
-    except OSError:
-        return False
+def workers_of(pid: int) -> dict[int, str]:
+    return {one: line for one, line in descendants(pid).items() if "execution.worker" in line}
 
 
 @pytest.mark.parametrize("sent", ["SIGTERM", "SIGKILL"])
@@ -125,12 +104,7 @@ def test_cancelling_a_job_ends_every_worker_of_its_engine(tmp_path, sent):
     file = tmp_path / "request.json"
     file.write_text(json.dumps(asked(words).to_json()))
     job = job_services.start_request(file, "")
-    until, workers = time.monotonic() + 60, list[int]()
-    while len(workers) < 2 and time.monotonic() < until:
-        workers = [pid for pid in descendants(job.pid) if does(pid, b"execution.worker")]
-    assert len(workers) == 2
+    workers = until(lambda: found if len(found := workers_of(job.pid)) == 2 else None)
     job.send_signal(getattr(signal, sent))
     job.communicate(timeout=30)
-    while any(map(is_alive, workers)) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert not any(map(is_alive, workers))
+    until(lambda: not any(is_at_work(pid, line) for pid, line in workers.items()))

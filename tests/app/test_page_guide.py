@@ -22,8 +22,8 @@ def copy(tmp_path_factory) -> Path:
     shutil.copytree(ROOT / "app", folder / "app", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "inshrink_app").symlink_to("app")
     (folder / "tests" / "app").mkdir(parents=True)
-    for name in ("conftest.py", "builders.py", "browser.py", "job_stubs.py"):
-        shutil.copy(ROOT / "tests" / "app" / name, folder / "tests" / "app")
+    for name in ("app/conftest.py", "app/builders.py", "app/browser.py", "app/job_stubs.py", "processes.py"):
+        shutil.copy(ROOT / "tests" / name, folder / "tests" / name)
     text = (ROOT / "docs" / "guides" / "page.md").read_text()
     init, view, line, test = re.findall(r"```(?:python|text)\n(.*?)```", text, re.DOTALL)
     page = folder / "app" / "pages" / "dtypes"

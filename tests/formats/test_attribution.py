@@ -13,6 +13,7 @@ import inshrink_core
 from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.formats import open_run
+from inshrink_core.formats.attribution.laws import Slot, by_order
 from inshrink_core.formats.attribution.values import assigned
 from tests.formats.attribution_runs import KINDS, measure
 
@@ -157,3 +158,20 @@ def test_tensors_are_listed_in_the_order_of_the_model(tmp_path):
     save_file({name: torch.ones(2) for name in names}, tmp_path / "run/checkpoint-1/model.safetensors")
     shown = inshrink_core.verbs.inspect(tmp_path / "run").facts["tensors"]
     assert [row["key"] for row in shown] == names
+
+
+def slots(*groups):
+    return [
+        Slot(f"optimizer.state.{number}", 0, at, shape)
+        for number, (at, shape) in enumerate(
+            (at, shape) for at, group in enumerate(groups) for shape in group
+        )
+    ]
+
+
+def test_an_order_claims_decay_groups_and_whole_parts_of_a_model():
+    weights = {"a.weight": (4, 4), "a.bias": (4,), "b.weight": (4, 4), "b.bias": (4,)}
+    two = by_order(slots([(4, 4), (4, 4)], [(4,), (4,)]), weights)
+    assert list(two.values()) == ["a.weight", "b.weight", "a.bias", "b.bias"]
+    # Which of two equal parts an optimizer trains, no order tells.
+    assert by_order(slots([(4, 4), (4,)]), weights) == {}

@@ -342,3 +342,17 @@ def test_the_sensitivity_of_an_average_is_that_of_what_it_averages(tmp_path):
     own = inshrink_core.analysis.sensitivity(run, "magnitude").by("tensor")
     means = dict(zip(own.rows, own.mean[:, 0].tolist(), strict=True))
     assert means["ema.0.weight"] == pytest.approx(means["0.weight"] / 2)
+
+
+def test_tensors_in_a_tuple_with_their_optimizer_are_the_model(tmp_path):
+    # As 3D Gaussian splatting saves them: (capture(), iteration).
+    values = [nn.Parameter(torch.randn(5, n)) for n in (3, 4)]
+    optimizer = torch.optim.Adam([{"params": [value], "name": f"p{n}"} for n, value in enumerate(values)])
+    sum(value.square().sum() for value in values).backward()
+    optimizer.step()
+    run = saved(tmp_path, ((3, *values, optimizer.state_dict(), 0.1), 700), "chkpnt700.pth")
+    assert run.steps == (700,)
+    specs = run[700].specs
+    assert [spec.shape for spec in specs if spec.role is TensorRole.WEIGHT] == [(5, 3), (5, 4)]
+    assert [spec.shape for spec in specs if spec.role is TensorRole.EXP_AVG] == [(5, 3), (5, 4)]
+    assert not any(spec.is_unattributed for spec in specs)
