@@ -90,7 +90,7 @@ def test_the_message_of_a_failed_check_is_clipped(tmp_path, caplog):
         saver.save(1)
         saver.save(2)
         saver.flush()
-        failures = dict(saver.failures)
+        failures = dict(saver.check_failures)
     assert failures
     for text in (*failures.values(), *(record.getMessage() for record in caplog.records)):
         assert text.isprintable()

@@ -329,7 +329,7 @@ class Saving(Verb):
                 note(f"saved {step}")
 
     def _save(self, saver: inshrink_core.Saver, step: int) -> None:
-        saver._model.load_state_dict(state(step))
+        saver._state.models[""].load_state_dict(state(step))
         saver.save(step, {"seed": step})
 
     def recover(self, root: Path) -> None:

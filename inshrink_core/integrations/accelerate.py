@@ -13,9 +13,10 @@ from inshrink_core.archive.storage.registry import local_beside
 from inshrink_core.chain import Archive
 from inshrink_core.chain.restoring import restore_folder
 from inshrink_core.errors import NotFoundError
-from inshrink_core.integrations.ranks import FirstRankSaver
+from inshrink_core.integrations.ranks import FirstRankSaver, is_first_rank
 from inshrink_core.integrations.versions import require
 from inshrink_core.training.recorded import record_of
+from inshrink_core.training.saver import Saver
 
 if TYPE_CHECKING:
     import os
@@ -35,7 +36,7 @@ class AcceleratorSaver(FirstRankSaver):
     archive
         The archive to make or to go on with; locked from the first save or load until `close`.
     **options
-        As for `inshrink_core.training.FolderSaver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
+        As for `inshrink_core.Saver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
         `device`, `threads`, `base`, `retention`.
 
     Raises
@@ -75,22 +76,22 @@ class AcceleratorSaver(FirstRankSaver):
         Accelerate writes its files beside the archive, or where its own naming of checkpoints says; the
         archive is then made from them, beside the training. Raises nothing: see `failures`.
         """
-        folder = self._folder(f"saving-{step}")
+        written = folder = self._folder(f"saving-{step}")
         failed: Exception | None = None
-        written = folder
         try:
             written = Path(self._accelerator.save_state(str(folder), **options))
         except Exception as error:  # a full disk must not end the training
             failed = error
         self._accelerator.wait_for_everyone()
-        saver = self._saver_for(step)
-        if saver is not None:
-            if failed is None:
-                saver.save(written, step, parameters=self._parameters(), metrics=metrics)
-            else:
-                saver.note(step, failed)
-            if written == folder:
-                shutil.rmtree(folder, ignore_errors=True)
+
+        def save(saver: Saver) -> None:
+            if failed is not None:
+                raise failed
+            saver.save_folder(written, step, parameters=self._parameters(), metrics=metrics)
+
+        self._attempt(step, save)
+        if written == folder and is_first_rank():
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _parameters(self) -> bytes | None:
         """Return the names of the optimizers' parameters, where there is one model that tells them."""
@@ -118,8 +119,7 @@ class AcceleratorSaver(FirstRankSaver):
             The archive has no such step, or its file is missing.
         """
         saver = self._reopen()
-        if saver is not None:
-            saver.flush(remote=True)
+        self._settle()
         self._accelerator.wait_for_everyone()
         opened = Archive.open(self.path) if is_archive(self.path) else None
         if opened is None or (step is None and not opened.listed_steps):

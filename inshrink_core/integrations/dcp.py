@@ -44,7 +44,7 @@ from inshrink_core.formats.dcp_state import (
     storage_metadata,
 )
 from inshrink_core.formats.distributed import METADATA
-from inshrink_core.integrations.dcp_ranks import Exchanges, Ranks, ShardedEvaluator
+from inshrink_core.integrations.dcp_ranks import Ranks, ShardedEvaluator
 from inshrink_core.training.check import (
     CheckedWriter,
     bounds_of,
@@ -401,14 +401,12 @@ class InshrinkWriter(StorageWriter):
             told = cast("_Told", ranks.gathered(lambda: self._told, "the exchange of the plan")[0])
             ready = self._prepared(told, ranks, plan, planner)
             chain = ready.chain
-            with Exchanges(ranks) as exchanges:
-                chain.split = Shards(
-                    ready.places, lambda value: exchanges.gathered(lambda: value, _OBSERVATIONS)
-                )
+            with ranks.exchanging():
+                chain.split = Shards(ready.places, lambda value: ranks.gathered(lambda: value, _OBSERVATIONS))
                 if self._check is None:
                     chain.append(ready.checkpoint, keyframe=chain.keyframe_is_due)
                 else:
-                    self._checked_for(ready, ranks, exchanges).append(chain, ready.checkpoint)
+                    self._checked_for(ready, ranks).append(chain, ready.checkpoint)
             _part_of(chain).suspend()
             self._written = _id_of(chain.parent)
             if told.generation is not None:
@@ -467,11 +465,11 @@ class InshrinkWriter(StorageWriter):
         own = {spec.key: places[_row(spec, order)] for spec in checkpoint.specs}
         return _Ready(chain, checkpoint, own, tuple(named.specs.values()))
 
-    def _checked_for(self, ready: _Ready, ranks: Ranks, exchanges: Exchanges) -> CheckedWriter:
+    def _checked_for(self, ready: _Ready, ranks: Ranks) -> CheckedWriter:
         """Return what writes saves under the check; all ranks try that when they begin, or begin anew."""
         if self._checked is None:
             evaluator = ShardedEvaluator(cast("nn.Module", self._model), cast("Check", self._check), ranks)
-            evaluator.begin(ready.specs, ready.checkpoint.specs, exchanges)
+            evaluator.begin(ready.specs, ready.checkpoint.specs)
             bounds = bounds_of(self._max_restore_cost)
             bounds.completed(require_check(evaluator, cast("nn.Module", self._model)))
             writer = CheckedWriter(
@@ -484,7 +482,7 @@ class InshrinkWriter(StorageWriter):
             )
             self._checked = writer, evaluator
         else:
-            self._checked[1].begin(ready.specs, ready.checkpoint.specs, exchanges)
+            self._checked[1].begin(ready.specs, ready.checkpoint.specs)
         return self._checked[0]
 
     def _forget_checked(self) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 from uuid import uuid4
 
 import torch
@@ -92,6 +92,7 @@ class Ranks:
         self._connections: Any = None
         self._connected = self._meeting = self._failure = self._save = ""
         self._n_exchanges = 0
+        self._all_know = False
 
     @property
     def n_ranks(self) -> int:
@@ -257,6 +258,13 @@ class Ranks:
         ConflictError
             Another rank failed: which, and why.
         """
+        try:
+            return self._gathered(make, what)
+        except BaseException:
+            self._all_know = True
+            raise
+
+    def _gathered(self, make: Callable[[], _Value], what: str) -> list[_Value]:
         if self.n_ranks == 1:
             return [make()]
         failure: BaseException | None = None
@@ -276,6 +284,22 @@ class Ranks:
             if isinstance(value, _Failed):
                 raise ConflictError(f"rank {rank} could not save: {value.why}")
         return found
+
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Enter exchanges that every rank comes to, in the same order, and end them with one.
+
+        A rank that fails between two of them says so in the place of the next, whichever the others wait in.
+        """
+        self._all_know = False
+        try:
+            yield
+        except BaseException as error:
+            if not self._all_know:
+                with suppress(type(error)):
+                    self.gathered(partial(_raised, error), "the end")
+            raise
+        self.gathered(lambda: None, "the end")
 
     def fail(self, why: str) -> None:
         """Let those know that look for it while they do not come to an exchange."""
@@ -316,44 +340,16 @@ def _unserved(error: RuntimeError) -> str:
     return f"the store of the training does not answer; mostly rank 0 serves it ({_first_line(error)})"
 
 
+def _raised(error: BaseException) -> None:
+    raise error
+
+
 def _conflict(what: str) -> ConflictError:
     return ConflictError(
         what,
         remedy="nothing of this save is in the archive; see why a rank failed or is late; `timeout` says how"
         " long the others wait, `process_group` and `no_dist` which ranks save",
     )
-
-
-class Exchanges:
-    """Exchanges of one save that every rank comes to, in the same order; a context that ends with one.
-
-    A rank that fails between two of them says so in the place of the next, whichever the others wait in.
-    """
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks, self._is_over = ranks, False
-
-    def gathered(self, make: Callable[[], _Value], what: str) -> list[_Value]:
-        """Return what each rank makes (`Ranks.gathered`)."""
-        try:
-            return self._ranks.gathered(make, what)
-        except BaseException:
-            self._is_over = True  # all know
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self.gathered(lambda: None, "the end")
-        elif not self._is_over:
-            with suppress(type(error)):
-                self.gathered(partial(_raised, error), "the end")
-
-
-def _raised(error: BaseException) -> None:
-    raise error
 
 
 class _Answer(NamedTuple):
@@ -425,28 +421,25 @@ class ShardedEvaluator(ModelEvaluator):
     """
 
     def __init__(self, model: nn.Module, check: Check, ranks: Ranks) -> None:
-        super().__init__(model, check, metric=None, direction=None)
-        self._ranks, self._exchanges = ranks, Exchanges(ranks)
+        super().__init__(model, check)
+        self._ranks = ranks
         self._cells: dict[str, list[tuple[TensorSpec, Box]]] = {}
         self._lent: list[tuple[_Place, int, int]] = []
         self._stuck: threading.Thread | None = None
 
-    def begin(self, specs: Iterable[TensorSpec], own: Iterable[TensorSpec], exchanges: Exchanges) -> None:
+    def begin(self, specs: Iterable[TensorSpec], own: Iterable[TensorSpec]) -> None:
         """Find out which rank has what others need of a save.
 
         Parameters
         ----------
         specs, own
             The tensors of the save, whole, and what this rank writes of them.
-        exchanges
-            Of the save.
 
         Raises
         ------
         EvaluatorError
             The model has a tensor that the save does not have.
         """
-        self._exchanges = exchanges
         known = {spec.name: spec for spec in specs if spec.role in MODEL_ROLES}
         self._cells = {}
         for name, tensor in self._tensors().items():
@@ -458,13 +451,13 @@ class ShardedEvaluator(ModelEvaluator):
         held = {_place_of(cell) for cells in self._cells.values() for cell, _ in cells}
         needed = [
             (place, rank)
-            for rank, places in enumerate(exchanges.gathered(lambda: sorted(held - written), _CHECK))
+            for rank, places in enumerate(self._ranks.gathered(lambda: sorted(held - written), _CHECK))
             for place in places
         ]
         owners: dict[_Place, int] = {}
         if needed:
             asked = {place for place, _ in needed}
-            found = exchanges.gathered(lambda: written & asked, _CHECK)
+            found = self._ranks.gathered(lambda: written & asked, _CHECK)
             owners = {place: rank for rank, places in enumerate(found) for place in places}
         if lost := [place for place, _ in needed if place not in owners]:
             raise EvaluatorError(f"no rank saves '{lost[0][0]}' at {lost[0][1]}", where=self.spec)
@@ -577,7 +570,7 @@ class ShardedEvaluator(ModelEvaluator):
                 failure=next(name for name, kind in _SHARED.items() if isinstance(error, kind)),
                 why=error.what,
             )
-        answers = self._exchanges.gathered(lambda: own, _CHECK)
+        answers = self._ranks.gathered(lambda: own, _CHECK)
         for number, answer in zip(self._ranks.numbers, answers, strict=True):
             if answer.failure in _SHARED:
                 raise _SHARED[answer.failure](f"rank {number}: {answer.why}", where=self.spec)

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +17,7 @@ from inshrink_core.formats.attribution.registered import saved_names
 from inshrink_core.integrations.ranks import FirstRankSaver, barrier
 from inshrink_core.integrations.versions import require
 from inshrink_core.training.recorded import record_of
+from inshrink_core.training.saver import Saver
 
 require("transformers", extra="hf", oldest="4.50", tested="5.23")
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
     from inshrink_core.training.check import Check
-    from inshrink_core.training.folder_saver import FolderSaver
 
 __all__ = ["InshrinkCallback", "restore_checkpoint"]
 
@@ -55,7 +56,7 @@ class InshrinkCallback(FirstRankSaver, TrainerCallback):  # type: ignore[misc,un
         What a restore of any save may cost, as the expected relative rise of the loss; with `check` .3 % by
         default.
     **options
-        As for `inshrink_core.training.FolderSaver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
+        As for `inshrink_core.Saver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
         `device`, `threads`, `base`, `retention`.
 
     Raises
@@ -102,19 +103,18 @@ class InshrinkCallback(FirstRankSaver, TrainerCallback):  # type: ignore[misc,un
     ) -> None:
         """Archive what was saved."""
         barrier()
-        saver = self._saver_for(state.global_step)
-        if saver is not None:
-            model, optimizer = parts.get("model"), parts.get("optimizer")
+        step, model, optimizer = state.global_step, parts.get("model"), parts.get("optimizer")
+
+        def save(saver: Saver) -> None:
             if self._to_be_checked and model is not None:
                 self._begin_checks(saver, model, parts.get("eval_dataloader"))
             known = model is not None and hasattr(optimizer, "param_groups")
-            saver.save(
-                _folder_of(args, state.global_step),
-                state.global_step,
-                parameters=record_of(model, [optimizer], saved_names(model)) if known else None,
-            )
+            parameters = record_of(model, [optimizer], saved_names(model)) if known else None
+            saver.save_folder(_folder_of(args, step), step, parameters=parameters)
 
-    def _begin_checks(self, saver: FolderSaver, model: nn.Module, batches: Any) -> None:
+        self._attempt(step, save)
+
+    def _begin_checks(self, saver: Saver, model: nn.Module, batches: Any) -> None:
         """Have this save and those after it checked, once there is something to check by."""
         if self._check is None and batches is None:
             return
@@ -133,7 +133,7 @@ class InshrinkCallback(FirstRankSaver, TrainerCallback):  # type: ignore[misc,un
         if self._saver is not None:
             for step, folder in _unannounced(Path(str(args.output_dir)), state.global_step, self._begun):
                 if step > (self._saver.last_step or -1):
-                    self._saver.save(folder, step)
+                    self._attempt(step, partial(Saver.save_folder, path=folder, step=step))
         self.close()
 
 
@@ -185,11 +185,15 @@ def restore_checkpoint(
 
 
 def _loss_on(batch: Any) -> Check:
-    """Return what tells a model's own loss on a batch."""
+    """Return what tells a model's own loss on a batch, and its predictions."""
 
     def loss(model: nn.Module) -> Any:
         device = next(model.parameters()).device
-        return model(**{name: value.to(device) for name, value in batch.items()}).loss
+        found = model(**{name: value.to(device) for name, value in batch.items()})
+        logits = getattr(found, "logits", None)
+        if logits is None or logits.dim() < 2:
+            return found.loss
+        return {"loss": found.loss, "log_probs": logits.float().log_softmax(-1).flatten(0, -2)}
 
     return loss
 

@@ -7,20 +7,17 @@ import hashlib
 import io
 import logging
 import os
-import re
 import secrets
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from isal.isal_zlib import crc32
 
-from inshrink_core.archive import ArchiveWriter
 from inshrink_core.chain import Archive
-from inshrink_core.chain.prune import PruneRules, carry_out
 from inshrink_core.chain.restoring import restore_folder
-from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotFoundError, StorageError
+from inshrink_core.errors import DamagedError, InputError, NotFoundError, StorageError
 from inshrink_core.execution import make_folders, new_file, working_folder
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.formats.distributed import METADATA
@@ -37,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.frame import FrameInfo
-    from inshrink_core.training.folder_saver import FolderSaver
+    from inshrink_core.training.saver import Saver
 
 __all__ = ["InshrinkCheckpointIO", "restore_checkpoint"]
 
@@ -56,7 +53,6 @@ _STATE: Final = ("state_dict", "optimizer_states")
 """What a pointer leaves out."""
 
 _SIGN: Final = b"Inshrink: "
-_FIRST_LINE: Final = re.compile(rb"Inshrink: step (\d{1,18}), save ([0-9a-f]{32}) of ")
 _MAX_FIRST_LINE: Final = 1 << 14
 
 _logger = logging.getLogger(__name__)
@@ -70,13 +66,6 @@ class _Saved(NamedTuple):
     digest: bytes
 
 
-class _Pointed(NamedTuple):
-    """What a pointer says of itself in its first line."""
-
-    step: int
-    save_id: str
-
-
 class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[misc,unused-ignore]
     """Archives every checkpoint that a Lightning Trainer saves, and loads them from the archive.
 
@@ -84,12 +73,8 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
     ----------
     archive
         The archive to make or to go on with; locked from the first save until the training ends.
-    retain
-        ``all`` frames, or ``pointers``: when a training ends, frames are pruned whose pointers Lightning has
-        removed or replaced since the plug-in was made, and that no pointer in the same folders points to
-        (but for the last of a branch, and the one that training was last restored from).
     **options
-        As for `inshrink_core.training.FolderSaver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
+        As for `inshrink_core.Saver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
         `device`, `threads`, `base`, `retention`: of a policy all but `optimizer_last`, for Lightning's
         checkpoint is one file. `keep_best` goes by what a ModelCheckpoint monitors.
 
@@ -108,12 +93,7 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
     of rank 0 archives; its failures are counted here when ``fit`` returns.
     """
 
-    def __init__(self, archive: str | os.PathLike[str], *, retain: str = "all", **options: Any) -> None:
-        if retain not in ("all", "pointers"):
-            raise InputError("which frames stay is not known", expected="all or pointers", found=repr(retain))
-        self._retain = retain
-        self._dropped: set[_Pointed] = set()
-        self._folders: set[Path] = set()
+    def __init__(self, archive: str | os.PathLike[str], **options: Any) -> None:
         self._last: _Saved | None = None
         self._loaded: FrameInfo | None = None
         self._saving = threading.local()
@@ -154,43 +134,36 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
         if Path(path).name == _HANDED_BACK:
             super().save_checkpoint({**checkpoint, _FAILURES: dict(self.failures)}, path)
             return
-        try:
-            saved = self._save(checkpoint)
-        except Exception as error:  # training goes on, whatever it is: another one may have the archive
-            self._note(int(checkpoint.get("global_step", 0)), error)
-            saved = None
-        if saved is None:
+        step = checkpoint.get("global_step")
+        done: list[_Saved] = []
+        if not self._attempt(
+            step if type(step) is int else 0, lambda saver: done.append(self._save(saver, checkpoint))
+        ):
             super().save_checkpoint(checkpoint, path)
             return
-        self._drop(Path(path))
         rest = {key: value for key, value in checkpoint.items() if key not in _STATE}
-        record = {"step": saved.step, "save": saved.save_id, "rest": rest}
+        record = {"step": done[0].step, "save": done[0].save_id, "rest": rest}
         _write_pointer(Path(path), self.path, record)
 
-    def _save(self, checkpoint: Mapping[str, Any]) -> _Saved | None:
-        """Have a checkpoint archived; None where it cannot be."""
-        saver = self._reopen()
-        if saver is None:
-            return None
+    def _save(self, saver: Saver, checkpoint: Mapping[str, Any]) -> _Saved:
+        """Spool a checkpoint, unless it is the one that was saved last."""
         if threading.current_thread() is not threading.main_thread():
             end = getattr(self._saving, "end", None)
             if end is None or end.saver is not saver:
                 self._saving.end = _ThreadEnd(self, saver)
         step = checkpoint.get("global_step")
         digest = _digest({key: checkpoint.get(key) for key in _STATE})
-        if self._last is not None and self._last.step == step and self._last.digest == digest:
+        if self._last is not None and (self._last.step, self._last.digest) == (step, digest):
             return self._last
         if type(step) is not int:
-            saver.note(0, InputError("the checkpoint has no global_step", found=repr(step)))
-            return None
+            raise InputError("the checkpoint has no global_step", found=repr(step))
         if self._loaded is not None:
             saver.resume_from(self._loaded)
             self._loaded = None
         saved = _Saved(step, secrets.token_hex(16), digest)
         plain, objects = _split(checkpoint)
         files = {_CHECKPOINT: plain, _OBJECTS: objects, _ID: saved.save_id.encode()}
-        if not saver.save_files(files, step, _monitored(checkpoint)):
-            return None
+        saver.save_files(files, step, _monitored(checkpoint))
         self._last = saved
         return saved
 
@@ -219,47 +192,20 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
         if body is None:
             loaded: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
             if Path(path).name == _HANDED_BACK:
-                self._noted |= loaded.pop(_FAILURES, {})
+                self._failures |= loaded.pop(_FAILURES, {})
             return loaded
         record = torch.load(io.BytesIO(body), map_location=map_location, weights_only=weights_only)
-        if self._saver is not None and self._saver.is_usable_here:
-            self._saver.flush(remote=True)
+        self._settle()
         archive = Archive.open(self.path)
         info = _find(archive, record["step"], record["save"])
         content = _content(archive, info, map_location, weights_only)
         self._loaded = info
         return {**content, **record["rest"]}
 
-    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove a pointer, or a checkpoint of Lightning's own; of its frame see `retain`.
-
-        Parameters
-        ----------
-        path
-            The pointer.
-        """
-        self._drop(Path(path))
-        super().remove_checkpoint(path)
-
-    def _drop(self, path: Path) -> None:
-        """Note that a pointer goes."""
-        if self._retain == "pointers":
-            self._folders.add(path.parent)
-            self._dropped |= _pointed_from([path])
-
     def teardown(self) -> None:
-        """Archive what is pending, release the archive, and prune it as `retain` says."""
+        """Archive what is pending, and release the archive."""
         self.close()
         self._archive_left()
-        dropped, self._dropped = self._dropped, set()
-        for folder in self._folders:
-            if folder.is_dir():
-                dropped -= _pointed_from(folder.iterdir())
-        if dropped:
-            try:
-                _prune(self.path, dropped)
-            except InshrinkError as error:  # the training is over and well
-                _logger.warning("frames without a pointer are not pruned: %s", error)
 
 
 class _ThreadEnd:
@@ -269,7 +215,7 @@ class _ThreadEnd:
     the one in it. It joins its thread, though, and what is a thread's own is freed before that returns.
     """
 
-    def __init__(self, plugin: InshrinkCheckpointIO, saver: FolderSaver) -> None:
+    def __init__(self, plugin: InshrinkCheckpointIO, saver: Saver) -> None:
         self._plugin, self.saver = plugin, saver
 
     def __del__(self) -> None:
@@ -416,32 +362,6 @@ def _read_pointer(path: Path) -> bytes | None:
         if not file.readline(_MAX_FIRST_LINE).endswith(b"\n"):
             raise DamagedError("the pointer to a checkpoint is damaged", where=str(path))
         return file.read()
-
-
-def _pointed_from(paths: Iterable[Path]) -> set[_Pointed]:
-    """Return the saves that files point to; what is no pointer points to none."""
-    found = set()
-    for path in paths:
-        if path.is_file():
-            with path.open("rb") as file:
-                said = _FIRST_LINE.match(file.readline(_MAX_FIRST_LINE))
-            if said is not None:
-                found.add(_Pointed(int(said[1]), said[2].decode()))
-    return found
-
-
-def _prune(path: Path | str, dropped: Iterable[_Pointed]) -> None:
-    """Remove the frames of saves from an archive."""
-    archive = Archive.open(path)
-    gone = set()
-    for pointed in dropped:
-        with contextlib.suppress(NotFoundError):
-            gone.add(_find(archive, *pointed).frame_id)
-    kept = {frame.step for frame in archive.reader.frames if frame.frame_id not in gone}
-    if gone:
-        rules = PruneRules(keep=sorted(kept), keep_last=None if kept else 1)
-        with ArchiveWriter(path) as writer:
-            carry_out(writer, rules, bases=archive.bases)
 
 
 def _find(archive: Archive, step: int, save_id: str) -> FrameInfo:

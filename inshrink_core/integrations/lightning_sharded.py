@@ -12,6 +12,7 @@ from inshrink_core.errors import InputError
 from inshrink_core.formats.distributed import METADATA
 from inshrink_core.integrations.ranks import FirstRankSaver
 from inshrink_core.integrations.versions import require
+from inshrink_core.training.saver import Saver
 
 require("lightning", extra="lightning", oldest="2.5", tested="2.6")
 
@@ -71,9 +72,12 @@ class _ShardsArchived(FirstRankSaver, ParallelStrategy):  # type: ignore[misc,un
         self.barrier()
         super().save_checkpoint(checkpoint, path, storage_options)
         self.barrier()
-        saver = self._saver_for(step)
-        if saver is not None and step != saver.last_step:
-            saver.save(path, step)
+
+        def save(saver: Saver) -> None:
+            if step != saver.last_step:
+                saver.save_folder(path, step)
+
+        self._attempt(step, save)
 
     def load_checkpoint(self, checkpoint_path: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
         """Load a checkpoint as the strategy does; a training continues from its frame.
@@ -112,7 +116,7 @@ class InshrinkModelParallelStrategy(_ShardsArchived, ModelParallelStrategy):  # 
     archive
         The archive to make or to go on with; locked from the first save until the training ends.
     archive_options
-        As for `inshrink_core.training.FolderSaver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
+        As for `inshrink_core.Saver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
         `device`, `threads`, `base`, `retention`.
     **options
         As for Lightning's ``ModelParallelStrategy``.

@@ -8,7 +8,6 @@ from inshrink_core.lazy import index
 
 if TYPE_CHECKING:
     from inshrink_core.retention import Retention as Retention
-    from inshrink_core.training.folder_saver import FolderSaver as FolderSaver
     from inshrink_core.training.saver import Saver as Saver
 
 __all__ = index(__name__)

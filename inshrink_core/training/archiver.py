@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, is_archive
@@ -75,19 +75,16 @@ class Archiver:
         The base model that the archive's first frame is encoded relative to.
     retention
         What stays of the archive; looked at every `RETAIN_EVERY` saves, and when it is closed.
-    on_failure
-        Called with each save that could not be archived, and why. Whoever gives it wants its training to go
-        on whatever happens.
+
+    Attributes
+    ----------
+    failures
+        Why saves are not in the archive, by step.
 
     Notes
     -----
-    Where the disk or the archive refuses, the thread stops until the error is raised to the caller, by the
-    next `submit`, `flush` or `close`; then it tries again. The save it concerns stays in the spool.
-
-    Where the save itself is at fault, because it cannot be read, or encoded, or its step is in the archive
-    already, it is set aside and the thread goes on with the next. When that happens to several in a row,
-    it is probably no fault of theirs: the next one is treated as refused, or with `on_failure` removed, so
-    that the disk does not fill.
+    The rule of failure is that of `inshrink_core.Saver`. The thread stops where the disk or the archive
+    refuses; `wait_for_room`, `flush` and `close` have it try again, and raise where that was in vain.
     """
 
     def __init__(
@@ -96,14 +93,14 @@ class Archiver:
         config: ChainConfig,
         spool: Spool,
         recovered: Iterable[SpooledSave],
+        *,
         step_writer: StepWriter | None = None,
         base: BaseModel | None = None,
-        on_failure: Callable[[SpooledSave, Exception], None] | None = None,
         retention: Retention | None = None,
     ) -> None:
         self._writer, self._config, self._spool, self._base = writer, config, spool, base
         self._retention, self._n_unretained = retention, 0
-        self._on_failure = on_failure
+        self.failures: dict[int, str] = {}
         self._unsaid: list[SetAside] = []
         self._n_in_a_row = 0
         self._orphaned: bytes | None = None
@@ -128,14 +125,8 @@ class Archiver:
         return self._writer.reader
 
     def write_with(self, step_writer: StepWriter) -> None:
-        """Write saves in another way from the next one on."""
-        self.flush()
+        """Write saves in another way from the next one on; to be used after `flush` alone."""
         self._step_writer = step_writer
-
-    @property
-    def n_pending(self) -> int:
-        """Number of saves that are not archived yet."""
-        return len(self._waiting)
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -150,10 +141,10 @@ class Archiver:
     def submit(self, save: SpooledSave) -> None:
         """Add a save behind the others."""
         with self._changed:
-            self._waiting.append(self._heir(save))
+            self._waiting.append(self._successor(save))
             self._changed.notify_all()
 
-    def _heir(self, save: SpooledSave) -> SpooledSave:
+    def _successor(self, save: SpooledSave) -> SpooledSave:
         """Return a save as it continues from where those would have that were set aside before it."""
         parent, self._orphaned = self._orphaned, None
         if parent is None or save.parent is not None:
@@ -163,7 +154,7 @@ class Archiver:
         return save._replace(parent=parent)
 
     def flush(self) -> None:
-        """Return when the archive holds every save."""
+        """Return when the archive holds every save that was not set aside."""
         self._wait(0)
 
     def upload(self) -> None:
@@ -180,11 +171,12 @@ class Archiver:
         if self._process != os.getpid():
             return
         with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or len(self._waiting) <= n_pending)
-            error, self._error = self._error, None
+            self._error = None  # what was refused is tried again
             self._changed.notify_all()
-        if error is not None:
-            raise error
+            self._changed.wait_for(lambda: self._error is not None or len(self._waiting) <= n_pending)
+            error: BaseException | None = self._error
+            if error is not None and len(self._waiting) > n_pending:
+                raise error
 
     def close(self) -> None:
         """Archive what is pending, end the thread and release the archive; harmless when repeated.
@@ -210,8 +202,13 @@ class Archiver:
                     self._retain()
                 self._spool.close()
             finally:
-                self._writer.close()
-                self._closed = True
+                try:
+                    self._writer.close()
+                    self._closed = True
+                except Exception as error:  # it waits on this machine
+                    if last is not None:
+                        self.failures.setdefault(last.step, str(error))
+                    raise
 
     def close_quietly(self) -> None:
         """Close without raising: what could not be archived stays in the spool."""
@@ -229,58 +226,50 @@ class Archiver:
                 if self._closing:
                     return
                 save = self._waiting[0]
-            try:
-                self._archive(save)
-            except BaseException as error:  # raised again in the caller's thread
-                self._chain = None
-                refused = self._skip(save, error)
-                if refused is not None:
-                    with self._changed:
-                        # It may be in the archive by now; tried again, it must not be appended twice.
-                        self._recovered.add(save.folder)
-                        self._error = refused
-                        self._changed.notify_all()
-            else:
-                self._n_in_a_row = 0
-                with self._changed:
-                    self._waiting.popleft()
-                    self._changed.notify_all()
-
-    def _skip(self, save: SpooledSave, error: BaseException) -> BaseException | None:
-        """Go on without a save that is itself at fault; return what keeps the thread from going on."""
-        if not isinstance(error, Exception):
-            return error
-        if self._on_failure is not None:
-            self._on_failure(save, error)
-        if not self._is_at_fault(save, error):
-            return error
-        many = self._n_in_a_row >= MAX_ASIDE
-        if many and self._on_failure is None:
-            return error
-        try:
+            refused = self._try(save)
             with self._changed:
-                # The record first: ended in between, the next process finds both with the same parent.
-                self._orphaned = save.parent or self._orphaned
-                if len(self._waiting) > 1:
-                    self._waiting[1] = self._heir(self._waiting[1])
-            if many:
-                self._spool.drop(save.folder)
-            else:
-                aside = self._spool.set_aside(save.folder, error)
-                self._unsaid += [] if save.folder in self._earlier else [aside]
-        except InshrinkError as refusal:
-            return refusal
-        self._n_in_a_row += 1
-        with self._changed:
-            self._waiting.popleft()
-            self._changed.notify_all()
+                if refused is None:
+                    self._waiting.popleft()
+                self._error = refused
+                self._changed.notify_all()
+
+    def _try(self, save: SpooledSave) -> BaseException | None:
+        """Archive a save, or set it aside; return what keeps the thread from going on."""
+        try:
+            self._archive(save)
+        except BaseException as error:  # raised again in the caller's thread
+            self._chain = None
+            # It may be in the archive by now; tried again, it must not be appended twice.
+            self._recovered.add(save.folder)
+            if save.step not in self.failures:
+                _logger.warning("step %s is not archived, and training goes on: %s", save.step, error)
+            self.failures[save.step] = str(error)
+            if self._n_in_a_row >= MAX_ASIDE or not self._is_at_fault(save, error):
+                return error
+            try:
+                self._set_aside(save, error)
+            except InshrinkError as refusal:
+                return refusal
+        else:
+            self._n_in_a_row = 0
+            self.failures.pop(save.step, None)
         return None
 
-    def _is_at_fault(self, save: SpooledSave, error: Exception) -> bool:
+    def _set_aside(self, save: SpooledSave, error: BaseException) -> None:
+        with self._changed:
+            # The record first: ended in between, the next process finds both with the same parent.
+            self._orphaned = save.parent or self._orphaned
+            if len(self._waiting) > 1:
+                self._waiting[1] = self._successor(self._waiting[1])
+        aside = self._spool.set_aside(save.folder, error)
+        self._unsaid += [] if save.folder in self._earlier else [aside]
+        self._n_in_a_row += 1
+
+    def _is_at_fault(self, save: SpooledSave, error: BaseException) -> bool:
         """Tell whether a save could not be archived because of what it is; not the disk, nor the archive."""
         import torch
 
-        if isinstance(error, (*_NO_FAULT, torch.OutOfMemoryError)):
+        if not isinstance(error, Exception) or isinstance(error, (*_NO_FAULT, torch.OutOfMemoryError)):
             return False
         if not is_archive(self._writer.reader.path):  # somebody has moved it away
             return False
@@ -315,7 +304,7 @@ class Archiver:
                 self._chain = self._chain_from(self._parent_of(save), save)
             if save.budget is not None:
                 self._chain.keep_within(checkpoint, save.budget)
-            self._chain.metrics = save.notes.metrics
+            self._chain.metrics = save.metrics
             self._step_writer.append(self._chain, checkpoint)
         self._spool.mark(save)
         # Its files are read again for the next delta: what is stored exactly is not held in memory.

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorsInMemory
 from inshrink_core.errors import CheckFailedError, EvaluatorError, InputError, NotFiniteError, named
 from inshrink_core.evaluate import Evaluation
 from inshrink_core.formats.state_tree import strip_wrappers
-from inshrink_core.metrics import Direction, known_direction
+from inshrink_core.metrics import Direction
 from inshrink_core.search.bounded import BoundedWriter
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.judge import Judge
@@ -35,25 +33,16 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-_IGNORED: Final = -100
-"""Class of targets that PyTorch's losses leave out, unless told another."""
-
 _STEADY: Final = 1e-6
 """Relative difference of two answers about one state, beyond which a check is not deterministic."""
 
-_BESIDE: Final = ("log_probs", "predictions", "direction")
-
 Check = Callable[[nn.Module], Any]
 """Returns of a model, in eval mode, on a fixed small batch: the loss, a number or a tensor of one; or a
-dict of it by its name and of ``log_probs`` (n, classes) or ``predictions``, as evaluators return them, and of
-its ``direction``, higher or lower, where the name does not tell."""
+dict of ``loss``, and of ``log_probs`` (n, classes) or ``predictions``, as evaluators return them."""
 
 
 class ModelEvaluator:
     """Judges states of a model by a function of it.
-
-    Predictions are taken from the losses that the function computes, where it returns none itself: what
-    cross-entropies are taken of, or mean squared errors.
 
     Parameters
     ----------
@@ -64,8 +53,7 @@ class ModelEvaluator:
     spec
         Name for messages.
     metric, direction
-        Name of the number, and which way it is better. Without them the first answer tells: a number without
-        a name is the loss.
+        Name of the number, and which way it is better.
 
     Notes
     -----
@@ -79,8 +67,8 @@ class ModelEvaluator:
         check: Check,
         *,
         spec: str = "check",
-        metric: str | None = "loss",
-        direction: Direction | None = Direction.LOWER,
+        metric: str = "loss",
+        direction: Direction = Direction.LOWER,
     ) -> None:
         self._model, self._check = model, check
         own = [name for name, value in model.state_dict().items() if isinstance(value, Tensor)]
@@ -101,8 +89,7 @@ class ModelEvaluator:
         Raises
         ------
         EvaluatorError
-            The state is of another model, or the function fails on it or returns what is of no use, or does
-            not say which way it is better.
+            The state is of another model, or the function fails on it or returns what is of no use.
         NotFiniteError
             The metric is NaN or infinite.
         """
@@ -113,7 +100,7 @@ class ModelEvaluator:
     def _answered(self, begun: float) -> Evaluation:
         """Ask about the model as it is."""
         try:
-            with torch.no_grad(), _Predictions() as seen:
+            with torch.no_grad():
                 answer = self._check(self._model)
         except BaseException as error:  # SystemExit too: no check ends a training
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
@@ -123,12 +110,12 @@ class ModelEvaluator:
         if not math.isfinite(value):
             raise NotFiniteError(f"its '{self.metric}' is {value}", where=self.spec)
         return Evaluation(
-            metric=str(self.metric),
-            direction=self.direction or Direction.LOWER,
+            metric=self.metric,
+            direction=self.direction,
             value=value,
-            metrics={str(self.metric): value},
+            metrics={self.metric: value},
             seconds=time.perf_counter() - begun,
-            **(arrays or seen.arrays()),
+            **arrays,
         )
 
     def state_of(self, model: nn.Module) -> dict[str, Tensor]:
@@ -139,13 +126,10 @@ class ModelEvaluator:
     def close(self) -> None:
         """Nothing is held that would have to be released."""
 
-    def _understood(self, answer: Any) -> tuple[float, dict[str, NDArray[Any]]]:
+    def _understood(self, answer: Any) -> tuple[float, dict[str, Any]]:
         """Return the metric and the predictions of an answer."""
-        arrays: dict[str, NDArray[Any]] = {}
-        told = None
+        arrays: dict[str, Any] = {}
         if isinstance(answer, Mapping):
-            told = answer.get("direction")
-            self.metric = self.metric or self._chosen([str(name) for name in answer if name not in _BESIDE])
             given = {name: answer[name] for name in ("log_probs", "predictions") if name in answer}
             arrays = {name: _array(value) for name, value in given.items()}
             if self.metric not in answer:
@@ -161,38 +145,10 @@ class ModelEvaluator:
             raise EvaluatorError(
                 "it returned no number",
                 where=self.spec,
-                expected=f"the {self.metric or 'loss'}, or a dict of it and of 'log_probs' (n, classes)",
+                expected=f"the {self.metric}, or a dict of it and of 'log_probs' (n, classes)",
                 found=type(answer).__name__,
             ) from error
-        self.metric = self.metric or "loss"
-        self.direction = self.direction or self._direction_of(told)
         return value, arrays
-
-    def _chosen(self, names: list[str]) -> str:
-        """Return which of several numbers is the metric: the loss, or the only one."""
-        if "loss" in names or len(names) == 1:
-            return "loss" if "loss" in names else names[0]
-        raise EvaluatorError(
-            "it is not clear which of its numbers to judge by" if names else "it returned no 'loss'",
-            where=self.spec,
-            found=", ".join(names) or "no number",
-            remedy="return one, by its name: {'loss': value}",
-        )
-
-    def _direction_of(self, told: object) -> Direction:
-        """Prefer what was said over what the name tells; guess nothing."""
-        direction = known_direction(str(self.metric)) if told is None else None
-        if told in tuple(Direction):
-            direction = Direction(str(told))
-        if direction is None:
-            raise EvaluatorError(
-                f"it does not say whether '{self.metric}' is better higher or lower",
-                where=self.spec,
-                expected="'direction': 'higher' or 'lower'",
-                found="none" if told is None else repr(told),
-                remedy=f"return {{'{self.metric}': value, 'direction': 'higher'}}, or 'lower'",
-            )
-        return direction
 
     def _load(self, state: Mapping[str, Tensor]) -> None:
         """Put a state into the model."""
@@ -283,7 +239,7 @@ class CheckedWriter:
             The model cannot be copied, or the check is of no use.
         """
         space_of(base.codec)  # refuses a codec without anything to search
-        evaluator = ModelEvaluator(copied_model(model), check, metric=None, direction=None)
+        evaluator = ModelEvaluator(copied_model(model), check)
         bounds = bounds_of(max_restore_cost)
         bounds.completed(require_check(evaluator, model))
         return cls(base, evaluator, bounds, follows=True, every=every, resumed=resumed, forgiving=True)
@@ -419,53 +375,7 @@ def require_check(evaluator: ModelEvaluator, model: nn.Module) -> Evaluation:
     return first
 
 
-class _Predictions(TorchFunctionMode):
-    """Notes what losses are taken of, in this thread, as long as it is entered."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._rows: list[Tensor] = []
-        self._outputs: list[Tensor] = []
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Look at the arguments of the losses; within this, the mode is off."""
-        kwargs = kwargs or {}
-        if func is functional.cross_entropy:
-            self._rows.append(_rows(True, *args, **kwargs))
-        elif func is functional.nll_loss:
-            self._rows.append(_rows(False, *args, **kwargs))
-        elif func is functional.mse_loss:
-            self._outputs.append((args[0] if args else kwargs["input"]).detach().flatten())
-        return func(*args, **kwargs)
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the predictions by the name evaluators give them; empty where there were none, or mixed."""
-        if self._rows and not self._outputs and len({row.shape[1] for row in self._rows}) == 1:
-            return {"log_probs": _array(torch.cat(self._rows))}
-        if self._outputs and not self._rows:
-            return {"predictions": _array(torch.cat(self._outputs))}
-        return {}
-
-
 def _array(values: Any) -> NDArray[Any]:
     tensor = torch.as_tensor(values).detach()
     array: NDArray[Any] = tensor.float().cpu().numpy()
     return array
-
-
-def _rows(
-    is_logits: bool,
-    input: Tensor,
-    target: Tensor,
-    weight: object = None,
-    size_average: object = None,
-    ignore_index: int = _IGNORED,
-    *_: object,
-    **__: object,
-) -> Tensor:
-    """Return log-probabilities, (n, classes), of what a loss was given: (classes), or (n, classes, …)."""
-    rows = input.unsqueeze(0) if input.dim() == 1 else input.movedim(1, -1).flatten(0, -2)
-    rows = functional.log_softmax(rows.float(), dim=1) if is_logits else rows
-    return rows if target.is_floating_point() else rows[target.reshape(-1) != ignore_index]

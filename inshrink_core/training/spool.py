@@ -13,8 +13,7 @@ each save, numbered in order::
         archived           there once the archive holds it
       00000013/
         checkpoint-500/    a folder that a trainer wrote: hard links to its files, or copies
-        save.json
-        synced             there once the files are on the disk
+        save.json          with the boot of the machine, until the files are on the disk
       00000009.set-aside/
         why.txt            beside the files of a save that could not be archived
 
@@ -56,7 +55,6 @@ GRADIENTS_NAME: Final = "gradients.pt"
 OPTIMIZER_NAME: Final = "optimizer.pt"
 _RECORD_NAME: Final = "save.json"
 _MARK_NAME: Final = "archived"
-_SYNCED_NAME: Final = "synced"
 _ASIDE: Final = ".set-aside"
 _WHY_NAME: Final = "why.txt"
 _MAX_RECORD_NBYTES: Final = 1 << 12
@@ -100,24 +98,6 @@ def load_save(path: Path, *, mmap: bool = False) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
-class Notes(NamedTuple):
-    """What is noted beside a save.
-
-    Parameters
-    ----------
-    metrics
-        What the training measured at the step.
-    apart
-        Whether the archive holds the optimizer's state too, which lies in a file of its own.
-    """
-
-    metrics: Mapping[str, float] = MappingProxyType({})
-    apart: bool = False
-
-
-NOTHING_NOTED: Final = Notes()
-
-
 class SpooledSave(NamedTuple):
     """One save that lies in the spool.
 
@@ -135,17 +115,20 @@ class SpooledSave(NamedTuple):
         Id of the frame that this save continues from; None for the archive's last.
     budget
         What its frame may take; None to hold everything anew.
-    notes
-        What is noted beside it.
+    metrics
+        What the training measured at the step.
+    apart
+        Whether the archive holds the optimizer's state too, which lies in a file of its own.
     """
 
     folder: Path
     step: int
     name: str
-    restored: bytes | None
-    parent: bytes | None
+    restored: bytes | None = None
+    parent: bytes | None = None
     budget: Budget | None = None
-    notes: Notes = NOTHING_NOTED
+    metrics: Mapping[str, float] = MappingProxyType({})
+    apart: bool = False
 
     @property
     def path(self) -> Path:
@@ -214,10 +197,7 @@ class Spool:
         files: Mapping[str, Any],
         *,
         as_folder: bool = False,
-        restored: bytes | None = None,
-        parent: bytes | None = None,
-        budget: Budget | None = None,
-        notes: Notes = NOTHING_NOTED,
+        **about: Any,
     ) -> SpooledSave:
         """Write a save: when this returns, it survives the end of the process and of the machine.
 
@@ -229,7 +209,7 @@ class Spool:
             Content by file name: bytes are written as they are, all else by `torch.save`.
         as_folder
             Whether the archive will hold all of the files; by default that of the key ``checkpoint`` alone.
-        restored, parent, budget, notes
+        **about
             As in `SpooledSave`.
 
         Raises
@@ -247,7 +227,7 @@ class Spool:
         else:
             name = f"step_{step:06}.pt"
             placed = {name if key == "checkpoint" else key: content for key, content in files.items()}
-        save = SpooledSave(self._new_folder(), step, name, restored, parent, budget, notes)
+        save = SpooledSave(self._new_folder(), step, name, **about)
 
         def write(folder: Path) -> None:
             with _checksums():
@@ -294,10 +274,8 @@ class Spool:
         step: int,
         path: Path,
         *,
-        restored: bytes | None = None,
-        parent: bytes | None = None,
         parameters: bytes | None = None,
-        notes: Notes = NOTHING_NOTED,
+        **about: Any,
     ) -> SpooledSave:
         """Take a finished checkpoint, a folder or a file, as it lies on disk.
 
@@ -306,7 +284,7 @@ class Spool:
 
         Parameters
         ----------
-        step, restored, parent, notes
+        step, **about
             As for `put`.
         path
             The checkpoint. Its files must not be written again in place.
@@ -321,7 +299,7 @@ class Spool:
         StorageError
             It is not there, or the disk is full.
         """
-        save = SpooledSave(self._new_folder(), step, path.name, restored, parent, notes=notes)
+        save = SpooledSave(self._new_folder(), step, path.name, **about)
 
         def fill(folder: Path) -> None:
             _link_all(path, folder / path.name)
@@ -336,15 +314,10 @@ class Spool:
     def _add(self, save: SpooledSave, fill: Callable[[Path], None], *, sync: bool) -> SpooledSave:
         """Make a save of what a function writes into a folder: whole, or not at all."""
         temporary = self.folder / f".{save.folder.name}.tmp"
-        record: dict[str, Any] = {"step": save.step, "name": save.name}
-        record["restored"] = save.restored.hex() if save.restored else None
-        record["parent"] = save.parent.hex() if save.parent else None
-        if save.budget is not None:
-            record["budget"] = [save.budget.nbytes, save.budget.max_age]
-        if save.notes != NOTHING_NOTED:
-            record["notes"] = [dict(save.notes.metrics), save.notes.apart]
-        if not sync:
-            record["boot"] = _boot()
+        record = save._asdict() | {"metrics": dict(save.metrics), "boot": None if sync else _boot()}
+        record |= {key: record[key] and record[key].hex() for key in ("restored", "parent")}
+        record["budget"] = save.budget and [save.budget.nbytes, save.budget.max_age]
+        del record["folder"]
         try:
             with _storage_errors(self.folder):
                 if not self._made:
@@ -368,12 +341,11 @@ class Spool:
     def settle(self, save: SpooledSave) -> None:
         """Have the disk hold a save that was linked; harmless for others."""
         with _storage_errors(save.folder):
-            if _is_settled(save.folder):
+            if _record_of(save.folder).get("boot") is None:
                 return
             _sync_all(save.folder)
             sync_path(self.folder)
-            (save.folder / _SYNCED_NAME).touch()
-            sync_path(save.folder)
+            _amend(save.folder, boot=None)
 
     def _take_back(self, folder: Path, temporary: Path) -> None:
         """Leave nothing of a save that was refused, where the system lets us: an error means no save."""
@@ -433,11 +405,10 @@ class Spool:
             if save.parent is not None:
                 sync_path(save.folder)  # a process that died may have written so and not synced it
                 return save
-            record = _record_of(save.folder) | {"parent": parent.hex()}
-            write_durably(save.folder / _RECORD_NAME, json.dumps(record).encode("ascii"))
+            _amend(save.folder, parent=parent.hex())
         return save._replace(parent=parent)
 
-    def set_aside(self, folder: Path, error: Exception) -> SetAside:
+    def set_aside(self, folder: Path, error: BaseException) -> SetAside:
         """Take a save out of the way of the others, with all its files.
 
         Parameters
@@ -500,7 +471,7 @@ class Spool:
         parsed = read_directory(save.folder, Access.of(save.folder, counter=self._counter))
         parsed = as_recorded(parsed, save.folder)
         whole = parsed.checkpoint(save.step, self._counter)
-        names = (save.name, OPTIMIZER_NAME) if save.notes.apart else (save.name,)
+        names = (save.name, OPTIMIZER_NAME) if save.apart else (save.name,)
         files = tuple(file for file in whole.files if file.path in names)
         kept = {member.key for file in files for region in file.regions for member in region.members}
         stored = tuple(spec for spec in whole.specs if spec.key in kept)
@@ -622,14 +593,6 @@ def _boot() -> str:
         return ""
 
 
-def _is_settled(folder: Path, boot: str | None = None) -> bool:
-    """Tell whether the files of a save are whole: on the disk, or linked since the machine began to run."""
-    if (folder / _SYNCED_NAME).exists():
-        return True
-    linked = _record_of(folder).get("boot")
-    return linked is None or (bool(boot) and linked == boot)
-
-
 def _sync_all(folder: Path) -> None:
     """Sync every file and folder below a folder, and itself last."""
     for root, _, names in os.walk(folder, topdown=False):
@@ -683,6 +646,11 @@ def _record_of(folder: Path) -> dict[str, Any]:
     raise _damaged(folder, "the record of a spooled save cannot be read")
 
 
+def _amend(folder: Path, **changes: Any) -> None:
+    record = _record_of(folder) | changes
+    write_durably(folder / _RECORD_NAME, json.dumps(record).encode("ascii"))
+
+
 def _step_of(folder: Path) -> int | None:
     """Return the step of a save; None where it does not tell."""
     with contextlib.suppress(DamagedError):
@@ -698,7 +666,8 @@ def _whole_save(folder: Path) -> SpooledSave:
     DamagedError
         It is not whole, or was not on the disk when the machine ended.
     """
-    if not _is_settled(folder, _boot()):
+    linked = _record_of(folder).get("boot")
+    if linked is not None and linked != (_boot() or None):
         raise _damaged(folder, "the save was not on the disk yet when the machine ended")
     save = _read_record(folder)
     _require_whole(save)
@@ -712,15 +681,14 @@ def _read_record(folder: Path) -> SpooledSave:
         ids = [None if record[key] is None else bytes.fromhex(record[key]) for key in ("restored", "parent")]
         step, name = record["step"], record["name"]
         budget = None if record.get("budget") is None else Budget(*record["budget"])
-        metrics, apart = record.get("notes", ({}, False))
-        notes = Notes({str(key): float(value) for key, value in metrics.items()}, apart is True)
+        metrics = {str(key): float(value) for key, value in record.get("metrics", {}).items()}
     except (ValueError, TypeError, KeyError, AttributeError, InputError) as error:
         raise _damaged(folder, "the record of a spooled save cannot be read") from error
     valid = type(step) is int and 0 <= step < 1 << 62 and type(name) is str
     valid = valid and name not in ("", ".", "..") and not set("/\\\0") & set(name)
     if not valid or any(one is not None and len(one) != _ID_NBYTES for one in ids):
         raise _damaged(folder, "the record of a spooled save contradicts itself")
-    return SpooledSave(folder, step, name, ids[0], ids[1], budget, notes)
+    return SpooledSave(folder, step, name, ids[0], ids[1], budget, metrics, record.get("apart") is True)
 
 
 def _require_whole(save: SpooledSave) -> None:

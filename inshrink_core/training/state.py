@@ -56,9 +56,12 @@ class TrainingState:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizers | None = None, also: Mapping[str, Also] | None = None
+        self,
+        model: nn.Module | None,
+        optimizer: Optimizers | None = None,
+        also: Mapping[str, Also] | None = None,
     ) -> None:
-        self.models: dict[str, nn.Module] = {"": model}
+        self.models: dict[str, nn.Module] = {} if model is None else {"": model}
         self.optimizers: dict[str, list[Optimizer]] = {}
         self._is_list: set[str] = set()
         self._names: dict[str, dict[str, str]] = {}

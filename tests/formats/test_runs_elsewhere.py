@@ -342,7 +342,7 @@ def test_watch_waits_for_objects_and_archives_each(bucket, tmp_path):
         report = verbs.watch(f"{bucket.url}/run", tmp_path / "a.inshrink", interval=0.02, until=30)
     finally:
         Bucket.rule = staticmethod(lambda kind, path: None)
-    assert report.steps("archived") == (10, 20, 30)
+    assert report.appended == (10, 20, 30)
     with pytest.raises(InputError, match="released from file systems only"):
         verbs.watch(f"{bucket.url}/run", tmp_path / "a.inshrink", release=True)
 

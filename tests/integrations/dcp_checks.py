@@ -32,16 +32,22 @@ def samples(n: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, inputs[:, :3].argmax(1)
 
 
+def answer(model, inputs, labels):
+    logits = model(inputs)
+    return {
+        "loss": functional.cross_entropy(logits, labels),
+        "log_probs": functional.log_softmax(logits, 1),
+    }
+
+
 def check(model):
-    inputs, labels = samples()
-    return functional.cross_entropy(model(inputs), labels)
+    return answer(model, *samples())
 
 
 def check_of_share(model):
     """Ask about this rank's share of the samples."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    inputs, labels = (one.chunk(world)[rank] for one in samples())
-    return functional.cross_entropy(model(inputs), labels)
+    return answer(model, *(one.chunk(world)[rank] for one in samples()))
 
 
 def train(archive: Path, kept: Path, options: dict, replicas: bool = False, asked=check) -> None:
@@ -88,7 +94,7 @@ def fail(folder: Path) -> None:
         if how[0] == "random" and rank == 1:
             torch.randn(1)
         if how[0] == "another" and rank == 1:
-            return {"accuracy": float(loss)}
+            return {"accuracy": float(loss["loss"])}
         return loss
 
     # A group of the training's own, for it is of no use after the last failure.
@@ -145,7 +151,7 @@ def not_finite(archive: Path) -> None:
         (weight,) = (one for name, one in model.named_parameters() if name == "0.weight")
         whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
         same = torch.equal(whole, originals[0])
-        return loss if same or dist.get_rank() != 1 else loss * math.nan
+        return loss if same or dist.get_rank() != 1 else loss["loss"] * math.nan
 
     writer = InshrinkWriter(archive, model=training.model, check=asked)
     for step in (1, 2):

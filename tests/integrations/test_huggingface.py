@@ -14,7 +14,7 @@ import inshrink_core
 from inshrink_core.chain import Archive
 from inshrink_core.chain.meta import QUALITY
 from inshrink_core.errors import InputError, LockedError, StepConflictError, StorageError
-from inshrink_core.training import FolderSaver, Retention
+from inshrink_core.training import Retention, Saver
 
 pytest.importorskip("transformers", reason="needs the extra 'hf': make test-integrations")
 
@@ -243,7 +243,7 @@ def test_misuse_is_refused_before_training_begins(tmp_path):
     with pytest.raises(InputError):
         InshrinkCallback(archive, codec="no such codec")
     assert restore_checkpoint(archive, tmp_path / "one") is None
-    with FolderSaver(archive, **EXACT), pytest.raises(LockedError):
+    with Saver(archive, **EXACT), pytest.raises(LockedError):
         InshrinkCallback(archive, **EXACT)
     trainer(tmp_path / "one", [InshrinkCallback(archive, **EXACT)], steps=2).train()
     with pytest.raises(StepConflictError):

@@ -17,7 +17,7 @@ import torch
 import inshrink_core
 from inshrink_core.archive import LocalStorage
 from inshrink_core.errors import InputError, LockedError, NotFoundError, StorageError
-from inshrink_core.training import FolderSaver
+from inshrink_core.training import Retention, Saver
 from inshrink_core.training.spool import spool_folder
 
 pytest.importorskip("lightning", reason="needs the extra 'lightning': make test-integrations")
@@ -124,36 +124,20 @@ def test_a_last_checkpoint_of_the_same_step_points_to_the_same_frame(tmp_path: P
     assert same(last["state_dict"], step["state_dict"])
 
 
-def test_frames_without_a_pointer_are_pruned_when_the_training_ends(tmp_path: Path):
-    archive = tmp_path / "run.inshrink"
-    first = InshrinkCheckpointIO(archive, retain="pointers", **EXACT)
+def test_frames_are_pruned_as_the_policy_says_when_the_training_ends(tmp_path: Path):
+    archive, policy = tmp_path / "run.inshrink", Retention(keep_last=2)
+    first = InshrinkCheckpointIO(archive, retention=policy, **EXACT)
     options = {"save_top_k": 2, "monitor": "step", "mode": "max"}
     fit(tmp_path / "ours", [first], 3, save_last=True, **options)
     first.close(strict=True)
     assert inshrink_core.open(archive).steps == (8, 12)
-    second = InshrinkCheckpointIO(archive, retain="pointers")
+    second = InshrinkCheckpointIO(archive, retention=policy)
     resumed = fit(tmp_path / "ours", [second], 5, resume=str(tmp_path / "ours" / "last.ckpt"), **options)
     second.close(strict=True)
     assert inshrink_core.open(archive).steps == (12, 16, 20)  # that which was restored stays
     assert same(fit(tmp_path / "plain", [], 5), resumed)
     last = second.load_checkpoint(tmp_path / "ours" / "last.ckpt", weights_only=False)
     assert same(last["state_dict"], resumed)
-
-
-def test_frames_of_other_pointers_stay(tmp_path: Path):
-    plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", retain="pointers", **EXACT)
-    state = {"state_dict": {"w": torch.ones(4)}, "optimizer_states": []}
-    for step in (1, 2, 3):
-        state["state_dict"]["w"] += 1
-        plugin.save_checkpoint({**state, "global_step": step}, tmp_path / f"{step}.ckpt")
-    shutil.copy(tmp_path / "2.ckpt", tmp_path / "copy.ckpt")
-    (tmp_path / "3.ckpt").unlink()
-    for step in (1, 2):
-        plugin.remove_checkpoint(tmp_path / f"{step}.ckpt")
-    plugin.teardown()
-    assert inshrink_core.open(tmp_path / "run.inshrink").steps == (2, 3)
-    with pytest.raises(InputError, match="which frames stay"):
-        InshrinkCheckpointIO(tmp_path / "other.inshrink", retain="some")
 
 
 def test_hyperparameters_that_are_objects_come_back_and_only_when_trusted(tmp_path: Path):
@@ -218,7 +202,7 @@ def test_trainings_in_processes_of_their_own_are_archived_and_resumed(
 @pytest.mark.parametrize("strategy", PROCESSES)
 def test_failures_of_a_training_in_processes_of_its_own_are_reported(tmp_path: Path, in_processes, strategy):
     plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
-    with FolderSaver(tmp_path / "run.inshrink", **EXACT):
+    with Saver(tmp_path / "run.inshrink", **EXACT):
         fit(tmp_path / "ours", [plugin], 1, strategy=strategy)
     assert list(plugin.failures) == [2]
     with pytest.raises(StorageError, match="another process is writing this archive"):
@@ -281,7 +265,7 @@ def test_asynchronous_saves_are_archived_pruned_and_unlocked_when_fit_returns(tm
                 raise error
 
     archive = tmp_path / "run.inshrink"
-    plugin = InshrinkCheckpointIO(archive, retain="pointers", **EXACT)
+    plugin = InshrinkCheckpointIO(archive, retention=Retention(keep_last=1), **EXACT)
     asynchronous = AsyncCheckpointIO(plugin)
     options = {"save_top_k": 1, "monitor": "step", "mode": "max", "save_last": False}
     for epochs in (3, 5):
@@ -296,7 +280,7 @@ def test_asynchronous_saves_are_archived_pruned_and_unlocked_when_fit_returns(tm
         assert [path.name for path in (tmp_path / "ours").iterdir()] == [f"step={last}.ckpt"]
         shutil.rmtree(archive)
         shutil.rmtree(tmp_path / "ours")
-        plugin = InshrinkCheckpointIO(archive, retain="pointers", **EXACT)
+        plugin = InshrinkCheckpointIO(archive, retention=Retention(keep_last=1), **EXACT)
         asynchronous = AsyncCheckpointIO(plugin)
 
 
@@ -415,14 +399,14 @@ def test_what_cannot_be_archived_is_written_as_lightning_would(tmp_path: Path, m
 def test_an_archive_that_another_training_has_taken_never_stops_this_one(tmp_path: Path):
     plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
     plugin.close()
-    with FolderSaver(tmp_path / "run.inshrink", **EXACT):
+    with Saver(tmp_path / "run.inshrink", **EXACT):
         fit(tmp_path / "ours", [plugin], 1)
     assert list(plugin.failures) == [4]
     assert "state_dict" in torch.load(tmp_path / "ours" / "step=4.ckpt", weights_only=False)
 
 
 def test_a_pointer_to_what_is_gone_is_an_error_and_so_is_a_locked_archive(tmp_path: Path):
-    with FolderSaver(tmp_path / "run.inshrink", **EXACT), pytest.raises(LockedError):
+    with Saver(tmp_path / "run.inshrink", **EXACT), pytest.raises(LockedError):
         InshrinkCheckpointIO(tmp_path / "run.inshrink")
     plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
     fit(tmp_path / "ours", [plugin], 1)

@@ -195,9 +195,9 @@ def test_only_the_saver_restores_and_into_another_model(task, tmp_path, monkeypa
     original = Saver.restore
 
     def restore(saver, step=None):
-        before = saver._model[0].weight.detach().clone()
+        before = saver._state.models[""][0].weight.detach().clone()
         found = original(saver, step)
-        restored.append((found, torch.equal(before, saver._model[0].weight)))
+        restored.append((found, torch.equal(before, saver._state.models[""][0].weight)))
         return found
 
     monkeypatch.setattr(Saver, "restore", restore)

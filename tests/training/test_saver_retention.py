@@ -13,7 +13,7 @@ import torch
 from inshrink_core import Saver, verify
 from inshrink_core.chain import Archive
 from inshrink_core.errors import InputError
-from inshrink_core.training import FolderSaver, Retention
+from inshrink_core.training import Retention
 from inshrink_core.training.archiver import RETAIN_EVERY
 from inshrink_core.verbs import prune
 from tests.runs import model, train
@@ -105,13 +105,13 @@ def test_folders_of_a_trainer_are_kept_by_its_own_log(tmp_path: Path) -> None:
     network = model()
     policy = Retention(keep_best=["eval_loss:1", "f1:1"], keep_last=1)
     history = []
-    with FolderSaver(tmp_path / "a.inshrink", retention=policy) as saver:
+    with Saver(tmp_path / "a.inshrink", retention=policy) as saver:
         for step in range(1, 6):
             folder = tmp_path / f"checkpoint-{step}"
             folder.mkdir()
             torch.save(network.state_dict(), folder / "pytorch_model.bin")
             history.append({"step": step, "eval_loss": abs(step - 2.2)})
             (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}))
-            saver.save(folder, step, metrics={"f1": torch.tensor(float(step == 4)), "other": "?"})
+            saver.save_folder(folder, step, metrics={"f1": torch.tensor(float(step == 4)), "other": "?"})
     assert saver.failures == {}
     assert Archive.open(tmp_path / "a.inshrink").steps == (2, 4, 5)

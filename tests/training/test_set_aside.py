@@ -13,7 +13,7 @@ import inshrink_core
 from inshrink_core.chain import ChainWriter
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, StorageError, UnsafePickleError
 from inshrink_core.formats.torch.pickles import read_pickle
-from inshrink_core.training import FolderSaver
+from inshrink_core.integrations.ranks import FirstRankSaver
 from inshrink_core.training.archiver import MAX_ASIDE, Archiver
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import Spool, spool_folder
@@ -123,7 +123,7 @@ def test_a_restore_without_the_class_names_it(path, known):
 
 class Extra(nn.Linear):
     def get_extra_state(self):
-        return {"where": Path("x").resolve(), "what": FolderSaver}
+        return {"where": Path("x").resolve(), "what": Saver}
 
 
 def test_what_could_not_be_read_back_is_refused_by_the_first_save_that_holds_it(path):
@@ -190,10 +190,10 @@ def test_relative_links_are_followed_before_the_folder_has_its_name(tmp_path, pa
     if not linked:
         refuse = OSError(18, "Invalid cross-device link")
         monkeypatch.setattr("inshrink_core.training.spool.os.link", lambda *_: (_ for _ in ()).throw(refuse))
-    with FolderSaver(path, **EXACT) as saver:
+    with Saver(path, **EXACT) as saver:
         for step in (1, 2):
             made = folder(tmp_path, step)
-            saver.save(made, step)
+            saver.save_folder(made, step)
             shutil.rmtree(made)
         shutil.rmtree(tmp_path / "blobs")
     assert saver.failures == {}
@@ -207,12 +207,12 @@ def test_what_cannot_be_followed_is_refused_and_leaves_nothing(tmp_path, path, w
         os.mkfifo(made / "odd")
     else:
         (made / "odd").symlink_to("nowhere" if what == "dangling" else "../../blobs")
-    with FolderSaver(path, **EXACT) as saver:
-        saver.save(made, 1)
-        assert list(saver.failures) == [1]
+    with Saver(path, **EXACT) as saver:
+        with pytest.raises(InputError):
+            saver.save_folder(made, 1)
         assert not list(spool_folder(path).iterdir())
         (made / "odd").unlink()
-        saver.save(made, 1)
+        saver.save_folder(made, 1)
     assert inshrink_core.open(path).steps == (1,)
 
 
@@ -301,7 +301,7 @@ def test_saves_behind_one_that_was_set_aside_continue_from_where_it_would_have(p
             spoil(patch, 2, error=StorageError if kill else RuntimeError)
             patch.setattr(Archiver, "wait_for_room", lambda _: None)
             for step in (2, 4):
-                model.weight.data += 1
+                model.weight.data += 5
                 saver.save(step)
             with pytest.raises(InputError):
                 saver.close()
@@ -312,6 +312,14 @@ def test_saves_behind_one_that_was_set_aside_continue_from_where_it_would_have(p
                 assert [aside.step for aside in saver.set_aside] == [2]
         first, *_, last = inshrink_core.open(target).reader.frames
         assert (last.step, last.branch, last.parent_id) == (4, 1, first.frame_id)
+
+
+class Adapter(FirstRankSaver):
+    def __init__(self, path):
+        self._archive_to(path, EXACT)
+
+    def save(self, made, step):
+        self._attempt(step, lambda saver: saver.save_folder(made, step))
 
 
 def test_one_failure_after_the_other_is_no_fault_of_the_saves(tmp_path, path, monkeypatch):
@@ -326,15 +334,16 @@ def test_one_failure_after_the_other_is_no_fault_of_the_saves(tmp_path, path, mo
     assert len(saver.set_aside) == MAX_ASIDE
     with pytest.raises(RuntimeError):
         saver.close()
-    with FolderSaver(tmp_path / "b.inshrink", **EXACT) as folders:
-        for step in range(1, 7):
-            folders.save(folder(tmp_path, step), step)
-            folders.flush()
-        monkeypatch.undo()
-        folders.save(folder(tmp_path, 100), 100)
-    assert sorted(folders.failures) == list(range(1, 7))
+    folders = Adapter(tmp_path / "b.inshrink")
+    for step in range(1, 7):
+        folders.save(folder(tmp_path, step), step)
+        folders._settle()
+    monkeypatch.undo()
+    folders.save(folder(tmp_path, 100), 100)
+    folders.close()
+    assert sorted(folders.failures) == [1, 2, 3, 6]
     assert len(folders.set_aside) == MAX_ASIDE
-    assert inshrink_core.open(tmp_path / "b.inshrink").steps == (100,)
+    assert inshrink_core.open(tmp_path / "b.inshrink").steps == (4, 5, 100)
 
 
 def test_an_archive_that_is_gone_is_no_fault_of_the_saves(path):

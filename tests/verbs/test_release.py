@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
 from importlib import import_module
 from pathlib import Path
@@ -14,9 +14,8 @@ import torch
 import inshrink_core
 from benchmarks.crash.verbs import write_run_of_folders
 from inshrink_core.chain import Archive
-from inshrink_core.errors import InputError
+from inshrink_core.errors import InputError, StorageError
 from inshrink_core.verbs import prune, release
-from inshrink_core.verbs.history.release import JOURNAL_NAME
 from tests.runs import write_run
 
 
@@ -159,19 +158,20 @@ def test_a_file_that_is_written_meanwhile_stays(
 def test_a_deletion_that_was_cut_off_is_seen_by_no_reader_and_finished(
     run: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    genuine, calls = Path.unlink, []
+    genuine, calls = os.unlink, []
 
-    def dying(path: Path, *args: Any, **options: Any) -> None:
+    def dying(path: Any, **options: Any) -> None:
         calls.append(path)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        genuine(path, *args, **options)
+        genuine(path, **options)
 
-    monkeypatch.setattr(Path, "unlink", dying)
+    monkeypatch.setattr(os, "unlink", dying)
     with pytest.raises(KeyboardInterrupt):
         release(run, archive, apply=True)
     monkeypatch.undo()
-    assert (run / JOURNAL_NAME).exists()
+    (hidden,) = run.glob(".checkpoint-1.*.inshrink-released")
+    assert len(contents(hidden)) == 2
     assert inshrink_core.open(run).steps == (2, 3, 4)
     report = release(run, archive, apply=True)
     assert report.finished == (1,)
@@ -179,23 +179,27 @@ def test_a_deletion_that_was_cut_off_is_seen_by_no_reader_and_finished(
     assert names(run) == ["checkpoint-3", "checkpoint-4"]
 
 
-def test_a_cut_off_deletion_is_not_finished_where_another_archive_is_given(
-    run: Path, archive: Path, tmp_path: Path
+def test_a_cut_off_deletion_is_not_finished_where_another_archive_is_given(run: Path, archive: Path) -> None:
+    hidden = (run / "checkpoint-1").rename(run / f".checkpoint-1.{'00' * 16}.inshrink-released")
+    with pytest.raises(InputError, match="this archive does not hold the checkpoint"):
+        release(run, archive, apply=True)
+    assert len(contents(hidden)) == 3
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_what_was_hidden_and_not_compared_again_gets_its_name_back(
+    run: Path, archive: Path, is_taken: bool
 ) -> None:
-    (run / "checkpoint-1").rename(run / ".checkpoint-1.released")
-    record = {"archive": "00" * 16, "frame": "00" * 16, "step": 1, "name": "checkpoint-1", "files": {}}
-    (run / JOURNAL_NAME).write_text(json.dumps(record))
-    with pytest.raises(InputError, match="this archive does not hold it"):
-        release(run, archive, apply=True)
-    assert len(contents(run / ".checkpoint-1.released")) == 3
-
-
-@pytest.mark.parametrize("name", ["../outside", "a/b", "..", ""])
-def test_a_journal_that_names_what_lies_elsewhere_is_refused(run: Path, archive: Path, name: str) -> None:
-    record = {"archive": "00" * 16, "frame": "00" * 16, "step": 1, "name": name, "files": {}}
-    (run / JOURNAL_NAME).write_text(json.dumps(record))
-    with pytest.raises(InputError, match="the journal of a release is damaged"):
-        release(run, archive, apply=True)
+    before = contents(run)
+    hidden = (run / "checkpoint-3").rename(run / ".checkpoint-3.inshrink-releasing")
+    if is_taken:
+        (run / "checkpoint-3").mkdir()
+        with pytest.raises(StorageError, match="its place is taken"):
+            release(run, archive, apply=True)
+        assert len(contents(hidden)) == 3
+    else:
+        assert release(run, archive, steps=[3], keep_newest=2, apply=True).released == ()
+        assert contents(run) == before
 
 
 def test_the_base_model_of_the_archive_stays(tmp_path: Path) -> None:
@@ -220,7 +224,7 @@ def test_a_watch_releases_what_it_has_archived(tmp_path: Path) -> None:
         release=True,
         progress=said.append,
     )
-    assert report.steps("released") == (5, 10)
+    assert report.released == (5, 10)
     assert report.freed > 0
     assert names(flat) == ["step_15.pt", "step_20.pt"]
     assert Archive.open(tmp_path / "a").steps == (5, 10, 15, 20)
@@ -229,8 +233,9 @@ def test_a_watch_releases_what_it_has_archived(tmp_path: Path) -> None:
 def test_a_watch_keeps_what_is_archived_with_an_error(tmp_path: Path) -> None:
     flat = write_run(tmp_path / "run", n_steps=3)
     options: dict[str, Any] = {"interval": 0.001, "until": 15}
-    report = inshrink_core.verbs.watch(flat, tmp_path / "a", release=True, **options)
-    assert report.steps("released") == ()
-    assert report.steps("kept") == (5,)
+    said: list[Any] = []
+    report = inshrink_core.verbs.watch(flat, tmp_path / "a", release=True, progress=said.append, **options)
+    assert report.released == ()
+    assert [one.step for one in said if one.detail.startswith("kept")] == [5]
     report = inshrink_core.verbs.watch(flat, tmp_path / "a", release_lossy=True, **options)
     assert torch.load(flat / "step_15.pt", weights_only=True)["step"] == 15

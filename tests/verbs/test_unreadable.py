@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 
 import inshrink_core
 from inshrink_core.cli import main
-from inshrink_core.errors import UnreadableError, UnreadableStepError, UnsafePathError
+from inshrink_core.errors import InputError, UnreadableError, UnreadableStepError, UnsafePathError
 from inshrink_core.formats import open_run
 from inshrink_core.formats.disk import check_names, unsafe_names
-from inshrink_core.training import FolderSaver
+from inshrink_core.training import Saver
 from tests.formats.run_builders import save_huggingface
 from tests.formats.shards import save_shards
 
@@ -313,7 +313,7 @@ def test_a_watch_waits_for_what_is_unfinished_and_names_what_stays_so(tmp_path: 
     thread.join()
     assert inshrink_core.Archive.open(tmp_path / "a.inshrink").steps == (200, 300)
     assert [(row.step, row.reason) for row in report.unreadable] == [(100, "the file is empty")]
-    assert [one.step for one in events if (one.found or {}).get("event") == "unreadable"] == [100]
+    assert [one.step for one in events if one.detail.startswith("unreadable")] == [100]
     assert report.failure.exit_code == 1
     assert report.to_json()["unreadable"][0]["path"] == str(root / "step_100.pt")
     assert main(["verify", str(tmp_path / "a.inshrink"), "--against", str(root), "-q"]) == 1
@@ -352,9 +352,11 @@ def test_a_folder_saver_names_what_it_could_not_archive(tmp_path: Path, caplog):
     cut(tmp_path / "run" / "checkpoint-200" / "optimizer.pt")
     empty(tmp_path / "run" / "checkpoint-300" / "model.safetensors")
     (tmp_path / "run" / "checkpoint-100" / "c:x.json").write_text("{}")
-    with FolderSaver(tmp_path / "a.inshrink") as saver:
-        for step in STEPS:
-            saver.save(tmp_path / "run" / f"checkpoint-{step}", step)
+    saver = Saver(tmp_path / "a.inshrink")
+    for step in STEPS:
+        saver.save_folder(tmp_path / "run" / f"checkpoint-{step}", step)
+    with pytest.raises(InputError, match="2 saves could not be archived"):
+        saver.close()
     assert sorted(saver.failures) == [200, 300]
     assert inshrink_core.Archive.open(tmp_path / "a.inshrink").steps == (100,)
     assert "step 200" in caplog.text

@@ -58,7 +58,7 @@ class Trainer(threading.Thread):
                     old.unlink()
 
     def hear(self, event: Progress) -> None:
-        if event.found == {"event": "archived"}:
+        if event.detail.startswith("archived"):
             self.archived.release()
 
 
@@ -72,8 +72,8 @@ def test_each_checkpoint_is_archived_before_the_trainer_deletes_it(finished: Pat
     )
     trainer.join()
     assert report.ended == "until"
-    assert report.steps("archived") == (5, 10, 15, 20, 25, 30)
-    assert report.steps("vanished") == ()
+    assert report.appended == (5, 10, 15, 20, 25, 30)
+    assert report.vanished == ()
     assert len(list(folder.iterdir())) == 1
     verification = inshrink_core.verify(tmp_path / "a", deep=True, against=inshrink_core.open(finished))
     assert verification.ok
@@ -86,18 +86,18 @@ def test_watch_ends_when_nothing_new_comes_and_goes_on_later(finished: Path, tmp
     for step in (5, 10):
         shutil.copy(finished / f"step_{step}.pt", folder)
     first = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, idle=0.5, **OPTIONS)
-    assert (first.ended, first.steps("archived")) == ("idle", (5, 10))
+    assert (first.ended, first.appended) == ("idle", (5, 10))
     shutil.copy(finished / "step_15.pt", folder)
     second = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, idle=0.5)
-    assert second.steps("archived") == (15,)
-    assert second.steps("skipped") == (5, 10)
+    assert second.appended == (15,)
+    assert second.skipped == (5, 10)
     assert second.size is not None
     assert len(second.size.frames) == 3
 
 
 def test_until_archives_nothing_beyond_the_step(finished: Path, tmp_path: Path) -> None:
     report = inshrink_core.verbs.watch(finished, tmp_path / "a", interval=INTERVAL, until=12, **OPTIONS)
-    assert report.steps("archived") == (5, 10, 15)
+    assert report.appended == (5, 10, 15)
     assert Archive.open(tmp_path / "a").steps == (5, 10, 15)
 
 
@@ -107,11 +107,11 @@ def test_half_written_checkpoint_waits_until_it_is_whole(finished: Path, tmp_pat
     content = (finished / "step_5.pt").read_bytes()
     (folder / "step_5.pt").write_bytes(content[:3000])
     report = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, idle=0.3, **OPTIONS)
-    assert report.steps("archived") == ()
+    assert report.appended == ()
     assert not is_archive(tmp_path / "a")
     (folder / "step_5.pt").write_bytes(content)
     report = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, until=5, **OPTIONS)
-    assert report.steps("archived") == (5,)
+    assert report.appended == (5,)
 
 
 def test_directory_is_finished_when_it_has_what_the_one_before_had(finished: Path, tmp_path: Path) -> None:
@@ -130,13 +130,13 @@ def test_directory_is_finished_when_it_has_what_the_one_before_had(finished: Pat
     save(10, "model.pt", "config.json")
 
     def late(event: Progress) -> None:
-        if event.found == {"event": "skipped"}:
+        if event.detail.startswith("skipped"):
             threading.Timer(6 * INTERVAL, save, (10, "rng.json")).start()
 
     report = inshrink_core.verbs.watch(
         folder, tmp_path / "a", interval=INTERVAL, until=10, progress=late, **OPTIONS
     )
-    assert report.steps("archived") == (10,)
+    assert report.appended == (10,)
     archive = Archive.open(tmp_path / "a")
     assert "rng.json" in {file.path for file in archive[10].files}
 
@@ -154,8 +154,8 @@ def test_checkpoint_that_vanishes_while_it_is_read_is_told_and_left_out(
 
     monkeypatch.setattr(Compress, "write", deleted_meanwhile)
     report = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, until=30, **OPTIONS)
-    assert report.steps("vanished") == (10,)
-    assert report.steps("archived") == (5, 15, 20, 25, 30)
+    assert report.vanished == (10,)
+    assert report.appended == (5, 15, 20, 25, 30)
     assert inshrink_core.verify(tmp_path / "a", deep=True).ok
 
 
@@ -165,14 +165,14 @@ def test_checkpoint_deleted_before_it_was_archived_is_told(finished: Path, tmp_p
     shutil.copy(finished / "step_5.pt", folder)
     threading.Timer(3.5 * INTERVAL, (folder / "step_5.pt").unlink).start()
     report = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=3 * INTERVAL, idle=1.0, **OPTIONS)
-    assert report.steps("archived") + report.steps("vanished") in ((5,), (5, 5))
+    assert report.appended + report.vanished in ((5,), (5, 5))
 
 
 def test_steps_that_were_pruned_do_not_come_back(finished: Path, tmp_path: Path) -> None:
     inshrink_core.compress(finished, tmp_path / "a", steps=[5, 10, 15], codec="lossless")
     inshrink_core.verbs.prune(tmp_path / "a", keep_last=1, apply=True)
     report = inshrink_core.verbs.watch(finished, tmp_path / "a", interval=INTERVAL, until=20)
-    assert report.steps("skipped") == (5, 10, 15)
+    assert report.skipped == (5, 10, 15)
     assert Archive.open(tmp_path / "a").steps == (15, 20)
 
 
@@ -182,7 +182,7 @@ def test_checkpoint_written_again_with_other_values_ends_the_watch(finished: Pat
     shutil.copy(finished / "step_5.pt", folder)
 
     def overwrite(event: Progress) -> None:
-        if event.found == {"event": "archived"}:
+        if event.detail.startswith("archived"):
             other = write_run(tmp_path / "other", n_steps=1, every=5)
             state = (other / "step_5.pt").read_bytes()
             (folder / "step_5.pt").write_bytes(state[:-1] + state[-1:])
@@ -218,7 +218,7 @@ def test_archive_that_another_process_writes_is_waited_for(finished: Path, tmp_p
     other = ArchiveWriter(tmp_path / "a", create=True)
     threading.Timer(4 * INTERVAL, other.close).start()
     report = inshrink_core.verbs.watch(finished, tmp_path / "a", interval=INTERVAL, until=5, **OPTIONS)
-    assert report.steps("archived") == (5,)
+    assert report.appended == (5,)
 
 
 def test_ctrl_c_ends_the_watch_with_what_was_committed(finished: Path, tmp_path: Path) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
+import re
+import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NamedTuple
 
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, StorageError, named
-from inshrink_core.execution.files import open_regular
 from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
@@ -37,11 +36,11 @@ if TYPE_CHECKING:
     from inshrink_core.formats import Run, Skipped
     from inshrink_core.frame import FrameInfo
 
-JOURNAL_NAME: Final = ".inshrink-release"
-"""File in the run's folder that names the checkpoint that is being deleted."""
+_UNPROVEN: Final = ".inshrink-releasing"
+"""Suffix of a checkpoint's hidden name until its files are compared once more."""
 
-_HIDDEN: Final = ".released"
-_MAX_JOURNAL_BYTES: Final = 1 << 26
+_RELEASED: Final = re.compile(r"\.(?P<name>.+)\.(?P<frame>[0-9a-f]{32})\.inshrink-released", re.DOTALL)
+"""Hidden name of a checkpoint whose deletion has begun: its name, and the id of the frame that holds it."""
 
 
 class _Stamp(NamedTuple):
@@ -225,9 +224,8 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
     in the archive, none is a link, and none changed since before it was compared. One that cannot be read,
     or lacks anything in the archive, its optimizer's state say, stays whole.
 
-    A folder is renamed first, so that no reader ever sees half of one, and a journal in the run's folder says
-    what is being deleted: killed at any moment, each original is whole, or archived and verified, and the
-    same command finishes what was begun.
+    A checkpoint is renamed first, so that no reader ever sees half of one: killed at any moment, each
+    original is whole, or archived and verified, and the same command finishes what was begun.
 
     Examples
     --------
@@ -289,7 +287,7 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
             yield
 
     def _folder(self) -> Path:
-        """Return where the journal lies: in the run's folder, also where no checkpoint is left in it."""
+        """Return the run's folder, also where no checkpoint is left in it."""
         from inshrink_core import formats
 
         if isinstance(self.run, formats.Run):
@@ -343,7 +341,7 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
                 row, wrong = self._proven(run, view, info, files)
                 problems += wrong
             if row.released and self.apply:
-                row = _delete(row, files, archive, info)
+                row = _delete(row, files, info)
             rows[info.step] = row
             if self.progress is not None:
                 self.progress(Progress("release", position + 1, len(candidates), info.step))
@@ -377,32 +375,26 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
         try:
             problems, measured = verified_step(archive, info, run)
             if problems:
-                return _with(row, why="it did not pass the check"), problems
+                return replace(row, why="it did not pass the check"), problems
             original = run.as_archived(info.step, archive.attributing(info))
             why = _lacking(original, archive.checkpoint(info))
         except InshrinkError as error:
-            return _with(row, why=f"it cannot be read: {error.what}"), []
+            return replace(row, why=f"it cannot be read: {error.what}"), []
         if why:
-            return _with(row, why=why), []
+            return replace(row, why=why), []
         errors: dict[str, float | None] = {}
         for one in measured:
             if not one.error.bit_exact:
                 role, now = one.key.partition("@")[2] or "weights", one.error.relative_rms
                 known = errors.get(role, 0.0)
                 errors[role] = None if known is None or now is None else max(known, now)
-        row = _with(row, nbytes=files.nbytes, exact=not errors, errors=errors)
+        row = replace(row, nbytes=files.nbytes, exact=not errors, errors=errors)
         if errors and not self.lossy:
-            return _with(row, why="archived with an error (--lossy releases it)"), []
-        return _with(row, released=True), []
+            return replace(row, why="archived with an error (--lossy releases it)"), []
+        return replace(row, released=True), []
 
 
 release = python_call(Release)
-
-
-def _with(row: OriginalStep, **changed: Any) -> OriginalStep:
-    from dataclasses import replace
-
-    return replace(row, **changed)
 
 
 class _Files(NamedTuple):
@@ -412,8 +404,6 @@ class _Files(NamedTuple):
     ----------
     path
         The file, or the folder.
-    root
-        What `stamps` are relative to.
     stamps
         By relative path.
     nbytes
@@ -421,36 +411,8 @@ class _Files(NamedTuple):
     """
 
     path: Path
-    root: Path
     stamps: Mapping[str, _Stamp]
     nbytes: int
-
-
-class _Entry(NamedTuple):
-    """What a journal says: which folder is being deleted, its files' SHA-256, and which frame holds it."""
-
-    archive_id: bytes
-    frame_id: bytes
-    step: int
-    name: str
-    digests: Mapping[str, str]
-
-    def record(self) -> dict[str, Any]:
-        """Return the document."""
-        ids = {"archive": self.archive_id.hex(), "frame": self.frame_id.hex()}
-        return {**ids, "step": self.step, "name": self.name, "files": dict(self.digests)}
-
-    @classmethod
-    def of(cls, record: Any) -> _Entry | None:
-        """Return what a document says; None where it is none, or names what may lie elsewhere."""
-        try:
-            ids = bytes.fromhex(record["archive"]), bytes.fromhex(record["frame"])
-            digests = {str(key): str(digest) for key, digest in record["files"].items()}
-            entry = cls(*ids, int(record["step"]), record["name"], digests)
-            parts = [part for one in (entry.name, *digests) for part in one.split("/")]
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return None
-        return None if {"", ".", ".."} & set(parts) or "/" in entry.name else entry
 
 
 def _files_of(run: Run, step: int) -> tuple[_Files | None, str]:
@@ -477,7 +439,7 @@ def _files_of(run: Run, step: int) -> tuple[_Files | None, str]:
         return None, "its files lie elsewhere"
     stamps = {name: _Stamp.of(one) for name, one in found.items()}
     nbytes = sum(one.st_size for one in found.values() if one.st_nlink == 1)
-    return _Files(path, path if path.is_dir() else path.parent, stamps, nbytes), ""
+    return _Files(path, stamps, nbytes), ""
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
@@ -507,69 +469,48 @@ def _lacking(original: Checkpoint, restored: Checkpoint) -> str:
     return ""
 
 
-def _hidden(path: Path) -> Path:
-    """Return what a folder is called while it is deleted."""
-    return path.with_name(f".{path.name}{_HIDDEN}")
-
-
-def _delete(row: OriginalStep, files: _Files, archive: Archive, info: FrameInfo) -> OriginalStep:
+def _delete(row: OriginalStep, files: _Files, info: FrameInfo) -> OriginalStep:
     """Delete a checkpoint that is proven, if it is still what was compared."""
     from inshrink_core.archive.storage import storage_errors
-    from inshrink_core.execution import sync_path, write_durably
+    from inshrink_core.execution import sync_path
 
-    folder = files.path.parent
-    with storage_errors("the checkpoint cannot be released", str(files.path)):
-        if not files.path.is_dir():
-            if not _is_same(files.path, files.stamps[files.path.name]):
-                return _with(row, released=False, why="it changed while it was compared")
-            files.path.unlink()
-            sync_path(folder)
-            return row
-        digests = {name: _digest(files.path / name) for name in files.stamps}
-        entry = _Entry(archive.reader.archive_id, info.frame_id, info.step, files.path.name, digests)
-        hidden, journal = _hidden(files.path), folder / JOURNAL_NAME
-        write_durably(journal, json.dumps(entry.record()).encode())
-        files.path.rename(hidden)
-        sync_path(folder)
-        same = dict(_walk_stamps(hidden)) == files.stamps
-        if not (same and _clear(hidden, files.stamps)):
-            hidden.rename(files.path)
-        sync_path(folder)
-        journal.unlink()
-        sync_path(folder)
-    if not same:
-        return _with(row, released=False, why="it changed while it was compared")
-    return _with(row, why="files came into it meanwhile, and are left") if files.path.exists() else row
+    path = files.path
+    hidden = path.with_name(f".{path.name}{_UNPROVEN}")
+    with storage_errors("the checkpoint cannot be released", str(path)):
+        path.rename(hidden)
+        if _stamps(hidden, path.name) != files.stamps:
+            _put_back(hidden, path)
+            return replace(row, released=False, why="it changed while it was compared")
+        doomed = hidden.rename(path.with_name(f".{path.name}.{info.frame_id.hex()}.inshrink-released"))
+        sync_path(path.parent)
+        _remove(doomed)
+    return row
 
 
-def _walk_stamps(folder: Path) -> Iterator[tuple[str, _Stamp]]:
-    for name, found in _walk(folder):
-        yield name, _Stamp.of(found)
+def _stamps(path: Path, name: str) -> dict[str, _Stamp]:
+    """Return the stamps of a checkpoint's files, by relative path; of a single file, by its name."""
+    found = _walk(path) if path.is_dir() else [(name, path.lstat())]
+    return {name: _Stamp.of(one) for name, one in found}
 
 
-def _is_same(path: Path, stamp: _Stamp) -> bool:
-    """Whether a regular file is there that is the very one that was compared."""
-    try:
-        found = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISREG(found.st_mode) and _Stamp.of(found) == stamp
+def _put_back(hidden: Path, path: Path) -> None:
+    if path.exists():
+        raise StorageError(
+            "a checkpoint was hidden to be released, and its place is taken",
+            where=str(hidden),
+            remedy=f"compare it with '{path.name}', and keep the right one",
+        )
+    hidden.rename(path)
 
 
-def _digest(path: Path) -> str:
-    """Return the SHA-256 of a regular file, links not followed."""
-    with os.fdopen(open_regular(path, follow=False), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _remove(path: Path) -> None:
+    from inshrink_core.execution import sync_path
 
-
-def _clear(folder: Path, names: Iterable[str]) -> bool:
-    """Delete files of a folder, and the folder if nothing else is in it; tell whether it is gone."""
-    for name in names:
-        (folder / name).unlink()
-    for root, _, _ in os.walk(folder, topdown=False):
-        with contextlib.suppress(OSError):
-            Path(root).rmdir()
-    return not folder.exists()
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    sync_path(path.parent)
 
 
 def _finish(folder: Path, archive: Archive) -> tuple[int, ...]:
@@ -578,72 +519,35 @@ def _finish(folder: Path, archive: Archive) -> tuple[int, ...]:
     Raises
     ------
     InputError
-        What a journal speaks of is not in this archive.
+        This archive does not hold a step whose deletion was begun.
     """
+    from inshrink_core.archive.storage import storage_errors
+
     finished: list[int] = []
     for root, folders, names in os.walk(folder):
-        if JOURNAL_NAME in names:
-            finished += _finish_one(Path(root), archive)
+        for name in (*folders, *names):
+            path = Path(root, name)
+            with storage_errors("the release that was cut off cannot be finished", str(path)):
+                if found := _RELEASED.fullmatch(name):
+                    finished.append(_require_held(bytes.fromhex(found["frame"]), archive, str(path)))
+                    _remove(path)
+                elif name.startswith(".") and name.endswith(_UNPROVEN):
+                    _put_back(path, path.with_name(name.removesuffix(_UNPROVEN)[1:]))
         folders[:] = [name for name in folders if not name.startswith(".") and not name.endswith(".inshrink")]
     return tuple(sorted(finished))
 
 
-def _finish_one(folder: Path, archive: Archive) -> list[int]:
-    """Finish one deletion; the journal is believed no further than the names in its folder go."""
-    from inshrink_core.archive.storage import storage_errors
-    from inshrink_core.execution import read_regular, sync_path
-
-    journal = folder / JOURNAL_NAME
-    with storage_errors("the release that was cut off cannot be finished", str(journal)):
-        content = read_regular(journal, _MAX_JOURNAL_BYTES)
-        record = {}
-        with contextlib.suppress(ValueError, RecursionError):
-            record = json.loads(content)
-        entry = _Entry.of(record)
-        if entry is None:
-            raise InputError(
-                "the journal of a release is damaged",
-                where=str(journal),
-                remedy=f"look at folders called .NAME{_HIDDEN} beside it, and remove the journal",
-            )
-        path, where = folder / entry.name, str(_hidden(folder / entry.name))
-        hidden, done = _hidden(path), False
-        if hidden.is_dir() and not hidden.is_symlink():
-            _require_held(entry, archive, where)
-            there = dict(_walk(hidden))
-            own = [name for name in there if name in entry.digests]
-            for name in own:
-                if not stat.S_ISREG(there[name].st_mode) or _digest(hidden / name) != entry.digests[name]:
-                    raise InputError(
-                        f"of a checkpoint that was being released, '{name}' is not what was archived",
-                        where=where,
-                        remedy="take from the folder what you need, and remove it and the journal",
-                    )
-            done = _clear(hidden, own)
-            if not done and path.exists():
-                raise StorageError(
-                    "files came into a checkpoint that was being released, and its place is taken",
-                    where=where,
-                    remedy="move them to where they belong",
-                )
-            if not done:
-                hidden.rename(path)
-            sync_path(folder)
-        journal.unlink()
-        sync_path(folder)
-    return [entry.step] if done else []
-
-
-def _require_held(entry: _Entry, archive: Archive, where: str) -> None:
-    """Refuse to finish a deletion unless the archive restores the step."""
+def _require_held(frame_id: bytes, archive: Archive, where: str) -> int:
+    """Return the step of a frame; refuse to finish a deletion unless the archive restores it."""
     from inshrink_core.formats.write import rehearse_writing, restorable_layout
 
-    known = {frame.frame_id: frame for frame in archive.reader.frames}
-    if entry.archive_id != archive.reader.archive_id or entry.frame_id not in known:
+    info = next((frame for frame in archive.reader.frames if frame.frame_id == frame_id), None)
+    if info is None:
         raise InputError(
-            f"a release of step {entry.step} was cut off, and this archive does not hold it",
+            "a release was cut off, and this archive does not hold the checkpoint",
             where=where,
             remedy="give the archive that it was released into",
         )
-    checkpoint = archive.checkpoint(known[entry.frame_id])
+    checkpoint = archive.checkpoint(info)
     rehearse_writing(checkpoint, restorable_layout(checkpoint), archive.limits)
+    return info.step

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from inshrink_core.errors import (
     InshrinkError,
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from inshrink_core.chain import ArchiveSize
     from inshrink_core.formats import Run, Skipped
 
-__all__ = ["SeenSteps", "WatchReport", "watch", "watch_run"]
+__all__ = ["WatchReport", "watch", "watch_run"]
 
 _PATIENCE: Final = 12
-"""Intervals to wait for an archive that another process writes, and for files that the checkpoint before had
+"""Looks to wait for an archive that another process writes, and for files that the checkpoint before had
 and this one lacks, as trainers write the optimizer and their own state last."""
 
 _WHY: Final = {
@@ -53,12 +53,6 @@ _MOST_FAILURES: Final = 3
 
 
 _STAGE: Final = "watch"
-
-
-def _event(kind: str, step: int | None, detail: str = "") -> Progress:
-    """Return what is reported when something happened; `detail` says why, or how: for people."""
-    text = kind if step is None else f"{kind} step {step}"
-    return Progress(_STAGE, 0, 0, step, f"{text}: {detail}" if detail else text, {"event": kind})
 
 
 def watch(run: PathLike, archive: PathLike, **options: Any) -> WatchReport:
@@ -95,10 +89,8 @@ def watch(run: PathLike, archive: PathLike, **options: Any) -> WatchReport:
 
     Notes
     -----
-    Beside how far each writing has come, `progress` gets what happens: events of the stage ``watch``, whose
-    `found` has as ``event`` one of ``archived``, ``skipped`` (in the archive already, or older than its last
-    step), ``vanished`` (gone or changed while it was read), ``unreadable`` (not unfinished, and not to be
-    read), ``released`` (deleted, since the archive has it) and ``ended``.
+    Beside how far each writing has come, `progress` gets what happens: the stage is ``watch``, and `detail`
+    says it, as "archived step 400".
 
     The archive is free between two writings, so that another process may read, prune or append. Each
     writing reads the state of the last step from the archive again, a decoding of at most
@@ -111,7 +103,7 @@ def watch(run: PathLike, archive: PathLike, **options: Any) -> WatchReport:
     >>> report = inshrink_core.verbs.watch(
     ...     inshrink_core.sample("digits-cnn"), target, interval=0.1, until=25
     ... )
-    >>> report.ended, report.steps("archived")
+    >>> report.ended, report.appended
     ('until', (10, 25))
     """
     return watch_run(Compress(run, archive, watch=True, **options))
@@ -134,14 +126,13 @@ def watch_run(asked: Compress) -> WatchReport:
         raise NotFoundError("there is no such directory", where=run)
     watcher = _Watcher(asked, run)
     try:
-        watcher.report.ended = watcher.work(asked.idle)
+        ended = watcher.work()
     except KeyboardInterrupt:
-        watcher.report.ended = "interrupted"
-    watcher.end()
+        ended = "interrupted"
+    watcher.end(ended)
     if is_archive(asked.archive):
         with suppress(NotFoundError):  # every checkpoint may be gone by now
             watcher.writing.write_branches()
-    watcher.say(Progress(_STAGE, 0, 0, None, found={"event": "ended"}))
     if is_archive(asked.archive):
         opened = Archive.open(asked.archive)
         if opened.steps:
@@ -151,190 +142,202 @@ def watch_run(asked: Compress) -> WatchReport:
 
 
 class _Watcher:
-    """One watch: what was looked at, and what became of it."""
+    """One watch: what was seen of each checkpoint, and what became of it."""
 
     def __init__(self, asked: Compress, run: str) -> None:
         from inshrink_core.chain import ArchiveSize, open_base
 
         base = None if asked.base is None else open_base(asked.base)
-        self._asked, self._run_path = asked, run
-        self._writing = replace(asked, base=base, skip_damaged=True, look_ahead=False)
+        self._asked, self._path = asked, run
+        self.writing = replace(asked, base=base, skip_damaged=True, look_ahead=False)
         self.report = WatchReport(
             archive=os.fspath(asked.archive),
             size=ArchiveSize(frames=(), manifest_nbytes=0),
             skip_damaged=asked.skip_damaged,
         )
-        self._archive, self._interval, self._until = asked.archive, asked.interval, asked.until
-        self._doubted: dict[str, _Doubt] = {}
-        self._stirs = False  # whether something that cannot be read is still being written
+        self._n_looks = 0
         self._run: Run | None = None
-        self._failures = self._locked = 0
+        self._rows: dict[str, Skipped] = {}
+        """Checkpoints that cannot be read and are wanted, by path."""
+        self._since: dict[tuple[int | str, str], int] = {}
+        """Since which look a step, or the path of what cannot be read, has had an identity."""
+        self._done: dict[int, str] = {}
+        """Identity of each step that needs no writing any more."""
+        self._names: dict[int, frozenset[str]] = {}
+        self._archived = frozenset(self._archived_now())
+        self._last, self._n_failures, self._n_locked = -1, 0, 0
         self._told: set[int] = set()
-        self._seen_steps = SeenSteps(asked.interval)
 
-    @property
-    def writing(self) -> Compress:
-        """How the next steps are written."""
-        return self._writing
-
-    def say(self, event: Progress) -> None:
-        """Note an event, and report it to the listener, if there is one."""
-        self.report.events.append(event)
+    def say(self, what: str, step: int | None = None, why: str = "") -> None:
+        """Tell the listener what happened."""
+        text = what if step is None else f"{what} step {step}"
         if self._asked.progress is not None:
-            self._asked.progress(event)
+            self._asked.progress(Progress(_STAGE, 0, 0, step, f"{text}: {why}" if why else text))
 
-    def work(self, idle: float | None) -> str:
+    def work(self) -> str:
         """Look again and again; return why it ended."""
-        until = self._until
-        busy_at = time.monotonic()
+        until, idle, busy_at = self._asked.until, self._asked.idle, time.monotonic()
         while True:
-            if self._look(until) or self._stirs:
+            if self._look():
                 busy_at = time.monotonic()
-            if until is not None and self._seen_steps.last >= until and not self._waits(until):
+            if until is not None and self._last >= until and not self._waits(until):
                 return "until"
             if idle is not None and time.monotonic() - busy_at >= idle:
                 return "idle"
-            time.sleep(self._interval)
+            time.sleep(self._asked.interval)
 
-    def _look(self, until: int | None) -> bool:
-        """Look once; return whether something was archived."""
+    def _look(self) -> bool:
+        """Look once; return whether something was written, or seen for the first time."""
         run = self._open()
-        self._note_gone(frozenset() if run is None else frozenset(run.steps))
-        if run is None:
+        if self._n_failures:
             return False
-        self._doubt(run.unreadable)
-        ready = [step for step in run.steps if self._seen_steps.is_ready(run, step)]
+        until, self._n_looks = self._asked.until, self._n_looks + 1
+        found: dict[int | str, str] = {} if run is None else {step: run.identity(step) for step in run.steps}
+        found |= {path: row.identity for path, row in self._rows.items()}
+        for step in (
+            {key for key, _ in self._since if isinstance(key, int)} - found.keys() - self._done.keys()
+        ):
+            self.report.vanished += (step,)
+            self.say("vanished", step, "it was deleted before it could be archived")
+        stirred = bool(found.items() - self._since.keys())
+        self._since = {one: self._since.get(one, self._n_looks) for one in found.items()}
+        for path, row in self._rows.items():
+            if self._age(path, row.identity) >= _PATIENCE:
+                self._give_up(row)
+        if run is None:
+            return stirred
+        ready = {step: found[step] for step in run.steps if self._is_ready(run, step, found[step])}
         if until is not None:
-            below = [step for step in ready if step < until]
-            ready = ready[: len(below) + 1]
-        ready = self._without_older(ready, run)
-        return bool(ready) and self._write(run, ready)
+            later = [step for step in ready if step >= until]
+            ready = {step: identity for step, identity in ready.items() if step not in later[1:]}
+        return (bool(ready) and self._write(run, ready)) or stirred
 
     def _open(self) -> Run | None:
         """Return the run as it is now; None where there is no checkpoint yet."""
         from inshrink_core.formats import open_run
         from inshrink_core.formats.run import NoCheckpointError
 
+        until = self._asked.until
+        rows: Iterable[Skipped] = ()
         try:
-            if self._run is None:
-                self._run = open_run(self._run_path, **self._asked.reading)
-            else:
-                self._run = self._run.refresh()
+            self._run = (
+                open_run(self._path, **self._asked.reading) if self._run is None else self._run.refresh()
+            )
+            rows = self._run.unreadable
         except NoCheckpointError as error:
-            self._doubt(row for row in error.skipped if row.unreadable)
-            self._run, self._failures = None, 0
-            return None
+            self._run, rows = None, [row for row in error.skipped if row.unreadable]
         except (InshrinkError, OSError):
             # A trainer deletes while we look: that passes, and what does not is raised.
-            self._failures += 1
-            if self._failures >= _MOST_FAILURES:
+            self._n_failures += 1
+            if self._n_failures >= _MOST_FAILURES:
                 raise
             return None
-        self._failures = 0
+        self._n_failures = 0
+        self._rows = {row.path: row for row in rows if until is None or row.step is None or row.step <= until}
         return self._run
 
-    def _note_gone(self, steps: frozenset[int]) -> None:
-        """Report what was seen and went before it could be archived."""
-        if self._failures:
-            return
-        for step in self._seen_steps.gone(steps):
-            self.say(_event("vanished", step, "it was deleted before it could be archived"))
+    def _age(self, key: int | str, identity: str) -> int:
+        """Return for how many looks something has been as it is."""
+        return self._n_looks - self._since.get((key, identity), self._n_looks)
 
-    def _doubt(self, rows: Iterable[Skipped]) -> None:
-        """Take note of what cannot be read; what stays so and does not change is no unfinished checkpoint."""
-        now, before = time.monotonic(), self._doubted
-        self._doubted, self._stirs = {}, False
-        for row in rows:
-            if self._until is not None and row.step is not None and row.step > self._until:
-                continue
-            doubt = before.get(row.path)
-            if doubt is None or doubt.row != row:
-                doubt, self._stirs = _Doubt(row, now), True
-            elif now - doubt.since >= _PATIENCE * self._interval:
-                self._give_up(row)
-            self._doubted[row.path] = doubt
+    def _is_ready(self, run: Run, step: int, identity: str) -> bool:
+        """Tell whether a checkpoint is finished and not archived: it was the same at the look before."""
+        age = self._age(step, identity)
+        if self._done.get(step) == identity or not age:
+            return False
+        self._names[step] = frozenset(file.path for file in run[step].files)
+        before = max((one for one in self._names if one < step), default=step)
+        lacks = run.path_of(step).is_dir() and bool(self._names[before] - self._names[step])
+        return not lacks or age >= _PATIENCE
 
     def _waits(self, until: int) -> bool:
-        """Whether a step that is wanted is not archived yet, or may only be unfinished."""
+        """Tell whether a step that is wanted is not archived yet, or may only be unfinished."""
         steps = () if self._run is None else self._run.steps
-        return any(step <= until and not self._seen_steps.is_done(step) for step in steps) or any(
-            row.step is not None and row.path not in self.report.unreadable_by_path
-            for row, _ in self._doubted.values()
+        return any(step <= until and step not in self._done for step in steps) or any(
+            row.step is not None and path not in self.report.unreadable_by_path
+            for path, row in self._rows.items()
         )
 
     def _give_up(self, row: Skipped) -> None:
         """Report a checkpoint that cannot be read, once."""
         if self.report.unreadable_by_path.get(row.path) != row:
             self.report.unreadable_by_path[row.path] = row
-            self.say(_event("unreadable", row.step, f"{row.path}: {row.reason}"))
+            self.say("unreadable", row.step, f"{row.path}: {row.reason}")
 
-    def end(self) -> None:
-        """Report what cannot be read at the end, but for what nobody waited for, or is being written."""
-        now = time.monotonic()
-        for row, since in self._doubted.values():
-            if self.report.ended == "idle" or now - since >= self._interval:
+    def end(self, why: str) -> None:
+        """Report why the watch ended, and what cannot be read and is not being written."""
+        self.report.ended = why
+        for path, row in self._rows.items():
+            if why == "idle" or self._age(path, row.identity):
                 self._give_up(row)
 
-    def _without_older(self, ready: list[int], run: Run) -> list[int]:
-        """Pass over steps before the last one of an archive that was pruned: it held them once."""
-        from inshrink_core.chain import Archive
-
-        archived = self._archived()
-        if not archived or self._writing.resumed_from is not None:
-            return ready
-        if not Archive.open(self._archive).reader.catalog.manifest.tombstones:
-            return ready
-        older = [step for step in ready if step < max(archived) and step not in archived]
-        for step in older:
-            self._seen_steps.pass_over(step, run.identity(step))
-            self.say(_event("skipped", step, "it is older than the last step of a pruned archive"))
-        return [step for step in ready if step not in older]
-
-    def _archived(self) -> tuple[int, ...]:
+    def _archived_now(self) -> tuple[int, ...]:
         from inshrink_core.archive import is_archive
         from inshrink_core.chain import Archive
 
-        return Archive.open(self._archive).steps if is_archive(self._archive) else ()
+        archive = self._asked.archive
+        return Archive.open(archive).steps if is_archive(archive) else ()
 
-    def _write(self, run: Run, ready: list[int]) -> bool:
-        """Archive what is ready; what vanishes meanwhile is reported and left out."""
-        identities = {step: run.identity(step) for step in ready}
-        before = frozenset(self._archived())
+    def _write(self, run: Run, ready: Mapping[int, str]) -> bool:
+        """Archive what is ready; what changes or vanishes meanwhile is left for the next look."""
         try:
-            report = replace(self._writing, run=run, steps=ready).write()
+            report = replace(self.writing, run=run, steps=tuple(ready)).write()
         except LockedError:
             # Another process prunes or appends; that passes.
-            self._locked += 1
-            if self._locked >= _PATIENCE:
+            self._n_locked += 1
+            if self._n_locked >= _PATIENCE:
                 raise
             return False
-        except BaseException as error:
-            self._note_archived(before, identities)
-            if not isinstance(error, InshrinkError | OSError) or isinstance(error, StepConflictError):
-                raise
-            if not self._note_vanished(run, identities):
+        except (InshrinkError, OSError) as error:
+            self._note_archived(run, ready)
+            if isinstance(error, StepConflictError) or not self._changed(run, ready):
                 raise
             return True
-        self._locked = 0
+        except KeyboardInterrupt:
+            self._note_archived(run, ready)
+            raise
+        self._n_locked = 0
         self.report.reports.append(report)
-        self._note_archived(before, identities)
-        lost = {
-            row.step: row
-            for row in report.unreadable
-            if row.step in identities and row.path == spoken(str(run.path_of(row.step)))
-        }
-        if lost and self._note_vanished(run, {step: identities[step] for step in lost}):
-            lost = {step: row for step, row in lost.items() if not self._seen_steps.is_new(step)}
-        for step, row in lost.items():
-            self._seen_steps.pass_over(step, identities[step])
-            self._give_up(row)
+        self._note_archived(run, ready)
         for step in report.skipped:
-            if not self._seen_steps.is_done(step, identities[step]):
-                self._finish(step, identities[step], _event("skipped", step, "it is there already"))
-        self._writing = replace(self._writing, resumed_from=None)
+            if step not in self._done:
+                self.report.skipped += (step,)
+                self.say("skipped", step, "it is there already, or was pruned")
+            self._take(step, ready[step])
+        lost = [step for step in ready if self._done.get(step) != ready[step]]
+        changed = self._changed(run, {step: ready[step] for step in lost}) if lost else ()
+        for row in report.unreadable:
+            if row.step in lost and row.step not in changed:
+                self._done[row.step] = ready[row.step]
+                self._give_up(row)
+        self.writing = replace(self.writing, resumed_from=None)
         if self._asked.release or self._asked.release_lossy:
             self._release(run)
         return True
+
+    def _note_archived(self, run: Run, ready: Mapping[int, str]) -> None:
+        """Report the steps that were committed."""
+        now = self._archived_now()
+        for step in now:
+            if step in ready and step not in self._archived:
+                self.report.unreadable_by_path.pop(spoken(str(run.path_of(step))), None)
+                self.report.appended += (step,)
+                self.say("archived", step)
+                self._take(step, ready[step])
+        self._archived = frozenset(now)
+
+    def _take(self, step: int, identity: str) -> None:
+        self._done[step] = identity
+        self._last = max(self._last, step)
+
+    @staticmethod
+    def _changed(run: Run, ready: Mapping[int, str]) -> list[int]:
+        """Return the steps that are gone, or others by now."""
+        try:
+            now = run.refresh()
+        except (InshrinkError, OSError):
+            return list(ready)
+        return [step for step, old in ready.items() if step not in now.steps or now.identity(step) != old]
 
     def _release(self, run: Run) -> None:
         """Release what is archived; what keeps it from that ends no watch."""
@@ -343,54 +346,26 @@ class _Watcher:
         asked = self._asked
         try:
             report = Release(
-                run=self._run_path,
-                archive=self._archive,
-                steps=[step for step in run.refresh().steps if self._seen_steps.is_done(step)],
+                run=self._path,
+                archive=asked.archive,
+                steps=[step for step in run.refresh().steps if step in self._done],
                 lossy=asked.release_lossy,
                 apply=True,
-                base=self._writing.base,
+                base=self.writing.base,
                 step_pattern=asked.step_pattern,
                 follow_links=asked.follow_links,
             ).perform()
         except (InshrinkError, OSError) as error:
-            self.say(_event("kept", None, f"nothing is released: {error}"))
+            self.say("nothing is released", why=str(error))
             return
         self.report.freed += report.freed
+        self.report.released += report.released
         for step in report.released:
-            self.say(_event("released", step))
+            self.say("released", step)
         for row in report.steps:
             if row.why and row.step not in self._told and "newest" not in row.why:
                 self._told.add(row.step)
-                self.say(_event("kept", row.step, row.why))
-
-    def _note_archived(self, before: frozenset[int], identities: Mapping[int, str]) -> None:
-        """Report the steps that were committed."""
-        for step in self._archived():
-            if step in identities and step not in before:
-                if self._run is not None and step in self._run:
-                    self.report.unreadable_by_path.pop(spoken(str(self._run.path_of(step))), None)
-                self._finish(step, identities[step], _event("archived", step))
-
-    def _finish(self, step: int, identity: str, event: Progress) -> None:
-        """Take a step as done."""
-        self._seen_steps.finish(step, identity)
-        self.say(event)
-
-    def _note_vanished(self, run: Run, identities: Mapping[int, str]) -> bool:
-        """Report steps that are gone, or others by now, while they were read; tell whether there are any."""
-        try:
-            now = run.refresh()
-        except (InshrinkError, OSError):
-            now = None
-        found = False
-        for step, identity in identities.items():
-            if self._seen_steps.is_done(step):
-                continue
-            if now is None or step not in now.steps or now.identity(step) != identity:
-                self._seen_steps.forget(step)
-                self.say(_event("vanished", step, "it was deleted or changed while it was read"))
-                found = True
-        return found
+                self.say("kept", row.step, row.why)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -403,8 +378,9 @@ class WatchReport(Report):
         The archive.
     ended
         Why it ended: ``until``, ``idle`` or ``interrupted``.
-    events
-        What happened, in order.
+    appended, skipped, vanished, released
+        Steps that were archived; that were in the archive already, or were pruned; that went before they
+        could be archived; whose originals were deleted.
     size
         Sizes of the archive's newest branch; without frames where nothing was ever archived.
     reports
@@ -421,7 +397,10 @@ class WatchReport(Report):
 
     archive: str
     ended: str = ""
-    events: list[Progress] = field(default_factory=list)
+    appended: tuple[int, ...] = ()
+    skipped: tuple[int, ...] = ()
+    vanished: tuple[int, ...] = ()
+    released: tuple[int, ...] = ()
     size: ArchiveSize
     reports: list[CompressReport] = field(default_factory=list)
     seconds: float = 0.0
@@ -445,7 +424,7 @@ class WatchReport(Report):
             "appended": self.appended,
             "skipped": self.skipped,
             "vanished": self.vanished,
-            "released": self.steps("released"),
+            "released": self.released,
             "bytes_freed": self.freed,
             "unreadable": self.unreadable,
             "seconds": self.seconds,
@@ -455,21 +434,6 @@ class WatchReport(Report):
     def last(self) -> CompressReport | None:
         """The report of the last writing; None for none."""
         return self.reports[-1] if self.reports else None
-
-    @property
-    def appended(self) -> tuple[int, ...]:
-        """Steps that were archived."""
-        return self.steps("archived")
-
-    @property
-    def skipped(self) -> tuple[int, ...]:
-        """Steps that were in the archive already, or are older than its last."""
-        return self.steps("skipped")
-
-    @property
-    def vanished(self) -> tuple[int, ...]:
-        """Steps that were gone or changed while they were read."""
-        return self.steps("vanished")
 
     @property
     def unreadable(self) -> tuple[Skipped, ...]:
@@ -483,12 +447,6 @@ class WatchReport(Report):
 
         return None if self.skip_damaged else unreadable_error(self.unreadable, self.archive)
 
-    def steps(self, kind: str) -> tuple[int, ...]:
-        """Return the steps of the events of a kind."""
-        return tuple(
-            one.step for one in self.events if (one.found or {}).get("event") == kind and one.step is not None
-        )
-
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink compress --watch --json``."""
         base = {} if self.size.base is None else {"base": plain_value(self.size.base)}
@@ -497,12 +455,11 @@ class WatchReport(Report):
     def show(self, console: Console) -> None:
         """Print what was archived, and why the watch ended."""
         show_unreadable(console, self.unreadable)
-        appended, vanished, released = self.appended, self.vanished, self.steps("released")
         facts = [
             ("archive", self.archive),
-            ("appended", steps_in_short(appended) if appended else "nothing new"),
-            ("vanished", steps_in_short(vanished) if vanished else ""),
-            ("released", f"{steps_in_short(released)} ({size(self.freed)})" if released else ""),
+            ("appended", steps_in_short(self.appended) if self.appended else "nothing new"),
+            ("vanished", steps_in_short(self.vanished) if self.vanished else ""),
+            ("released", f"{steps_in_short(self.released)} ({size(self.freed)})" if self.released else ""),
             ("ended", _WHY.get(self.ended, self.ended)),
             ("time", duration(self.seconds)),
         ]
@@ -518,85 +475,3 @@ class WatchReport(Report):
                 (named_ratio("ratio of the weights", self.size.base), ratio(self.size.ratio_weights)),
             ]
         show_facts(console, facts)
-
-
-class _Doubt(NamedTuple):
-    """What cannot be read, and since when it has been as it is."""
-
-    row: Skipped
-    since: float
-
-
-class _Seen(NamedTuple):
-    """A checkpoint as it was seen: what it is, its files, and how long it has been so."""
-
-    identity: str
-    names: frozenset[str]
-    since: float
-
-
-class SeenSteps:
-    """What was seen of each checkpoint, and which are done.
-
-    Parameters
-    ----------
-    interval
-        Seconds between looks.
-
-    Attributes
-    ----------
-    last
-        The last step that was finished; -1 for none.
-    """
-
-    def __init__(self, interval: float) -> None:
-        self.last = -1
-        self._interval = interval
-        self._seen: dict[int, _Seen] = {}
-        self._done: dict[int, str] = {}
-        self._names: frozenset[str] = frozenset()
-
-    def is_ready(self, run: Run, step: int) -> bool:
-        """Whether a checkpoint is finished and not archived: it was the same at the look before."""
-        identity, now = run.identity(step), time.monotonic()
-        if self.is_done(step, identity):
-            return False
-        before = self._seen.get(step)
-        if before is None or before.identity != identity:
-            names = frozenset(file.path for file in run[step].files)
-            self._seen[step] = _Seen(identity, names, now)
-            return False
-        earlier = max((other for other in self._seen if other < step), default=None)
-        expected = self._names if earlier is None else self._seen[earlier].names
-        lacks = run.path_of(step).is_dir() and bool(expected - before.names)
-        return not lacks or now - before.since >= _PATIENCE * self._interval
-
-    def is_done(self, step: int, identity: str | None = None) -> bool:
-        """Whether a step is done; with an identity, as the checkpoint that this is of."""
-        return step in self._done and identity in (None, self._done[step])
-
-    def finish(self, step: int, identity: str) -> None:
-        """Take a step as done; the next ones are expected to have files of the same names."""
-        self.pass_over(step, identity)
-        self.last = max(self.last, step)
-        if step in self._seen:
-            self._names = self._seen[step].names
-
-    def pass_over(self, step: int, identity: str) -> None:
-        """Take a step as done that was never looked for."""
-        self._done[step] = identity
-
-    def is_new(self, step: int) -> bool:
-        """Whether nothing was seen of a step, or what was seen is forgotten."""
-        return step not in self._seen
-
-    def forget(self, step: int) -> None:
-        """Forget what was seen of a step."""
-        self._seen.pop(step, None)
-
-    def gone(self, steps: Set[int]) -> list[int]:
-        """Forget steps that are not among these, and return those of them that were not done."""
-        missing = sorted(self._seen.keys() - steps)
-        for step in missing:
-            del self._seen[step]
-        return [step for step in missing if step not in self._done]
