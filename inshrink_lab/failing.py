@@ -369,19 +369,14 @@ def require_judgeable(task: Task, bounds: Bounds, device: str) -> None:
 def task_evaluator(task: Task, device: str = "cpu") -> ModelEvaluator:
     """Return what judges states of a task's model, as the task itself does.
 
-    Where the task has a method ``log_probs(model)``, that returns its predictions, (n, classes), nats. The
-    model is made here, once, because making one draws from torch's global generator; `Task.evaluate` must
-    not, for the saver's thread calls it while training goes on.
+    Where the task has a method ``judged(model)``, that returns a dict of the metric by its name, and of its
+    ``log_probs`` (n, classes), nats, or ``predictions``; a metric alone bounds its own rise. The model is
+    made here, once, because making one draws from torch's global generator; `Task.evaluate` must not, for
+    the saver's thread calls it while training goes on.
     """
-    own: Callable[[nn.Module], Tensor] | None = getattr(task, "log_probs", None)
-
-    def check(model: nn.Module) -> Any:
-        value = float(task.evaluate(model))
-        return value if own is None else {task.metric: value, "log_probs": own(model)}
-
     return ModelEvaluator(
         task.build().to(device),
-        check,
+        getattr(task, "judged", task.evaluate),
         spec=f"the task '{task.name}'",
         metric=task.metric,
         direction=Direction(task.direction),

@@ -163,8 +163,6 @@ def _json_lines(verb: str, unit: str) -> Iterator[OnProgress]:
         message = {"verb": verb, "done": now.done, "total": now.total, "unit": unit, "step": now.step}
         if now.found is not None:
             message["found"] = plain_value(now.found, strict=True)
-        if now.seconds_left is not None:
-            message["seconds_left"] = now.seconds_left
         sys.stderr.write(json.dumps(message, allow_nan=False) + "\n")
         sys.stderr.flush()
 

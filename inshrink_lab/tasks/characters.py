@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,12 +69,18 @@ class CharacterTask(ShippedTask):
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> float:
         """Return the mean cross-entropy of windows spread over the held-out text, nats a character."""
+        return float(self.judged(model)[self.metric])
+
+    def judged(self, model: nn.Module) -> dict[str, Any]:
+        """Return the metric and the predictions of it."""
         _, validation = self.texts()
         device = next(model.parameters()).device
         starts = torch.linspace(0, len(validation) - self.context - 1, self.n_validation_windows).long()
         windows = validation[starts[:, None] + torch.arange(self.context + 1)].to(device)
-        losses = [
-            functional.cross_entropy(model(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten())
-            for part in torch.split(windows, 64)
-        ]
-        return float(torch.stack(losses).double().mean())
+        logits = [model(part[:, :-1]).flatten(0, 1) for part in torch.split(windows, 64)]
+        labels = [part[:, 1:].flatten() for part in torch.split(windows, 64)]
+        losses = [functional.cross_entropy(*pair) for pair in zip(logits, labels, strict=True)]
+        return {
+            self.metric: torch.stack(losses).double().mean(),
+            "log_probs": functional.log_softmax(torch.cat(logits), -1),
+        }

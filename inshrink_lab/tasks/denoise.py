@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -116,13 +116,18 @@ class DenoiseTask(ShippedTask):
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> float:
         """Return the mean squared error on held-out images with fixed noise; noise alone has 1."""
+        return float(self.judged(model)[self.metric])
+
+    def judged(self, model: nn.Module) -> dict[str, Any]:
+        """Return the metric and the predictions of it."""
         views, _ = held_out_views()
         parts = _noisy(views, torch.Generator().manual_seed(_LEVELS_SEED))
         device = next(model.parameters()).device
         images, level, noise = (part.to(device) for part in parts)
         pieces = zip(torch.split(images, self.batch_size), torch.split(level, self.batch_size), strict=True)
         found = torch.cat([model(*piece) for piece in pieces])
-        return float(functional.mse_loss(found.double(), noise.double()))
+        error = functional.mse_loss(found.double(), noise.double())
+        return {self.metric: error, "predictions": found.flatten()}
 
 
 def _noisy(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:

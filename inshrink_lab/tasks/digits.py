@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -100,13 +100,20 @@ class DigitsTask(ShippedTask):
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> float:
         """Return the mean cross-entropy of the held-out images, nats."""
+        return float(self.judged(model)[self.metric])
+
+    def judged(self, model: nn.Module) -> dict[str, Any]:
+        """Return the metric and the predictions of it."""
         images, labels = self.held_out()
         device = next(model.parameters()).device
         was_training = model.training
         model.eval()
         logits = torch.cat([model(part.to(device)) for part in torch.split(images, self.n_at_once)])
         model.train(was_training)
-        return float(functional.cross_entropy(logits.double(), labels.to(device)))
+        return {
+            self.metric: functional.cross_entropy(logits.double(), labels.to(device)),
+            "log_probs": functional.log_softmax(logits, -1),
+        }
 
 
 class DistortedDigitsTask(DigitsTask):

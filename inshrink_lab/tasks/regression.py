@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -76,9 +76,15 @@ class RegressionTask(ShippedTask):
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> float:
         """Return the mean squared error on fixed inputs and values."""
+        return float(self.judged(model)[self.metric])
+
+    def judged(self, model: nn.Module) -> dict[str, Any]:
+        """Return the metric and the predictions of it."""
         inputs, values = self._sampled(_N_HELD_OUT, torch.Generator().manual_seed(_HELD_OUT_SEED))
         device = next(model.parameters()).device
-        return float(functional.mse_loss(model(inputs.to(device)).double(), values.to(device).double()))
+        found = model(inputs.to(device))
+        error = functional.mse_loss(found.double(), values.to(device).double())
+        return {self.metric: error, "predictions": found.flatten()}
 
     def _sampled(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         inputs = torch.randn(n, _N_INPUTS, generator=generator)
