@@ -266,6 +266,8 @@ class Compress(
                 chain.initial_memory = FrameEncoder(chain_config).look_ahead(chosen, opened.__getitem__)
             session = _Session(self, opened, writer, chain, chosen, bounded)
             session.run_all()
+            promise = None if bounded is None else bounded.promise
+            judged = None if bounded is None else bounded.judged()  # its originals go with the context
             branches = session.write_branches() if asked is None else ()
             if writer.storage.facts is not None:
                 sizes = archive_size(Archive(writer.reader))
@@ -283,13 +285,12 @@ class Compress(
             [session.written],
             begun,
             branches=branches,
-            promise=None if bounded is None else bounded.promise,
+            promise=promise,
             unreadable=session.run.unreadable,
             left_out=tuple(row for row in session.run.skipped if not row.unreadable),
             fates=showing.counted_fates(session.run, finished.listed_steps, skip_damaged=self.skip_damaged),
             unseen=Unseen.of(layout for step in chosen for layout in opened[step].files),
         )
-        judged = None if bounded is None else bounded.judged()
         if judged is not None and judged.steps:
             _store_judged(finished, opened, judged)
         in_vain = None if asked is None else set(asked) - set(session.run.steps)
