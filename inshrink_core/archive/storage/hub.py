@@ -314,7 +314,7 @@ class HubStorage(UploadedStorage):
                     contents |= self._card(Manifest.parse(listing.content, self.name), head)
             return contents, self._found(gone, head)
 
-        self._settle(plan, "Write the archive")
+        self._settle(plan, "Delete objects" if listing is None else f"Write {listing.path}")
         files.clear()
         return new
 
