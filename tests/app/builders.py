@@ -42,17 +42,16 @@ def linked(page: str, **query: str) -> AppTest:
 
 
 def explorer(page: str | None = None, **query: str) -> AppTest:
-    """Run the explorer's script at its first page, and then at one that was clicked on, with a query."""
+    """Run the explorer's script at its first page, or at one that was clicked on, with a query."""
     app = AppTest.from_file(str(MAIN), default_timeout=60)
     for key, value in query.items():
         app.query_params[key] = value
-    app.run()
     if page is not None:
         visit(app, page)
-        for key, value in query.items():
-            app.query_params[key] = value
-        app.run()
-    return app
+        app.session_state["inshrink.arrived"] = (
+            "elsewhere"  # So that this page is not where the session began.
+        )
+    return app.run()
 
 
 def open_panel(app: AppTest) -> None:
