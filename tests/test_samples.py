@@ -21,7 +21,7 @@ from inshrink_core.samples import (
 
 RUN = sample("digits-cnn")
 CHECKPOINTS = sorted(RUN.glob("step_*.pt"))
-SEARCH = ("--max-drop", "0.5", "--steps", "1700,1800", "--strategy", "grid", "--budget", "2", "--quiet")
+SEARCH = ("--max-drop", "0.5", "--steps", "1700,1800", "--budget", "2", "--quiet")
 
 
 def content_of(folder):

@@ -29,8 +29,8 @@ from inshrink_core.archive.layout import (
 )
 from inshrink_core.chain import Archive
 from inshrink_core.chain.attachments import LAYOUT_KEY
-from inshrink_core.cli.output import _json_value
 from inshrink_core.errors import InshrinkError
+from inshrink_core.report import plain_value
 from inshrink_core.verbs.inspect import inspect
 
 CASES = int(os.environ.get("INSHRINK_FUZZ_CASES", "120"))
@@ -185,7 +185,7 @@ def tried(path: Path) -> tuple[bool, bool]:
     out = path.parent / "out"
     limits = {"max_memory": 200 * MB, "max_disk": 100 * MB}
     asks: list[Callable[[], Any]] = [
-        lambda: json.dumps(_json_value(inspect(Archive.open(path)).to_json()), allow_nan=False),
+        lambda: json.dumps(plain_value(inspect(Archive.open(path)).to_json(), strict=True), allow_nan=False),
         lambda: inshrink_core.verbs.load_state_dict(path),
         lambda: inshrink_core.verbs.export(path, out / "x", weights_only=True, force=True, **limits),
         lambda: inshrink_core.verbs.prune(path, keep_last=1),

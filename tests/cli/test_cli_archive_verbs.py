@@ -141,7 +141,10 @@ def test_prune_shows_a_plan_and_does_it_when_told(cli, archive):
         (("prune", "{archive}", "--keep-every", "0"), "--keep-every"),
         (("prune", "{run}", "--keep-last", "1"), "not an Inshrink archive"),
         (("compress", "{run}", "-o", "{out}", "--until", "5"), "--watch"),
-        (("compress", "{run}", "-o", "{out}", "--watch", "--steps", "10"), "--until"),
+        (
+            ("compress", "{run}", "-o", "{out}", "--watch", "--steps", "10"),
+            "--watch and --steps exclude",
+        ),
         (("compress", "{out}", "-o", "{out}2", "--watch"), "no such directory"),
     ],
 )

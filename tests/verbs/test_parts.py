@@ -43,7 +43,7 @@ from tests.docs.pages import blocks
 ROOT = Path(__file__).parents[2]
 SETTINGS = {
     "lattice": {"codec": "lattice"},
-    "inshrinkerator": {"codec": "inshrinkerator", "prune": 0.1, "protect": 0.01},
+    "inshrinkerator": {"codec": "inshrinkerator", "settings": {"prune": 0.1, "protect": 0.01}},
     "lossless": {"codec": "lossless", "optimizer": "exact"},
     "no optimizer": {"codec": "lattice", "optimizer": "drop", "coarseness": 4.0},
     "keyframes": {"codec": "lattice", "keyframe_every": 2},
