@@ -121,4 +121,4 @@ def test_commands_that_are_cut_off_are_told_leave_whole_files_and_go_on_where_th
     assert inshrink_core.open(made).steps == WRITTEN
     assert inshrink_core.verify(made).ok
     assert wait(jobs["search"]).state == "finished", jobs["search"].log_text()
-    assert len(jobs["search"].result["trials"]) == 1
+    assert len(jobs["search"].result["trials"]) == 2, "the default, and one candidate"
