@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.compare import compare_archives as compare_archives
     from inshrink_core.verbs.compress import CompressReport as CompressReport
     from inshrink_core.verbs.compress import compress as compress
+    from inshrink_core.verbs.compress import watch as watch
     from inshrink_core.verbs.estimate import EstimateReport as EstimateReport
     from inshrink_core.verbs.estimate import estimate as estimate
     from inshrink_core.verbs.evaluate import EvaluateReport as EvaluateReport
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.modes.pack import pack as pack
     from inshrink_core.verbs.modes.pack import unpack as unpack
     from inshrink_core.verbs.modes.watch import WatchReport as WatchReport
-    from inshrink_core.verbs.modes.watch import watch as watch
     from inshrink_core.verbs.prune import ForgetReport as ForgetReport
     from inshrink_core.verbs.prune import PruneReport as PruneReport
     from inshrink_core.verbs.prune import prune as prune

@@ -1,112 +1,23 @@
-"""Compressing a run: which steps are there already, which are written, and what came of it."""
+"""Compressing a run: in this process, in parts, or beside a training."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from inshrink_core import text
-from inshrink_core.checkpoint import Unseen
-from inshrink_core.errors import (
-    DamagedError,
-    InputError,
-    MissingFrameError,
-    NotFoundError,
-    StepConflictError,
-    StorageError,
-    named,
-)
-from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution import recycling
-from inshrink_core.execution.progress import Counter
-from inshrink_core.report import Part, Report, plain_value
-from inshrink_core.request import Option, Request, python_call
-from inshrink_core.verbs.shared import showing
-from inshrink_core.verbs.shared.groups import (
-    AnyBase,
-    Bounding,
-    ChainChoice,
-    Computing,
-    InParts,
-    PathLike,
-    RunLike,
-    Sparing,
-    Stepping,
-    Writing,
-    steps_of,
-)
-from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements, compared_document, question_of
+from inshrink_core.request import python_call
+from inshrink_core.verbs.shared.compressing import Compressing, CompressReport
 
 if TYPE_CHECKING:
-    import os
+    from inshrink_core.verbs.modes.watch import WatchReport
+    from inshrink_core.verbs.shared.groups import PathLike
 
-    from inshrink_core.archive import ArchiveWriter
-    from inshrink_core.chain import (
-        Archive,
-        ArchiveSize,
-        BaseModel,
-        ChainConfig,
-        ChainWriter,
-        OriginalChecks,
-    )
-    from inshrink_core.chain.append import Appended
-    from inshrink_core.chain.config import LargeError
-    from inshrink_core.chain.report import PredictedCost
-    from inshrink_core.checkpoint import Checkpoint, TensorSpec
-    from inshrink_core.codec import AnyCodec
-    from inshrink_core.errors import CheckFailedError
-    from inshrink_core.formats import Run, Skipped
-    from inshrink_core.frame import FrameInfo
-    from inshrink_core.search.bounded import BoundedWriter, StepWriter
-    from inshrink_core.search.judge import Judged
-    from inshrink_core.search.promise import Promise
-
-__all__ = ["Compress", "CompressReport", "compress"]
+__all__ = ["Compress", "CompressReport", "compress", "watch"]
 
 
 @dataclass(frozen=True)
-class Compress(
-    Stepping, Writing, Bounding, EvaluatorRequest, Computing, Sparing, InParts, Request["CompressReport"]
-):
+class Compress(Compressing):
     """Write a run into an archive: the steps it does not hold yet.
-
-    Parameters
-    ----------
-    run
-        A run: a directory, a glob or a checkpoint file.
-    archive
-        The archive to make or to append to.
-    coarseness
-        Of the lattice codec, about 0.25 to 10: more is smaller and less exact; by default 0.5.
-    resumed_from
-        The archived step that training was restored from: the steps after it open a branch there.
-    base
-        Of a fine-tuning, the model it began from: the first frame is encoded relative to it, and is restored
-        with it alone.
-    allow_damaged
-        Archive files that do not match their own checksums, too; the archive will always say so.
-    watch
-        Stay beside a training: archive each checkpoint as it is finished.
-    interval
-        Seconds between looks. A checkpoint counts as finished when it can be read and none of its files
-        changed from one look to the next.
-    until
-        End when this step or a later one is archived.
-    idle
-        End when nothing new was archived, or written that cannot be read yet, for so many seconds.
-    release
-        Delete originals that are archived, but for the newest two, once each is restored and compared; those
-        alone that the archive gives back bit for bit.
-    release_lossy
-        The same, and also those that it gives back with an error.
-    look_ahead
-        Whether a new archive's codec may look at the whole run first, at some of the steps to be written, and
-        plan for it. To be switched off where a run is written step by step as it grows.
 
     Raises
     ------
@@ -143,21 +54,6 @@ class Compress(
     True
     """
 
-    run: RunLike
-    archive: Annotated[PathLike, Option(("--output", "-o"), metavar="ARCHIVE")]
-    _: KW_ONLY
-    coarseness: float | None = None
-    resumed_from: Annotated[int | None, Option(metavar="STEP")] = None
-    base: Annotated[AnyBase | None, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
-    allow_damaged: bool = False
-    watch: bool = False
-    interval: Annotated[float, Option(("--poll",), metavar="SECONDS", least=0.001, needs="watch")] = 5.0
-    until: Annotated[int | None, Option(metavar="STEP", least=0, needs="watch")] = None
-    idle: Annotated[float | None, Option(metavar="SECONDS", least=0.001, needs="watch")] = None
-    release: Annotated[bool, Option(needs="watch")] = False
-    release_lossy: Annotated[bool, Option(needs="watch")] = False
-    look_ahead: Annotated[bool, Option(hidden=True)] = True
-
     EXAMPLES: ClassVar = (
         "inshrink compress runs/digits -o digits.inshrink --coarseness 4",
         "inshrink compress runs/digits -o part.inshrink --steps 100:500 --codec inshrinkerator --set bins=16",
@@ -172,37 +68,12 @@ class Compress(
         """The stage of progress whose details are lines on stderr; empty for none."""
         return "watch" if self.watch else ""
 
-    @property
-    def reading(self) -> dict[str, Any]:
-        """Keywords for `inshrink_core.open`."""
-        return super().reading | {"allow_damaged": self.allow_damaged}
-
-    def chosen(self, **named: Any) -> ChainChoice:
-        """Return how frames are written."""
-        return super().chosen(coarseness=self.coarseness, **named)
-
     def perform_part(self) -> Any:
         """Write one part, and commit nothing."""
         from inshrink_core.chain.parts import Share
         from inshrink_core.verbs.modes.parts import write_part
 
         return write_part(self, Share.parse(str(self.part)))
-
-    def write_branches(self) -> tuple[str, ...]:
-        """Append the branches of a run to an archive that holds its steps; return their names."""
-        from inshrink_core.archive import ArchiveWriter
-        from inshrink_core.chain import ChainWriter
-        from inshrink_core.codec import FALLBACK_CODEC, get_codec
-
-        run = self.opened_run(self.run)
-        if not run.branches:
-            return ()
-        run = run.attributed(_archived_last(self.archive))
-        with ArchiveWriter(self.archive) as writer:
-            config = self.chain_config(self.archive, device=self.device, threads=self.threads)
-            if self.promised() is not None or self.evaluator is not None:
-                config = config.made_exact(config.config.made_exact() or get_codec(FALLBACK_CODEC)())
-            return _Session(self, run, writer, ChainWriter(writer, config)).write_branches()
 
     def perform(self) -> CompressReport:
         """Write what is not there."""
@@ -216,586 +87,59 @@ class Compress(
             return compress_in_parts(self)
         return self.write()
 
-    def write(self) -> CompressReport:
-        """Write what is not there, in this process."""
-        from inshrink_core.archive import MAX_SMALL_FILES, ArchiveWriter, is_archive
-        from inshrink_core.chain import Archive, ChainWriter, FrameEncoder, archive_size, open_base
-        from inshrink_core.formats import unreadable_error
-        from inshrink_core.search.bounded import open_bounded
-        from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
-
-        begun = time.perf_counter()
-        opened = self.opened_run(self.run)
-        if self.allow_damaged:
-            opened = opened.allowing_damage()
-        opened = opened.attributed(_archived_last(self.archive))
-        asked = steps_of(opened, self.steps)
-        chosen = _chosen(opened, asked)
-        chain_config = self.chain_config(self.archive, device=self.device, threads=self.threads)
-        if self.resumed_from is not None:
-            # Before the writer makes an archive: a branch needs one that is there.
-            Archive.open(self.archive).reader.find(self.resumed_from)
-        model = None if self.base is None else open_base(self.base)
-        if model is not None:
-            _check_base(model, self.archive, chain_config.config, [opened[step] for step in chosen[:1]])
-        bounds = self.promised()
-        if bounds is None and (self.evaluator is not None or self.trust_run):
-            bounds = Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
-        bounded: BoundedWriter | None = None
-        if bounds is not None:
-            # The evaluator sees every step beside its neighbours, so all of them must be there.
-            opened = opened.readable(chosen)
-            chosen = tuple(step for step in chosen if step in opened)
-            chain_config = chain_config.as_set()
-        with ExitStack() as stack:
-            stack.enter_context(recycling())  # the next frame takes the memory of the one before
-            if bounds is not None and chosen:
-                resumed = is_archive(self.archive)
-                bounded = stack.enter_context(
-                    open_bounded(opened, chosen, chain_config, bounds, self, resumed=resumed)
-                )
-            writer = stack.enter_context(
-                ArchiveWriter(self.archive, create=True, grouped=len(chosen) > MAX_SMALL_FILES)
-            )
-            parent = None if self.resumed_from is None else writer.reader.find(self.resumed_from)
-            branch = None if parent is None else writer.reader.next_branch
-            chain = ChainWriter(
-                writer, chain_config, parent=parent, branch=branch, restored=parent, base=model
-            )
-            if self.look_ahead and chain.parent is None:
-                chain.initial_memory = FrameEncoder(chain_config).look_ahead(chosen, opened.__getitem__)
-            session = _Session(self, opened, writer, chain, chosen, bounded)
-            session.run_all()
-            promise = None if bounded is None else bounded.promise
-            judged = None if bounded is None else bounded.judged()  # its originals go with the context
-            branches = session.write_branches() if asked is None else ()
-            if writer.storage.facts is not None:
-                sizes = archive_size(Archive(writer.reader))
-                writer.storage.facts |= {
-                    "checkpoints": text.size(sizes.raw_total),
-                    "ratio of everything": text.ratio(sizes.ratio_total),
-                    "ratio of the weights": text.ratio(sizes.ratio_weights),
-                    "codec": chain_config.codec,
-                }
-        finished = Archive.open(self.archive)
-        report = report_on(
-            self,
-            chain_config,
-            finished,
-            [session.written],
-            begun,
-            branches=branches,
-            promise=promise,
-            unreadable=session.run.unreadable,
-            left_out=tuple(row for row in session.run.skipped if not row.unreadable),
-            fates=showing.counted_fates(session.run, finished.listed_steps, skip_damaged=self.skip_damaged),
-            unseen=Unseen.of(layout for step in chosen for layout in opened[step].files),
-        )
-        if judged is not None and judged.steps:
-            _store_judged(finished, opened, judged)
-        in_vain = None if asked is None else set(asked) - set(session.run.steps)
-        failure = unreadable_error(report.unreadable, opened.address, in_vain)
-        if failure is not None and not self.skip_damaged:
-            failure.report = report
-            raise failure
-        return report
-
 
 compress = python_call(Compress)
 
 
-def _store_judged(archive: Archive, run: Run, judged: Judged) -> None:
-    """Add what was measured of an archive while it was written to the stored results, as a comparison."""
-    steps = [row.step for row in judged.steps]
-    question = question_of(
-        EvaluatorId(judged.name, judged.digest), run, steps, dict(zip(steps, [None, *steps], strict=False))
-    )
-    about = judged.metric, judged.direction, archive.device
-    document = compared_document(judged.steps, about, judged.n_samples, judged.standard_errors)
-    Measurements.of_archive(archive, run.directory, make=True).add("compare", question, document)
+def watch(run: PathLike, archive: PathLike, **options: Any) -> WatchReport:
+    """Stay beside a training: archive each checkpoint as it is finished.
 
+    Parameters
+    ----------
+    run
+        A run's directory, a glob or a path with a step pattern.
+    archive
+        The archive to make or to append to.
+    **options
+        Of `inshrink_core.compress`, which does the same with ``watch=True``; of all but `steps`, `part`,
+        `engine` and `workers`.
 
-def _chosen(run: Run, asked: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the steps to write: all, or those asked for that can be read.
+    Returns
+    -------
+    WatchReport
+        Also after Ctrl-C, which ends the watch: steps that were committed are kept, one that was being
+        written is dropped and archived by the next watch.
 
     Raises
     ------
-    UnreadableStepError
-        None of those can be.
     NotFoundError
-        The run has nothing of one.
+        The directory is not there; one without a checkpoint yet is waited in.
+    InputError
+        `interval`, `until` or `idle` is out of range, or `compress` refuses its options.
+    StepConflictError
+        A step was archived and then written again with other values.
+    LockedError
+        Another process writes the archive for longer than a dozen intervals.
+    StorageError
+        As for any writer.
+
+    Notes
+    -----
+    Beside how far each writing has come, `progress` gets what happens: the stage is ``watch``, and `detail`
+    says it, as "archived step 400".
+
+    The archive is free between two writings, so that another process may read, prune or append. Each
+    writing reads the state of the last step from the archive again, a decoding of at most
+    `keyframe_every` frames.
+
+    Examples
+    --------
+    >>> import inshrink_core, tempfile, pathlib
+    >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
+    >>> report = inshrink_core.verbs.watch(
+    ...     inshrink_core.sample("digits-cnn"), target, interval=0.1, until=25
+    ... )
+    >>> report.ended, report.appended
+    ('until', (10, 25))
     """
-    from inshrink_core.formats import unreadable_error
-    from inshrink_core.search.search import choose_steps
-
-    if not asked:
-        return choose_steps(run, None) if asked is None else ()
-    lost = {row.step for row in run.unreadable} - set(run.steps)
-    readable = [step for step in asked if step not in lost]
-    if not readable and (error := unreadable_error(run.unreadable, run.address, asked)):
-        raise error
-    return choose_steps(run, readable)
-
-
-@dataclass(slots=True)
-class Written:
-    """What was written of a run: by one process of it, or by one part of it.
-
-    Parameters
-    ----------
-    appended, skipped
-        Steps written now, and steps that were there already.
-    raw_bytes, squared_error, squared_norm, large_errors
-        Of the steps written now.
-    left_out, unseen, device
-        As `CompressReport` has them.
-    """
-
-    appended: list[int] = field(default_factory=list)
-    skipped: list[int] = field(default_factory=list)
-    raw_bytes: int = 0
-    squared_error: float = 0.0
-    squared_norm: float = 0.0
-    large_errors: list[LargeError] = field(default_factory=list)
-    left_out: tuple[Skipped, ...] = ()
-    unseen: Unseen = field(default_factory=Unseen)
-    device: str = "cpu"
-
-    def add(self, step: int, raw_bytes: int, appended: Appended) -> None:
-        """Count a step that was written."""
-        self.appended.append(step)
-        self.raw_bytes += raw_bytes
-        self.squared_error += appended.squared_error
-        self.squared_norm += appended.squared_norm
-        self.large_errors += appended.large_errors
-
-
-def report_on(
-    request: Compress,
-    config: ChainConfig,
-    finished: Archive,
-    written: Sequence[Written],
-    begun: float,
-    **more: Any,
-) -> CompressReport:
-    """Return the report on what some processes wrote into an archive."""
-    from inshrink_core.archive.storage.registry import place_of
-    from inshrink_core.chain import archive_size, original_checks
-    from inshrink_core.chain.report import predicted_cost
-
-    appended = sorted({step for one in written for step in one.appended})
-    norm = math.fsum(one.squared_norm for one in written)
-    error = (math.fsum(one.squared_error for one in written) / norm) ** 0.5 if norm else None
-    fields: dict[str, Any] = {
-        "left_out": written[0].left_out,
-        "unseen": written[0].unseen,
-        "device": config.device,
-        "large_errors": tuple(row for one in written for row in one.large_errors),
-    }
-    return CompressReport(
-        path=place_of(request.archive),
-        size=archive_size(finished),
-        appended=tuple(appended),
-        skipped=tuple(step for step in written[0].skipped if step not in appended),
-        seconds=time.perf_counter() - begun,
-        raw_bytes_read=sum(one.raw_bytes for one in written),
-        relative_error=error if appended else None,
-        codec=config.codec,
-        config=config.config.settings(),
-        optimizer=config.optimizer,
-        predicted=predicted_cost(finished),
-        originals=original_checks(finished, finished.frames),
-        **fields | more,
-    )
-
-
-class _Session:
-    """The steps of one `compress`: which are there already, and which are written."""
-
-    def __init__(
-        self,
-        request: Compress,
-        run: Run,
-        writer: ArchiveWriter,
-        chain: ChainWriter,
-        steps: Sequence[int] = (),
-        bounded: BoundedWriter | None = None,
-    ) -> None:
-        from inshrink_core.search.bounded import AsConfigured
-
-        self.run, self._writer, self._chain, self._bounded = run, writer, chain, bounded
-        self._step_writer: StepWriter = AsConfigured() if bounded is None else bounded
-        self._resumed_from, self._steps = request.resumed_from, steps
-        n_bytes = sum(run[step].raw_bytes() for step in steps) if request.progress else 0
-        self._count, self.written = Counter(request.progress, "compress", n_bytes), Written()
-        # The line of training that is continued, and what of it is missing.
-        continues = chain.parent is not None and request.resumed_from is None
-        line = writer.reader.listed_history(chain.parent) if continues else ()
-        there = {frame.frame_id for frame in writer.reader.frames}
-        self._held = {frame.step: frame for frame in line if frame.frame_id in there}
-        self._missing = {frame.step for frame in line if frame.frame_id not in there}
-        self._restored: FrameInfo | None = None
-
-    def run_all(self) -> None:
-        """Skip what is archived and append the rest, in step order, but for what cannot be read.
-
-        A step that is bit for bit what its frame decodes to was restored from there: what follows it
-        continues from that frame.
-        """
-        known = dict(self._held)
-        for step in self._steps:
-            end = self._count.done + self.run[step].raw_bytes()
-            try:
-                self._take(step)
-            except (DamagedError, NotFoundError, StorageError) as error:
-                if self.run.is_elsewhere and isinstance(error, StorageError):
-                    raise  # a network that is down is no damage: the same command goes on
-                self.run = self.run.readable([step])
-                if step in self.run:
-                    raise
-            self._count.done = end
-        self.run.fetch(())
-        view = self._chain.archive.sequential()
-        for step in self.written.skipped:  # what is promised is promised of these, too
-            if self._bounded is not None and step in known:
-                self._bounded.check(view, known[step])
-
-    def _take(self, step: int) -> None:
-        """Append a step where it is missing."""
-        from inshrink_core.chain import ChainWriter, stored_view
-
-        checkpoint, info = self.run[step], self._held.get(step)
-        if info is not None:
-            checkpoint = self.run.as_archived(step, self._chain.archive.attributing(info))
-        if self._is_there(step, checkpoint, info):
-            self.written.skipped.append(step)
-            return
-        if self._restored is not None:
-            # What follows continues the restored step, as a branch if others follow it.
-            config, base = self._chain.config, self._chain.base
-            self._chain = ChainWriter(
-                self._writer, config, parent=self._restored, restored=self._restored, base=base
-            )
-            self._held, self._restored = {}, None
-        elif info is not None:
-            raise self._conflict(checkpoint, info)
-
-        def done(spec: TensorSpec) -> None:
-            self._count.add(spec.nbytes, step, spec.key)
-
-        appended = self._step_writer.append(self._chain, checkpoint, done)
-        stored = stored_view(checkpoint, self._chain.config.optimizer)
-        self.written.add(step, stored.raw_bytes(), appended)
-
-    def _is_there(self, step: int, checkpoint: Checkpoint, info: FrameInfo | None) -> bool:
-        """Whether a step needs no writing."""
-        if self._resumed_from is not None and step <= self._resumed_from:
-            return True
-        if info is None and step in self._missing:
-            # Behind later frames it would be another history; the error names its file.
-            self._writer.reader.find(step)
-        pruned = self._held and step < max(self._held) and self._writer.manifest.tombstones
-        if info is None and self._restored is None and pruned:
-            return True  # it must not come back behind later ones
-        self.run.fetch([step, *self._steps[self._steps.index(step) + 1 :][:1]])
-        if info is None:
-            return False
-        if self._is_equal(checkpoint, info):
-            self._restored = None
-            return True
-        if self._is_decoded(checkpoint, info):
-            self._restored = info
-            return True
-        return False
-
-    def write_branches(self) -> tuple[str, ...]:
-        """Append the checkpoints with names, each upon the step that it belongs to; return these names."""
-        from inshrink_core.chain import ChainWriter
-        from inshrink_core.frame import NAMED_BRANCH
-
-        reader, archive = self._writer.reader, self._chain.archive
-        line, known, written = reader.history(), archive.branches, []
-        for name, checkpoint in self.run.branches.items() if line else ():
-            info = known.get(name)
-            if info is not None and self._is_equal(checkpoint, info):
-                continue
-            parent = next((one for one in reversed(line) if one.step <= checkpoint.step), line[0])
-            numbers = (one.branch for one in reader.listed if one.is_named)
-            number = max(numbers, default=NAMED_BRANCH - 1) + 1 if info is None else info.branch
-            chain = ChainWriter(
-                self._writer, self._chain.config, parent=parent, branch=number, base=self._chain.base
-            )
-            try:
-                if self._bounded is None:
-                    chain.append(checkpoint)
-                else:
-                    self._bounded.append_exactly(chain, checkpoint, None, "it is no step")
-            except (DamagedError, NotFoundError) as error:
-                self.run = self.run.without_branch(name, error)
-            else:
-                written.append(name)
-        return tuple(written)
-
-    def _conflict(self, checkpoint: Checkpoint, info: FrameInfo) -> StepConflictError:
-        """Return why a step that is archived with other values is not written."""
-        now = {file.path for file in checkpoint.files}
-        then = {file.path for file in self._chain.archive.checkpoint(info).files}
-        if now and then and not now & then:
-            return StepConflictError(
-                f"step {info.step} is now another file than when it was archived",
-                where=str(self._writer.reader.path),
-                expected=named(sorted(then)),
-                found=named(sorted(now)),
-                remedy="new files change the order: say how names have the step with --step-pattern, or "
-                "write to another archive",
-            )
-        return StepConflictError(
-            f"step {info.step} is in the archive already, with other values",
-            where=str(self._writer.reader.path),
-            remedy="if training was restored and went another way, say where: --resumed-from",
-        )
-
-    def _is_equal(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
-        """Whether a frame was made from this checkpoint."""
-        from inshrink_core.chain import holds_content, optimizer_of, stored_view
-
-        frame = self._writer.reader.frame(info.frame_id)
-        return holds_content(frame, stored_view(checkpoint, optimizer_of(frame.meta)))
-
-    def _is_decoded(self, checkpoint: Checkpoint, info: FrameInfo) -> bool:
-        """Whether a checkpoint is what a frame restores to: training went on from there."""
-        from inshrink_core.chain import tensor_digest
-
-        restored = self._chain.archive.checkpoint(info)
-        return all(
-            spec.key in checkpoint
-            and checkpoint.spec(spec.key) == spec
-            and tensor_digest(checkpoint[spec.key]) == tensor_digest(restored[spec.key])
-            for spec in restored.specs
-        )
-
-
-def _archived_last(archive: str | os.PathLike[str]) -> Checkpoint | None:
-    """Return the last checkpoint of an archive, which says whose optimizer state is; None of a new one."""
-    from inshrink_core.archive import is_archive
-    from inshrink_core.chain import Archive
-
-    if not is_archive(archive):
-        return None
-    with suppress(MissingFrameError, DamagedError):  # whether it is needed, whoever appends decides
-        opened = Archive.open(archive)
-        head = opened.reader.head
-        return None if head is None else opened.checkpoint(head)
-    return None
-
-
-def _check_base(
-    model: BaseModel, archive: str | os.PathLike[str], codec: AnyCodec, first: Iterable[Checkpoint]
-) -> None:
-    """Refuse a base model that the first frame cannot be encoded relative to, before there is an archive."""
-    from inshrink_core.archive import is_archive
-    from inshrink_core.chain import Archive
-    from inshrink_core.chain.base import require_base_codec
-
-    require_base_codec(codec)
-    known = Archive.open(archive) if is_archive(archive) else None
-    if known is None or not known.reader.listed:
-        for checkpoint in first:
-            model.references(checkpoint.specs)
-        return
-    records = [record for info in known.reader.frames if (record := known.base_of(info)) is not None]
-    if not records:
-        raise InputError(
-            "the archive was begun without a base model, or stands alone by now",
-            where=str(archive),
-            remedy="leave out --base, or write to another archive",
-        )
-    for record in records:
-        model.require(record, str(archive))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressReport(Report):
-    """What `compress` did, and what the archive holds now.
-
-    Parameters
-    ----------
-    path
-        The archive.
-    size
-        Sizes over the head's history, steps archived earlier included.
-    appended, skipped
-        Steps written now, and steps that were there already.
-    branches
-        Names of the checkpoints written now that are no steps, such as ``best``.
-    fates
-        Number of tensor files of the run by fate (docs/runs.md).
-    seconds
-        Wall time.
-    raw_bytes_read
-        Raw bytes of the steps written now.
-    relative_error
-        Root of squared error over squared norm of the weights written now; None if none were.
-    large_errors
-        Tensors written now for which that is above .25, unless settings of the user's ask for it.
-    codec, config
-        What the weights were written with; under bounds, where the search began.
-    optimizer
-        How optimizer state was stored (`inshrink_core.chain.ChainConfig`).
-    promise
-        What was promised of every restored step, and how each keeps it; None where nothing was.
-    predicted
-        What a restore costs at most, as predicted and not measured; None where the coarseness was set, or
-        bounds were.
-    unreadable
-        What looks like a checkpoint of the run and cannot be read: it is not in the archive.
-    left_out
-        What else was passed over, and why.
-    originals
-        What is known of the checksums of the original files.
-    unseen
-        What of the run's steps lies in no tensor, and hardly shrinks.
-    device
-        Where the steps were encoded.
-    part
-        Which part of the steps was written, as ``2/8``; None: all of them.
-    waiting
-        Steps that wait for other parts: they are not in the archive yet.
-    """
-
-    path: Path | str
-    size: ArchiveSize
-    appended: tuple[int, ...]
-    skipped: tuple[int, ...]
-    branches: tuple[str, ...] = ()
-    fates: Mapping[str, int] = field(default_factory=dict)
-    seconds: float
-    raw_bytes_read: int
-    relative_error: float | None
-    large_errors: tuple[LargeError, ...] = ()
-    codec: str
-    config: Mapping[str, Any]
-    optimizer: str
-    promise: Promise | None = None
-    predicted: PredictedCost | None = None
-    unreadable: tuple[Skipped, ...] = ()
-    left_out: tuple[Skipped, ...] = ()
-    originals: OriginalChecks
-    unseen: Unseen
-    device: str = "cpu"
-    part: str | None = None
-    waiting: tuple[int, ...] = ()
-
-    SAYS: ClassVar = (
-        "archive=path codec config optimizer roles ratio_total=size.ratio_total "
-        "ratio_weights=size.ratio_weights bits_per_weight=size.bits_per_weight raw_bytes=size.raw_total "
-        "archive_bytes=size.nbytes relative_error large_errors seconds mb_per_s device appended skipped "
-        "branches fates unreadable left_out originals unseen frames"
-    )
-
-    @property
-    def failure(self) -> CheckFailedError | None:
-        """Why the chain does not keep what was promised; None where it does, or nothing was."""
-        return None if self.promise is None else self.promise.failure(self.path)
-
-    @property
-    def decided(self) -> dict[str, Any] | None:
-        """The step after the first that shrinks least, and so decides the ratio; None without bounds.
-
-        With the ratio of its weights, whether it is stored exactly, and its share of the tightest bound.
-        """
-        if self.promise is None:
-            return None
-        sizes = {one.info.step: one.ratio_weights for one in self.size.frames if one.ratio_weights}
-        known = {step: size for step, size in sizes.items() if step in self.promise.steps}
-        step = min(list(known)[1:] or known, key=known.__getitem__, default=None)
-        if step is None:
-            return None
-        promise, limits = self.promise.steps[step], self.promise.bounds.limits
-        used = [(getattr(promise, name), limit) for name, limit in limits.items() if 0 < limit < math.inf]
-        usage = max((value / limit for value, limit in used if value is not None), default=None)
-        return {"step": step, "ratio_weights": known[step], "exact": promise.exact, "usage": usage}
-
-    @property
-    def mb_per_s(self) -> float | None:
-        """Raw megabytes (10^6 bytes) written per second; None where nothing was."""
-        return self.raw_bytes_read / 1e6 / self.seconds if self.appended and self.seconds else None
-
-    @property
-    def roles(self) -> list[str]:
-        """Roles of the tensors in the archive, sorted."""
-        return sorted({row.spec.role.value for frame in self.size.frames for row in frame.tensors})
-
-    def _rounded_buffers(self) -> str:
-        from inshrink_core.chain.config import is_exact
-        from inshrink_core.checkpoint import TensorRole
-        from inshrink_core.codec import FALLBACK_CODEC, get_codec
-
-        rows = [row for frame in self.size.frames for row in frame.tensors]
-        buffers = {row.spec.key for row in rows if row.spec.role is TensorRole.BUFFER}
-        lossless = get_codec(FALLBACK_CODEC).reads
-        rounded = buffers & {row.spec.key for row in rows if row.codec not in lossless}
-        remedy = "--set exact=true" if "exact" in self.config else "--codec lossless"
-        if not rounded or is_exact(self.codec, self.config):
-            return ""
-        of = f"{text.count(len(rounded))} of {text.count(len(buffers))}"
-        return f"{of} rounded (statistics of normalisation layers); {remedy} keeps every bit"
-
-    @property
-    def frames(self) -> list[dict[str, Any]]:
-        """A row a frame, with how it keeps what was promised."""
-        names = ("step", "kind", "bytes", "ratio_total", "ratio_weights")
-        rows = []
-        for frame in self.size.frames:
-            whole = frame.to_json()
-            promised = {} if self.promise is None else self.promise.step_json(frame.info.step)
-            rows.append({name: whole[name] for name in names} | promised)
-        return rows
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``inshrink compress --json``."""
-        promised = {} if self.promise is None else {**self.promise.to_json(), "decided": self.decided}
-        left_out = [f"{row.path}: {row.reason}" for row in self.left_out]
-        base = {} if self.size.base is None else {"base": plain_value(self.size.base)}
-        shared = {} if self.part is None else {"part": self.part, "waiting": list(self.waiting)}
-        foreseen = {} if self.predicted is None else {"predicted": self.predicted._asdict()}
-        return promised | base | shared | foreseen | Report.to_json(self) | {"left_out": left_out}
-
-    def shown(self) -> Iterator[Part]:
-        """Yield what was written now, then what the archive holds altogether."""
-        yield from showing.unreadable_lines(self.unreadable)
-        document, steps = self.to_json(), text.steps_in_short
-        yield "archive", str(self.path)
-        yield "appended", steps(self.appended) if self.appended else "nothing new"
-        yield "part", self.part or ""
-        yield "waiting for other parts", steps(self.waiting) if self.waiting else ""
-        yield from (("not archived", row) for row in showing.rows_in_short(document["left_out"]))
-        yield "checksums of the originals", self.originals.text
-        yield "not seen into", self.unseen.text
-        yield "skipped", f"{steps(self.skipped)}, there already" if self.skipped else ""
-        yield "branches", ", ".join(self.branches)
-        yield "files of tensors", showing.fates_text(self.fates)
-        if self.appended:
-            yield "time", f"{text.duration(self.seconds)}, {text.rate(self.mb_per_s)} on {self.device}"
-        yield "codec", self.codec
-        yield "optimizer state", showing.optimizer_text(self.optimizer, self.roles)
-        yield "buffers", self._rounded_buffers()
-        keyframes = sum(frame["kind"] == "keyframe" for frame in document["frames"])
-        yield "frames", f"{text.count(len(self.size.frames))}  ({text.counted(keyframes, 'keyframe')})"
-        base = document.get("base")
-        yield "base model", showing.base_text(base)
-        sizes = f"{text.size(self.size.raw_total)} in {text.size(self.size.nbytes)}"
-        yield (
-            showing.named_ratio("ratio of everything", base),
-            f"{text.ratio(self.size.ratio_total)}  ({sizes})",
-        )
-        yield showing.named_ratio("ratio of the weights", base), text.ratio(self.size.ratio_weights)
-        yield "bits per weight", text.plain(self.size.bits_per_weight)
-        if self.relative_error is not None:
-            error = text.error_size(self.relative_error)
-            yield "relative error", f"{error}  (of the weights written now, root mean square)"
-        yield "relative error above .25", showing.large_errors_text(self.large_errors)
-        yield from showing.promised_facts(document)
-        if (cost := self.predicted) is not None:
-            chosen = f"(bound {cost.bound * 100:g} %, coarseness {cost.coarseness:g}; not measured)"
-            yield "predicted restore cost", f"at most {cost.restore_cost * 100:.2g} % of the loss  {chosen}"
+    return cast("WatchReport", Compress(run, archive, watch=True, **options).perform())

@@ -27,7 +27,6 @@ from inshrink_lab.bench.report import REPEAT, Point
 
 if TYPE_CHECKING:
     from inshrink_core.formats import Run
-    from inshrink_lab.bench.benchmark import Bench
 
 
 # Of the key of a point, and of what is measured.
@@ -57,7 +56,7 @@ class Measurer:
     Parameters
     ----------
     request
-        The bench.
+        What the bench is asked: optimizer, keyframes and threads.
     run, steps
         What is compressed.
     judge
@@ -66,7 +65,7 @@ class Measurer:
         Where frames are encoded and decoded.
     """
 
-    request: Bench
+    request: Any
     run: Run
     steps: tuple[int, ...]
     judge: Judge

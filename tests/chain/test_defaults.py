@@ -188,7 +188,7 @@ def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path)
     from inshrink_app.model.subject import Subject
     from inshrink_app.services.exporting import chain_export
 
-    from inshrink_core.verbs.modes.watch import watch
+    from inshrink_core.verbs.compress import watch
 
     written = {}
     inshrink_core.compress(run_path, tmp_path / "compressed.inshrink")

@@ -15,8 +15,7 @@ from inshrink_core.chain import Archive
 from inshrink_core.chain.meta import QUALITY
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.training.saver import Saver
-from inshrink_core.verbs.compress import compress
-from inshrink_core.verbs.modes.watch import watch
+from inshrink_core.verbs.compress import compress, watch
 from tests.runs import batch, model, train
 from tests.search.evaluators import InProcess
 

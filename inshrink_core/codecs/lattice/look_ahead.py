@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from inshrink_core.codec import LookAheadInput, LookAheadStep
 from inshrink_core.codecs.lattice.block import is_matrix, is_statistic
 from inshrink_core.codecs.lattice.memory import Memory, codes_of
 from inshrink_core.codecs.lattice.plan import (
+    LatticeSettings,
     affordable,
     bounded_factors,
     codes_apart,
@@ -31,10 +32,6 @@ from inshrink_core.codecs.lattice.plan import (
 from inshrink_core.codecs.lattice.spacing import exact_mean, geometric_mean
 from inshrink_core.ops.flat import as_float32
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample_sums
-
-if TYPE_CHECKING:
-    from inshrink_core.codecs.lattice.codec import LatticeCodec
-
 
 _PAIRS = 8
 """Of neighbouring steps, whose movements differ by a factor of ten along a schedule; their root mean square
@@ -126,7 +123,7 @@ def _mean_square(values: Tensor, n: int) -> float:
 
 
 def initial_memory(
-    settings: LatticeCodec,
+    settings: LatticeSettings,
     specs: Sequence[TensorSpec],
     statistics: Sequence[LookAheadStatistics | None],
     rates: Sequence[Mapping[str, float]],
@@ -151,7 +148,7 @@ def initial_memory(
 
 
 def _coarseness(
-    settings: LatticeCodec,
+    settings: LatticeSettings,
     matrices: Sequence[tuple[TensorSpec, LookAheadStatistics]],
     memory: Memory,
 ) -> float:

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -32,8 +32,29 @@ from inshrink_core.ops.flat import as_float32, flattened
 from inshrink_core.ops.lattice import Gain, Lattice, gain_grade
 from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample, sample_sums
 
-if TYPE_CHECKING:
-    from inshrink_core.codecs.lattice.codec import LatticeCodec
+
+class LatticeSettings(Protocol):
+    """The settings of the lattice codec that a plan depends on."""
+
+    @property
+    def coarseness(self) -> float:
+        """Step size in units of the movement."""
+
+    @property
+    def gamma(self) -> float:
+        """How step sizes follow movement."""
+
+    @property
+    def sensitivity(self) -> float:
+        """Power of the second moments."""
+
+    @property
+    def predicted_cost(self) -> float:
+        """What a restore may cost; 0: as set."""
+
+    @property
+    def uses_past(self) -> bool:
+        """Whether shaping reads earlier moments."""
 
 
 _PROBES = 32
@@ -223,7 +244,7 @@ class LatticePlan:
 
 
 def make_plan(
-    settings: LatticeCodec,
+    settings: LatticeSettings,
     specs: Sequence[TensorSpec],
     seen: Sequence[LatticeStatistics | None],
     context: FrameContext,

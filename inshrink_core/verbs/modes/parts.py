@@ -11,7 +11,7 @@ from inshrink_core.checkpoint import Unseen
 from inshrink_core.errors import ConflictError, InputError, LockedError, StepConflictError
 from inshrink_core.execution.progress import Counter
 from inshrink_core.execution.together import meet, part_ways
-from inshrink_core.verbs.compress import CompressReport, Written, report_on
+from inshrink_core.verbs.shared.compressing import CompressReport, Written, report_on
 from inshrink_core.verbs.shared.groups import PathLike, steps_of
 from inshrink_core.verbs.shared.sharing import shared_out
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from inshrink_core.chain.parts import Share
     from inshrink_core.checkpoint import Checkpoint, TensorSpec
     from inshrink_core.formats import Run
-    from inshrink_core.verbs.compress import Compress
+    from inshrink_core.verbs.shared.compressing import Compressing
 
 
 _ONE_PROCESS = ("max_drop", "max_divergence", "max_restore_cost", "evaluator", "resumed_from", "base")
 """Options of a compression that no part can follow alone."""
 
 
-def compress_in_parts(request: Compress) -> CompressReport:
+def compress_in_parts(request: Compressing) -> CompressReport:
     """Write the steps that an archive does not hold yet: one part, or all parts by an engine's workers.
 
     One part is committed where it was the last.
@@ -69,7 +69,7 @@ def compress_in_parts(request: Compress) -> CompressReport:
     return _report(request, [written], begun, part=str(share), branches=branches)
 
 
-def _report(request: Compress, written: Sequence[Written], begun: float, **more: Any) -> CompressReport:
+def _report(request: Compressing, written: Sequence[Written], begun: float, **more: Any) -> CompressReport:
     from inshrink_core.chain import Archive
 
     finished = Archive.open(request.archive)
@@ -86,7 +86,7 @@ def _report(request: Compress, written: Sequence[Written], begun: float, **more:
     )
 
 
-def _branches(request: Compress) -> tuple[str, ...]:
+def _branches(request: Compressing) -> tuple[str, ...]:
     """Write the run's branches, unless steps were named or other parts are still at work."""
     from inshrink_core.archive import ArchiveReader
 
@@ -102,7 +102,7 @@ def _begun_in(archive: PathLike) -> int:
     return pending[0].n_parts if pending else 0
 
 
-def write_part(request: Compress, share: Share) -> Written:
+def write_part(request: Compressing, share: Share) -> Written:
     """Write one part of the steps that an archive does not hold yet, and commit nothing.
 
     Raises

@@ -20,7 +20,7 @@ from inshrink_core.errors import (
 from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Report, plain_value
 from inshrink_core.text import counted, duration, ratio, size, steps_in_short, url_of
-from inshrink_core.verbs.compress import Compress, CompressReport
+from inshrink_core.verbs.shared.compressing import Compressing, CompressReport
 from inshrink_core.verbs.shared.groups import PathLike
 from inshrink_core.verbs.shared.showing import (
     base_text,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from inshrink_core.chain import ArchiveSize
     from inshrink_core.formats import Run, Skipped
 
-__all__ = ["WatchReport", "watch", "watch_run"]
+__all__ = ["WatchReport", "watch_run"]
 
 _PATIENCE: Final = 12
 """Looks to wait for an archive that another process writes, and for files that the checkpoint before had
@@ -55,61 +55,7 @@ _MOST_FAILURES: Final = 3
 _STAGE: Final = "watch"
 
 
-def watch(run: PathLike, archive: PathLike, **options: Any) -> WatchReport:
-    """Stay beside a training: archive each checkpoint as it is finished.
-
-    Parameters
-    ----------
-    run
-        A run's directory, a glob or a path with a step pattern.
-    archive
-        The archive to make or to append to.
-    **options
-        Of `inshrink_core.compress`, which does the same with ``watch=True``; of all but `steps`, `part`,
-        `engine` and `workers`.
-
-    Returns
-    -------
-    WatchReport
-        Also after Ctrl-C, which ends the watch: steps that were committed are kept, one that was being
-        written is dropped and archived by the next watch.
-
-    Raises
-    ------
-    NotFoundError
-        The directory is not there; one without a checkpoint yet is waited in.
-    InputError
-        `interval`, `until` or `idle` is out of range, or `compress` refuses its options.
-    StepConflictError
-        A step was archived and then written again with other values.
-    LockedError
-        Another process writes the archive for longer than a dozen intervals.
-    StorageError
-        As for any writer.
-
-    Notes
-    -----
-    Beside how far each writing has come, `progress` gets what happens: the stage is ``watch``, and `detail`
-    says it, as "archived step 400".
-
-    The archive is free between two writings, so that another process may read, prune or append. Each
-    writing reads the state of the last step from the archive again, a decoding of at most
-    `keyframe_every` frames.
-
-    Examples
-    --------
-    >>> import inshrink_core, tempfile, pathlib
-    >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
-    >>> report = inshrink_core.verbs.watch(
-    ...     inshrink_core.sample("digits-cnn"), target, interval=0.1, until=25
-    ... )
-    >>> report.ended, report.appended
-    ('until', (10, 25))
-    """
-    return watch_run(Compress(run, archive, watch=True, **options))
-
-
-def watch_run(asked: Compress) -> WatchReport:
+def watch_run(asked: Compressing) -> WatchReport:
     """Look at a run again and again until it ends, and archive what is new (`watch`)."""
     from inshrink_core.archive import is_archive
     from inshrink_core.chain import Archive, archive_size
@@ -144,7 +90,7 @@ def watch_run(asked: Compress) -> WatchReport:
 class _Watcher:
     """One watch: what was seen of each checkpoint, and what became of it."""
 
-    def __init__(self, asked: Compress, run: str) -> None:
+    def __init__(self, asked: Compressing, run: str) -> None:
         from inshrink_core.chain import ArchiveSize, open_base
 
         base = None if asked.base is None else open_base(asked.base)
