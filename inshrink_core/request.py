@@ -120,7 +120,8 @@ class Option:
         if (low is not None and value < low) or (high is not None and value > high):
             within = [f"≥ {low:g}"] if low is not None else []
             within += [f"≤ {high:g}"] if high is not None else []
-            raise InputError(f"{name} {value:g}", expected=", ".join(within), found=f"{value:g}")
+            found = f"{value:g}" if isinstance(value, float) else _short(str(value))
+            raise InputError(f"{name} {found}", expected=", ".join(within), found=found)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -482,7 +483,7 @@ def request_from_json(document: Any, where: str = "") -> Request[Any]:
 
     try:
         asked = msgspec.convert(document, _Document)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise refuse(f"this is no request: {_short(str(error))}") from error
     verb, request = asked.verb, request_of(asked.verb)
     if request is None or not request.REPORTS or request.meant is not Request.meant:
@@ -492,13 +493,13 @@ def request_from_json(document: Any, where: str = "") -> Request[Any]:
         if name not in fields:
             raise refuse(f"{verb} has no field", name, fields)
         if not _is_plain(value, _DEEPEST):
-            raise refuse(f"{verb}: {name} cannot be used: it is deep, or no text of a file system")
+            raise refuse(f"{verb}: {name} cannot be used: it is deep, infinite, or no text of a file system")
         try:
             hint = fields[name].type
             value = math.inf if value == "inf" and float in (hint, *get_args(hint)) else value
             one = msgspec.convert(value, hint)
             read[name] = tuple(one) if isinstance(one, list) else one
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise refuse(f"{verb}: {name} is of another type: {_short(str(error))}") from error
     for name, field in fields.items():
         if name not in read and field.default is inspect.Parameter.empty:
@@ -507,14 +508,14 @@ def request_from_json(document: Any, where: str = "") -> Request[Any]:
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Return whether a value is not deep, and its texts can be names of files."""
+    """Return whether a value is finite and not deep, and its texts can be names of files."""
     if isinstance(value, str):
         try:
             return b"\0" not in os.fsencode(value)
         except UnicodeEncodeError:
             return False
     if not isinstance(value, dict | list):
-        return True
+        return not isinstance(value, float) or math.isfinite(value)
     parts = [part for pair in value.items() for part in pair] if isinstance(value, dict) else value
     return depth > 0 and all(_is_plain(part, depth - 1) for part in parts)
 
