@@ -352,7 +352,7 @@ def test_an_archive_that_is_gone_is_no_fault_of_the_saves(path):
     saver.flush()
     path.rename(path.with_name("moved"))
     saver.save(2)
-    with pytest.raises(InshrinkError, match="is missing|not an Inshrink archive"):
+    with pytest.raises(InshrinkError, match=r"is missing|not an Inshrink archive"):
         saver.flush()
     assert saver.set_aside == ()
     path.with_name("moved").rename(path)

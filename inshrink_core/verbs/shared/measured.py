@@ -208,7 +208,7 @@ def _read(kind: type[R], values: Mapping[str, Any]) -> R | None:
 
     try:
         return msgspec.convert(values, kind, str_keys=True)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         _logger.info("what was kept is passed over: %s", error)
         return None
 

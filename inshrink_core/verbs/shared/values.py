@@ -188,7 +188,7 @@ def read_config_file(path: Path) -> Mapping[str, Any]:
         document = _config_found(document, path)
     try:
         msgspec.convert(document, _Config)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         keys = ", ".join(_Config.__struct_fields__)
         raise ConfigError(
             f"this is no config: {error}", where=str(path), remedy=f"its keys are {keys}"
