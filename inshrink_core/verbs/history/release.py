@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NamedTuple
 
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, StorageError, named
 from inshrink_core.execution.progress import Progress
-from inshrink_core.report import Report
+from inshrink_core.report import Part, Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import counted, duration, error_size, printable, size, steps_in_short, url_of
+from inshrink_core.text import counted, duration, error_size, size, steps_in_short, url_of
 from inshrink_core.verbs.shared.groups import (
     AnyRun,
     ArchiveLike,
@@ -25,11 +25,9 @@ from inshrink_core.verbs.shared.groups import (
     Stepping,
     chosen_steps,
 )
-from inshrink_core.verbs.shared.showing import show_facts, show_unreadable
+from inshrink_core.verbs.shared.showing import unreadable_lines
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from inshrink_core.archive import Problem
     from inshrink_core.chain.archive import Archive
     from inshrink_core.checkpoint import Checkpoint
@@ -134,11 +132,10 @@ class ReleaseReport(Report):
         what = f"{counted(len(self.problems), 'problem')} found: of that nothing is released"
         return CheckFailedError(what, where=self.archive) if self.problems else None
 
-    def show(self, console: Console) -> None:
-        """Print what goes, what of it comes back with which error, and what stays and why."""
-        for problem in self.problems:
-            console.print(printable(f"{problem.where}: {problem.what}"), soft_wrap=True)
-        show_unreadable(console, self.left_out)
+    def shown(self) -> Iterator[Part]:
+        """Yield what goes, what of it comes back with which error, and what stays and why."""
+        yield from (f"{problem.where}: {problem.what}" for problem in self.problems)
+        yield from unreadable_lines(self.left_out)
         verb = "released" if self.applied else "would release"
         exact = [row.step for row in self.steps if row.released and row.exact]
         lossy = [row for row in self.steps if row.released and not row.exact]
@@ -146,22 +143,17 @@ class ReleaseReport(Report):
         for row in self.steps:
             if row.why:
                 kept.setdefault(row.why, []).append(row.step)
-        facts = [
-            ("finished what was cut off", steps_in_short(self.finished) if self.finished else ""),
-            (f"{verb}, every bit is archived", steps_in_short(exact)),
-            (f"{verb}, archived with an error", steps_in_short([row.step for row in lossy])),
-            ("the largest relative errors", _errors_text(self.steps)),
-            *((f"stays: {why}", steps_in_short(steps)) for why, steps in kept.items()),
-            ("freed" if self.applied else "would free", size(self.freed)),
-            ("time", duration(self.seconds)),
-        ]
-        show_facts(console, facts)
+        yield "finished what was cut off", steps_in_short(self.finished) if self.finished else ""
+        yield f"{verb}, every bit is archived", steps_in_short(exact)
+        yield f"{verb}, archived with an error", steps_in_short([row.step for row in lossy])
+        yield "the largest relative errors", _errors_text(self.steps)
+        yield from ((f"stays: {why}", steps_in_short(steps)) for why, steps in kept.items())
+        yield "freed" if self.applied else "would free", size(self.freed)
+        yield "time", duration(self.seconds)
         if lossy and not self.applied:
-            console.print(
-                "note: what is archived with an error does not come back bit for bit, once it is released"
-            )
+            yield "note: what is archived with an error does not come back bit for bit, once it is released"
         if not self.applied:
-            console.print("nothing was changed: add --apply to do it")
+            yield "nothing was changed: add --apply to do it"
 
 
 def _errors_text(rows: Sequence[OriginalStep]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -18,7 +18,7 @@ from inshrink_core.errors import (
     spoken,
 )
 from inshrink_core.execution.progress import Progress
-from inshrink_core.report import Report, plain_value
+from inshrink_core.report import Part, Report, plain_value
 from inshrink_core.text import counted, duration, ratio, size, steps_in_short, url_of
 from inshrink_core.verbs.shared.compressing import Compressing, CompressReport
 from inshrink_core.verbs.shared.groups import PathLike
@@ -26,13 +26,10 @@ from inshrink_core.verbs.shared.showing import (
     base_text,
     named_ratio,
     optimizer_text,
-    show_facts,
-    show_unreadable,
+    unreadable_lines,
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from inshrink_core.chain import ArchiveSize
     from inshrink_core.formats import Run, Skipped
 
@@ -398,26 +395,20 @@ class WatchReport(Report):
         base = {} if self.size.base is None else {"base": plain_value(self.size.base)}
         return base | Report.to_json(self)
 
-    def show(self, console: Console) -> None:
-        """Print what was archived, and why the watch ended."""
-        show_unreadable(console, self.unreadable)
-        facts = [
-            ("archive", self.archive),
-            ("appended", steps_in_short(self.appended) if self.appended else "nothing new"),
-            ("vanished", steps_in_short(self.vanished) if self.vanished else ""),
-            ("released", f"{steps_in_short(self.released)} ({size(self.freed)})" if self.released else ""),
-            ("ended", _WHY.get(self.ended, self.ended)),
-            ("time", duration(self.seconds)),
-        ]
+    def shown(self) -> Iterator[Part]:
+        """Yield what was archived, and why the watch ended."""
+        yield from unreadable_lines(self.unreadable)
+        yield "archive", self.archive
+        yield "appended", steps_in_short(self.appended) if self.appended else "nothing new"
+        yield "vanished", steps_in_short(self.vanished) if self.vanished else ""
+        yield "released", f"{steps_in_short(self.released)} ({size(self.freed)})" if self.released else ""
+        yield "ended", _WHY.get(self.ended, self.ended)
+        yield "time", duration(self.seconds)
         if self.size.frames:
-            held = f"{counted(len(self.size.frames), 'frame')}, {size(self.size.nbytes)}"
             optimizer = None if self.last is None else self.last.optimizer
             roles = {row.spec.role.value for frame in self.size.frames for row in frame.tensors}
-            facts += [
-                ("frames", held),
-                ("optimizer state", optimizer_text(optimizer, roles)),
-                ("base model", base_text(plain_value(self.size.base))),
-                (named_ratio("ratio of everything", self.size.base), ratio(self.size.ratio_total)),
-                (named_ratio("ratio of the weights", self.size.base), ratio(self.size.ratio_weights)),
-            ]
-        show_facts(console, facts)
+            yield "frames", f"{counted(len(self.size.frames), 'frame')}, {size(self.size.nbytes)}"
+            yield "optimizer state", optimizer_text(optimizer, roles)
+            yield "base model", base_text(plain_value(self.size.base))
+            yield named_ratio("ratio of everything", self.size.base), ratio(self.size.ratio_total)
+            yield named_ratio("ratio of the weights", self.size.base), ratio(self.size.ratio_weights)

@@ -7,12 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inshrink_core.report import show_parts
 from inshrink_core.text import count, error_size, nats, percent, printable, ratio, steps_in_short
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from inshrink_core.chain import Exactness
     from inshrink_core.chain.config import LargeError
     from inshrink_core.formats import Run, Skipped
@@ -21,8 +18,6 @@ if TYPE_CHECKING:
 _MOST_ROWS = 20
 _WORDS = {"exact": "bit-exact", "drop": "left out; a resumed training warms its optimizer up again"}
 _COMPRESSED = "{}, not bit for bit: training resumes from it; --optimizer exact keeps every bit"
-
-show_facts = show_parts
 
 
 def known_fact(measured_at: float | None) -> tuple[str, str]:
@@ -41,11 +36,6 @@ def unreadable_lines(rows: Sequence[Skipped]) -> Sequence[str]:
         what = "left out" if row.fate == "left out" else "cannot be read"
         lines.append(f"{what}: {row.path}{step}: {row.reason}")
     return rows_in_short(lines)
-
-
-def show_unreadable(console: Console, rows: Sequence[Skipped]) -> None:
-    """Print which checkpoints of a run cannot be read, or are left out."""
-    show_parts(console, unreadable_lines(rows))
 
 
 def counted_fates(
