@@ -8,15 +8,14 @@ compiled from its signatures.
 from __future__ import annotations
 
 import importlib
-import os
 import pkgutil
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from inshrink_core.execution.process import minimal_environment, start_python
 from inshrink_core.ops.cpu import machine
 
 _COMMANDS = (
@@ -29,6 +28,9 @@ _COMMANDS = (
     ("restore", "{folder}/c.inshrink", "-o", "{folder}/c"),
     ("restore", "{folder}/d.inshrink", "-o", "{folder}/d"),
 )
+
+
+_STDERR = 2
 
 
 def _write_run(folder: Path) -> None:
@@ -70,12 +72,20 @@ def _compile_level(level: str) -> None:
                 kernel.compile(signature)
 
 
+def _started(arguments: list[str], **variables: str) -> None:
+    """Run Python so that its kernels are written; exit where it fails."""
+    environment = minimal_environment() | variables | {machine.WRITE: "1"}
+    process = start_python(arguments, errors=_STDERR, environment=environment)
+    process.communicate()
+    if process.returncode:
+        sys.exit(process.returncode)
+
+
 def main(arguments: list[str]) -> int:
     """Compile the kernels."""
     if arguments[:1] == ["--level"]:
         _compile_level(arguments[1])
         return 0
-    environment = os.environ | {machine.WRITE: "1"}
     asked = "all" if "--all" in arguments else "this level"
     note = machine.folder() / "levels"
     if note.exists() and note.read_text() in ("all", asked):
@@ -88,19 +98,13 @@ def main(arguments: list[str]) -> int:
         _write_run(run)
         for words in _COMMANDS:
             command = [word.format(run=run, folder=name) for word in words]
-            subprocess.run(
-                [sys.executable, "-P", "-m", "inshrink_core", *command, "-q"], check=True, env=environment
-            )
+            _started(["-m", "inshrink_core", *command, "-q"])
     if "--all" in arguments:
         own = machine.choose_level()
         for level in machine.LEVELS:
             if level != own:
                 target = {"NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""}
-                subprocess.run(
-                    [sys.executable, "-P", "-m", "inshrink_core.ops", "--level", level],
-                    check=True,
-                    env=environment | target,
-                )
+                _started(["-m", "inshrink_core.ops", "--level", level], **target)
     note.write_text(asked)
     return 0
 

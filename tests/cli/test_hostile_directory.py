@@ -192,5 +192,4 @@ def test_no_other_place_starts_processes() -> None:
             )
         )
     ]
-    # The second compiles kernels for a wheel; no command starts it.
-    assert sorted(named) == ["inshrink_core/execution/process.py", "inshrink_core/ops/__main__.py"]
+    assert named == ["inshrink_core/execution/process.py"]
