@@ -7,9 +7,8 @@ import csv
 import pandas as pd
 import pytest
 import torch
-from inshrink_app.widgets.listing import csv_bytes
 
-from inshrink_core.cli import main
+from inshrink_app.widgets.listing import csv_bytes
 from inshrink_core.errors import EvaluatorError, InshrinkError
 from inshrink_core.text import csv_cell, described
 from inshrink_core.training import Saver
@@ -38,27 +37,6 @@ def test_no_cell_of_a_table_is_a_formula(text):
     assert not any(str(cell).startswith(("=", "+", "@", "\t", "\r")) for row in rows for cell in row)
     assert [row[0] for row in rows[1:]] == ["1.5", "-2.0"]
     assert rows[-1][1] == "-2.0"
-
-
-def test_tables_of_verbs_hold_no_formula(tmp_path):
-    for step in (1, 2):
-        torch.save({"=HYPERLINK(A1).weight": torch.ones(4, 4) * step}, tmp_path / f"step_{step}.pt")
-    assert (
-        main(
-            [
-                "sensitivity",
-                str(tmp_path),
-                "--metric",
-                "magnitude",
-                "--csv",
-                str(tmp_path / "sensitivity.csv"),
-            ]
-        )
-        == 0
-    )
-    text = (tmp_path / "sensitivity.csv").read_text()
-    assert "'=HYPERLINK" in text
-    assert not any(cell.startswith("=") for row in csv.reader(text.splitlines()) for cell in row)
 
 
 class SilentError(Exception):

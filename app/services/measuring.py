@@ -94,9 +94,9 @@ def measuring_cost(subject: Subject, metric: str) -> int:
     return readings * len(subject.steps) * sum(row.nbytes for row in subject.tensors if row.role in roles)
 
 
-def sensitivity_request(subject: Subject, metric: str, by: str, statistic: str = "mean") -> Request[Any]:
+def sensitivity_request(subject: Subject, metric: str, by: str) -> Request[Any]:
     """Return the request that measures a metric."""
-    return Measure(str(subject.path), metric=metric, by=by, statistic=statistic)
+    return Measure(str(subject.path), metric=metric, by=by)
 
 
 def _work(text: str, metric: str) -> Work:

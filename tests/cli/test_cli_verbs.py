@@ -1,6 +1,5 @@
 """The verbs end to end, on the first steps of the sample run."""
 
-import csv
 import subprocess
 import sys
 
@@ -207,14 +206,6 @@ def test_sensitivity_says_where_gradients_come_from(cli, small_run, made_archive
         outcome = cli("sensitivity", path, "--metric", "taylor", "--json")
         assert outcome.document["sources"] == ["exp_avg"] * 3, outcome.err
     assert "in place of the gradient" in cli("sensitivity", small_run, "--metric", "taylor").out
-
-
-def test_sensitivity_writes_csv_to_a_file(cli, small_run, tmp_path):
-    target = tmp_path / "out.csv"
-    assert cli("sensitivity", small_run, "--csv", target).code == 0
-    rows = list(csv.DictReader(target.read_text().splitlines()))
-    assert {int(row["step"]) for row in rows} == set(STEPS)
-    assert cli("sensitivity", small_run, "--by", "tensor,block", "--csv", target, "--force").code == 2
 
 
 def test_inspect_names_a_run_as_it_was_named(cli, small_run):

@@ -290,9 +290,7 @@ def two_runs(
         _list_names(found.only_first, f"Only in {fmt.markdown(names[0])}")
         _list_names(found.only_second, f"Only in {fmt.markdown(names[1])}")
     _overlaid(found, (mine, theirs), names, statistic)
-    ending.requests(
-        [services.sensitivity_request(one, mine.metric, "tensor", statistic) for one in (shown, other)]
-    )
+    ending.requests([services.sensitivity_request(one, mine.metric, "tensor") for one in (shown, other)])
 
 
 class Sides(NamedTuple):

@@ -36,7 +36,7 @@ def render() -> None:
         state.retract(_VIEW)
     st.caption(f"{METRICS[metric].symbol} — {METRICS[metric].meaning} {_untold(shown)}")
     tables = _measured(shown, metric)
-    told = functools.partial(_snippets, shown, metric, level, statistic)
+    told = functools.partial(_snippets, shown, metric, level)
     if tables is not None and view == "steps":
         cells.show(shown, tables, level, statistic, told)
         return
@@ -177,10 +177,10 @@ def _begun_anew(job: Job | None, path: str, metric: str) -> Job:
     return services.start_sensitivity(path, metric)
 
 
-def _snippets(shown: Subject, metric: str, level: str, statistic: str) -> None:
+def _snippets(shown: Subject, metric: str, level: str) -> None:
     """Show the command and the lines that give the same figures; those of modules are means of tensors."""
     by = modules.TENSOR if level.isdigit() else level
-    ending.requests([services.sensitivity_request(shown, metric, by, statistic)])
+    ending.requests([services.sensitivity_request(shown, metric, by)])
 
 
 PAGE = Page("Sensitivity", ":material/grid_on:", render)
