@@ -27,7 +27,7 @@ from inshrink_core.verbs.shared.groups import (
     Writing,
     steps_of,
 )
-from inshrink_core.verbs.shared.measured import Asking, EvaluatorId, Measurements, answer_as
+from inshrink_core.verbs.shared.measured import Asking, EvaluatorId, Measurements, read_as
 from inshrink_core.verbs.shared.showing import known_fact
 from inshrink_core.verbs.shared.values import given_settings, parse_settings
 
@@ -319,7 +319,8 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
             self._question(opened, chosen, writings, known),
         )
         found = None if self.again else store.find("estimate", question)
-        report = None if found is None else answer_as(EstimateReport, found)
+        known_at = {} if found is None else found.document | {"measured_at": found.at}
+        report = read_as(EstimateReport, known_at) if known_at else None
         if report is None:
             first, *others = self._estimated(_Sample.of(opened, chosen, self.tried, known), writings)
             seconds = time.perf_counter() - begun

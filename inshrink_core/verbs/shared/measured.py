@@ -86,11 +86,6 @@ class Measurement:
     document: dict[str, Any]
     v: int = _VERSION
 
-    @property
-    def is_plausible(self) -> bool:
-        """Whether it is of this version, and of some time."""
-        return self.v == _VERSION and 0 <= self.at <= _LAST_TIME
-
 
 @dataclass(frozen=True, slots=True)
 class _Question:
@@ -172,8 +167,9 @@ class Measurements:
     def rows(self, kind: str, *, earlier: bool = False) -> Iterator[Measurement]:
         """Yield the answers of a verb, the newest first: of the content as it is, or as it was before."""
         lines = (row for file in self._files for row in shared_lines(file) if row.get("kind") == kind)
-        told = [one for row in lines if (one := _read(Measurement, row)) is not None and one.is_plausible]
-        found = {(one.at, one.content, key_digest(one.question)): one for one in told}
+        read = (one for row in lines if (one := read_as(Measurement, row)) is not None)
+        known = [one for one in read if one.v == _VERSION and 0 <= one.at <= _LAST_TIME]
+        found = {(one.at, one.content, key_digest(one.question)): one for one in known}
         for one in sorted(found.values(), key=lambda one: -one.at):
             if (one.content != self.content) is earlier:
                 yield one
@@ -189,20 +185,7 @@ def run_content(run: Run) -> str:
     return key_digest({"run": [run.identity(step) for step in run.steps]})
 
 
-def answer_as(report: type[R], known: Measurement) -> R | None:
-    """Return an answer as the report it was, which says when; None where it cannot be read.
-
-    Parameters
-    ----------
-    report
-        A dataclass with a field `measured_at`.
-    known
-        The answer.
-    """
-    return _read(report, known.document | {"measured_at": known.at})
-
-
-def _read(kind: type[R], values: Mapping[str, Any]) -> R | None:
+def read_as(kind: type[R], values: Mapping[str, Any]) -> R | None:
     """Return a record of JSON values; None, with a note, of values that are none."""
     import msgspec
 
@@ -264,14 +247,16 @@ class Known:
     @property
     def worst(self) -> EvaluatedStep | None:
         """The step that drops most."""
-        known = [row for row in self.comparison.steps if row.drop is not None]
-        return max(known, key=lambda row: row.drop or 0.0, default=None)
+        return self._largest("drop")
 
     @property
     def costliest(self) -> EvaluatedStep | None:
         """The step whose restore costs most."""
-        known = [row for row in self.comparison.steps if row.restore_cost is not None]
-        return max(known, key=lambda row: row.restore_cost or 0.0, default=None)
+        return self._largest("restore_cost")
+
+    def _largest(self, figure: str) -> EvaluatedStep | None:
+        known = {row: one for row in self.comparison.steps if (one := getattr(row, figure)) is not None}
+        return max(known, key=known.__getitem__, default=None)
 
     @property
     def name(self) -> str:
@@ -341,7 +326,7 @@ def merged(
     errors: dict[int, float] = {}
     used: list[tuple[Measurement, Compared]] = []
     for row in rows:
-        asked, found = _read(_Question, row.question), _read(Compared, row.document)
+        asked, found = read_as(_Question, row.question), read_as(Compared, row.document)
         if asked is None or found is None or not found.steps:
             continue
         if evaluator is None:
