@@ -7,10 +7,11 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, StorageError, named
 from inshrink_core.execution.progress import Progress
@@ -41,17 +42,13 @@ _RELEASED: Final = re.compile(r"\.(?P<name>.+)\.(?P<frame>[0-9a-f]{32})\.inshrin
 """Hidden name of a checkpoint whose deletion has begun: its name, and the id of the frame that holds it."""
 
 
-class _Stamp(NamedTuple):
-    """By what a file is known to be the very same, links not followed."""
+class _Stays(Exception):  # noqa: N818 - no error: the reason why a checkpoint is not released
+    """Why a checkpoint stays."""
 
-    device: int
-    inode: int
-    nbytes: int
-    mtime_ns: int
 
-    @classmethod
-    def of(cls, found: os.stat_result) -> _Stamp:
-        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+def _stays_if(condition: object, why: str) -> None:
+    if condition:
+        raise _Stays(why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,23 +61,27 @@ class OriginalStep(Report):
         Which, and where it lies.
     nbytes
         What deleting it frees.
-    released
-        Whether it is deleted, or would be.
     exact
         Whether the archive gives every bit of it back.
     errors
         Where it does not, the largest relative error of a tensor by role: root mean square.
     why
-        Why it stays; empty where it goes.
+        Why it stays; empty where it is deleted, or would be.
     """
 
     step: int
     path: Path
     nbytes: int = 0
-    released: bool = False
     exact: bool = False
-    errors: Mapping[str, float | None]
+    errors: Mapping[str, float | None] = field(default_factory=dict)
     why: str = ""
+
+    SAYS: ClassVar = "step path nbytes released exact errors why"
+
+    @property
+    def released(self) -> bool:
+        """Whether it is deleted, or would be."""
+        return not self.why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,17 +138,21 @@ class ReleaseReport(Report):
         yield from (f"{problem.where}: {problem.what}" for problem in self.problems)
         yield from unreadable_lines(self.left_out)
         verb = "released" if self.applied else "would release"
-        exact = [row.step for row in self.steps if row.released and row.exact]
-        lossy = [row for row in self.steps if row.released and not row.exact]
+        exact, lossy = (
+            [row.step for row in self.steps if row.released and row.exact is e] for e in (True, False)
+        )
         kept: dict[str, list[int]] = {}
+        worst: dict[str, float | None] = {}
         for row in self.steps:
-            if row.why:
-                kept.setdefault(row.why, []).append(row.step)
+            kept.setdefault(row.why, []).append(row.step)
+            for role, error in row.errors.items():
+                worst[role] = _larger(worst.get(role, 0.0), error)
         yield "finished what was cut off", steps_in_short(self.finished) if self.finished else ""
         yield f"{verb}, every bit is archived", steps_in_short(exact)
-        yield f"{verb}, archived with an error", steps_in_short([row.step for row in lossy])
-        yield "the largest relative errors", _errors_text(self.steps)
-        yield from ((f"stays: {why}", steps_in_short(steps)) for why, steps in kept.items())
+        yield f"{verb}, archived with an error", steps_in_short(lossy)
+        errors = ", ".join(f"{role} {error_size(error)}" for role, error in worst.items())
+        yield "the largest relative errors", errors
+        yield from ((f"stays: {why}", steps_in_short(steps)) for why, steps in kept.items() if why)
         yield "freed" if self.applied else "would free", size(self.freed)
         yield "time", duration(self.seconds)
         if lossy and not self.applied:
@@ -156,14 +161,9 @@ class ReleaseReport(Report):
             yield "nothing was changed: add --apply to do it"
 
 
-def _errors_text(rows: Sequence[OriginalStep]) -> str:
-    """Return the largest error of each role over all steps."""
-    worst: dict[str, float | None] = {}
-    for row in rows:
-        for role, error in row.errors.items():
-            known = worst.get(role, 0.0)
-            worst[role] = None if known is None or error is None else max(known, error)
-    return ", ".join(f"{role} {error_size(error)}" for role, error in worst.items())
+def _larger(error: float | None, other: float | None) -> float | None:
+    """Return the larger of two relative errors; None, of an original that is all zero, is the largest."""
+    return None if error is None or other is None else max(error, other)
 
 
 def refuse_elsewhere(run: str) -> None:
@@ -246,11 +246,13 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
 
     def perform(self) -> ReleaseReport:
         """Finish what was cut off, prove each step, and delete it where that is said."""
-        import time
+        from inshrink_core.archive import ArchiveWriter
 
         begun = time.perf_counter()
         archive = self.opened_archive(self.archive)
-        with self._held(archive):
+        is_locked = self.apply and archive.reader.storage.writable
+        # Nobody prunes what is about to be the only copy.
+        with ArchiveWriter(archive.reader.path) if is_locked else contextlib.nullcontext():
             archive.reader.refresh()
             folder = self._folder()
             finished = _finish(folder, archive) if self.apply else ()
@@ -267,26 +269,15 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
             seconds=time.perf_counter() - begun,
         )
 
-    @contextlib.contextmanager
-    def _held(self, archive: Archive) -> Iterator[None]:
-        """Hold the archive's lock, so that nobody prunes what is about to be the only copy."""
-        from inshrink_core.archive import ArchiveWriter
-
-        if self.apply and archive.reader.storage.writable:
-            with ArchiveWriter(archive.reader.path):
-                yield
-        else:
-            yield
-
     def _folder(self) -> Path:
         """Return the run's folder, also where no checkpoint is left in it."""
         from inshrink_core import formats
 
-        if isinstance(self.run, formats.Run):
-            refuse_elsewhere(self.run.address)
-            return self.run.directory
-        refuse_elsewhere(os.fspath(self.run))
-        path = formats.split_step_pattern(os.fspath(self.run))[0]
+        run = self.run
+        refuse_elsewhere(run.address if isinstance(run, formats.Run) else os.fspath(run))
+        if isinstance(run, formats.Run):
+            return run.directory
+        path = formats.split_step_pattern(os.fspath(run))[0]
         while not path.is_dir() and path != path.parent:
             path = path.parent
         return path
@@ -299,190 +290,157 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
         asked = chosen_steps(self.steps, lambda: run.steps, run.address)
         for step in asked or ():
             run.path_of(step)  # the error names the steps near it
-        rows: dict[int, OriginalStep] = {}
+        rows = {step: OriginalStep(step=step, path=run.path_of(step)) for step in run.steps}
         candidates: list[tuple[FrameInfo, _Files]] = []
         frames = {frame.step: frame for frame in archive.frames}
-        lost: list[Problem] = []
-        for step in run.steps:
-            files = None
+        problems: list[Problem] = []
+        for step, row in rows.items():
             try:
-                why = self._stays(run, step, archive, frames)
+                self._refuse(run, step, archive, frames)
+                _stays_if(asked is not None and step not in asked, "it was not asked for")
+                candidates.append((frames[step], _files_of(run, step)))
+            except _Stays as reason:
+                rows[step] = replace(row, why=str(reason))
             except InshrinkError as error:
-                why = "its frame cannot be read"
-                lost.append(Problem(error.where or archive.reader.path, error.what, error.remedy))
-            if not why and asked is not None and step not in asked:
-                why = "it was not asked for"
-            if not why:
-                files, why = _files_of(run, step)
-            if files is None:
-                rows[step] = OriginalStep(step=step, path=run.path_of(step), errors={}, why=why)
-            else:
-                candidates.append((frames[step], files))
+                problems.append(Problem(error.where or archive.reader.path, error.what, error.remedy))
+                rows[step] = replace(row, why="its frame cannot be read")
         needed = {link.frame_id for info, _ in candidates for link in archive.reader.chain(info.frame_id)}
         found = check_archive(
             archive.reader.path, lambda every: [frame for frame in every if frame.frame_id in needed]
         )
-        problems = [*lost, *(problem for problem in found if not problem.leftover)]
-        is_sound = not problems
-        view = self.opened_archive(archive)
+        problems += [problem for problem in found if not problem.leftover]
+        is_sound, view = not problems, self.opened_archive(archive)
         if is_sound:
             view = sequential_within(view, [step_needs(view, info) for info, _ in candidates])
-        for position, (info, files) in enumerate(candidates):
-            row = OriginalStep(step=info.step, path=files.path, errors={}, why="the archive is not sound")
-            if is_sound:
-                row, wrong = self._proven(run, view, info, files)
-                problems += wrong
-            if row.released and self.apply:
-                row = _delete(row, files, info)
+        for done, (info, files) in enumerate(candidates, start=1):
+            row = rows[info.step]
+            try:
+                _stays_if(not is_sound, "the archive is not sound")
+                row = self._proven(row, run, view, info, problems)
+                nbytes = sum(one.st_size for one in files.values() if one.st_nlink == 1)
+                row = replace(row, nbytes=nbytes)
+                if row.released and self.apply:
+                    _delete(row.path, files, info)
+            except _Stays as reason:
+                row = replace(row, why=str(reason))
             rows[info.step] = row
             if self.progress is not None:
-                self.progress(Progress("release", position + 1, len(candidates), info.step))
-        return [rows[step] for step in run.steps], problems
+                self.progress(Progress("release", done, len(candidates), info.step))
+        return list(rows.values()), problems
 
-    def _stays(self, run: Run, step: int, archive: Archive, frames: Mapping[int, FrameInfo]) -> str:
-        """Return why a step stays that need not be compared; empty where it may go."""
+    def _refuse(self, run: Run, step: int, archive: Archive, frames: Mapping[int, FrameInfo]) -> None:
+        """Refuse a step that stays and need not be compared."""
         from inshrink_core.chain.attachments import dropped_of
 
-        if step in run.steps[-self.keep_newest :]:
-            return f"one of the newest {self.keep_newest}"
-        if step not in frames:
-            return "it is not in the archive"
-        if dropped_of(archive.frame(frames[step])):
-            return "the archive has no optimizer state of it any more"
+        _stays_if(step in run.steps[-self.keep_newest :], f"one of the newest {self.keep_newest}")
+        _stays_if(step not in frames, "it is not in the archive")
+        dropped = dropped_of(archive.frame(frames[step]))
+        _stays_if(dropped, "the archive has no optimizer state of it any more")
         base = archive.base_of(archive.reader.chain(frames[step].frame_id)[0])
         if base is not None and base.path is not None:
             lies = os.path.realpath(archive.path.absolute().parent / base.path)
             own = os.path.realpath(run.path_of(step))
-            if own in (lies, os.path.commonpath([own, lies])) or base.step == step:
-                return "the archive has it as its base model"
-        return ""
+            is_base = own in (lies, os.path.commonpath([own, lies])) or base.step == step
+            _stays_if(is_base, "the archive has it as its base model")
 
     def _proven(
-        self, run: Run, archive: Archive, info: FrameInfo, files: _Files
-    ) -> tuple[OriginalStep, list[Problem]]:
-        """Compare an original with its frame, and tell whether it may go."""
+        self, row: OriginalStep, run: Run, archive: Archive, info: FrameInfo, problems: list[Problem]
+    ) -> OriginalStep:
+        """Compare an original with its frame; add what is wrong to the problems."""
         from inshrink_core.verbs.verify import verified_step
 
-        row = OriginalStep(step=info.step, path=files.path, errors={})
         try:
-            problems, measured = verified_step(archive, info, run)
-            if problems:
-                return replace(row, why="it did not pass the check"), problems
+            wrong, measured = verified_step(archive, info, run)
+            problems += wrong
+            _stays_if(wrong, "it did not pass the check")
             original = run.as_archived(info.step, archive.attributing(info))
-            why = _lacking(original, archive.checkpoint(info))
+            _refuse_lacking(original, archive.checkpoint(info))
         except InshrinkError as error:
-            return replace(row, why=f"it cannot be read: {error.what}"), []
-        if why:
-            return replace(row, why=why), []
+            raise _Stays(f"it cannot be read: {error.what}") from error
         errors: dict[str, float | None] = {}
         for one in measured:
             if not one.error.bit_exact:
-                role, now = one.key.partition("@")[2] or "weights", one.error.relative_rms
-                known = errors.get(role, 0.0)
-                errors[role] = None if known is None or now is None else max(known, now)
-        row = replace(row, nbytes=files.nbytes, exact=not errors, errors=errors)
-        if errors and not self.lossy:
-            return replace(row, why="archived with an error (--lossy releases it)"), []
-        return replace(row, released=True), []
+                role = one.key.partition("@")[2] or "weights"
+                errors[role] = _larger(errors.get(role, 0.0), one.error.relative_rms)
+        why = "archived with an error (--lossy releases it)" if errors and not self.lossy else ""
+        return replace(row, exact=not errors, errors=errors, why=why)
 
 
 release = python_call(Release)
 
 
-class _Files(NamedTuple):
-    """The files of one checkpoint, as they are before they are compared.
-
-    Parameters
-    ----------
-    path
-        The file, or the folder.
-    stamps
-        By relative path.
-    nbytes
-        What deleting them frees.
-    """
-
-    path: Path
-    stamps: Mapping[str, _Stamp]
-    nbytes: int
+_Files = Mapping[str, os.stat_result]
+"""The files of one checkpoint by relative path, as they are before they are compared."""
 
 
-def _files_of(run: Run, step: int) -> tuple[_Files | None, str]:
-    """Return the files of a checkpoint; or none, and why it stays."""
+def _files_of(run: Run, step: int) -> _Files:
+    """Return the files of a checkpoint, unless it stays."""
     path, checkpoint = run.path_of(step), run[step]
     own = {file.path for file in checkpoint.files}
     inside = os.path.realpath(run.directory)
     parent = os.path.realpath(path.parent)
-    if path.is_symlink() or os.path.commonpath([inside, parent]) != inside:
-        return None, "a link leads to it"
-    if path.is_dir() and os.path.realpath(path) == inside:
-        return None, "it is the whole run"
+    _stays_if(path.is_symlink() or os.path.commonpath([inside, parent]) != inside, "a link leads to it")
+    _stays_if(path.is_dir() and os.path.realpath(path) == inside, "it is the whole run")
     try:
-        found = dict(_walk(path)) if path.is_dir() else {path.name: path.lstat()}
+        found = _walk(path, path.name)
     except OSError as error:
-        return None, f"it cannot be read: {error.strerror}"
-    if not path.is_dir() and len(checkpoint.files) > 1:
-        return None, "it lies in several files beside those of other steps"
-    if any(not stat.S_ISREG(one.st_mode) for one in found.values()):
-        return None, "it has links, or what is no file"
-    if foreign := sorted(found.keys() - own):
-        return None, f"not all of its files are read: {named(foreign)}"
-    if own - found.keys():
-        return None, "its files lie elsewhere"
-    stamps = {name: _Stamp.of(one) for name, one in found.items()}
-    nbytes = sum(one.st_size for one in found.values() if one.st_nlink == 1)
-    return _Files(path, stamps, nbytes), ""
+        raise _Stays(f"it cannot be read: {error.strerror}") from error
+    several = not path.is_dir() and len(checkpoint.files) > 1
+    _stays_if(several, "it lies in several files beside those of other steps")
+    special = any(not stat.S_ISREG(one.st_mode) for one in found.values())
+    _stays_if(special, "it has links, or what is no file")
+    _stays_if(foreign := sorted(found.keys() - own), f"not all of its files are read: {named(foreign)}")
+    _stays_if(own - found.keys(), "its files lie elsewhere")
+    return found
 
 
-def _walk(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield every file and link below a folder by its relative path; follows none."""
-    for root, folders, names in os.walk(folder, onerror=_raise):
+def _walk(path: Path, name: str) -> _Files:
+    """Return every file and link below a folder by its relative path, or a file by a name; follow none."""
+    if not path.is_dir():
+        return {name: path.lstat()}
+    found = {}
+    for root, folders, names in os.walk(path, onerror=_raise):
         links = [name for name in folders if Path(root, name).is_symlink()]
-        for name in (*names, *links):
-            path = Path(root, name)
-            yield path.relative_to(folder).as_posix(), path.lstat()
+        for one in (Path(root, name) for name in (*names, *links)):
+            found[one.relative_to(path).as_posix()] = one.lstat()
+    return found
+
+
+def _stamps(found: _Files) -> dict[str, tuple[int, ...]]:
+    """Return by what files are known to be the very same."""
+    return {name: (one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for name, one in found.items()}
 
 
 def _raise(error: OSError) -> None:
     raise error
 
 
-def _lacking(original: Checkpoint, restored: Checkpoint) -> str:
-    """Return what the archive lacks of an original; empty where it has all, skeletons bit for bit."""
+def _refuse_lacking(original: Checkpoint, restored: Checkpoint) -> None:
+    """Refuse an original of which the archive lacks something, skeletons bit for bit."""
     if lost := [spec.key for spec in original.specs if spec.key not in restored]:
         state = all("@" in key for key in lost)
-        return "the archive lacks its optimizer's state" if state else f"the archive lacks {named(lost)}"
+        raise _Stays("the archive lacks " + ("its optimizer's state" if state else named(lost)))
     layouts = {file.path: file for file in restored.files}
     for file in original.files:
-        if file.path not in layouts:
-            return f"the archive lacks its file '{file.path}'"
-        if original.source.skeleton(file) != restored.source.skeleton(layouts[file.path]):
-            return f"the archive has its file '{file.path}' otherwise"
-    return ""
+        _stays_if(file.path not in layouts, f"the archive lacks its file '{file.path}'")
+        differs = original.source.skeleton(file) != restored.source.skeleton(layouts[file.path])
+        _stays_if(differs, f"the archive has its file '{file.path}' otherwise")
 
 
-def _delete(row: OriginalStep, files: _Files, info: FrameInfo) -> OriginalStep:
+def _delete(path: Path, files: _Files, info: FrameInfo) -> None:
     """Delete a checkpoint that is proven, if it is still what was compared."""
     from inshrink_core.archive.storage import storage_errors
     from inshrink_core.execution import sync_path
 
-    path = files.path
     hidden = path.with_name(f".{path.name}{_UNPROVEN}")
     with storage_errors("the checkpoint cannot be released", str(path)):
         path.rename(hidden)
-        if _stamps(hidden, path.name) != files.stamps:
+        if _stamps(_walk(hidden, path.name)) != _stamps(files):
             _put_back(hidden, path)
-            return replace(row, released=False, why="it changed while it was compared")
+            raise _Stays("it changed while it was compared")
         doomed = hidden.rename(path.with_name(f".{path.name}.{info.frame_id.hex()}.inshrink-released"))
         sync_path(path.parent)
         _remove(doomed)
-    return row
-
-
-def _stamps(path: Path, name: str) -> dict[str, _Stamp]:
-    """Return the stamps of a checkpoint's files, by relative path; of a single file, by its name."""
-    found = _walk(path) if path.is_dir() else [(name, path.lstat())]
-    return {name: _Stamp.of(one) for name, one in found}
 
 
 def _put_back(hidden: Path, path: Path) -> None:

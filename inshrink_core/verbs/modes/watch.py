@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from inshrink_core.errors import (
     InshrinkError,
@@ -98,16 +98,15 @@ class _Watcher:
             size=ArchiveSize(frames=(), manifest_nbytes=0),
             skip_damaged=asked.skip_damaged,
         )
-        self._n_looks = 0
         self._run: Run | None = None
         self._rows: dict[str, Skipped] = {}
         """Checkpoints that cannot be read and are wanted, by path."""
-        self._since: dict[tuple[int | str, str], int] = {}
-        """Since which look a step, or the path of what cannot be read, has had an identity."""
+        self._age: dict[tuple[int | str, str], int] = {}
+        """For how many looks a step, or the path of what cannot be read, has had an identity."""
         self._done: dict[int, str] = {}
         """Identity of each step that needs no writing any more."""
         self._names: dict[int, frozenset[str]] = {}
-        self._archived = frozenset(self._archived_now())
+        self._archived = self._archived_now()
         self._last, self._n_failures, self._n_locked = -1, 0, 0
         self._told: set[int] = set()
 
@@ -131,21 +130,27 @@ class _Watcher:
 
     def _look(self) -> bool:
         """Look once; return whether something was written, or seen for the first time."""
-        run = self._open()
-        if self._n_failures:
+        until = self._asked.until
+        try:
+            run, rows = self._opened()
+        except (InshrinkError, OSError):
+            # A trainer deletes while we look: that passes, and what does not is raised.
+            self._n_failures += 1
+            if self._n_failures >= _MOST_FAILURES:
+                raise
             return False
-        until, self._n_looks = self._asked.until, self._n_looks + 1
+        self._run, self._n_failures = run, 0
+        self._rows = {row.path: row for row in rows if until is None or row.step is None or row.step <= until}
         found: dict[int | str, str] = {} if run is None else {step: run.identity(step) for step in run.steps}
         found |= {path: row.identity for path, row in self._rows.items()}
-        for step in (
-            {key for key, _ in self._since if isinstance(key, int)} - found.keys() - self._done.keys()
-        ):
+        steps = {key for key, _ in self._age if isinstance(key, int)}
+        for step in steps - found.keys() - self._done.keys():
             self.report.vanished += (step,)
             self.say("vanished", step, "it was deleted before it could be archived")
-        stirred = bool(found.items() - self._since.keys())
-        self._since = {one: self._since.get(one, self._n_looks) for one in found.items()}
+        stirred = bool(found.items() - self._age.keys())
+        self._age = {one: self._age.get(one, -1) + 1 for one in found.items()}
         for path, row in self._rows.items():
-            if self._age(path, row.identity) >= _PATIENCE:
+            if self._age[path, row.identity] >= _PATIENCE:
                 self._give_up(row)
         if run is None:
             return stirred
@@ -155,37 +160,20 @@ class _Watcher:
             ready = {step: identity for step, identity in ready.items() if step not in later[1:]}
         return (bool(ready) and self._write(run, ready)) or stirred
 
-    def _open(self) -> Run | None:
-        """Return the run as it is now; None where there is no checkpoint yet."""
+    def _opened(self) -> tuple[Run | None, Sequence[Skipped]]:
+        """Return the run as it is now, None where there is no checkpoint yet, and what cannot be read."""
         from inshrink_core.formats import open_run
         from inshrink_core.formats.run import NoCheckpointError
 
-        until = self._asked.until
-        rows: Iterable[Skipped] = ()
         try:
-            self._run = (
-                open_run(self._path, **self._asked.reading) if self._run is None else self._run.refresh()
-            )
-            rows = self._run.unreadable
+            run = open_run(self._path, **self._asked.reading) if self._run is None else self._run.refresh()
         except NoCheckpointError as error:
-            self._run, rows = None, [row for row in error.skipped if row.unreadable]
-        except (InshrinkError, OSError):
-            # A trainer deletes while we look: that passes, and what does not is raised.
-            self._n_failures += 1
-            if self._n_failures >= _MOST_FAILURES:
-                raise
-            return None
-        self._n_failures = 0
-        self._rows = {row.path: row for row in rows if until is None or row.step is None or row.step <= until}
-        return self._run
-
-    def _age(self, key: int | str, identity: str) -> int:
-        """Return for how many looks something has been as it is."""
-        return self._n_looks - self._since.get((key, identity), self._n_looks)
+            return None, [row for row in error.skipped if row.unreadable]
+        return run, run.unreadable
 
     def _is_ready(self, run: Run, step: int, identity: str) -> bool:
         """Tell whether a checkpoint is finished and not archived: it was the same at the look before."""
-        age = self._age(step, identity)
+        age = self._age[step, identity]
         if self._done.get(step) == identity or not age:
             return False
         self._names[step] = frozenset(file.path for file in run[step].files)
@@ -211,15 +199,15 @@ class _Watcher:
         """Report why the watch ended, and what cannot be read and is not being written."""
         self.report.ended = why
         for path, row in self._rows.items():
-            if why == "idle" or self._age(path, row.identity):
+            if why == "idle" or self._age.get((path, row.identity)):
                 self._give_up(row)
 
-    def _archived_now(self) -> tuple[int, ...]:
+    def _archived_now(self) -> frozenset[int]:
         from inshrink_core.archive import is_archive
         from inshrink_core.chain import Archive
 
         archive = self._asked.archive
-        return Archive.open(archive).steps if is_archive(archive) else ()
+        return frozenset(Archive.open(archive).steps if is_archive(archive) else ())
 
     def _write(self, run: Run, ready: Mapping[int, str]) -> bool:
         """Archive what is ready; what changes or vanishes meanwhile is left for the next look."""
@@ -232,23 +220,19 @@ class _Watcher:
                 raise
             return False
         except (InshrinkError, OSError) as error:
-            self._note_archived(run, ready)
             if isinstance(error, StepConflictError) or not self._changed(run, ready):
                 raise
             return True
-        except KeyboardInterrupt:
+        finally:
             self._note_archived(run, ready)
-            raise
-        self._n_locked = 0
-        self.report.reports.append(report)
-        self._note_archived(run, ready)
+        self._n_locked, self.report.last = 0, report
         for step in report.skipped:
             if step not in self._done:
                 self.report.skipped += (step,)
                 self.say("skipped", step, "it is there already, or was pruned")
             self._take(step, ready[step])
-        lost = [step for step in ready if self._done.get(step) != ready[step]]
-        changed = self._changed(run, {step: ready[step] for step in lost}) if lost else ()
+        lost = {step: identity for step, identity in ready.items() if self._done.get(step) != identity}
+        changed = self._changed(run, lost) if lost else ()
         for row in report.unreadable:
             if row.step in lost and row.step not in changed:
                 self._done[row.step] = ready[row.step]
@@ -260,14 +244,12 @@ class _Watcher:
 
     def _note_archived(self, run: Run, ready: Mapping[int, str]) -> None:
         """Report the steps that were committed."""
-        now = self._archived_now()
-        for step in now:
-            if step in ready and step not in self._archived:
-                self.report.unreadable_by_path.pop(spoken(str(run.path_of(step))), None)
-                self.report.appended += (step,)
-                self.say("archived", step)
-                self._take(step, ready[step])
-        self._archived = frozenset(now)
+        before, self._archived = self._archived, self._archived_now()
+        for step in sorted(ready.keys() & (self._archived - before)):
+            self.report.unreadable_by_path.pop(spoken(str(run.path_of(step))), None)
+            self.report.appended += (step,)
+            self.say("archived", step)
+            self._take(step, ready[step])
 
     def _take(self, step: int, identity: str) -> None:
         self._done[step] = identity
@@ -326,8 +308,8 @@ class WatchReport(Report):
         could be archived; whose originals were deleted.
     size
         Sizes of the archive's newest branch; without frames where nothing was ever archived.
-    reports
-        The report of each writing.
+    last
+        The report of the last writing; None for none.
     seconds
         Wall time.
     unreadable_by_path
@@ -345,38 +327,18 @@ class WatchReport(Report):
     vanished: tuple[int, ...] = ()
     released: tuple[int, ...] = ()
     size: ArchiveSize
-    reports: list[CompressReport] = field(default_factory=list)
+    last: CompressReport | None = None
     seconds: float = 0.0
     unreadable_by_path: dict[str, Skipped] = field(default_factory=dict)
     skip_damaged: bool = False
     freed: int = 0
 
-    def _document(self) -> dict[str, Any]:
-        last = self.last
-        return {
-            "archive": self.archive,
-            "ended": self.ended,
-            "codec": None if last is None else last.codec,
-            "config": None if last is None else last.config,
-            "optimizer": None if last is None else last.optimizer,
-            "ratio_total": self.size.ratio_total,
-            "ratio_weights": self.size.ratio_weights,
-            "bits_per_weight": self.size.bits_per_weight,
-            "raw_bytes": self.size.raw_total,
-            "archive_bytes": self.size.nbytes,
-            "appended": self.appended,
-            "skipped": self.skipped,
-            "vanished": self.vanished,
-            "released": self.released,
-            "bytes_freed": self.freed,
-            "unreadable": self.unreadable,
-            "seconds": self.seconds,
-        }
-
-    @property
-    def last(self) -> CompressReport | None:
-        """The report of the last writing; None for none."""
-        return self.reports[-1] if self.reports else None
+    SAYS: ClassVar = (
+        "archive ended codec=last.codec config=last.config optimizer=last.optimizer "
+        "ratio_total=size.ratio_total ratio_weights=size.ratio_weights bits_per_weight=size.bits_per_weight "
+        "raw_bytes=size.raw_total archive_bytes=size.nbytes appended skipped vanished released "
+        "bytes_freed=freed unreadable seconds"
+    )
 
     @property
     def unreadable(self) -> tuple[Skipped, ...]:
