@@ -217,7 +217,7 @@ class Watch(Compress):
     name = "watch"
 
     def act(self, root: Path, note: Note) -> None:
-        report = inshrink_core.verbs.watch(
+        report = inshrink_core.compress(
             root / RUN,
             root / ARCHIVE,
             interval=0.001,
@@ -230,6 +230,7 @@ class Watch(Compress):
             progress=lambda now: (
                 note(f"committed {now.step}") if (now.found or {}).get("event") == "archived" else None
             ),
+            watch=True,
         )
         if report.ended != "until":
             raise RuntimeError(f"the watch ended: {report.ended}")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.compare import compare_archives as compare_archives
     from inshrink_core.verbs.compress import CompressReport as CompressReport
     from inshrink_core.verbs.compress import compress as compress
-    from inshrink_core.verbs.compress import watch as watch
     from inshrink_core.verbs.estimate import EstimateReport as EstimateReport
     from inshrink_core.verbs.estimate import estimate as estimate
     from inshrink_core.verbs.evaluate import EvaluateReport as EvaluateReport

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from inshrink_core.request import python_call
 from inshrink_core.verbs.shared.compressing import Compressing, CompressReport
 
-if TYPE_CHECKING:
-    from inshrink_core.verbs.modes.watch import WatchReport
-    from inshrink_core.verbs.shared.groups import PathLike
-
-__all__ = ["Compress", "CompressReport", "compress", "watch"]
+__all__ = ["Compress", "CompressReport", "compress"]
 
 
 @dataclass(frozen=True)
@@ -35,10 +31,16 @@ class Compress(Compressing):
         Tensors lie behind a link out of the run, and `follow_links` is not set.
     EvaluatorError, UntrustedCodeError
         The evaluator failed, or may not run. Steps committed before are kept.
+    LockedError
+        Another process writes the archive; with `watch`, for longer than a dozen intervals.
 
     Notes
     -----
-    With `watch` the function returns a `WatchReport`: see `inshrink_core.verbs.watch`.
+    With `watch` the function stays beside a training, and returns a `WatchReport`, also after Ctrl-C: steps
+    that were committed are kept, and one that was being written is archived by the next watch. A directory
+    without a checkpoint is waited in. `progress` then gets what happens, too: the stage is ``watch``, and
+    `detail` says it, as "archived step 400". Others may read, prune or append between two
+    writings; each writing decodes the last step again, at most `keyframe_every` frames.
 
     What is not said of codec, settings and optimizer is as the archive was written so far
     (`inshrink_core.chain.ChainConfig`). Under bounds (`inshrink_core.verbs.Bounds`) each step is written with
@@ -52,6 +54,9 @@ class Compress(Compressing):
     >>> report = inshrink_core.compress(run, target, steps=run.steps[:3])
     >>> report.appended == run.steps[:3]
     True
+    >>> watched = inshrink_core.compress(run.path, target, watch=True, interval=0.1, until=run.steps[3])
+    >>> watched.ended, watched.appended == run.steps[3:4]
+    ('until', True)
     """
 
     EXAMPLES: ClassVar = (
@@ -89,57 +94,3 @@ class Compress(Compressing):
 
 
 compress = python_call(Compress)
-
-
-def watch(run: PathLike, archive: PathLike, **options: Any) -> WatchReport:
-    """Stay beside a training: archive each checkpoint as it is finished.
-
-    Parameters
-    ----------
-    run
-        A run's directory, a glob or a path with a step pattern.
-    archive
-        The archive to make or to append to.
-    **options
-        Of `inshrink_core.compress`, which does the same with ``watch=True``; of all but `steps`, `part`,
-        `engine` and `workers`.
-
-    Returns
-    -------
-    WatchReport
-        Also after Ctrl-C, which ends the watch: steps that were committed are kept, one that was being
-        written is dropped and archived by the next watch.
-
-    Raises
-    ------
-    NotFoundError
-        The directory is not there; one without a checkpoint yet is waited in.
-    InputError
-        `interval`, `until` or `idle` is out of range, or `compress` refuses its options.
-    StepConflictError
-        A step was archived and then written again with other values.
-    LockedError
-        Another process writes the archive for longer than a dozen intervals.
-    StorageError
-        As for any writer.
-
-    Notes
-    -----
-    Beside how far each writing has come, `progress` gets what happens: the stage is ``watch``, and `detail`
-    says it, as "archived step 400".
-
-    The archive is free between two writings, so that another process may read, prune or append. Each
-    writing reads the state of the last step from the archive again, a decoding of at most
-    `keyframe_every` frames.
-
-    Examples
-    --------
-    >>> import inshrink_core, tempfile, pathlib
-    >>> target = pathlib.Path(tempfile.mkdtemp()) / "digits.inshrink"
-    >>> report = inshrink_core.verbs.watch(
-    ...     inshrink_core.sample("digits-cnn"), target, interval=0.1, until=25
-    ... )
-    >>> report.ended, report.appended
-    ('until', (10, 25))
-    """
-    return cast("WatchReport", Compress(run, archive, watch=True, **options).perform())

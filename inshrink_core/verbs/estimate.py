@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 from inshrink_core.checkpoint import MODEL_ROLES, Unseen
 from inshrink_core.errors import EvaluatorError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.execution.progress import OnProgress, Progress
+from inshrink_core.execution.progress import Counter, Progress
 from inshrink_core.report import UNSAID, Columns, Part, Report, Table, plain_value
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import UNKNOWN, count, duration, nats, percent, plain, ratio, size
@@ -331,7 +331,6 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
     def _estimated(self, sample: _Sample, writings: Sequence[_Asked]) -> list[EstimateReport]:
         """Estimate each configuration, then have those judged that lose something."""
         found: list[EstimateReport] = []
-        guesses = []
         n = sum(map(len, sample.stretches))
         total = n * len(writings) * (1 if self.max_restore_cost is None else 2)
 
@@ -341,9 +340,7 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
                 self.progress(Progress("estimate", done * n, total, sample.steps[-1], found=found))
 
         for one in writings:
-            guesses.append(_Guess.of(sample, one.chain, None if self.each else self.progress))
-            row = guesses[-1].report(sample, one.chain, self.by_tensor, is_tried=self.tried is not None)
-            found.append(replace(row, set=one.set))
+            found.append(_estimate(sample, one, self))
             tell(found[-1], len(found))
         if self.max_restore_cost is None:
             return found
@@ -454,10 +451,8 @@ class _Sample(NamedTuple):
     @property
     def share(self) -> float:
         """Share of the model's elements that is encoded."""
-        model = self.model()
-        return sum(one.numel for one in model if one.key in self.keys) / max(
-            1, sum(one.numel for one in model)
-        )
+        numel = {one.key: one.numel for one in self.model()}
+        return sum(numel[key] for key in numel.keys() & self.keys) / max(1, sum(numel.values()))
 
 
 def _tried(row: EstimateReport) -> ArchiveEstimate:
@@ -530,118 +525,100 @@ def _with_judged(
     )
 
 
-class _Guess(NamedTuple):
-    """What a configuration does to the weights of a chain: steps that were encoded, and what follows of them.
+def _estimate(sample: _Sample, asked: _Asked, request: Estimate) -> EstimateReport:
+    """Return what a configuration does to a chain: steps that are encoded, and what follows of them.
 
-    `measured` is the chain as trials have measured it in full, whose figures these are then.
+    Where trials have measured the chain, these figures are the measured ones.
     """
+    from inshrink_core.metrics import bits_per_parameter
+    from inshrink_core.search.calibration import calibrate
+    from inshrink_core.search.measure import estimate_rest, in_proportion, middle_of
 
-    rows: list[_Row]
+    begun, chain, run, steps = time.perf_counter(), asked.chain, sample.run, sample.steps
+    is_tried, specs = request.tried is not None, sample.model()
+    count = Counter(None if request.each else request.progress, "estimate", sum(map(len, sample.stretches)))
+    rows: list[_Row] = []
+    for row in itertools.chain.from_iterable(_encode(sample, chain, one) for one in sample.stretches):
+        rows.append(row)
+        count.add(1, row.step)
+    calibration = calibrate([one for one in sample.known if one.config.get("codec") == chain.codec])
+    calibration = calibration if calibration.n_trials else calibrate(sample.known)
+    measured, most = _measured(sample.known, chain, steps), max(row.relative_error for row in rows)
     raw: float
     nbytes: float
-    drop: float | None
-    divergence: float | None
-    calibration: Calibration
-    measured: Chain | None
-    seconds: float
-
-    @classmethod
-    def of(cls, sample: _Sample, chain: ChainConfig, progress: OnProgress | None = None) -> _Guess:
-        from inshrink_core.search.calibration import calibrate
-        from inshrink_core.search.measure import in_proportion
-
-        begun = time.perf_counter()
-        rows: list[_Row] = []
-        for row in itertools.chain.from_iterable(_encode(sample, chain, one) for one in sample.stretches):
-            rows.append(row)
-            if progress is not None:
-                progress(Progress("estimate", len(rows), sum(map(len, sample.stretches)), row.step))
-        calibration = calibrate([one for one in sample.known if one.config.get("codec") == chain.codec])
-        if not calibration.n_trials:
-            calibration = calibrate(sample.known)
-        measured, n_steps = _measured(sample.known, chain, sample.steps), len(sample.steps)
-        raw: float
-        nbytes: float
-        if measured is not None:
-            drop, divergence = measured.drop, measured.divergence
-            raw = sum(trial.raw_weights for trial in measured.trials)
-            nbytes = sum(trial.weights_nbytes for trial in measured.trials)
-        else:
-            drop, divergence = _figures(calibration, chain, rows)
-            raw = n_steps * sum(row.raw for row in rows) / len(rows)
-            keyframes = [row.nbytes for row in rows if row.keyframe]
-            deltas = [row.nbytes for row in rows if not row.keyframe]
-            nbytes = in_proportion(keyframes, deltas, n_steps, chain.keyframe_every)
-        seconds = time.perf_counter() - begun
-        return cls(rows, raw, nbytes, drop, divergence, calibration, measured, seconds)
-
-    def report(
-        self, sample: _Sample, chain: ChainConfig, by_tensor: bool, *, is_tried: bool
-    ) -> EstimateReport:
-        """Return the estimates, with what is not weights from a few steps in the middle of the chain."""
-        from inshrink_core.metrics import bits_per_parameter
-        from inshrink_core.search.measure import estimate_rest, middle_of
-
-        begun, steps, run = time.perf_counter(), sample.steps, sample.run
-        few = sample.stretches[0] if is_tried else middle_of(steps)
-        checkpoints = [run[step] for step in few]
-        rest = estimate_rest(chain, checkpoints, len(steps), sample.keys, sample.ahead(chain))
-        unseen = Unseen.of(layout for step in steps for layout in run[step].files)
-        n_trials, specs, archive = self.calibration.n_trials, sample.model(), None
-        if is_tried:
-            basis, cost = self._cost(sample.known, chain)
-            n_weights = len(steps) * sum(spec.numel for spec in specs)
-            archive = ArchiveEstimate(
-                run_bytes=sum(run[step].raw_bytes() for step in steps),
-                tried=tuple(few),
-                raw_bytes=round(self.raw + rest.raw),
-                nbytes=round(self.nbytes + rest.nbytes),
-                bits_per_weight=bits_per_parameter(round(self.nbytes), n_weights),
-                relative_error=max(row.relative_error for row in self.rows),
-                restore_cost=cost,
-                basis=basis,
-            )
-        return EstimateReport(
-            codec=chain.codec,
-            config=chain.record()["config"],
-            overrides=tuple(one.to_json() for one in chain.overrides),
-            ratio_total=rest.ratio_total(self.raw, self.nbytes),
-            ratio_weights=self.raw / self.nbytes if self.nbytes else 0.0,
-            drop=self.drop,
-            divergence=self.divergence,
-            basis="trials" if n_trials else "rule of thumb",
-            rank_correlation=self.calibration.rank_correlation,
-            n_trials=n_trials,
-            n_steps=len(self.rows),
-            sampled=sample.share,
-            seconds=self.seconds + time.perf_counter() - begun,
-            notes=(*(() if n_trials else (_UNCALIBRATED,)), *([unseen.text] if unseen.text else [])),
-            unseen=unseen,
-            device=chain.device,
-            tensors=tuple(_by_tensor(specs, self.rows, len(steps), chain.keyframe_every))
-            if by_tensor
-            else (),
-            archive=archive,
+    if measured is not None:
+        drop, divergence = measured.drop, measured.divergence
+        raw = sum(trial.raw_weights for trial in measured.trials)
+        nbytes = sum(trial.weights_nbytes for trial in measured.trials)
+    else:
+        drop, divergence = _figures(calibration, chain, rows)
+        raw = len(steps) * sum(row.raw for row in rows) / len(rows)
+        parts = ([row.nbytes for row in rows if row.keyframe is kind] for kind in (True, False))
+        nbytes = in_proportion(*parts, len(steps), chain.keyframe_every)
+    few = sample.stretches[0] if is_tried else middle_of(steps)
+    rest = estimate_rest(chain, [run[step] for step in few], len(steps), sample.keys, sample.ahead(chain))
+    archive = None
+    if is_tried:
+        basis, cost = _cost(sample.known, chain, calibration, measured, divergence)
+        n_weights = len(steps) * sum(spec.numel for spec in specs)
+        archive = ArchiveEstimate(
+            run_bytes=sum(run[step].raw_bytes() for step in steps),
+            tried=tuple(few),
+            raw_bytes=round(raw + rest.raw),
+            nbytes=round(nbytes + rest.nbytes),
+            bits_per_weight=bits_per_parameter(round(nbytes), n_weights),
+            relative_error=most,
+            restore_cost=cost,
+            basis=basis,
         )
+    unseen = Unseen.of(layout for step in steps for layout in run[step].files)
+    n_trials = calibration.n_trials
+    tensors = _by_tensor(specs, rows, len(steps), chain.keyframe_every) if request.by_tensor else ()
+    return EstimateReport(
+        codec=chain.codec,
+        config=chain.record()["config"],
+        overrides=tuple(one.to_json() for one in chain.overrides),
+        ratio_total=rest.ratio_total(raw, nbytes),
+        ratio_weights=raw / nbytes if nbytes else 0.0,
+        drop=drop,
+        divergence=divergence,
+        basis="trials" if n_trials else "rule of thumb",
+        rank_correlation=calibration.rank_correlation,
+        n_trials=n_trials,
+        n_steps=len(rows),
+        sampled=sample.share,
+        seconds=time.perf_counter() - begun,
+        notes=tuple(note for note in ("" if n_trials else _UNCALIBRATED, unseen.text) if note),
+        unseen=unseen,
+        device=chain.device,
+        tensors=tuple(tensors),
+        archive=archive,
+        set=asked.set,
+    )
 
-    def _cost(self, known: Sequence[Trial], chain: ChainConfig) -> tuple[str, float | None]:
-        """Return the restore cost, and its basis: measured, or what trials paid for a divergence."""
-        from inshrink_core.chain import is_exact
 
-        if chain.optimizer == "exact" and is_exact(chain.codec, {}):
-            return "exact", 0.0
-        if not self.calibration.n_trials:
-            return "unknown", None
-        if self.measured is not None:
-            costs = [trial.restore_cost for trial in self.measured.trials]
-            return "measured", max((cost for cost in costs if cost is not None), default=None)
-        prices = [
-            one.restore_cost / one.divergence
-            for one in known
-            if one.restore_cost is not None and one.divergence
-        ]
-        told = prices and self.divergence is not None
-        return "predicted", statistics.median(prices) * (self.divergence or 0.0) if told else None
+def _cost(
+    known: Sequence[Trial],
+    chain: ChainConfig,
+    calibration: Calibration,
+    measured: Chain | None,
+    divergence: float | None,
+) -> tuple[str, float | None]:
+    """Return the restore cost, and its basis: measured, or what trials paid for a divergence."""
+    from inshrink_core.chain import is_exact
+
+    if chain.optimizer == "exact" and is_exact(chain.codec, {}):
+        return "exact", 0.0
+    if not calibration.n_trials:
+        return "unknown", None
+    if measured is not None:
+        costs = [trial.restore_cost for trial in measured.trials]
+        return "measured", max((cost for cost in costs if cost is not None), default=None)
+    prices = [
+        one.restore_cost / one.divergence for one in known if one.restore_cost is not None and one.divergence
+    ]
+    told = prices and divergence is not None
+    return "predicted", statistics.median(prices) * (divergence or 0.0) if told else None
 
 
 def _by_tensor(

@@ -339,10 +339,8 @@ class Search(
         user's cache where that cannot be written and for the bundled samples.
     budget
         Most configurations to try.
-    replicas
-        Evaluators asked side by side.
     gain
-        Measure restore gain and noise of each trial too.
+        Measure too how much of each step's movement a restore would keep, which costs an encoding of it.
 
     Raises
     ------
@@ -379,7 +377,6 @@ class Search(
     target_ratio: Annotated[float | None, Option(metavar="RATIO")] = None
     output: Annotated[PathLike | None, Option(("--output", "-o"), metavar="FILE")] = None
     budget: Annotated[int | None, Option(least=1)] = None
-    replicas: Annotated[int, Option(least=1)] = 1
     gain: bool = True
 
     EXAMPLES: ClassVar = (
@@ -526,10 +523,9 @@ class Search(
         factors, bare = factors_of(base)
         layers = {one.layer for one in opened[chosen[0]].specs if one.role in MODEL_ROLES}
         space = space_of(base.codec, layers, factors)
-        judges = [self.resolve(opened) for _ in range(self.replicas)]
         path = trial_log_of(opened, None if self.output is None else Path(self.output)) if keeps else None
         log = TrialLog(path, checkpoint_digest(opened[opened.steps[0]]))
-        with Judge(judges, opened.__getitem__, self.bounds) as judge:
+        with Judge([self.resolve(opened)], opened.__getitem__, self.bounds) as judge:
             runner = TrialRunner(
                 checkpoints=opened.__getitem__,
                 steps=chosen,

@@ -188,12 +188,10 @@ def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path)
     from inshrink_app.model.subject import Subject
     from inshrink_app.services.exporting import chain_export
 
-    from inshrink_core.verbs.compress import watch
-
     written = {}
     inshrink_core.compress(run_path, tmp_path / "compressed.inshrink")
     written["compress"] = metas(tmp_path / "compressed.inshrink")[0]
-    watch(run_path, tmp_path / "watched.inshrink", until=20, interval=0.01)
+    inshrink_core.compress(run_path, tmp_path / "watched.inshrink", watch=True, until=20, interval=0.01)
     written["watch"] = metas(tmp_path / "watched.inshrink")[0]
     model, optimizer = load(run_path / "step_10.pt")
     with inshrink_core.Saver(tmp_path / "saved.inshrink", model, optimizer) as saver:

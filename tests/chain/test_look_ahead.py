@@ -42,8 +42,8 @@ def test_steps_that_come_later_and_branches_go_on_with_the_plan(run_path: Path, 
 
 def test_a_run_that_still_grows_is_planned_as_it_comes(run_path: Path, tmp_path: Path) -> None:
     inshrink_core.compress(run_path, tmp_path / "a", look_ahead=False)
-    inshrink_core.verbs.watch(
-        run_path, tmp_path / "b", interval=0.1, until=inshrink_core.open(run_path).steps[-1]
+    inshrink_core.compress(
+        run_path, tmp_path / "b", interval=0.1, until=inshrink_core.open(run_path).steps[-1], watch=True
     )
     for found in (memories(tmp_path / "a"), memories(tmp_path / "b")):
         assert "movement" not in found[0]

@@ -87,7 +87,7 @@ def test_nothing_is_appended_behind_a_missing_head_but_a_new_branch(
     with pytest.raises(MissingFrameError, match="step 15"):
         inshrink_core.compress(run_path, beheaded)
     with pytest.raises(MissingFrameError, match="step 15"):
-        inshrink_core.verbs.watch(run_path, beheaded, interval=0.01, idle=5)
+        inshrink_core.compress(run_path, beheaded, interval=0.01, idle=5, watch=True)
     assert sorted(path.name for path in (beheaded / "frames").iterdir()) == before
     again = tmp_path / "again"
     again.mkdir()
@@ -237,7 +237,7 @@ def test_without_a_manifest_nothing_is_taken_for_the_last_step(
         lambda: inshrink_core.compare(unlisted, against=run_path),
         lambda: inshrink_core.compress(run_path, unlisted),
         lambda: inshrink_core.compress(run_path, unlisted, steps=[20], resumed_from=10),
-        lambda: inshrink_core.verbs.watch(run_path, unlisted, interval=0.01, idle=5),
+        lambda: inshrink_core.compress(run_path, unlisted, interval=0.01, idle=5, watch=True),
         lambda: inshrink_core.Saver(unlisted, model()),
     ):
         with pytest.raises(DamagedError, match=r"which frame is the last one.*--forget-missing"):

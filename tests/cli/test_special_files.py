@@ -112,7 +112,7 @@ def everything(root: Path, name: str) -> dict[str, Callable[[], object]]:
         "forget": lambda: inshrink_core.verbs.prune(path, forget_missing=True),
         "compare": lambda: inshrink_core.compare(path, run),
         "compress": lambda: inshrink_core.compress(run, path),
-        "watch": lambda: inshrink_core.verbs.watch(run, path, interval=0.01, idle=0.02),
+        "watch": lambda: inshrink_core.compress(run, path, interval=0.01, idle=0.02, watch=True),
         "saver": lambda: Saver(path, model()).close(),
         "forget, applied": lambda: inshrink_core.verbs.prune(path, forget_missing=True, apply=True),
         "prune, applied": lambda: inshrink_core.verbs.prune(path, keep_last=1, apply=True),

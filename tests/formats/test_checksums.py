@@ -209,7 +209,7 @@ def test_a_watch_tells_a_rotten_checkpoint_and_goes_on(tmp_path):
     for step, name in ((1, "data.pkl"), (2, "data/0")):
         entry = next(e for e in entries(folder / f"{step}.pt") if e.name.endswith(name))
         flip(folder / f"{step}.pt", entry.offset + entry.nbytes - 3)
-    report = inshrink_core.verbs.watch(folder, tmp_path / "a.inshrink", interval=0.05, idle=0.8)
+    report = inshrink_core.compress(folder, tmp_path / "a.inshrink", interval=0.05, idle=0.8, watch=True)
     assert report.appended == (3,)
     assert sorted(row.step for row in report.unreadable) == [1, 2]
     assert report.failure.exit_code == 1

@@ -339,12 +339,14 @@ def test_watch_waits_for_objects_and_archives_each(bucket, tmp_path):
 
     Bucket.rule = staticmethod(arrive)
     try:
-        report = verbs.watch(f"{bucket.url}/run", tmp_path / "a.inshrink", interval=0.02, until=30)
+        report = verbs.compress(
+            f"{bucket.url}/run", tmp_path / "a.inshrink", interval=0.02, until=30, watch=True
+        )
     finally:
         Bucket.rule = staticmethod(lambda kind, path: None)
     assert report.appended == (10, 20, 30)
     with pytest.raises(InputError, match="released from file systems only"):
-        verbs.watch(f"{bucket.url}/run", tmp_path / "a.inshrink", release=True)
+        verbs.compress(f"{bucket.url}/run", tmp_path / "a.inshrink", release=True, watch=True)
 
 
 def test_names_that_no_file_can_have_are_refused(bucket, monkeypatch):

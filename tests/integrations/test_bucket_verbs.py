@@ -45,7 +45,7 @@ def compress(run, archive, url):
 
 
 def watch(run, archive, url):
-    verbs.watch(run, url, interval=0.05, until=STEPS[-1], **EXACT)
+    verbs.compress(run, url, interval=0.05, until=STEPS[-1], **EXACT, watch=True)
 
 
 def save(run, archive, url):

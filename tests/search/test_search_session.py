@@ -367,7 +367,7 @@ def as_found(report):
     "asked",
     [
         {"max_divergence": 1e-3},
-        {"max_divergence": 1e-3, "codec": "inshrinkerator", "replicas": 2, "budget": 4},
+        {"max_divergence": 1e-3, "codec": "inshrinkerator", "budget": 4},
         {"target_ratio": 20.0},
     ],
 )

@@ -214,7 +214,7 @@ def test_the_base_model_of_the_archive_stays(tmp_path: Path) -> None:
 def test_a_watch_releases_what_it_has_archived(tmp_path: Path) -> None:
     flat = write_run(tmp_path / "run", n_steps=4)
     said = []
-    report = inshrink_core.verbs.watch(
+    report = inshrink_core.compress(
         flat,
         tmp_path / "a",
         interval=0.001,
@@ -223,6 +223,7 @@ def test_a_watch_releases_what_it_has_archived(tmp_path: Path) -> None:
         optimizer="exact",
         release=True,
         progress=said.append,
+        watch=True,
     )
     assert report.released == (5, 10)
     assert report.freed > 0
@@ -234,8 +235,10 @@ def test_a_watch_keeps_what_is_archived_with_an_error(tmp_path: Path) -> None:
     flat = write_run(tmp_path / "run", n_steps=3)
     options: dict[str, Any] = {"interval": 0.001, "until": 15}
     said: list[Any] = []
-    report = inshrink_core.verbs.watch(flat, tmp_path / "a", release=True, progress=said.append, **options)
+    report = inshrink_core.compress(
+        flat, tmp_path / "a", release=True, progress=said.append, **options, watch=True
+    )
     assert report.released == ()
     assert [one.step for one in said if one.detail.startswith("kept")] == [5]
-    report = inshrink_core.verbs.watch(flat, tmp_path / "a", release_lossy=True, **options)
+    report = inshrink_core.compress(flat, tmp_path / "a", release=True, lossy=True, **options, watch=True)
     assert torch.load(flat / "step_15.pt", weights_only=True)["step"] == 15

@@ -307,8 +307,8 @@ def test_a_watch_waits_for_what_is_unfinished_and_names_what_stays_so(tmp_path: 
     thread = threading.Thread(target=finish)
     thread.start()
     events = []
-    report = inshrink_core.verbs.watch(
-        root, tmp_path / "a.inshrink", interval=0.1, idle=2.5, progress=events.append, **EXACT
+    report = inshrink_core.compress(
+        root, tmp_path / "a.inshrink", interval=0.1, idle=2.5, progress=events.append, **EXACT, watch=True
     )
     thread.join()
     assert inshrink_core.Archive.open(tmp_path / "a.inshrink").steps == (200, 300)
@@ -327,7 +327,9 @@ def test_a_watch_for_a_step_waits_for_the_unfinished_one_before_it(tmp_path: Pat
     cut(path)
     thread = threading.Timer(1.0, path.write_bytes, [finished])
     thread.start()
-    report = inshrink_core.verbs.watch(root, tmp_path / "a.inshrink", interval=0.2, until=300, **EXACT)
+    report = inshrink_core.compress(
+        root, tmp_path / "a.inshrink", interval=0.2, until=300, **EXACT, watch=True
+    )
     thread.join()
     assert report.unreadable == ()
     assert inshrink_core.Archive.open(tmp_path / "a.inshrink").steps == STEPS
@@ -340,8 +342,8 @@ def test_a_watch_that_ends_names_what_it_did_not_wait_for(tmp_path: Path):
     (root / "step_400.pt").write_bytes(b"")
     words = ["compress", str(root), "-o", str(tmp_path / "a.inshrink"), "--watch", "--until", "300"]
     assert main([*words, "--poll", "0.05", "-q"]) == 1
-    report = inshrink_core.verbs.watch(
-        root, tmp_path / "a.inshrink", interval=0.1, until=300, skip_damaged=True
+    report = inshrink_core.compress(
+        root, tmp_path / "a.inshrink", interval=0.1, until=300, skip_damaged=True, watch=True
     )
     assert [row.step for row in report.unreadable] == [200]
     assert report.failure is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -24,6 +25,9 @@ from tests.signals import hear_ctrl_c
 
 INTERVAL = 0.05
 OPTIONS = {"codec": "lossless", "threads": 1}
+
+
+watch = functools.partial(inshrink_core.compress, watch=True, interval=INTERVAL)
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +71,7 @@ def test_each_checkpoint_is_archived_before_the_trainer_deletes_it(finished: Pat
     folder.mkdir()
     trainer = Trainer(finished, folder, keep=1)
     trainer.start()
-    report = inshrink_core.verbs.watch(
-        folder, tmp_path / "a", interval=INTERVAL, until=30, idle=60, progress=trainer.hear, **OPTIONS
-    )
+    report = watch(folder, tmp_path / "a", until=30, idle=60, progress=trainer.hear, **OPTIONS)
     trainer.join()
     assert report.ended == "until"
     assert report.appended == (5, 10, 15, 20, 25, 30)
@@ -85,10 +87,10 @@ def test_watch_ends_when_nothing_new_comes_and_goes_on_later(finished: Path, tmp
     folder.mkdir()
     for step in (5, 10):
         shutil.copy(finished / f"step_{step}.pt", folder)
-    first = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, idle=0.5, **OPTIONS)
+    first = watch(folder, tmp_path / "a", idle=0.5, **OPTIONS)
     assert (first.ended, first.appended) == ("idle", (5, 10))
     shutil.copy(finished / "step_15.pt", folder)
-    second = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, idle=0.5)
+    second = watch(folder, tmp_path / "a", idle=0.5)
     assert second.appended == (15,)
     assert second.skipped == (5, 10)
     assert second.size is not None
@@ -96,7 +98,7 @@ def test_watch_ends_when_nothing_new_comes_and_goes_on_later(finished: Path, tmp
 
 
 def test_until_archives_nothing_beyond_the_step(finished: Path, tmp_path: Path) -> None:
-    report = inshrink_core.verbs.watch(finished, tmp_path / "a", interval=INTERVAL, until=12, **OPTIONS)
+    report = watch(finished, tmp_path / "a", until=12, **OPTIONS)
     assert report.appended == (5, 10, 15)
     assert Archive.open(tmp_path / "a").steps == (5, 10, 15)
 
@@ -106,11 +108,11 @@ def test_half_written_checkpoint_waits_until_it_is_whole(finished: Path, tmp_pat
     folder.mkdir()
     content = (finished / "step_5.pt").read_bytes()
     (folder / "step_5.pt").write_bytes(content[:3000])
-    report = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, idle=0.3, **OPTIONS)
+    report = watch(folder, tmp_path / "a", idle=0.3, **OPTIONS)
     assert report.appended == ()
     assert not is_archive(tmp_path / "a")
     (folder / "step_5.pt").write_bytes(content)
-    report = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, until=5, **OPTIONS)
+    report = watch(folder, tmp_path / "a", until=5, **OPTIONS)
     assert report.appended == (5,)
 
 
@@ -126,16 +128,14 @@ def test_directory_is_finished_when_it_has_what_the_one_before_had(finished: Pat
                 (folder / f"checkpoint-{step}" / name).write_text("{}")
 
     save(5, "model.pt", "config.json", "rng.json")
-    inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, until=5, **OPTIONS)
+    watch(folder, tmp_path / "a", until=5, **OPTIONS)
     save(10, "model.pt", "config.json")
 
     def late(event: Progress) -> None:
         if event.detail.startswith("skipped"):
             threading.Timer(6 * INTERVAL, save, (10, "rng.json")).start()
 
-    report = inshrink_core.verbs.watch(
-        folder, tmp_path / "a", interval=INTERVAL, until=10, progress=late, **OPTIONS
-    )
+    report = watch(folder, tmp_path / "a", until=10, progress=late, **OPTIONS)
     assert report.appended == (10,)
     archive = Archive.open(tmp_path / "a")
     assert "rng.json" in {file.path for file in archive[10].files}
@@ -153,7 +153,7 @@ def test_checkpoint_that_vanishes_while_it_is_read_is_told_and_left_out(
         return real(request)
 
     monkeypatch.setattr(Compress, "write", deleted_meanwhile)
-    report = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=INTERVAL, until=30, **OPTIONS)
+    report = watch(folder, tmp_path / "a", until=30, **OPTIONS)
     assert report.vanished == (10,)
     assert report.appended == (5, 15, 20, 25, 30)
     assert inshrink_core.verify(tmp_path / "a", deep=True).ok
@@ -164,14 +164,14 @@ def test_checkpoint_deleted_before_it_was_archived_is_told(finished: Path, tmp_p
     folder.mkdir()
     shutil.copy(finished / "step_5.pt", folder)
     threading.Timer(3.5 * INTERVAL, (folder / "step_5.pt").unlink).start()
-    report = inshrink_core.verbs.watch(folder, tmp_path / "a", interval=3 * INTERVAL, idle=1.0, **OPTIONS)
+    report = watch(folder, tmp_path / "a", interval=3 * INTERVAL, idle=1.0, **OPTIONS)
     assert report.appended + report.vanished in ((5,), (5, 5))
 
 
 def test_steps_that_were_pruned_do_not_come_back(finished: Path, tmp_path: Path) -> None:
     inshrink_core.compress(finished, tmp_path / "a", steps=[5, 10, 15], codec="lossless")
     inshrink_core.verbs.prune(tmp_path / "a", keep_last=1, apply=True)
-    report = inshrink_core.verbs.watch(finished, tmp_path / "a", interval=INTERVAL, until=20)
+    report = watch(finished, tmp_path / "a", until=20)
     assert report.skipped == (5, 10, 15)
     assert Archive.open(tmp_path / "a").steps == (15, 20)
 
@@ -189,10 +189,9 @@ def test_checkpoint_written_again_with_other_values_ends_the_watch(finished: Pat
             shutil.copy(finished / "step_10.pt", folder / "step_5.pt")
 
     with pytest.raises((StepConflictError, InputError)):
-        inshrink_core.verbs.watch(
+        watch(
             folder,
             tmp_path / "a",
-            interval=INTERVAL,
             idle=5,
             step_pattern=r"step_(\d+)",
             progress=overwrite,
@@ -202,22 +201,22 @@ def test_checkpoint_written_again_with_other_values_ends_the_watch(finished: Pat
 
 def test_bad_arguments_and_an_archive_being_written_are_told(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no such directory"):
-        inshrink_core.verbs.watch(tmp_path / "nothing", tmp_path / "a")
+        watch(tmp_path / "nothing", tmp_path / "a")
     with pytest.raises(NotFoundError, match="no such directory"):
-        inshrink_core.verbs.watch(tmp_path / "nothing" / "ep{step}.pt", tmp_path / "a")
+        watch(tmp_path / "nothing" / "ep{step}.pt", tmp_path / "a")
     named = finished / "step_{step}.pt"
-    assert inshrink_core.verbs.watch(named, tmp_path / "b", interval=INTERVAL, until=10, **OPTIONS).appended
+    assert watch(named, tmp_path / "b", until=10, **OPTIONS).appended
     for bad in ({"interval": 0.0}, {"idle": -1.0}, {"until": -5}):
         with pytest.raises(InputError):
-            inshrink_core.verbs.watch(finished, tmp_path / "a", **bad)  # type: ignore[arg-type]
+            watch(finished, tmp_path / "a", **bad)  # type: ignore[arg-type]
     with ArchiveWriter(tmp_path / "a", create=True), pytest.raises(LockedError):
-        inshrink_core.verbs.watch(finished, tmp_path / "a", interval=INTERVAL, **OPTIONS)
+        watch(finished, tmp_path / "a", **OPTIONS)
 
 
 def test_archive_that_another_process_writes_is_waited_for(finished: Path, tmp_path: Path) -> None:
     other = ArchiveWriter(tmp_path / "a", create=True)
     threading.Timer(4 * INTERVAL, other.close).start()
-    report = inshrink_core.verbs.watch(finished, tmp_path / "a", interval=INTERVAL, until=5, **OPTIONS)
+    report = watch(finished, tmp_path / "a", until=5, **OPTIONS)
     assert report.appended == (5,)
 
 

@@ -46,7 +46,7 @@ def measured_by_workers(request: Any, runner: TrialRunner) -> Iterator[Ahead]:
     Candidates that are asked for together are independent. Of one, each worker evaluates some of the steps,
     and encodes all that lead there: a chain. It ends at the first of its own that breaks the bounds.
     """
-    engine, asked = engine_for(request), with_fields(sendable(request), replicas=1)
+    engine, asked = engine_for(request), sendable(request)
 
     def ahead(candidates: Sequence[Candidate], to_the_end: bool) -> None:
         steps_of = {one.digest: runner.unknown(one, to_the_end=to_the_end) for one in candidates}

@@ -62,7 +62,7 @@ def watch_run(asked: Compressing) -> WatchReport:
     asked.exclude("--watch", ("steps", "part", "engine", "workers"))
     begun = time.monotonic()
     run = os.fspath(cast("PathLike", asked.run))
-    if url_of(run) and (asked.release or asked.release_lossy):
+    if url_of(run) and asked.release:
         refuse_elsewhere(run)
     is_pattern = any(sign in run for sign in "*?[")
     if not (is_pattern or url_of(run) or split_step_pattern(run)[0].exists()):
@@ -238,7 +238,7 @@ class _Watcher:
                 self._done[row.step] = ready[row.step]
                 self._give_up(row)
         self.writing = replace(self.writing, resumed_from=None)
-        if self._asked.release or self._asked.release_lossy:
+        if self._asked.release:
             self._release(run)
         return True
 
@@ -274,7 +274,7 @@ class _Watcher:
                 run=self._path,
                 archive=asked.archive,
                 steps=[step for step in run.refresh().steps if step in self._done],
-                lossy=asked.release_lossy,
+                lossy=asked.lossy,
                 apply=True,
                 base=self.writing.base,
                 step_pattern=asked.step_pattern,

@@ -102,8 +102,9 @@ class Compressing(
     release
         Delete originals that are archived, but for the newest two, once each is restored and compared; those
         alone that the archive gives back bit for bit.
-    release_lossy
-        The same, and also those that it gives back with an error.
+    lossy
+        Release those too that the archive gives back with an error, as the default codec does. They are gone
+        then but for that.
     look_ahead
         Whether a new archive's codec may look at the whole run first, at some of the steps to be written, and
         plan for it. To be switched off where a run is written step by step as it grows.
@@ -121,7 +122,7 @@ class Compressing(
     until: Annotated[int | None, Option(metavar="STEP", least=0, needs="watch")] = None
     idle: Annotated[float | None, Option(metavar="SECONDS", least=0.001, needs="watch")] = None
     release: Annotated[bool, Option(needs="watch")] = False
-    release_lossy: Annotated[bool, Option(needs="watch")] = False
+    lossy: Annotated[bool, Option(needs="release")] = False
     look_ahead: Annotated[bool, Option(hidden=True)] = True
 
     @property
