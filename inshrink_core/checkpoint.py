@@ -29,28 +29,6 @@ from inshrink_core.text import percent, size
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "DTYPE_SIZES",
-    "EXACT_ROLES",
-    "FLOATS",
-    "MODEL_ROLES",
-    "OPTIMIZER_ROLES",
-    "Box",
-    "Cell",
-    "Checkpoint",
-    "FileLayout",
-    "LayerType",
-    "Member",
-    "Region",
-    "TensorRole",
-    "TensorSource",
-    "TensorSpec",
-    "TensorsInMemory",
-    "Unseen",
-    "UnseenFile",
-    "ZipEntry",
-    "classify_layer",
-]
 
 DTYPE_SIZES: Mapping[str, int] = {
     "bool": 1,

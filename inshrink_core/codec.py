@@ -29,40 +29,6 @@ if TYPE_CHECKING:
 
     from inshrink_core.ops.distance import Distance
 
-__all__ = [
-    "DEFAULT_CODEC",
-    "DIVERGENCE_PER_ERROR",
-    "FALLBACK_CODEC",
-    "PARTS",
-    "PROTECTED",
-    "PRUNED",
-    "QUANTIZED",
-    "AnyCodec",
-    "BaseReference",
-    "Codec",
-    "Decoded",
-    "Encoded",
-    "FrameContext",
-    "Knob",
-    "Levels",
-    "LookAheadInput",
-    "LookAheadStep",
-    "PastFrame",
-    "ShapedReference",
-    "Switch",
-    "TensorInput",
-    "TensorReference",
-    "Tuning",
-    "codec_for_block",
-    "codec_names",
-    "decoding_memory",
-    "get_codec",
-    "make_codec",
-    "require_weight_codec",
-    "weight_codecs",
-    "within_memory",
-]
-
 
 _MEMORY: Final = 7
 """Peak memory of decoding one tensor over its bytes: values, state and what decoding needs on the way.

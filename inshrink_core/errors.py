@@ -13,38 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "BaseModelError",
-    "CheckFailedError",
-    "ConfigError",
-    "ConflictError",
-    "DamagedError",
-    "EngineError",
-    "EvaluatorError",
-    "ExistsError",
-    "IncompatibleError",
-    "InputError",
-    "InshrinkError",
-    "LockedError",
-    "MissingExtraError",
-    "MissingFrameError",
-    "NotCheckpointError",
-    "NotFiniteError",
-    "NotFoundError",
-    "RefusedLinkError",
-    "RottenError",
-    "StepConflictError",
-    "StorageError",
-    "TooLargeError",
-    "UnreadableError",
-    "UnreadableStepError",
-    "UnsafePathError",
-    "UnsafePickleError",
-    "UntrustedCodeError",
-    "clipped",
-    "named",
-]
-
 
 _MOST_SIGNS: Final = {"what": 1600, "where": 1200, "expected": 300, "found": 300, "remedy": 600}
 """Of each part of a message; of all together below 4,096, a screen."""

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-__all__ = ["Block", "BlockEntry", "FrameInfo", "FrameKind", "FramePart"]
-
 
 class FrameKind(StrEnum):
     """Whether a frame stands alone (`keyframe`) or needs its reference (`delta`)."""

@@ -17,21 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = [
-    "Direction",
-    "TensorError",
-    "bits_per_parameter",
-    "divergence",
-    "drop",
-    "is_loss",
-    "known_direction",
-    "mean_entropy",
-    "mean_squared_difference",
-    "output_error",
-    "ratio",
-    "tensor_error",
-    "worse_by",
-]
 
 NORMALISATION_TOLERANCE = 1e-2
 """Largest abs(log Σ p) of a row of log-probabilities, nats: what bfloat16 costs a row, and far below

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-__all__ = ["UNSAID", "Columns", "Part", "Report", "Table", "drawn", "plain_value", "show_parts", "value_text"]
 
 UNSAID: Final = {"unsaid": True}
 """Metadata of a field that is no part of the document."""

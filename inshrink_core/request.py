@@ -39,16 +39,6 @@ from inshrink_core.plugins import VERBS, plugin, plugins
 if TYPE_CHECKING:
     from inshrink_core.report import Report
 
-__all__ = [
-    "MAX_REQUEST_BYTES",
-    "Option",
-    "Request",
-    "fields_of",
-    "python_call",
-    "read_document",
-    "request_from_json",
-    "request_of",
-]
 
 P = ParamSpec("P")
 R = TypeVar("R", bound="Report | None")

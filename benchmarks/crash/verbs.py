@@ -411,7 +411,7 @@ class Pack(_OneFile):
     target = f"{OUT}/{PACKED}"
 
     def act(self, root: Path, note: Note, *, force: bool = False) -> None:
-        inshrink_core.verbs.pack(root / ARCHIVE, root / self.target, force=force)
+        inshrink_core.verbs.export(root / ARCHIVE, pack=root / self.target, force=force)
 
 
 class Unpack(_OneFile):
@@ -423,10 +423,10 @@ class Unpack(_OneFile):
 
     def prepare(self, root: Path) -> None:
         super().prepare(root)
-        inshrink_core.verbs.pack(root / ARCHIVE, root / PACKED)
+        inshrink_core.verbs.export(root / ARCHIVE, pack=root / PACKED)
 
     def act(self, root: Path, note: Note, *, force: bool = False) -> None:
-        inshrink_core.verbs.unpack(root / PACKED, root / self.target)
+        inshrink_core.verbs.export(root / PACKED, unpack=root / self.target)
 
     def again(self, root: Path) -> bool:
         # What is there is whole, as was judged before, and refusing to replace it is right.

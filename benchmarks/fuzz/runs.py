@@ -20,7 +20,7 @@ import inshrink_core
 from benchmarks.fuzz import scratch
 from benchmarks.fuzz.target import BrokenPromiseError
 from inshrink_core.codec import codec_names, get_codec
-from inshrink_core.verbs.modes.pack import pack
+from inshrink_core.verbs.export import export
 
 STEPS: Final = (10, 20, 30)
 Files = dict[str, bytes]
@@ -194,7 +194,7 @@ def _segments(folder: Path, run: Path) -> Path:
 
 def _packed(folder: Path, run: Path) -> Path:
     inshrink_core.compress(run, folder / "unpacked.inshrink", codec="lattice")
-    pack(folder / "unpacked.inshrink", folder / "packed.inshrink")
+    export(folder / "unpacked.inshrink", pack=folder / "packed.inshrink")
     return folder / "packed.inshrink"
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.compare import Comparisons as Comparisons
     from inshrink_core.verbs.compare import compare as compare
     from inshrink_core.verbs.compare import compare_archives as compare_archives
-    from inshrink_core.verbs.compress import CompressReport as CompressReport
     from inshrink_core.verbs.compress import compress as compress
     from inshrink_core.verbs.estimate import EstimateReport as EstimateReport
     from inshrink_core.verbs.estimate import estimate as estimate
@@ -27,14 +26,12 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.evaluate import evaluate as evaluate
     from inshrink_core.verbs.evaluate import make_evaluator as make_evaluator
     from inshrink_core.verbs.export import ExportReport as ExportReport
+    from inshrink_core.verbs.export import PackReport as PackReport
     from inshrink_core.verbs.export import export as export
     from inshrink_core.verbs.history.release import ReleaseReport as ReleaseReport
     from inshrink_core.verbs.history.release import release as release
     from inshrink_core.verbs.inspect import Inventory as Inventory
     from inshrink_core.verbs.inspect import inspect as inspect
-    from inshrink_core.verbs.modes.pack import PackReport as PackReport
-    from inshrink_core.verbs.modes.pack import pack as pack
-    from inshrink_core.verbs.modes.pack import unpack as unpack
     from inshrink_core.verbs.modes.watch import WatchReport as WatchReport
     from inshrink_core.verbs.prune import ForgetReport as ForgetReport
     from inshrink_core.verbs.prune import PruneReport as PruneReport
@@ -47,6 +44,7 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.search import search as search
     from inshrink_core.verbs.sensitivity import SensitivityReport as SensitivityReport
     from inshrink_core.verbs.sensitivity import sensitivity as sensitivity
+    from inshrink_core.verbs.shared.compressing import CompressReport as CompressReport
     from inshrink_core.verbs.verify import Verification as Verification
     from inshrink_core.verbs.verify import verify as verify
 

@@ -10,8 +10,6 @@ from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.verbs.shared.groups import PathLike
 
-__all__ = ["Commit", "CommitReport", "commit"]
-
 
 class WaitingStep(NamedTuple):
     """A step, and the parts that it waits for."""

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from inshrink_core.evaluate import Comparison, EvaluatedStep, Evaluation, Evaluator
     from inshrink_core.formats import Run
 
-__all__ = ["CompareArchives", "Comparisons", "compare", "compare_archives"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparisons(Report):

@@ -8,8 +8,6 @@ from typing import Any, ClassVar, cast
 from inshrink_core.request import python_call
 from inshrink_core.verbs.shared.compressing import Compressing, CompressReport
 
-__all__ = ["Compress", "CompressReport", "compress"]
-
 
 @dataclass(frozen=True)
 class Compress(Compressing):

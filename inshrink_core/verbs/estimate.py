@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from inshrink_core.search.search import Chain
     from inshrink_core.search.trials import Trial
 
-__all__ = ["ArchiveEstimate", "Estimate", "EstimateReport", "TensorEstimate", "estimate"]
 
 _NUMEL: Final = 1 << 23
 """Elements encoded in all: a few seconds."""

@@ -16,7 +16,6 @@ from inshrink_core.errors import InputError, NotFoundError, StorageError
 from inshrink_core.execution.progress import Counter, OnProgress, Progress
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.verbs.modes.pack import PackReport, pack, unpack
 from inshrink_core.verbs.shared.groups import (
     ArchiveLike,
     Decoding,
@@ -36,16 +35,6 @@ if TYPE_CHECKING:
     from inshrink_core.formats.carried import CarriedTensor
     from inshrink_core.frame import FrameInfo
 
-__all__ = [
-    "CASTABLE",
-    "DEFAULT_RATIO",
-    "DTYPES",
-    "LAYOUTS",
-    "Export",
-    "ExportReport",
-    "chosen_names",
-    "export",
-]
 
 DEFAULT_RATIO: Final = 8.0
 """Float32 bytes over exported bytes of the weights, where they may be coarsened."""
@@ -137,6 +126,34 @@ class ExportReport(Report):
         return Report.to_json(self) | plain
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackReport(Report):
+    """What a copy of a whole archive is.
+
+    Parameters
+    ----------
+    archive, output
+        What was copied, and what was made.
+    steps
+        Steps of its newest branch.
+    n_frames
+        Frames of all branches.
+    nbytes
+        Bytes of what was made: of the file, or of the frames and the manifest.
+    seconds
+        Wall time.
+    """
+
+    archive: str
+    output: Path
+    steps: tuple[int, ...]
+    n_frames: int
+    nbytes: int
+    seconds: float
+
+    SAYS: ClassVar = "archive output steps frames=n_frames bytes=nbytes seconds"
+
+
 @dataclass(frozen=True)
 class Export(Decoding, Request[ExportReport | PackReport]):
     """Write one step, or a whole archive, as one file that needs nothing else.
@@ -206,6 +223,9 @@ class Export(Decoding, Request[ExportReport | PackReport]):
     True
     >>> inshrink_core.open(folder / "model.inshrink").steps
     (400,)
+    >>> report = inshrink_core.verbs.export(folder / "digits.inshrink", pack=folder / "packed.inshrink")
+    >>> inshrink_core.open(folder / "packed.inshrink").steps
+    (200, 400)
     """
 
     archive: ArchiveLike
@@ -239,10 +259,8 @@ class Export(Decoding, Request[ExportReport | PackReport]):
 
         patterns = _listed(self.tensors), _listed(self.without)
         self._check(is_chosen=any(patterns))
-        if self.pack is not None:
-            return pack(self.archive, self.pack, force=self.force, progress=self.progress)
-        if self.unpack is not None:
-            return unpack(self.archive, self.unpack, progress=self.progress)
+        if self.output is None:
+            return self._copied(self.pack or self.unpack or "")
         begun = time.perf_counter()
         target = local_target(self.output or "")
         require_free(target, self.force)
@@ -291,6 +309,32 @@ class Export(Decoding, Request[ExportReport | PackReport]):
             converted=tuple(step.converted),
             seconds=time.perf_counter() - begun,
             device=source.device,
+        )
+
+    def _copied(self, output: PathLike) -> PackReport:
+        """Copy the whole archive into one file or into a folder."""
+        from inshrink_core.archive import pack_archive, unpack_archive
+        from inshrink_core.chain import Archive
+
+        begun = time.perf_counter()
+        source = self.archive if isinstance(self.archive, Archive) else Archive.open(self.archive)
+
+        def advance(done: int, total: int, step: int) -> None:
+            if self.progress is not None:
+                self.progress(Progress("unpack" if self.pack is None else "pack", done, total, step))
+
+        if self.pack is None:
+            unpack_archive(source.reader, output, done=advance)
+        else:
+            pack_archive(source.reader, output, force=self.force, done=advance)
+        made = Archive.open(output)
+        return PackReport(
+            archive=source.reader.path,
+            output=Path(output),
+            steps=made.steps,
+            n_frames=len(made.reader.frames),
+            nbytes=made.reader.nbytes,
+            seconds=time.perf_counter() - begun,
         )
 
     def _check(self, *, is_chosen: bool) -> None:

@@ -15,19 +15,13 @@ from inshrink_core.report import Part, Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.retention import Retention
 from inshrink_core.text import duration, size, steps_in_short
-from inshrink_core.verbs.shared.groups import AnyLog, Decoding, PathLike, chosen_steps
+from inshrink_core.verbs.shared.groups import AnyLog, Decoding, PathLike
+from inshrink_core.verbs.shared.values import chosen_steps
 
 if TYPE_CHECKING:
     from inshrink_core.archive import ArchiveReader
     from inshrink_core.chain import Archive
     from inshrink_core.chain.prune import PrunePlan, PruneRules
-
-__all__ = [
-    "ForgetReport",
-    "Prune",
-    "PruneReport",
-    "prune",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

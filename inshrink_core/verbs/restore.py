@@ -23,10 +23,10 @@ from inshrink_core.verbs.shared.groups import (
     InParts,
     PathLike,
     Stepping,
-    chosen_steps,
     local_target,
 )
 from inshrink_core.verbs.shared.showing import original_lines, rows_in_short, stored_lines
+from inshrink_core.verbs.shared.values import chosen_steps
 
 if TYPE_CHECKING:
     import os
@@ -36,14 +36,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain import Archive, Exactness, OriginalChecks
     from inshrink_core.checkpoint import Checkpoint
     from inshrink_core.frame import FrameInfo
-
-__all__ = [
-    "Restore",
-    "RestoreReport",
-    "known_steps",
-    "load_state_dict",
-    "restore",
-]
 
 
 _SHARE_OF_A_RUN: Final = 0.5

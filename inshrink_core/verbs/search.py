@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from inshrink_core.search.space import Candidate, Cube, Line, Space
     from inshrink_core.search.trials import Trial, TrialRunner
 
-__all__ = ["Search", "SearchReport", "describe", "search"]
 
 _logger = logging.getLogger(__name__)
 

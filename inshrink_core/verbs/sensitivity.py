@@ -12,7 +12,8 @@ from inshrink_core.report import Part, Report, Table
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.sensitivity import STATISTICS, Grouping, SensitivityMetric
 from inshrink_core.text import UNKNOWN, spread, steps_in_short
-from inshrink_core.verbs.shared.groups import Opening, RunOrArchive, Stepping, chosen_steps
+from inshrink_core.verbs.shared.groups import Opening, RunOrArchive, Stepping
+from inshrink_core.verbs.shared.values import chosen_steps
 
 if TYPE_CHECKING:
     from inshrink_core.analysis.profile import SensitivityTable

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from inshrink_core.frame import FrameInfo
     from inshrink_core.metrics import TensorError
 
-__all__ = ["StepError", "Verification", "Verify", "verified_step", "verify"]
 
 _LOST = {"unreadable": "cannot be read", "left out": "is left out"}
 _MOST_WORST = 10

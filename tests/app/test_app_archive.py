@@ -11,7 +11,7 @@ from inshrink_app.pages.archive.figure import MAX_COLUMNS, chain_figure
 from inshrink_app.widgets.figures import TOOLBAR
 
 import inshrink_core
-from inshrink_core.verbs.modes.pack import pack
+from inshrink_core.verbs.export import export
 from inshrink_core.verbs.prune import Prune
 from tests.app.builders import button, chain, charts, explorer, texts, write_run
 from tests.app.builders import chain_frame as frame
@@ -154,7 +154,7 @@ def test_pruning_is_planned_first_and_done_only_with_a_word(archived, jobs):
 
 def test_a_packed_archive_is_shown_and_not_pruned(archived, jobs):
     packed = archived.with_name("packed.inshrink")
-    pack(archived.with_name("run.inshrink"), packed)
+    export(archived.with_name("run.inshrink"), pack=packed)
     app = explorer("archive", run=str(packed))
     assert "not changed" in texts(app)
     assert not any(b.label == "Dry run" for b in app.button)

@@ -15,7 +15,7 @@ from inshrink_app.model.subject import Subject
 from inshrink_app.services import dropping
 from inshrink_app.services.inside import dropped_folder
 
-from inshrink_core.verbs import pack
+from inshrink_core.verbs.export import export
 from tests.app.builders import button, explorer, texts, visit, write_run
 
 
@@ -51,7 +51,7 @@ def test_dropped_files_become_a_run_outside_of_the_roots_that_opens_by_its_path(
 
 def test_a_dropped_archive_opens_as_one(archived, tmp_path):
     packed = tmp_path / "small.inshrink"
-    pack(f"{archived}.inshrink", packed)
+    export(f"{archived}.inshrink", pack=packed)
     found = drop(("small.inshrink", packed.read_bytes()))
     assert found.kind == "archive"
     assert found.steps == services.load_subject(f"{archived}.inshrink").steps

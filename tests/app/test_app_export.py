@@ -21,7 +21,7 @@ from inshrink_app.services.exporting import default_folder
 import inshrink_core
 from inshrink_core.chain import default_optimizer
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from inshrink_core.verbs.modes.pack import pack
+from inshrink_core.verbs.export import export as export_now
 from tests.app.builders import (
     MEASURING,
     SAMPLE,
@@ -243,7 +243,7 @@ def test_a_plain_file_is_planned_and_asked_for_as_the_command_line_has_it(archiv
 
 def test_the_result_has_ratio_digest_restore_command_and_a_link(archived, jobs):
     target = archived.with_name("it's.inshrink")
-    pack(archived.with_name("run.inshrink"), target)
+    export_now(archived.with_name("run.inshrink"), pack=target)
     exported(jobs, archived, target)
     app = explorer("export", run=str(archived))
     assert metrics(app)["Compression ratio"].endswith("×")
@@ -261,7 +261,7 @@ def test_a_folder_is_offered_to_be_packed_and_the_copy_has_no_error_of_its_own(a
     app = explorer("export", run=str(archived))
     jobs.answers["export"] = {"archive": str(folder)}
     copy = archived.with_name("run-packed.inshrink")
-    pack(folder, copy)
+    export_now(folder, pack=copy)
     copy.rename(archived.with_name("kept.inshrink"))
     button(app, "Copy as one packed file").click().run()
     assert jobs.last == ["export", str(folder), "--pack", str(copy)]

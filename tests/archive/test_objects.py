@@ -554,8 +554,8 @@ def test_every_verb_works_on_an_archive_in_a_bucket(url, tmp_path):
     assert inshrink_core.verify(url, deep=True).problems == ()
     inshrink_core.verbs.prune(url, keep_last=2, apply=True)
     assert inshrink_core.open(url).steps == chosen[2:]
-    inshrink_core.verbs.pack(url, f"{url}.packed")
-    inshrink_core.verbs.unpack(f"{url}.packed", f"{url}.again")
+    inshrink_core.verbs.export(url, pack=f"{url}.packed")
+    inshrink_core.verbs.export(f"{url}.packed", unpack=f"{url}.again")
     pack_archive(ArchiveReader.open(url), tmp_path / "packed")
     for place in (url, f"{url}.packed", f"{url}.again", tmp_path / "local"):
         inshrink_core.restore(place, tmp_path / "out" / str(place)[-5:], steps=chosen[-1:])

@@ -217,8 +217,8 @@ def test_every_verb_works_on_an_archive_in_memory(tmp_path):
     assert report.problems == ()
     inshrink_core.verbs.prune(url, keep_last=2, apply=True)
     assert inshrink_core.open(url).steps == chosen[2:]
-    inshrink_core.verbs.pack(url, f"{url}.packed")
-    inshrink_core.verbs.unpack(f"{url}.packed", f"{url}.again")
+    inshrink_core.verbs.export(url, pack=f"{url}.packed")
+    inshrink_core.verbs.export(f"{url}.packed", unpack=f"{url}.again")
     for place in (url, f"{url}.packed", f"{url}.again"):
         inshrink_core.restore(place, tmp_path / Path(place).suffix[1:], steps=chosen[-1:])
     inshrink_core.restore(tmp_path / "local", tmp_path / "expected", steps=chosen[-1:])

@@ -195,7 +195,7 @@ def test_exported_step_stands_alone(tuned: Tuned) -> None:
 
 def test_packed_archive_finds_its_base(tuned: Tuned) -> None:
     archive = tuned.compressed()
-    inshrink_core.verbs.pack(archive, tuned.folder / "packed.inshrink")
+    inshrink_core.verbs.export(archive, pack=tuned.folder / "packed.inshrink")
     assert_equal(states(Archive.open(tuned.folder / "packed.inshrink")), states(Archive.open(archive)))
 
 

@@ -15,7 +15,7 @@ from inshrink_core.chain import Archive
 from inshrink_core.chain.meta import QUALITY
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.training.saver import Saver
-from inshrink_core.verbs.compress import compress, watch
+from inshrink_core.verbs.compress import compress
 from tests.runs import batch, model, train
 from tests.search.evaluators import InProcess
 
@@ -94,7 +94,7 @@ def _error(restored: torch.Tensor, original: torch.Tensor) -> float:
 
 def verb_of(name: str) -> Callable[[Path, Path], object]:
     if name == "watch":
-        return lambda run, target: watch(run, target, interval=0.01, idle=1.0, threads=1)
+        return lambda run, target: compress(run, target, watch=True, interval=0.01, idle=1.0, threads=1)
     return lambda run, target: compress(run, target, threads=1)
 
 

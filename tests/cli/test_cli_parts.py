@@ -11,7 +11,7 @@ from inshrink_core import text as formatting
 from inshrink_core.cli import output
 from inshrink_core.errors import ConfigError, InputError, NotFoundError
 from inshrink_core.report import Table, show_parts
-from inshrink_core.verbs.shared.values import choose_steps, parse_settings, read_config_file
+from inshrink_core.verbs.shared.values import chosen_steps, parse_settings, read_config_file
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,8 @@ def test_control_characters_are_shown_not_sent():
 @pytest.mark.parametrize(
     ("texts", "expected"),
     [
-        ([], None),
+        (None, None),
+        ([], ()),
         (["20"], (20,)),
         (["40,20"], (20, 40)),
         (["10:30"], (10, 20, 30)),
@@ -76,20 +77,20 @@ def test_control_characters_are_shown_not_sent():
     ],
 )
 def test_steps_are_numbers_lists_and_ranges_with_both_ends(texts, expected):
-    assert choose_steps(texts, (10, 20, 30, 40), "run") == expected
+    assert chosen_steps(texts, lambda: (10, 20, 30, 40), "run") == expected
 
 
 @pytest.mark.parametrize("text", ["", "x", "1:2:3:4", "1:2:0", "-5", "1..2", "１", "9" * 5000])
 def test_what_is_no_step_is_refused(text):
     with pytest.raises(InputError, match="neither a step nor a range"):
-        choose_steps([text], (10, 20), "run")
+        chosen_steps([text], lambda: (10, 20), "run")
 
 
 def test_an_empty_range_is_refused():
     with pytest.raises(NotFoundError, match="11:19"):
-        choose_steps(["11:19"], (10, 20), "run")
+        chosen_steps(["11:19"], lambda: (10, 20), "run")
     with pytest.raises(NotFoundError, match="no steps"):
-        choose_steps(["1:"], (), "run")
+        chosen_steps(["1:"], tuple, "run")
 
 
 def test_settings_are_json_or_words():

@@ -52,8 +52,8 @@ def test_a_restore_does_not_give_the_abandoned_branch_where_the_head_is_missing(
         lambda: inshrink_core.restore(beheaded, tmp_path / "out", steps=[15]),
         lambda: inshrink_core.verbs.load_state_dict(beheaded),
         lambda: inshrink_core.verbs.export(beheaded, tmp_path / "one.inshrink"),
-        lambda: inshrink_core.verbs.pack(beheaded, tmp_path / "packed.inshrink"),
-        lambda: inshrink_core.verbs.unpack(beheaded, tmp_path / "unpacked.inshrink"),
+        lambda: inshrink_core.verbs.export(beheaded, pack=tmp_path / "packed.inshrink"),
+        lambda: inshrink_core.verbs.export(beheaded, unpack=tmp_path / "unpacked.inshrink"),
         lambda: inshrink_core.verbs.prune(beheaded, keep_last=1),
         lambda: Archive.open(beheaded)[15],
     ):
@@ -231,8 +231,8 @@ def test_without_a_manifest_nothing_is_taken_for_the_last_step(
         lambda: inshrink_core.restore(unlisted, tmp_path / "out", branch=0),
         lambda: inshrink_core.verbs.load_state_dict(unlisted),
         lambda: inshrink_core.verbs.export(unlisted, tmp_path / "one.inshrink"),
-        lambda: inshrink_core.verbs.pack(unlisted, tmp_path / "packed.inshrink"),
-        lambda: inshrink_core.verbs.unpack(unlisted, tmp_path / "unpacked.inshrink"),
+        lambda: inshrink_core.verbs.export(unlisted, pack=tmp_path / "packed.inshrink"),
+        lambda: inshrink_core.verbs.export(unlisted, unpack=tmp_path / "unpacked.inshrink"),
         lambda: inshrink_core.verbs.prune(unlisted, keep_last=1, apply=True),
         lambda: inshrink_core.compare(unlisted, against=run_path),
         lambda: inshrink_core.compress(run_path, unlisted),
@@ -297,7 +297,7 @@ def test_taking_what_is_there_for_all_drops_what_cannot_be_decoded_without_a_tra
 def test_a_packed_archive_needs_no_manifest_to_know_its_last_step(branched: Path, tmp_path: Path) -> None:
     """Its directory names every frame under a checksum; a frame that cannot be read may be the last."""
     packed = tmp_path / "packed.inshrink"
-    inshrink_core.verbs.pack(branched, packed)
+    inshrink_core.verbs.export(branched, pack=packed)
     content = packed.read_bytes()
     torn = content.replace(b"INSHRNKM", b"INSHRNKm")
     packed.write_bytes(torn)

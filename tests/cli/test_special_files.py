@@ -86,7 +86,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             with writer.begin(step=step, kind="keyframe", parent_id=None, branch=step - 1) as frame:
                 frame.add("w", "raw/1", bytes(8), attributes=("weight", "float32", [2], False))
                 frame.commit({})
-    inshrink_core.verbs.pack(root / "a.inshrink", root / "packed.inshrink")
+    inshrink_core.verbs.export(root / "a.inshrink", pack=root / "packed.inshrink")
     return root
 
 
@@ -106,8 +106,8 @@ def everything(root: Path, name: str) -> dict[str, Callable[[], object]]:
         "restore a step": lambda: inshrink_core.restore(path, root / "out", steps=[20], branch=0, force=True),
         "load": lambda: inshrink_core.verbs.load_state_dict(path),
         "export": lambda: inshrink_core.verbs.export(path, root / "one.inshrink"),
-        "pack": lambda: inshrink_core.verbs.pack(path, root / "again.inshrink", force=True),
-        "unpack": lambda: inshrink_core.verbs.unpack(path, root / "unpacked.inshrink"),
+        "pack": lambda: inshrink_core.verbs.export(path, pack=root / "again.inshrink", force=True),
+        "unpack": lambda: inshrink_core.verbs.export(path, unpack=root / "unpacked.inshrink"),
         "prune": lambda: inshrink_core.verbs.prune(path, keep_last=1),
         "forget": lambda: inshrink_core.verbs.prune(path, forget_missing=True),
         "compare": lambda: inshrink_core.compare(path, run),

@@ -121,7 +121,7 @@ def test_an_error_of_the_disk_comes_with_a_remedy(archive, tmp_path, monkeypatch
 
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(StorageError) as caught:
-        inshrink_core.verbs.pack(archive, tmp_path / "packed.inshrink")
+        inshrink_core.verbs.export(archive, pack=tmp_path / "packed.inshrink")
     assert caught.value.remedy
     assert list(tmp_path.iterdir()) == []
 
@@ -136,7 +136,7 @@ def test_an_unpack_whose_name_cannot_be_synced_leaves_nothing(archive, tmp_path,
 
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(StorageError):
-        inshrink_core.verbs.unpack(archive, target)
+        inshrink_core.verbs.export(archive, unpack=target)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -242,7 +242,7 @@ def is_loaded(target: Path, layout: str) -> bool:
 def test_packed_archive_is_inspected_verified_restored_and_compared(
     archive_path: Path, run_path: Path, tmp_path: Path
 ) -> None:
-    report = inshrink_core.verbs.pack(archive_path, tmp_path / "p")
+    report = inshrink_core.verbs.export(archive_path, pack=tmp_path / "p")
     assert report.steps == STEPS
     assert report.nbytes == (tmp_path / "p").stat().st_size
     run = inshrink_core.open(run_path)
@@ -254,12 +254,12 @@ def test_packed_archive_is_inspected_verified_restored_and_compared(
     for step in STEPS:
         name = f"step_{step}.pt"
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    inshrink_core.verbs.unpack(tmp_path / "p", tmp_path / "u")
+    inshrink_core.verbs.export(tmp_path / "p", unpack=tmp_path / "u")
     assert inshrink_core.compress(run, tmp_path / "u").appended == ()
 
 
 def test_damage_to_a_packed_archive_is_found_and_told(archive_path: Path, tmp_path: Path) -> None:
-    inshrink_core.verbs.pack(archive_path, tmp_path / "p")
+    inshrink_core.verbs.export(archive_path, pack=tmp_path / "p")
     whole = (tmp_path / "p").read_bytes()
     expected = {step: bits(archive_path, step) for step in STEPS}
     for position in range(5, len(whole), len(whole) // 40):

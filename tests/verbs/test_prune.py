@@ -190,7 +190,7 @@ def test_bad_rules_are_refused(path: Path) -> None:
 
 
 def test_packed_archive_is_not_pruned(path: Path, tmp_path: Path) -> None:
-    inshrink_core.verbs.pack(path, tmp_path / "p")
+    inshrink_core.verbs.export(path, pack=tmp_path / "p")
     with pytest.raises(InputError, match="--unpack"):
         inshrink_core.verbs.prune(tmp_path / "p", keep_last=1, apply=True)
 

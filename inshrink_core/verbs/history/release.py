@@ -24,9 +24,9 @@ from inshrink_core.verbs.shared.groups import (
     Decoding,
     Reading,
     Stepping,
-    chosen_steps,
 )
 from inshrink_core.verbs.shared.showing import unreadable_lines
+from inshrink_core.verbs.shared.values import chosen_steps
 
 if TYPE_CHECKING:
     from inshrink_core.archive import Problem

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain import ArchiveSize
     from inshrink_core.formats import Run, Skipped
 
-__all__ = ["WatchReport", "watch_run"]
 
 _PATIENCE: Final = 12
 """Looks to wait for an archive that another process writes, and for files that the checkpoint before had

@@ -66,8 +66,6 @@ if TYPE_CHECKING:
     from inshrink_core.search.judge import Judged
     from inshrink_core.search.promise import Promise
 
-__all__ = ["CompressReport", "Compressing", "Written", "report_on"]
-
 
 @dataclass(frozen=True)
 class Compressing(

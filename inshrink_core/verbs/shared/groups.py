@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 from inshrink_core.errors import InputError, NotFoundError
 from inshrink_core.execution.engines import ENGINES, THREADS
-from inshrink_core.request import Option, Request, listed
+from inshrink_core.request import Option, Request
 from inshrink_core.text import parse_size, url_of
-from inshrink_core.verbs.shared.values import choose_steps, given_settings, read_config_file
+from inshrink_core.verbs.shared.values import AnySteps, chosen_steps, given_settings, read_config_file
 
 if TYPE_CHECKING:
     from inshrink_core.chain import Archive, BaseLike, ChainConfig
@@ -42,34 +41,7 @@ Globs = Annotated[str | Sequence[str], Option(metavar="GLOB", many=True)]
 Size = Annotated[int | None, Option(metavar="SIZE", read=parse_size)]
 """Bytes; on the command line as 4GB."""
 Device = Annotated[str, Option(metavar="auto|cpu|cuda")]
-AnySteps = int | str | Sequence[int | str]
 Steps = Annotated[AnySteps | None, Option(("--steps", "--step"), "STEPS", many=True)]
-
-
-def chosen_steps(
-    steps: AnySteps | None, known: Callable[[], Sequence[int]], where: str
-) -> tuple[int, ...] | None:
-    """Return the steps that a request names; None where it names none.
-
-    `known` returns all there are, and is called for a range only: an archive without a manifest has no list.
-
-    Raises
-    ------
-    InputError
-        One is neither a whole number nor a text, or the text is neither a step nor a range.
-    """
-    if steps is None:
-        return None
-    try:
-        named = tuple(one if isinstance(one, str) else operator.index(one) for one in listed(steps))
-    except TypeError as error:
-        raise InputError(
-            "a step is a whole number, or a text", where=where, expected="25, [25, 50] or '0:100:25'"
-        ) from error
-    texts = [one for one in named if isinstance(one, str)]
-    if not texts:
-        return cast("tuple[int, ...]", named)
-    return choose_steps(tuple(map(str, named)), known() if ":" in "".join(texts) else (), where)
 
 
 def steps_of(opened: Run | Archive, steps: AnySteps | None) -> tuple[int, ...] | None:

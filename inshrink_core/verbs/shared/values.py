@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from inshrink_core.errors import ConfigError, InputError, NotFoundError
+from inshrink_core.request import listed
 
 _STEPS = re.compile(r"(?=.)(\d{1,19})?(:(\d{1,19})?(?::(\d{1,19})?)?)?", re.ASCII)
 """A step or a range FIRST:LAST:EVERY; 2^63 - 1 has 19 digits."""
@@ -31,16 +33,21 @@ class _Config(msgspec.Struct, forbid_unknown_fields=True):
     override: list[Any] = []
 
 
-def choose_steps(texts: Sequence[str], available: Sequence[int], where: str) -> tuple[int, ...] | None:
-    """Return the steps that some options name, ascending; None where there are no options.
+AnySteps = int | str | Sequence[int | str]
+
+
+def chosen_steps(
+    steps: AnySteps | None, known: Callable[[], Sequence[int]], where: str
+) -> tuple[int, ...] | None:
+    """Return the steps that a request names, ascending; None where it names none.
 
     Parameters
     ----------
-    texts
-        Values of the option: ``100``, ``100,200``, ``100:500``, ``:500``, ``100:``, ``0:500:5``.
-    available
-        Every step there is. Steps of a range come from these; a step named by itself is passed on
-        even if it is not there: reading it raises the error.
+    steps
+        Steps, or texts: ``100``, ``100,200``, ``100:500``, ``:500``, ``100:``, ``0:500:5``.
+    known
+        Returns every step there is. Called for a range only, whose steps come from these; a step named by
+        itself is passed on even if it is not there: reading it raises the error.
     where
         The run or archive, for messages.
 
@@ -53,11 +60,13 @@ def choose_steps(texts: Sequence[str], available: Sequence[int], where: str) -> 
 
     Examples
     --------
-    >>> choose_steps(["100:300:2", "7"], range(0, 1000, 100), "run")
+    >>> chosen_steps(["100:300:2", 7], lambda: range(0, 1000, 100), "run")
     (7, 100, 300)
     """
+    if steps is None:
+        return None
     chosen: set[int] = set()
-    for text in (part.strip() for one in texts for part in one.split(",")):
+    for text in (part.strip() for one in listed(steps) for part in str(_step(one, where)).split(",")):
         match = _STEPS.fullmatch(text)
         first, span, last, every = match.groups() if match else ("", "", "", "0")
         if int(every or 1) < 1:
@@ -67,6 +76,7 @@ def choose_steps(texts: Sequence[str], available: Sequence[int], where: str) -> 
         if span is None:
             chosen.add(int(first))
             continue
+        available = known()
         within = [one for one in available if int(first or 0) <= one and (not last or one <= int(last))]
         if not within:
             raise NotFoundError(
@@ -75,7 +85,16 @@ def choose_steps(texts: Sequence[str], available: Sequence[int], where: str) -> 
                 remedy=f"it has {available[0]} to {available[-1]}" if available else "it has no steps",
             )
         chosen.update(within[:: int(every or 1)])
-    return tuple(sorted(chosen)) if texts else None
+    return tuple(sorted(chosen))
+
+
+def _step(one: Any, where: str) -> str | int:
+    try:
+        return one if isinstance(one, str) else operator.index(one)
+    except TypeError as error:
+        raise InputError(
+            "a step is a whole number, or a text", where=where, expected="25, [25, 50] or '0:100:25'"
+        ) from error
 
 
 def matching_names(names: Iterable[str], pattern: str) -> tuple[str, ...]:
