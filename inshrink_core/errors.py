@@ -91,13 +91,7 @@ class InshrinkError(Exception):
         what, where, expected, found, remedy = (
             clipped(spoken(text), _MOST_SIGNS[part]) for part, text in parts.items()
         )
-        self.what, self.where, self.expected, self.found, self.remedy = (
-            what,
-            where,
-            expected,
-            found,
-            remedy,
-        )
+        self.what, self.where, self.expected, self.found, self.remedy = (what, where, expected, found, remedy)
         message = f"{where}: {what}" if where else what
         sides = [f"{name} {value}" for name, value in (("expected", expected), ("found", found)) if value]
         if sides:

@@ -111,6 +111,10 @@ _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
 """How numbers are written, by a word of their key."""
 
 
+_MOST_ROWS: Final = 40
+_MOST_WORDS: Final = 20
+
+
 def value_text(key: str, value: Any) -> str:
     """Return a value of a document as text, in the unit that its key names; nothing where there is none.
 
@@ -131,7 +135,8 @@ def value_text(key: str, value: Any) -> str:
     if isinstance(value, list):
         if all(type(one) is int for one in value):
             return text.steps_in_short(value)
-        return ", ".join(value_text(key, one) for one in value)
+        rest = [f"… {len(value) - _MOST_WORDS:,} more"] if len(value) > _MOST_WORDS else []
+        return ", ".join([*(value_text(key, one) for one in value[:_MOST_WORDS]), *rest])
     return str(value)
 
 
@@ -151,12 +156,22 @@ class Report:
         for key, value in self.to_json().items():
             name, rows = key.replace("_", " "), value if isinstance(value, list) else ()
             if rows and all(isinstance(row, dict) for row in rows):
-                columns = {one: partial(value_text, one) for one in rows[0]}
-                yield Table(columns, [[row.get(one) for one in columns] for row in rows], title=name)
-            elif value and isinstance(value, dict):
+                texts = {one for row in rows for one in row if isinstance(row[one], str)}
+                keys = {one: one.replace("_", " ") for one in rows[0]}
+                columns = {
+                    head: None if one in texts else partial(value_text, one) for one, head in keys.items()
+                }
+                cells = [["" if row.get(one) is None else row[one] for one in keys] for row in rows]
+                yield Table(columns, cells, title=name, most=_MOST_ROWS)
+            elif value and isinstance(value, dict) and "text" not in value:
                 yield Table({name: None, "": partial(value_text, key)}, list(value.items()))
             else:
-                yield name, value_text(key, value)
+                yield name, value_text(key, value["text"] if isinstance(value, dict) and value else value)
+        yield from self.remarks()
+
+    def remarks(self) -> Iterator[str]:
+        """Yield the lines below the values."""
+        return iter(())
 
     def show(self, console: Console) -> None:
         """Print it for people."""

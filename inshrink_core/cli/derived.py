@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from inshrink_core.cli.output import present, shown_progress
+from inshrink_core.cli.output import (
+    console_of_stdout,
+    error_document,
+    shown_progress,
+    write_document,
+    write_error,
+)
 from inshrink_core.errors import InputError, InshrinkError
 from inshrink_core.request import Option, Request, fields_of
 
@@ -44,20 +50,20 @@ class Output:
 
     def progress(self, asked: Request[Any]) -> AbstractContextManager[OnProgress | None]:
         """Show how far a request is."""
-        hidden = self.as_json or self.quiet
-        return shown_progress(
-            asked.verb(), asked.UNIT, self.shown_as, hidden=hidden, stage=asked.STAGE, events=asked.events
-        )
+        return shown_progress(asked, self.shown_as, hidden=self.as_json or self.quiet)
 
     def present(self, report: Report, failure: InshrinkError | None = None) -> int:
         """Show a report; return the exit code of its failure, 0 without one."""
-        return present(
-            report.to_json(),
-            as_json=self.as_json,
-            quiet=self.quiet,
-            text=report.show,
-            failure=failure or getattr(report, "failure", None),
-        )
+        failure = failure or getattr(report, "failure", None)
+        if self.as_json:
+            write_document(report.to_json() | ({"error": error_document(failure)} if failure else {}))
+        elif not self.quiet:
+            report.show(console_of_stdout())
+        if failure is None:
+            return 0
+        sys.stdout.flush()
+        write_error(str(failure))
+        return failure.exit_code
 
 
 class UsageError(InputError):

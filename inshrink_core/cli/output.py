@@ -11,7 +11,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.progress import Task
 
     from inshrink_core.execution.progress import OnProgress, Progress
+    from inshrink_core.request import Request
 
 
 _PIPED_WIDTH = 100
@@ -34,7 +35,7 @@ _SECONDS_BETWEEN_LINES = 0.2
 _SECONDS_TO_TIDY_UP = 1.5
 
 
-def _console() -> Console:
+def console_of_stdout() -> Console:
     """Return a console on stdout; no colour and a fixed width where it is not a terminal."""
     from rich.console import Console
 
@@ -71,44 +72,8 @@ def error_document(error: InshrinkError) -> dict[str, Any]:
     }
 
 
-def present(
-    document: dict[str, Any],
-    *,
-    as_json: bool,
-    text: Callable[[Console], None],
-    quiet: bool = False,
-    failure: InshrinkError | None = None,
-) -> int:
-    """Show a result, as text or as a document; return the exit code of its failure, 0 without one.
-
-    Parameters
-    ----------
-    document
-        The result; gets the key ``error`` where there is a failure.
-    as_json
-        Write the document instead of text.
-    text
-        Prints the result for people.
-    quiet
-        Print no text.
-    failure
-        Why the command does not end with 0 although it has a result.
-    """
-    if as_json:
-        write_document(document | ({"error": error_document(failure)} if failure else {}))
-    elif not quiet:
-        text(_console())
-    if failure is None:
-        return 0
-    sys.stdout.flush()
-    write_error(str(failure))
-    return failure.exit_code
-
-
 @contextmanager
-def shown_progress(
-    verb: str, unit: str, form: str, *, hidden: bool, stage: str = "", events: str = ""
-) -> Iterator[OnProgress | None]:
+def shown_progress(asked: Request[Any], form: str, *, hidden: bool) -> Iterator[OnProgress | None]:
     """Show how far a verb is, as a ``bar`` on a terminal or as ``jsonl``: one JSON message a line on stderr.
 
     The reader of the messages may end the verb with SIGTERM, or by going away: both are an interruption,
@@ -116,16 +81,12 @@ def shown_progress(
 
     Parameters
     ----------
-    verb, unit
-        What is being done, and what is counted: ``bytes``, ``steps`` or ``trials``.
+    asked
+        The request, which says what is counted and which stages are shown.
     form
         ``bar`` or ``jsonl``.
     hidden
         Show nothing for people.
-    stage
-        Show this stage only.
-    events
-        The stage whose details are lines, also where stderr is no terminal.
 
     Yields
     ------
@@ -137,13 +98,14 @@ def shown_progress(
     if form == "bar" and hidden:
         yield None
         return
+    verb, unit, events = asked.verb(), asked.UNIT, asked.events
     with _json_lines(verb, unit) if form == "jsonl" else _bar(verb, unit) as advance:
 
         def show(now: Progress) -> None:
             if now.stage == events:
                 if now.detail and not hidden:
                     sys.stderr.write(printable(now.detail) + "\n")
-            elif advance is not None and stage in ("", now.stage):
+            elif advance is not None and (not asked.STAGE or now.stage == asked.STAGE):
                 advance(now)
 
         yield None if advance is None and not events else show

@@ -195,10 +195,7 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
                 of = asdict(row) | about
                 self.progress(Progress("compare", next(done), total, row.step, found=of))
 
-        with (
-            self.resolve(run) as judge,
-            tempfile.TemporaryDirectory(prefix="inshrink-compare-") as folder,
-        ):
+        with self.resolve(run) as judge, tempfile.TemporaryDirectory(prefix="inshrink-compare-") as folder:
             originals = OriginalEvaluations(lambda step: judge.evaluate(run[step]), Path(folder))
             known = originals if len(opened) > 1 else None
             for one, common in zip(opened, chosen, strict=True):

@@ -482,10 +482,7 @@ def _judged(
 
 
 def _with_judged(
-    found: EstimateReport,
-    judged: tuple[ArchiveSize, Mapping[str, Any]],
-    sample: _Sample,
-    chain: ChainConfig,
+    found: EstimateReport, judged: tuple[ArchiveSize, Mapping[str, Any]], sample: _Sample, chain: ChainConfig
 ) -> EstimateReport:
     """Return what a configuration takes where its weights are written as they were judged.
 

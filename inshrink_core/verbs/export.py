@@ -16,14 +16,7 @@ from inshrink_core.errors import InputError, NotFoundError, StorageError
 from inshrink_core.execution.progress import Counter, OnProgress, Progress
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.verbs.shared.groups import (
-    ArchiveLike,
-    Decoding,
-    Globs,
-    PathLike,
-    Size,
-    local_target,
-)
+from inshrink_core.verbs.shared.groups import ArchiveLike, Decoding, Globs, PathLike, Size, local_target
 from inshrink_core.verbs.shared.values import matching_names
 
 if TYPE_CHECKING:

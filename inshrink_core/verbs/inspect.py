@@ -125,10 +125,7 @@ class Inspect(Reading, Request[Inventory]):
     _: KW_ONLY
     tensors: bool = False
 
-    EXAMPLES: ClassVar = (
-        "inshrink inspect runs/digits --tensors",
-        "inshrink inspect digits.inshrink --json",
-    )
+    EXAMPLES: ClassVar = ("inshrink inspect runs/digits --tensors", "inshrink inspect digits.inshrink --json")
 
     def perform(self) -> Inventory:
         """Read headers."""

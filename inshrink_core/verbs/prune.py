@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from inshrink_core.errors import InputError, MissingFrameError
 from inshrink_core.frame import FrameInfo
-from inshrink_core.report import Part, Report
+from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.retention import Retention
-from inshrink_core.text import duration, size, steps_in_short
 from inshrink_core.verbs.shared.groups import AnyLog, Decoding, PathLike
 from inshrink_core.verbs.shared.values import chosen_steps
 
@@ -84,32 +83,9 @@ class PruneReport(Report):
             for f, fate in sorted(rows, key=lambda row: row[0].generation)
         ]
 
-    def shown(self) -> Iterator[Part]:
-        """Yield what goes and what stays, and what that frees."""
-        plan = self.plan
-        done = self.applied and plan.changes
-        removed, rekeyed, dropped = (
-            ("removed", "re-keyed", "dropped") if done else ("would remove", "would re-key", "would drop")
-        )
-        about = "" if done or not (plan.rekeyed or plan.standing) else "about "
-        for rule in dict.fromkeys(rule for frame in plan.staying for rule in plan.why[frame.frame_id]):
-            yield f"kept: {rule}", _steps([one for one in plan.staying if rule in plan.why[one.frame_id]])
-        yield removed, _steps(plan.removed)
-        yield rekeyed, _steps(plan.rekeyed)
-        yield f"{dropped} the optimizer's state of", _steps(plan.stripped)
-        yield (
-            f"{rekeyed} that state in",
-            _steps([one for one in plan.staying if one.frame_id in plan.standing]),
-        )
-        yield "archive", f"{size(self.before)} before, {about}{size(self.after)} after"
-        yield "freed", f"{about}{size(self.freed)}" if self.freed > 0 else ""
-        yield "time", duration(self.seconds)
-        if plan.lost_origins:
-            steps = _steps(plan.lost_origins)
-            yield f"note: what step {steps} was restored from goes; its record of it stays"
-        if self.freed < 0:
-            yield f"note: re-keyed steps take {size(-self.freed)} more than what goes"
-        if not plan.changes:
+    def remarks(self) -> Iterator[str]:
+        """Yield what is to do."""
+        if not self.plan.changes:
             yield "nothing to remove"
         elif not self.applied:
             yield "nothing was changed: add --apply to do it"
@@ -145,32 +121,12 @@ class ForgetReport(Report):
 
     SAYS: ClassVar = "archive applied manifest missing=missing.place useless=useless.place last=head.place"
 
-    def shown(self) -> Iterator[Part]:
-        """Yield what is given up, or would be."""
+    def remarks(self) -> Iterator[str]:
+        """Yield what is to do."""
         if not (self.missing or self.useless or self.manifest):
             yield "no frame is missing"
-            return
-        verb = "given up" if self.applied else "would give up"
-        if self.manifest:
-            rebuilt = "rebuilt" if self.applied else "would be rebuilt"
-            yield "the manifest", f"{rebuilt} from the frames that are there: {self.manifest}"
-        yield f"{verb}, missing", _steps(self.missing)
-        yield f"{verb}, useless without", _steps(self.useless)
-        yield "the last step then", "none is left" if self.head is None else _steps([self.head])
-        if not self.applied:
-            yield "nothing was changed: add --apply to do it; it cannot be undone"
-
-
-def _steps(frames: Sequence[FrameInfo]) -> str:
-    """Return the steps of some frames, with the branch where there is more than one."""
-    by_branch: dict[int, list[int]] = {}
-    for frame in frames:
-        by_branch.setdefault(frame.branch, []).append(frame.step)
-    parts = [
-        steps_in_short(sorted(steps)) + (f" on branch {branch}" if branch else "")
-        for branch, steps in sorted(by_branch.items())
-    ]
-    return "; ".join(parts)
+        elif not self.applied:
+            yield "nothing was changed: add --apply to give these frames up; it cannot be undone"
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 from inshrink_core.errors import InputError, NotFoundError
 from inshrink_core.execution.progress import Counter
 from inshrink_core.execution.together import meet, part_ways
-from inshrink_core.report import Part, Report
+from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import duration, size, steps_in_short
 from inshrink_core.verbs.shared.groups import (
     ArchiveLike,
     Computing,
@@ -25,7 +24,6 @@ from inshrink_core.verbs.shared.groups import (
     Stepping,
     local_target,
 )
-from inshrink_core.verbs.shared.showing import original_lines, rows_in_short, stored_lines
 from inshrink_core.verbs.shared.values import chosen_steps
 
 if TYPE_CHECKING:
@@ -86,21 +84,10 @@ class RestoreReport(Report):
         "exact_roles=stored.exact lossy_roles=stored.lossy originals device converted"
     )
 
-    def shown(self) -> Iterator[Part]:
-        """Yield the files written, the first ones by name, and what they are."""
-        yield from rows_in_short([str(path) for path in self.paths])
-        written = size(sum(path.stat().st_size for path in self.paths if path.is_file()))
-        steps = f"{'step' if len(self.steps) == 1 else 'steps'} {steps_in_short(self.steps)}"
-        read = f"{size(self.bytes_read)} read from the archive"
-        yield f"{steps}: {written} written in {duration(self.seconds)}, {read}"
-        yield from stored_lines(self.stored)
-        if self.converted:
-            others = "; ".join(rows_in_short(self.converted))
-            yield f"note: the format has no such tensors, and holds {others}"
+    def remarks(self) -> Iterator[str]:
+        """Yield what the files lack."""
         if self.without_state:
-            of = f"step {steps_in_short(self.without_state)}"
-            yield f"note: the optimizer's state of {of} was pruned: training cannot go on from there"
-        yield from original_lines(self.originals.text)
+            yield "note: without the optimizer's state, which was pruned, training cannot go on"
 
 
 @dataclass(frozen=True)
@@ -180,7 +167,7 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
         from inshrink_core.execution import default_threads, recycling
         from inshrink_core.formats import write_checkpoint
         from inshrink_core.formats.disk import check_names, check_target
-        from inshrink_core.formats.write import LAYOUTS, NO_MATCH, restorable_layout
+        from inshrink_core.formats.write import LAYOUTS, restorable_layout
 
         begun = time.perf_counter()
         if self.layout not in LAYOUTS:
@@ -223,24 +210,17 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
             nested = len(every) > 1 and apart
             target = check_target(directory, f"{folders[info]}/file").parent if nested else directory
             order = [spec for spec in checkpoint.specs if keys is None or keys(spec.key)]
-            try:
-                with checkpoint.prefetch(order, threads) as ahead, recycling():
-                    paths += write_checkpoint(
-                        ahead,
-                        target,
-                        layout=written,
-                        force=self.force,
-                        keys=keys,
-                        progress=partial(_report, count, checkpoint),
-                        limits=opened.limits,
-                        converted=lambda what: converted.setdefault(what),
-                    )
-            except NotFoundError as error:
-                if error.what != NO_MATCH:
-                    raise
-                what = f"{NO_MATCH} '{self.tensors}'"
-                remedy = "`inshrink inspect --tensors` lists them"
-                raise NotFoundError(what, where=error.where, remedy=remedy) from None
+            with checkpoint.prefetch(order, threads) as ahead, recycling():
+                paths += write_checkpoint(
+                    ahead,
+                    target,
+                    layout=written,
+                    force=self.force,
+                    keys=keys,
+                    progress=partial(_report, count, checkpoint),
+                    limits=opened.limits,
+                    converted=lambda what: converted.setdefault(what),
+                )
         if self.part is not None:
             meet()
             part_ways()

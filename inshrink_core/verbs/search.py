@@ -15,19 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.errors import CheckFailedError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.report import UNSAID, Part, Report
+from inshrink_core.report import UNSAID, Part, Report, value_text
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import (
-    UNKNOWN,
-    count,
-    duration,
-    nats,
-    percent,
-    plain,
-    printable,
-    ratio,
-    steps_in_short,
-)
+from inshrink_core.text import UNKNOWN, count, duration, printable, ratio, steps_in_short
 from inshrink_core.verbs.shared.groups import (
     Bounding,
     Computing,
@@ -53,11 +43,9 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-_SHOWN: Final = (
-    *("step", "config", "ratio_weights", "drop", "divergence", "restore_cost"),
-    *("restore_gain", "restore_noise"),
-    *("seconds", "failure", "partial"),
-)
+_GAIN: Final = ("restore_gain", "restore_noise")
+_FIGURES: Final = ("ratio_weights", "drop", "divergence", "restore_cost", *_GAIN)
+_SHOWN: Final = ("step", "config", *_FIGURES, "seconds", "failure", "partial")
 
 _NOTHING_BETTER: Final = (
     "nothing that was tried is smaller than the default, which keeps the bounds: it is the best"
@@ -214,23 +202,32 @@ class SearchReport(Report):
         from inshrink_core.search.bounds import option_of
 
         limits = self.bounds.limits
-        asked = [
-            f"drop ≤ {limits['drop'] * 100:g} %" if "drop" in limits else "",
-            f"divergence ≤ {limits['divergence']:g} nats" if "divergence" in limits else "",
-            f"restore cost ≤ {limits['restore_cost'] * 100:g} %" if "restore_cost" in limits else "",
-            "" if self.target_ratio is None else f"ratio ≥ {self.target_ratio:g}",
-        ]
-        yield "asked", ", ".join(word for word in asked if word)
-        yield from self._best_facts()
-        yield "decided by", "" if self.binding is None else self.binding.text()
-        yield "default", self._default_text()
-        yield "settings by step", self._by_step_text()
+        asked = [f"{name.replace('_', ' ')} ≤ {value_text(name, limit)}" for name, limit in limits.items()]
+        if self.target_ratio is not None:
+            asked.append(f"ratio ≥ {self.target_ratio:g}")
+        yield "asked", ", ".join(asked)
+        best = {} if self.best is None else {"ratio_total": self.ratio_total, **self.best.to_json()}
+        yield "best", printable(describe(best["config"])) if best else "none"
+        yield from (
+            (key.replace("_", " "), value_text(key, best.get(key))) for key in ("ratio_total", *_FIGURES)
+        )
+        if (one := self.binding) is not None:
+            figure = one.figure.replace("_", " ")
+            usage = f"step {count(one.step)}, whose {figure} takes {one.usage * 100:.0f} % of its bound"
+            yield "decided by", usage
+        breaks = not self.default_keeps and self.target_ratio is None
+        rest = ", and breaks the bounds" if breaks else ""
+        yield "default", f"{ratio(self.default.ratio_weights)} of the weights{rest}"
+        if self.by_step is not None:
+            rest = ", more than any one configuration: the best" if self.is_best_by_step else ""
+            yield "settings by step", f"{ratio(self.by_step.ratio_weights)} of the weights{rest}"
         yield "metric", f"{self.metric}, {self.direction} is better"
         yield "steps", steps_in_short(self.steps)
         if n_stale := len(self.uninformative):
             yield "says nothing", f"{n_stale} steps, where the previous checkpoint keeps them too"
         yield "evaluations", f"{count(self.evaluations)}, {len(self.trials)} trials known"
-        yield "predicted order", _correlation(self.rank_correlation, self.drop_rank_correlation)
+        yield "rank correlation", value_text("", self.rank_correlation)
+        yield "rank correlation of drops", value_text("", self.drop_rank_correlation)
         yield "time", f"{duration(self.seconds)} on {self.device}"
         yield "trials", str(self.log or "not kept")
         if self.is_best_by_step:
@@ -240,33 +237,6 @@ class SearchReport(Report):
             yield "next", f"inshrink compress RUN -o ARCHIVE --config {self.output}"
         yield from (f"note: {note}" for note in self.notes)
 
-    def _default_text(self) -> str:
-        """Return how small the weights are without a search."""
-        said = "" if self.default_keeps or self.target_ratio is not None else ", and breaks the bounds"
-        return f"{ratio(self.default.ratio_weights)} of the weights{said}"
-
-    def _by_step_text(self) -> str:
-        """Return how small the weights are with settings of its own for each step."""
-        if self.by_step is None:
-            return ""
-        said = ", more than any one configuration: the best" if self.is_best_by_step else ""
-        return f"{ratio(self.by_step.ratio_weights)} of the weights{said}"
-
-    def _best_facts(self) -> list[tuple[str, str]]:
-        if self.best is None:
-            return [("best", "none")]
-        best = self.best.to_json()
-        gain = f"{plain(best['restore_gain'], 3)}, {plain(best['restore_noise'], 3)}"
-        return [
-            ("best", printable(describe(best["config"]))),
-            ("ratio of everything", f"{ratio(self.ratio_total)}  (estimated)"),
-            ("ratio of the weights", ratio(best["ratio_weights"])),
-            ("largest drop", percent(best["drop"])),
-            ("largest divergence", f"{nats(best['divergence'])} nats"),
-            ("largest restore cost", "" if best["restore_cost"] is None else percent(best["restore_cost"])),
-            ("restore gain, noise", "" if best["restore_gain"] is None else gain),
-        ]
-
 
 class Binding(NamedTuple):
     """The step that leaves the least room under the bounds, and its figure as a share of the limit."""
@@ -274,11 +244,6 @@ class Binding(NamedTuple):
     step: int
     figure: str
     usage: float
-
-    def text(self) -> str:
-        """Return it in words."""
-        figure = self.figure.replace("_", " ")
-        return f"step {count(self.step)}, whose {figure} takes {self.usage * 100:.0f} % of its bound"
 
 
 def _binding(chain: Chain, bounds: Bounds) -> Binding | None:
@@ -290,13 +255,6 @@ def _binding(chain: Chain, bounds: Bounds) -> Binding | None:
         if (value := getattr(trial, name)) is not None and 0 < limit < math.inf
     ]
     return max(found, key=lambda one: one.usage, default=None)
-
-
-def _correlation(figures: float | None, drops: float | None) -> str:
-    """Return how far the order of two predictions can be trusted."""
-    if figures is None and drops is None:
-        return ""
-    return f"rank correlation {plain(figures, 2)}, of drops {plain(drops, 2)}"
 
 
 def describe(config: Mapping[str, Any]) -> str:

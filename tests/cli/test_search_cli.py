@@ -208,13 +208,13 @@ def test_a_bar_is_shown_where_somebody_watches(monkeypatch):
 
     monkeypatch.setattr(sys, "stderr", Terminal())
     now = Progress("search", 3, 8, 100, "best so far 7.00×")
-    with shown_progress("search", "trials", "bar", hidden=False) as tell:
+    with shown_progress(Search("run", max_drop=0.1), "bar", hidden=False) as tell:
         tell(now)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", sys.stderr.getvalue())
     assert "search step 100" in shown
     assert "evaluation 3 of at most 8, 0" in shown
     assert "best so far 7.00×" in shown
-    with shown_progress("search", "trials", "bar", hidden=True) as tell:
+    with shown_progress(Search("run", max_drop=0.1), "bar", hidden=True) as tell:
         assert tell is None
 
 

@@ -10,21 +10,16 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, StorageError, named
 from inshrink_core.execution.progress import Progress
-from inshrink_core.report import Part, Report
+from inshrink_core.report import Columns, Part, Report, Table, value_text
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import counted, duration, error_size, size, steps_in_short, url_of
-from inshrink_core.verbs.shared.groups import (
-    AnyRun,
-    ArchiveLike,
-    Decoding,
-    Reading,
-    Stepping,
-)
+from inshrink_core.text import counted, duration, size, steps_in_short, url_of
+from inshrink_core.verbs.shared.groups import AnyRun, ArchiveLike, Decoding, Reading, Stepping
 from inshrink_core.verbs.shared.showing import unreadable_lines
 from inshrink_core.verbs.shared.values import chosen_steps
 
@@ -134,30 +129,19 @@ class ReleaseReport(Report):
         return CheckFailedError(what, where=self.archive) if self.problems else None
 
     def shown(self) -> Iterator[Part]:
-        """Yield what goes, what of it comes back with which error, and what stays and why."""
+        """Yield what is wrong, and what becomes of each checkpoint."""
         yield from (f"{problem.where}: {problem.what}" for problem in self.problems)
         yield from unreadable_lines(self.left_out)
-        verb = "released" if self.applied else "would release"
-        exact, lossy = (
-            [row.step for row in self.steps if row.released and row.exact is e] for e in (True, False)
-        )
-        kept: dict[str, list[int]] = {}
-        worst: dict[str, float | None] = {}
-        for row in self.steps:
-            kept.setdefault(row.why, []).append(row.step)
-            for role, error in row.errors.items():
-                worst[role] = _larger(worst.get(role, 0.0), error)
+        columns: Columns = {"step": str, "frees": size, "relative errors": partial(value_text, "error")}
+        rows = [(row.step, row.nbytes, row.errors, row.why) for row in self.steps]
+        yield Table(columns | {"stays": None}, rows)
         yield "finished what was cut off", steps_in_short(self.finished) if self.finished else ""
-        yield f"{verb}, every bit is archived", steps_in_short(exact)
-        yield f"{verb}, archived with an error", steps_in_short(lossy)
-        errors = ", ".join(f"{role} {error_size(error)}" for role, error in worst.items())
-        yield "the largest relative errors", errors
-        yield from ((f"stays: {why}", steps_in_short(steps)) for why, steps in kept.items() if why)
+        yield "released" if self.applied else "would release", steps_in_short(self.released)
         yield "freed" if self.applied else "would free", size(self.freed)
         yield "time", duration(self.seconds)
-        if lossy and not self.applied:
-            yield "note: what is archived with an error does not come back bit for bit, once it is released"
         if not self.applied:
+            if any(row.released and not row.exact for row in self.steps):
+                yield "note: once released, what is archived with an error does not come back bit for bit"
             yield "nothing was changed: add --apply to do it"
 
 

@@ -22,12 +22,7 @@ from inshrink_core.report import Part, Report, plain_value
 from inshrink_core.text import counted, duration, ratio, size, steps_in_short, url_of
 from inshrink_core.verbs.shared.compressing import Compressing, CompressReport
 from inshrink_core.verbs.shared.groups import PathLike
-from inshrink_core.verbs.shared.showing import (
-    base_text,
-    named_ratio,
-    optimizer_text,
-    unreadable_lines,
-)
+from inshrink_core.verbs.shared.showing import base_text, named_ratio, optimizer_text, unreadable_lines
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ArchiveSize

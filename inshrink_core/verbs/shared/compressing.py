@@ -46,14 +46,7 @@ if TYPE_CHECKING:
     import os
 
     from inshrink_core.archive import ArchiveWriter
-    from inshrink_core.chain import (
-        Archive,
-        ArchiveSize,
-        BaseModel,
-        ChainConfig,
-        ChainWriter,
-        OriginalChecks,
-    )
+    from inshrink_core.chain import Archive, ArchiveSize, BaseModel, ChainConfig, ChainWriter, OriginalChecks
     from inshrink_core.chain.append import Appended
     from inshrink_core.chain.config import LargeError
     from inshrink_core.chain.report import PredictedCost

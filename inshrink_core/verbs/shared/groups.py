@@ -354,9 +354,7 @@ class Bounding:
         from inshrink_core.search.bounds import Bounds
 
         return Bounds(
-            max_drop=self.max_drop,
-            max_divergence=self.max_divergence,
-            max_restore_cost=self.max_restore_cost,
+            max_drop=self.max_drop, max_divergence=self.max_divergence, max_restore_cost=self.max_restore_cost
         )
 
     def promised(self) -> Bounds | None:

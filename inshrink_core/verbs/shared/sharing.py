@@ -70,10 +70,7 @@ def sendable(request: Any) -> dict[str, Any]:
             )
     trusted = getattr(request, "trusted", None)
     fields = {name: value for name, value in given["fields"].items() if name not in ("engine", "workers")}
-    return {
-        "request": given | {"fields": fields},
-        "trusted": None if trusted is None else sorted(trusted),
-    }
+    return {"request": given | {"fields": fields}, "trusted": None if trusted is None else sorted(trusted)}
 
 
 def with_fields(asked: dict[str, Any], **fields: Any) -> dict[str, Any]:

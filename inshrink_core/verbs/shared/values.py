@@ -65,8 +65,14 @@ def chosen_steps(
     """
     if steps is None:
         return None
+    try:
+        named = [one if isinstance(one, str) else str(operator.index(one)) for one in listed(steps)]
+    except TypeError as error:
+        raise InputError(
+            "a step is a whole number, or a text", where=where, expected="25, [25, 50] or '0:100:25'"
+        ) from error
     chosen: set[int] = set()
-    for text in (part.strip() for one in listed(steps) for part in str(_step(one, where)).split(",")):
+    for text in (part.strip() for one in named for part in one.split(",")):
         match = _STEPS.fullmatch(text)
         first, span, last, every = match.groups() if match else ("", "", "", "0")
         if int(every or 1) < 1:
@@ -86,15 +92,6 @@ def chosen_steps(
             )
         chosen.update(within[:: int(every or 1)])
     return tuple(sorted(chosen))
-
-
-def _step(one: Any, where: str) -> str | int:
-    try:
-        return one if isinstance(one, str) else operator.index(one)
-    except TypeError as error:
-        raise InputError(
-            "a step is a whole number, or a text", where=where, expected="25, [25, 50] or '0:100:25'"
-        ) from error
 
 
 def matching_names(names: Iterable[str], pattern: str) -> tuple[str, ...]:
