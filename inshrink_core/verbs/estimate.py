@@ -593,6 +593,19 @@ def _estimate(sample: _Sample, asked: _Asked, request: Estimate) -> EstimateRepo
     )
 
 
+def _figures(calibration: Calibration, chain: ChainConfig, rows: Sequence[_Row]) -> tuple[float | None, ...]:
+    """Return drop and divergence of the worst step, by trials where there are any."""
+    from inshrink_core.search.calibration import prior_of
+
+    if not calibration.n_trials:
+        return prior_of(chain, max(row.relative_error for row in rows))
+    found = (
+        [calibration.predict(figure, row.step, row.damage) for row in rows]
+        for figure in ("drop", "divergence")
+    )
+    return tuple(max((one for one in values if one is not None), default=None) for values in found)
+
+
 def _cost(
     known: Sequence[Trial],
     chain: ChainConfig,
@@ -733,19 +746,3 @@ def _is_config(document: Mapping[str, Any], chain: ChainConfig) -> bool:
         return make_configs(chain.codec, settings) == (chain.config, chain.overrides)
     except InputError:  # settings of another version
         return False
-
-
-def _figures(
-    calibration: Calibration, chain: ChainConfig, rows: Sequence[_Row]
-) -> tuple[float | None, float | None]:
-    """Return drop and divergence of the worst step, by trials where there are any."""
-    from inshrink_core.search.calibration import prior_of
-
-    if calibration.n_trials:
-        return _worst(calibration, "drop", rows), _worst(calibration, "divergence", rows)
-    return prior_of(chain, max(row.relative_error for row in rows))
-
-
-def _worst(calibration: Calibration, figure: str, rows: Sequence[_Row]) -> float | None:
-    predicted = [calibration.predict(figure, row.step, row.damage) for row in rows]
-    return max((value for value in predicted if value is not None), default=None)

@@ -65,8 +65,8 @@ class ExportReport(Report):
         As what it was written: ``packed`` or ``safetensors``.
     ratio_float32
         Bytes of the weights as float32 over the bytes that hold them, all overhead included.
-    ratio_weights, ratio_total, raw_bytes
-        Of a packed file, as `inshrink_core.chain.ArchiveSize` has them; None of a plain one.
+    size
+        Sizes of a packed file; None of a plain one.
     nbytes
         Size of the file.
     n_tensors
@@ -94,9 +94,7 @@ class ExportReport(Report):
     steps: tuple[int, ...]
     layout: str
     ratio_float32: float | None
-    ratio_weights: float | None
-    ratio_total: float | None
-    raw_bytes: int | None
+    size: ArchiveSize | None
     nbytes: int
     n_tensors: int
     weights_only: bool
@@ -109,8 +107,9 @@ class ExportReport(Report):
     converted: tuple[str, ...] = ()
 
     SAYS: ClassVar = (
-        "archive output steps weights_only exact relative_error ratio_float32 ratio_weights ratio_total "
-        "raw_bytes bytes=nbytes left_out layers_left_out converted seconds device"
+        "archive output steps weights_only exact relative_error ratio_float32 "
+        "ratio_weights=size.ratio_weights ratio_total=size.ratio_total raw_bytes=size.raw_total bytes=nbytes "
+        "left_out layers_left_out converted seconds device"
     )
 
     def to_json(self) -> dict[str, Any]:
@@ -250,7 +249,7 @@ class Export(Decoding, Request[ExportReport | PackReport]):
         from inshrink_core.chain import Archive, archive_size, step_needs
         from inshrink_core.execution import require_free
 
-        patterns = _listed(self.tensors), _listed(self.without)
+        patterns = self.tensors, self.without
         self._check(is_chosen=any(patterns))
         if self.output is None:
             return self._copied(self.pack or self.unpack or "")
@@ -289,9 +288,7 @@ class Export(Decoding, Request[ExportReport | PackReport]):
             steps=(info.step,),
             layout=self.layout,
             ratio_float32=_float32_nbytes(packed) / held if held else None,
-            ratio_weights=None if sizes is None else sizes.ratio_weights,
-            ratio_total=None if sizes is None else sizes.ratio_total,
-            raw_bytes=None if sizes is None else sizes.raw_total,
+            size=sizes,
             nbytes=nbytes,
             n_tensors=step.n_tensors,
             weights_only=self.weights_only,
@@ -391,10 +388,6 @@ def chosen_names(
     gone = {name for one in without for name in matching_names(names, one)}
     kept = {name for one in tensors for name in matching_names(names, one)} if tensors else set(names)
     return tuple(name for name in names if name in kept and name not in gone)
-
-
-def _listed(patterns: str | Iterable[str]) -> tuple[str, ...]:
-    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
 
 def _ratio_for(size: int, packed: ArchiveSize, where: str) -> float:

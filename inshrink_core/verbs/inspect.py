@@ -18,7 +18,7 @@ from inshrink_core.verbs.shared import showing
 from inshrink_core.verbs.shared.groups import Reading, RunOrArchive
 
 if TYPE_CHECKING:
-    from inshrink_core.chain import Archive
+    from inshrink_core.chain import Archive, ArchiveSize
     from inshrink_core.checkpoint import TensorSpec
     from inshrink_core.formats import Run, Skipped
     from inshrink_core.frame import FrameInfo
@@ -43,12 +43,15 @@ class Inventory(Report):
         What is wrong with it although it can be shown.
     with_tensors
         Whether every tensor is shown.
+    size
+        Sizes of an archive.
     """
 
     path: str
     facts: Mapping[str, Any]
     failure: InshrinkError | None = None
     with_tensors: bool = False
+    size: ArchiveSize | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink inspect --json``."""
@@ -60,7 +63,7 @@ class Inventory(Report):
         sizes = {"raw": text.size} | ({"archived": text.size, "ratio": text.ratio} if archived else {})
         keys = ("raw_bytes", "archive_bytes", "ratio")[: len(sizes)]
         if facts["steps"] or archived:
-            yield from _facts(self.path, facts, archived)
+            yield from _facts(self)
             rows = [
                 (role, row["tensors"], *(row[key] for key in keys)) for role, row in facts["roles"].items()
             ]
@@ -70,14 +73,7 @@ class Inventory(Report):
             rows = [tuple(one.get(name) for name in names) for one in facts["frames"]]
             yield Table(_FRAME_COLUMNS, rows, most=_MOST_FRAMES)
         if self.with_tensors:
-            columns = {
-                "tensor": None,
-                "dtype": None,
-                "shape": None,
-                "layer": None,
-                "steps": text.count,
-                **sizes,
-            }
+            columns = {"tensor": None, "dtype": None, "shape": None, "layer": None, "steps": text.count}
             rows = [
                 (
                     row["key"],
@@ -89,7 +85,7 @@ class Inventory(Report):
                 )
                 for row in facts["tensors"]
             ]
-            yield Table(columns, rows)
+            yield Table(columns | sizes, rows)
         yield from (f"note: {note}" for note in facts["notes"])
         if facts["skipped"]:
             yield f"beside the steps, {text.counted(len(facts['skipped']), 'file')}:"
@@ -296,7 +292,7 @@ def _inspect_archive(archive: Archive) -> Inventory:
         "originals": original_checks(archive, whole).to_json(),
     }
     facts["notes"] = [*_notes(facts), *notes]
-    return Inventory(path=reader.path, facts=facts, failure=_failure(reader.path, facts))
+    return Inventory(path=reader.path, facts=facts, failure=_failure(reader.path, facts), size=sizes)
 
 
 def _failure(path: str, facts: Mapping[str, Any]) -> CheckFailedError | None:
@@ -372,24 +368,19 @@ def _notes(facts: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"this frame cannot be read: {path}" for path in facts["unreadable_frames"])
 
 
-def _facts(path: str, facts: Mapping[str, Any], archived: bool) -> Iterator[tuple[str, str]]:
+def _facts(inventory: Inventory) -> Iterator[tuple[str, str]]:
     """Yield the facts at the top."""
-    yield facts["kind"], path
+    facts = inventory.facts
+    yield facts["kind"], inventory.path
     yield "format", str(facts["format"])
     yield "steps", text.steps_in_short(facts["steps"])
     yield "parameters", text.count(facts["n_parameters"])
     yield "tensors", text.count(len(facts["tensors"]))
-    if archived:
+    if inventory.size is None:
+        yield "raw", text.size(facts["raw_bytes"])
+    else:
         yield "codec", str(facts["codec"] or text.UNKNOWN)
-        yield "optimizer state", showing.optimizer_text(facts["optimizer"], facts["roles"])
-    yield "raw", text.size(facts["raw_bytes"])
-    if archived:
-        base = facts.get("base")
-        yield "archive", text.size(facts["archive_bytes"])
-        yield "base model", showing.base_text(base)
-        yield showing.named_ratio("ratio of everything", base), text.ratio(facts["ratio_total"])
-        yield showing.named_ratio("ratio of the weights", base), text.ratio(facts["ratio_weights"])
-        yield "bits per weight", text.plain(facts["bits_per_weight"])
+        yield from showing.size_facts(inventory.size, facts["optimizer"])
         yield "checksums of the originals", facts["originals"]["text"]
         if needs := {name: text.size(nbytes) for name, nbytes in (facts["needs"] or {}).items()}:
             restoring, verifying = needs["memory_restore"], needs["memory_verify"]

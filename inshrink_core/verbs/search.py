@@ -227,7 +227,7 @@ class SearchReport(Report):
             yield "says nothing", f"{n_stale} steps, where the previous checkpoint keeps them too"
         yield "evaluations", f"{count(self.evaluations)}, {len(self.trials)} trials known"
         yield "rank correlation", value_text("", self.rank_correlation)
-        yield "rank correlation of drops", value_text("", self.drop_rank_correlation)
+        yield "correlation of drops", value_text("", self.drop_rank_correlation)
         yield "time", f"{duration(self.seconds)} on {self.device}"
         yield "trials", str(self.log or "not kept")
         if self.is_best_by_step:

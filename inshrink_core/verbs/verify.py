@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
 from inshrink_core.errors import CheckFailedError, DamagedError, InshrinkError, TooLargeError, spoken
-from inshrink_core.execution.progress import Progress
+from inshrink_core.execution.progress import Counter
 from inshrink_core.execution.together import gathered, part_ways
 from inshrink_core.report import Part, Report, Table
 from inshrink_core.request import Option, Request, python_call
@@ -297,8 +297,11 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
             archive = archive.on(self.device)
             archive = sequential_within(archive, _needs(archive, frames))
         problems = list(report.problems)
-        for info in self._counted(frames if self.deep else ()):
-            problems += _rehearse(archive, info)
+        if self.deep:
+            count = Counter(self.progress, "verify", len(frames))
+            for info in frames:
+                problems += _rehearse(archive, info)
+                count.add(1, info.step)
         line = _unless_damaged(lambda: archive.frames, frames)
         if against is not None:
             report = self._compared(archive, line, against, problems, report)
@@ -365,8 +368,9 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
             else:
                 remedy = "archive it with `inshrink compress`"
                 problems.append(Problem(original.origin, f"not in the archive: branch '{name}'", remedy))
-        common = [info for info in line if info.step in against.steps]
-        for info in self._counted(frames_of(self.part, common)):
+        common = frames_of(self.part, [info for info in line if info.step in against.steps])
+        count = Counter(self.progress, "verify", len(common))
+        for info in common:
             originals = _accepting(against, archive, info)
             wrong, rows = _compare(archive, info, _as_archived(originals, archive, info))
             if wrong and isinstance(originals, Run):
@@ -375,14 +379,8 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
                 unreadable += tuple(rotten)
             problems += wrong
             errors += rows
+            count.add(1, info.step)
         return replace(report, errors=tuple(errors), missing_steps=missing, unreadable=unreadable)
-
-    def _counted(self, frames: Sequence[FrameInfo]) -> Iterator[FrameInfo]:
-        """Yield frames, and report the progress after each."""
-        for done, info in enumerate(frames, start=1):
-            yield info
-            if self.progress is not None:
-                self.progress(Progress("verify", done, len(frames), info.step))
 
 
 verify = python_call(Verify)

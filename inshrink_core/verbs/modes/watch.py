@@ -19,10 +19,10 @@ from inshrink_core.errors import (
 )
 from inshrink_core.execution.progress import Progress
 from inshrink_core.report import Part, Report, plain_value
-from inshrink_core.text import counted, duration, ratio, size, steps_in_short, url_of
+from inshrink_core.text import duration, size, steps_in_short, url_of
 from inshrink_core.verbs.shared.compressing import Compressing, CompressReport
 from inshrink_core.verbs.shared.groups import PathLike
-from inshrink_core.verbs.shared.showing import base_text, named_ratio, optimizer_text, unreadable_lines
+from inshrink_core.verbs.shared.showing import size_facts, unreadable_lines
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ArchiveSize
@@ -361,10 +361,4 @@ class WatchReport(Report):
         yield "ended", _WHY.get(self.ended, self.ended)
         yield "time", duration(self.seconds)
         if self.size.frames:
-            optimizer = None if self.last is None else self.last.optimizer
-            roles = {row.spec.role.value for frame in self.size.frames for row in frame.tensors}
-            yield "frames", f"{counted(len(self.size.frames), 'frame')}, {size(self.size.nbytes)}"
-            yield "optimizer state", optimizer_text(optimizer, roles)
-            yield "base model", base_text(plain_value(self.size.base))
-            yield named_ratio("ratio of everything", self.size.base), ratio(self.size.ratio_total)
-            yield named_ratio("ratio of the weights", self.size.base), ratio(self.size.ratio_weights)
+            yield from size_facts(self.size, None if self.last is None else self.last.optimizer)

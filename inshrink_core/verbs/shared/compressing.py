@@ -700,19 +700,8 @@ class CompressReport(Report):
         if self.appended:
             yield "time", f"{text.duration(self.seconds)}, {text.rate(self.mb_per_s)} on {self.device}"
         yield "codec", self.codec
-        yield "optimizer state", showing.optimizer_text(self.optimizer, self.roles)
         yield "buffers", self._rounded_buffers()
-        keyframes = sum(frame["kind"] == "keyframe" for frame in document["frames"])
-        yield "frames", f"{text.count(len(self.size.frames))}  ({text.counted(keyframes, 'keyframe')})"
-        base = document.get("base")
-        yield "base model", showing.base_text(base)
-        sizes = f"{text.size(self.size.raw_total)} in {text.size(self.size.nbytes)}"
-        yield (
-            showing.named_ratio("ratio of everything", base),
-            f"{text.ratio(self.size.ratio_total)}  ({sizes})",
-        )
-        yield showing.named_ratio("ratio of the weights", base), text.ratio(self.size.ratio_weights)
-        yield "bits per weight", text.plain(self.size.bits_per_weight)
+        yield from showing.size_facts(self.size, self.optimizer)
         if self.relative_error is not None:
             error = text.error_size(self.relative_error)
             yield "relative error", f"{error}  (of the weights written now, root mean square)"

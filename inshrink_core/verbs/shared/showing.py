@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inshrink_core.text import count, error_size, nats, percent, printable, ratio, steps_in_short
+from inshrink_core import text
 
 if TYPE_CHECKING:
-    from inshrink_core.chain import Exactness
+    from inshrink_core.chain import ArchiveSize, Exactness
     from inshrink_core.chain.config import LargeError
     from inshrink_core.formats import Run, Skipped
 
@@ -54,7 +54,7 @@ def counted_fates(
 
 def fates_text(fates: Mapping[str, int]) -> str:
     """Return the numbers of files by fate, such as ``3 step, 1 duplicate``."""
-    return ", ".join(f"{count(n)} {fate}" for fate, n in fates.items())
+    return ", ".join(f"{text.count(n)} {fate}" for fate, n in fates.items())
 
 
 def rows_in_short(rows: Sequence[str]) -> Sequence[str]:
@@ -67,13 +67,15 @@ def large_errors_text(rows: Sequence[LargeError]) -> str:
     worst: dict[str, float] = {}
     for row in rows:
         worst[row.name] = max(worst.get(row.name, 0.0), row.relative_error)
-    texts = [f"{name} {error_size(error)}" for name, error in sorted(worst.items(), key=lambda one: -one[1])]
+    texts = [
+        f"{name} {text.error_size(error)}" for name, error in sorted(worst.items(), key=lambda one: -one[1])
+    ]
     return ", ".join(rows_in_short(texts))
 
 
-def original_lines(text: str) -> list[str]:
+def original_lines(known: str) -> list[str]:
     """Return what is known of the originals' checksums, unless all of them matched."""
-    return [] if text == "checked" else [f"checksums of the originals: {text}"]
+    return [] if known == "checked" else [f"checksums of the originals: {known}"]
 
 
 def promised_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -97,17 +99,17 @@ def promised_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     decides = ""
     if decided is not None:
         how = ", stored exactly" if decided["exact"] else ""
-        step, least = count(decided["step"]), ratio(decided["ratio_weights"])
+        step, least = text.count(decided["step"]), text.ratio(decided["ratio_weights"])
         decides = f"step {step}, whose weights shrink least: {least}{how}"
     return [
-        ("largest drop", f"{percent(document['max_drop'])}{limits['drop']}"),
-        ("largest divergence", f"{nats(document['max_divergence'])} nats{limits['divergence']}"),
+        ("largest drop", f"{text.percent(document['max_drop'])}{limits['drop']}"),
+        ("largest divergence", f"{text.nats(document['max_divergence'])} nats{limits['divergence']}"),
         (
             "largest restore cost",
-            f"{percent(document['max_restore_cost'])} of the loss{limits['restore_cost']}",
+            f"{text.percent(document['max_restore_cost'])} of the loss{limits['restore_cost']}",
         ),
         ("decided by", decides),
-        ("evaluations", count(document["evaluations"])),
+        ("evaluations", text.count(document["evaluations"])),
         ("stored exactly", f"{exact}, where nothing smaller keeps the bounds" if exact else ""),
         ("says nothing", f"{stale}, where the previous checkpoint keeps them too" if stale else ""),
         ("within noise", f"{unclear}, whose metric's noise reaches the bound" if unclear else ""),
@@ -117,8 +119,8 @@ def promised_facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _which(frames: list[Mapping[str, Any]]) -> str:
     """Return the steps; of several trainings, how many saves."""
     if any("seed" in frame for frame in frames):
-        return f"{count(len(frames))} saves"
-    return steps_in_short([frame["step"] for frame in frames]) if frames else ""
+        return f"{text.count(len(frames))} saves"
+    return text.steps_in_short([frame["step"] for frame in frames]) if frames else ""
 
 
 def optimizer_text(optimizer: str | None, roles: Iterable[str]) -> str:
@@ -152,9 +154,10 @@ def base_text(base: Mapping[str, Any] | None) -> str:
     if base is None:
         return ""
     without = base["tensors_without"]
-    rest = f"; {count(without)} stored without it" if without else ""
+    rest = f"; {text.count(without)} stored without it" if without else ""
     digest = str(base["digest"])[:12]
-    return f"{printable(str(base['name']))}  (SHA-256 {digest}…, {count(base['tensors'])} tensors{rest})"
+    name, tensors = text.printable(str(base["name"])), text.count(base["tensors"])
+    return f"{name}  (SHA-256 {digest}…, {tensors} tensors{rest})"
 
 
 def named_ratio(name: str, base: object | None) -> str:
@@ -166,3 +169,19 @@ def stored_lines(stored: Exactness) -> list[str]:
     """Return which roles are exact, and which are not, in a line each."""
     kinds = ("bit-exact", stored.exact), ("compressed with an error", stored.lossy)
     return [f"{what}: {', '.join(sorted(roles))}" for what, roles in kinds if roles]
+
+
+def size_facts(size: ArchiveSize, optimizer: str | None) -> Iterator[tuple[str, str]]:
+    """Yield what an archive holds, and how small it is."""
+    from inshrink_core.report import plain_value
+
+    base, frames = plain_value(size.base), size.frames
+    roles = {row.spec.role.value for frame in frames for row in frame.tensors}
+    keyframes = sum(frame.info.kind == "keyframe" for frame in frames)
+    yield "optimizer state", optimizer_text(optimizer, roles)
+    yield "frames", f"{text.count(len(frames))}  ({text.counted(keyframes, 'keyframe')})"
+    yield "base model", base_text(base)
+    sizes = f"{text.size(size.raw_total)} in {text.size(size.nbytes)}"
+    yield named_ratio("ratio of everything", base), f"{text.ratio(size.ratio_total)}  ({sizes})"
+    yield named_ratio("ratio of the weights", base), text.ratio(size.ratio_weights)
+    yield "bits per weight", text.plain(size.bits_per_weight)
