@@ -183,17 +183,16 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
         run = self.opened_run(self.against)
         asked = steps_of(opened[0] if len(opened) == 1 else run, self.steps)
         pairs = [pair for one in opened for pair in _previous(one, run).items()]
-        run = run.readable(
-            {one for pair in pairs if asked is None or pair[0] in asked for one in pair} - {None}
-        )
+        looked_at = [one for pair in pairs if asked is None or pair[0] in asked for one in pair]
+        run = run.readable({one for one in looked_at if one is not None})
         chosen = [_common_steps(one, run, asked, alone=len(opened) == 1) for one in opened]
         found: list[tuple[str, Comparison]] = []
         done, total = count(1), sum(map(len, chosen))
 
         def tell(row: EvaluatedStep, about: Mapping[str, Any]) -> None:
             if self.progress is not None:
-                of = asdict(row) | about
-                self.progress(Progress("compare", next(done), total, row.step, found=of))
+                found = {**asdict(row), **about}
+                self.progress(Progress("compare", next(done), total, row.step, found=found))
 
         with self.resolve(run) as judge, tempfile.TemporaryDirectory(prefix="inshrink-compare-") as folder:
             originals = OriginalEvaluations(lambda step: judge.evaluate(run[step]), Path(folder))

@@ -549,8 +549,8 @@ def _estimate(sample: _Sample, asked: _Asked, request: Estimate) -> EstimateRepo
     else:
         drop, divergence = _figures(calibration, chain, rows)
         raw = len(steps) * sum(row.raw for row in rows) / len(rows)
-        parts = ([row.nbytes for row in rows if row.keyframe is kind] for kind in (True, False))
-        nbytes = in_proportion(*parts, len(steps), chain.keyframe_every)
+        keyframes, deltas = ([row.nbytes for row in rows if row.keyframe is kind] for kind in (True, False))
+        nbytes = in_proportion(keyframes, deltas, len(steps), chain.keyframe_every)
     few = sample.stretches[0] if is_tried else middle_of(steps)
     rest = estimate_rest(chain, [run[step] for step in few], len(steps), sample.keys, sample.ahead(chain))
     archive = None

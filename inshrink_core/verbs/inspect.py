@@ -12,7 +12,7 @@ from inshrink_core import text
 from inshrink_core.checkpoint import Checkpoint, TensorsInMemory, Unseen
 from inshrink_core.errors import CheckFailedError, InshrinkError, MissingFrameError
 from inshrink_core.metrics import ratio
-from inshrink_core.report import Part, Report, Table, plain_value
+from inshrink_core.report import Columns, Part, Report, Table, plain_value
 from inshrink_core.request import Request, python_call
 from inshrink_core.verbs.shared import showing
 from inshrink_core.verbs.shared.groups import Reading, RunOrArchive
@@ -73,7 +73,7 @@ class Inventory(Report):
             rows = [tuple(one.get(name) for name in names) for one in facts["frames"]]
             yield Table(_FRAME_COLUMNS, rows, most=_MOST_FRAMES)
         if self.with_tensors:
-            columns = {"tensor": None, "dtype": None, "shape": None, "layer": None, "steps": text.count}
+            columns: Columns = {"tensor": None, "dtype": None, "shape": None, "layer": None}
             rows = [
                 (
                     row["key"],
@@ -85,7 +85,7 @@ class Inventory(Report):
                 )
                 for row in facts["tensors"]
             ]
-            yield Table(columns | sizes, rows)
+            yield Table({**columns, "steps": text.count, **sizes}, rows)
         yield from (f"note: {note}" for note in facts["notes"])
         if facts["skipped"]:
             yield f"beside the steps, {text.counted(len(facts['skipped']), 'file')}:"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core.errors import InputError, MissingFrameError
 from inshrink_core.frame import FrameInfo
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from inshrink_core.archive import ArchiveReader
     from inshrink_core.chain import Archive
     from inshrink_core.chain.prune import PrunePlan, PruneRules
+    from inshrink_core.checkpoint import TensorSpec
+
+
+_SAMPLE_SHARE: Final = 1 / 8
+"""Of the raw bytes of each role, what is re-keyed to estimate how large a keyframe would be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +239,7 @@ class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
         before = opened.reader.nbytes
         plan = make_plan(opened, rules)
         if not (self.apply and plan.changes):
-            after = before + _growth(opened, plan)
+            after = before + _growth(opened.sequential(), plan)
             if self.apply:
                 # Opening repairs: what a prune that was cut off had still to delete goes now.
                 ArchiveWriter(self.archive).close()
@@ -289,36 +294,55 @@ prune = python_call(Prune)
 
 
 def _growth(archive: Archive, plan: PrunePlan) -> int:
-    """Return by about how many bytes an archive grows; negative where it shrinks.
-
-    A tensor that is stored anew counts as in the keyframe that its frame builds upon, or with its raw bytes
-    where that keyframe needs a base model.
-    """
+    """Return by about how many bytes an archive grows; negative where it shrinks."""
     from inshrink_core.chain import frame_size
     from inshrink_core.chain.attachments import LAYOUT_KEY
     from inshrink_core.chain.meta import spec_of
 
-    grown, rekeyed = -sum(frame.nbytes for frame in plan.removed), {one.frame_id for one in plan.rekeyed}
+    grown = -sum(frame.nbytes for frame in plan.removed)
+    rekeyed = {frame.frame_id for frame in plan.rekeyed}
     for info in plan.staying:
         rest, standing = plan.rests.get(info.frame_id), plan.standing_of(info)
         entries, frame = archive.frame(info).entries, frame_size(archive, info)
         again = {spec_of(one).whole.key for one in entries if not one.attachment and one.key in standing}
-        if info.frame_id in rekeyed:
-            again = {row.spec.key for row in frame.tensors}
         if rest is not None:
             kept, files = set(rest.view), {LAYOUT_KEY, *(file.path for file in rest.view.files)}
-            again &= kept
             grown -= sum(
                 one.stored_nbytes
                 for one in entries
                 if (one.key not in files if one.attachment else spec_of(one).whole.key not in kept)
             )
-        if again:
-            first = frame_size(archive, archive.reader.chain(info.frame_id)[0])
-            alone = {o.spec.key: o.spec.nbytes if first.base else o.nbytes for o in first.tensors}
-            rows = [row for row in frame.tensors if row.spec.key in again]
-            grown += sum(alone.get(row.spec.key, row.spec.nbytes) - row.nbytes for row in rows)
+            again = kept if info.frame_id in rekeyed else again
+        elif info.frame_id in rekeyed:
+            blocks = _rekeyed_nbytes(archive, info, [row.spec for row in frame.tensors])
+            grown += frame.attachments_nbytes + frame.overhead_nbytes + blocks - info.nbytes
+        rows = [row for row in frame.tensors if row.spec.key in again]
+        grown += _rekeyed_nbytes(archive, info, [row.spec for row in rows]) - sum(row.nbytes for row in rows)
     return grown
+
+
+def _rekeyed_nbytes(archive: Archive, info: FrameInfo, tensors: Iterable[TensorSpec]) -> int:
+    """Return about how many bytes tensors would take without a reference; decodes a share of each role."""
+    from inshrink_core.chain.meta import spec_of
+    from inshrink_core.codec import codec_for_block
+
+    total, where = 0.0, archive.where(info)
+    by_role: dict[str, list[TensorSpec]] = {}
+    for one in tensors:
+        by_role.setdefault(one.role.value, []).append(one)
+    for specs in by_role.values():
+        raw = sum(spec.nbytes for spec in specs)
+        seen = rekeyed = 0
+        for spec in sorted(specs, key=lambda spec: (-spec.nbytes, spec.key)):
+            if seen >= _SAMPLE_SHARE * raw and seen:
+                break
+            seen += spec.nbytes
+            for entry in archive.blocks(info, spec.key):
+                _, reference = archive.decode(info, entry.key)
+                codec = codec_for_block(entry.codec, where)
+                rekeyed += len(codec.rekey(spec_of(entry, where), reference).payload)
+        total += rekeyed * raw / seen if seen else rekeyed
+    return round(total)
 
 
 def _lost(reader: ArchiveReader) -> tuple[tuple[FrameInfo, ...], tuple[FrameInfo, ...]]:

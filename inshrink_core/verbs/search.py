@@ -29,7 +29,7 @@ from inshrink_core.verbs.shared.groups import (
     Writing,
     steps_of,
 )
-from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements
+from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements, read_as
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainConfig
@@ -295,7 +295,7 @@ class Search(
         search goes on from them. By default they are kept in ``.inshrink`` inside of the run, or in the
         user's cache where that cannot be written and for the bundled samples.
     budget
-        Most configurations to try.
+        Most candidates to try.
     gain
         Measure too how much of each step's movement a restore would keep, which costs an encoding of it.
 
@@ -425,7 +425,6 @@ class Search(
 
         Measured once: it is kept among what is known of the run. None where the bounds cannot be kept so.
         """
-        from inshrink_core.execution import parse_record
         from inshrink_core.search.bounded import BoundedWriter, written_bounded
         from inshrink_core.search.bounds import FIGURES
 
@@ -435,9 +434,8 @@ class Search(
         question = {"steps": list(steps), "chain": base.record() | {"keyframe_every": base.keyframe_every}}
         question |= {"bounds": bounds.to_json(), "evaluator": judge.digest}
         found = known.find("by_step", question)
-        if found is not None:
-            with contextlib.suppress(LookupError, TypeError, ValueError):
-                return parse_record(ByStep, found.document)
+        if found is not None and (by_step := read_as(ByStep, found.document)) is not None:
+            return by_step
         before = judge.evaluations
         places = {step: place for place, step in enumerate(steps, 1)}
 

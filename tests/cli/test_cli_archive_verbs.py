@@ -77,27 +77,6 @@ def test_model_is_handed_on_in_two_commands(cli, archive, tmp_path):
     assert cli("verify", model, "--deep").code == 0
 
 
-def test_packed_archive_is_read_by_every_verb(cli, archive, tmp_path):
-    packed = tmp_path / "run.inshrink"
-    assert cli("export", archive, "--pack", packed, "--quiet").code == 0
-    of_folder, of_packed = (cli("inspect", path, "--json").document for path in (archive, packed))
-    assert of_packed["steps"] == of_folder["steps"]
-    assert of_packed["archive_bytes"] == packed.stat().st_size
-    assert cli("verify", packed, "--against", SAMPLE / "step_000[01]*").code == 0
-    assert cli("restore", packed, "--step", "50", "-o", tmp_path / "out").code == 0
-    compared = cli("compare", packed, "--against", SAMPLE, "--trust-run", "--steps", "50", "--json")
-    assert compared.code == 0, compared.err
-    assert cli("export", packed, "--unpack", tmp_path / "again.inshrink").code == 0
-    assert cli("verify", tmp_path / "again.inshrink").code == 0
-    refused = cli("compress", SAMPLE, "-o", packed)
-    assert refused.code == 2
-    assert "--unpack" in refused.err
-    packed.write_bytes(packed.read_bytes()[:-1])
-    for words in (("inspect", packed), ("restore", packed, "-o", tmp_path / "o")):
-        assert cli(*words).code == 3
-    assert cli("verify", packed).code == 1
-
-
 def test_archive_behind_a_url_is_inspected_and_restored(cli, archive, tmp_path):
     url = f"file://{archive}"
     assert cli("inspect", url, "--json").document["steps"] == list(STEPS)

@@ -191,29 +191,6 @@ def test_a_glob_that_matches_no_tensor_is_refused(cli, archive, tmp_path):
     assert "nothing*" in one_line(outcome)
 
 
-def test_existing_files_are_kept_without_force(cli, archive, tmp_path):
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "step_000050.pt").write_bytes(b"mine")
-    outcome = cli("restore", archive, "-o", out)
-    assert outcome.code == 2
-    assert "--force" in one_line(outcome)
-    assert (out / "step_000050.pt").read_bytes() == b"mine"
-    assert cli("restore", archive, "-o", out, "--force").code == 0
-    assert (out / "step_000050.pt").read_bytes() != b"mine"
-
-
-def test_a_damaged_frame_ends_restore_with_3(cli, archive, tmp_path):
-    frame = sorted((archive / "frames").iterdir())[0]
-    content = bytearray(frame.read_bytes())
-    for offset in range(64, len(content) - 64, 7):
-        content[offset] ^= 0x55
-    frame.write_bytes(content)
-    outcome = cli("restore", archive, "--step", 10, "-o", tmp_path / "out")
-    assert outcome.code == 3
-    one_line(outcome)
-
-
 def test_a_target_that_is_something_else_is_left_alone(cli, small_run, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     outcome = cli("compress", small_run, "-o", tmp_path)

@@ -109,17 +109,6 @@ def test_what_is_no_document_is_refused(content):
         read_document(content)
 
 
-def test_a_request_is_performed_and_reported_as_its_verb_does(cli, small_run, tmp_path):
-    path, target = tmp_path / "request.json", tmp_path / "a.inshrink"
-    path.write_text(json.dumps(Compress(str(small_run), str(target), steps=(25, 50)).to_json()))
-    outcome = cli("run", str(path), "--json", "--progress", "jsonl")
-    assert outcome.code == 0
-    assert inshrink_core.open(target).steps == (25, 50)
-    assert [row["step"] for row in outcome.document["frames"]] == [25, 50]
-    assert {json.loads(line)["verb"] for line in outcome.err.splitlines()} == {"compress"}
-    assert cli("run", str(tmp_path / "none.json")).code == 2
-
-
 @pytest.mark.parametrize("own", [True, False])
 def test_code_runs_under_its_digest_alone(cli, small_run, tmp_path, own):
     run = Path(shutil.copytree(small_run, tmp_path / "run"))

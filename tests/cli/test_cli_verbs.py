@@ -100,15 +100,6 @@ def test_compress_reports_what_scripts_rely_on(cli, small_run, tmp_path):
     assert 0 < document["relative_error"] < 1
 
 
-def test_restored_step_loads_in_plain_torch(cli, archive, small_run, tmp_path):
-    outcome = cli("restore", archive, "--step", 25, "-o", tmp_path / "out")
-    assert outcome.code == 0
-    restored = torch.load(tmp_path / "out" / "step_000025.pt", weights_only=True)
-    original = torch.load(small_run / "step_000025.pt", weights_only=True)
-    assert restored.keys() == original.keys()
-    assert "steps        25" in outcome.out
-
-
 def test_verify_finds_a_sound_archive_sound(cli, archive, small_run):
     outcome = cli("verify", archive, "--deep", "--against", small_run, "--json")
     assert (outcome.code, outcome.document["ok"], outcome.document["problems"]) == (0, True, [])

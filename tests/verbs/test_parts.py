@@ -37,7 +37,7 @@ from inshrink_core.errors import (
 )
 from inshrink_core.execution.engines import ENGINES, Engine
 from inshrink_core.execution.tasks import Heard, Told
-from inshrink_core.verbs import commit, compress, pack, prune, restore, unpack, verify
+from inshrink_core.verbs import commit, compress, export, prune, restore, verify
 from tests.docs.pages import blocks
 
 ROOT = Path(__file__).parents[2]
@@ -285,12 +285,12 @@ def test_everything_that_reads_or_rewrites_an_archive_takes_frames_in_parts(tmp_
     whole, parts = (Path(shutil.copytree(template / n, tmp_path / n)) for n in ("whole", "parts"))
     for path in (whole, parts):
         restore(path, tmp_path / f"restored {path.name}")
-        pack(path, tmp_path / f"{path.name}.packed")
+        export(path, pack=tmp_path / f"{path.name}.packed")
     assert files(tmp_path / "restored whole") == files(tmp_path / "restored parts")
     packed = tmp_path / "parts.packed"
     assert check_archive(packed) == ()
     assert content(packed) == content(whole)
-    unpack(packed, tmp_path / "unpacked")
+    export(packed, unpack=tmp_path / "unpacked")
     assert files(tmp_path / "unpacked" / "frames") == files(parts / "frames")
     for path in (whole, parts):
         prune(path, keep=run.steps[2:N_STEPS], apply=True)

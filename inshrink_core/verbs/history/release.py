@@ -134,7 +134,7 @@ class ReleaseReport(Report):
         yield from unreadable_lines(self.left_out)
         columns: Columns = {"step": str, "frees": size, "relative errors": partial(value_text, "error")}
         rows = [(row.step, row.nbytes, row.errors, row.why) for row in self.steps]
-        yield Table(columns | {"stays": None}, rows)
+        yield Table({**columns, "stays": None}, rows)
         yield "finished what was cut off", steps_in_short(self.finished) if self.finished else ""
         yield "released" if self.applied else "would release", steps_in_short(self.released)
         yield "freed" if self.applied else "would free", size(self.freed)
