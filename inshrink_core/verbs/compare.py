@@ -191,8 +191,8 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
 
         def tell(row: EvaluatedStep, about: Mapping[str, Any]) -> None:
             if self.progress is not None:
-                found = {**asdict(row), **about}
-                self.progress(Progress("compare", next(done), total, row.step, found=found))
+                of = {**asdict(row), **about}
+                self.progress(Progress("compare", next(done), total, row.step, found=of))
 
         with self.resolve(run) as judge, tempfile.TemporaryDirectory(prefix="inshrink-compare-") as folder:
             originals = OriginalEvaluations(lambda step: judge.evaluate(run[step]), Path(folder))

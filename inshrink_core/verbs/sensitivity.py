@@ -51,6 +51,9 @@ class SensitivityReport(Report):
     bytes_read: int
     device: str = "cpu"
 
+    SAYS: ClassVar = "run metric=table.metric device"
+    """What every document has."""
+
     @property
     def table(self) -> SensitivityTable:
         """The first table."""
@@ -58,10 +61,11 @@ class SensitivityReport(Report):
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink sensitivity --json``."""
-        about: dict[str, Any] = {"run": self.run, "metric": self.table.metric.value}
+        about = Report.to_json(self)
         found = [
             {
-                **about,
+                "run": self.run,
+                "metric": table.metric.value,
                 "by": table.grouping.value,
                 "steps": list(table.steps),
                 "sources": list(table.sources),
@@ -73,7 +77,7 @@ class SensitivityReport(Report):
         ]
         if len(found) == 1:
             return found[0]
-        return about | {"restored": self.restored, "device": self.device, "tables": found}
+        return about | {"restored": self.restored, "tables": found}
 
     def shown(self) -> Iterator[Part]:
         """Yield the means of each row, and as many steps as fit."""
