@@ -12,7 +12,7 @@ from inshrink_app.server.roots import settings
 from inshrink_app.services.inside import reported
 from inshrink_app.services.opening import engine_of, opened, resolve
 
-from inshrink_core import Run, verbs
+from inshrink_core import Run
 from inshrink_core.errors import InshrinkError
 from inshrink_core.evaluate import own_samples
 from inshrink_core.formats.logs.log import read_settings
@@ -154,7 +154,7 @@ def make_evaluator(shown: Subject, target: str, model: str, *, replace: bool) ->
         raise ServiceError("an evaluator goes into a folder of yours", target)
     run: Run = engine_of(shown)[0]  # type: ignore[assignment]
     with reported():
-        return verbs.make_evaluator(run, path, model=model or None, force=replace)
+        return Evaluate(run, write=path, model=model or None, force=replace).written()
 
 
 def evaluator_trial(shown: Subject, judge: EvaluatorCode) -> Work:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from inshrink_core.verbs.evaluate import EvaluateReport as EvaluateReport
     from inshrink_core.verbs.evaluate import EvaluatorReport as EvaluatorReport
     from inshrink_core.verbs.evaluate import evaluate as evaluate
-    from inshrink_core.verbs.evaluate import make_evaluator as make_evaluator
     from inshrink_core.verbs.export import ExportReport as ExportReport
     from inshrink_core.verbs.export import PackReport as PackReport
     from inshrink_core.verbs.export import export as export

@@ -103,6 +103,11 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
     >>> report = inshrink_core.verbs.evaluate(inshrink_core.sample("digits-cnn"))
     >>> report.metric, report.value > 0.97, report.log_probs
     ('accuracy', True, (540, 10))
+    >>> import tempfile
+    >>> target = f"{tempfile.mkdtemp()}/judge.py"
+    >>> made = inshrink_core.verbs.evaluate(inshrink_core.sample("digits-cnn"), write=target)
+    >>> "def evaluate(state_dict)" in made.output.read_text()
+    True
     """
 
     run: RunLike
@@ -144,7 +149,7 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
         return report
 
     def written(self) -> EvaluatorReport:
-        """Write an evaluator to begin with (`make_evaluator`)."""
+        """Write an evaluator to begin with: it marks what is left to fill in."""
         from inshrink_core.evaluate.template import evaluator_source
         from inshrink_core.execution import make_folders, require_free, write_durably
 
@@ -166,37 +171,3 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
 
 
 evaluate = python_call(Evaluate)
-
-
-def make_evaluator(
-    run: RunLike, write: PathLike, *, model: str | None = None, force: bool = False
-) -> EvaluatorReport:
-    """Write an evaluator to begin with: it marks what is left to fill in.
-
-    Parameters
-    ----------
-    run
-        The run, or its path; headers only are read.
-    write
-        The Python file to write an evaluator to; nothing is executed.
-    model
-        The model's class, made without arguments.
-    force
-        Overwrite what exists.
-
-    Raises
-    ------
-    ExistsError
-        The file exists and `force` is not set.
-    InputError
-        The file is not called ``NAME.py``, or `model` is none.
-
-    Examples
-    --------
-    >>> import inshrink_core, tempfile, pathlib
-    >>> target = pathlib.Path(tempfile.mkdtemp()) / "evaluator.py"
-    >>> made = inshrink_core.verbs.make_evaluator(inshrink_core.sample("digits-cnn"), target)
-    >>> "def evaluate(state_dict)" in made.output.read_text()
-    True
-    """
-    return Evaluate(run, write=write, model=model, force=force).written()

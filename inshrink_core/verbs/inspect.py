@@ -134,11 +134,12 @@ class Inspect(Reading, Request[Inventory]):
         except NoCheckpointError as error:
             if not error.skipped:
                 raise
-            facts = _run_facts(error.skipped)
+            facts = _run_facts(None, error.skipped)
             return Inventory(path=str(self.source), facts=facts, failure=error)
-        found = _inspect_archive(opened) if isinstance(opened, Archive) else _inspect_run(opened)
         named = str(getattr(self.source, "path", self.source))
-        return replace(found, path=named, with_tensors=self.tensors)
+        if isinstance(opened, Archive):
+            return replace(_inspect_archive(opened), path=named, with_tensors=self.tensors)
+        return Inventory(path=named, facts=_run_facts(opened, opened.skipped), with_tensors=self.tensors)
 
 
 inspect = python_call(Inspect)
@@ -190,52 +191,36 @@ def _with_ratio(row: dict[str, Any], archived: bool) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key not in ("codec", "archive_bytes")}
 
 
-def _inspect_run(run: Run) -> Inventory:
-    """Return the inventory of a run; reads the header of every checkpoint."""
+def _run_facts(run: Run | None, skipped: Iterable[Skipped]) -> dict[str, Any]:
+    """Return the document of a run, of which every header is read, or of a directory without a checkpoint."""
     from inshrink_core.formats import Fate, Skipped
 
-    steps = (((spec, 0, None) for spec in run[step].specs) for step in run.steps)
-    tensors = _tensor_rows(steps, archived=False)
+    steps, at = ((), {}) if run is None else (run.steps, run)
+    directory = None if run is None else run.directory
+    tensors = _tensor_rows((((spec, 0, None) for spec in at[step].specs) for step in steps), archived=False)
     beside = [
-        Skipped(f"{run.directory}/{one.path}", f"of step {one.step}", one.fate, one.step)
-        for one in run.fates
+        Skipped(f"{directory}/{one.path}", f"of step {one.step}", one.fate, one.step)
+        for one in (() if run is None else run.fates)
         if one.fate in (Fate.BRANCH, Fate.DUPLICATE) and not one.reason
     ]
-    facts = _run_facts(
-        [*beside, *run.skipped],
-        format=run.format,
-        steps=list(run.steps),
-        n_parameters=run[run.steps[-1]].n_parameters,
-        tensors=tensors,
-        roles=_roles(tensors, archived=False),
-        raw_bytes=sum(row["raw_bytes"] for row in tensors),
-        unseen=plain_value(Unseen.of(layout for step in run.steps for layout in run[step].files)),
-        fates=showing.counted_fates(run),
-        notes=list(run.notes),
-    )
-    return Inventory(path=run.address, facts=facts | {"bytes_read": run.bytes_read})
-
-
-def _run_facts(skipped: Iterable[Skipped], **known: Any) -> dict[str, Any]:
-    """Return the document of a run, or of a directory without a readable checkpoint."""
-    empty: dict[str, Any] = {
+    unseen = Unseen.of(layout for step in steps for layout in at[step].files)
+    return {
         "kind": "run",
-        "format": None,
-        "steps": [],
-        "n_parameters": 0,
-        "tensors": [],
-        "roles": {},
-        "raw_bytes": 0,
-        "unseen": plain_value(Unseen()),
-        "bytes_read": 0,
-        "fates": {},
+        "format": None if run is None else run.format,
+        "steps": list(steps),
+        "n_parameters": at[steps[-1]].n_parameters if steps else 0,
+        "tensors": tensors,
+        "roles": _roles(tensors, archived=False),
+        "raw_bytes": sum(row["raw_bytes"] for row in tensors),
+        "unseen": plain_value(unseen),
+        "bytes_read": 0 if run is None else run.bytes_read,
+        "fates": {} if run is None else showing.counted_fates(run),
         "skipped": [
             {"path": row.path, "fate": row.fate, "reason": row.reason, "unreadable": row.unreadable}
-            for row in skipped
+            for row in (*beside, *skipped)
         ],
-        "notes": [],
+        "notes": [] if run is None else list(run.notes),
     }
-    return empty | known
 
 
 def _inspect_archive(archive: Archive) -> Inventory:

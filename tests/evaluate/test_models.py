@@ -97,7 +97,7 @@ def test_an_evaluator_of_a_model_that_is_not_there_is_told_so(folder, states):
 )
 def test_a_template_loads_strictly_on_a_run_of_several_models(folder, states, names, which):
     save(folder, **{name: states[key] for name, key in names.items()})
-    made = inshrink_core.verbs.make_evaluator(folder / "run", folder / "judge.py", model="net:Net")
+    made = inshrink_core.verbs.evaluate(folder / "run", write=folder / "judge.py", model="net:Net")
     source = made.output.read_text()
     assert re.search(r"def evaluate\(state_dict(.*)\):", source)[1] == (f", which='{which}'" if which else "")
     found = inshrink_core.verbs.evaluate(folder / "run", evaluator=f"{made.output}:evaluate")

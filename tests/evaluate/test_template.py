@@ -30,7 +30,7 @@ def digits(tmp_path: Path) -> Path:
 
 
 def test_a_finished_template_says_what_the_evaluator_of_the_sample_says(digits: Path) -> None:
-    made = inshrink_core.verbs.make_evaluator(digits, digits / "judge.py", model="train:DigitsCNN")
+    made = inshrink_core.verbs.evaluate(digits, write=digits / "judge.py", model="train:DigitsCNN")
     found = inshrink_core.verbs.evaluate(digits, evaluator=f"{made.output}:evaluate", metric="accuracy")
     known = inshrink_core.verbs.evaluate(SAMPLE)
     assert found.value == known.value
@@ -44,7 +44,7 @@ def test_it_evaluates_a_language_model_of_transformers_too(digits: Path) -> None
         "    def __call__(self, x):\n"
         "        return types.SimpleNamespace(logits=torch.nn.functional.one_hot(x, 65))\n"
     )
-    made = inshrink_core.verbs.make_evaluator(digits, digits / "judge.py", model="net:Net")
+    made = inshrink_core.verbs.evaluate(digits, write=digits / "judge.py", model="net:Net")
     tokens = np.arange(20).reshape(2, 10)
     np.savez(digits / "evaluation.npz", inputs=tokens[:, :-1], targets=tokens[:, 1:])
     found = inshrink_core.verbs.evaluate(digits, evaluator=f"{made.output}:evaluate")
@@ -64,7 +64,7 @@ def test_names_of_models_never_become_code() -> None:
 @pytest.mark.parametrize("model", ["train", "train:Net()", "os;x:Net", "class:Net", ":Net"])
 def test_a_model_that_is_no_name_is_refused(tmp_path: Path, model: str) -> None:
     with pytest.raises(InputError, match="MODULE:CLASS"):
-        inshrink_core.verbs.make_evaluator(SAMPLE, tmp_path / "judge.py", model=model)
+        inshrink_core.verbs.evaluate(SAMPLE, write=tmp_path / "judge.py", model=model)
     assert not list(tmp_path.iterdir())
 
 
@@ -72,13 +72,13 @@ def test_nothing_is_written_over_what_is_there(tmp_path: Path) -> None:
     target = tmp_path / "judge.py"
     target.write_text("mine")
     with pytest.raises(ExistsError):
-        inshrink_core.verbs.make_evaluator(SAMPLE, target)
+        inshrink_core.verbs.evaluate(SAMPLE, write=target)
     assert target.read_text() == "mine"
-    made = inshrink_core.verbs.make_evaluator(SAMPLE, target, force=True)
+    made = inshrink_core.verbs.evaluate(SAMPLE, write=target, force=True)
     assert "def evaluate" in target.read_text()
     assert len(made.digest) == 64
     with pytest.raises(InputError, match="Python file"):
-        inshrink_core.verbs.make_evaluator(SAMPLE, tmp_path / "judge.txt")
+        inshrink_core.verbs.evaluate(SAMPLE, write=tmp_path / "judge.txt")
 
 
 def test_the_evaluator_of_a_run_needs_consent_here_too(digits: Path) -> None:
