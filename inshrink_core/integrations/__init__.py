@@ -1,5 +1,4 @@
-"""Adapters to the libraries that people train with, one module a library.
+"""Adapters to training libraries, one module for each.
 
-Each needs the extra named after it (``pip install 'inshrink[hf]'``), and holds no logic of its own: queue,
-spool and storage are `inshrink_core.training`'s.
+Each needs an extra (``pip install 'inshrink[hf]'``). Queue and spool are those of `inshrink_core.training`.
 """

@@ -1,4 +1,4 @@
-"""Accelerate: the state that it saves goes into an archive, and comes back from there."""
+"""Accelerate: its saved state is archived, and loaded from the archive."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = ["AcceleratorSaver"]
 
 
 class AcceleratorSaver(FirstRankSaver):
-    """Saves what an Accelerator has prepared into an archive, and loads it from there.
+    """Saves the state of an Accelerator into an archive, and loads it from there.
 
     Parameters
     ----------
     accelerator
-        Of the training.
+        The training's accelerator.
     archive
-        The archive to make or to go on with; locked from the first save or load until `close`.
+        The archive, created if needed; locked from the first save or load until `close`.
     **options
         As for `inshrink_core.Saver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
         `device`, `threads`, `base`, `retention`.
@@ -44,14 +44,14 @@ class AcceleratorSaver(FirstRankSaver):
     LockedError
         Another process is writing the archive.
     InputError
-        An option is wrong, or accelerate is too old.
+        An option is invalid, or accelerate is too old.
     MissingExtraError
         Accelerate is not installed.
 
     Notes
     -----
-    Every rank makes one and calls its methods; the first rank archives. The archive must lie on a file
-    system that all of them see.
+    Every rank makes one and calls its methods; the first rank archives. All ranks must share the archive's
+    file system.
     """
 
     def __init__(self, accelerator: Accelerator, archive: str | os.PathLike[str], **options: Any) -> None:
@@ -60,27 +60,27 @@ class AcceleratorSaver(FirstRankSaver):
         self._archive_to(archive, options)
 
     def save_state(self, step: int, *, metrics: Mapping[str, Any] | None = None, **options: Any) -> None:
-        """Save the state of everything that was prepared.
+        """Save the state of all prepared objects.
 
         Parameters
         ----------
         step
             The training step; greater than that of the last save.
         metrics
-            What was measured at the step, by name, for the `keep_best` of a policy.
+            Metrics of the step, by name, for the `keep_best` of a policy.
         **options
             For `Accelerator.save_state`.
 
         Notes
         -----
-        Accelerate writes its files beside the archive, or where its own naming of checkpoints says; the
-        archive is then made from them, beside the training. Raises nothing: see `failures`.
+        Accelerate writes its files beside the archive, or where its own naming puts them; they are archived
+        during training. Raises nothing: see `failures`.
         """
         written = folder = self._folder(f"saving-{step}")
         failed: Exception | None = None
         try:
             written = Path(self._accelerator.save_state(str(folder), **options))
-        except Exception as error:  # a full disk must not end the training
+        except Exception as error:  # a full disk must not stop the training
             failed = error
         self._accelerator.wait_for_everyone()
 
@@ -94,12 +94,12 @@ class AcceleratorSaver(FirstRankSaver):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _parameters(self) -> bytes | None:
-        """Return the names of the optimizers' parameters, where there is one model that tells them."""
+        """Return the names of the optimizers' parameters, if there is only one model."""
         models, optimizers = self._accelerator._models, self._accelerator._optimizers
         return record_of(models[0], optimizers) if len(models) == 1 else None
 
     def load_state(self, step: int | None = None, **options: Any) -> int | None:
-        """Load the state of an archived step into everything that was prepared.
+        """Load the state of an archived step into all prepared objects.
 
         Parameters
         ----------
@@ -111,7 +111,7 @@ class AcceleratorSaver(FirstRankSaver):
         Returns
         -------
         int or None
-            The step; None where the archive holds none yet, and nothing was changed.
+            The step; None if the archive is empty, and nothing changed.
 
         Raises
         ------
@@ -135,7 +135,7 @@ class AcceleratorSaver(FirstRankSaver):
 
     @contextlib.contextmanager
     def _restored(self, archive: Archive, step: int) -> Iterator[Path]:
-        """Give all ranks a folder that the first one has written; accelerate reads all of it at once."""
+        """Yield a restored folder, written by the first rank, to all ranks."""
         folder = self._folder(f"loading-{step}")
         try:
             if self._saver is not None:

@@ -1,7 +1,7 @@
-"""`torch.distributed.checkpoint`: each rank of a training writes its part of an archive, and reads its own.
+"""`torch.distributed.checkpoint`: each rank of a training writes its part of an archive.
 
-``dcp.save(state, storage_writer=InshrinkWriter(...))`` compresses what each rank holds against what it held
-at the save before. No tensor leaves its rank: ranks exchange observations, and objects that are no tensors.
+``dcp.save(state, storage_writer=InshrinkWriter(...))`` compresses each rank's shards against those of the
+previous save. No tensor leaves its rank: ranks exchange statistics and objects that are not tensors.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ _OBSERVATIONS: Final = "the exchange of observations"
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What the coordinator tells all ranks of a save."""
+class _SaveInfo:
+    """The coordinator's description of a save, which all ranks get."""
 
     step: int
     archive_id: bytes
@@ -96,8 +96,8 @@ class _Told:
     paths: Mapping[str, StatePath]
 
 
-class _Held(NamedTuple):
-    """A tensor, or what a rank holds of it; `box` is where in it, None for one that is not sharded."""
+class _RankTensor(NamedTuple):
+    """A tensor, or a rank's shard of it; `box` is the shard's region, None for a full tensor."""
 
     name: str
     tensor: Tensor
@@ -106,17 +106,17 @@ class _Held(NamedTuple):
 
 @dataclass(frozen=True)
 class _RankSource:
-    """A `TensorSource` over what a rank holds."""
+    """A `TensorSource` of a rank's tensors."""
 
     tensors: Mapping[str, Tensor]
     state: bytes
 
     def read(self, spec: TensorSpec) -> Tensor:
-        """Return a copy in host memory: training goes on with the tensor itself."""
+        """Return a copy in host memory, since training continues with the tensor."""
         return self.tensors[spec.key].detach().to("cpu", copy=True).contiguous()
 
     def skeleton(self, layout: FileLayout) -> bytes:
-        """Return the state that is not tensors."""
+        """Return the state without tensors."""
         return self.state
 
 
@@ -124,41 +124,41 @@ class InshrinkWriter(StorageWriter):
     """Writes the archive of a sharded training.
 
     ``dcp.save(state, storage_writer=writer, checkpoint_id="step-100")``, or ``dcp.async_save``, on all ranks.
-    Keep one writer for the whole training: it holds what the next save is encoded relative to.
+    Use one writer for the whole training: it has the state that the next save is encoded relative to.
 
     Parameters
     ----------
     archive
-        The folder, on a file system that all ranks see, or its address in a bucket; made where there is none.
+        The folder, on a file system that all ranks share, or an address in a bucket; created if needed.
     codec, config, optimizer, keyframe_every, device, threads
-        As of `inshrink_core.verbs.compress`. By default the ranks of a machine share its processors.
+        As for `inshrink_core.verbs.compress`. By default the ranks of a machine share its processors.
     resumed_from
         The step of the archive that training was restored from: later steps stay, on another branch. By
         default frames follow the last one.
     process_group, no_dist
-        As they are given to ``dcp.save``.
+        As for ``dcp.save``.
     timeout
-        Seconds until a rank that does not come is given up.
+        Seconds to wait for a rank.
     model, check, max_restore_cost, check_every
-        As of `inshrink_core.Saver`: the model whose state is saved, and a function of it that all ranks call
-        together. What a save restores to is put into the model, the function is asked, and what the model
-        held is put back. Saves are then `dcp.save`'s alone.
+        As for `inshrink_core.Saver`: the model whose state is saved, and a function of it that all ranks
+        call together. Restored values are loaded into the model, the function is called, and the model's
+        values are put back. Such a writer works with ``dcp.save`` only.
 
     Raises
     ------
     InputError
-        Options that contradict each other or the archive; a checkpoint without a step in its name.
+        Options contradict each other or the archive, or the checkpoint's name has no step.
     ConflictError
-        Ranks disagree, one failed or did not come; nothing is committed then.
+        Ranks disagree, or one failed or did not come; nothing is committed.
     StepConflictError
-        The step is not after the one it continues from.
+        The step is not after the one that it continues from.
 
     Notes
     -----
-    A save is in the archive when ``dcp.save`` returns, or the future of ``dcp.async_save`` has its result;
-    one that a rank did not finish is not, and the next save gives up what the others wrote of it. What is
-    raised after all ranks have met comes as DCP's ``CheckpointException``. Sharded tensors are stored in
-    cells of 2^18 elements, cut at the same rows whatever the number of ranks (docs/format.md, *Cells*).
+    A save is in the archive when ``dcp.save`` returns, or the future of ``dcp.async_save`` has its result.
+    If a rank does not finish, the save is not in the archive, and the next save removes its parts. Errors
+    after all ranks have met are raised as DCP's ``CheckpointException``. Sharded tensors are stored in cells
+    of 2^18 elements, cut at the same rows on any number of ranks (docs/format.md, *Cells*).
     """
 
     _of_process: ClassVar[dict[str, InshrinkWriter]] = {}
@@ -202,16 +202,16 @@ class InshrinkWriter(StorageWriter):
             device=device,
             threads=threads or _threads_of_rank(),
         )
-        make_chain_config(self.archive, **self._options)  # misuse is refused now
+        make_chain_config(self.archive, **self._options)  # check the options now
         self._resumed_from, self._timeout, self._no_dist = resumed_from, timeout, no_dist
         self._process_group = process_group
         self._ranks: Ranks | None = None
         self._step: int | None = None
         self._checkpoint_id: str | os.PathLike[str] | None = None
         self._chain: ChainWriter | None = None
-        # Of the coordinator:
+        # Used by the coordinator:
         self._plans: list[SavePlan] = []
-        self._told: _Told | None = None
+        self._info: _SaveInfo | None = None
         self._last: bytes | None = None
         self._written: bytes | None = None
         self._lock: Lock | None = None
@@ -220,12 +220,12 @@ class InshrinkWriter(StorageWriter):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._require_live(there=False)
-        # A process that saves beside the training gets the writer anew for each save; it keeps the first.
+        # A process that saves during training unpickles the writer for each save, and keeps the first.
         options = dict(resumed_from=self._resumed_from, no_dist=self._no_dist, timeout=self._timeout)
         return _writer_of_process, (self.archive, {**self._options, **options})
 
     def _require_live(self, *, there: bool = True) -> None:
-        """Refuse to put states into a model that is being trained meanwhile."""
+        """Refuse to load states into a model while it is trained."""
         if self._check is not None and not (there and threading.get_ident() == self._thread):
             raise InputError(
                 "a check puts states into the model, which training must not use meanwhile",
@@ -234,19 +234,19 @@ class InshrinkWriter(StorageWriter):
             )
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a save: meet the other ranks, and compare what all must agree upon.
+        """Begin a save: meet the other ranks and compare options.
 
         Parameters
         ----------
         checkpoint_id
-            Its name, which ends with the step.
+            The checkpoint's name, which ends with the step.
 
         Raises
         ------
         InputError
-            There is no step in it.
+            The name has no step.
         ConflictError
-            A rank has not come in time, or saves otherwise than the first.
+            A rank did not come in time, or has other options than the first.
         """
         self._require_live()
         if self._ranks is None:
@@ -255,17 +255,17 @@ class InshrinkWriter(StorageWriter):
         self._checkpoint_id, self._step = checkpoint_id, None
         self._ranks.meet(f"save {checkpoint_id}")
 
-        def said() -> dict[str, Any]:
+        def options() -> dict[str, Any]:
             settings = {name: str(self._options[name]) for name in _AGREED}
-            promised = {
+            checks = {
                 "check": "none" if self._check is None else "a check",
                 "max_restore_cost": str(self._max_restore_cost),
                 "check_every": str(self._check_every),
             }
-            return {"step": step_of(checkpoint_id), "archive": self.archive, **settings, **promised}
+            return {"step": step_of(checkpoint_id), "archive": self.archive, **settings, **checks}
 
         numbers = self._ranks.numbers
-        first, *others = self._ranks.gathered(said, "the comparison of options")
+        first, *others = self._ranks.gathered(options, "the comparison of options")
         for rank, other in zip(numbers[1:], others, strict=True):
             for what, value in other.items():
                 if value != first[what]:
@@ -284,11 +284,11 @@ class InshrinkWriter(StorageWriter):
         return _STEP.search(os.fspath(checkpoint_id)) is not None
 
     def storage_meta(self) -> StorageMeta | None:
-        """Return what DCP logs."""
+        """Return the metadata that DCP logs."""
         return StorageMeta(self._checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Refuse to save without collectives, where no rank would know what the others write."""
+        """Refuse to save without collectives, since ranks would not know each other's plans."""
         if not kwargs.get("use_collectives", True):
             raise InputError("ranks must save together", remedy="leave out use_collectives=False")
         if self._step is None:
@@ -299,7 +299,7 @@ class InshrinkWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Give up what an earlier save left, and choose what this one continues from: all ranks are told."""
+        """Remove parts of an earlier save, and choose the frame that this one continues from."""
         ranks = self._started
         if len(plans) != ranks.n_ranks:
             raise InputError(
@@ -313,24 +313,24 @@ class InshrinkWriter(StorageWriter):
             if not is_archive(self.archive):
                 ArchiveWriter(self.archive, create=True).close()
             commit_parts(self.archive, discard=True)
-            # Until the commit, no other training gives up what the ranks of this one have written.
+            # Until the commit, no other training may remove parts of these ranks.
             self._lock = storage_at(self.archive).share()
         else:
             self._gather()
         try:
-            self._told = self._tell(plans)
+            self._info = self._describe(plans)
         except BaseException:
             self._release()
             raise
         return plans
 
     def _gather(self) -> None:
-        """Begin a frame in a bucket; what an earlier training or a failed save left there is deleted."""
+        """Begin a frame in a bucket, and delete leftovers of an earlier training or a failed save."""
         if self._last is None or self._last != self._written:
             ArchiveWriter(self.archive, create=True).close()
         self._gathering = Gathering(self.archive)
 
-    def _tell(self, plans: Sequence[SavePlan]) -> _Told:
+    def _describe(self, plans: Sequence[SavePlan]) -> _SaveInfo:
         reader = ArchiveReader.open(self.archive)
         parent, is_restored = self._parent(reader)
         step = cast("int", self._step)
@@ -344,16 +344,16 @@ class InshrinkWriter(StorageWriter):
         tensors, paths = self._described(plans)
         salt = os.urandom(_SALT_NBYTES)
         generation = None if self._gathering is None else self._gathering.generation
-        return _Told(step, reader.archive_id, salt, generation, parent_id, is_restored, tensors, paths)
+        return _SaveInfo(step, reader.archive_id, salt, generation, parent_id, is_restored, tensors, paths)
 
     def _parent(self, reader: ArchiveReader) -> tuple[FrameInfo | None, bool]:
-        """Return the frame that a save continues from, and whether training was restored from it just now."""
+        """Return the frame that a save continues from, and whether training was just restored from it."""
         head = reader.head
         if self._last is None:
             if self._resumed_from is None:
                 return head, False
             return reader.find(self._resumed_from), True
-        # A commit that failed may have been made up for when the archive was opened.
+        # Opening the archive may have completed a failed commit.
         if head is None or head.frame_id not in (self._last, self._written):
             raise ConflictError(
                 "another training has written into the archive since the last save",
@@ -365,7 +365,7 @@ class InshrinkWriter(StorageWriter):
     def _described(
         self, plans: Sequence[SavePlan]
     ) -> tuple[dict[str, tuple[str, tuple[int, ...]]], dict[str, StatePath]]:
-        """Return dtype and shape of all tensors, in the order of the state, and the paths of everything."""
+        """Return dtypes and shapes of all tensors, in the order of the state, and all paths."""
         if not self._plans and not all(plan.usable for plan in plans):
             raise InputError("the plan of another writer's save is used", remedy="give each writer a planner")
         before = self._plans or plans
@@ -398,8 +398,8 @@ class InshrinkWriter(StorageWriter):
         """Write this rank's part of the frame."""
         ranks, self._step = self._started, None
         try:
-            told = cast("_Told", ranks.gathered(lambda: self._told, "the exchange of the plan")[0])
-            ready = self._prepared(told, ranks, plan, planner)
+            info = cast("_SaveInfo", ranks.gathered(lambda: self._info, "the exchange of the plan")[0])
+            ready = self._prepared(info, ranks, plan, planner)
             chain = ready.chain
             with ranks.exchanging():
                 chain.split = Shards(ready.places, lambda value: ranks.gathered(lambda: value, _OBSERVATIONS))
@@ -409,7 +409,7 @@ class InshrinkWriter(StorageWriter):
                     self._checked_for(ready, ranks).append(chain, ready.checkpoint)
             _part_of(chain).suspend()
             self._written = _id_of(chain.parent)
-            if told.generation is not None:
+            if info.generation is not None:
                 self._parts = ranks.gathered(
                     lambda: _part_of(chain).told(cast("FrameInfo", chain.parent)), "the list of parts"
                 )
@@ -422,12 +422,9 @@ class InshrinkWriter(StorageWriter):
             raise
         return _done([WriteResult(item.index, _nbytes(item), None) for item in plan.items])
 
-    def _prepared(self, told: _Told, ranks: Ranks, plan: SavePlan, planner: SavePlanner) -> _Ready:
-        """Return what this rank appends, and to what.
-
-        All ranks fail where one does.
-        """
-        held: list[_Held] = []
+    def _prepared(self, info: _SaveInfo, ranks: Ranks, plan: SavePlan, planner: SavePlanner) -> _Ready:
+        """Return what this rank appends, and to which chain; if one rank fails, all do."""
+        tensors: list[_RankTensor] = []
 
         def resolved() -> dict[str, bytes]:
             objects = {}
@@ -439,34 +436,34 @@ class InshrinkWriter(StorageWriter):
                 box = None
                 if stored is not None and item.type is WriteItemType.SHARD:
                     box = Box(tuple(stored.chunk.offsets), tuple(stored.chunk.sizes))
-                held.append(_Held(item.index.fqn, data, box))
+                tensors.append(_RankTensor(item.index.fqn, data, box))
             for content, name in {content: name for name, content in objects.items()}.items():
-                loaded(name, content, self.archive)  # refuses what could not be read back
+                loaded(name, content, self.archive)  # refuses unreadable objects
             return objects
 
         objects = dict(ChainMap(*ranks.gathered(resolved, "the exchange of objects")))
-        named = named_state(told.tensors, objects, told.paths, self.archive)
-        state = SavedState({name: spec.key for name, spec in named.specs.items()}, objects, told.paths)
+        named = named_state(info.tensors, objects, info.paths, self.archive)
+        state = SavedState({name: spec.key for name, spec in named.specs.items()}, objects, info.paths)
         order = {key: place for place, key in enumerate(state.tensors.values())}
         made: list[tuple[ChainWriter, Checkpoint]] = []
 
         def opened() -> tuple[list[_Row], bool]:
-            before, chain = self._chain, self._chain_for(told, ranks)
-            own = sorted(_cut(held, named).items(), key=lambda one: _row(one[0], order))
-            whole = _checkpoint(told.step, dict(own), named, state, self.archive)
-            made.append((chain, stored_view(whole, chain.config.optimizer)))
+            before, chain = self._chain, self._chain_for(info, ranks)
+            cells = sorted(_cut(tensors, named).items(), key=lambda item: _row(item[0], order))
+            full = _checkpoint(info.step, dict(cells), named, state, self.archive)
+            made.append((chain, stored_view(full, chain.config.optimizer)))
             return [_row(spec, order) for spec in made[0][1].specs], chain is before
 
-        told_by = ranks.gathered(opened, "the exchange of names")
-        if not all(goes_on for _, goes_on in told_by):
+        rows_by_rank = ranks.gathered(opened, "the exchange of names")
+        if not all(goes_on for _, goes_on in rows_by_rank):
             self._forget_checked()
-        rows = sorted(row for rows, _ in told_by for row in rows)
+        rows = sorted(row for rows, _ in rows_by_rank for row in rows)
         (chain, checkpoint), places = made[0], {row: place for place, row in enumerate(rows)}
-        own = {spec.key: places[_row(spec, order)] for spec in checkpoint.specs}
-        return _Ready(chain, checkpoint, own, tuple(named.specs.values()))
+        rank_places = {spec.key: places[_row(spec, order)] for spec in checkpoint.specs}
+        return _Ready(chain, checkpoint, rank_places, tuple(named.specs.values()))
 
     def _checked_for(self, ready: _Ready, ranks: Ranks) -> CheckedWriter:
-        """Return what writes saves under the check; all ranks try that when they begin, or begin anew."""
+        """Return the writer with a check; all ranks try the check when they start."""
         if self._checked is None:
             evaluator = ShardedEvaluator(cast("nn.Module", self._model), cast("Check", self._check), ranks)
             evaluator.begin(ready.specs, ready.checkpoint.specs)
@@ -490,23 +487,23 @@ class InshrinkWriter(StorageWriter):
         if checked is not None:
             checked[0].close()
 
-    def _chain_for(self, told: _Told, ranks: Ranks) -> ChainWriter:
-        """Return the chain that a save continues: the one before, if it was committed."""
+    def _chain_for(self, info: _SaveInfo, ranks: Ranks) -> ChainWriter:
+        """Return the chain that a save continues: the previous one, if it was committed."""
         chain = self._chain
-        if chain is not None and _id_of(chain.parent) == told.parent_id:
-            _part_of(chain).resume(told.salt, told.generation)
+        if chain is not None and _id_of(chain.parent) == info.parent_id:
+            _part_of(chain).resume(info.salt, info.generation)
             return chain
-        if not is_archive(self.archive) or ArchiveReader.open(self.archive).archive_id != told.archive_id:
+        if not is_archive(self.archive) or ArchiveReader.open(self.archive).archive_id != info.archive_id:
             raise ConflictError(
                 "the first rank writes another archive than this one sees",
                 where=self.archive,
                 remedy="the archive must lie on a file system that all ranks share",
             )
         config = make_chain_config(self.archive, **self._options)
-        writer = PartWriter(self.archive, ranks.rank, ranks.n_ranks, told.salt, told.generation)
+        writer = PartWriter(self.archive, ranks.rank, ranks.n_ranks, info.salt, info.generation)
         try:
-            parent = None if told.parent_id is None else writer.reader.info(told.parent_id)
-            restored = parent if told.is_restored else None
+            parent = None if info.parent_id is None else writer.reader.info(info.parent_id)
+            restored = parent if info.is_restored else None
             self._chain = ChainWriter(writer, config, parent=parent, restored=restored)
         except BaseException:
             writer.close()
@@ -514,7 +511,7 @@ class InshrinkWriter(StorageWriter):
         return self._chain
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """List the frame: it is in the archive now."""
+        """Commit the frame."""
         gathering = self._gathering
         self._release()
         if gathering is not None:
@@ -531,7 +528,7 @@ class InshrinkWriter(StorageWriter):
         self._last = self._written
 
     def _release(self) -> None:
-        """Let others write the archive."""
+        """Release the archive for other writers."""
         self._gathering = None
         lock, self._lock = self._lock, None
         if lock is not None:
@@ -539,7 +536,7 @@ class InshrinkWriter(StorageWriter):
 
 
 class _Ready(NamedTuple):
-    """What a rank appends: to which chain, at which places of the frame, and what all ranks have together."""
+    """What a rank appends, to which chain and at which places of the frame, and the specs of all ranks."""
 
     chain: ChainWriter
     checkpoint: Checkpoint
@@ -548,7 +545,7 @@ class _Ready(NamedTuple):
 
 
 _Row: TypeAlias = tuple[int, tuple[int, ...]]
-"""The place of a tensor in the state, and where in it a cell begins."""
+"""The place of a tensor in the state, and the offsets of a cell in it."""
 
 
 def _row(spec: TensorSpec, order: Mapping[str, int]) -> _Row:
@@ -576,12 +573,12 @@ def _writer_of_process(archive: str, options: dict[str, Any]) -> InshrinkWriter:
 
 
 def step_of(checkpoint_id: str | os.PathLike[str] | None) -> int:
-    """Return the step that a checkpoint's name ends with.
+    """Return the step at the end of a checkpoint's name.
 
     Raises
     ------
     InputError
-        It has none.
+        The name has none.
 
     Examples
     --------
@@ -598,28 +595,28 @@ def step_of(checkpoint_id: str | os.PathLike[str] | None) -> int:
     return int(match[1])
 
 
-def _cut(held: Iterable[_Held], named: NamedState) -> dict[TensorSpec, Tensor]:
-    """Return whole tensors, and cells of sharded ones."""
-    own: dict[TensorSpec, Tensor] = {}
-    for name, tensor, box in held:
+def _cut(tensors: Iterable[_RankTensor], named: NamedState) -> dict[TensorSpec, Tensor]:
+    """Return full tensors, and cells of sharded ones."""
+    cells: dict[TensorSpec, Tensor] = {}
+    for name, tensor, box in tensors:
         spec = named.specs[name]
         if box is None:
-            own[spec] = tensor
+            cells[spec] = tensor
         else:
-            own |= {cell: tensor[place.slices] for cell, place in cells_of(spec, box)}
-    return own
+            cells |= {cell: tensor[place.slices] for cell, place in cells_of(spec, box)}
+    return cells
 
 
 def _checkpoint(
-    step: int, own: Mapping[TensorSpec, Tensor], named: NamedState, state: SavedState, where: str
+    step: int, cells: Mapping[TensorSpec, Tensor], named: NamedState, state: SavedState, where: str
 ) -> Checkpoint:
     numbers = dict(named.hyperparameters)
-    numbers |= {spec.name: numbers[spec.parameter] for spec in own if spec.parameter in numbers}
+    numbers |= {spec.name: numbers[spec.parameter] for spec in cells if spec.parameter in numbers}
     packed = state.packed()
     return Checkpoint(
         step=step,
-        specs=tuple(own),
-        source=_RankSource({spec.key: tensor for spec, tensor in own.items()}, packed),
+        specs=tuple(cells),
+        source=_RankSource({spec.key: tensor for spec, tensor in cells.items()}, packed),
         files=(FileLayout(path=METADATA, nbytes=len(packed), kind=STATE),),
         hyperparameters=numbers,
         origin=f"{where}, step {step}",
@@ -640,15 +637,15 @@ def _done(value: _Value) -> Future[_Value]:
 class InshrinkReader(StorageReader):
     """Reads a step of an archive: ``dcp.load(state, storage_reader=InshrinkReader(archive, step=400))``.
 
-    Each rank decodes what it needs, on any number of ranks. Archives that were made in another way are read
-    too: their tensors are called ``model.NAME`` and ``optimizer.state.NAME.exp_avg``.
+    Each rank decodes what it needs, on any number of ranks. In archives that ranks did not write, tensors are
+    named ``model.NAME`` and ``optimizer.state.NAME.exp_avg``.
 
     Parameters
     ----------
     archive
         The archive.
     step
-        Which step; by default the one that ``checkpoint_id`` names, else the last.
+        The step; by default that of ``checkpoint_id``, else the last.
     base
         The base model that its first frame is encoded relative to (`Archive.open`).
     threads
@@ -657,15 +654,15 @@ class InshrinkReader(StorageReader):
     Raises
     ------
     NotFoundError, MissingFrameError
-        There is no such archive or step.
+        The archive or step does not exist.
     DamagedError
         It cannot be decoded.
     UnsafePickleError
-        An object in it is of a type that is not loaded: allow it with `torch.serialization.add_safe_globals`.
+        It has an object of a type that is not loaded: allow it with `torch.serialization.add_safe_globals`.
 
     Notes
     -----
-    What is raised while tensors are read comes as DCP's ``CheckpointException``, which names the rank.
+    Errors while tensors are read are raised as DCP's ``CheckpointException``, which names the rank.
     """
 
     def __init__(
@@ -685,7 +682,7 @@ class InshrinkReader(StorageReader):
         return _Opened.of(self._archive, info)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin to load; a step that was given counts more than a name."""
+        """Begin to load; the step of the reader takes precedence over the name."""
         self._archive.reader.refresh()
         named = self._asked is None and checkpoint_id is not None
         self._opened = self._open(step_of(checkpoint_id) if named else self._asked)
@@ -696,26 +693,26 @@ class InshrinkReader(StorageReader):
         return _STEP.search(os.fspath(checkpoint_id)) is not None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return what the step holds; reads indexes alone."""
-        there = self._opened
+        """Return the metadata of the step; reads only indexes."""
+        opened = self._opened
         described: dict[str, Any] = {
-            name: storage_metadata(there.cells[key].values()) for name, key in there.state.tensors.items()
+            name: storage_metadata(opened.cells[key].values()) for name, key in opened.state.tensors.items()
         }
-        described |= {name: BytesStorageMetadata() for name in there.state.objects}
-        paths = {name: path for name, path in there.state.paths.items() if name in described}
+        described |= {name: BytesStorageMetadata() for name in opened.state.objects}
+        paths = {name: path for name, path in opened.state.paths.items() if name in described}
         return Metadata(described, paths)
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Do nothing: there is nothing to set up."""
+        """Do nothing."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan, with the frame that it is for."""
+        """Return the plan with its frame."""
         return replace(plan, storage_data=self._opened.info)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans, if all are for one frame: the last one may have changed meanwhile."""
+        """Return the plans, if all are for one frame; the last one may have changed meanwhile."""
         for rank, plan in enumerate(plans):
             if plan.storage_data.frame_id != plans[0].storage_data.frame_id:
                 raise ConflictError(
@@ -728,21 +725,21 @@ class InshrinkReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Decode what a plan asks for, each cell once."""
-        there, archive = self._opened, self._archive
+        """Decode the tensors of a plan, each cell once."""
+        opened, archive = self._opened, self._archive
         wanted: dict[TensorSpec, list[ReadItem]] = {}
         for item in plan.items:
             name, offset = item.storage_index.fqn, item.storage_index.offset
             if item.type is LoadItemType.BYTE_IO:
-                loaded(name, there.state.objects[name], str(archive.path))  # refuses what is unsafe
-                planner.load_bytes(item, io.BytesIO(there.state.objects[name]))
+                loaded(name, opened.state.objects[name], str(archive.path))  # refuses unsafe objects
+                planner.load_bytes(item, io.BytesIO(opened.state.objects[name]))
             else:
-                cells = there.cells[there.state.tensors[name]]
+                cells = opened.cells[opened.state.tensors[name]]
                 cell = next(iter(cells.values())) if offset is None else cells[tuple(offset)]
                 wanted.setdefault(cell, []).append(item)
 
         def decoded(spec: TensorSpec) -> tuple[TensorSpec, Tensor]:
-            return spec, archive.decode(there.info, spec.key)[0]
+            return spec, archive.decode(opened.info, spec.key)[0]
 
         for spec, tensor in ordered_map(
             decoded, wanted, threads=self._threads, weight=lambda spec: spec.nbytes
@@ -755,7 +752,7 @@ class InshrinkReader(StorageReader):
 
 
 class _Opened(NamedTuple):
-    """A step of an archive: its state, and the cells of each tensor by key and where they begin."""
+    """A step of an archive: its state, and the cells of each tensor by key and offsets."""
 
     info: FrameInfo
     state: SavedState

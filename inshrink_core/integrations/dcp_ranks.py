@@ -1,4 +1,4 @@
-"""The ranks of a training that save together: what they exchange, and what they are asked about a save."""
+"""The ranks of a training that save together: their collectives, and checks of sharded models."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ _Value = TypeVar("_Value")
 _logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 1.0
-"""While a rank answers, it looks so often whether another one has failed."""
+"""Interval at which a rank in a check looks for failures of others."""
 
 _PAUSES_S: Final = (0.001, 0.2)
-"""The first and the longest pause of a rank that waits for others."""
+"""First and longest pause of a rank that waits for others."""
 
 _GRACE_S: Final = 3.0
-"""After a failure, ranks that still run notice it within this time."""
+"""Time within which running ranks notice a failure."""
 
 
 class _State(NamedTuple):
-    """What a rank writes into the store about itself.
+    """The state of a rank in the store.
 
-    A rank ``comes``, with the name of its connections. The first rank answers in the same place: the rank
-    ``meets`` the others, in a meeting that has a name, with a 1 if all are connected, or it ``leaves``, for a
-    reason. In a meeting, a rank is ``in`` the exchange of a number, ``past`` it, or has ``lost`` it.
+    A rank ``comes``, with the name of its connections. The first rank answers under the same key: the rank
+    ``meets`` the others, with the name of the meeting and 1 if all are connected, or it ``leaves``, with a
+    reason. In a meeting, a rank is ``in`` the exchange with a number, ``past`` it, or has ``lost`` it.
     """
 
     at: str = ""
@@ -60,7 +60,7 @@ class _State(NamedTuple):
 
 
 class _Failed(NamedTuple):
-    """What a rank gives the others in the place of a value."""
+    """The failure that a rank sends instead of a value."""
 
     why: str
 
@@ -70,8 +70,8 @@ class Ranks:
 
     Notes
     -----
-    Ranks find each other in the store of the training, by their numbers and the process group. The first rank
-    gives each meeting a random name. Groups, writers and saves that a rank has alone change none of this.
+    Ranks find each other in the training's store, by their numbers and the process group. The first rank
+    gives each meeting a random name. Groups, writers and saves of single ranks do not interfere.
     """
 
     def __init__(self, process_group: ProcessGroup | None, timeout: timedelta, *, no_dist: bool) -> None:
@@ -85,7 +85,7 @@ class Ranks:
                 raise InputError("this rank is not in the process group", remedy="save on its ranks alone")
             group = process_group or cast("ProcessGroup", distributed.group.WORLD)
             self.numbers = distributed.get_process_group_ranks(group)
-            # Groups that were split off others have a description; their names may differ between ranks.
+            # Names of split groups may differ between ranks; their descriptions do not.
             name = group.group_name if group.group_desc == "undefined" else group.group_desc
             self._key = sha256(f"{self.numbers} {name}".encode()).hexdigest()
         self._store: Any = None
@@ -96,28 +96,28 @@ class Ranks:
 
     @property
     def n_ranks(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return len(self.numbers)
 
     def meet(self, save: str) -> None:
-        """Wait for all ranks, and connect them unless they are connected.
+        """Wait for all ranks, and connect them if needed.
 
         Parameters
         ----------
         save
-            What messages call the save.
+            Name of the save in messages.
 
         Raises
         ------
         ConflictError
-            Some have not come in time, or cannot be connected; it names them.
+            Ranks did not come in time or cannot be connected; the message names them.
         """
         from torch import distributed
         from torch.distributed import distributed_c10d
 
         if self.n_ranks == 1:
             return
-        # Another thread of the training may wait in its client of the store, which serves one at a time.
+        # The training's client of the store serves one thread at a time.
         store = distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
         prefixed = distributed.PrefixStore  # type: ignore[attr-defined]
         self._store = prefixed(f"inshrink/{self._key}", store)
@@ -129,7 +129,7 @@ class Ranks:
             raise _conflict(_unserved(error)) from error
         except BaseException as error:
             why = error.what if isinstance(error, ConflictError) else f"a rank ended its save ({error!r})"
-            # The first rank answers the others before it leaves: they do not miss it then.
+            # The first rank answers the others before it leaves, so that they do not wait.
             self._set(_State("leaves", why), *sorted({self.rank, *came}, reverse=True))
             raise
         self._meeting, self._failure = answer.name, f"failure of {answer.name}"
@@ -141,7 +141,7 @@ class Ranks:
             self._connected = self._meeting
 
     def _answer(self, came: dict[int, str]) -> _State:
-        """Return the answer of the first rank, which notes who came with which connections."""
+        """Return the answer of the first rank, which records the ranks that came and their connections."""
 
         def all_came() -> bool:
             for rank, state in enumerate(self._states()):
@@ -186,7 +186,7 @@ class Ranks:
 
     @contextmanager
     def _exchange(self, what: str) -> Iterator[None]:
-        """Do what all ranks do together; where that fails, say which rank is missing."""
+        """Run a collective; if it fails, raise an error that names the missing ranks."""
         self._n_exchanges += 1
         began = time.monotonic()
         try:
@@ -194,15 +194,15 @@ class Ranks:
             yield
             self._set(_State("past", self._meeting, self._n_exchanges))
         except BaseException as error:
-            self._connections, self._connected = None, ""  # closed: the others fail soon, too
+            self._connections, self._connected = None, ""  # closed, so that others fail soon, too
             if not isinstance(error, RuntimeError):
                 raise
             why = self._lost(f"{what} of {self._save}", time.monotonic() - began, error)
-            _logger.warning("%s", why)  # DCP raises this only if its next collective does not fail, too
+            _logger.warning("%s", why)  # DCP may raise the failure of its next collective instead
             raise _conflict(why) from error
 
     def _lost(self, what: str, seconds: float, error: RuntimeError) -> str:
-        """Return why an exchange failed."""
+        """Return why a collective failed."""
         states: list[_State] = []
         waiting = _State("in", self._meeting, self._n_exchanges)
         sound: set[int] = set()
@@ -210,7 +210,7 @@ class Ranks:
         def all_notice() -> bool:
             states[:] = self._states()
             for rank, state in enumerate(states):
-                # Ranks that are not connected yet notice nothing.
+                # Ranks that are not connected yet notice no failure.
                 is_waiting = state == waiting and waiting.number > 1
                 if state.name == waiting.name and state.number >= waiting.number and not is_waiting:
                     sound.add(rank)
@@ -221,7 +221,7 @@ class Ranks:
 
         try:
             self._set(waiting._replace(at="lost"))
-            # Where a connection broke, ranks that run are waited for: those that are left have ended.
+            # After a broken connection, wait for running ranks; the others have ended.
             is_over = seconds >= self._timeout.total_seconds()
             if all_notice() or (not (is_over and late()) and _until(all_notice, _GRACE_S)):
                 if not self.has_failed():
@@ -238,25 +238,25 @@ class Ranks:
         return why
 
     def _all(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks, which have the same shape."""
+        """Return the tensors of all ranks, which have equal shapes."""
         found = [torch.empty_like(tensor) for _ in self.numbers]
         self._connections.allgather([found], [tensor]).wait()
         return found
 
     def gathered(self, make: Callable[[], _Value], what: str) -> list[_Value]:
-        """Return what each rank makes, in their order; where one fails, all do.
+        """Return the values of all ranks, in their order; if one rank fails, all do.
 
         Parameters
         ----------
         make
-            Returns it.
+            Returns the value of this rank.
         what
-            What messages call the exchange.
+            Name of the collective in messages.
 
         Raises
         ------
         ConflictError
-            Another rank failed: which, and why.
+            Another rank failed; the message has its number and error.
         """
         try:
             return self._gathered(make, what)
@@ -270,7 +270,7 @@ class Ranks:
         failure: BaseException | None = None
         try:
             packed = pickle.dumps(make())
-        except BaseException as error:  # raised again, when the others know
+        except BaseException as error:  # raised again after the exchange
             packed, failure = pickle.dumps(_Failed(f"{type(error).__name__}: {error}")), error
         try:
             with self._exchange(what):
@@ -287,9 +287,9 @@ class Ranks:
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Enter exchanges that every rank comes to, in the same order, and end them with one.
+        """Run collectives in the same order on all ranks, and end with one.
 
-        A rank that fails between two of them says so in the place of the next, whichever the others wait in.
+        A rank that fails between two collectives sends its failure in the next one.
         """
         self._all_know = False
         try:
@@ -302,16 +302,16 @@ class Ranks:
         self.gathered(lambda: None, "the end")
 
     def fail(self, why: str) -> None:
-        """Let those know that look for it while they do not come to an exchange."""
+        """Publish a failure for ranks that are not in a collective."""
         if self._store is not None:
             self._store.set(self._failure, why)
 
     def has_failed(self) -> bool:
-        """Whether a rank has failed since all met."""
+        """Whether a rank has failed since the meeting."""
         return self._store is not None and bool(self._store.check([self._failure]))
 
     def send(self, given: Sequence[tuple[Tensor, int]], taken: Sequence[tuple[Tensor, int]]) -> None:
-        """Send tensors to ranks, and receive others in place, in the order in which each pair has them."""
+        """Send tensors to ranks, and receive others in place, in the same order on both sides."""
         if self.n_ranks == 1:
             return
         with self._exchange("the exchange of tensors"):
@@ -353,7 +353,7 @@ def _conflict(what: str) -> ConflictError:
 
 
 class _Answer(NamedTuple):
-    """What a rank says when all are asked: a value, or how it failed."""
+    """Value or failure of a rank."""
 
     value: Any = None
     failure: str = ""
@@ -365,7 +365,7 @@ _SHARED: Final[Mapping[str, type[InputError]]] = {
     "evaluator": EvaluatorError,
     "input": InputError,
 }
-"""Failures that are one of all ranks where they are one rank's; any other ends the save."""
+"""Failures of one rank that all ranks raise; any other ends the save."""
 
 _GAVE_UP: Final = "gave up"
 
@@ -373,12 +373,12 @@ _CHECK: Final = "the check"
 
 
 class _GaveUpError(Exception):
-    """Another rank failed while this one was asked."""
+    """Another rank failed during a check of this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedEvaluation(Evaluation):
-    """What all ranks say of one state, each of its own samples: figures are means over all of these."""
+    """The evaluation of one state by all ranks: means over the samples of all ranks."""
 
     mean: Callable[[Callable[[], float | None]], float | None] = field(repr=False)
 
@@ -392,7 +392,7 @@ class SharedEvaluation(Evaluation):
 
 
 _Place: TypeAlias = tuple[str, tuple[int, ...]]
-"""A tensor, and where in it a cell begins: what all ranks call a cell."""
+"""Key of a tensor and offsets of a cell: the name of a cell on all ranks."""
 
 
 def _place_of(spec: TensorSpec) -> _Place:
@@ -400,24 +400,24 @@ def _place_of(spec: TensorSpec) -> _Place:
 
 
 class ShardedEvaluator(ModelEvaluator):
-    """Judges states of a model of which each rank holds shards, by a function that all ranks call together.
+    """Evaluates states of a sharded model by a function that all ranks call together.
 
-    Each state is put into the model itself, the function is asked, and what the model held is put back, bit
-    for bit. What a rank holds and another one writes, that one sends.
+    Each state is loaded into the model, the function is called, and the model's values are put back, bit for
+    bit. Cells that another rank writes are received from that rank.
 
     Parameters
     ----------
     model
-        The model of the training. The function sees it in eval mode, and no gradients are computed.
+        The model of the training. The function gets it in eval mode, and no gradients are computed.
     check
-        What is asked about it; may communicate. Ranks may answer for samples of their own.
+        The function; may communicate. Ranks may evaluate different samples.
     ranks
-        Those that save.
+        The ranks that save.
 
     Notes
     -----
-    Holds a copy of what the rank holds of the model while it is asked about. The function runs on a thread:
-    a rank on which it fails ends the waiting of those that communicate with it, whose thread stays behind.
+    Keeps a copy of the rank's shards during a check. The function runs on a thread: if it fails on one rank,
+    the other ranks stop waiting and leave their thread behind.
     """
 
     def __init__(self, model: nn.Module, check: Check, ranks: Ranks) -> None:
@@ -427,18 +427,18 @@ class ShardedEvaluator(ModelEvaluator):
         self._lent: list[tuple[_Place, int, int]] = []
         self._stuck: threading.Thread | None = None
 
-    def begin(self, specs: Iterable[TensorSpec], own: Iterable[TensorSpec]) -> None:
-        """Find out which rank has what others need of a save.
+    def begin(self, specs: Iterable[TensorSpec], written: Iterable[TensorSpec]) -> None:
+        """Find which ranks send which cells of a save.
 
         Parameters
         ----------
-        specs, own
-            The tensors of the save, whole, and what this rank writes of them.
+        specs, written
+            The tensors of the save, and the cells that this rank writes.
 
         Raises
         ------
         EvaluatorError
-            The model has a tensor that the save does not have.
+            The model has a tensor that the save lacks.
         """
         known = {spec.name: spec for spec in specs if spec.role in MODEL_ROLES}
         self._cells = {}
@@ -447,32 +447,32 @@ class ShardedEvaluator(ModelEvaluator):
                 self._cells[name] = _cells_in(known[name], tensor)
             elif not any(other in known for other in self._tied.get(name, ())):
                 raise EvaluatorError(f"the save has no tensor '{name}' of the model", where=self.spec)
-        written = {_place_of(spec) for spec in own if spec.role in MODEL_ROLES}
-        held = {_place_of(cell) for cells in self._cells.values() for cell, _ in cells}
+        sent = {_place_of(spec) for spec in written if spec.role in MODEL_ROLES}
+        shards = {_place_of(cell) for cells in self._cells.values() for cell, _ in cells}
         needed = [
             (place, rank)
-            for rank, places in enumerate(self._ranks.gathered(lambda: sorted(held - written), _CHECK))
+            for rank, places in enumerate(self._ranks.gathered(lambda: sorted(shards - sent), _CHECK))
             for place in places
         ]
         owners: dict[_Place, int] = {}
         if needed:
             asked = {place for place, _ in needed}
-            found = self._ranks.gathered(lambda: written & asked, _CHECK)
+            found = self._ranks.gathered(lambda: sent & asked, _CHECK)
             owners = {place: rank for rank, places in enumerate(found) for place in places}
         if lost := [place for place, _ in needed if place not in owners]:
             raise EvaluatorError(f"no rank saves '{lost[0][0]}' at {lost[0][1]}", where=self.spec)
         self._lent = [(place, owners[place], rank) for place, rank in needed]
 
     def evaluate(self, state_dict: Mapping[str, Tensor] | Checkpoint) -> Evaluation:
-        """Return what all ranks say of a state, a `Checkpoint` of what this one writes; else of the model.
+        """Return the evaluation by all ranks of a state, a `Checkpoint` of this rank's cells; else the model.
 
         Raises
         ------
         EvaluatorError, NotFiniteError
-            As `ModelEvaluator`, on all ranks where one of them raises it; it is named.
+            As `ModelEvaluator`, on all ranks if one raises it; the message has the rank.
         """
         live = {name: _local(tensor) for name, tensor in self._tensors().items()}
-        kept = {name: tensor.clone() for name, tensor in live.items()}
+        before = {name: tensor.clone() for name, tensor in live.items()}
         modes = [(module, module.training) for module in self._model.modules()]
         try:
             if isinstance(state_dict, Checkpoint):
@@ -481,41 +481,43 @@ class ShardedEvaluator(ModelEvaluator):
             return self._shared(self._asked)
         finally:
             if self._stuck is None:
-                self._tensors()  # what the function gathered is given up
+                self._tensors()  # reshards what the function gathered
             for name, tensor in live.items():
-                tensor.copy_(kept[name])
+                tensor.copy_(before[name])
             for module, mode in modes:
                 module.training = mode
 
     def state_of(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return nothing: the model is asked about as it is."""
+        """Return nothing: the model is evaluated with its current state."""
         return {}
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the model, as they are sharded."""
         state = self._model.state_dict()
-        return {name: state[own].detach() for own, name in self._names.items()}
+        return {name: state[raw].detach() for raw, name in self._names.items()}
 
     def _put(self, state: Checkpoint, live: Mapping[str, Tensor]) -> None:
-        """Put a state into the model."""
-        own = {_place_of(spec): spec for spec in state.specs if spec.role in MODEL_ROLES}
+        """Load a state into the model."""
+        cells_here = {_place_of(spec): spec for spec in state.specs if spec.role in MODEL_ROLES}
         rank = self._ranks.rank
         targets: dict[_Place, list[Tensor]] = {}
         lent: list[tuple[Tensor, int]] = []
 
-        def put() -> None:
+        def load() -> None:
             for name, cells in self._cells.items():
                 for cell, box in cells:
                     target = live[name][box.slices]
-                    if _place_of(cell) in own:
-                        target.copy_(state[own[_place_of(cell)].key])
+                    if _place_of(cell) in cells_here:
+                        target.copy_(state[cells_here[_place_of(cell)].key])
                     else:
                         targets.setdefault(_place_of(cell), []).append(target)
             lent.extend(
-                (state[own[place].key].contiguous(), to) for place, owner, to in self._lent if owner == rank
+                (state[cells_here[place].key].contiguous(), to)
+                for place, owner, to in self._lent
+                if owner == rank
             )
 
-        self._all_answer(put)
+        self._all_answer(load)
         asked = [(place, owner) for place, owner, to in self._lent if to == rank]
         found = [
             (torch.empty(targets[place][0].shape, dtype=targets[place][0].dtype), owner)
@@ -527,7 +529,7 @@ class ShardedEvaluator(ModelEvaluator):
                 target.copy_(tensor)
 
     def _asked(self) -> Evaluation:
-        """Ask on a thread, and give up where another rank failed: what this one waits for will not come."""
+        """Evaluate on a thread, and give up if another rank fails, since its collectives would not end."""
         if self._ranks.n_ranks == 1:
             return self._answered(time.perf_counter())
         if self._stuck is not None:
@@ -542,7 +544,7 @@ class ShardedEvaluator(ModelEvaluator):
                 if device is not None:
                     torch.cuda.set_device(device)
                 answers.append(self._answered(time.perf_counter()))
-            except BaseException as error:  # raised again, where it was asked
+            except BaseException as error:  # raised again by the caller
                 answers.append(error)
 
         thread = threading.Thread(target=ask, name="inshrink-check", daemon=True)
@@ -560,40 +562,40 @@ class ShardedEvaluator(ModelEvaluator):
         return answer
 
     def _all_answer(self, make: Callable[[], _Value]) -> list[_Value]:
-        """Return what all ranks make; where one fails, all raise that."""
+        """Return the values of all ranks; if one rank fails, all raise its error."""
         try:
-            own = _Answer(make())
+            answer = _Answer(make())
         except _GaveUpError:
-            own = _Answer(failure=_GAVE_UP)
+            answer = _Answer(failure=_GAVE_UP)
         except InputError as error:
-            own = _Answer(
+            answer = _Answer(
                 failure=next(name for name, kind in _SHARED.items() if isinstance(error, kind)),
                 why=error.what,
             )
-        answers = self._ranks.gathered(lambda: own, _CHECK)
-        for number, answer in zip(self._ranks.numbers, answers, strict=True):
-            if answer.failure in _SHARED:
-                raise _SHARED[answer.failure](f"rank {number}: {answer.why}", where=self.spec)
-        return [answer.value for answer in answers]
+        answers = self._ranks.gathered(lambda: answer, _CHECK)
+        for number, each in zip(self._ranks.numbers, answers, strict=True):
+            if each.failure in _SHARED:
+                raise _SHARED[each.failure](f"rank {number}: {each.why}", where=self.spec)
+        return [each.value for each in answers]
 
     def _shared(self, ask: Callable[[], Evaluation]) -> Evaluation:
-        """Return what all ranks say together."""
-        own: list[Evaluation] = []
+        """Return the evaluation by all ranks."""
+        evaluations: list[Evaluation] = []
 
         def answer() -> tuple[Any, ...]:
-            own.append(found := ask())
+            evaluations.append(found := ask())
             rows = found.predictions if found.log_probs is None else found.log_probs
-            said = (found.metric, found.direction, found.log_probs is None, found.predictions is None)
-            return said, found.value, 1 if rows is None else len(rows)
+            form = (found.metric, found.direction, found.log_probs is None, found.predictions is None)
+            return form, found.value, 1 if rows is None else len(rows)
 
         answers = self._all_answer(answer)
-        for number, (said, _, _) in zip(self._ranks.numbers, answers, strict=True):
-            if said != answers[0][0]:
+        for number, (form, _, _) in zip(self._ranks.numbers, answers, strict=True):
+            if form != answers[0][0]:
                 raise EvaluatorError(
-                    f"rank {number} says something else than rank {self._ranks.numbers[0]}",
+                    f"rank {number} returns another metric than rank {self._ranks.numbers[0]}",
                     where=self.spec,
                     expected=str(answers[0][0][0]),
-                    found=str(said[0]),
+                    found=str(form[0]),
                     remedy="return the same numbers and predictions on all ranks",
                 )
         weights = [weight for _, _, weight in answers]
@@ -603,13 +605,13 @@ class ShardedEvaluator(ModelEvaluator):
             found = [one for one in self._all_answer(make) if one is not None]
             return _mean(found, weights) if len(found) == len(weights) else None
 
-        (found,) = own
+        (found,) = evaluations
         values = {one.name: getattr(found, one.name) for one in fields(Evaluation)}
         return SharedEvaluation(**values | {"value": value, "metrics": {found.metric: value}}, mean=mean)
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Return a weighted mean; of equal values, the value."""
+    """Return a weighted mean; exactly the value if all are equal."""
     if len(set(values)) == 1:
         return values[0]
     return math.fsum(map(operator.mul, values, weights)) / math.fsum(weights)
@@ -620,7 +622,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _cells_in(spec: TensorSpec, tensor: Tensor) -> list[tuple[TensorSpec, Box]]:
-    """Return the cells of what a rank holds of a tensor, and where in that they lie."""
+    """Return the cells of a rank's shard of a tensor, with their boxes in the shard."""
     if not isinstance(tensor, DTensor):
         return [(spec, box_of(spec))]
     sizes, offsets = compute_local_shape_and_global_offset(

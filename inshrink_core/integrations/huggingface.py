@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: each checkpoint it saves is archived, and it resumes from an archived one."""
+"""Hugging Face's Trainer: a callback archives its checkpoints, and it resumes from archived ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from inshrink_core.training.saver import Saver
 
 require("transformers", extra="hf", oldest="4.50", tested="5.23")
 
-from transformers import TrainerCallback  # noqa: E402 - what is missing or too old is said first
+from transformers import TrainerCallback  # noqa: E402 - checked above
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,10 +35,10 @@ _logger = logging.getLogger(__name__)
 
 _FOLDER: Final = re.compile(r"checkpoint-(\d{1,18})")
 _UNFINISHED: Final = "checkpoint-is-incomplete.txt"
-"""File of the Trainer in a folder that it has not written whole."""
+"""The Trainer's marker file in an incomplete folder."""
 
 _CLOCK_SECONDS: Final = 2.0
-"""Coarsest times of files (FAT)."""
+"""Resolution of file times on FAT."""
 
 
 class InshrinkCallback(FirstRankSaver, TrainerCallback):  # type: ignore[misc,unused-ignore]
@@ -47,14 +47,14 @@ class InshrinkCallback(FirstRankSaver, TrainerCallback):  # type: ignore[misc,un
     Parameters
     ----------
     archive
-        The archive to make or to go on with; locked while a training runs.
+        The archive, created if needed; locked during the training.
     check
-        ``check(model)``, as for `Saver`: every save is restored and judged beside the training, and keeps
-        `max_restore_cost`. By default the loss on the first batch that the Trainer evaluates on, where
-        `max_restore_cost` is given: saves are checked from the first evaluation on.
+        ``check(model)``, as for `Saver`: every save is evaluated during training and meets
+        `max_restore_cost`. If only `max_restore_cost` is given, the loss on the Trainer's first evaluation
+        batch; saves are then checked from the first evaluation on.
     max_restore_cost
-        What a restore of any save may cost, as the expected relative rise of the loss; with `check` .3 % by
-        default.
+        Bound of the restore cost of every save, the expected relative rise of the loss; with `check` .3 %
+        by default.
     **options
         As for `inshrink_core.Saver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
         `device`, `threads`, `base`, `retention`.
@@ -64,16 +64,16 @@ class InshrinkCallback(FirstRankSaver, TrainerCallback):  # type: ignore[misc,un
     LockedError
         Another process is writing the archive.
     InputError
-        An option is wrong, or transformers is too old.
+        An option is invalid, or transformers is too old.
     StepConflictError
-        When the training begins: the archive holds later steps, and not the one it begins from.
+        At the start of training: the archive has later steps, but not the one that training starts from.
 
     Notes
     -----
-    All ranks meet at a barrier after each save, and the first one archives: what the others wrote must lie
-    on the same file system. What SIGTERM made the Trainer save (`enable_jit_checkpoint`) is archived when
-    the training ends. A failed save never stops the training (`failures`); one that cannot be checked is
-    stored exactly, and a check that is of no use is logged and left out.
+    All ranks meet at a barrier after each save, and the first one archives, so all must write to one file
+    system. A checkpoint that SIGTERM made the Trainer save (`enable_jit_checkpoint`) is archived when the
+    training ends. A failed save never stops the training (`failures`). A save that cannot be checked is
+    stored exactly; a check that does not work is logged and omitted.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class InshrinkCallback(FirstRankSaver, TrainerCallback):  # type: ignore[misc,un
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Continue from the frame that the training was resumed from."""
+        """Continue from the frame that the training resumes from."""
         self._begun = time.time()
         saver = self._reopen()
         if saver is not None:
@@ -101,7 +101,7 @@ class InshrinkCallback(FirstRankSaver, TrainerCallback):  # type: ignore[misc,un
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any
     ) -> None:
-        """Archive what was saved."""
+        """Archive the checkpoint."""
         barrier()
         step, model, optimizer = state.global_step, parts.get("model"), parts.get("optimizer")
 
@@ -115,20 +115,20 @@ class InshrinkCallback(FirstRankSaver, TrainerCallback):  # type: ignore[misc,un
         self._attempt(step, save)
 
     def _begin_checks(self, saver: Saver, model: nn.Module, batches: Any) -> None:
-        """Have this save and those after it checked, once there is something to check by."""
+        """Check this save and later ones, once there is a check or an evaluation batch."""
         if self._check is None and batches is None:
             return
         self._to_be_checked = False
         try:
             check = self._check if self._check is not None else _loss_on(next(iter(batches)))
             saver.check_with(model, check, self._max_restore_cost)
-        except Exception as error:  # training goes on, whatever it is
+        except Exception as error:  # no error stops the training
             _logger.warning("saves are not checked: %s", error)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Archive what was saved without a word, wait for all, and release the archive."""
+        """Archive checkpoints that were saved without a call, wait, and release the archive."""
         barrier()
         if self._saver is not None:
             for step, folder in _unannounced(Path(str(args.output_dir)), state.global_step, self._begun):
@@ -151,7 +151,7 @@ def restore_checkpoint(
     archive
         The archive.
     output_dir
-        As in the training's arguments. The Trainer reads from the folder while it trains: it stays.
+        As in the training's arguments. The Trainer reads from the folder during training.
     step
         The step; by default the last one.
     device
@@ -160,20 +160,19 @@ def restore_checkpoint(
     Returns
     -------
     str or None
-        The folder, for ``train(resume_from_checkpoint=…)``; None where there is no archive yet, and no step
-        was asked for.
+        The folder, for ``train(resume_from_checkpoint=…)``; None without a step if there is no archive.
 
     Raises
     ------
     NotFoundError, MissingFrameError
         The archive has no such step, or its file is missing.
     ExistsError
-        The folder is there and holds something else.
+        The folder exists and has other content.
 
     Notes
     -----
-    Where the Trainer's own folder of that step is still there, it is resumed from, bit for bit. Every rank
-    may call this.
+    If the Trainer's folder of that step still exists, training resumes from it, bit for bit. Every rank may
+    call this.
     """
     if step is None and (not is_archive(archive) or not Archive.open(archive).listed_steps):
         return None
@@ -185,7 +184,7 @@ def restore_checkpoint(
 
 
 def _loss_on(batch: Any) -> Check:
-    """Return what tells a model's own loss on a batch, and its predictions."""
+    """Return a check of the model's loss on a batch, with its predictions."""
 
     def loss(model: nn.Module) -> Any:
         device = next(model.parameters()).device
@@ -203,11 +202,11 @@ def _folder_of(args: TrainingArguments, step: int) -> Path:
 
 
 def _unannounced(output_dir: Path, last: int, since: float) -> list[tuple[int, Path]]:
-    """Return whole checkpoints that were written since the training began, in order."""
+    """Return complete checkpoints written since the training began, in order."""
     found = []
     for folder in output_dir.iterdir() if output_dir.is_dir() else ():
         named = _FOLDER.fullmatch(folder.name)
-        whole = (folder / "trainer_state.json").is_file() and not (folder / _UNFINISHED).exists()
-        if named and int(named[1]) <= last and whole and folder.stat().st_mtime >= since - _CLOCK_SECONDS:
+        complete = (folder / "trainer_state.json").is_file() and not (folder / _UNFINISHED).exists()
+        if named and int(named[1]) <= last and complete and folder.stat().st_mtime >= since - _CLOCK_SECONDS:
             found.append((int(named[1]), folder))
     return sorted(found)

@@ -1,4 +1,4 @@
-"""Lightning: checkpoints go into an archive, and a pointer stays where Lightning looks for them."""
+"""Lightning: checkpoints are archived, and a pointer replaces each checkpoint file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from inshrink_core.training.spool import spool_folder
 
 require("lightning", extra="lightning", oldest="2.5", tested="2.6")
 
-from lightning.pytorch.plugins.io import TorchCheckpointIO  # noqa: E402 - what is missing is said first
+from lightning.pytorch.plugins.io import TorchCheckpointIO  # noqa: E402 - checked above
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,17 +40,17 @@ __all__ = ["InshrinkCheckpointIO", "restore_checkpoint"]
 
 _CHECKPOINT: Final = "checkpoint.ckpt"
 _OBJECTS: Final = "meta.pt"
-"""Values that a reader that executes nothing would refuse: carried, never opened by the engine."""
+"""File of values that a reader without execution refuses; the engine stores it unread."""
 
 _HANDED_BACK: Final = ".temp.ckpt"
-"""What a worker hands to the process that launched it is called so: the model's state dict alone."""
+"""Name of the file in which a worker returns the model's state dict to its launcher."""
 
 _FAILURES: Final = "inshrink.failures"
 """Key of a worker's failures in that file."""
 
 _ID: Final = "inshrink-save.txt"
 _STATE: Final = ("state_dict", "optimizer_states")
-"""What a pointer leaves out."""
+"""Keys that a pointer omits."""
 
 _SIGN: Final = b"Inshrink: "
 _MAX_FIRST_LINE: Final = 1 << 14
@@ -59,7 +59,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _Saved(NamedTuple):
-    """The save that a pointer points to."""
+    """The save that a pointer refers to."""
 
     step: int
     save_id: str
@@ -72,25 +72,25 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
     Parameters
     ----------
     archive
-        The archive to make or to go on with; locked from the first save until the training ends.
+        The archive, created if needed; locked from the first save until the training ends.
     **options
         As for `inshrink_core.Saver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
-        `device`, `threads`, `base`, `retention`: of a policy all but `optimizer_last`, for Lightning's
-        checkpoint is one file. `keep_best` goes by what a ModelCheckpoint monitors.
+        `device`, `threads`, `base`, `retention`. A policy cannot have `optimizer_last`, since Lightning's
+        checkpoint is one file; its `keep_best` uses the metric that a ModelCheckpoint monitors.
 
     Raises
     ------
     LockedError
         Another process is writing the archive.
     InputError
-        An option is wrong, or lightning is too old.
+        An option is invalid, or lightning is too old.
 
     Notes
     -----
-    Where Lightning expects a checkpoint lies a pointer, with all that is not a tensor of the model or an
-    optimizer. Removing it leaves the archive as it is. A checkpoint that cannot be archived is written as
-    Lightning would write it, and counted in `failures`. Under a strategy that starts processes the worker
-    of rank 0 archives; its failures are counted here when ``fit`` returns.
+    A pointer replaces each checkpoint file; it holds everything but tensors of the model and optimizers.
+    Removing it does not change the archive. A checkpoint that cannot be archived is written by Lightning
+    and listed in `failures`. Under a strategy that starts processes the worker of rank 0 archives; its
+    failures are listed here when ``fit`` returns.
     """
 
     def __init__(self, archive: str | os.PathLike[str], **options: Any) -> None:
@@ -110,7 +110,7 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
         return {**super().__getstate__(), "_saving": None}
 
     def __enter__(self) -> Self:
-        return self  # the process that saves, which may be forked within, opens the archive
+        return self  # the process that saves, which may be forked later, opens the archive
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state, _saving=threading.local())
@@ -118,16 +118,16 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
     ) -> None:
-        """Archive a checkpoint and leave a pointer to it.
+        """Archive a checkpoint and write a pointer to it.
 
         Parameters
         ----------
         checkpoint
-            What Lightning saves.
+            The content, from Lightning.
         path
-            Where the pointer goes.
+            Path of the pointer.
         storage_options
-            Refused, as by Lightning's own.
+            Not supported, as in Lightning's plug-in.
         """
         if storage_options is not None:
             raise TypeError(f"{type(self).__name__} takes no storage_options")
@@ -146,7 +146,7 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
         _write_pointer(Path(path), self.path, record)
 
     def _save(self, saver: Saver, checkpoint: Mapping[str, Any]) -> _Saved:
-        """Spool a checkpoint, unless it is the one that was saved last."""
+        """Spool a checkpoint, unless it equals the last one."""
         if threading.current_thread() is not threading.main_thread():
             end = getattr(self._saving, "end", None)
             if end is None or end.saver is not saver:
@@ -170,19 +170,19 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load a checkpoint, from the archive where a pointer lies at the path.
+        """Load a checkpoint; from the archive if the path is a pointer.
 
         Parameters
         ----------
         path
-            A pointer, or a checkpoint of Lightning's own.
+            A pointer, or a checkpoint that Lightning wrote.
         map_location, weights_only
             As for `torch.load`.
 
         Raises
         ------
         NotFoundError
-            The archive does not hold it.
+            The archive does not have it.
         DamagedError
             The pointer cannot be read.
         """
@@ -203,16 +203,16 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
         return {**content, **record["rest"]}
 
     def teardown(self) -> None:
-        """Archive what is pending, and release the archive."""
+        """Archive pending saves and release the archive."""
         self.close()
         self._archive_left()
 
 
 class _ThreadEnd:
-    """Tears a plug-in down when the thread ends that holds this, unless that was done before.
+    """Tears down a plug-in when the thread that refers to this object ends.
 
-    Lightning tears down the plug-in that it was given, and an ``AsyncCheckpointIO`` does not pass that on to
-    the one in it. It joins its thread, though, and what is a thread's own is freed before that returns.
+    An ``AsyncCheckpointIO`` does not pass Lightning's teardown on to the plug-in inside, but it joins its
+    thread, and thread-local objects are freed before that returns.
     """
 
     def __init__(self, plugin: InshrinkCheckpointIO, saver: Saver) -> None:
@@ -222,7 +222,7 @@ class _ThreadEnd:
         try:
             if self._plugin._saver is self.saver:
                 self._plugin.teardown()
-        except Exception as error:  # where this is called nobody could catch it
+        except Exception as error:  # nothing could catch it here
             _logger.warning("the archive could not be closed: %s", error)
 
 
@@ -233,18 +233,18 @@ def restore_checkpoint(
     *,
     weights_only: bool = True,
 ) -> str:
-    """Write an archived step as a checkpoint of Lightning's own, which needs no plug-in: a file or a folder.
+    """Write an archived step as Lightning's checkpoint, a file or a folder, which needs no plug-in.
 
     Parameters
     ----------
     archive
         The archive.
     path
-        Where to write it.
+        Path of the checkpoint.
     step
         The step; by default the last one.
     weights_only
-        False to unpickle what else the checkpoint held (paths, dataclasses): of archives that you trust.
+        False to unpickle other objects of the checkpoint (paths, dataclasses); only for trusted archives.
 
     Returns
     -------
@@ -256,9 +256,9 @@ def restore_checkpoint(
     NotFoundError, MissingFrameError
         The archive has no such step, or its file is missing.
     InputError
-        The step was not saved by Lightning, or holds objects and `weights_only` is set.
+        The step was not saved by Lightning, or has objects and `weights_only` is true.
     ExistsError
-        The step is a folder, of a sharded training, and something else lies at `path`.
+        The step is a folder, of a sharded training, and `path` exists.
     StorageError
         It cannot be written.
     """
@@ -279,14 +279,14 @@ def restore_checkpoint(
 
 
 def _monitored(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what callbacks monitor, and its value now."""
+    """Return the metrics that callbacks monitor."""
     states = checkpoint.get("callbacks")
     rows = [row for row in states.values() if isinstance(row, dict)] if isinstance(states, dict) else []
     return {str(row["monitor"]): row.get("current_score") for row in rows if row.get("monitor")}
 
 
 def _digest(state: Any) -> bytes:
-    """Return what tells the tensors of a state from others."""
+    """Return a digest of the tensors in a state."""
     import torch
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -317,15 +317,15 @@ def _checksum(tensor: Tensor) -> int:
 
 
 def _split(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], dict[tuple[str, ...], Any]]:
-    """Return the plain values of a checkpoint, and the others by where they are."""
+    """Return the plain values of a checkpoint, and the other objects by their keys."""
     plain: dict[str, Any] = {}
     objects: dict[tuple[str, ...], Any] = {}
     for key, value in checkpoint.items():
         if _is_plain(value):
             plain[key] = value
         elif type(value) is dict and all(type(inner) is str for inner in value):
-            plain[key] = {inner: one for inner, one in value.items() if _is_plain(one)}
-            objects |= {(key, inner): one for inner, one in value.items() if inner not in plain[key]}
+            plain[key] = {inner: item for inner, item in value.items() if _is_plain(item)}
+            objects |= {(key, inner): item for inner, item in value.items() if inner not in plain[key]}
         else:
             objects[(key,)] = value
     return plain, objects
@@ -353,7 +353,7 @@ def _write_pointer(path: Path, archive: Path | str, record: Mapping[str, Any]) -
 
 
 def _read_pointer(path: Path) -> bytes | None:
-    """Return what a pointer holds; None where something else lies there, or nothing."""
+    """Return the content of a pointer; None if the path is not one."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -365,7 +365,7 @@ def _read_pointer(path: Path) -> bytes | None:
 
 
 def _find(archive: Archive, step: int, save_id: str) -> FrameInfo:
-    """Return the frame of a save; a pruned archive has given it another id."""
+    """Return the frame of a save; pruning may have changed its id."""
     for frame in reversed(archive.reader.frames):
         if frame.step == step and _part(archive, frame, _ID) == save_id.encode():
             return frame
@@ -387,7 +387,7 @@ def _part(archive: Archive, frame: FrameInfo, name: str) -> bytes | None:
 def _content(
     archive: Archive, info: FrameInfo, map_location: Any, weights_only: bool | None
 ) -> dict[str, Any]:
-    """Return what Lightning saved at a step."""
+    """Return the checkpoint that Lightning saved at a step."""
     import torch
 
     checkpoint = archive.checkpoint(info)

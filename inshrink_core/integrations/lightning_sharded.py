@@ -1,4 +1,4 @@
-"""Lightning's sharded strategies: the folders that they save are archived, and training resumes from one."""
+"""Lightning's sharded strategies: their checkpoint folders are archived, and training resumes from one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inshrink_core.training.saver import Saver
 
 require("lightning", extra="lightning", oldest="2.5", tested="2.6")
 
-from lightning.pytorch.strategies import (  # noqa: E402 - what is missing is said first
+from lightning.pytorch.strategies import (  # noqa: E402 - checked above
     FSDPStrategy,
     ModelParallelStrategy,
     ParallelStrategy,
@@ -27,10 +27,10 @@ __all__ = ["InshrinkFSDPStrategy", "InshrinkModelParallelStrategy"]
 
 
 class _ShardsArchived(FirstRankSaver, ParallelStrategy):  # type: ignore[misc,unused-ignore]
-    """Archives the folders that a strategy saves its shards in."""
+    """Archives the checkpoint folders of a strategy."""
 
     _SHARDED: tuple[str, Any]
-    """The option that has the strategy save shards, and its value."""
+    """The strategy's option for saving shards, and its value."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class _ShardsArchived(FirstRankSaver, ParallelStrategy):  # type: ignore[misc,un
         name, sharded = self._SHARDED
         if options.setdefault(name, sharded) != sharded:
             raise InputError(
-                f"{name} says that a checkpoint is one file",
+                f"with this {name} a checkpoint is one file",
                 expected=repr(sharded),
                 found=repr(options[name]),
-                remedy="give Lightning's own strategy, and the plug-in InshrinkCheckpointIO",
+                remedy="use Lightning's strategy with the plug-in InshrinkCheckpointIO",
             )
         super().__init__(**options)
         self._archive_to(archive, archive_options or {})
@@ -58,16 +58,16 @@ class _ShardsArchived(FirstRankSaver, ParallelStrategy):  # type: ignore[misc,un
         Parameters
         ----------
         checkpoint
-            What Lightning saves.
+            The content, from Lightning.
         filepath
             The folder.
         storage_options
-            Refused, as by the strategy.
+            Passed to the strategy, which refuses them.
         """
         step = checkpoint.get("global_step", -1)
         path = Path(self.broadcast(filepath))
         if self.is_global_zero and (path / METADATA).is_file():
-            # Files that may be linked into the spool: they are not written again in place.
+            # Its files may be linked into the spool and must not be written again in place.
             shutil.rmtree(path)
         self.barrier()
         super().save_checkpoint(checkpoint, path, storage_options)
@@ -85,14 +85,14 @@ class _ShardsArchived(FirstRankSaver, ParallelStrategy):  # type: ignore[misc,un
         Parameters
         ----------
         checkpoint_path
-            The folder, one that Lightning has saved or that `restore_checkpoint` has written.
+            The folder, saved by Lightning or written by `restore_checkpoint`.
         **options
             As for the strategy.
 
         Raises
         ------
         StepConflictError
-            A training is to go on from a step that the archive does not hold, and it holds later ones.
+            The archive has later steps, but not the one that training continues from.
         """
         path = Path(self.broadcast(checkpoint_path))
         loaded: dict[str, Any] = super().load_checkpoint(path, **options)
@@ -103,7 +103,7 @@ class _ShardsArchived(FirstRankSaver, ParallelStrategy):  # type: ignore[misc,un
         return loaded
 
     def teardown(self) -> None:
-        """End the strategy; archive what is pending and release the archive."""
+        """End the strategy; archive pending saves and release the archive."""
         super().teardown()
         self.close()
 
@@ -114,7 +114,7 @@ class InshrinkModelParallelStrategy(_ShardsArchived, ModelParallelStrategy):  # 
     Parameters
     ----------
     archive
-        The archive to make or to go on with; locked from the first save until the training ends.
+        The archive, created if needed; locked from the first save until the training ends.
     archive_options
         As for `inshrink_core.Saver`: `codec`, `config`, `optimizer_state`, `keyframe_every`,
         `device`, `threads`, `base`, `retention`.
@@ -126,13 +126,13 @@ class InshrinkModelParallelStrategy(_ShardsArchived, ModelParallelStrategy):  # 
     LockedError
         Another process is writing the archive.
     InputError
-        An option is wrong, or lightning is too old.
+        An option is invalid, or lightning is too old.
 
     Notes
     -----
-    Each rank writes its shards, as ever; the first one links the finished folder into the archive's spool,
-    so all ranks must see one file system. Lightning may remove the folder, the frame stays. What cannot be
-    archived never stops the training (`failures`).
+    Each rank writes its shards; the first one links the finished folder into the archive's spool, so all
+    ranks must share a file system. Lightning may remove the folder; the frame stays. Errors never stop the
+    training (`failures`).
     """
 
     _SHARDED = ("save_distributed_checkpoint", True)
@@ -153,7 +153,7 @@ class InshrinkFSDPStrategy(_ShardsArchived, FSDPStrategy):  # type: ignore[misc,
     LockedError
         Another process is writing the archive.
     InputError
-        An option is wrong, or lightning is too old.
+        An option is invalid, or lightning is too old.
     """
 
     _SHARDED = ("state_dict_type", "sharded")

@@ -16,12 +16,12 @@ __all__ = ["MlflowTracker"]
 
 
 class MlflowTracker(ArchiveTracker):
-    """Tells a run of MLflow what an archive holds.
+    """Logs the figures of an archive to an MLflow run.
 
     Parameters
     ----------
     archive
-        The archive, which need not be there yet.
+        The archive, which need not exist yet.
     run_id
         The run; by default the active one.
 

@@ -1,4 +1,4 @@
-"""The ranks of a training: which one archives, and where all of them meet."""
+"""The base class of adapters: the first rank of a training archives."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _logger = logging.getLogger(__name__)
 
 
 class FirstRankSaver:
-    """Archives on the first rank, and holds nothing on the others; the base of the adapters.
+    """Archives on the first rank, and does nothing on the others.
 
-    Never stops a training: what a saver raises is logged and counted in `failures`.
+    Never stops a training: errors of the saver are logged and listed in `failures`.
 
     Attributes
     ----------
@@ -31,9 +31,9 @@ class FirstRankSaver:
     path: Path | str
 
     def _archive_to(self, archive: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
-        """Take an archive, with options of `Saver`; misuse is refused now.
+        """Set the archive and the options of `Saver`, which are checked now.
 
-        The archive is opened with the first save, or load: in whichever process that is.
+        The process of the first save or load opens the archive.
         """
         self.path, self._options = place_of(archive), options
         self._failures: dict[int, str] = {}
@@ -43,7 +43,7 @@ class FirstRankSaver:
             self._archive_left()
 
     def _reopen(self) -> Saver | None:
-        """Return the saver, opened now, or again after `close`; None on all ranks but the first."""
+        """Return the saver, opened if needed; None on all ranks but the first."""
         if self._saver is not None and not self._saver.is_usable_here:
             self._saver = None
         if self._saver is None and is_first_rank():
@@ -51,37 +51,37 @@ class FirstRankSaver:
         return self._saver
 
     def _archive_left(self) -> None:
-        """Archive what a process that has ended left in the spool, unless another one does."""
+        """Archive saves that an earlier process left in the spool, unless another process does."""
         if self._saver is None and is_first_rank() and spool_folder(self.path).is_dir():
             with contextlib.suppress(InshrinkError):
                 self._reopen()
                 self.close()
 
     def _attempt(self, step: int, save: Callable[[Saver], Any]) -> bool:
-        """Have the saver take a save, on the first rank; tell whether it did."""
+        """Save on the first rank; return whether that succeeded."""
         try:
             saver = self._reopen()
             if saver is not None:
                 save(saver)
-        except Exception as error:  # training goes on, whatever it is
+        except Exception as error:  # no error stops the training
             self._note(step, error)
             return False
         return saver is not None
 
     def _note(self, step: int, error: Exception) -> None:
-        """Count a save as failed, and log it."""
+        """Log and list a failed save."""
         _logger.warning("step %s is not archived, and training goes on: %s", step, error)
         self._failures[step] = str(error)
 
     def _settle(self) -> None:
-        """Have the archive, where others read it, hold what it can hold of the saves."""
+        """Archive pending saves, as far as possible, and wait for uploads."""
         if self._saver is not None and self._saver.is_usable_here:
-            with contextlib.suppress(Exception):  # each save is in its `failures`
+            with contextlib.suppress(Exception):  # listed in `failures`
                 self._saver.flush()
             self._saver.upload()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy, in this process or another, opens the archive itself.
+        # A copy, in this process or another, opens the archive again.
         return {**self.__dict__, "_saver": None, "_failures": dict(self.failures)}
 
     def __enter__(self) -> Self:
@@ -95,7 +95,7 @@ class FirstRankSaver:
 
     @property
     def set_aside(self) -> tuple[SetAside, ...]:
-        """The saves that could not be archived: where their files are, and why; empty on the other ranks."""
+        """Saves that could not be archived, with folders and reasons; empty on all ranks but the first."""
         return Spool(spool_folder(self.path)).set_aside_saves if is_first_rank() else ()
 
     @property
@@ -104,24 +104,24 @@ class FirstRankSaver:
         return self._failures if self._saver is None else {**self._failures, **self._saver.failures}
 
     def close(self, *, strict: bool = False) -> None:
-        """Archive what is pending and release the archive; harmless when repeated.
+        """Archive pending saves and release the archive; may be repeated.
 
         Parameters
         ----------
         strict
-            Whether to raise where a save is not in the archive.
+            Raise if a save is not in the archive.
 
         Raises
         ------
         StorageError
-            Saves are not in the archive, with `strict`. Those that the disk refused are archived by the
-            next process that opens the archive for saving.
+            With `strict`: saves are not in the archive. The next process that opens the archive for saving
+            archives those that the disk refused.
         """
         saver, self._saver = self._saver, None
         if saver is not None:
             try:
                 saver.__exit__()
-            except Exception as error:  # each save is in its `failures`
+            except Exception as error:  # listed in `failures`
                 _logger.warning("not all saves are in the archive: %s", error)
             self._failures |= saver.failures
         if strict and self.failures:
@@ -134,14 +134,14 @@ class FirstRankSaver:
 
 
 class _Trial(Saver):
-    """Opens the archive and lets go of it, to refuse misuse."""
+    """Opens and closes the archive, to check the options."""
 
     def _begin(self, *_: Any) -> None:
         self._open_writer().close()
 
 
 def is_first_rank() -> bool:
-    """Tell whether this process is the one that archives, also before the processes are joined."""
+    """Tell whether this process archives; works before the process group exists."""
     from torch import distributed
 
     if distributed.is_available() and distributed.is_initialized():
@@ -152,7 +152,7 @@ def is_first_rank() -> bool:
 
 
 def barrier() -> None:
-    """Wait until all ranks have come here; with one rank, go on."""
+    """Wait for all ranks; return at once without a process group."""
     from torch import distributed
 
     if distributed.is_available() and distributed.is_initialized():

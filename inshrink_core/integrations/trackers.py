@@ -1,7 +1,7 @@
-"""What a tracker of experiments is told of an archive: figures of each save, and where the archive lies.
+"""Experiment trackers: figures of each save, and a reference to the archive.
 
-Bytes of checkpoints never go to a tracker. `inshrink_core.integrations.wandb` and ``mlflow`` say how theirs
-takes numbers and references.
+Trackers never get bytes of checkpoints. `inshrink_core.integrations.wandb` and ``mlflow`` implement the two
+calls.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 __all__ = ["ArchiveTracker"]
 
 PREFIX = "inshrink"
-"""What the names of the figures begin with."""
+"""Prefix of the names of figures."""
 
 
 class ArchiveTracker(ABC):
-    """Tells a tracker of experiments what an archive holds, frame by frame, while it grows.
+    """Logs the figures of an archive's frames to an experiment tracker, while the archive grows.
 
     Parameters
     ----------
     archive
-        The archive, which need not be there yet. It is only read, and never locked.
+        The archive, which need not exist yet. It is only read, and never locked.
 
     Notes
     -----
     By step, each under ``inshrink/``: ``ratio`` of everything stored, ``ratio_weights``, ``bits_per_weight``,
-    ``bytes``, ``restore_cost`` and ``divergence`` where the frame's was measured, and ``save_seconds`` that
-    training waited for a save (`saving`). At the end the tracker gets a reference to the archive, with its
-    steps, sizes and ratios. An update reads the index of each new frame.
+    ``bytes``, ``restore_cost`` and ``divergence`` if measured, and ``save_seconds``, the time that training
+    waited for a save (`saving`). At the end the tracker gets a reference to the archive, with its steps,
+    sizes and ratios. An update reads the index of each new frame.
     """
 
     def __init__(self, archive: str | os.PathLike[str]) -> None:
@@ -54,20 +54,20 @@ class ArchiveTracker(ABC):
 
     @abstractmethod
     def _log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Give the tracker figures of a step."""
+        """Log the figures of a step."""
 
     @abstractmethod
     def _refer(self, about: Mapping[str, Any]) -> None:
-        """Give the tracker a reference to the archive."""
+        """Log a reference to the archive."""
 
     @contextlib.contextmanager
     def saving(self, step: int) -> Iterator[None]:
-        """Log how long training waits for the save within the ``with`` statement, then what is archived.
+        """Log how long training waits for the save inside the ``with`` statement, then new frames.
 
         Parameters
         ----------
         step
-            The step that is saved.
+            The step being saved.
         """
         begun = time.perf_counter()
         yield
@@ -75,7 +75,7 @@ class ArchiveTracker(ABC):
         self.update()
 
     def update(self) -> tuple[int, ...]:
-        """Log the frames that were not logged yet.
+        """Log new frames.
 
         Returns
         -------
@@ -97,7 +97,7 @@ class ArchiveTracker(ABC):
         return tuple(info.step for info in new)
 
     def close(self) -> None:
-        """Log what is new, and refer to the archive."""
+        """Log new frames and a reference to the archive."""
         self.update()
         if is_archive(self.archive):
             self._refer(_about(Archive.open(self.archive)))
@@ -110,7 +110,7 @@ class ArchiveTracker(ABC):
 
 
 def _figures(archive: Archive, info: FrameInfo) -> dict[str, float]:
-    """Return the figures of a frame, those that are known."""
+    """Return the known figures of a frame."""
     size = frame_size(archive, info)
     known = archive.frame(info).meta.get(QUALITY, {})
     found = {
@@ -125,7 +125,7 @@ def _figures(archive: Archive, info: FrameInfo) -> dict[str, float]:
 
 
 def _about(archive: Archive) -> dict[str, Any]:
-    """Return what a reference says of an archive."""
+    """Return the metadata of a reference to an archive."""
     size = archive_size(archive)
     return {
         "uri": archive.path if is_url(archive.path) else Path(archive.path).absolute().as_uri(),

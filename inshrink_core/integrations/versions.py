@@ -1,4 +1,4 @@
-"""Which versions of a library an adapter works with."""
+"""The library versions that an adapter works with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _logger = logging.getLogger(__name__)
 
 
 def require(package: str, *, extra: str, oldest: str, tested: str) -> ModuleType:
-    """Import a library that an adapter is for.
+    """Import the library of an adapter.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def require(package: str, *, extra: str, oldest: str, tested: str) -> ModuleType
     oldest
         The first version that works.
     tested
-        The newest version that the tests ran with; a later minor version is warned of.
+        The newest version that is tested; a later minor version logs a warning.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def require(package: str, *, extra: str, oldest: str, tested: str) -> ModuleType
     """
     try:
         module = importlib.import_module(package)
-        # The distribution may have another name, as mlflow-skinny has.
+        # The distribution may have another name, such as mlflow-skinny.
         found = getattr(module, "__version__", None) or version(package)
     except (PackageNotFoundError, ImportError) as error:
         raise MissingExtraError(package, extra) from error

@@ -17,14 +17,14 @@ __all__ = ["WandbTracker"]
 
 
 class WandbTracker(ArchiveTracker):
-    """Tells a run of Weights & Biases what an archive holds.
+    """Logs the figures of an archive to a run of Weights & Biases.
 
     Parameters
     ----------
     run
-        The run, as ``wandb.init`` returns it; offline runs too.
+        The run that ``wandb.init`` returned, online or offline.
     archive
-        The archive, which need not be there yet.
+        The archive, which need not exist yet.
 
     Raises
     ------
@@ -35,8 +35,8 @@ class WandbTracker(ArchiveTracker):
 
     Notes
     -----
-    Figures are logged over ``inshrink/step``, so that they need not arrive in the order of the run's own
-    steps. The archive becomes an artifact of type ``inshrink-archive`` that holds a reference, no bytes.
+    Figures are logged over ``inshrink/step``, so that their order is independent of the run's steps. The
+    archive becomes an artifact of type ``inshrink-archive`` with a reference and no bytes.
 
     Examples
     --------

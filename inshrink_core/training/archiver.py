@@ -1,4 +1,4 @@
-"""Spooled saves become frames of an archive, on a thread beside the training."""
+"""Archives spooled saves on a background thread."""
 
 from __future__ import annotations
 
@@ -38,43 +38,43 @@ if TYPE_CHECKING:
 
 
 MAX_PENDING: Final = 2
-"""Saves that may wait: one being encoded and one behind it; a third would only hide that saves come
-faster than they can be archived."""
+"""Saves that may wait: one being encoded and one behind it. More would hide that saves come faster than
+they can be archived."""
 
 MAX_ASIDE: Final = 3
-"""Saves that are set aside in a row."""
+"""Most consecutive saves that are set aside."""
 
 RETAIN_EVERY: Final = 8
-"""Saves from one look at what may go to the next: what is re-keyed then is re-keyed once for all of them."""
+"""Saves between two prunings, which re-key frames once for all of them."""
 
 _NO_FAULT: Final = (
     *(StorageError, OSError, MemoryError, TooLargeError),
     *(BaseModelError, LockedError, MissingExtraError),
 )
-"""Errors that say nothing against a save: tried again, it may be archived."""
+"""Errors that are not the save's fault: it is tried again."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Archiver:
-    """Archives spooled saves on a thread of its own; holds the archive's lock until `close`.
+    """Archives spooled saves on a background thread; holds the archive's lock until `close`.
 
     Parameters
     ----------
     writer
         The archive, open for writing; closed by `close`.
     config
-        How frames are made.
+        How frames are encoded.
     spool
-        Where the saves lie.
+        The spool.
     recovered
-        Saves that an earlier process left; they come first.
+        Saves of an earlier process; they come first.
     step_writer
-        How each save is written; by default as `config` says.
+        Writes each save; by default with `config`.
     base
         The base model that the archive's first frame is encoded relative to.
     retention
-        What stays of the archive; looked at every `RETAIN_EVERY` saves, and when it is closed.
+        Which steps stay; applied after every `RETAIN_EVERY` saves, and at `close`.
 
     Attributes
     ----------
@@ -83,8 +83,8 @@ class Archiver:
 
     Notes
     -----
-    The rule of failure is that of `inshrink_core.Saver`. The thread stops where the disk or the archive
-    refuses; `wait_for_room`, `flush` and `close` have it try again, and raise where that was in vain.
+    `inshrink_core.Saver` documents how failures are handled. The thread stops if the disk or the archive
+    refuses; `wait_for_room`, `flush` and `close` make it try again, and raise if that fails.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class Archiver:
         self._unsaid: list[SetAside] = []
         self._n_in_a_row = 0
         self._orphaned: bytes | None = None
-        """The frame that saves were to continue from that were set aside: the next one does."""
+        """The parent frame of saves that were set aside; the next save gets it."""
         self._process = os.getpid()
         self._step_writer = step_writer if step_writer is not None else AsConfigured()
         self._waiting = deque(recovered)
         self._earlier = frozenset(save.folder for save in self._waiting)
         self._recovered = set(self._earlier)
-        """Saves that may be in the archive already."""
+        """Saves that may already be in the archive."""
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._closing = self._closed = False
@@ -121,49 +121,49 @@ class Archiver:
 
     @property
     def reader(self) -> ArchiveReader:
-        """The archive's frames. To be used after `flush` alone."""
+        """The archive's frames; use it only after `flush`."""
         return self._writer.reader
 
     def write_with(self, step_writer: StepWriter) -> None:
-        """Write saves in another way from the next one on; to be used after `flush` alone."""
+        """Write later saves with another writer; use it only after `flush`."""
         self._step_writer = step_writer
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """Steps of the saves that are not archived yet."""
+        """Steps of the saves not archived yet."""
         with self._changed:
             return tuple(save.step for save in self._waiting)
 
     def wait_for_room(self) -> None:
-        """Return when another save may be submitted."""
+        """Wait until another save may be submitted."""
         self._wait(MAX_PENDING - 1)
 
     def submit(self, save: SpooledSave) -> None:
-        """Add a save behind the others."""
+        """Queue a save."""
         with self._changed:
             self._waiting.append(self._successor(save))
             self._changed.notify_all()
 
     def _successor(self, save: SpooledSave) -> SpooledSave:
-        """Return a save as it continues from where those would have that were set aside before it."""
+        """Return a save with the parent of saves before it that were set aside."""
         parent, self._orphaned = self._orphaned, None
         if parent is None or save.parent is not None:
             return save
-        with contextlib.suppress(InshrinkError):  # then this process alone knows
+        with contextlib.suppress(InshrinkError):  # then only this process knows the parent
             return self._spool.adopt(save, parent)
         return save._replace(parent=parent)
 
     def flush(self) -> None:
-        """Return when the archive holds every save that was not set aside."""
+        """Wait until every save is archived or set aside."""
         self._wait(0)
 
     def upload(self) -> None:
-        """Return when the archive is where others read it; to be used after `flush` alone.
+        """Wait for the archive's uploads; use it only after `flush`.
 
         Raises
         ------
         StorageError, ConflictError
-            As of `ArchiveWriter.flush`.
+            As `ArchiveWriter.flush`.
         """
         self._writer.flush()
 
@@ -171,7 +171,7 @@ class Archiver:
         if self._process != os.getpid():
             return
         with self._changed:
-            self._error = None  # what was refused is tried again
+            self._error = None  # a refused save is tried again
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._error is not None or len(self._waiting) <= n_pending)
             error: BaseException | None = self._error
@@ -179,10 +179,9 @@ class Archiver:
                 raise error
 
     def close(self) -> None:
-        """Archive what is pending, end the thread and release the archive; harmless when repeated.
+        """Archive pending saves, end the thread and release the archive; may be repeated.
 
-        The lock is released even where an error is raised. One that was interrupted can be repeated. In a
-        forked child, which has no such thread, nothing happens.
+        The lock is released even if an error is raised. Does nothing in a forked child, which has no thread.
         """
         if self._closed or self._process != os.getpid():
             return
@@ -205,20 +204,20 @@ class Archiver:
                 try:
                     self._writer.close()
                     self._closed = True
-                except Exception as error:  # it waits on this machine
+                except Exception as error:  # the upload queue keeps the frame
                     if last is not None:
                         self.failures.setdefault(last.step, str(error))
                     raise
 
     def close_quietly(self) -> None:
-        """Close without raising: what could not be archived stays in the spool."""
+        """Close without raising; saves that could not be archived stay in the spool."""
         try:
             self.close()
-        except Exception as error:  # at the interpreter's end nothing could catch it
+        except Exception as error:  # at interpreter exit nothing could catch it
             _logger.warning("a save is not archived yet and waits in the spool: %s", error)
 
     def _work(self) -> None:
-        with contextlib.suppress(Exception):  # what is wrong shows with a save
+        with contextlib.suppress(Exception):  # the first save reports it
             warm_up(self._config)
         while True:
             with self._changed:
@@ -234,12 +233,12 @@ class Archiver:
                 self._changed.notify_all()
 
     def _try(self, save: SpooledSave) -> BaseException | None:
-        """Archive a save, or set it aside; return what keeps the thread from going on."""
+        """Archive a save, or set it aside; return the error that stops the thread, if any."""
         try:
             self._archive(save)
         except BaseException as error:  # raised again in the caller's thread
             self._chain = None
-            # It may be in the archive by now; tried again, it must not be appended twice.
+            # It may already be in the archive; a second try must not append it again.
             self._recovered.add(save.folder)
             if save.step not in self.failures:
                 _logger.warning("step %s is not archived, and training goes on: %s", save.step, error)
@@ -257,7 +256,7 @@ class Archiver:
 
     def _set_aside(self, save: SpooledSave, error: BaseException) -> None:
         with self._changed:
-            # The record first: ended in between, the next process finds both with the same parent.
+            # The record first: if the process ends here, the next one finds both with the same parent.
             self._orphaned = save.parent or self._orphaned
             if len(self._waiting) > 1:
                 self._waiting[1] = self._successor(self._waiting[1])
@@ -266,22 +265,22 @@ class Archiver:
         self._n_in_a_row += 1
 
     def _is_at_fault(self, save: SpooledSave, error: BaseException) -> bool:
-        """Tell whether a save could not be archived because of what it is; not the disk, nor the archive."""
+        """Tell whether an error is the save's fault, and neither the disk's nor the archive's."""
         import torch
 
         if not isinstance(error, Exception) or isinstance(error, (*_NO_FAULT, torch.OutOfMemoryError)):
             return False
-        if not is_archive(self._writer.reader.path):  # somebody has moved it away
+        if not is_archive(self._writer.reader.path):  # the archive was moved
             return False
-        return not isinstance(error, DamagedError) or not self._spool.is_whole(save)
+        return not isinstance(error, DamagedError) or not self._spool.is_complete(save)
 
     def require_archived(self) -> None:
-        """Say once that saves were set aside, but for those of an earlier process, which stop no later one.
+        """Raise once for saves of this process that were set aside.
 
         Raises
         ------
         InputError
-            Some were, since this was asked last.
+            Some were, since the last call.
         """
         news, self._unsaid = self._unsaid, []
         if news:
@@ -293,7 +292,7 @@ class Archiver:
             )
 
     def _archive(self, save: SpooledSave) -> None:
-        """Make one save a frame, and drop the one before it."""
+        """Append one save as a frame, and drop the one before it."""
         self._spool.settle(save)
         checkpoint = self._spool.read(save)
         known = self._find(save) if save.folder in self._recovered else None
@@ -307,7 +306,7 @@ class Archiver:
             self._chain.metrics = save.metrics
             self._step_writer.append(self._chain, checkpoint)
         self._spool.mark(save)
-        # Its files are read again for the next delta: what is stored exactly is not held in memory.
+        # The next delta reads its files again: exact tensors are not kept in memory.
         if self._last is not None:
             self._spool.drop(self._last.folder)
         self._last = save
@@ -316,12 +315,12 @@ class Archiver:
             self._retain()
 
     def _retain(self) -> None:
-        """Prune the archive as the policy says; what keeps it from that keeps no save from being archived."""
+        """Apply the retention policy; a failure does not stop saves."""
         self._n_unretained, policy = 0, self._retention
         if policy is None:
             return
         with self._changed:
-            awaited = {one for save in self._waiting for one in (save.parent, save.restored, self._orphaned)}
+            awaited = {frame for s in self._waiting for frame in (s.parent, s.restored, self._orphaned)}
         rules = PruneRules(**vars(policy))
         try:
             bases = BaseFinder(self._writer.reader.path, self._base, open_base_at)
@@ -344,12 +343,12 @@ class Archiver:
         return parent
 
     def _chain_from(self, parent: FrameInfo | None, save: SpooledSave) -> ChainWriter:
-        """Return a writer that continues from a frame, on a new branch where frames follow it already."""
+        """Return a writer that continues from a frame, on a new branch if other frames follow it."""
         restored = None if save.restored is None else self._writer.reader.info(save.restored)
         return ChainWriter(self._writer, self._config, parent=parent, restored=restored, base=self._base)
 
     def _find(self, save: SpooledSave) -> FrameInfo | None:
-        """Return the frame that holds a save already: the process died before it could note so."""
+        """Return the frame of a save that was archived but not marked before the process died."""
         reader = self._writer.reader
         view = stored_view(self._spool.read(save), self._config.optimizer)
         for frame in reversed(reader.frames):
@@ -361,16 +360,12 @@ class Archiver:
 
 
 def warm_up(config: ChainConfig) -> None:
-    """Encode something small twice, a keyframe and a delta, so that a first save does not pay for kernels.
+    """Encode a small keyframe and delta, so that the first save does not wait for kernels.
 
     Parameters
     ----------
     config
-        How saves will be made.
-
-    Notes
-    -----
-    Takes about two seconds of processor time in a process that has encoded nothing, and milliseconds later.
+        How saves will be encoded.
     """
     import torch
 

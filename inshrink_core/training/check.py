@@ -37,28 +37,28 @@ _STEADY: Final = 1e-6
 """Relative difference of two answers about one state, beyond which a check is not deterministic."""
 
 Check = Callable[[nn.Module], Any]
-"""Returns of a model, in eval mode, on a fixed small batch: the loss, a number or a tensor of one; or a
-dict of ``loss``, and of ``log_probs`` (n, classes) or ``predictions``, as evaluators return them."""
+"""A function of a model in eval mode. Returns the loss on a fixed small batch, a number or a tensor with
+one element; or a dict of ``loss``, and ``log_probs`` (n, classes) or ``predictions``, as evaluators do."""
 
 
 class ModelEvaluator:
-    """Judges states of a model by a function of it.
+    """Evaluates states of a model by a function of it.
 
     Parameters
     ----------
     model
-        A model of its own: states are loaded into it.
+        A model that nothing else uses: states are loaded into it.
     check
-        What is asked about it.
+        The function.
     spec
         Name for messages.
     metric, direction
-        Name of the number, and which way it is better.
+        Name of the metric, and which way it is better.
 
     Notes
     -----
-    For use from one thread at a time. No gradients are computed. O(model) memory beside the model itself
-    while a state is loaded.
+    For use from one thread at a time. No gradients are computed. Loading a state takes O(model) memory beside
+    the model.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class ModelEvaluator:
         direction: Direction = Direction.LOWER,
     ) -> None:
         self._model, self._check = model, check
-        own = [name for name, value in model.state_dict().items() if isinstance(value, Tensor)]
-        # A checkpoint names tensors without what wrappers put before them.
-        self._names = dict(zip(own, strip_wrappers(own), strict=True))
-        # Of tensors that are one, a file may hold one.
+        raw = [name for name, value in model.state_dict().items() if isinstance(value, Tensor)]
+        # Names in a checkpoint have no prefixes of wrappers.
+        self._names = dict(zip(raw, strip_wrappers(raw), strict=True))
+        # A file may have only one of several tied tensors.
         shared: dict[int, list[str]] = {}
         for name, value in model.state_dict(keep_vars=True).items():
             if name in self._names:
@@ -89,7 +89,7 @@ class ModelEvaluator:
         Raises
         ------
         EvaluatorError
-            The state is of another model, or the function fails on it or returns what is of no use.
+            The state belongs to another model, or the function fails or returns an invalid value.
         NotFiniteError
             The metric is NaN or infinite.
         """
@@ -98,7 +98,7 @@ class ModelEvaluator:
         return self._answered(begun)
 
     def _answered(self, begun: float) -> Evaluation:
-        """Ask about the model as it is."""
+        """Evaluate the model with its current state."""
         try:
             with torch.no_grad():
                 answer = self._check(self._model)
@@ -119,15 +119,15 @@ class ModelEvaluator:
         )
 
     def state_of(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the state of a like model, its tensors named as in a checkpoint."""
+        """Return the state of a model of the same class, with names as in a checkpoint."""
         state = model.state_dict()
-        return {name: state[own] for own, name in self._names.items()}
+        return {name: state[raw] for raw, name in self._names.items()}
 
     def close(self) -> None:
-        """Nothing is held that would have to be released."""
+        """Do nothing: there is nothing to release."""
 
     def _understood(self, answer: Any) -> tuple[float, dict[str, Any]]:
-        """Return the metric and the predictions of an answer."""
+        """Return the metric and the predictions in the function's result."""
         arrays: dict[str, Any] = {}
         if isinstance(answer, Mapping):
             given = {name: answer[name] for name in ("log_probs", "predictions") if name in answer}
@@ -151,7 +151,7 @@ class ModelEvaluator:
         return value, arrays
 
     def _load(self, state: Mapping[str, Tensor]) -> None:
-        """Put a state into the model."""
+        """Load a state into the model."""
         missing = [
             name
             for name in self._names.values()
@@ -159,7 +159,7 @@ class ModelEvaluator:
         ]
         if missing:
             raise EvaluatorError(f"the state has no tensor '{missing[0]}'", where=self.spec)
-        found = {own: state[name] for own, name in self._names.items() if name in state}
+        found = {raw: state[name] for raw, name in self._names.items() if name in state}
         try:
             self._model.load_state_dict(found, strict=False)
         except RuntimeError as error:
@@ -169,31 +169,31 @@ class ModelEvaluator:
 
 
 class CheckedWriter:
-    """Writes the saves of one training so that each keeps bounds as restored; goes on through its failures.
+    """Writes the saves of one training so that each restored save meets the bounds.
 
-    A `inshrink_core.search.bounded.StepWriter`; a context, for it keeps predictions in files.
+    A `inshrink_core.search.bounded.StepWriter`; a context manager, since it stores predictions in files.
 
     Parameters
     ----------
     base
-        How frames are made, but for what is chosen.
+        How frames are encoded, except for the tuned parameter.
     evaluator
-        What judges an original and what its frame decodes to.
+        Evaluates originals and decoded frames.
     bounds
-        What is promised of every restored step.
+        The bounds of every restored step.
     follows
-        Measure each save once or twice, as a training leaves time for, instead of searching.
+        Measure each save once or twice, without a search, since training continues meanwhile.
     every
-        Check every so many saves, and write those between as the last one that was checked.
+        Check every n-th save; saves between use the settings of the last one checked.
     resumed
-        Whether `base` is what the archive was written with so far.
+        Whether the archive was written with `base` so far.
     forgiving
-        Where a save cannot be judged, store it exactly, and say so in `failures`, instead of raising.
+        Store a save exactly if it cannot be evaluated, and list it in `failures`, instead of raising.
 
     Attributes
     ----------
     failures
-        Why saves could not be judged, by step.
+        Why saves could not be evaluated, by step.
     seconds
         Time of the evaluator so far.
     """
@@ -229,27 +229,27 @@ class CheckedWriter:
         every: int = 1,
         resumed: bool = False,
     ) -> Self:
-        """Return what checks the saves of a model beside its training; the check is tried on it as it is.
+        """Return the writer for a model in training, after trying the check on its current state.
 
         Raises
         ------
         ConfigError
-            The codec has nothing to search.
+            The codec has no tunable parameter.
         EvaluatorError
-            The model cannot be copied, or the check is of no use.
+            The model cannot be copied, or the check fails.
         """
-        space_of(base.codec)  # refuses a codec without anything to search
+        space_of(base.codec)  # refuses a codec without a tunable parameter
         evaluator = ModelEvaluator(copied_model(model), check)
         bounds = bounds_of(max_restore_cost)
         bounds.completed(require_check(evaluator, model))
         return cls(base, evaluator, bounds, follows=True, every=every, resumed=resumed, forgiving=True)
 
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
-        """Write a save with the smallest frame found that keeps the bounds, or exactly if none does."""
+        """Write a save as the smallest frame found that meets the bounds, or exactly."""
         if self._n_unchecked and self._bounded.can_repeat(chain):
             self._n_unchecked = (self._n_unchecked + 1) % self._every
             return self._bounded.repeat(chain, checkpoint, done)
-        # After a restore the same step comes again with other values.
+        # After a restore the same step may have other values.
         self._judge.forget(lambda step: step >= checkpoint.step)
         self._originals[checkpoint.step] = checkpoint
         try:
@@ -261,14 +261,14 @@ class CheckedWriter:
             self.failures[checkpoint.step] = str(error)
             written = self._bounded.appended
             if isinstance(error, CheckFailedError) and written is not None:
-                appended = written  # exactly, since nothing coarser was judged to keep the bounds
+                appended = written  # exact: nothing coarser met the bounds
             else:
                 appended = self._bounded.append_exactly(chain, checkpoint, done, str(error))
         self._n_unchecked = 1 % self._every
         self._originals.clear()
         if not self._follows:
-            # The files of a save are gone after a failure; a search may want to know what moved since.
-            self._originals[checkpoint.step] = _held(checkpoint)
+            # The files of a save are deleted later; a search may still compare with its values.
+            self._originals[checkpoint.step] = _in_memory(checkpoint)
         self._judge.forget(lambda step: step != checkpoint.step)
         return appended
 
@@ -278,13 +278,13 @@ class CheckedWriter:
         return self._judge.seconds
 
     def promise(self) -> dict[str, Any]:
-        """Return how every save keeps the bounds, as JSON values."""
+        """Return the quality record of every save, as JSON values."""
         promise = self._bounded.promise
         steps = sorted(promise.steps)
         return promise.to_json() | {"frames": [{"step": step, **promise.step_json(step)} for step in steps]}
 
     def close(self) -> None:
-        """Remove what is kept in files."""
+        """Remove the files of predictions."""
         self._judge.close()
 
     def __enter__(self) -> Self:
@@ -295,17 +295,17 @@ class CheckedWriter:
 
 
 def bounds_of(max_restore_cost: float | None) -> Bounds:
-    """Return what a training's saves are promised, by default."""
+    """Return the bounds of a training's saves."""
     return Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST if max_restore_cost is None else max_restore_cost)
 
 
 def require_check_options(check: Check | None, max_restore_cost: float | None, check_every: int) -> None:
-    """Refuse options of a check that are none, or without one.
+    """Refuse invalid options of a check, and options without a check.
 
     Raises
     ------
     InputError
-        As said.
+        An option is invalid.
     """
     if type(check_every) is not int or check_every < 1:
         raise InputError("check_every is a number of saves", expected="≥ 1", found=repr(check_every))
@@ -313,15 +313,15 @@ def require_check_options(check: Check | None, max_restore_cost: float | None, c
         raise InputError("there is no check", remedy="give the saver `check`, a function of the model")
 
 
-def _held(checkpoint: Checkpoint) -> Checkpoint:
-    """Return weights and buffers of a checkpoint whose files will be gone."""
+def _in_memory(checkpoint: Checkpoint) -> Checkpoint:
+    """Return weights and buffers of a checkpoint, copied to memory."""
     specs = tuple(spec for spec in checkpoint.specs if spec.role in MODEL_ROLES)
     tensors = {spec.key: checkpoint[spec.key].clone() for spec in specs}
     return replace(checkpoint, specs=specs, files=(), source=TensorsInMemory(tensors))
 
 
 def copied_model(model: nn.Module) -> nn.Module:
-    """Return a copy of a model in eval mode, without gradients, that shares nothing with it.
+    """Return a deep copy of a model in eval mode, without gradients.
 
     Raises
     ------
@@ -344,15 +344,15 @@ def copied_model(model: nn.Module) -> nn.Module:
 
 
 def require_check(evaluator: ModelEvaluator, model: nn.Module) -> Evaluation:
-    """Return what a check says of a model; refuse one that is random, or says two things of one state.
+    """Return the evaluation of a model, after checking that it is deterministic.
 
-    Asked in the caller's thread, before training goes on: later it runs beside the training, where drawing
+    Runs in the caller's thread, before training continues. Later checks run during training, where drawing
     from torch's generator would disturb it.
 
     Raises
     ------
     EvaluatorError
-        The check fails, is random or is not deterministic.
+        The check fails, draws random numbers or is not deterministic.
     """
     state = evaluator.state_of(model)
     before = torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""What a training saves beside its models and optimizers: written as values that any reader may read."""
+"""Values that a training saves beside its models and optimizers, as any reader can read them."""
 
 from __future__ import annotations
 
@@ -14,43 +14,42 @@ if TYPE_CHECKING:
 
 
 _MAX_DEPTH: Final = 32
-"""Of containers; deeper ones are a mistake, or refer to themselves."""
+"""Of containers; deeper ones are a mistake or refer to themselves."""
 
 _MAX_NBYTES: Final = 128 << 20
-"""Of numbers and texts, as a pickle holds them; half of what is read of one."""
+"""Of numbers and strings in a pickle; half of the limit for reading."""
 
 _MAX_BITS: Final = 2039
-"""Of a whole number: what ``torch.load`` reads with ``weights_only``."""
+"""Of an integer that ``torch.load`` reads with ``weights_only``."""
 
 _VALUE_NBYTES: Final = 9
 _TENSOR_NBYTES: Final = 200
-"""What a value, or the description of a tensor, takes in a pickle."""
+"""Size of a value, and of the description of a tensor, in a pickle."""
 
 _ARRAY, _SCALAR, _BYTES = "array", "scalar", "bytes"
 
 
 def pack(extra: Mapping[str, Any] | None, is_shared: Callable[[Tensor], bool]) -> tuple[Any, dict[str, Any]]:
-    """Return values as a plain torch file holds them, and what `unpack` needs to return them as they were.
+    """Return values for a plain torch file, and what `unpack` needs to invert the conversion.
 
     Parameters
     ----------
     extra
         By name.
     is_shared
-        Whether a tensor lies in memory that is saved as something else too: it is copied, so that it is saved
-        for itself.
+        Whether a tensor shares its memory with another saved tensor; such tensors are copied.
 
     Returns
     -------
     values
-        The same containers, in which arrays and numbers of NumPy have become tensors.
+        The same containers, with tensors instead of NumPy arrays and numbers.
     kinds
-        Which of the tensors in them, counted from the first one, were none.
+        The types of these values, by the positions of their tensors.
 
     Raises
     ------
     InputError
-        There is something in a value that could not be read back.
+        A value could not be read back.
     """
     import numpy as np
     import torch
@@ -77,7 +76,7 @@ def pack(extra: Mapping[str, Any] | None, is_shared: Callable[[Tensor], bool]) -
         if kind:
             kinds.setdefault(kind, []).append(n_tensors)
         n_tensors += 1
-        # One object in two places stays one.
+        # Shared objects stay shared.
         return made.setdefault(id(value), tensor)
 
     extra = dict(extra or {})
@@ -90,7 +89,7 @@ def pack(extra: Mapping[str, Any] | None, is_shared: Callable[[Tensor], bool]) -
 
 
 def unpack(values: Any, kinds: Mapping[str, Any]) -> Any:
-    """Return what `pack` was given."""
+    """Return the values given to `pack`."""
     import torch
 
     listed = {kind: numbers for kind, numbers in kinds.items() if isinstance(numbers, list)}
@@ -111,7 +110,7 @@ def unpack(values: Any, kinds: Mapping[str, Any]) -> Any:
 
 
 def _mapped(value: Any, leaf: Callable[[Any], Any], made: dict[int, Any], depth: int = 0) -> Any:
-    """Return containers like those given, with other leaves; each container once, in their order."""
+    """Return equal containers with other leaves; shared containers stay shared."""
     if id(value) in made:
         return made[id(value)]
     if depth > _MAX_DEPTH:
@@ -132,7 +131,7 @@ def _mapped(value: Any, leaf: Callable[[Any], Any], made: dict[int, Any], depth:
 
 
 def _alone(value: Tensor, is_shared: Callable[[Tensor], bool]) -> Tensor:
-    """Return a tensor that is saved for itself: values alone, of a parameter too."""
+    """Return the values of a tensor or parameter, copied if its memory is shared."""
     import torch
 
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
@@ -141,12 +140,12 @@ def _alone(value: Tensor, is_shared: Callable[[Tensor], bool]) -> Tensor:
 
 
 def require_plain(value: Any, where: str) -> None:
-    """Accept what `torch.load` reads with ``weights_only``, and what reads files without executing them.
+    """Check that `torch.load` with ``weights_only``, and this project's readers, can read a value.
 
     Raises
     ------
     InputError
-        There is something else in a value, which `where` calls by its name; or too much of it.
+        They cannot, or the value is too large; `where` names it.
     """
     done: set[int] = set()
     above: set[int] = set()
@@ -192,7 +191,7 @@ def require_plain(value: Any, where: str) -> None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Tell whether a value that holds no others is of a type that can be read back."""
+    """Tell whether a value without others inside can be read back."""
     import torch
 
     if type(value) is int:
@@ -204,7 +203,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_readable_tensor(value: Any) -> bool:
-    """Tell whether a value is a tensor whose file can be read."""
+    """Tell whether a value is a tensor that can be read back."""
     import torch
 
     if not isinstance(value, torch.Tensor) or value.is_nested:

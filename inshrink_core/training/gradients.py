@@ -1,4 +1,4 @@
-"""A moving average of the gradients before a save: what sensitivities are computed from."""
+"""The moving average of gradients before a save, from which sensitivities are computed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class GradientAverage:
     Parameters
     ----------
     parameters
-        By name. Their ``grad`` are read; they are not changed.
+        By name. Their ``grad`` are read.
     n_recorded
-        Batches before a save that are recorded. When a save will come is taken from the distance of
-        the last two; before the second save, every batch is recorded.
+        Batches before a save that are recorded. The next save is predicted from the distance of the last
+        two; before the second save, every batch is recorded.
 
     Notes
     -----
@@ -40,7 +40,7 @@ class GradientAverage:
         self._interval: int | None = None
 
     def record(self) -> None:
-        """Take in the gradients that the parameters have now."""
+        """Add the current gradients of the parameters."""
         self._n_since_save += 1
         if self._interval is not None and self._n_since_save <= self._interval - self._n_recorded:
             return
@@ -64,19 +64,19 @@ class GradientAverage:
             torch._foreach_lerp_(old, new, NEW_SHARE)
 
     def take(self) -> dict[str, Tensor]:
-        """Return the average by parameter name, and begin anew; empty where nothing was recorded."""
+        """Return the average by parameter name, and reset; empty if nothing was recorded."""
         taken, self._average = self._average, {}
         self._interval, self._n_since_save = self._n_since_save or None, 0
         return taken
 
     def forget(self) -> None:
-        """Begin anew without a save, as after a restore."""
+        """Reset without a save, as after a restore."""
         self._average = {}
         self._n_since_save = 0
 
 
 def finite(averages: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Leave out the tensors that a batch made NaN or infinite: they would tell nothing."""
+    """Return the averages that have no NaN or infinity."""
     import torch
 
     return {name: tensor for name, tensor in averages.items() if torch.isfinite(tensor).all()}

@@ -1,4 +1,4 @@
-"""Whose state it is that an optimizer numbers, noted beside a save by a training that knows."""
+"""Names of the parameters that an optimizer numbers, recorded by the training beside a save."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 PARAMETERS_NAME: Final = "parameters.json"
-"""File beside a save in the spool; the archive holds what it says, and not the file."""
+"""File beside a save in the spool; the archive has its names, not the file."""
 
 
 def record_of(model: Any, optimizers: Iterable[Any], saved: Mapping[str, str] | None = None) -> bytes:
@@ -28,21 +28,21 @@ def record_of(model: Any, optimizers: Iterable[Any], saved: Mapping[str, str] | 
     model
         A module, wrapped or not.
     optimizers
-        Whatever has ``param_groups``, in the order in which their states are saved.
+        Objects with ``param_groups``, in the order in which their states are saved.
     saved
-        What parameters are called in the model's file, where that is not what the model calls them.
+        Names of parameters in the model's file, where they differ from the model's.
     """
     named = [((saved or {}).get(name, name), parameter) for name, parameter in model.named_parameters()]
     called = {id(parameter): name for name, parameter in named}
-    groups = [[p for group in one.param_groups for p in group["params"]] for one in optimizers]
+    groups = [[p for group in each.param_groups for p in group["params"]] for each in optimizers]
     names = [[called.get(id(p), "") for p in params] for params in groups]
     return json.dumps({"optimizers": names, "order": [name for name, _ in named]}).encode()
 
 
 def as_recorded(parsed: ParsedCheckpoint, folder: Path) -> ParsedCheckpoint:
-    """Return a checkpoint as the record in a folder names its state; as it is where there is no sound record.
+    """Return a checkpoint with its optimizer state matched by the record in a folder, if that is valid.
 
-    A recorded name that the checkpoint does not have, or has with another shape, says nothing.
+    Recorded names that the checkpoint lacks, or has with another shape, are ignored.
     """
     try:
         record = json.loads(read_regular(folder / PARAMETERS_NAME, MAX_JSON_BYTES))
@@ -71,25 +71,25 @@ def as_recorded(parsed: ParsedCheckpoint, folder: Path) -> ParsedCheckpoint:
 
 
 class _Names:
-    """The names that a checkpoint has for what a training calls otherwise: tied weights, adapters."""
+    """Names in a checkpoint of parameters that a training names otherwise: tied weights, adapters."""
 
     def __init__(self, parsed: ParsedCheckpoint) -> None:
         self._free: Mapping[str, Any] = parsed.free
         self._aliases, self._listed = parsed.aliases, set(parsed.order)
 
     def find(self, name: str) -> str | None:
-        """Return what a parameter is called among the weights that state may belong to."""
+        """Return a parameter's name among the weights that may have optimizer state."""
         return self._known(name, self._free)
 
     def listed(self, name: str) -> str | None:
-        """Return what it is called among all tensors of the model."""
+        """Return a parameter's name among all tensors of the model."""
         return self._known(name, self._listed)
 
-    def _known(self, name: str, held: Iterable[str]) -> str | None:
+    def _known(self, name: str, names: Iterable[str]) -> str | None:
         name = self._aliases.get(name, name)
-        if name in held:
+        if name in names:
             return name
         # peft leaves out the adapter's name: lora_A.default.weight
         parts: Sequence[str] = name.split(".")
         shorter = (".".join([*parts[:i], *parts[i + 1 :]]) for i in range(len(parts) - 1))
-        return next((one for one in shorter if one in held), None)
+        return next((short for short in shorter if short in names), None)

@@ -1,4 +1,4 @@
-"""The saver of a training loop: saves become frames of an archive while training goes on."""
+"""The saver of a training loop: it archives saves while training continues."""
 
 from __future__ import annotations
 
@@ -59,90 +59,88 @@ _logger = logging.getLogger(__name__)
 
 
 class Saver:
-    """Archives a PyTorch training, or the checkpoints that another program writes, and restores it.
+    """Archives a PyTorch training, or checkpoints that another program writes, and restores it.
 
     Parameters
     ----------
     archive
-        The archive to make or to go on with. Locked against other writers until `close`.
+        The archive, created if needed. Locked against other writers until `close`.
     model, optimizer
-        What is saved and restored, in place; without an optimizer, the model alone; without a model, folders
-        and files alone (`save_folder`, `save_files`). Several optimizers are a list. Wrappers
-        (DistributedDataParallel, torch.compile) may come and go between save and restore.
+        Saved, and restored in place. Without an optimizer, only the model; without a model, only folders
+        and files (`save_folder`, `save_files`). Several optimizers are a list. Wrappers
+        (DistributedDataParallel, torch.compile) may differ between save and restore.
     codec, config
-        How the weights are stored; by default as in the archive, else the default codec.
+        How weights are stored; by default as in the archive, else the default codec.
     optimizer_state
         How the optimizer is stored (`inshrink_core.chain.ChainConfig`). By default as in the archive,
-        else compressed: training goes on from a restore, though not bit for bit. ``exact`` keeps every
-        bit; ``drop`` leaves it out, so that it starts anew after a restore.
+        else compressed: training continues from a restore, but not bit for bit. ``exact`` keeps every
+        bit; ``drop`` omits it, so that it starts anew after a restore.
     keyframe_every
         Frames from one keyframe to the next.
     device
-        Where frames are encoded, as torch names it; ``auto`` is CUDA where there is one. Does not change
-        the bytes.
+        Where frames are encoded, as torch names it; ``auto`` is CUDA if available. Does not change the
+        bytes.
     threads
-        Tensors encoded at a time, beside the training; by default one.
+        Tensors encoded at a time during training; by default one.
     n_recorded
         Batches before a save whose gradients `record` averages.
     check
-        ``check(model)`` returns the loss on a fixed small batch, a number; or a dict of ``loss`` and of
-        ``log_probs`` (n, classes) or ``predictions``. Each save is then decoded and judged beside the
-        training, on a copy of the model in eval mode, and written as coarse as `max_restore_cost` allows, or
-        exactly where nothing coarser does. It must neither draw random numbers nor change what it is not
-        given.
+        ``check(model)`` returns the loss on a fixed small batch, a number; or a dict of ``loss`` and
+        ``log_probs`` (n, classes) or ``predictions``. Each save is decoded and evaluated during training,
+        on a copy of the model in eval mode. It is written as coarsely as `max_restore_cost` allows, or
+        exactly. The check must not draw random numbers or have side effects.
     max_restore_cost
-        What a restore of any save may cost, as the expected relative rise of the checked loss; by default
+        Bound of the restore cost of every save: the expected relative rise of the checked loss; by default
         `DEFAULT_MAX_RESTORE_COST`.
     check_every
-        Check every so many saves; those between are written as the last one that was checked.
+        Check every n-th save; saves between use the settings of the last one checked.
     step_writer
-        How each save is written, on the saver's thread; by default as `codec`, `config` and `check` say.
+        Writes each save, on the saver's thread; by default determined by `codec`, `config` and `check`.
     base
         The model that a fine-tuning begins from, a file or a state dict, which is copied
-        (`inshrink_core.chain.open_base`): the archive's first frame is encoded relative to it. An archive
-        that was begun so needs it again, unless it lies where it lay.
+        (`inshrink_core.chain.open_base`). The archive's first frame is encoded relative to it. Needed again
+        to open the archive, unless it is found at its recorded path.
     also
         Further models, optimizers or pairs of them, by name: ``{"ema": average, "D": (net, optimizer)}``.
-        They are stored as `model` and `optimizer` are, ``ema.fc.weight`` beside ``fc.weight``, and restored
+        They are stored like `model` and `optimizer`, ``ema.fc.weight`` beside ``fc.weight``, and restored
         in place.
     retention
-        What stays of the archive: looked at after every eighth save, and when the saver is closed. What
-        `keep_best` goes by are numbers of a save's `extra`, or of the dict ``metrics`` in it.
+        Which steps stay; applied after every eighth save and at `close`. `keep_best` uses numbers in a
+        save's `extra`, or in the dict ``metrics`` in it.
 
     Attributes
     ----------
     path
-        The archive: its path, or its URL.
+        The archive's path or URL.
     last_step
-        The step of the last save or restore, or the archive's last; None where there is none.
+        The step of the last save or restore, or the archive's last; None if there is none.
     extra
-        What was saved beside models and optimizers in the step restored last.
+        The `extra` of the step restored last.
     older
-        The step that a tensor is of, by its name in the archive, where that is before the step restored last:
-        what saves under a budget left as it was. The optimizer's state of it is of the same step.
+        After a restore: tensors, by name, that saves under a budget left at an earlier step, with that step.
+        Their optimizer state is of the same step.
 
     Raises
     ------
     LockedError
-        Another process is saving there, or a saver of this one that is in use: within its ``with`` statement,
-        or in another thread. One of this thread that was not closed is taken over.
+        Another process is writing the archive, or another saver of this process that is in use: inside its
+        ``with`` statement or in another thread. An unclosed saver of this thread is taken over.
 
     Notes
     -----
-    `save` writes one torch file into ``ARCHIVE.spool``, waits until the disk has it, and returns; a
-    background thread turns it into a frame and removes it. Once `save` has returned, the save survives
-    the death of the process and a power loss: what was not archived by then is archived by the next
-    saver of the archive. At most two saves wait; `save` blocks before a third.
+    `save` writes one torch file into ``ARCHIVE.spool``, waits until it is durable, and returns; a
+    background thread turns it into a frame and removes it. The save then survives the death of the process
+    and a power loss: the next saver of the archive archives what is left. At most two saves wait; a third
+    `save` blocks.
 
-    One rule says what happens to a save that fails. One that cannot be spooled raises at once: it is not
-    saved, and training can go on. What goes wrong later, on the thread, is logged and listed in `failures`.
-    Where the disk or the archive refuses, the save waits in the spool, and each later call has it tried
-    again; where the save itself is at fault, its files are set aside (`set_aside`) and others go on, but
-    after three in a row the fourth waits, too. `flush` and `close` raise where a save is not in the archive,
-    and so does a save that finds no room behind two that wait.
+    A save that cannot be spooled raises at once, and training can continue. Later errors, on the thread, are
+    logged and listed in `failures`. If the disk or the archive refuses, the save waits in the spool and each
+    later call tries again. If the save itself is at fault, its files are set aside (`set_aside`) and later
+    saves continue; after three in a row the fourth waits, too. `flush` and `close` raise if a save is not in
+    the archive, and so does a `save` behind two that wait.
 
-    A `restore` sets the lineage by itself: the next save continues from the frame restored, on a new
-    branch where later steps are archived already, and the codec gets the values that training continued from.
+    `restore` sets the lineage: the next save continues from the restored frame, on a new branch if later
+    steps exist, and the codec gets the values that training continued from.
 
     Examples
     --------
@@ -223,7 +221,7 @@ class Saver:
         self._begin(step_writer)
 
     def _begin(self, step_writer: StepWriter | None) -> None:
-        """Open archive and spool, and archive what an earlier process left."""
+        """Open archive and spool, and archive the saves of an earlier process."""
         writer = self._open_writer()
         try:
             self._spool = Spool(spool_folder(self.path))
@@ -248,10 +246,10 @@ class Saver:
         self._restored = recovered[-1].restored if recovered else None
         self._parent: bytes | None = None
         self._lost = None if recovered or head in writer.reader.frames else head
-        """The archive's last frame where training would go on from it and it is missing."""
+        """The archive's last frame, if training would continue from it and it is missing."""
 
     def _open_writer(self) -> ArchiveWriter:
-        """Open the archive for writing; a saver of this process that is not in use lets go of it."""
+        """Open the archive for writing; an unused saver of this process releases it."""
         self._used_in, self._process = threading.current_thread(), os.getpid()
         try:
             writer = ArchiveWriter(self.path, create=True)
@@ -267,9 +265,8 @@ class Saver:
     def _give_way(self) -> None:
         """Close for another saver of this process, unless this one is in use.
 
-        It is within its ``with`` statement, and while the thread that used it last is alive and another one.
-        A cell of a notebook that is run again makes its saver again, while a variable or a traceback still
-        refers to the first.
+        It is in use inside its ``with`` statement, and while another living thread used it last. A notebook
+        cell that runs again makes a new saver while a variable or a traceback still refers to the first.
         """
         other = self._used_in is not threading.current_thread() and self._used_in.is_alive()
         if self._entered or other:
@@ -282,23 +279,23 @@ class Saver:
         self._taken_over = True
         try:
             self.close()
-        except Exception as error:  # the successor finds it in the spool
+        except Exception as error:  # the next saver finds the save in the spool
             _logger.warning("a save is not archived yet and waits in the spool: %s", error)
 
     @property
     def is_usable_here(self) -> bool:
-        """Whether this is the process that opened the archive, and not one forked from it."""
+        """Whether this process opened the archive; false in a forked child."""
         return self._process == os.getpid()
 
     def _use(self) -> None:
-        """Note which thread uses the saver.
+        """Record which thread uses the saver.
 
         Raises
         ------
         LockedError
-            Its successor has taken over, or it belongs to the process that this one was forked from.
+            A later saver has taken over, or the saver belongs to the parent process.
         InputError
-            It is closed.
+            The saver is closed.
         """
         if not self.is_usable_here:
             raise LockedError(
@@ -310,7 +307,7 @@ class Saver:
             raise LockedError(
                 "another saver, made later in this process, has taken over this archive",
                 where=str(self.path),
-                remedy="go on with that one; what this one saved is archived",
+                remedy="use that one; the saves of this one are archived",
             )
         if not self._finalizer.alive:
             raise InputError("the saver is closed", where=str(self.path))
@@ -334,62 +331,62 @@ class Saver:
 
     @property
     def set_aside(self) -> tuple[SetAside, ...]:
-        """The saves that could not be archived, of earlier processes too: where their files are, and why."""
+        """The saves that could not be archived, with their folders and reasons; of earlier processes, too."""
         return self._spool.set_aside_saves
 
     @property
     def n_pending(self) -> int:
-        """Number of saves that are not archived yet."""
+        """Number of saves not archived yet."""
         return len(self._archiver.pending) + self._staging.is_busy
 
     @property
     def failures(self) -> Mapping[int, str]:
-        """Why saves are not in the archive, by step; those that wait behind a refused one, too."""
+        """Why saves are not in the archive, by step, including those behind a refused one."""
         found = self._archiver.failures
         behind = self._archiver.pending if found else ()
         return dict.fromkeys(behind, "it waits in the spool behind an earlier save") | found
 
     @property
     def check_failures(self) -> Mapping[int, str]:
-        """Why saves could not be checked, by step: they are stored exactly."""
+        """Why saves could not be checked, by step; these are stored exactly."""
         return {} if self._checked is None else dict(self._checked.failures)
 
     @property
     def check_seconds(self) -> float:
-        """Time that checks have taken so far, on the saver's thread."""
+        """Time of all checks so far, in seconds, on the saver's thread."""
         return 0.0 if self._checked is None else self._checked.seconds
 
     def check_with(self, model: nn.Module, check: Check, max_restore_cost: float | None = None) -> None:
-        """Check every save from now on, and bound what a restore of it costs.
+        """Check every save from now on, and bound its restore cost.
 
         Parameters
         ----------
         model
-            The model that trains; a copy of it is judged, beside the training.
+            The model in training; a copy of it is evaluated.
         check, max_restore_cost
             As for the saver.
 
         Raises
         ------
         ConfigError
-            The codec has nothing to search.
+            The codec has no tunable parameter.
         EvaluatorError
-            The model cannot be copied, or the check is of no use.
+            The model cannot be copied, or the check fails.
         """
         from inshrink_core.training.check import CheckedWriter
 
         resumed = self.last_step is not None
         checked = CheckedWriter.beside(model, check, self._config, max_restore_cost, resumed=resumed)
-        with contextlib.suppress(Exception):  # what the disk refuses waits on
+        with contextlib.suppress(Exception):  # refused saves wait in the spool
             self._drain()
         self._archiver.write_with(checked)
         self._checked = checked
 
     def record(self) -> None:
-        """Take the gradients of this batch into their average; to be called after ``backward``.
+        """Add this batch's gradients to their average; call it after ``backward``.
 
-        Codecs may read it to tell which weights matter (sensitivity ``taylor``); without it they read
-        the optimizer's first moment. Costs one pass over the gradients.
+        Codecs may read the average as a sensitivity (``taylor``); without it they read the optimizer's first
+        moment. Costs one pass over the gradients.
         """
         self._gradients.record()
 
@@ -402,31 +399,29 @@ class Saver:
         budget: int | None = None,
         max_age: int = 16,
     ) -> None:
-        """Save model and optimizer as they are now.
+        """Save model and optimizer.
 
         Parameters
         ----------
         step
             The training step; greater than that of the last save or restore.
         extra
-            Whatever else training needs to continue: numbers, texts, tensors, arrays of NumPy, and lists
-            and dicts of them, such as a scheduler's or a generator's state. Stored bit for bit, whatever it
-            looks like.
+            Everything else that training needs to continue: numbers, strings, tensors, NumPy arrays, and
+            lists and dicts of them, such as the state of a scheduler or a generator. Stored bit for bit.
         wait
-            Whether the save is on the disk when this returns. If not, it is copied while the training
-            goes on, and the optimizer's next step waits for the copy: until then nothing but the optimizer
-            may change what it trains, or its state. An error is raised by the next `save`, `flush`, `restore`
-            or `close`.
+            Whether the save is durable when this returns. If not, it is copied while training continues,
+            and the optimizer's next step waits for the copy: until then only the optimizer may change
+            parameters and state. The next `save`, `flush`, `restore` or `close` raises errors.
         budget
-            Bytes that the save may add to the archive, about: it holds the tensors that changed most since
-            they were last saved, with the optimizer's state of them, and leaves the others at what they were
-            (SCAR: Qiao et al., ICML 2019, section 4); `older` says which, after a restore. What a tensor
-            takes is taken to be what its last change took: the first two saves of an archive are whole, and
-            so is every keyframe, and under a check a save whose older tensors would cost more than
+            Approximate number of bytes that the save may add to the archive. It holds the tensors that
+            changed most since they were last saved, with their optimizer state, and leaves the others
+            unchanged (SCAR: Qiao et al., ICML 2019, section 4); `older` lists these after a restore. Sizes
+            are predicted from the last change of a tensor. The first two saves and all keyframes are
+            complete, and so is, with a check, a save whose older tensors would cost more than
             `max_restore_cost`.
         max_age
-            Under a budget, every tensor is in one of so many saves in a row; those due come first, and may
-            exceed the budget.
+            Under a budget, every tensor is in one of this many consecutive saves; tensors that are due come
+            first and may exceed the budget.
 
         Raises
         ------
@@ -435,20 +430,20 @@ class Saver:
         MissingFrameError
             The file of the archive's last frame is missing, and no other step was restored.
         InputError
-            `extra` holds what is no plain value. Model or optimizer hold what could not be read back: nothing
-            is saved then. The budget is below what the last change of a tensor took; told by the first saves
-            with a budget, not later.
+            `extra` has an unsupported value; model or optimizer have a value that could not be read back;
+            or the budget is below the last change of a tensor, which only the first saves with a budget
+            detect. Nothing is saved.
         StorageError
-            The disk is full. Training can go on, without this save.
+            The disk is full. Training can continue without this save.
         InshrinkError
             Two earlier saves wait in the spool and cannot be archived.
 
         Notes
         -----
-        Blocks for as long as writing the checkpoint's bytes to the disk takes, and for as long as two
-        saves are pending. Without `wait`, buffers are copied at once, and a thread copies the parameters and
-        the optimizer's state and writes them; one copy of all that is held in host memory. The save survives
-        the process only when that is done. A budget is one of the archive: the file in the spool is whole.
+        Blocks while the checkpoint is written to the disk, and while two saves are pending. Without `wait`,
+        buffers are copied at once, and a thread copies parameters and optimizer state and writes them; host
+        memory has one copy of all. The save survives the process only after that. A budget limits the
+        archive: the spooled file is complete.
 
         Examples
         --------
@@ -470,8 +465,8 @@ class Saver:
         self._require_next(step)
         within = None if budget is None else Budget(budget, max_age)
         files = self._files(step, extra)
-        inside = (extra or {}).get("metrics")
-        measured = {**(extra or {}), **(inside if isinstance(inside, Mapping) else {})}
+        metrics = (extra or {}).get("metrics")
+        measured = {**(extra or {}), **(metrics if isinstance(metrics, Mapping) else {})}
         if within is not None:
             self._require_possible(within)
         self._archiver.wait_for_room()
@@ -504,7 +499,7 @@ class Saver:
         parameters: bytes | None = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        """Archive a finished checkpoint that another program has written, a folder or a file.
+        """Archive a finished checkpoint, a folder or a file, that another program has written.
 
         Parameters
         ----------
@@ -513,20 +508,20 @@ class Saver:
         step
             Its training step; greater than that of the last save.
         parameters
-            Names of the optimizers' parameters (`inshrink_core.training.recorded.record_of`), where the
-            training knows them: else whose the optimizer's state is follows from its order alone.
+            Names of the optimizers' parameters (`inshrink_core.training.recorded.record_of`), if known;
+            otherwise optimizer state is matched by its order.
         metrics
-            What was measured at the step, by name: those that `retention` goes by are kept with it.
+            Metrics of the step, by name. Those that `retention` uses are stored.
 
         Raises
         ------
         InshrinkError
-            As of `save`.
+            As `save`.
 
         Notes
         -----
         Makes hard links to the files and returns: 0.3 ms for a folder of Hugging Face's trainer. The save
-        outlives the process then, and a power loss when the thread has synced it.
+        then survives the process, and a power loss after the thread has synced it.
         """
         self._spool_next(
             step, metrics, lambda **about: self._spool.link(step, Path(path), parameters=parameters, **about)
@@ -535,19 +530,19 @@ class Saver:
     def save_files(
         self, files: Mapping[str, Any], step: int, metrics: Mapping[str, Any] | None = None
     ) -> None:
-        """Archive a checkpoint of several files, with content by name: bytes, or what `torch.save` takes.
+        """Archive a checkpoint of several files.
 
         Parameters
         ----------
         files
-            The content of each file; bytes are written as they are.
+            Content by file name: bytes, or an object for `torch.save`.
         step, metrics
             As for `save_folder`.
 
         Raises
         ------
         InshrinkError
-            As of `save`.
+            As `save`.
         """
         self._spool_next(step, metrics, lambda **about: self._spool.put(step, files, as_folder=True, **about))
 
@@ -590,31 +585,31 @@ class Saver:
 
     @property
     def _is_apart(self) -> bool:
-        """Whether the optimizer's state is archived as a file of its own: it can go, and the other stays."""
+        """Whether optimizer state is archived as a separate file, so that it can be dropped later."""
         policy = self._retention
         return policy is not None and policy.optimizer_last is not None and self._config.optimizer != "drop"
 
     def _files(self, step: int, extra: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the files of a save, by name; each says itself what is what."""
-        # Left out of the file and not of the archive alone: a file with holes cannot be restored.
+        """Return the files of a save, by name."""
+        # Omitted from the file, not only from the archive: a file with holes cannot be restored.
         is_dropped = self._config.optimizer == "drop" or self._is_apart
         content = self._state.content(optimizers=not is_dropped)
         beside = self._state.content(models=False) if is_dropped and self._state.optimizers else {}
-        owned: set[int] = set()
+        storages: set[int] = set()
 
-        def is_owned(tensor: Tensor) -> bool:
-            # What lies in the same memory would be saved once, with the error that weights are stored with.
-            if not owned:
-                owned.update(map(memory, tensors_in([content, beside])))
-            return memory(tensor) in owned
+        def is_shared(tensor: Tensor) -> bool:
+            # torch.save stores shared memory once, so the tensor would get the error of the weights.
+            if not storages:
+                storages.update(map(memory, tensors_in([content, beside])))
+            return memory(tensor) in storages
 
-        values, kinds = pack(extra, is_owned)
+        values, kinds = pack(extra, is_shared)
         content |= {"step": step, **({"extra": values} if values else {})}
         content[SAVE_KEY]["values"] = kinds
         return {"checkpoint": content, **({OPTIMIZER_NAME: beside} if beside else {})}
 
     def _require_possible(self, budget: Budget) -> None:
-        """Refuse a budget that no frame could keep, once the archive tells what its tensors take."""
+        """Refuse a budget that no frame could meet, once the sizes of tensors are known."""
         if budget.nbytes == self._possible_budget:
             return
         self._drain()
@@ -634,51 +629,52 @@ class Saver:
         self._possible_budget = budget.nbytes
 
     def _settled(self, files: Mapping[str, Any]) -> frozenset[int]:
-        """Return what optimizers alone change, by `id`, and have their next steps wait for a copy."""
-        held = [one for group in self._state.optimizers.values() for one in group]
+        """Return the `id` of all values that only optimizers change; their next steps wait for a copy."""
+        optimizers = [optimizer for group in self._state.optimizers.values() for optimizer in group]
         if not self._hooks:
-            self._hooks = [one.register_step_pre_hook(self._staging.wait_for_copy) for one in held]
-        trained = {address(one) for each in held for group in each.param_groups for one in group["params"]}
+            self._hooks = [each.register_step_pre_hook(self._staging.wait_for_copy) for each in optimizers]
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        trained = {address(parameter) for group in groups for parameter in group["params"]}
         return frozenset(
             id(value)
             for content in files.values()
             for part in parts_of(content)
             for value in [
-                *(one for one in part.get("model", {}).values() if address(one) in trained - {0}),
-                *(one["state"] for one in states_of(part)),
+                *(tensor for tensor in part.get("model", {}).values() if address(tensor) in trained - {0}),
+                *(state["state"] for state in states_of(part)),
             ]
         )
 
     def before_step(self) -> None:
-        """Wait for the copy of a save without `wait`, where no optimizer's hook does so.
+        """Wait for the copy of a save without `wait`, where no optimizer hook does.
 
-        To be called before whatever changes the parameters and is no call of the optimizer's ``step``: a
-        replayed CUDA graph, weights that are set by hand.
+        Call it before parameters change by anything but the optimizer's ``step``: a replayed CUDA graph, or
+        weights set by hand.
         """
         self._staging.wait_for_copy()
 
     def resume(self, step: int, folder: str | os.PathLike[str] | None = None) -> None:
-        """Say where a training goes on that another program restored: the next save continues from there.
+        """Set where training continues after another program restored it; the next save follows that step.
 
         Parameters
         ----------
         step
-            The step that training has reached; 0 for one that begins.
+            The step that training has reached; 0 for a new training.
         folder
-            The checkpoint that was loaded. Where it was restored from this archive, the codec gets the
-            values that training continues from.
+            The checkpoint that was loaded. If it was restored from this archive, the codec gets the values
+            that training continues from.
 
         Raises
         ------
         StepConflictError
-            The archive holds later steps, and not this one.
+            The archive has later steps, but not this one.
         MissingFrameError
-            The frame to go on from is missing.
+            The frame to continue from is missing.
         LockedError
             A later saver of this process has taken over.
         """
         self._use()
-        with contextlib.suppress(Exception):  # what the disk refuses waits on
+        with contextlib.suppress(Exception):  # refused saves wait in the spool
             self._drain()
         reader = self._archiver.reader
         lineage = None if folder is None else read_lineage(Path(folder))
@@ -700,7 +696,7 @@ class Saver:
         self._restored = None
 
     def resume_from(self, frame: FrameInfo) -> None:
-        """Say that training goes on from the values of a frame: the next save continues from it."""
+        """Set the frame that training continues from; the next save follows it."""
         self._restored = self._parent = frame.frame_id
         self.last_step, self._lost = frame.step, None
 
@@ -712,28 +708,26 @@ class Saver:
         step
             The step; by default the last one.
         partial
-            Names of the model's tensors that were lost, where the others are still in memory; of a further
-            model behind its name, ``D.fc.weight``. These alone are loaded, and what the optimizers have
-            gathered of them. All else stays as it is, the training's step too, so that training goes on
-            where it is instead of where it was (SCAR: Qiao et al., ICML 2019, section 4).
+            Names of the tensors that were lost while the others are still in memory; those of a further
+            model begin with its name, ``D.fc.weight``. Only these are loaded, with their optimizer state,
+            and training continues at its current step (SCAR: Qiao et al., ICML 2019, section 4).
 
         Returns
         -------
         int or None
-            The step restored; None where the archive holds none yet, and nothing was changed. What was
-            saved beside is in `extra`.
+            The step restored; None if the archive is empty, and nothing changed. `extra` has what was saved
+            beside the models.
 
         Raises
         ------
         NotFoundError
             The archive has no such step.
         MissingFrameError
-            The step, or the last one, is listed and its file is missing.
+            The file of the step is missing.
         InputError
-            Model or optimizer are not those that were saved, or the model has no tensor of a name in
-            `partial`; nothing was changed.
+            Model or optimizer do not match those saved, or `partial` has an unknown name; nothing changed.
         BaseModelError
-            The base model is needed, and it is not there or is another one; nothing was changed.
+            The base model is missing or another one; nothing changed.
         """
         self._require_models()
         names = None if partial is None else self._state.known_names(partial)
@@ -755,16 +749,16 @@ class Saver:
         return info.step
 
     def _older(self, info: FrameInfo) -> dict[str, int]:
-        """Return of which step tensors are that a frame left unchanged."""
+        """Return the steps of tensors that a frame left unchanged."""
         return dict(Archive(self._archiver.reader).frame(info).meta.get(WRITTEN, {}))
 
     def read(self, step: int) -> dict[str, Any]:
-        """Return what a save holds: ``model``, ``optimizer``, ``step``, ``also`` and ``extra``.
+        """Return the contents of a save: ``model``, ``optimizer``, ``step``, ``also`` and ``extra``.
 
         Raises
         ------
         NotFoundError, MissingFrameError, InputError, BaseModelError
-            As of `restore`.
+            As `restore`.
         """
         return self._read(self._find(step))
 
@@ -779,7 +773,7 @@ class Saver:
         return reader.head if step is None else reader.find(step)
 
     def _read(self, info: FrameInfo) -> dict[str, Any]:
-        """Return the content of the file that a frame holds."""
+        """Return the contents of a frame's file."""
         import torch
 
         reader = self._archiver.reader
@@ -787,7 +781,7 @@ class Saver:
         checkpoint = archive.checkpoint(info)
         content: Any = None
         if {file.kind for file in checkpoint.files} == {"torch"} and len(checkpoint.files) <= 2:
-            # Beside the archive: where that has room, one checkpoint does; /tmp may be too small.
+            # Beside the archive, which has room for a checkpoint; /tmp may be too small.
             try:
                 with working_folder(spool_folder(self.path).absolute().parent) as folder:
                     files = write_checkpoint(checkpoint, folder)
@@ -826,18 +820,18 @@ class Saver:
         )
 
     def flush(self, *, remote: bool = False) -> None:
-        """Return when the archive holds every save.
+        """Wait until every save is archived.
 
         Parameters
         ----------
         remote
-            Of an archive in a bucket, wait until the last frame is uploaded, too. Else it is on its way, and
-            on this machine's disk.
+            For an archive in a bucket, also wait for the uploads. Otherwise the last frames may be only on
+            this machine's disk.
 
         Raises
         ------
         InshrinkError
-            One of them could not be archived.
+            A save could not be archived.
         """
         self._drain()
         self._archiver.require_archived()
@@ -845,17 +839,17 @@ class Saver:
             self.upload()
 
     def upload(self) -> None:
-        """Return when the frames of an archive in a bucket are uploaded; saves that are pending are not."""
+        """Wait until the frames of an archive in a bucket are uploaded; pending saves are not."""
         self._archiver.upload()
 
     def _drain(self) -> None:
-        """Wait until nothing is being archived any more."""
+        """Wait until no save is pending."""
         self._use()
         self._staging.finish()
         self._archiver.flush()
 
     def close(self) -> None:
-        """Archive what is pending and release the archive; harmless when repeated.
+        """Archive pending saves and release the archive; may be repeated.
 
         Raises
         ------
@@ -878,7 +872,7 @@ class Saver:
 
 
 _HOLDING: Final[WeakValueDictionary[str | tuple[int, int], Saver]] = WeakValueDictionary()
-"""Which saver opened an archive last in this process, by the identity of the archive's folder."""
+"""The saver that opened an archive last in this process, by the identity of the archive's folder."""
 
 
 def _identity(archive: Path | str) -> str | tuple[int, int]:
@@ -889,27 +883,26 @@ def _identity(archive: Path | str) -> str | tuple[int, int]:
 
 
 def _joined(contents: Mapping[str, Any]) -> Any:
-    """Return the content of a save whose optimizers lie in a file of their own as one."""
-    beside = contents.get(OPTIMIZER_NAME)
-    held = [content for name, content in contents.items() if name != OPTIMIZER_NAME]
-    if len(held) != 1 or not isinstance(beside, dict) or not isinstance(held[0], dict):
-        return held[0] if len(held) == 1 and beside is None else None
-    parts = {"": beside, **beside.get("also", {})}
-    whole = {**held[0], "also": {name: dict(part) for name, part in held[0].get("also", {}).items()}}
-    for name, part in parts.items():
+    """Return the contents of a save, with the optimizers that are in a separate file."""
+    optimizers = contents.get(OPTIMIZER_NAME)
+    models = [content for name, content in contents.items() if name != OPTIMIZER_NAME]
+    if len(models) != 1 or not isinstance(optimizers, dict) or not isinstance(models[0], dict):
+        return models[0] if len(models) == 1 and optimizers is None else None
+    joined = {**models[0], "also": {name: dict(part) for name, part in models[0].get("also", {}).items()}}
+    for name, part in {"": optimizers, **optimizers.get("also", {})}.items():
         if "optimizer" in part:
-            (whole if not name else whole["also"].setdefault(name, {}))["optimizer"] = part["optimizer"]
-    return whole
+            (joined if not name else joined["also"].setdefault(name, {}))["optimizer"] = part["optimizer"]
+    return joined
 
 
 def _as_saved(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a file holds as a save: of one that no saver wrote, all else is `extra`."""
-    said = content.get(SAVE_KEY)
+    """Return the contents of a file as `Saver.read` does; of another writer, the rest is `extra`."""
+    record = content.get(SAVE_KEY)
     known = {key: content[key] for key in ("model", "optimizer", "step") if key in content}
-    if not isinstance(said, dict):
+    if not isinstance(record, dict):
         return {**known, "extra": {key: value for key, value in content.items() if key not in known}}
     return {
         **known,
         "also": content.get("also", {}),
-        "extra": unpack(content.get("extra", {}), said.get("values", {})),
+        "extra": unpack(content.get("extra", {}), record.get("values", {})),
     }

@@ -1,26 +1,26 @@
-"""Checkpoints on their way into an archive: whole on disk before training goes on.
+"""The spool: complete saves on disk that are not archived yet.
 
-A spool is a folder beside the archive, or on this machine where that lies in a bucket, with one folder for
+A spool is a folder beside the archive, or on this machine for an archive in a bucket. It has one folder for
 each save, numbered in order::
 
     run.inshrink.spool/
       00000012/
-        step_000400.pt     what the archive will hold, a plain torch file
+        step_000400.pt     the file to archive, a plain torch file
         gradients.pt       read while encoding, not stored (if gradients were recorded)
-        optimizer.pt       the same (if the archive leaves the optimizer out)
+        optimizer.pt       the same (if the archive omits the optimizer)
         save.json          step, name of the checkpoint and lineage
-        parameters.json    whose the optimizer's state is, of a training that knows
-        archived           there once the archive holds it
+        parameters.json    names of the optimizer's parameters, if the training knows them
+        archived           exists once the save is archived
       00000013/
-        checkpoint-500/    a folder that a trainer wrote: hard links to its files, or copies
-        save.json          with the boot of the machine, until the files are on the disk
+        checkpoint-500/    a trainer's folder: hard links to its files, or copies
+        save.json          with the boot id of the machine, until the files are synced
       00000009.set-aside/
         why.txt            beside the files of a save that could not be archived
 
-A folder gets its name when all its files are on the disk, so that the end of the process or of the machine
-at any moment leaves whole saves and nothing else under such a name. What a trainer wrote is linked at once
-and synced later, beside the training: until then the end of the machine loses it. A save that cannot be
-archived is set aside: others go on, and its files stay until the user removes them.
+A folder is renamed to its number when all its files are synced, so that a crash at any moment leaves only
+complete saves under such names. A trainer's files are linked at once and synced later, during training; a
+crash of the machine before that loses them. A save that cannot be archived is set aside, and its files stay
+until the user removes them.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ _ASIDE: Final = ".set-aside"
 _WHY_NAME: Final = "why.txt"
 _MAX_RECORD_NBYTES: Final = 1 << 12
 _MAX_WHY_NBYTES: Final = 1 << 20
-"""A record is a few short values."""
+"""Limits of the files that are read."""
 
 _NO_LINKS: Final = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP}
-"""Why a file cannot be linked, and can be copied."""
+"""Errors of linking a file after which it is copied."""
 
 _BOOT_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
 _N_DIGITS: Final = 8
 _TORCH_WRITER: Final = ("PytorchStreamWriter", "iostream", "inline_container")
-"""Signs of PyTorch's writer of files in the text of a RuntimeError."""
+"""Words in the RuntimeError of PyTorch's file writer."""
 _ID_NBYTES: Final = 16
 
 _logger = logging.getLogger(__name__)
 
 
 def spool_folder(archive: Path | str) -> Path:
-    """Return where the saves of an archive are spooled: beside it, of one at a URL on this machine."""
+    """Return the spool of an archive: beside it, or on this machine for a URL."""
     return local_beside(archive, ".spool")
 
 
@@ -86,12 +86,12 @@ def load_save(path: Path, *, mmap: bool = False) -> Any:
     path
         The file.
     mmap
-        Leave values on the disk until they are looked at.
+        Read values when they are first used.
 
     Raises
     ------
     pickle.UnpicklingError
-        There is something in it that torch does not load without running code.
+        It has an object that torch does not load without running code.
     """
     import torch
 
@@ -99,26 +99,26 @@ def load_save(path: Path, *, mmap: bool = False) -> Any:
 
 
 class SpooledSave(NamedTuple):
-    """One save that lies in the spool.
+    """A save in the spool.
 
     Parameters
     ----------
     folder
-        Where its files lie.
+        Its folder.
     step
         The training step.
     name
-        Name in the folder of what the archive will hold, a file or a folder.
+        Name of the file or folder to archive.
     restored
-        Id of the frame whose values training continued from; None where there was no restore.
+        Id of the frame whose values training continued from; None without a restore.
     parent
-        Id of the frame that this save continues from; None for the archive's last.
+        Id of the frame that this save follows; None for the archive's last.
     budget
-        What its frame may take; None to hold everything anew.
+        Bytes that its frame may take; None for a complete frame.
     metrics
-        What the training measured at the step.
+        Metrics of the step.
     apart
-        Whether the archive holds the optimizer's state too, which lies in a file of its own.
+        Whether the optimizer state, in a separate file, is archived too.
     """
 
     folder: Path
@@ -132,7 +132,7 @@ class SpooledSave(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """What the archive will hold."""
+        """The file or folder to archive."""
         return self.folder / self.name
 
 
@@ -142,11 +142,11 @@ class SetAside(NamedTuple):
     Parameters
     ----------
     folder
-        Where its files lie.
+        Its folder.
     step
-        The training step; None where the save does not tell.
+        The training step; None if it cannot be read.
     why
-        What was wrong.
+        The error.
     """
 
     folder: Path
@@ -156,7 +156,7 @@ class SetAside(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Accompanied(Checkpoint):
-    """A checkpoint with tensors beside it that an encoder may look at and that are not stored."""
+    """A checkpoint with additional tensors that an encoder may read and that are not stored."""
 
     beside: Mapping[str, TensorSpec]
 
@@ -168,25 +168,25 @@ class _Accompanied(Checkpoint):
 
 
 class Spool:
-    """The saves on their way into one archive.
+    """The spool of one archive.
 
     Parameters
     ----------
     folder
-        Made with the first save, removed when it is empty at `close`.
+        Created with the first save; `close` removes it if it is empty.
     """
 
     def __init__(self, folder: Path) -> None:
         if folder.is_symlink():
             raise InputError(
-                "the spool is a link, and what lies in a spool is deleted",
+                "the spool is a link, and the files in a spool are deleted",
                 where=str(folder),
                 remedy="remove the link",
             )
         self.folder = folder
         self._counter = ByteCounter()
         self._made = False
-        self._told: set[Path] = set()
+        self._reported: set[Path] = set()
         self._proven: frozenset[object] = frozenset()
         named = [*_numbered(folder), *_numbered(folder, _ASIDE)]
         self._next = 1 + max((int(path.stem) for path in named), default=0)
@@ -199,16 +199,16 @@ class Spool:
         as_folder: bool = False,
         **about: Any,
     ) -> SpooledSave:
-        """Write a save: when this returns, it survives the end of the process and of the machine.
+        """Write a save durably.
 
         Parameters
         ----------
         step
             The training step.
         files
-            Content by file name: bytes are written as they are, all else by `torch.save`.
+            Content by file name: bytes, or an object for `torch.save`.
         as_folder
-            Whether the archive will hold all of the files; by default that of the key ``checkpoint`` alone.
+            Whether all files are archived; by default only that of the key ``checkpoint``.
         **about
             As in `SpooledSave`.
 
@@ -243,7 +243,7 @@ class Spool:
         return self._add(save, write, sync=True)
 
     def _prove(self, save: SpooledSave, files: Mapping[str, Any]) -> None:
-        """Read back a save that holds another sort of value than those before it.
+        """Read back a save that has types of values that no save before it had.
 
         Raises
         ------
@@ -277,10 +277,10 @@ class Spool:
         parameters: bytes | None = None,
         **about: Any,
     ) -> SpooledSave:
-        """Take a finished checkpoint, a folder or a file, as it lies on disk.
+        """Add a finished checkpoint, a folder or a file.
 
-        Its files are linked, or copied where the file system has no links, so that they stay when the
-        trainer deletes its own. They are synced by `settle`.
+        Its files are linked, or copied if the file system has no links, so that they stay when the trainer
+        deletes its checkpoint. `settle` syncs them.
 
         Parameters
         ----------
@@ -289,15 +289,15 @@ class Spool:
         path
             The checkpoint. Its files must not be written again in place.
         parameters
-            What `record_of` says of the training.
+            The training's record of parameter names (`record_of`).
 
         Raises
         ------
         InputError
-            There is a link in it that leads to a folder or to nothing, a pipe or a device, or a file with a
-            name that cannot be archived.
+            It contains a link to a folder or to nothing, a pipe or a device, or a name that cannot be
+            archived.
         StorageError
-            It is not there, or the disk is full.
+            It does not exist, or the disk is full.
         """
         save = SpooledSave(self._new_folder(), step, path.name, **about)
 
@@ -312,7 +312,7 @@ class Spool:
         return self.folder / f"{self._next:0{_N_DIGITS}}"
 
     def _add(self, save: SpooledSave, fill: Callable[[Path], None], *, sync: bool) -> SpooledSave:
-        """Make a save of what a function writes into a folder: whole, or not at all."""
+        """Make a save from a function that fills a folder: completely, or not at all."""
         temporary = self.folder / f".{save.folder.name}.tmp"
         record = save._asdict() | {"metrics": dict(save.metrics), "boot": None if sync else _boot()}
         record |= {key: record[key] and record[key].hex() for key in ("restored", "parent")}
@@ -323,7 +323,7 @@ class Spool:
                 if not self._made:
                     make_folders(self.folder)
                     self._made = True
-                shutil.rmtree(temporary, ignore_errors=True)  # what a put left that was refused
+                shutil.rmtree(temporary, ignore_errors=True)  # left by an earlier save that failed
                 temporary.mkdir()
                 fill(temporary)
                 (temporary / _RECORD_NAME).write_text(json.dumps(record), encoding="ascii")
@@ -339,7 +339,7 @@ class Spool:
         return save
 
     def settle(self, save: SpooledSave) -> None:
-        """Have the disk hold a save that was linked; harmless for others."""
+        """Sync the files of a linked save; does nothing for others."""
         with _storage_errors(save.folder):
             if _record_of(save.folder).get("boot") is None:
                 return
@@ -348,9 +348,9 @@ class Spool:
             _amend(save.folder, boot=None)
 
     def _take_back(self, folder: Path, temporary: Path) -> None:
-        """Leave nothing of a save that was refused, where the system lets us: an error means no save."""
+        """Remove a failed save, if the system allows it: an error means no save."""
         with contextlib.suppress(OSError):
-            # Never deleted under a name that means a whole one.
+            # Renamed first: an incomplete save must not have a number as its name.
             folder.rename(temporary)
             sync_path(self.folder)
         shutil.rmtree(temporary, ignore_errors=True)
@@ -358,15 +358,15 @@ class Spool:
             self._next += 1
 
     def recover(self) -> list[SpooledSave]:
-        """Return the whole saves that an earlier process left, in order.
+        """Return the complete saves of an earlier process, in order.
 
-        What never was one is removed. What was whole once and is not any more is set aside.
+        Temporary folders are removed. Damaged saves are set aside.
         """
         found: list[SpooledSave] = []
         if not self.folder.is_dir():
             return found
         with _storage_errors(self.folder):
-            # A process that died may have renamed and not synced: what goes must not come back half.
+            # A process that died may not have synced a rename: removed folders must not come back.
             sync_path(self.folder)
             for path in self.folder.iterdir():
                 if path.name.startswith(".") and path.name.endswith(".tmp"):
@@ -380,7 +380,7 @@ class Spool:
                 self.drop(folder)
                 continue
             try:
-                save = _whole_save(folder)
+                save = _complete_save(folder)
             except DamagedError as error:
                 damaged[folder] = error
                 before.append(folder)
@@ -392,7 +392,7 @@ class Spool:
         return found
 
     def _inherited(self, save: SpooledSave, bad: list[Path]) -> SpooledSave:
-        """Have a save continue from the frame that those before it would have continued from."""
+        """Return a save with the parent of damaged saves before it."""
         parent = None
         for folder in bad:
             with contextlib.suppress(DamagedError):
@@ -400,16 +400,16 @@ class Spool:
         return save if parent is None else self.adopt(save, parent)
 
     def adopt(self, save: SpooledSave, parent: bytes) -> SpooledSave:
-        """Have a save continue from a frame, unless it says itself from which."""
+        """Set the parent of a save that has none."""
         with _storage_errors(save.folder):
             if save.parent is not None:
-                sync_path(save.folder)  # a process that died may have written so and not synced it
+                sync_path(save.folder)  # a process that died may not have synced it
                 return save
             _amend(save.folder, parent=parent.hex())
         return save._replace(parent=parent)
 
     def set_aside(self, folder: Path, error: BaseException) -> SetAside:
-        """Take a save out of the way of the others, with all its files.
+        """Move a save aside, with all its files, so that it does not block others.
 
         Parameters
         ----------
@@ -421,7 +421,7 @@ class Spool:
         Raises
         ------
         StorageError
-            The file system refused; it stays where it is.
+            The file system refused; the save stays.
         """
         number = int(folder.name)
         while (target := self.folder / f"{number:0{_N_DIGITS}}{_ASIDE}").exists():
@@ -429,7 +429,7 @@ class Spool:
         step, why = _step_of(folder), str(error).replace(str(folder), str(target))
         with _storage_errors(folder):
             if folder.exists():
-                # A note that finds no room must not hold up the others.
+                # A note that cannot be written must not block other saves.
                 with contextlib.suppress(OSError), new_file(folder / _WHY_NAME) as file:
                     file.write(f"{why}\n".encode(errors="surrogateescape"))
                 folder.rename(target)
@@ -443,7 +443,7 @@ class Spool:
 
     @property
     def set_aside_saves(self) -> tuple[SetAside, ...]:
-        """The saves that lie aside, in order, those of earlier processes too."""
+        """The saves that were set aside, in order, including those of earlier processes."""
         found = []
         for folder in _numbered(self.folder, _ASIDE):
             why = "it was not noted"
@@ -452,34 +452,34 @@ class Spool:
             found.append(SetAside(folder, _step_of(folder), why))
         return tuple(found)
 
-    def is_whole(self, save: SpooledSave) -> bool:
-        """Tell whether every byte of a save can still be read."""
+    def is_complete(self, save: SpooledSave) -> bool:
+        """Tell whether every byte of a save can be read."""
         try:
-            _require_whole(save)
+            _require_complete(save)
         except DamagedError:
             return False
         return True
 
     def read(self, save: SpooledSave) -> Checkpoint:
-        """Return the checkpoint of a save; values are read when asked for.
+        """Return the checkpoint of a save; values are read on demand.
 
-        Its files and specs are those that the archive shall hold; gradients, and the optimizer where
-        it lies apart, can be asked for by key.
+        Its files and specs are those to archive; gradients, and optimizer state in a separate file, can be
+        read by key.
         """
         if save.path.is_dir():
             return self._read_folder(save)
         parsed = read_directory(save.folder, Access.of(save.folder, counter=self._counter))
         parsed = as_recorded(parsed, save.folder)
-        whole = parsed.checkpoint(save.step, self._counter)
+        full = parsed.checkpoint(save.step, self._counter)
         names = (save.name, OPTIMIZER_NAME) if save.apart else (save.name,)
-        files = tuple(file for file in whole.files if file.path in names)
-        kept = {member.key for file in files for region in file.regions for member in region.members}
-        stored = tuple(spec for spec in whole.specs if spec.key in kept)
-        aliases = {alias: key for alias, key in whole.aliases.items() if key in kept}
+        files = tuple(file for file in full.files if file.path in names)
+        archived = {member.key for file in files for region in file.regions for member in region.members}
+        stored = tuple(spec for spec in full.specs if spec.key in archived)
+        aliases = {alias: key for alias, key in full.aliases.items() if key in archived}
         return _Accompanied(
-            **{field.name: getattr(whole, field.name) for field in dataclasses.fields(whole)}
+            **{field.name: getattr(full, field.name) for field in dataclasses.fields(full)}
             | {"specs": stored, "files": files, "aliases": aliases},
-            beside={spec.key: spec for spec in whole.specs if spec.key not in kept},
+            beside={spec.key: spec for spec in full.specs if spec.key not in archived},
         )
 
     def _read_folder(self, save: SpooledSave) -> Checkpoint:
@@ -488,15 +488,15 @@ class Spool:
         if reader is None:
             raise InputError("not a checkpoint", where=save.name, remedy="save model and optimizer there")
         parsed = as_recorded(reader.open(save.path, access, Recall()), save.folder)
-        for row in parsed.skipped if save.folder not in self._told else ():
+        for row in parsed.skipped if save.folder not in self._reported else ():
             _logger.warning("step %s is archived without '%s': %s", save.step, row.path, row.reason)
-        self._told.add(save.folder)
+        self._reported.add(save.folder)
         return parsed.checkpoint(save.step, self._counter)
 
     def mark(self, save: SpooledSave) -> None:
-        """Note that the archive holds a save, durably. Its files stay until `drop`.
+        """Mark a save as archived, durably. Its files stay until `drop`.
 
-        Were the mark lost and that of a later save not, what follows would continue from the wrong frame.
+        If the mark were lost and that of a later save not, the next save would follow the wrong frame.
         """
         with _storage_errors(save.folder):
             (save.folder / _MARK_NAME).touch()
@@ -505,14 +505,14 @@ class Spool:
     def drop(self, folder: Path) -> None:
         """Remove a save."""
         with _storage_errors(folder):
-            # Renamed first: half a folder must not be under a name that means a whole one.
+            # Renamed first: an incomplete save must not have a number as its name.
             doomed = folder.with_name(f".{folder.name}.tmp")
             folder.rename(doomed)
             sync_path(self.folder)
             shutil.rmtree(doomed)
 
     def close(self) -> None:
-        """Remove the spool's folder where nothing lies in it."""
+        """Remove the spool's folder if it is empty."""
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
@@ -530,7 +530,7 @@ def _numbered(folder: Path, suffix: str = "") -> list[Path]:
 
 
 def _kinds(content: Any) -> frozenset[object]:
-    """Return the sorts of values in containers: what decides whether a file of them can be read."""
+    """Return the types of values in containers, which decide whether a file can be read."""
     import torch
 
     found: set[object] = set()
@@ -547,7 +547,7 @@ def _kinds(content: Any) -> frozenset[object]:
 
 
 def _is_odd(kind: object) -> TypeGuard[type]:
-    """Tell whether objects of a class may be what cannot be read."""
+    """Tell whether objects of a class may be unreadable."""
     return isinstance(kind, type) and kind.__module__.partition(".")[0] not in (
         "builtins",
         "torch",
@@ -557,7 +557,7 @@ def _is_odd(kind: object) -> TypeGuard[type]:
 
 @contextlib.contextmanager
 def _checksums() -> Iterator[None]:
-    """Have PyTorch write checksums, whatever the training told it: a save is known by them to be whole."""
+    """Make PyTorch write checksums, whatever the training has set: they prove that a save is complete."""
     import torch
 
     before = torch.serialization.get_crc32_options()
@@ -570,7 +570,7 @@ def _checksums() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _storage_errors(where: Path) -> Iterator[None]:
-    """Say what the file system refused; PyTorch's writer reports it as a RuntimeError."""
+    """Raise `StorageError` for errors of the file system; PyTorch's writer raises RuntimeError."""
     try:
         yield
     except OSError as error:
@@ -586,7 +586,7 @@ def _storage_errors(where: Path) -> Iterator[None]:
 
 
 def _boot() -> str:
-    """Return what tells this run of the machine from others; nothing where it cannot be told."""
+    """Return the boot id of the machine; empty if unknown."""
     try:
         return _BOOT_FILE.read_text(encoding="ascii").strip()
     except OSError:
@@ -594,7 +594,7 @@ def _boot() -> str:
 
 
 def _sync_all(folder: Path) -> None:
-    """Sync every file and folder below a folder, and itself last."""
+    """Sync every file and folder below a folder, and then the folder."""
     for root, _, names in os.walk(folder, topdown=False):
         for name in names:
             sync_path(Path(root, name))
@@ -602,7 +602,7 @@ def _sync_all(folder: Path) -> None:
 
 
 def _link_all(source: Path, target: Path) -> None:
-    """Link the files of a checkpoint; copy those that cannot be linked."""
+    """Link the files of a checkpoint, or copy them."""
     if not source.is_dir():
         _link(source, target)
         return
@@ -617,7 +617,7 @@ def _link_all(source: Path, target: Path) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Link a file, or what a link leads to: a relative one leads to nothing from the spool."""
+    """Link a file, or the target of a link: a relative link would be broken in the spool."""
     real = Path(os.path.realpath(source))
     if source.is_symlink() and not real.exists():
         raise InputError(f"a link leads to nothing, '{clipped(str(real))}'", where=str(source))
@@ -636,7 +636,7 @@ def _damaged(folder: Path, what: str) -> DamagedError:
 
 
 def _record_of(folder: Path) -> dict[str, Any]:
-    """Read what a save says of itself."""
+    """Read the record of a save."""
     try:
         record = json.loads(read_regular(folder / _RECORD_NAME, _MAX_RECORD_NBYTES))
         if isinstance(record, dict):
@@ -652,30 +652,30 @@ def _amend(folder: Path, **changes: Any) -> None:
 
 
 def _step_of(folder: Path) -> int | None:
-    """Return the step of a save; None where it does not tell."""
+    """Return the step of a save; None if it cannot be read."""
     with contextlib.suppress(DamagedError):
         return _read_record(folder).step
     return None
 
 
-def _whole_save(folder: Path) -> SpooledSave:
-    """Return a save, every byte of which was read.
+def _complete_save(folder: Path) -> SpooledSave:
+    """Return a save after reading every byte.
 
     Raises
     ------
     DamagedError
-        It is not whole, or was not on the disk when the machine ended.
+        It is incomplete, or was not synced when the machine ended.
     """
     linked = _record_of(folder).get("boot")
     if linked is not None and linked != (_boot() or None):
         raise _damaged(folder, "the save was not on the disk yet when the machine ended")
     save = _read_record(folder)
-    _require_whole(save)
+    _require_complete(save)
     return save
 
 
 def _read_record(folder: Path) -> SpooledSave:
-    """Read step and lineage of a save, trusting nothing."""
+    """Read and validate the record of a save."""
     record = _record_of(folder)
     try:
         ids = [None if record[key] is None else bytes.fromhex(record[key]) for key in ("restored", "parent")]
@@ -691,14 +691,14 @@ def _read_record(folder: Path) -> SpooledSave:
     return SpooledSave(folder, step, name, ids[0], ids[1], budget, metrics, record.get("apart") is True)
 
 
-def _require_whole(save: SpooledSave) -> None:
-    """Check every byte of a save that the end of a machine may have cut off."""
+def _require_complete(save: SpooledSave) -> None:
+    """Check every byte of a save."""
     if save.path.is_dir():
-        held = sorted(path for path in save.path.rglob("*") if path.is_file())
+        files = sorted(path for path in save.path.rglob("*") if path.is_file())
     else:
         beside = (save.folder / name for name in (GRADIENTS_NAME, OPTIMIZER_NAME))
-        held = [save.path, *(path for path in beside if path.exists())]
-    for path in held:
+        files = [save.path, *(path for path in beside if path.exists())]
+    for path in files:
         name = path.name
         if not path.is_file():
             raise _damaged(save.folder, f"the spooled file '{name}' is missing, or no regular file")

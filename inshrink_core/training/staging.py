@@ -1,4 +1,4 @@
-"""Copies of a training's state, made while the training goes on."""
+"""Copies of a training's state, made while the training continues."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 
 _ASYNCHRONOUS: Final = "cuda"
-"""Sort of device that copies beside what it computes."""
+"""Type of devices that copy asynchronously."""
 
 
 class Staging:
-    """Copies tensors on a thread of its own, and hands the copy to a function there.
+    """Copies tensors on a background thread, and passes the copy to a function there.
 
     Notes
     -----
-    Storages are copied, not tensors, so that views and tied weights are written as they would be without a
-    copy. Host memory for one copy is kept from save to save: fresh pages take longer than the copy. What lies
-    on a CUDA device is copied into pinned memory by a stream beside the training's.
+    Storages are copied, not tensors, so that views and tied weights are written as without a copy. Host
+    memory for one copy is reused by later saves, since fresh pages take longer than the copy. Tensors on a
+    CUDA device are copied into pinned memory by a stream beside the training's.
     """
 
     def __init__(self) -> None:
-        # One thread that stays: whoever starts a thread waits until that has had the interpreter's lock.
+        # One lasting thread: starting a thread waits until it has had the interpreter's lock.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="inshrink-staging")
         self._thread.submit(lambda: None)
         self._job: Future[None] | None = None
         self._copied = threading.Event()
         self._copied.set()
-        self._kept: dict[tuple[int, str], Tensor] = {}
+        self._buffers: dict[tuple[int, str], Tensor] = {}
 
     @property
     def is_busy(self) -> bool:
@@ -45,19 +45,19 @@ class Staging:
         return self._job is not None and not self._job.done()
 
     def start(self, content: Any, settled: Container[int], use: Callable[[Any], None]) -> None:
-        """Begin to copy; what was begun before must be finished.
+        """Start a copy; the previous one must be finished.
 
         Parameters
         ----------
         content
             Containers with tensors.
         settled
-            The `id` of values in its dicts that nothing changes, nor anything in them, before
-            `wait_for_copy` has returned. All else is copied at once.
+            The `id` of values in its dicts that do not change before `wait_for_copy` returns. Other values
+            are copied at once.
         use
             Called with the copy, on the thread.
         """
-        copies = _Copies(settled, self._kept)
+        copies = _Copies(settled, self._buffers)
         made = copies.of(content)
         streams = _SideStreams(copies.devices)
         copied = threading.Event()
@@ -65,11 +65,11 @@ class Staging:
         self._copied = copied
 
     def wait_for_copy(self, *_: object) -> None:
-        """Return when the copy is made: what it was made of may change now."""
+        """Wait for the copy; afterwards its sources may change."""
         self._copied.wait()
 
     def finish(self) -> None:
-        """Return when the copy was used.
+        """Wait until the copy was used.
 
         Raises
         ------
@@ -81,7 +81,7 @@ class Staging:
             job.result()
 
     def close(self) -> None:
-        """End the thread, when the copy was used."""
+        """End the thread after the copy was used."""
         self._thread.shutdown()
 
 
@@ -100,7 +100,7 @@ def _work(
 
 
 def address(value: Any) -> int:
-    """Return where the values of a tensor lie; 0 where that cannot be told, or it has none."""
+    """Return the address of a tensor's values; 0 if it is unknown or the tensor is empty."""
     import torch
 
     plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided
@@ -108,7 +108,7 @@ def address(value: Any) -> int:
 
 
 def _is_plain(value: Any) -> bool:
-    """Tell whether a value is a tensor that is nothing but a view of a storage."""
+    """Tell whether a value is a tensor that is a plain view of a storage."""
     import torch
 
     return (
@@ -126,7 +126,7 @@ def _place(tensor: Tensor) -> Place:
 
 
 class _SideStreams:
-    """CUDA streams, one a device, that begin where the training's own are now."""
+    """One CUDA stream for each device, ordered after the training's current stream."""
 
     def __init__(self, devices: Iterable[torch.device] = ()) -> None:
         import torch
@@ -139,18 +139,18 @@ class _SideStreams:
             stream.wait_stream(torch.cuda.current_stream(device))
 
     def memory_for(self, nbytes: int, device: torch.device) -> Tensor:
-        """Return host memory that values on a device are copied into."""
+        """Return host memory for values of a device."""
         import torch
 
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device in self._streams)
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """Copy into host memory; where a device has a stream, the copy is made when `current` ends."""
+        """Copy into host memory; with a stream, the copy is complete when `current` ends."""
         target.copy_(source, non_blocking=source.device in self._streams)
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Have devices work by these streams; return when all is done."""
+        """Use these streams; synchronize at the end."""
         import torch
 
         with contextlib.ExitStack() as stack:
@@ -162,31 +162,31 @@ class _SideStreams:
 
 
 class _Copies:
-    """Storages that are copied into host memory, each once: settled ones by `settle`, others at once."""
+    """Copies of storages in host memory, each made once: settled ones by `settle`, others at once."""
 
-    def __init__(self, settled: Container[int], kept: dict[tuple[int, str], Tensor]) -> None:
-        self._settled, self._kept = settled, kept
+    def __init__(self, settled: Container[int], buffers: dict[tuple[int, str], Tensor]) -> None:
+        self._settled, self._buffers = settled, buffers
         self._found: dict[Place, Tensor] = {}
         self._made: dict[int, Any] = {}
-        """Copies of containers by the `id` of what is copied: one in two places stays one."""
+        """Copies of containers by the `id` of the original; shared containers stay shared."""
         self._later: list[tuple[dict[Any, Any], Any]] = []
         self._sources: list[Tensor] = []
-        """Held while a device reads them."""
+        """References that keep sources alive while a device reads them."""
         self._streams = _SideStreams()
         self.devices: set[torch.device] = set()
-        """Where settled tensors lie that a device copies by itself."""
+        """Devices of settled tensors that are copied asynchronously."""
 
     def of(self, value: Any) -> Any:
-        """Return containers like those given, with copies of the tensors in them."""
+        """Return equal containers with copies of their tensors."""
         import torch
         from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
         if _is_plain(value):
-            held = self._storage_of(value).untyped_storage()
+            storage = self._storage_of(value).untyped_storage()
             made = torch.empty(0, dtype=value.dtype)
-            return made.set_(held, value.storage_offset(), value.size(), value.stride())
+            return made.set_(storage, value.storage_offset(), value.size(), value.stride())
         if is_traceable_wrapper_subclass(value):
-            # Its class says what tensors it is made of; few know how to be cloned.
+            # Few such classes can be cloned.
             names, context = value.__tensor_flatten__()
             parts = {name: self.of(getattr(value, name)) for name in names}
             return type(value).__tensor_unflatten__(parts, context, value.size(), value.stride())
@@ -216,25 +216,25 @@ class _Copies:
             self.devices.add(value.device)
 
     def _storage_of(self, tensor: Tensor) -> Tensor:
-        """Return the copy of the storage that a tensor lies in, as bytes."""
+        """Return the copy of a tensor's storage, as bytes."""
         import torch
 
         place = _place(tensor)
         if place in self._found:
             return self._found[place]
         storage = tensor.untyped_storage()
-        whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+        full = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
         number = len(self._found), tensor.device.type
-        held = self._kept.get(number)
-        if held is None or held.numel() != whole.numel():
-            held = self._kept[number] = self._streams.memory_for(whole.numel(), tensor.device)
-        self._found[place] = held
-        self._streams.copy(whole, held)
-        self._sources.append(whole)
-        return held
+        copied = self._buffers.get(number)
+        if copied is None or copied.numel() != full.numel():
+            copied = self._buffers[number] = self._streams.memory_for(full.numel(), tensor.device)
+        self._found[place] = copied
+        self._streams.copy(full, copied)
+        self._sources.append(full)
+        return copied
 
     def settle(self, streams: _SideStreams) -> None:
-        """Copy what was put off."""
+        """Copy the settled values."""
         self._settled, self._streams = (), streams
         with streams.current():
             for holder, key in self._later:

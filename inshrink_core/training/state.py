@@ -1,4 +1,4 @@
-"""The models and optimizers of a training: what is saved of them, and how it is put back in place."""
+"""The models and optimizers of a training: their saved state, and loading it in place."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ Also: TypeAlias = "nn.Module | Optimizers | tuple[nn.Module, Optimizers]"
 
 
 _VERSION: Final = 1
-"""Of how a file says what it holds."""
+"""Version of the record in a file."""
 
 _OPTIMIZER: Final = ("param_groups", "state", "state_dict", "load_state_dict")
-"""What an optimizer has; not all are made from torch's class."""
+"""Attributes of an optimizer; not all inherit from torch's class."""
 
 _NAME: Final = re.compile(r"\w[\w.-]*")
 _TAKEN: Final = frozenset({"extra", "optimizer"})
-"""What begins the names of other tensors of a save."""
+"""First parts of names that other tensors of a save have."""
 
 
 class TrainingState:
-    """Models and optimizers that are saved together, by name; those without one have the name ``""``.
+    """Models and optimizers that are saved together, by name; the main ones have the name ``""``.
 
     Parameters
     ----------
     model, optimizer
-        The training's own; several optimizers as a list.
+        The main ones; several optimizers as a list.
     also
         Further models, optimizers, or pairs of them, by name.
 
@@ -52,7 +52,7 @@ class TrainingState:
     Raises
     ------
     InputError
-        Something is neither model nor optimizer, or its name cannot be used.
+        A value is neither model nor optimizer, or has an invalid name.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class TrainingState:
             pair = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], nn.Module)
             if isinstance(value, nn.Module) or pair:
                 self.models[name] = value[0] if pair else value  # type: ignore[index, assignment]
-                self._require_own_names(name)
+                self._require_new_names(name)
             if not isinstance(value, nn.Module):
                 self._add_optimizers(name, value[1] if pair else value, where)  # type: ignore[index, arg-type]
 
     def _add_optimizers(self, name: str, value: Optimizers, where: str) -> None:
-        held: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
-        wrong = [one for one in held if not all(hasattr(one, word) for word in _OPTIMIZER)]
-        if wrong or not held:
+        members: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
+        wrong = [each for each in members if not all(hasattr(each, word) for word in _OPTIMIZER)]
+        if wrong or not members:
             raise InputError(
                 f"{where} is no optimizer" if not name else f"{where} is neither a model nor an optimizer",
                 expected="a torch.optim.Optimizer, or a list of them"
@@ -91,12 +91,12 @@ class TrainingState:
                 remedy="name further models and optimizers: also={'D': (net, optimizer)}; what else has a "
                 "state_dict() is saved by `save(step, {'scheduler': scheduler.state_dict()})`",
             )
-        self.optimizers[name] = held
+        self.optimizers[name] = members
         if isinstance(value, (list, tuple)):
             self._is_list.add(name)
 
-    def _require_own_names(self, name: str) -> None:
-        """Refuse a name under which a tensor would be called as another model's is."""
+    def _require_new_names(self, name: str) -> None:
+        """Refuse a name that gives a tensor the name of another model's tensor."""
         before = {
             called: state[raw]
             for label, model in self.models.items()
@@ -114,7 +114,7 @@ class TrainingState:
                 )
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters of all models by the names that an archive gives them, each once."""
+        """Return the parameters of all models by their names in the archive, each once."""
         found: dict[int, tuple[str, nn.Parameter]] = {}
         for name, model in self.models.items():
             called = self._called(name, model.state_dict())
@@ -123,9 +123,9 @@ class TrainingState:
         return dict(found.values())
 
     def content(self, *, models: bool = True, optimizers: bool = True) -> dict[str, Any]:
-        """Return what a file holds: further models and optimizers by name under ``also``, and what is what.
+        """Return the contents of a file, with further models and optimizers by name under ``also``.
 
-        Optimizers say which parameters they train: ``param_names`` of their groups.
+        Groups of optimizers have the names of their parameters (``param_names``).
         """
         parts: dict[str, dict[str, Any]] = {}
         names: dict[int, str] = {}
@@ -139,33 +139,33 @@ class TrainingState:
             buffers += [plain for raw, plain in called.items() if raw not in parameters]
             if models:
                 parts[name] = {"model": state}
-        for name, held in self.optimizers.items() if optimizers else ():
-            states = [_state_of(one, names) for one in held]
+        for name, members in self.optimizers.items() if optimizers else ():
+            states = [_state_of(each, names) for each in members]
             parts.setdefault(name, {})["optimizer"] = states if name in self._is_list else states[0]
         also = {name: part for name, part in parts.items() if name}
-        said = {SAVE_KEY: {"save": _VERSION, "buffers": buffers}}
-        return {**parts.get("", {}), **({"also": also} if also else {}), **said}
+        record = {SAVE_KEY: {"save": _VERSION, "buffers": buffers}}
+        return {**parts.get("", {}), **({"also": also} if also else {}), **record}
 
     def _called(self, name: str, state: Mapping[str, Any]) -> dict[str, str]:
-        """Return what an archive calls the tensors of a model, by what the model calls them."""
+        """Return the names of a model's tensors in the archive, by their names in the model."""
         called = self._names.get(name, {})
         if called.keys() != state.keys():
             plain = strip_wrappers(list(state))
-            called = {raw: _joined(name, one) for raw, one in zip(state, plain, strict=True)}
+            called = {raw: _joined(name, short) for raw, short in zip(state, plain, strict=True)}
             self._names[name] = called
         return called
 
     def known_names(self, names: Iterable[str]) -> frozenset[str]:
-        """Return names of tensors of models: as in their state dicts, behind the name of a further one.
+        """Return names of tensors, after checking that the models have them.
 
         Raises
         ------
         InputError
-            No model has a tensor of one of them, or there is none.
+            No model has a tensor of one of the names, or there are no names.
         """
         asked = frozenset([names] if isinstance(names, str) else names)
-        own = {_joined(name, raw) for name, model in self.models.items() for raw in model.state_dict()}
-        unknown = sorted(asked - own)
+        known = {_joined(name, raw) for name, model in self.models.items() for raw in model.state_dict()}
+        unknown = sorted(asked - known)
         if unknown or not asked:
             raise InputError(
                 f"the model has no tensor '{unknown[0]}'" if unknown else "a partial restore of no tensor",
@@ -175,12 +175,12 @@ class TrainingState:
         return asked
 
     def require_same(self, content: Mapping[str, Any], where: str) -> None:
-        """Refuse what was saved of other models or optimizers, before anything is loaded.
+        """Check that saved models and optimizers match, before anything is loaded.
 
         Raises
         ------
         InputError
-            A model or an optimizer is not the one that was saved.
+            A model or an optimizer does not match.
         """
         for name, model in self.models.items():
             part = _part(content, name)
@@ -191,18 +191,18 @@ class TrainingState:
                     remedy="restore with a saver without it, and close that one",
                 )
             _require_same_model(model, part["model"], where, name)
-        for name, held in self.optimizers.items():
+        for name, optimizers in self.optimizers.items():
             saved = states_of(_part(content, name))
-            if saved and len(saved) != len(held):
-                raise _other_optimizer(where, f"{len(saved)} of them", f"{len(held)}")
-            for optimizer, state in zip(held, saved, strict=False):
+            if saved and len(saved) != len(optimizers):
+                raise _other_optimizer(where, f"{len(saved)} of them", f"{len(optimizers)}")
+            for optimizer, state in zip(optimizers, saved, strict=False):
                 _require_same_optimizer(optimizer, state, where)
 
     def load(self, content: Mapping[str, Any]) -> None:
-        """Load what was saved; optimizers of which nothing was saved forget what they have gathered."""
-        for name, held in self.optimizers.items():
+        """Load saved states; optimizers without one are reset."""
+        for name, optimizers in self.optimizers.items():
             saved = states_of(_part(content, name))
-            for number, optimizer in enumerate(held):
+            for number, optimizer in enumerate(optimizers):
                 if saved:
                     optimizer.load_state_dict(_without_names(saved[number]))
                 else:
@@ -211,14 +211,14 @@ class TrainingState:
             model.load_state_dict(_renamed(model.state_dict(), _part(content, name)["model"]))
 
     def load_lost(self, content: Mapping[str, Any], names: frozenset[str]) -> None:
-        """Load some tensors in place, and the optimizers' state of them.
+        """Load some tensors in place, with their optimizer state.
 
         Parameters
         ----------
         content
-            What was saved; the saved models and optimizers had the same tensors and parameter groups.
+            The saved content, for the same tensors and parameter groups.
         names
-            Of the tensors that were lost, as `known_names` has them.
+            Names of the tensors, as `known_names` returns them.
 
         References
         ----------
@@ -226,22 +226,22 @@ class TrainingState:
         """
         lost: set[int] = set()
         for name, model in self.models.items():
-            own = model.state_dict()
-            saved = _renamed(own, _part(content, name)["model"])
-            wanted = [raw for raw in own if _joined(name, raw) in names]
+            state = model.state_dict()
+            saved = _renamed(state, _part(content, name)["model"])
+            wanted = [raw for raw in state if _joined(name, raw) in names]
             with torch.no_grad():
                 for raw in wanted:
-                    if isinstance(own[raw], Tensor):
-                        own[raw].copy_(saved[raw])
+                    if isinstance(state[raw], Tensor):
+                        state[raw].copy_(saved[raw])
             parameters = dict(model.named_parameters(remove_duplicate=False))
             lost |= {id(parameters[raw]) for raw in wanted if raw in parameters}
-        for name, held in self.optimizers.items():
-            saved_states = states_of(_part(content, name)) or [{}] * len(held)
-            for optimizer, whole in zip(held, saved_states, strict=True):
+        for name, optimizers in self.optimizers.items():
+            saved_states = states_of(_part(content, name)) or [{}] * len(optimizers)
+            for optimizer, saved_state in zip(optimizers, saved_states, strict=True):
                 trained = (parameter for group in optimizer.param_groups for parameter in group["params"])
                 for number, parameter in enumerate(trained):
                     if id(parameter) in lost:
-                        state = whole.get("state", {}).get(number, {})
+                        state = saved_state.get("state", {}).get(number, {})
                         optimizer.state[parameter] = {k: _loaded(v, parameter) for k, v in state.items()}
 
 
@@ -250,70 +250,70 @@ def _joined(name: str, raw: str) -> str:
 
 
 def _part(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return what a file holds of a name; nothing where it holds nothing."""
+    """Return the part of a file for a name; empty if it has none."""
     also = content.get("also")
     part = content if not name else also.get(name) if isinstance(also, dict) else None
     return part if isinstance(part, dict) else {}
 
 
 def parts_of(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return what a file holds of the training's own model and optimizer, and of each further name."""
+    """Return the parts of a file: the main one, and one for each further name."""
     return [content, *content.get("also", {}).values()]
 
 
 def states_of(part: Mapping[str, Any]) -> list[Any]:
-    """Return the states of the optimizers of one name; none where they were left out."""
+    """Return the states of the optimizers of a part; empty if they were omitted."""
     saved = part.get("optimizer")
     return [] if saved is None else saved if isinstance(saved, list) else [saved]
 
 
 def _state_of(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
-    """Return the state of an optimizer, in which each group says what its parameters are called."""
+    """Return the state of an optimizer, with the names of each group's parameters."""
     state = optimizer.state_dict()
     groups = state.get("param_groups")
     if not isinstance(groups, list) or len(groups) != len(optimizer.param_groups):
         return state
     named = []
-    for group, own in zip(groups, optimizer.param_groups, strict=True):
-        called = [names.get(id(parameter)) for parameter in own["params"]]
-        # A group with a parameter that no model has, a master weight, is left to what readers find out.
+    for group, live in zip(groups, optimizer.param_groups, strict=True):
+        called = [names.get(id(parameter)) for parameter in live["params"]]
+        # Readers match a group with a parameter that no model has, such as a master weight.
         named.append(group if None in called else {**group, "param_names": called})
     return {**state, "param_groups": named}
 
 
 def _without_names(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a saved state as the optimizer itself gave it; it knows the names of its own."""
+    """Return a saved state without the names of parameters."""
     groups = [{k: v for k, v in group.items() if k != "param_names"} for group in state["param_groups"]]
     return {**state, "param_groups": groups}
 
 
-def _renamed(own: Mapping[str, Any], saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a saved state dict by the names of a model that other wrappers may be around."""
-    if own.keys() == saved.keys():
+def _renamed(state: Mapping[str, Any], saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a saved state dict with the names of a model that may have other wrappers."""
+    if state.keys() == saved.keys():
         return saved
     by_plain = dict(zip(strip_wrappers(list(saved)), saved.values(), strict=True))
     renamed: OrderedDict[str, Any] = OrderedDict()
-    for raw, plain in zip(own, strip_wrappers(list(own)), strict=True):
+    for raw, plain in zip(state, strip_wrappers(list(state)), strict=True):
         renamed[raw] = by_plain[plain]
-    if hasattr(own, "_metadata"):
-        renamed._metadata = own._metadata  # type: ignore[attr-defined]
+    if hasattr(state, "_metadata"):
+        renamed._metadata = state._metadata  # type: ignore[attr-defined]
     return renamed
 
 
 def _loaded(value: Any, parameter: Tensor) -> Any:
-    """Return a value of an optimizer's state where the parameter is; a step counter stays in host memory."""
+    """Return a value of optimizer state on the parameter's device; step counters stay in host memory."""
     if not isinstance(value, Tensor):
         return value
     return value.to(parameter.device, copy=True) if value.dim() else value.clone()
 
 
 def _require_same_model(model: nn.Module, saved: Mapping[str, Any], where: str, label: str) -> None:
-    """Refuse another model before anything is loaded; wrappers around it may be others."""
-    own = model.state_dict()
+    """Refuse another model; its wrappers may differ."""
     sides: list[dict[str, Any]] = [
-        dict(zip(strip_wrappers(list(side)), side.values(), strict=True)) for side in (own, saved)
+        dict(zip(strip_wrappers(list(side)), side.values(), strict=True))
+        for side in (model.state_dict(), saved)
     ]
-    for name in dict.fromkeys(one for side in sides for one in side):
+    for name in dict.fromkeys(key for side in sides for key in side):
         if any(name not in side for side in sides):
             side = "has no tensor" if name not in sides[1] else "has a tensor that the model lacks:"
             raise InputError(
@@ -321,7 +321,7 @@ def _require_same_model(model: nn.Module, saved: Mapping[str, Any], where: str, 
                 where=where,
                 remedy="build the model saved",
             )
-        # What a module saves beside tensors has no shape, and is its own business.
+        # Extra state of modules has no shape.
         shapes = [tuple(getattr(side[name], "shape", ())) for side in sides]
         if shapes[0] != shapes[1]:
             raise InputError(
@@ -334,12 +334,12 @@ def _require_same_model(model: nn.Module, saved: Mapping[str, Any], where: str, 
 
 
 def _require_same_optimizer(optimizer: Optimizer, state: Any, where: str) -> None:
-    """Refuse another optimizer before anything is loaded."""
+    """Refuse an optimizer with other parameter groups."""
     groups = state.get("param_groups") if isinstance(state, dict) else None
-    own = [len(group["params"]) for group in optimizer.param_groups]
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
     saved = [len(group.get("params", ())) for group in groups] if isinstance(groups, list) else []
-    if own != saved:
-        raise _other_optimizer(where, f"parameter groups of {saved}", f"{own}")
+    if sizes != saved:
+        raise _other_optimizer(where, f"parameter groups of {saved}", f"{sizes}")
 
 
 def _other_optimizer(where: str, expected: str, found: str) -> InputError:
@@ -362,8 +362,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def memory(tensor: Tensor) -> int:
-    """Return where the storage of a tensor begins; 0 of one that has none, or several."""
+    """Return the address of a tensor's storage; 0 if it has none, or several."""
     try:
         return tensor.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):  # sparse, or kept as other tensors
+    except (NotImplementedError, RuntimeError):  # sparse, or a wrapper of other tensors
         return 0
